@@ -1,0 +1,43 @@
+# What `make demo` and `make test` need is installed once, into .venv; both share the step.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# torch's CPU build is not on the package index: take it from PIP_FIND_LINKS where that is set, else from PyTorch's own.
+TORCH_FROM := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--extra-index-url https://download.pytorch.org/whl/cpu)
+
+export PYTHONUNBUFFERED := 1
+
+.PHONY: demo test check format test-system install clean
+
+demo: install
+	$(BIN)/penstock demo
+
+test: check
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Needs the operating system's redis-server (7.0 or newer), and fails where it is missing.
+test-system: install
+	$(BIN)/python -m pytest -m system tests/system
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml Makefile
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip install --python $(BIN)/python --index-strategy unsafe-best-match $(TORCH_FROM) \
+	  "torch==2.13.0+cpu" -e ".[cpu,dev]"
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
