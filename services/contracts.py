@@ -1,0 +1,327 @@
+"""Owns the messages that services exchange: frozen pydantic models, one per stream entry.
+
+Must not import any engine, Redis, or another package of this project.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION: Literal[1] = 1
+
+
+class Lane(StrEnum):
+    """Which flow a group belongs to; each lane has streams, counters and slots of its own."""
+
+    TRAIN = "train"
+    EVALUATION = "evaluation"
+
+
+class Outcome(StrEnum):
+    """What a verifier says of a response. `unknown` (time-out, crash) is never trained as wrong."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    UNKNOWN = "unknown"
+
+
+class Release(StrEnum):
+    """How a group ended. dispatched = trained + filtered + stale + dead + pending, at any moment."""
+
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    STALE = "stale"
+    DEAD = "dead"
+
+
+class Value(BaseModel):
+    """An immutable part of a message. Unknown fields are ignored, so that old readers survive new writers."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Message(Value):
+    """A stream entry. `kind` names the type on the wire; `schema_version` changes only incompatibly."""
+
+    kind: str
+    schema_version: Literal[1] = SCHEMA_VERSION
+
+
+class Prompt(Value):
+    """One question and what its verifier needs to judge an answer."""
+
+    id: str
+    messages: tuple[dict[str, str], ...]
+    verifier: str
+    reference: dict[str, Any]
+
+
+class Sampling(Value):
+    """How a response is drawn: softmax temperature, nucleus mass, and the longest response in tokens."""
+
+    temperature: float
+    top_p: float
+    max_new_tokens: int
+    seed: int | None = None
+
+
+class Task(Message):
+    """sampler -> rollout: one group of `samples` responses to draw for one prompt."""
+
+    kind: Literal["task"] = "task"
+    group: str
+    prompt: Prompt
+    samples: int
+    sampling: Sampling
+
+
+class VersionSpan(Value):
+    """Response tokens [start, end) were written by policy `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+class SampleFacts(Value):
+    """What the control flow needs of a sample, so that it never touches the payload's arrays.
+
+    `payload` is the claim check: the Redis key that holds tokens, behaviour log-probs and text.
+    Times are Unix seconds.
+    """
+
+    payload: str
+    prompt_tokens: int
+    response_tokens: int
+    truncated: bool
+    mean_logprob: float
+    oldest_version: int
+    newest_version: int
+    started_at: float
+    finished_at: float
+
+
+class Sample(Message):
+    """rollout -> verifier: one response, by claim check, with what is needed to judge it."""
+
+    kind: Literal["sample"] = "sample"
+    group: str
+    index: int
+    verifier: str
+    reference: dict[str, Any]
+    facts: SampleFacts
+
+
+class Verdict(Message):
+    """verifier -> sampler: what the verifier found. `score` is in [0, 1]; `reason` explains an `unknown`."""
+
+    kind: Literal["verdict"] = "verdict"
+    group: str
+    index: int
+    outcome: Outcome
+    score: float
+    reason: str = ""
+    facts: SampleFacts
+
+
+class BatchSample(Value):
+    """One response of a batch: its claim check, its advantage, and whether its loss is masked."""
+
+    payload: str
+    tokens: int
+    advantage: float
+    reward: float
+    correct: bool
+    masked: bool
+
+
+class BatchGroup(Value):
+    """A whole group; it is never split. `staleness` = consuming version - oldest span's version."""
+
+    group: str
+    staleness: int
+    samples: tuple[BatchSample, ...]
+
+
+class GroupCounts(Value):
+    """A run's group counters at one moment."""
+
+    dispatched: int = 0
+    trained: int = 0
+    filtered: int = 0
+    stale: int = 0
+    dead: int = 0
+    pending: int = 0
+
+    @property
+    def reconciled(self) -> bool:
+        """Whether every dispatched group is accounted for."""
+        ended = self.trained + self.filtered + self.stale + self.dead
+        return self.dispatched == ended + self.pending
+
+
+class SamplerState(Value):
+    """Where the sampler stood when it published a batch: enough to go on from there."""
+
+    cursor: int
+    next_group: int
+
+
+class Batch(Message):
+    """sampler -> learner: the groups of one rollout step, to be consumed at policy `version`."""
+
+    kind: Literal["batch"] = "batch"
+    step: int
+    version: int
+    groups: tuple[BatchGroup, ...]
+    sampler_state: SamplerState
+    sampling_metrics: dict[str, float]
+    generation_started_at: float
+    generation_finished_at: float
+
+
+class StepRecord(Message):
+    """learner -> everyone: what one rollout step did and the policy version it published."""
+
+    kind: Literal["step"] = "step"
+    step: int
+    version: int
+    optimizer_steps: int
+    groups: tuple[str, ...]
+    metrics: dict[str, float]
+    generation_started_at: float
+    generation_finished_at: float
+    learning_started_at: float
+    learning_finished_at: float
+
+
+class EvaluationRecord(Message):
+    """sampler -> everyone: accuracy on the held-out split at one policy version."""
+
+    kind: Literal["evaluation"] = "evaluation"
+    name: str
+    version: int
+    prompts: int
+    samples_per_prompt: int
+    accuracy: float
+    standard_error: float
+    unknown: int
+
+
+class Event(Message):
+    """Any service -> people: something worth a line in the run's log."""
+
+    kind: Literal["event"] = "event"
+    service: str
+    phase: str
+    text: str
+    at: float
+
+
+class DeadLetter(Message):
+    """A consumer -> sampler and people: a message given up, with the reason."""
+
+    kind: Literal["dead"] = "dead"
+    stream: str
+    entry: str
+    reason: str
+    deliveries: int
+    group: str | None = None
+    body: str
+
+
+class TensorEntry(Value):
+    """One tensor of a policy: Hugging Face name, shape, and torch dtype name ('float32')."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class WeightManifest(Value):
+    """The order in which a policy's tensors travel, cut into buckets of whole tensors."""
+
+    buckets: tuple[tuple[TensorEntry, ...], ...]
+
+
+class WeightPlan(Message):
+    """learner -> fleet: join broadcast group `generation` at host:port and receive `version`.
+
+    `members` maps a replica's process id to the rank of its first worker; rank 0 is the learner.
+    """
+
+    kind: Literal["weight-plan"] = "weight-plan"
+    generation: int
+    version: int
+    host: str
+    port: int
+    world: int
+    members: dict[str, int]
+    timeout_s: float
+
+
+class WeightAck(Message):
+    """fleet -> learner: how far one replica got with one plan."""
+
+    kind: Literal["weight-ack"] = "weight-ack"
+    member: str
+    generation: int
+    version: int
+    phase: Literal["applied", "failed"]
+    detail: str = ""
+    staging_s: float = 0.0
+    pause_s: float = 0.0
+
+
+AnyMessage = Annotated[
+    Task | Sample | Verdict | Batch | StepRecord | EvaluationRecord | Event | DeadLetter | WeightPlan | WeightAck,
+    Field(discriminator="kind"),
+]
+
+
+class RunState(StrEnum):
+    """A run's life: queued -> starting -> running -> succeeded | failed | cancelled."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        """Whether no further change can follow."""
+        return self in RunState._ended()
+
+    @classmethod
+    def _ended(cls) -> frozenset[RunState]:
+        return frozenset({cls.SUCCEEDED, cls.FAILED, cls.CANCELLED})
+
+
+class Transition(Value):
+    """One change of a run's state: when (Unix seconds) and why."""
+
+    state: RunState
+    at: float
+    reason: str
+
+
+class ProcessInfo(Value):
+    """A live process as it announces itself; `metrics` is host:port of its /metrics page."""
+
+    PROTOCOL: ClassVar[int] = 1
+
+    id: str
+    service: str
+    run: str | None
+    host: str
+    pid: int
+    metrics: str
+    state: str = "starting"
+    version: int | None = None
+    workers: int = 1
+    started_at: float = 0.0

@@ -1,0 +1,65 @@
+"""Owns where a bucket's tensors lie in its flat buffer: the rule both ends of a broadcast compute.
+
+Must not import torch; sizes come from the manifest alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from services.contracts import TensorEntry
+
+ALIGNMENT = 16
+"""Bytes. Each tensor begins at a multiple of it, so that any view of a checked buffer is aligned."""
+
+DTYPE_BYTES = {
+    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BucketLayout:
+    """`size` bytes in all (a multiple of 16); tensor i begins at byte `offsets[i]`; padding is zero."""
+
+    size: int
+    offsets: tuple[int, ...]
+
+
+def tensor_bytes(entry: TensorEntry) -> int:
+    """Bytes of the tensor itself, without padding. Raises ValueError for an unknown dtype."""
+    if entry.dtype not in DTYPE_BYTES:
+        raise ValueError(f"{entry.name}: dtype {entry.dtype!r} is not accepted; {sorted(DTYPE_BYTES)} are")
+    return prod(entry.shape) * DTYPE_BYTES[entry.dtype]
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def bucket_layout(bucket: tuple[TensorEntry, ...]) -> BucketLayout:
+    """Tensors in the bucket's order, each at the next multiple of 16 bytes.
+
+    Example: float32 tensors of shape (3,) and (5,) lie at 0 and 16, and the bucket has 48 bytes.
+    """
+    offsets = []
+    end = 0
+    for entry in bucket:
+        offsets.append(end)
+        end = _aligned(end + tensor_bytes(entry))
+    return BucketLayout(size=end, offsets=tuple(offsets))
+
+
+def cut_buckets(entries: list[TensorEntry], target_bytes: int) -> tuple[tuple[TensorEntry, ...], ...]:
+    """Whole tensors in order, a new bucket before `target_bytes` would be exceeded; larger tensors stand alone."""
+    buckets: list[list[TensorEntry]] = []
+    filled = 0
+    for entry in entries:
+        size = _aligned(tensor_bytes(entry))
+        if not buckets or filled + size > target_bytes:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(entry)
+        filled += size
+    return tuple(tuple(bucket) for bucket in buckets)

