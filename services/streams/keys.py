@@ -1,0 +1,122 @@
+"""Owns the names of Redis keys; a run's keys share one hash tag, so that a Redis Cluster works.
+
+Must not talk to Redis.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from services.contracts import Lane
+
+RUN_ID = re.compile(r"^[a-z0-9][a-z0-9-]{0,80}$")
+RUNS = "penstock:runs"
+CONTROLLER_EPOCH = "penstock:controller:epoch"
+SHARED_PROCESSES = "penstock:processes"
+
+
+@dataclass(frozen=True)
+class LaneKeys:
+    """The streams and counters of one lane of one run."""
+
+    prefix: str
+
+    @property
+    def tasks(self) -> str:
+        return f"{self.prefix}tasks"
+
+    @property
+    def samples(self) -> str:
+        return f"{self.prefix}samples"
+
+    @property
+    def verdicts(self) -> str:
+        return f"{self.prefix}verdicts"
+
+    @property
+    def counters(self) -> str:
+        return f"{self.prefix}counters"
+
+    @property
+    def pending(self) -> str:
+        return f"{self.prefix}pending"
+
+
+@dataclass(frozen=True)
+class RunKeys:
+    """All keys of one run. Raises ValueError for an id that could escape its prefix."""
+
+    run: str
+
+    def __post_init__(self) -> None:
+        if not RUN_ID.match(self.run):
+            raise ValueError(f"run id {self.run!r} is not accepted; lower-case letters, digits and dashes are")
+
+    def key(self, name: str) -> str:
+        """The key called `name` in this run."""
+        return f"penstock:{{{self.run}}}:{name}"
+
+    def lane(self, lane: Lane) -> LaneKeys:
+        """The lane's keys; evaluation has streams and counters of its own."""
+        return LaneKeys(self.key("" if lane is Lane.TRAIN else f"{lane.value}:"))
+
+    def group(self, group: str) -> str:
+        return self.key(f"group:{group}")
+
+    def payload(self, group: str, index: int) -> str:
+        return self.key(f"payload:{group}:{index}")
+
+    def epoch(self, role: str) -> str:
+        return self.key(f"epoch:{role}")
+
+    def process(self, process: str) -> str:
+        return self.key(f"process:{process}")
+
+    @property
+    def record(self) -> str:
+        return self.key("record")
+
+    @property
+    def batches(self) -> str:
+        return self.key("batches")
+
+    @property
+    def steps(self) -> str:
+        return self.key("steps")
+
+    @property
+    def evaluations(self) -> str:
+        return self.key("evaluations")
+
+    @property
+    def events(self) -> str:
+        return self.key("events")
+
+    @property
+    def dead(self) -> str:
+        return self.key("dead")
+
+    @property
+    def version(self) -> str:
+        return self.key("version")
+
+    @property
+    def sampler_state(self) -> str:
+        return self.key("sampler-state")
+
+    @property
+    def weight_plans(self) -> str:
+        return self.key("weight-plans")
+
+    @property
+    def weight_acks(self) -> str:
+        return self.key("weight-acks")
+
+    @property
+    def manifest(self) -> str:
+        return self.key("weight-manifest")
+
+    @property
+    def processes(self) -> str:
+        return self.key("processes")
