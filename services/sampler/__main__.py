@@ -1,0 +1,12 @@
+"""Owns the sampler's command line: `python -m services.sampler --run ID --redis URL`.
+
+Must not hold logic.
+"""
+
+import sys
+
+from services.sampler.service import SamplerService
+from services.shell import main
+
+if __name__ == "__main__":
+    sys.exit(main(SamplerService))

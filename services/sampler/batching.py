@@ -1,0 +1,106 @@
+"""Owns how kept groups become a batch: staleness, advantages, and what the window since the last batch looked like.
+
+Must not do I/O.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from statistics import fmean
+
+from services.contracts import Batch, BatchGroup, BatchSample, Outcome, Release, SamplerState, Verdict
+from services.sampler.credit.advantages import advantages
+from services.sampler.credit.filtering import KEPT
+from services.sampler.credit.shaping import reward
+from services.sampler.ledger import Group
+from services.sampler.pacing import staleness
+from services.settings import Recipe
+
+
+def shaped_reward(recipe: Recipe, verdict: Verdict) -> float | None:
+    """The verdict's reward under this recipe; None for an unknown outcome."""
+    overlong = recipe.algorithm.overlong
+    cache = overlong.cache if overlong.punishment else None
+    return reward(verdict.outcome, verdict.facts.response_tokens, recipe.rollout.max_new_tokens, cache)
+
+
+def batch_group(recipe: Recipe, name: str, group: Group, version: int) -> BatchGroup:
+    """A kept group with its advantages, as the policy `version` will consume it.
+
+    A masked sample (unknown, or truncated under overlong filtering) leaves the loss, not the group's statistics.
+    """
+    rewards = [shaped_reward(recipe, verdict) for verdict in group.in_order]
+    credit = advantages(recipe.algorithm.advantage, rewards)
+    samples = [
+        BatchSample(
+            payload=verdict.facts.payload,
+            tokens=verdict.facts.prompt_tokens + verdict.facts.response_tokens,
+            advantage=advantage,
+            reward=earned if earned is not None else 0.0,
+            correct=verdict.outcome is Outcome.CORRECT,
+            masked=earned is None or (recipe.algorithm.overlong.filtering and verdict.facts.truncated),
+        )
+        for verdict, earned, advantage in zip(group.in_order, rewards, credit, strict=True)
+    ]
+    return BatchGroup(group=name, staleness=staleness(version, group.oldest_version), samples=tuple(samples))
+
+
+def make_batch(
+    recipe: Recipe, step: int, version: int, groups: dict[str, Group], state: SamplerState, metrics: dict[str, float]
+) -> Batch:
+    """The batch of rollout step `step`, to be consumed at `version`."""
+    made = tuple(batch_group(recipe, name, group, version) for name, group in groups.items())
+    facts = [verdict.facts for group in groups.values() for verdict in group.verdicts.values()]
+    ages = [group.staleness for group in made]
+    return Batch(
+        step=step,
+        version=version,
+        groups=made,
+        sampler_state=state,
+        sampling_metrics={**metrics, "staleness_mean": fmean(ages), "staleness_max": float(max(ages))},
+        generation_started_at=min(one.started_at for one in facts),
+        generation_finished_at=max(one.finished_at for one in facts),
+    )
+
+
+class Window:
+    """What was sampled since the last batch, before any filtering: the policy's own accuracy, not the batch's."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._since = time.time()
+        self._verdicts: list[Verdict] = []
+        self._endings: Counter[str] = Counter()
+        self._correct: Counter[int] = Counter()
+
+    def judged(self, group: Group, decision: str) -> None:
+        """Take in a fully judged group and how it goes on."""
+        self._verdicts += group.in_order
+        self._endings[decision] += 1
+        self._correct[sum(outcome is Outcome.CORRECT for outcome in group.outcomes)] += 1
+
+    def released(self, release: Release) -> None:
+        """Take in a group that was dropped later, or without verdicts."""
+        self._endings[release.value] += 1
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the window; `tokens_per_second` counts response tokens against wall-clock time."""
+        known = [verdict for verdict in self._verdicts if verdict.outcome is not Outcome.UNKNOWN]
+        rewards = [earned for verdict in known if (earned := shaped_reward(self._recipe, verdict)) is not None]
+        lengths = [verdict.facts.response_tokens for verdict in self._verdicts]
+        size = self._recipe.algorithm.group_size
+        histogram = {f"groups_with_{n}_of_{size}_correct": float(self._correct[n]) for n in range(size + 1)}
+        return {
+            "accuracy": fmean([verdict.outcome is Outcome.CORRECT for verdict in known] or [0.0]),
+            "reward": fmean(rewards or [0.0]),
+            "response_length": fmean(lengths or [0]),
+            "truncated_share": fmean([verdict.facts.truncated for verdict in self._verdicts] or [0.0]),
+            "unknown_verdicts": float(len(self._verdicts) - len(known)),
+            "groups_kept": float(self._endings[KEPT]),
+            "groups_filtered": float(self._endings[Release.FILTERED.value]),
+            "groups_stale": float(self._endings[Release.STALE.value]),
+            "groups_dead": float(self._endings[Release.DEAD.value]),
+            "tokens_per_second": sum(lengths) / max(time.time() - self._since, 1e-9),
+            **histogram,
+        }
