@@ -1,0 +1,100 @@
+"""What the sandbox promises: hostile text is bounded in time and memory, and a crash is unknown, not wrong."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from services.contracts import Outcome
+from verifier.sandbox import Sandbox
+
+BACKTRACKING = {"pattern": "(a+)+$"}
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(processes=1, timeout_s=20.0) as one:
+        yield one
+
+
+@pytest.mark.parametrize(
+    ("verifier", "text", "reference", "outcome"),
+    [
+        ("pattern", "the answer is 12", {"pattern": r"\b12\b"}, Outcome.CORRECT),
+        ("pattern", "the answer is 13", {"pattern": r"\b12\b"}, Outcome.WRONG),
+        ("math", r"so \boxed{\frac{1}{2}}", {"answer": "0.5"}, Outcome.CORRECT),
+        ("math", "no idea", {"answer": "0.5"}, Outcome.WRONG),
+        ("pattern", "x", {}, Outcome.UNKNOWN),
+        ("nobody", "x", {}, Outcome.UNKNOWN),
+        ("math", "1", {"answer": ""}, Outcome.UNKNOWN),
+    ],
+)
+async def test_outcomes(sandbox, verifier, text, reference, outcome):
+    found = await sandbox.judge(verifier, text, reference)
+    assert found.outcome is outcome, found
+    assert bool(found.reason) == (outcome is Outcome.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("text", "correct"),
+    [
+        ("4 - 1 = 3", True),
+        ("The answer is 3.", True),
+        ("<answer>3</answer> or 5", True),
+        ("3 or 4", False),
+        ("", False),
+    ],
+)
+async def test_reasoning_gym_judges_the_final_answer(sandbox, text, correct):
+    entry = {"question": "4 - 1 =", "answer": "3", "metadata": {}}
+    found = await sandbox.judge("reasoning-gym", text, {"task": "chain_sum", "entry": entry})
+    assert (found.outcome is Outcome.CORRECT) is correct, found
+
+
+async def test_endless_judgement_is_killed_and_the_next_one_works():
+    with Sandbox(processes=1, timeout_s=2.0) as sandbox:
+        await sandbox.judge("pattern", "", {"pattern": ""})
+        found = await sandbox.judge("pattern", "a" * 40 + "b", BACKTRACKING)
+        assert found.outcome is Outcome.UNKNOWN
+        assert "within 2 s" in found.reason
+        assert (await sandbox.judge("pattern", "a", {"pattern": "a"})).outcome is Outcome.CORRECT
+
+
+async def test_crash_of_a_judging_process_is_unknown():
+    before = set(psutil.Process().children())
+    with Sandbox(processes=1, timeout_s=20.0) as sandbox:
+        await sandbox.judge("pattern", "", {"pattern": ""})
+        endless = asyncio.create_task(sandbox.judge("pattern", "a" * 40 + "b", BACKTRACKING))
+        await asyncio.sleep(1.0)
+        [worker] = [p for p in set(psutil.Process().children()) - before if "spawn_main" in " ".join(p.cmdline())]
+        worker.kill()
+        found = await endless
+        assert found.outcome is Outcome.UNKNOWN
+        assert "died" in found.reason
+
+
+def test_judging_processes_die_with_their_parent():
+    code = (
+        "import asyncio, sys\n"
+        "from verifier.sandbox import Sandbox\n"
+        "if __name__ == '__main__':\n"
+        "    sandbox = Sandbox(1, 60.0)\n"
+        "    asyncio.run(sandbox.judge('pattern', '', {'pattern': ''}))\n"
+        "    print('ready', flush=True)\n"
+        "    asyncio.run(sandbox.judge('pattern', 'a' * 60 + 'b', {'pattern': '(a+)+$'}))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "ready\n"
+        children = psutil.Process(parent.pid).children(recursive=True)
+        assert children
+        os.kill(parent.pid, signal.SIGKILL)
+    ends = time.monotonic() + 10
+    while time.monotonic() < ends and any(child.is_running() for child in children):
+        time.sleep(0.1)
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]

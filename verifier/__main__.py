@@ -1,0 +1,12 @@
+"""Owns the verifier's command line: `python -m verifier --run ID --redis URL`.
+
+Must not hold logic.
+"""
+
+import sys
+
+from services.shell import main
+from verifier.service import VerifierService
+
+if __name__ == "__main__":  # spawned judging processes import this module again
+    sys.exit(main(VerifierService))

@@ -1,0 +1,80 @@
+"""Owns the processes that judge: bounded in time and memory, killed and replaced when they exceed either.
+
+Must not decide what an unknown outcome means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import multiprocessing
+import os
+import resource
+import signal
+from collections.abc import Mapping
+from concurrent.futures import TimeoutError as JudgementTimeoutError
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from pebble import ProcessExpired, ProcessPool
+
+from services.contracts import Outcome
+from verifier.judgement import Judgement
+from verifier.table import judge
+
+MEMORY_BYTES = 4 << 30
+PR_SET_PDEATHSIG = 1
+RENEWED_AFTER = 10_000  # judgements per process: bounds what a leaking library can hold
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An outcome with its score and, for `unknown`, the reason."""
+
+    outcome: Outcome
+    score: float
+    reason: str = ""
+
+
+def _confine(parent: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # the parent died before prctl could bind us to it
+
+
+class Sandbox:
+    """A pool of judging processes; `timeout_s` bounds each judgement."""
+
+    def __init__(self, processes: int, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._pool = ProcessPool(
+            max_workers=processes,
+            max_tasks=RENEWED_AFTER,
+            initializer=_confine,
+            initargs=[os.getpid()],
+            context=multiprocessing.get_context("spawn"),
+        )
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._pool.stop()
+        self._pool.join(timeout=10)
+
+    async def judge(self, verifier: str, text: str, reference: Mapping[str, Any]) -> Finding:
+        """Judge a response; a time-out, a crash or an unusable reference is `unknown`, never wrong."""
+        future = self._pool.schedule(judge, args=[verifier, text, dict(reference)], timeout=self._timeout_s)
+        try:
+            judgement: Judgement = await asyncio.wrap_future(future)
+        except JudgementTimeoutError:
+            return Finding(Outcome.UNKNOWN, 0.0, f"no judgement within {self._timeout_s:g} s")
+        except ProcessExpired as error:
+            return Finding(Outcome.UNKNOWN, 0.0, f"the judging process died: {error}")
+        except Exception as error:  # noqa: BLE001 - whatever the verifier raised in its process is its reason
+            return Finding(Outcome.UNKNOWN, 0.0, f"{type(error).__name__}: {error}"[:500])
+        outcome = Outcome.CORRECT if judgement.correct else Outcome.WRONG
+        return Finding(outcome, judgement.score)

@@ -1,0 +1,86 @@
+"""Owns the verifier's loop: samples in, verdicts out.
+
+Must not judge; the sandbox does.
+
+Reads samples of both lanes; writes verdicts. When it dies, its unacked samples are delivered to another replica.
+Drain order: stop reading, finish the judgements under way, stop the judging processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from services.contracts import Lane, Outcome, Sample, Verdict
+from services.metrics import MESSAGES, VERDICT_SECONDS
+from services.shell import Context
+from services.streams.effects import Effects
+from services.streams.leases import Consumer, Delivery
+from services.streams.payloads import PayloadMissingError, fetch_text
+from verifier.sandbox import Finding, Sandbox
+
+ATTEMPTS = 2  # an unknown outcome is tried once more before it is published
+PROCESSES = 1
+AT_ONCE = 64
+
+
+class VerifierService:
+    """One replica of a run's verifier fleet."""
+
+    name = "verifier"
+
+    async def run(self, context: Context) -> None:
+        """Judge until stopped."""
+        with Sandbox(PROCESSES, context.record.recipe.verifier.timeout_s) as sandbox:
+            await sandbox.judge("pattern", "", {"pattern": ""})  # the first judgement starts the process
+            await context.presence.update(state="ready")
+            async with asyncio.TaskGroup() as lanes:
+                for lane in Lane:
+                    lanes.create_task(_LaneJudge(context, lane, sandbox).run())
+
+
+class _LaneJudge:
+    def __init__(self, context: Context, lane: Lane, sandbox: Sandbox) -> None:
+        self._context = context
+        self._lane = lane
+        self._sandbox = sandbox
+        self._effects = Effects(context.redis, context.keys, VerifierService.name)
+        limits = context.record.recipe.limits
+        self._consumer = Consumer(
+            context.redis, context.keys, context.keys.lane(lane).samples, VerifierService.name,
+            context.presence.info.id, Sample, limits.lease_s, limits.max_deliveries,
+        )  # fmt: skip
+
+    async def run(self) -> None:
+        await self._consumer.open()
+        while not self._context.stopping.is_set():
+            deliveries = await self._consumer.read(AT_ONCE, 0.5)
+            async with asyncio.TaskGroup() as judgements:
+                for delivery in deliveries:
+                    judgements.create_task(self._judge(delivery))
+
+    async def _judge(self, delivery: Delivery[Sample]) -> None:
+        sample = delivery.message
+        started = time.monotonic()
+        async with self._consumer.renewing(delivery.lease):
+            finding = await self._find(sample)
+            verdict = Verdict(
+                group=sample.group, index=sample.index, outcome=finding.outcome, score=finding.score,
+                reason=finding.reason, facts=sample.facts,
+            )  # fmt: skip
+            fresh = await self._effects.publish_verdict(self._lane, delivery.lease, verdict)
+        VERDICT_SECONDS.labels(self._context.keys.run, finding.outcome.value).observe(time.monotonic() - started)
+        result = "published" if fresh else "duplicate"
+        MESSAGES.labels(self._context.keys.run, delivery.lease.stream, result).inc()
+
+    async def _find(self, sample: Sample) -> Finding:
+        try:
+            text = await fetch_text(self._context.redis, sample.facts.payload)
+        except PayloadMissingError as error:
+            return Finding(Outcome.UNKNOWN, 0.0, str(error))
+        finding = Finding(Outcome.UNKNOWN, 0.0, "not judged")
+        for _ in range(ATTEMPTS):
+            finding = await self._sandbox.judge(sample.verifier, text, sample.reference)
+            if finding.outcome is not Outcome.UNKNOWN:
+                break
+        return finding

@@ -1,0 +1,28 @@
+"""Owns the table of verifiers: the names a prompt may ask for.
+
+Must not hold a verifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from verifier import mathematics, pattern, reasoning
+from verifier.judgement import Judge, Judgement
+
+VERIFIERS: dict[str, Judge] = {
+    "reasoning-gym": reasoning.judge,
+    "math": mathematics.judge,
+    "pattern": pattern.judge,
+}
+
+
+def judge(verifier: str, text: str, reference: Mapping[str, Any]) -> Judgement:
+    """Judge by name. Raises ValueError for an unknown name or an unusable reference."""
+    if verifier not in VERIFIERS:
+        raise ValueError(f"verifier {verifier!r} is not accepted; one of {', '.join(sorted(VERIFIERS))} is")
+    try:
+        return VERIFIERS[verifier](text, reference)
+    except KeyError as error:
+        raise ValueError(f"the reference of verifier {verifier!r} lacks {error}") from None
