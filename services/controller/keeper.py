@@ -1,0 +1,145 @@
+"""Owns one run from queued to its end: place it, wait for it, follow it, stop it.
+
+Must not start processes itself; it asks the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+from services.contracts import RunState
+from services.controller.cluster import Cluster
+from services.controller.summary import summarise, write_summary
+from services.streams.connection import Redis
+from services.streams.effects import group_counts
+from services.streams.journal import Journal
+from services.streams.keys import RunKeys
+from services.streams.presence import live_processes
+from services.streams.records import RunRecord, RunRecords
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 0.5
+STOP_DEADLINE_S = 12.0
+SERVICES = ("sampler", "verifier", "rollout", "learner")
+
+
+class RunFailedError(RuntimeError):
+    """The run cannot go on; the text is the reason people see."""
+
+
+class RunCancelledError(RuntimeError):
+    """A person asked for the run's end."""
+
+
+class RunKeeper:
+    """Carries one run through its life. Repeating `keep` after a crash goes on where the record stands."""
+
+    def __init__(self, redis: Redis, records: RunRecords, cluster: Cluster, runs: Path, run: str) -> None:
+        self._redis = redis
+        self._records = records
+        self._cluster = cluster
+        self._folder = runs / run
+        self._run = run
+        self._journal = Journal(redis, RunKeys(run), "controller")
+
+    async def keep(self) -> None:
+        """Carry the run to its end, and leave nothing of it running."""
+        try:
+            await self._place()
+            await self._until_running()
+            await self._follow()
+            state, reason = RunState.SUCCEEDED, "all rollout steps trained, evaluated and exported"
+        except RunCancelledError:
+            state, reason = RunState.CANCELLED, "cancelled on request"
+        except asyncio.CancelledError:
+            await self._cluster.stop(self._run, STOP_DEADLINE_S)
+            raise
+        except Exception as error:
+            log.exception("run %s failed", self._run)
+            state, reason = RunState.FAILED, str(error) or type(error).__name__
+        summary = await summarise(self._redis, await self._records.get(self._run))
+        write_summary(self._folder, summary | {"state": state.value, "reason": reason})
+        await self._records.set_summary(self._run, summary)
+        await self._cluster.stop(self._run, STOP_DEADLINE_S)
+        await self._records.transition(self._run, state, reason)
+
+    async def _place(self) -> None:
+        record = await self._current()
+        told = ""
+        while shortage := await self._cluster.shortage(record):
+            if shortage != told:
+                await self._journal.event("queued", shortage)
+                told = shortage
+            await asyncio.sleep(PERIOD_S)
+            record = await self._current()
+        if record.state is RunState.QUEUED:
+            await self._records.transition(self._run, RunState.STARTING, "placing services")
+        if record.model_path is None:
+            await self._journal.event("preparing-model", record.recipe.model.package or str(record.recipe.model.path))
+            await self._records.set_paths(self._run, model_path=await self._cluster.prepare_model(record))
+        await self._journal.event("starting-services", ", ".join(SERVICES))
+        await self._cluster.start(await self._current())
+
+    async def _until_running(self) -> None:
+        deadline = (await self._current()).recipe.limits.startup_timeout_s
+        ends = time.monotonic() + deadline
+        announced: set[str] = set()
+        while await self._journal.policy_version() is None and not await self._fleet_holds_weights():
+            await self._current()
+            await self._check_faults()
+            ready = {p.service for p in await live_processes(self._redis, self._run) if p.state == "ready"}
+            for service in sorted(ready - announced):
+                await self._journal.event("service-ready", service)
+            announced |= ready
+            if time.monotonic() > ends:
+                missing = ", ".join(sorted(set(SERVICES) - ready))
+                raise RunFailedError(f"not ready within {deadline:g} s (limits.startup_timeout_s): {missing}")
+            await asyncio.sleep(PERIOD_S)
+        if (await self._current()).state is RunState.STARTING:
+            await self._records.transition(self._run, RunState.RUNNING, "the fleet holds the first policy version")
+
+    async def _follow(self) -> None:
+        replicas = (await self._current()).recipe.rollout.replicas
+        stall_s = (await self._current()).recipe.limits.stall_timeout_s
+        seen, since = await self._progress(), time.monotonic()
+        while True:
+            record = await self._current()
+            await self._check_faults()
+            if record.rollout_replicas != replicas:
+                await self._journal.event("scaling", f"rollout {replicas} -> {record.rollout_replicas} replicas")
+                replicas = record.rollout_replicas
+                await self._cluster.scale_rollout(self._run, replicas)
+            evaluated = {evaluation.name for evaluation in await self._journal.evaluations()}
+            if record.export_path is not None and "after" in evaluated:
+                return
+            now = await self._progress()
+            if now != seen:
+                seen, since = now, time.monotonic()
+            elif time.monotonic() - since > stall_s:
+                raise RunFailedError(f"no progress for {stall_s:g} s (limits.stall_timeout_s) since {now}")
+            await asyncio.sleep(PERIOD_S)
+
+    async def _fleet_holds_weights(self) -> bool:
+        processes = await live_processes(self._redis, self._run)
+        return any(p.service == "rollout" and p.state == "ready" and p.version is not None for p in processes)
+
+    async def _progress(self) -> str:
+        counts = await group_counts(self._redis, RunKeys(self._run))
+        evaluations = len(await self._journal.evaluations())
+        version = await self._journal.policy_version()
+        return f"policy version {version}, {evaluations} evaluations, groups {counts.model_dump()}"
+
+    async def _check_faults(self) -> None:
+        faults = await self._cluster.faults(self._run)
+        if faults:
+            raise RunFailedError("; ".join(faults))
+
+    async def _current(self) -> RunRecord:
+        record = await self._records.get(self._run)
+        if record.cancel_requested:
+            raise RunCancelledError
+        return record

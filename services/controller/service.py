@@ -1,0 +1,60 @@
+"""Owns the controller's loop: a keeper for every run that has not ended.
+
+Must not look inside a run; its keeper does.
+
+Reads run records; writes states, events, summaries. When it dies, its successor takes up every unfinished run.
+Drain order: keepers are cancelled and stop their run's services, then the loop ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from pathlib import Path
+
+from services.contracts import RunState
+from services.controller.cluster import Cluster
+from services.controller.keeper import PERIOD_S, RunKeeper
+from services.metrics import RUNS
+from services.streams.connection import Redis
+from services.streams.records import RunRecords
+
+log = logging.getLogger(__name__)
+
+
+class Controller:
+    """Turns run records into running services. `runs` is the folder that gets one subfolder a run."""
+
+    def __init__(self, redis: Redis, cluster: Cluster, runs: Path) -> None:
+        self._redis = redis
+        self._records = RunRecords(redis)
+        self._cluster = cluster
+        self._runs = runs
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Keep runs until `stopping` is set; a keeper that breaks is logged and taken up again."""
+        try:
+            while not stopping.is_set():
+                await self._take_up()
+                await asyncio.sleep(PERIOD_S)
+        finally:
+            for task in self._keepers.values():
+                task.cancel()
+            await asyncio.gather(*self._keepers.values(), return_exceptions=True)
+
+    async def _take_up(self) -> None:
+        records = await self._records.all()
+        states = Counter(record.state for record in records)
+        for state in RunState:
+            RUNS.labels(state.value).set(states[state])
+        for run, task in list(self._keepers.items()):
+            if task.done():
+                del self._keepers[run]
+                if not task.cancelled() and (error := task.exception()):
+                    log.error("the keeper of run %s broke: %s; taking the run up again", run, error)
+        for record in records:
+            if not record.state.ended and record.id not in self._keepers:
+                keeper = RunKeeper(self._redis, self._records, self._cluster, self._runs, record.id)
+                self._keepers[record.id] = asyncio.create_task(keeper.keep())

@@ -1,0 +1,56 @@
+"""Owns a run's summary: what it came to, in one small document.
+
+Must not judge the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from services.streams.connection import Redis
+from services.streams.effects import group_counts
+from services.streams.journal import Journal
+from services.streams.keys import RunKeys
+from services.streams.records import RunRecord
+
+
+async def summarise(redis: Redis, record: RunRecord) -> dict[str, Any]:
+    """The run's figures. `groups` reconciles; accuracies are held-out avg@k with their standard errors."""
+    keys = RunKeys(record.id)
+    journal = Journal(redis, keys, "controller")
+    steps = [step for _, step in await journal.steps()]
+    evaluations = {evaluation.name: evaluation for evaluation in await journal.evaluations()}
+    before, after = evaluations.get("before"), evaluations.get("after")
+    counts = await group_counts(redis, keys)
+    running = next((change.at for change in record.history if change.state.value == "running"), None)
+    return {
+        "run": record.id,
+        "accuracy_before": before.accuracy if before else None,
+        "accuracy_before_standard_error": before.standard_error if before else None,
+        "accuracy_after": after.accuracy if after else None,
+        "accuracy_after_standard_error": after.standard_error if after else None,
+        "held_out_prompts": before.prompts if before else 0,
+        "samples_per_prompt": record.recipe.evaluation.samples,
+        "rollout_steps": len(steps),
+        "optimizer_steps": sum(step.optimizer_steps for step in steps),
+        "wall_seconds": time.time() - record.created_at,
+        "startup_seconds": running - record.created_at if running else None,
+        "policy_version": await journal.policy_version(),
+        "groups": counts.model_dump(),
+        "groups_reconcile": counts.reconciled,
+        "export_path": record.export_path,
+    }
+
+
+def write_summary(folder: Path, summary: dict[str, Any]) -> Path:
+    """Write `summary.json` into `folder`, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "summary.json"
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(summary, indent=2) + "\n")
+    os.replace(partial, path)
+    return path
