@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -156,6 +156,7 @@ class GroupCounts(Value):
     dead: int = 0
     pending: int = 0
 
+    @computed_field  # type: ignore[prop-decorator]  # the form pydantic documents
     @property
     def reconciled(self) -> bool:
         """Whether every dispatched group is accounted for."""

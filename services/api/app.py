@@ -17,7 +17,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from services.api.views import (
     Fault,
-    GroupsView,
     Health,
     MetricsView,
     RunList,
@@ -158,7 +157,6 @@ def _summary(record: RunRecord) -> dict[str, Any]:
 async def _view(redis: Redis, record: RunRecord) -> RunView:
     keys = RunKeys(record.id)
     journal = Journal(redis, keys, "api")
-    counts = await group_counts(redis, keys)
     version = await journal.policy_version()
     return RunView(
         **_summary(record),
@@ -167,7 +165,7 @@ async def _view(redis: Redis, record: RunRecord) -> RunView:
         policy_version=version,
         rollout_steps=version or 0,
         rollout_steps_total=record.recipe.limits.rollout_steps,
-        groups=GroupsView(**counts.model_dump(), reconciled=counts.reconciled),
+        groups=await group_counts(redis, keys),
         processes=await live_processes(redis, record.id),
         events=[event for _, event in await journal.events()][-EVENTS_SHOWN:],
         evaluations=await journal.evaluations(),

@@ -32,12 +32,6 @@ class ScaleRequest(Request):
     rollout: int = Field(ge=1, le=1024)
 
 
-class GroupsView(GroupCounts):
-    """Group counters, and whether dispatched = trained + filtered + stale + dead + pending."""
-
-    reconciled: bool
-
-
 class RunSummary(BaseModel):
     """A run in a list."""
 
@@ -56,7 +50,7 @@ class RunView(RunSummary):
     policy_version: int | None
     rollout_steps: int
     rollout_steps_total: int
-    groups: GroupsView
+    groups: GroupCounts
     processes: list[ProcessInfo]
     events: list[Event]
     evaluations: list[EvaluationRecord]

@@ -35,10 +35,17 @@ class RunCancelledError(RuntimeError):
     """A person asked for the run's end."""
 
 
+class ControllerStoppingError(RuntimeError):
+    """The controller ends; the run's services stop, its record stays for the next controller."""
+
+
 class RunKeeper:
     """Carries one run through its life. Repeating `keep` after a crash goes on where the record stands."""
 
-    def __init__(self, redis: Redis, records: RunRecords, cluster: Cluster, runs: Path, run: str) -> None:
+    def __init__(
+        self, redis: Redis, records: RunRecords, cluster: Cluster, runs: Path, run: str, stopping: asyncio.Event
+    ) -> None:
+        self._stopping = stopping
         self._redis = redis
         self._records = records
         self._cluster = cluster
@@ -55,9 +62,9 @@ class RunKeeper:
             state, reason = RunState.SUCCEEDED, "all rollout steps trained, evaluated and exported"
         except RunCancelledError:
             state, reason = RunState.CANCELLED, "cancelled on request"
-        except asyncio.CancelledError:
+        except ControllerStoppingError:
             await self._cluster.stop(self._run, STOP_DEADLINE_S)
-            raise
+            return
         except Exception as error:
             log.exception("run %s failed", self._run)
             state, reason = RunState.FAILED, str(error) or type(error).__name__
@@ -139,6 +146,8 @@ class RunKeeper:
             raise RunFailedError("; ".join(faults))
 
     async def _current(self) -> RunRecord:
+        if self._stopping.is_set():
+            raise ControllerStoppingError
         record = await self._records.get(self._run)
         if record.cancel_requested:
             raise RunCancelledError

@@ -3,7 +3,7 @@
 Must not look inside a run; its keeper does.
 
 Reads run records; writes states, events, summaries. When it dies, its successor takes up every unfinished run.
-Drain order: keepers are cancelled and stop their run's services, then the loop ends.
+Drain order: keepers see `stopping` and stop their run's services, then the loop ends.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import logging
 from collections import Counter
 from pathlib import Path
 
+from services.cancellation import end
 from services.contracts import RunState
 from services.controller.cluster import Cluster
-from services.controller.keeper import PERIOD_S, RunKeeper
+from services.controller.keeper import PERIOD_S, STOP_DEADLINE_S, RunKeeper
 from services.metrics import RUNS
 from services.streams.connection import Redis
 from services.streams.records import RunRecords
+
+KEEPERS_DEADLINE_S = STOP_DEADLINE_S + 3.0
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +40,15 @@ class Controller:
         """Keep runs until `stopping` is set; a keeper that breaks is logged and taken up again."""
         try:
             while not stopping.is_set():
-                await self._take_up()
+                await self._take_up(stopping)
                 await asyncio.sleep(PERIOD_S)
         finally:
-            for task in self._keepers.values():
-                task.cancel()
-            await asyncio.gather(*self._keepers.values(), return_exceptions=True)
+            stopping.set()
+            if self._keepers:
+                await asyncio.wait(self._keepers.values(), timeout=KEEPERS_DEADLINE_S)
+            await end(*self._keepers.values())
 
-    async def _take_up(self) -> None:
+    async def _take_up(self, stopping: asyncio.Event) -> None:
         records = await self._records.all()
         states = Counter(record.state for record in records)
         for state in RunState:
@@ -56,5 +60,5 @@ class Controller:
                     log.error("the keeper of run %s broke: %s; taking the run up again", run, error)
         for record in records:
             if not record.state.ended and record.id not in self._keepers:
-                keeper = RunKeeper(self._redis, self._records, self._cluster, self._runs, record.id)
-                self._keepers[record.id] = asyncio.create_task(keeper.keep())
+                keeper = RunKeeper(self._redis, self._records, self._cluster, self._runs, record.id, stopping)
+                self._keepers[record.id] = asyncio.create_task(keeper.keep(), name=f"keeper of {record.id}")

@@ -41,7 +41,6 @@ async def summarise(redis: Redis, record: RunRecord) -> dict[str, Any]:
         "startup_seconds": running - record.created_at if running else None,
         "policy_version": await journal.policy_version(),
         "groups": counts.model_dump(),
-        "groups_reconcile": counts.reconciled,
         "export_path": record.export_path,
     }
 

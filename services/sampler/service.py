@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 
+from services.cancellation import end
 from services.contracts import Lane, Release, SamplerState, Sampling, Task, Verdict
 from services.metrics import GROUPS
 from services.sampler.batching import Window, make_batch
@@ -44,15 +45,14 @@ class SamplerService:
         evaluator = Evaluator(context, effects, splits.held_out)
         await context.presence.update(state="ready")
         queue = await SamplingQueue.open(context, effects, splits)
-        before = asyncio.create_task(evaluator.run("before"))
+        before = asyncio.create_task(evaluator.run("before"), name="evaluation before training")
         try:
             await queue.run(before)
             if await before and not context.stopping.is_set():
                 await context.journal.event("evaluating", "held-out evaluation of the last policy version")
                 await evaluator.run("after")
         finally:
-            before.cancel()
-            await asyncio.gather(before, return_exceptions=True)
+            await end(before)
         await context.stopping.wait()
 
 

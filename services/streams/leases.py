@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 from pydantic import ValidationError
 from redis.exceptions import ResponseError
 
+from services.cancellation import end
 from services.contracts import DeadLetter, Message
 from services.streams.connection import Redis
 from services.streams.keys import RunKeys
@@ -134,6 +135,10 @@ class Consumer(Generic[M]):
             keys=[self._stream, self._keys.dead], args=[self._group, lease.entry, letter.model_dump_json()]
         )
 
+    async def ack(self, lease: Lease) -> None:
+        """Be done with an entry that called for no effect."""
+        await self._redis.xack(self._stream, self._group, lease.entry)
+
     async def still_owned(self, lease: Lease) -> bool:
         """Renew the lease once; False when another consumer owns the entry or it was acked."""
         return bool(await self._renew(keys=[lease.stream], args=[lease.consumer_group, lease.consumer, lease.entry]))
@@ -148,14 +153,11 @@ class Consumer(Generic[M]):
                 if not await self.still_owned(lease):
                     return
 
-        task = asyncio.create_task(renew())
+        task = asyncio.create_task(renew(), name=f"renewal of {lease.entry} on {lease.stream}")
         try:
             yield
         finally:
-            task.cancel()
-            (result,) = await asyncio.gather(task, return_exceptions=True)
-            if isinstance(result, Exception):
-                log.error("%s: the lease on %s could not be renewed: %s", self._stream, lease.entry, result)
+            await end(task)
 
 
 def _group_of(model: type[Message], body: bytes) -> str | None:

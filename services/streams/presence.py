@@ -10,6 +10,7 @@ import logging
 
 from redis.exceptions import RedisError
 
+from services.cancellation import end
 from services.contracts import ProcessInfo
 from services.streams.connection import Redis
 from services.streams.keys import SHARED_PROCESSES, RunKeys
@@ -42,8 +43,7 @@ class Presence:
 
     async def __aexit__(self, *_: object) -> None:
         if self._heart:
-            self._heart.cancel()
-            await asyncio.gather(self._heart, return_exceptions=True)
+            await end(self._heart)
         index, key = _places(self.info.run, self.info.id)
         try:
             await self._redis.delete(key)

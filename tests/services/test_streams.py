@@ -138,6 +138,7 @@ async def test_life_of_a_group_reconciles_at_every_step(redis, keys):
     counts = await group_counts(redis, keys)
     assert counts.model_dump() == {
         "dispatched": 3, "trained": 0, "filtered": 1, "stale": 0, "dead": 1, "pending": 1,
+        "reconciled": True,
     }  # fmt: skip
     batch = Batch(
         step=1, version=0, groups=(BatchGroup(group="g0", staleness=0, samples=()),), sampler_state=STATE,

@@ -1,0 +1,235 @@
+"""Whole runs through `penstock up` and REST: real Redis, Ray, vLLM, DeepSpeed, on a model of 0.3 M parameters."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tests.conftest import recipe_document
+
+RUN_DEADLINE_S = 240
+STEPS = 5
+
+
+class Stack:
+    """`penstock up` in a process of its own, and its API."""
+
+    def __init__(self, folder: Path, redis_url: str | None):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.folder = folder
+        self.log = (folder / "up.log").open("w")
+        given = ["--redis", redis_url] if redis_url else []
+        command = [
+            Path(sys.executable).parent / "penstock",
+            "up",
+            "--port",
+            str(self.port),
+            "--runs",
+            str(folder),
+            *given,
+        ]
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT)
+        self.api = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20)
+
+    def output(self):
+        return (self.folder / "up.log").read_text()
+
+    def until_ready(self):
+        ends = time.monotonic() + 120
+        while True:
+            assert self.process.poll() is None, self.output()
+            assert time.monotonic() < ends, self.output()
+            try:
+                if self.api.get("/readyz").status_code == 200:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.2)
+
+    def submit(self, document):
+        answer = self.api.post("/v1/runs", json={"recipe": document})
+        assert answer.status_code == 201, answer.text
+        return answer.json()["id"]
+
+    def show(self, run):
+        return self.api.get(f"/v1/runs/{run}").raise_for_status().json()
+
+    def until(self, run, condition, what, deadline=RUN_DEADLINE_S):
+        ends = time.monotonic() + deadline
+        while True:
+            view = self.show(run)
+            if condition(view):
+                return view
+            told = json.dumps({**view, "recipe": None}, indent=1)[-6000:]
+            assert view["state"] not in ("failed", "cancelled"), f"{what}: the run {view['state']}\n{told}"
+            assert time.monotonic() < ends, f"{what}: not within {deadline} s\n{told}"
+            time.sleep(0.3)
+
+    def steps(self, run):
+        return self.api.get(f"/v1/runs/{run}/metrics").json()["steps"]
+
+    def stop(self):
+        """Ctrl-C; the processes that are left after it, and the seconds it took."""
+        everything = psutil.Process(self.process.pid).children(recursive=True)
+        began = time.monotonic()
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(timeout=30)
+        seconds = time.monotonic() - began
+        return [one for one in everything if one.is_running() and one.status() != psutil.STATUS_ZOMBIE], seconds
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    one = Stack(folder, os.environ.get("PENSTOCK_TEST_REDIS"))
+    try:
+        one.until_ready()
+        yield one
+    finally:
+        if one.process.poll() is None:
+            one.stop()
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory):
+    """Prompts that a random model answers rightly about half the time: say something with one of a few letters."""
+    chosen = random.Random(3)
+    path = tmp_path_factory.mktemp("data") / "questions.jsonl"
+    rows = []
+    for number in range(60):
+        letters = "".join(chosen.sample("abcdefghijklmnopqrstuvwxyz", 6))
+        reference = {"pattern": f"[{letters}]"}
+        rows.append({"question": f"{number}: use one of {letters}", "verifier": "pattern", "reference": reference})
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+def document(model, questions, max_staleness, steps):
+    return recipe_document(
+        model,
+        data={"source": "jsonl", "path": str(questions), "train": 44, "held_out": 12, "options": {}},
+        rollout={"cpus": 0.3},
+        learner={"cpus": 0.3, "learning_rate": 1e-4},
+        limits={"rollout_steps": steps, "max_staleness": max_staleness, "startup_timeout_s": 200},
+        algorithm={"overlong": {"cache": 4}},
+    )
+
+
+def overlaps(steps):
+    """Pairs (n, m), m > n, where generation of batch m had begun before the learning of batch n had ended."""
+    return [
+        (one["step"], other["step"])
+        for one in steps
+        for other in steps
+        if other["step"] > one["step"] and other["generation_started_at"] < one["learning_finished_at"]
+    ]
+
+
+def check_reconciled(view, summary, steps):
+    groups = summary["groups"]
+    assert groups["dispatched"] == sum(groups[name] for name in ("trained", "filtered", "stale", "dead", "pending"))
+    assert groups["trained"] == 4 * steps
+    assert (summary["rollout_steps"], summary["policy_version"]) == (steps, steps)
+    assert summary["optimizer_steps"] == 2 * steps
+    assert summary["accuracy_before"] is not None
+    assert summary["accuracy_after"] is not None
+    assert [change["state"] for change in view["history"]] == ["queued", "starting", "running", "succeeded"]
+
+
+def kill_one(stack, run, service):
+    """`kill -9` one replica of a fleet; its process id in Penstock."""
+    [victim, *_] = [
+        one for one in stack.show(run)["processes"] if one["service"] == service and one["state"] == "ready"
+    ]
+    os.kill(victim["pid"], signal.SIGKILL)
+    return victim["id"]
+
+
+@pytest.mark.timeout(600)
+def test_asynchronous_run_survives_kills_and_scaling(stack, tiny_model, questions):
+    run = stack.submit(document(tiny_model, questions, max_staleness=1, steps=STEPS))
+    stack.until(run, lambda view: (view["policy_version"] or 0) >= 1, "the first policy version")
+    killed = {kill_one(stack, run, "verifier"), kill_one(stack, run, "rollout")}
+    assert stack.api.patch(f"/v1/runs/{run}/scale", json={"rollout": 2}).status_code == 202
+
+    def replaced(view):
+        alive = [one for one in view["processes"] if one["id"] not in killed and one["state"] == "ready"]
+        return {"verifier", "rollout"} <= {one["service"] for one in alive} or view["state"] == "succeeded"
+
+    stack.until(run, replaced, "replacement of the killed replicas")
+    targets = stack.api.get("/v1/prometheus/targets").json()
+    for target in (target for target in targets if target["labels"].get("run") == run):
+        page = httpx.get(f"http://{target['targets'][0]}/metrics", timeout=10).text
+        assert "penstock_" in page, target
+    view = stack.until(run, lambda view: view["state"] == "succeeded", "success")
+    summary = json.loads((stack.folder / run / "summary.json").read_text())
+    check_reconciled(view, summary, STEPS)
+    steps = stack.steps(run)
+    assert overlaps(steps), "generation went on while the learner worked"
+    assert max(step["metrics"]["staleness_max"] for step in steps) >= 1
+    assert all(step["metrics"]["staleness_max"] <= 1 for step in steps)
+    assert all(0 < step["metrics"]["accuracy"] < 1 for step in steps)
+    trained = [group for step in steps for group in step["groups"]]
+    assert len(set(trained)) == len(trained) == 4 * STEPS
+    exported = AutoModelForCausalLM.from_pretrained(summary["export_path"])
+    initial = AutoModelForCausalLM.from_pretrained(tiny_model)
+    assert (exported.get_input_embeddings().weight - initial.get_input_embeddings().weight).abs().max() > 1e-5
+    assert view["processes"] == [], "nothing of the run is left"
+
+
+@pytest.mark.timeout(600)
+def test_on_policy_run_starts_from_an_export_and_never_overlaps(stack, questions):
+    exports = sorted(stack.folder.glob("*/export"))
+    assert exports, "the run before has exported its policy"
+    run = stack.submit(document(exports[0], questions, max_staleness=0, steps=2))
+    view = stack.until(run, lambda view: view["state"] == "succeeded", "success")
+    check_reconciled(view, json.loads((stack.folder / run / "summary.json").read_text()), 2)
+    steps = stack.steps(run)
+    assert overlaps(steps) == []
+    assert [step["metrics"]["staleness_max"] for step in steps] == [0.0, 0.0]
+
+
+@pytest.mark.timeout(600)
+def test_run_with_two_learner_ranks_and_cancel(stack, tiny_model, questions):
+    recipe = document(tiny_model, questions, max_staleness=1, steps=50)
+    recipe["learner"].update(ranks=2, zero_stage=2)
+    run = stack.submit(recipe)
+    stack.until(run, lambda view: (view["policy_version"] or 0) >= 1, "the first policy version")
+    assert stack.api.post(f"/v1/runs/{run}/cancel").status_code == 202
+    ends = time.monotonic() + 30
+    while (view := stack.show(run))["state"] != "cancelled":
+        assert time.monotonic() < ends, view["state"]
+        time.sleep(0.2)
+    assert view["groups"]["reconciled"]
+    assert view["groups"]["trained"] >= 4
+
+
+@pytest.mark.timeout(120)
+def test_missing_model_fails_with_one_clear_line(stack, questions):
+    run = stack.submit(document("/no/such/model", questions, max_staleness=1, steps=1))
+    ends = time.monotonic() + 60
+    while (view := stack.show(run))["state"] != "failed":
+        assert time.monotonic() < ends, view
+        time.sleep(0.2)
+    assert "model.path" in view["reason"]
+    assert "/no/such/model" in view["reason"]
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_leaves_nothing(stack, tiny_model, questions):
+    run = stack.submit(document(tiny_model, questions, max_staleness=1, steps=50))
+    stack.until(run, lambda view: any(one["service"] == "rollout" for one in view["processes"]), "a starting engine")
+    left, seconds = stack.stop()
+    assert left == [], stack.output()
+    assert seconds < 20, stack.output()

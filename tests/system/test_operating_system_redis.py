@@ -1,0 +1,58 @@
+"""The stream, pipeline and whole-run tests again, against the operating system's redis-server."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.system
+
+ROOT = Path(__file__).parents[2]
+STREAMS = ["tests/services/test_streams.py", "tests/services/test_pipeline.py", "tests/services/test_api.py"]
+
+
+@pytest.fixture(scope="module")
+def system_redis(tmp_path_factory):
+    binary = shutil.which("redis-server")
+    assert binary, "redis-server is missing: install the operating system's package (Debian: redis-server)"
+    version = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"v=(\d+)\.(\d+)", version)
+    assert found, version
+    assert (int(found[1]), int(found[2])) >= (7, 0), version
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = tmp_path_factory.mktemp("redis")
+    arguments = [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--appendonly", "yes"]
+    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL) as server:
+        _until_listening(port)
+        yield f"redis://127.0.0.1:{port}/0"
+        server.terminate()
+        server.wait(timeout=20)
+
+
+def _until_listening(port):
+    ends = time.monotonic() + 20
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            assert time.monotonic() < ends, "redis-server does not listen within 20 s"
+            time.sleep(0.05)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("tests", [STREAMS, ["tests/integration"]], ids=["streams", "whole-run"])
+def test_suite_passes_on_it(system_redis, tests):
+    environment = {**os.environ, "PENSTOCK_TEST_REDIS": system_redis}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=880, check=False)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert re.search(r"\d+ passed", done.stdout), done.stdout[-500:]
