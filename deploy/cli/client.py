@@ -1,0 +1,77 @@
+"""Owns the CLI's view of the REST API: one method a route, errors as one line.
+
+Must not print.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+DEFAULT_PORT = 8470
+DEFAULT_API = f"http://127.0.0.1:{DEFAULT_PORT}"
+TIMEOUT_S = 30.0
+
+
+class ApiError(RuntimeError):
+    """The API refused a request, or cannot be reached. The text is for people."""
+
+
+class Api:
+    """The REST API at `url`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._http = httpx.Client(base_url=self.url, timeout=TIMEOUT_S)
+
+    def __enter__(self) -> Api:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def submit(self, recipe: dict[str, Any], run: str | None = None) -> dict[str, Any]:
+        """Add a run; its view."""
+        return self._call("POST", "/v1/runs", {"recipe": recipe} | ({"id": run} if run else {}))
+
+    def runs(self) -> list[dict[str, Any]]:
+        """All runs, oldest first."""
+        found: list[dict[str, Any]] = self._call("GET", "/v1/runs")["runs"]
+        return found
+
+    def show(self, run: str) -> dict[str, Any]:
+        """One run's view."""
+        return self._call("GET", f"/v1/runs/{run}")
+
+    def steps(self, run: str, after: str = "0-0") -> list[dict[str, Any]]:
+        """The run's rollout steps behind the one whose id is `after`."""
+        found: list[dict[str, Any]] = self._call("GET", f"/v1/runs/{run}/metrics?after={after}")["steps"]
+        return found
+
+    def cancel(self, run: str) -> dict[str, Any]:
+        """Ask for the run's end."""
+        return self._call("POST", f"/v1/runs/{run}/cancel")
+
+    def scale(self, run: str, rollout: int) -> dict[str, Any]:
+        """Ask for another number of rollout replicas."""
+        return self._call("PATCH", f"/v1/runs/{run}/scale", {"rollout": rollout})
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        try:
+            answer = self._http.request(method, path, json=body)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ApiError(
+                f"--api: {self.url} cannot be reached ({error}); `penstock up` starts one on this machine"
+            ) from None
+        if answer.is_error:
+            raise ApiError(_detail(answer))
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+def _detail(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return f"{answer.request.url} answered {answer.status_code}"

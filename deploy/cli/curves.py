@@ -1,0 +1,65 @@
+"""Owns the picture of a run's curves: the paper's monitoring set over rollout steps.
+
+Must not open a window.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+# Title, and the metrics drawn in the panel with their labels.
+PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("accuracy", (("accuracy", "accuracy"),)),
+    ("reward", (("reward", "reward"),)),
+    ("entropy (nats)", (("entropy", "entropy"),)),
+    ("response length (tokens)", (("response_length", "response length"),)),
+    ("mean token probability", (("mean_token_probability", "mean token probability"),)),
+    (
+        "groups and staleness",
+        (
+            ("groups_kept", "kept"),
+            ("groups_filtered", "filtered"),
+            ("groups_stale", "stale"),
+            ("staleness_mean", "mean staleness (versions)"),
+        ),
+    ),
+)
+
+
+def draw_curves(title: str, steps: list[dict[str, Any]], evaluations: list[dict[str, Any]], path: Path) -> Path:
+    """Write the curves as PNG. `steps` as the API gives them; held-out accuracies are marked at their version."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 3, figsize=(13, 7), constrained_layout=True)
+    figure.suptitle(title)
+    for axis, (name, lines) in zip(axes.flat, PANELS, strict=True):
+        _panel(axis, name, lines, steps)
+    first = axes.flat[0]
+    for one in evaluations:
+        first.errorbar(
+            one["version"], one["accuracy"], yerr=one["standard_error"], fmt="D", color="tab:red", capsize=3,
+            label="held-out" if one is evaluations[0] else None,
+        )  # fmt: skip
+    if evaluations:
+        first.legend(fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return path
+
+
+def _panel(axis: Any, title: str, lines: tuple[tuple[str, str], ...], steps: list[dict[str, Any]]) -> None:
+    for metric, label in lines:
+        points = [(step["step"], step["metrics"][metric]) for step in steps if metric in step["metrics"]]
+        if points:
+            axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
+    axis.set_title(title)
+    axis.set_xlabel("rollout step")
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.grid(alpha=0.3)
+    if len(lines) > 1 and axis.lines:
+        axis.legend(fontsize="small")

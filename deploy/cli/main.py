@@ -1,0 +1,248 @@
+"""Owns the commands and their options. Everything but up, demo, validate and doctor is a call of the REST API.
+
+Must not import anything heavy at module level: `penstock --help` answers within a second.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from deploy.cli.client import Api
+    from deploy.local.stack import LocalStack
+    from services.settings import Recipe
+
+OBSTACLE = 2
+RUN_FAILED = 1
+INTERRUPTED = 130
+POLL_S = 1.0
+PORT = 8470
+
+app = typer.Typer(
+    help="Train reasoning LLMs with DAPO: rollout, verifier, sampling and learner services.",
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+)  # fmt: skip
+
+ApiOption = Annotated[str, typer.Option("--api", envvar="PENSTOCK_API", help="Address of the REST API.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run.")]
+RecipeArgument = Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML or JSON file.")]
+RedisOption = Annotated[
+    str | None, typer.Option("--redis", envvar="PENSTOCK_REDIS", help="Redis to use; default: an embedded one.")
+]
+PortOption = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the REST API.")]
+RunsOption = Annotated[Path, typer.Option("--runs", envvar="PENSTOCK_RUNS", help="Folder for runs, models and data.")]
+DEFAULT_API = f"http://127.0.0.1:{PORT}"
+
+
+def say(text: str) -> None:
+    """One line on standard output, at once."""
+    print(text, flush=True)
+
+
+@contextmanager
+def obstacles() -> Iterator[None]:
+    """Turn every known obstacle into lines on standard error and exit status 2."""
+    from deploy.cli.client import ApiError
+    from deploy.local.preflight import StackError
+    from services.settings import RecipeError
+    from services.streams.connection import RedisUnavailableError
+
+    try:
+        yield
+    except (ApiError, StackError, RecipeError, RedisUnavailableError) as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        raise typer.Exit(OBSTACLE) from None
+
+
+@app.command()
+def up(redis: RedisOption = None, port: PortOption = PORT, runs: RunsOption = Path("runs")) -> None:
+    """Run the stack in the foreground until Ctrl-C."""
+    with obstacles():
+        _with_stack(redis, port, runs, None, lambda stack: stack.wait())
+
+
+@app.command()
+def demo(
+    redis: RedisOption = None, port: PortOption = PORT, runs: RunsOption = Path("runs"),
+    recipe: Annotated[Path | None, typer.Option("--recipe", help="Another recipe than the packaged one.")] = None,
+) -> None:  # fmt: skip
+    """Start the stack, train the packaged model on sums, and show how its held-out accuracy changed."""
+    from services.settings import load_recipe
+
+    with obstacles():
+        loaded = load_recipe(recipe or demo_recipe())
+        succeeded: list[bool] = []
+        _with_stack(redis, port, runs, loaded, lambda stack: succeeded.append(_demonstrate(stack, loaded)))
+    raise typer.Exit(0 if succeeded == [True] else RUN_FAILED)
+
+
+@app.command()
+def submit(
+    recipe: RecipeArgument, api: ApiOption = DEFAULT_API,
+    run: Annotated[str | None, typer.Option("--id", help="Id of the run; default: from the recipe's name.")] = None,
+) -> None:  # fmt: skip
+    """Submit a run and print its id."""
+    from services.settings import load_recipe
+
+    with obstacles(), _api(api) as client:
+        loaded = load_recipe(recipe)
+        say(client.submit(loaded.model_dump(mode="json"), run)["id"])
+
+
+@app.command()
+def runs(api: ApiOption = DEFAULT_API) -> None:
+    """List all runs."""
+    with obstacles(), _api(api) as client:
+        for one in client.runs():
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one["created_at"]))
+            say(f"{one['id']}  {one['state']:<9}  {at}  {one['reason']}")
+
+
+@app.command()
+def show(run: RunArgument, api: ApiOption = DEFAULT_API) -> None:
+    """Print all that is known of a run, as JSON."""
+    with obstacles(), _api(api) as client:
+        say(json.dumps(client.show(run), indent=2))
+
+
+@app.command()
+def watch(run: RunArgument, api: ApiOption = DEFAULT_API) -> None:
+    """Follow a run to its end; exit status 0 only if it succeeds."""
+    with obstacles(), _api(api) as client:
+        try:
+            view, _ = follow(client, run)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+    raise typer.Exit(0 if view["state"] == "succeeded" else RUN_FAILED)
+
+
+@app.command()
+def scale(
+    run: RunArgument, rollout: Annotated[int, typer.Option("--rollout", min=1, help="Replicas wanted.")],
+    api: ApiOption = DEFAULT_API,
+) -> None:  # fmt: skip
+    """Change a run's number of rollout replicas while it goes on."""
+    with obstacles(), _api(api) as client:
+        say(f"{run}: {client.scale(run, rollout)['rollout_replicas']} rollout replicas wanted")
+
+
+@app.command()
+def cancel(run: RunArgument, api: ApiOption = DEFAULT_API) -> None:
+    """Ask for a run's end."""
+    with obstacles(), _api(api) as client:
+        client.cancel(run)
+        say(f"{run}: cancelling")
+
+
+@app.command()
+def validate(
+    recipe: Annotated[Path | None, typer.Argument(metavar="RECIPE", help="YAML or JSON file.")] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the recipe's JSON schema instead.")] = False,
+) -> None:
+    """Check a recipe without starting anything."""
+    from services.settings import Recipe, RecipeError, load_recipe
+
+    if schema:
+        say(json.dumps(Recipe.model_json_schema(), indent=2))
+        return
+    with obstacles():
+        if recipe is None:
+            raise RecipeError("RECIPE: missing; a YAML or JSON file is accepted, or --schema")
+        loaded = load_recipe(recipe)
+        say(f"{recipe}: valid; run {loaded.name!r}, {loaded.limits.rollout_steps} rollout steps")
+
+
+@app.command()
+def doctor(port: PortOption = PORT) -> None:
+    """Check what this machine has and lacks; exit status 1 if something fails."""
+    from deploy.cli.doctor import examine
+
+    lines = examine(port)
+    for passed, line in lines:
+        say(f"{'ok  ' if passed else 'FAIL'}  {line}")
+    raise typer.Exit(0 if all(passed for passed, _ in lines) else 1)
+
+
+def demo_recipe() -> Path:
+    """The recipe that `penstock demo` runs."""
+    return Path(__file__).resolve().parents[1] / "recipes" / "smollm2-chain-sum.yaml"
+
+
+def _api(url: str) -> Api:
+    from deploy.cli.client import Api
+
+    return Api(url)
+
+
+def _with_stack(
+    redis: str | None, port: int, folder: Path, recipe: Recipe | None, work: Callable[[LocalStack], object]
+) -> None:
+    """Check, start the stack, work, and end it whatever happens; Ctrl-C is an ordinary end."""
+    from deploy.local.stack import LocalStack
+
+    stack = LocalStack(folder, port=port, redis_url=redis, report=say)
+    stack.check(recipe)
+    try:
+        with stack:
+            say(f"Penstock is up after {stack.seconds['start']:.1f} s: {stack.api}")
+            say(f"Redis {stack.shown_redis}, runs {stack.runs}; Ctrl-C stops")
+            work(stack)
+    except KeyboardInterrupt as signal:
+        say(f"stopped by {signal or 'SIGINT'} in {stack.seconds['stop']:.1f} s")
+        raise typer.Exit(0 if recipe is None else INTERRUPTED) from None
+
+
+def _demonstrate(stack: LocalStack, recipe: Recipe) -> bool:
+    """Submit the recipe, follow it, show and draw what came of it; whether it succeeded."""
+    from rich.console import Console
+
+    from deploy.cli.curves import draw_curves
+    from deploy.cli.progress import closing_table
+
+    with _api(stack.api) as client:
+        run = str(client.submit(recipe.model_dump(mode="json"))["id"])
+        say(f"run {run} submitted; `penstock watch {run} --api {stack.api}` follows it from elsewhere")
+        view, steps = follow(client, run, stack.check_alive)
+    folder = stack.runs / run
+    if steps:
+        say(f"curves   {draw_curves(run, steps, view['evaluations'], folder / 'curves.png')}")
+    say(f"export   {view['export_path'] or 'none'}")
+    say(f"summary  {folder / 'summary.json'}")
+    if view["evaluations"]:
+        Console().print(closing_table(view))
+    return bool(view["state"] == "succeeded")
+
+
+def follow(
+    api: Api, run: str, check: Callable[[], None] = lambda: None
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Print a run's progress until it has ended; its last view and all its steps. `check` is called between polls."""
+    from rich.console import Console
+
+    from deploy.cli.progress import Follower
+
+    follower = Follower(Console())
+    while True:
+        view = api.show(run)
+        follower.take(view, api.steps(run, follower.cursor))
+        if view["state"] in ("succeeded", "failed", "cancelled"):
+            return view, follower.steps
+        check()
+        time.sleep(POLL_S)
+
+
+def main() -> None:
+    """The entry point of the command `penstock`."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Owns the environment variables of every process that Ray starts for us.
+
+Must not import ray: the variables have to be there before it is imported.
+"""
+
+from __future__ import annotations
+
+import os
+
+NAMESPACE = "penstock"
+
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "DO_NOT_TRACK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+# Read by Ray's own processes when they start.
+RAY = {
+    # A killed replica leaves an engine process behind; this makes the raylet end the dead worker's whole group.
+    "RAY_process_group_cleanup_enabled": "1",
+    # Every process here has variables of its own, so a prestarted worker could serve none of them.
+    "RAY_prestart_worker_first_driver": "0",
+    # Ray would otherwise advise on standard error about settings that are deliberate here.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+}
+
+
+def head_environment(host: str, runs: str) -> dict[str, str]:
+    """The variables of a Ray head on this machine: ours, without those that would point it at another cluster."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_NAMESPACE")}
+    return {**inherited, **QUIET, **RAY, "PENSTOCK_HOST": host, "PENSTOCK_RUNS": runs}
+
+
+def process_environment(threads: int) -> dict[str, str]:
+    """The variables of one service's process; `threads` bounds its OpenMP and MKL threads."""
+    forwarded = ("PENSTOCK_HOST", "PENSTOCK_RUNS", "PENSTOCK_LOG_LEVEL", "TORCH_EXTENSIONS_DIR")
+    return {
+        **QUIET,
+        **{name: os.environ[name] for name in forwarded if name in os.environ},
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        # Spinning OpenMP threads would starve the other services of a small machine.
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+
+
+def runs_folder() -> str:
+    """Where runs keep their files: PENSTOCK_RUNS, else `runs` in the working directory; absolute."""
+    return os.path.abspath(os.environ.get("PENSTOCK_RUNS", "runs"))

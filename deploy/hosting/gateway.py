@@ -1,0 +1,84 @@
+"""Owns the gateway process: the controller and the REST API in one Ray actor.
+
+Must not hold state: a restarted gateway finds everything in Redis and by name in Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from deploy.hosting.cluster import RayCluster
+from deploy.hosting.environment import NAMESPACE, process_environment, runs_folder
+from services.shell import configure_logging
+
+log = logging.getLogger(__name__)
+
+RESTARTS = 3
+
+
+class Gateway:
+    """The actor. Its work runs in a thread with a loop of its own, so that it can be asked to stop at any moment."""
+
+    def __init__(self, redis_url: str, host: str, port: int) -> None:
+        configure_logging("gateway")
+        self._arguments = (redis_url, host, port)
+        self._cluster = RayCluster(redis_url)
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._thread = threading.Thread(target=self._main, name="gateway", daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self.run())
+        except BaseException:
+            log.exception("the gateway failed; its process exits so that another one takes over")
+            logging.shutdown()
+            os._exit(1)
+
+    async def run(self) -> None:
+        """Serve the API and steer the runs until asked to stop. Raises what either of them raises."""
+        from services.api.server import serve_api
+        from services.controller.service import Controller
+        from services.streams.connection import connect
+
+        redis_url, host, port = self._arguments
+        redis = await connect(redis_url)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(Controller(redis, self._cluster, Path(runs_folder())).run(self._stopping))
+                tasks.create_task(serve_api(redis, host, port, self._stopping))
+        finally:
+            await redis.aclose()
+
+    def ping(self) -> int:
+        """The gateway's process id."""
+        return os.getpid()
+
+    def stop(self, deadline_s: float) -> bool:
+        """End the API and the controller, which stops every run's processes; the runs' records stay as they are."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(deadline_s)
+        return not self._thread.is_alive()
+
+
+def start_gateway(redis_url: str, host: str, port: int) -> Any:
+    """The gateway's actor handle; one per cluster."""
+    options = {
+        "name": "gateway",
+        "namespace": NAMESPACE,
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "max_restarts": RESTARTS,
+        "max_concurrency": 4,
+        "runtime_env": {"env_vars": process_environment(threads=1)},
+    }
+    return ray.remote(Gateway).options(**options).remote(redis_url, host, port)

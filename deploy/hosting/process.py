@@ -1,0 +1,85 @@
+"""Owns one hosted service inside its process: log file, health, draining.
+
+Must not import ray, nor decide who replaces a failed service.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from deploy.hosting.environment import runs_folder
+from services.shell import Service, ServiceThread, advertised_host, configure_logging
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 8.0
+WATCH_S = 0.5
+
+
+def write_log(run: str, name: str) -> Path:
+    """Send this process's log to `runs/RUN/logs/NAME-PID.log` as well as to standard error; the file."""
+    configure_logging(name)
+    file = Path(runs_folder()) / run / "logs" / f"{name}-{os.getpid()}.log"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    return file
+
+
+def free_address() -> tuple[str, int]:
+    """A host:port on which this machine can be reached. Another process may take it before we listen on it."""
+    host = advertised_host()
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return host, int(probe.getsockname()[1])
+
+
+class HostedService:
+    """A service in a thread of this process. `exit_on_fault` ends the process with it, so that it is restarted."""
+
+    def __init__(
+        self, make: Callable[[], Service], run: str, redis_url: str, *, workers: int = 1, exit_on_fault: bool = False
+    ) -> None:
+        service = make()
+        self.name = service.name
+        self.log_file = write_log(run, service.name)
+        self._asked_to_stop = False
+        self._thread = ServiceThread(service, run, redis_url, workers)
+        if exit_on_fault:
+            threading.Thread(target=self._exit_on_fault, name=f"{service.name}-watch", daemon=True).start()
+
+    def _exit_on_fault(self) -> None:
+        while self._thread.alive:
+            time.sleep(WATCH_S)
+        if self.fault():
+            log.error("%s; this process exits so that another one takes over", self.fault())
+            logging.shutdown()
+            os._exit(1)
+
+    @property
+    def done(self) -> bool:
+        """Whether the service ended."""
+        return not self._thread.alive
+
+    def fault(self) -> str | None:
+        """One line when the service failed, else None."""
+        error = self._thread.error
+        if error is None or self._asked_to_stop:
+            return None
+        text = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        return f"{self.name} (pid {os.getpid()}) failed: {text} (log: {self.log_file})"
+
+    def stop(self, deadline_s: float = DRAIN_S) -> bool:
+        """Drain; whether the service ended within `deadline_s` seconds."""
+        self._asked_to_stop = True
+        drained = self._thread.stop(deadline_s)
+        if not drained:
+            log.warning("%s did not drain within %g s", self.name, deadline_s)
+        return drained

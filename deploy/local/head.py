@@ -1,0 +1,90 @@
+"""Owns the head process of the laptop stack: Ray's driver. `python -m deploy.local.head`, started by stack.py.
+
+Must not outlive its supervisor, nor print anything but one JSON object a line on standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+from services.shell import configure_logging
+
+PING_S = 5.0
+READY_S = 120.0
+SILENCE_S = 60.0
+DRAIN_S = 12.0
+
+
+def _say(phase: str, text: str = "") -> None:
+    print(json.dumps({"phase": phase, "text": text}), flush=True)
+
+
+def _stop(number: int, _: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # the drain is bounded; a second signal must not cut it short
+    raise SystemExit(0)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--redis", required=True)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", required=True, type=int)
+    parser.add_argument("--cores", required=True, type=int)
+    parser.add_argument("--folder", required=True, type=Path)
+    return parser.parse_args()
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    """Start, report, and watch the gateway until a signal ends us. Raises GatewayFailedError."""
+    _say("ray", "starting Ray")
+    from deploy.hosting.session import GatewayFailedError, Session, start_ray, stop_ray
+
+    session: Session | None = None
+    try:
+        start_ray(arguments.folder, arguments.cores)
+        _say("gateway", "starting the gateway and Ray Serve")
+        session = Session(arguments.redis, arguments.host, arguments.port)
+        _watch(session)
+    except GatewayFailedError as error:
+        _say("failed", str(error))
+        raise SystemExit(1) from None
+    finally:
+        _say("stopping", "draining")
+        if session is not None:
+            session.stop(DRAIN_S)
+        stop_ray()
+        _say("stopped")
+
+
+def _watch(session: object) -> None:
+    from deploy.hosting.session import GatewayFailedError, Session
+
+    assert isinstance(session, Session)
+    ready = False
+    last = time.monotonic()
+    while True:
+        if session.check(PING_S):
+            last = time.monotonic()
+            if not ready:
+                ready = True
+                _say("ready")
+        elif time.monotonic() - last > (SILENCE_S if ready else READY_S):
+            raise GatewayFailedError("the gateway does not answer")
+        time.sleep(1.0)
+
+
+def main() -> None:
+    """Run until SIGTERM."""
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    configure_logging("head")
+    _serve(_arguments())
+
+
+if __name__ == "__main__":
+    main()

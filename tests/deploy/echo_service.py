@@ -1,0 +1,39 @@
+"""Owns the smallest service there is, for tests of hosting.
+
+Must not be used outside tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.shell import Context
+
+
+class EchoService:
+    """Announces itself, waits for its end, and says when it has drained.
+
+    `fails` makes it raise instead; `child` gives it a process of its own, as an engine is to a rollout replica.
+    """
+
+    def __init__(self, name: str, fails: str = "", child: bool = False) -> None:
+        self.name = name
+        self._fails = fails
+        self._child = child
+
+    async def run(self, context: Context) -> None:
+        child = await asyncio.create_subprocess_exec("sleep", "600") if self._child else None
+        await context.presence.update(state="ready")
+        if self._fails:
+            await asyncio.sleep(0.2)
+            raise RuntimeError(self._fails)
+        await context.stopping.wait()
+        if child:
+            child.terminate()
+            await child.wait()
+        await context.journal.event("drained", context.presence.info.id)
+
+
+def echo(name: str, child: bool = False) -> EchoService:
+    """A factory as hosting wants it; fix its arguments with functools.partial."""
+    return EchoService(name, child=child)

@@ -1,0 +1,275 @@
+"""Owns the tests of the command line: errors as one line, progress, curves, and a stack that leaves nothing behind.
+
+Must not train.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from rich.console import Console
+from typer.testing import CliRunner
+
+from deploy.cli.curves import draw_curves
+from deploy.cli.main import app, demo_recipe
+from deploy.cli.progress import Follower, duration, seconds_left, step_line
+from deploy.local.preflight import GIB, StackError, check_memory, needed_bytes
+from deploy.local.valkey import EmbeddedValkey
+from services.settings import load_recipe, parse_recipe
+from tests.conftest import recipe_document
+
+ROOT = Path(__file__).resolve().parents[2]
+NOWHERE = "http://127.0.0.1:1"
+
+
+def penstock(*arguments: str) -> tuple[int, str]:
+    """Run the command in this process; exit status and all output."""
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.output
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def processes_of(runs: Path) -> list[psutil.Process]:
+    """Every process that carries this runs folder in its environment: all of a stack, wherever it hangs."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("PENSTOCK_RUNS") == str(runs) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue  # ended meanwhile, or not ours to look at
+    return found
+
+
+def test_recipe_error_names_field_value_and_what_is_accepted(tmp_path: Path) -> None:
+    recipe = tmp_path / "bad.yaml"
+    document = recipe_document("/m", algorithm={"group_size": 1, "clip_heigh": 0.3})
+    recipe.write_text(yaml.safe_dump(document))
+    for command in (["validate"], ["submit", "--api", NOWHERE]):
+        status, output = penstock(command[0], str(recipe), *command[1:])
+        assert status == 2
+        assert "algorithm.group_size: value 1 is not accepted; Input should be greater than or equal to 2" in output
+        assert "algorithm.clip_heigh: unknown field (value 0.3)" in output
+
+
+def test_packaged_recipe_is_valid_and_steps_are_whole() -> None:
+    recipe = load_recipe(demo_recipe())
+    assert recipe.limits.groups_per_step % recipe.learner.mini_batch_groups == 0
+    booked = recipe.rollout.cpus * 2 + recipe.learner.cpus + recipe.verifier.cpus
+    assert booked <= 2, "a second rollout replica joins on two cores"
+    assert penstock("validate", str(demo_recipe()))[0] == 0
+
+
+def test_schema_is_json_schema_of_the_recipe() -> None:
+    status, output = penstock("validate", "--schema")
+    assert status == 0
+    assert set(yaml.safe_load(output)["required"]) == {"name", "model", "limits"}
+
+
+@pytest.mark.parametrize(
+    "command", [["runs"], ["show", "x"], ["watch", "x"], ["cancel", "x"], ["scale", "x", "--rollout", "2"]]
+)
+def test_unreachable_api_is_one_line(command: list[str]) -> None:
+    status, output = penstock(*command, "--api", NOWHERE)
+    assert status == 2
+    assert f"--api: {NOWHERE} cannot be reached" in output
+    assert len(output.strip().splitlines()) == 1
+
+
+def test_occupied_port_is_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, output = penstock("up", "--port", str(port), "--runs", str(tmp_path))
+    assert status == 2
+    assert output.strip() == (
+        f"penstock: --port: 127.0.0.1:{port} is in use by another process; a free port is accepted"
+    )
+
+
+def test_unreachable_redis_is_one_line_without_the_password(tmp_path: Path) -> None:
+    status, output = penstock(
+        "up", "--port", str(free_port()), "--runs", str(tmp_path), "--redis", "redis://:secret@127.0.0.1:1/0"
+    )
+    assert status == 2
+    assert "Redis at redis://127.0.0.1:1/0 cannot be reached within 5 s" in output
+    assert "secret" not in output
+
+
+def test_missing_model_stops_the_demo_before_anything_starts(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(recipe_document(tmp_path / "absent")))
+    status, output = penstock("demo", "--recipe", str(recipe), "--port", str(free_port()), "--runs", str(tmp_path))
+    assert status == 2
+    assert output.startswith(f"penstock: model.path: '{tmp_path / 'absent'}' is not accepted")
+
+
+def test_memory_check_tells_needed_and_free() -> None:
+    recipe = parse_recipe(recipe_document("/m", rollout={"kv_cache_mib": 64 * 2**20}))
+    assert needed_bytes(recipe) > 64 * 2**10 * GIB
+    with pytest.raises(StackError, match=r"run 'tiny' with its stack needs about 6\d+\.\d GiB, \d+\.\d GiB are"):
+        check_memory(recipe)
+
+
+def test_help_is_quick_and_imports_no_engine() -> None:
+    began = time.monotonic()
+    probe = (
+        "import sys\nfrom deploy.cli.main import app\n"
+        "heavy = {'ray', 'torch', 'vllm', 'deepspeed', 'transformers', 'matplotlib', 'redis'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", probe], cwd=ROOT, check=True, timeout=30)
+    assert time.monotonic() - began < 5.0  # 0.3 s on a quiet machine
+
+
+def step(number: int, finished: float, **metrics: float) -> dict[str, Any]:
+    """A rollout step as the API gives it, as far as the terminal reads it."""
+    return {"id": f"{number}-0", "step": number, "learning_finished_at": finished, "metrics": metrics}
+
+
+def test_time_left_is_the_mean_pace_times_the_steps_left() -> None:
+    steps = [step(1, 100.0), step(2, 110.0), step(3, 130.0)]
+    assert seconds_left(steps[:1], 12) is None
+    assert seconds_left(steps, 12) == pytest.approx(15.0 * 9)
+    assert [duration(one) for one in (3.6, 125, 3780)] == ["4s", "2m05s", "1h03m"]
+
+
+def test_step_line_shows_metrics_and_admits_what_is_missing() -> None:
+    line = step_line(
+        step(3, 0.0, accuracy=0.314, reward=-0.372, response_length=5.25, groups_kept=8, groups_filtered=3,
+             staleness_mean=0.5, staleness_max=1),
+        12, 125.0,
+    )  # fmt: skip
+    assert line.split() == ["3/12", "0.31", "-0.37", "-", "-", "5.2", "8/3/-", "0.50/1", "-", "2m05s"]
+
+
+def test_follower_prints_everything_once(capsys: pytest.CaptureFixture[str]) -> None:
+    follower = Follower(Console())
+    view: dict[str, Any] = {
+        "created_at": 1000.0, "rollout_steps_total": 2, "state": "running", "reason": "ready",
+        "events": [{"service": "rollout", "phase": "service-ready", "text": "engine up", "at": 1012.0}],
+        "evaluations": [
+            {"name": "before", "version": 0, "prompts": 64, "samples_per_prompt": 4, "accuracy": 0.195,
+             "standard_error": 0.02}
+        ],
+    }  # fmt: skip
+    follower.take(view, [step(1, 100.0, accuracy=0.2)])
+    follower.take(view, [])
+    assert follower.cursor == "1-0"
+    lines = capsys.readouterr().out.splitlines()
+    assert "[   12s] rollout: service-ready: engine up" in lines
+    assert "held-out before: avg@4 0.195 ± 0.020 (version 0, 64 prompts)" in lines
+    assert sum("service-ready" in one for one in lines) == 1
+    assert sum(one.startswith("  1/2") for one in lines) == 1
+    assert sum("run is running: ready" in one for one in lines) == 1
+
+
+def test_curves_are_a_png(tmp_path: Path) -> None:
+    evaluations = [{"name": "before", "version": 0, "accuracy": 0.2, "standard_error": 0.02}]
+    path = draw_curves("r", [step(1, 0.0, accuracy=0.2), step(2, 1.0, accuracy=0.3)], evaluations, tmp_path / "c.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_embedded_valkey_keeps_its_data_and_ends(tmp_path: Path) -> None:
+    def call(url: str, command: bytes) -> bytes:
+        with socket.create_connection(("127.0.0.1", int(url.split(":")[2].split("/")[0])), timeout=5) as server:
+            server.sendall(command + b"\r\n")
+            return server.recv(100)
+
+    for command, answer in ((b"SET k v", b"+OK\r\n"), (b"GET k", b"$1\r\nv\r\n")):
+        server = EmbeddedValkey(tmp_path)
+        try:
+            assert call(server.start(), command) == answer
+        finally:
+            server.stop()
+        assert not server.alive
+
+
+@contextmanager
+def launched(runs: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+    """`penstock up` in a process of its own; it is gone afterwards."""
+    command = [sys.executable, "-m", "deploy.cli.main", "up", "--port", str(port), "--runs", str(runs)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as stack:
+        try:
+            yield stack
+        finally:
+            stack.kill()
+
+
+def read_until(stack: subprocess.Popen[str], start: str) -> list[str]:
+    """Output lines up to one that starts with `start`; the test's timeout bounds the wait."""
+    assert stack.stdout is not None
+    lines: list[str] = []
+    for line in stack.stdout:
+        lines.append(line.rstrip())
+        if line.startswith(start):
+            return lines
+    raise AssertionError(f"ended without {start!r}: {lines}")
+
+
+def end(stack: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str, float]:
+    """Signal the stack; exit status, what it still printed, seconds."""
+    began = time.monotonic()
+    stack.send_signal(number)
+    time.sleep(0.2)
+    stack.send_signal(number)  # an impatient second Ctrl-C must not cut the end short
+    output, _ = stack.communicate(timeout=30)
+    return stack.returncode, output, time.monotonic() - began
+
+
+@pytest.mark.timeout(180)
+def test_up_serves_the_api_and_sigint_leaves_nothing(tmp_path: Path) -> None:
+    port = free_port()
+    with launched(tmp_path, port) as stack:
+        lines = read_until(stack, "Penstock is up")
+        print(lines[-1])
+        assert penstock("runs", "--api", f"http://127.0.0.1:{port}") == (0, "")
+        status, output = penstock("cancel", "absent", "--api", f"http://127.0.0.1:{port}")
+        assert (status, output.strip()) == (2, "penstock: run 'absent' does not exist")
+        started = processes_of(tmp_path)
+        assert any("raylet" in one.name() for one in started)
+        status, output, seconds = end(stack, signal.SIGINT)
+    print(f"stopped in {seconds:.1f} s")
+    assert status == 0
+    assert "stopped by SIGINT" in output
+    assert seconds < 20
+    assert processes_of(tmp_path) == []
+    assert not [one for one in started if one.is_running()]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("phase", "wait_s"), [("starting Redis", 0.0), ("starting Ray", 3.0)])
+def test_sigterm_during_start_up_leaves_nothing(tmp_path: Path, phase: str, wait_s: float) -> None:
+    with launched(tmp_path, free_port()) as stack:
+        read_until(stack, phase)
+        time.sleep(wait_s)
+        status, output, seconds = end(stack, signal.SIGTERM)
+    assert status == 0
+    assert "stopped by SIGTERM" in output
+    assert seconds < 20
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.timeout(120)
+def test_a_killed_supervisor_takes_the_stack_with_it(tmp_path: Path) -> None:
+    with launched(tmp_path, free_port()) as stack:
+        read_until(stack, "starting the gateway")
+    ends = time.monotonic() + 40
+    while left := processes_of(tmp_path):
+        assert time.monotonic() < ends, [one.cmdline() for one in left]
+        time.sleep(0.5)

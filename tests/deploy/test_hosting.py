@@ -1,0 +1,222 @@
+"""Owns the tests of hosting: real Ray and Serve, one session, and the smallest service.
+
+Must not start an engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from deploy.hosting.environment import head_environment
+from services.contracts import RunState
+from services.settings import parse_recipe
+from services.streams.journal import Journal
+from services.streams.keys import RunKeys
+from services.streams.presence import live_processes
+from services.streams.records import RunRecord, RunRecords
+from tests.conftest import recipe_document
+from tests.deploy.echo_service import EchoService, echo
+
+ROOT = Path(__file__).resolve().parents[2]
+FAULT = "the optimizer met NaN"
+
+# Ray's driver runs in this process, and warns of much that is not ours.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def failing_learner(rank: int, world: int, master_host: str, master_port: int) -> EchoService:
+    """Rank 1 fails; it says what it was given, so that the test sees that ranks agree on the address."""
+    assert socket.gethostbyname(master_host) == "127.0.0.1"
+    return EchoService("learner", f"{FAULT} (rank {rank} of {world})" if rank == 1 else "")
+
+
+@pytest.fixture(scope="module")
+def ray_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Ray and Serve in this process's name; the runs folder. Afterwards nothing of them is left."""
+    runs = tmp_path_factory.mktemp("runs")
+    kept = dict(os.environ)
+    os.environ.update(head_environment("127.0.0.1", str(runs)) | {"PYTHONPATH": str(ROOT)})
+    from deploy.hosting.fleet import start_serve
+    from deploy.hosting.session import start_ray, stop_ray
+
+    folder = Path(tempfile.mkdtemp(prefix="penstock-", dir="/tmp"))
+    start_ray(folder, cores=4)
+    start_serve()
+    started = [one for one in psutil.Process().children(recursive=True) if "ray" in one.name()]
+    yield runs
+    from ray import serve
+
+    serve.shutdown()
+    stop_ray()
+    os.environ.clear()
+    os.environ.update(kept)
+    shutil.rmtree(folder, ignore_errors=True)
+    _, left = psutil.wait_procs(started, timeout=20)
+    assert left == []
+
+
+@pytest.fixture
+async def cluster(
+    ray_session: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch, run_id: str
+) -> AsyncIterator[Any]:
+    """A RayCluster whose services are the smallest ones; it stops the test's run at the end."""
+    from deploy.hosting import factories
+    from deploy.hosting.cluster import RayCluster
+
+    for name in ("sampler", "verifier"):
+        monkeypatch.setattr(factories, name, partial(echo, name))
+    monkeypatch.setattr(factories, "rollout", partial(echo, "rollout", child=True))
+    monkeypatch.setattr(factories, "learner", lambda rank, world, host, port: EchoService("learner"))
+    cluster = RayCluster(redis_url)
+    yield cluster
+    await cluster.stop(run_id, 10.0)
+
+
+async def submitted(redis: Any, run: str, **learner: Any) -> RunRecord:
+    """A run record; every process books little, so that several fit."""
+    booked = {"cpus": 0.1}
+    document = recipe_document("/nowhere", rollout=booked, verifier=booked, learner=booked | learner)
+    return await RunRecords(redis).create(run, parse_recipe(document))
+
+
+async def eventually(
+    redis: Any, run: str, service: str, holds: Callable[[list[int]], bool], deadline_s: float = 60.0
+) -> list[int]:
+    """The pids of a service's processes, oldest first, once `holds` accepts them."""
+    ends = time.monotonic() + deadline_s
+    while True:
+        pids = [one.pid for one in await live_processes(redis, run) if one.service == service and one.state == "ready"]
+        if holds(pids):
+            return pids
+        assert time.monotonic() < ends, f"{service} of {run}: {pids}"
+        await asyncio.sleep(0.1)
+
+
+def runs(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def until_gone(pids: list[int], deadline_s: float) -> None:
+    """Wait for processes to end; fails when one stays."""
+    ends = time.monotonic() + deadline_s
+    while left := [pid for pid in pids if runs(pid)]:
+        assert time.monotonic() < ends, f"still there: {left}"
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.timeout(240)
+async def test_life_of_a_run(cluster: Any, redis: Any, run_id: str, ray_session: Path) -> None:
+    record = await submitted(redis, run_id)
+    assert await cluster.shortage(record) is None
+    await cluster.start(record)
+    await cluster.start(record)
+    (first,) = await eventually(redis, run_id, "rollout", lambda pids: len(pids) == 1)
+    for service in ("sampler", "verifier", "learner"):
+        await eventually(redis, run_id, service, lambda pids: len(pids) == 1)
+    assert len(await live_processes(redis, run_id)) == 4, "a repeated start starts nothing twice"
+
+    await cluster.scale_rollout(run_id, 2)
+    both = await eventually(redis, run_id, "rollout", lambda pids: len(pids) == 2)
+    assert both[0] == first
+    await cluster.scale_rollout(run_id, 1)
+    (left,) = await eventually(redis, run_id, "rollout", lambda pids: len(pids) == 1)
+    assert left in both
+    drained = [event for _, event in await Journal(redis, RunKeys(run_id), "test").events() if event.phase == "drained"]
+    assert [event.service for event in drained] == ["rollout"], "the replica that left was asked to drain"
+
+    (engine,) = psutil.Process(left).children()
+    killed = time.monotonic()
+    os.kill(left, signal.SIGKILL)
+    await until_gone([engine.pid], 10.0)  # else an engine without its replica would hold the memory
+    (replacement,) = [
+        pid for pid in await eventually(redis, run_id, "rollout", lambda pids: bool(set(pids) - {left})) if pid != left
+    ]
+    print(f"replaced after {time.monotonic() - killed:.1f} s")
+    assert await cluster.faults(run_id) == [], "a replaced replica is no fault of the run"
+
+    pids = [one.pid for one in await live_processes(redis, run_id) if one.pid != left]
+    assert replacement in pids
+    began = time.monotonic()
+    await cluster.stop(run_id, 10.0)
+    await cluster.stop(run_id, 10.0)
+    await until_gone(pids, 3.0)
+    assert time.monotonic() - began < 10.0
+    logs = {file.name.split("-")[0] for file in (ray_session / run_id / "logs").iterdir()}
+    assert logs == {"sampler", "verifier", "rollout", "learner"}
+
+
+@pytest.mark.timeout(180)
+async def test_sampler_is_restarted_and_a_learner_rank_is_not(
+    cluster: Any, redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deploy.hosting import factories
+
+    monkeypatch.setattr(factories, "learner", failing_learner)
+    record = await submitted(redis, run_id, ranks=2)
+    await cluster.start(record)
+    (sampler,) = await eventually(redis, run_id, "sampler", lambda pids: len(pids) == 1)
+    os.kill(sampler, signal.SIGKILL)
+    await eventually(redis, run_id, "sampler", lambda pids: any(pid != sampler for pid in pids))
+    ends = time.monotonic() + 30
+    while not (faults := await cluster.faults(run_id)):
+        assert time.monotonic() < ends
+        await asyncio.sleep(0.2)
+    assert len(faults) == 1
+    assert f"RuntimeError: {FAULT} (rank 1 of 2)" in faults[0]
+
+
+@pytest.mark.timeout(120)
+async def test_shortage_tells_what_is_needed_and_free(cluster: Any, redis: Any, run_id: str) -> None:
+    booked = {"cpus": 3.5}
+    document = recipe_document("/nowhere", rollout=booked, learner={"cpus": 1.0}, verifier={"cpus": 0.0})
+    record = await RunRecords(redis).create(run_id, parse_recipe(document))
+    assert record.state is RunState.QUEUED
+    shortage = await cluster.shortage(record)
+    assert re.fullmatch(r"needs 4\.5 CPUs; the cluster has 4, of which [0-4](\.\d+)? are free", shortage), shortage
+
+
+@pytest.mark.timeout(180)
+async def test_prepared_model_is_a_path_and_its_absence_one_line(
+    cluster: Any, redis: Any, run_id: str, tiny_model: Path
+) -> None:
+    records = RunRecords(redis)
+    there = await records.create(run_id, parse_recipe(recipe_document(tiny_model)))
+    assert await cluster.prepare_model(there) == str(tiny_model)
+    absent = await records.create(f"{run_id}-absent", parse_recipe(recipe_document("/nowhere")))
+    with pytest.raises(ValueError, match=r"^model\.path: value '/nowhere' is not accepted \(no such folder\)"):
+        await cluster.prepare_model(absent)
+
+
+def test_no_serve_proxy_takes_a_port(ray_session: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 8000))
+
+
+def test_replacements_are_bounded_and_scaling_is_none() -> None:
+    from deploy.hosting.fleet import REPLACEMENT_WINDOW_S, Replacements
+
+    replacements = Replacements(expected=2)
+    assert replacements.observe({"a", "b"}, now=0.0) == 0
+    replacements.expected += 1
+    assert replacements.observe({"a", "b", "c"}, now=1.0) == 0
+    assert replacements.observe({"a", "b", "d"}, now=2.0) == 1
+    assert replacements.observe({"a", "e", "d"}, now=3.0) == 2
+    assert replacements.observe({"a", "e", "d"}, now=2.5 + REPLACEMENT_WINDOW_S) == 1
