@@ -128,7 +128,7 @@ class Verdict(Message):
 
 
 class BatchSample(Value):
-    """One response of a batch: its claim check, its advantage, and whether its loss is masked."""
+    """One response of a batch: its claim check, response tokens, advantage, and whether its loss is masked."""
 
     payload: str
     tokens: int

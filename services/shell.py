@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -98,6 +99,8 @@ class ServiceThread:
         except BaseException as error:
             log.exception("%s failed", self._service.name)
             self.error = error
+        finally:
+            self._loop.close()
 
     @property
     def alive(self) -> bool:
@@ -106,7 +109,7 @@ class ServiceThread:
 
     def stop(self, deadline_s: float) -> bool:
         """Ask the service to drain; whether it ended within `deadline_s` seconds."""
-        if self.alive:
+        with suppress(RuntimeError):  # the loop is closed: the service has ended by itself
             self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(deadline_s)
         return not self.alive

@@ -5,7 +5,6 @@ Must not do I/O.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from statistics import fmean
 
@@ -35,7 +34,7 @@ def batch_group(recipe: Recipe, name: str, group: Group, version: int) -> BatchG
     samples = [
         BatchSample(
             payload=verdict.facts.payload,
-            tokens=verdict.facts.prompt_tokens + verdict.facts.response_tokens,
+            tokens=verdict.facts.response_tokens,
             advantage=advantage,
             reward=earned if earned is not None else 0.0,
             correct=verdict.outcome is Outcome.CORRECT,
@@ -69,7 +68,6 @@ class Window:
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        self._since = time.time()
         self._verdicts: list[Verdict] = []
         self._endings: Counter[str] = Counter()
         self._correct: Counter[int] = Counter()
@@ -85,7 +83,7 @@ class Window:
         self._endings[release.value] += 1
 
     def metrics(self) -> dict[str, float]:
-        """Means over the window; `tokens_per_second` counts response tokens against wall-clock time."""
+        """Means over the window; `tokens_per_second`: response tokens, over the time from first start to last end."""
         known = [verdict for verdict in self._verdicts if verdict.outcome is not Outcome.UNKNOWN]
         rewards = [earned for verdict in known if (earned := shaped_reward(self._recipe, verdict)) is not None]
         lengths = [verdict.facts.response_tokens for verdict in self._verdicts]
@@ -101,6 +99,13 @@ class Window:
             "groups_filtered": float(self._endings[Release.FILTERED.value]),
             "groups_stale": float(self._endings[Release.STALE.value]),
             "groups_dead": float(self._endings[Release.DEAD.value]),
-            "tokens_per_second": sum(lengths) / max(time.time() - self._since, 1e-9),
+            "tokens_per_second": sum(lengths) / max(self._seconds(), 1e-9),
             **histogram,
         }
+
+    def _seconds(self) -> float:
+        """From the first sample's start to the last one's end; batches may follow each other at once."""
+        facts = [verdict.facts for verdict in self._verdicts]
+        if not facts:
+            return 0.0
+        return max(one.finished_at for one in facts) - min(one.started_at for one in facts)

@@ -29,7 +29,6 @@ class Stack:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.folder = folder
-        self.log = (folder / "up.log").open("w")
         given = ["--redis", redis_url] if redis_url else []
         command = [
             Path(sys.executable).parent / "penstock",
@@ -40,7 +39,8 @@ class Stack:
             str(folder),
             *given,
         ]
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT)
+        with (folder / "up.log").open("w") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         self.api = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20)
 
     def output(self):
@@ -97,6 +97,7 @@ def stack(tmp_path_factory):
         one.until_ready()
         yield one
     finally:
+        one.api.close()
         if one.process.poll() is None:
             one.stop()
 
@@ -185,7 +186,7 @@ def test_asynchronous_run_survives_kills_and_scaling(stack, tiny_model, question
     exported = AutoModelForCausalLM.from_pretrained(summary["export_path"])
     initial = AutoModelForCausalLM.from_pretrained(tiny_model)
     assert (exported.get_input_embeddings().weight - initial.get_input_embeddings().weight).abs().max() > 1e-5
-    assert view["processes"] == [], "nothing of the run is left"
+    stack.until(run, lambda view: view["processes"] == [], "the end of the run's processes", deadline=20)
 
 
 @pytest.mark.timeout(600)
