@@ -1,0 +1,14 @@
+"""Owns `python -m rollout --run ID --redis URL`: one replica in a process of its own.
+
+Must not do anything when imported: the engine's processes import the main module again.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from rollout.service import RolloutService
+from services.shell import main
+
+if __name__ == "__main__":
+    sys.exit(main(RolloutService))

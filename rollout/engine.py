@@ -1,0 +1,272 @@
+"""Owns the inference engine: one vLLM AsyncLLM, token ids in, token ids and behaviour log-probs out.
+
+Must not know groups, streams, or how weights arrive; it is the only user of AsyncLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.contracts import Sampling, VersionSpan
+from services.settings import Recipe
+
+log = logging.getLogger(__name__)
+
+TRANSFER_BACKEND = "penstock"
+OWNER_VARIABLE = "PENSTOCK_ENGINE_OWNER"
+# Tokens per KV block on CPU, whose attention accepts multiples of 32 only. vLLM's default there is 128, so that a
+# prompt of 50 tokens would never be shared by its group. SmolLM2 fp32, one thread, 8 groups of 8 over 50-token
+# prompts, 24 tokens each: prefill 9.4 s and 103 tok/s with 128; 3.4 s and 142 tok/s with 32.
+BLOCK_SIZE = 32
+RPC_DEADLINE_S = 60.0
+
+_environment_lock = threading.Lock()
+
+
+class EngineError(RuntimeError):
+    """The engine answered something that must not be trained on."""
+
+
+class PoisonedError(EngineError):
+    """Applying weights failed half-way: the engine holds a mixture and must be replaced."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One response.
+
+    response_ids: int32 [T], the stop token included; behaviour_logprobs: float32 [T], natural logarithm of the
+    probability with which each token was drawn (after temperature and top-p); spans cover [0, T);
+    finish_reason: "stop" (a stop token was drawn) or "length".
+    """
+
+    response_ids: NDArray[np.int32]
+    behaviour_logprobs: NDArray[np.float32]
+    spans: tuple[VersionSpan, ...]
+    finish_reason: str
+
+
+@contextmanager
+def _environment(threads: int, startup_timeout_s: float) -> Iterator[None]:
+    """Variables that the engine's processes inherit while they are started; this process's are put back after.
+
+    LD_PRELOAD is vLLM's own doing: it must not reach processes that this one starts later.
+    """
+    wanted = {
+        # The learner shares the cores: no thread is bound, and idle OpenMP threads sleep instead of spinning.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+        "HF_HUB_OFFLINE": "1",
+        # stop() kills, and the tracker then removes the shared memory that is left: as intended, so without a warning.
+        "PYTHONWARNINGS": ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"))),
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(startup_timeout_s)),
+        OWNER_VARIABLE: str(os.getpid()),
+    }
+    with _environment_lock:
+        before = {name: os.environ.get(name) for name in (*wanted, "LD_PRELOAD")}
+        os.environ.update(wanted)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
+def engine_seed(seed: int, replica: str) -> int:
+    """A seed of its own for each replica: with the recipe's alone, all replicas would draw the same noise."""
+    return (seed + zlib.crc32(replica.encode())) % 2**31
+
+
+def _engine_arguments(recipe: Recipe, model_path: str, replica: str, block_size: int) -> dict[str, Any]:
+    """AsyncEngineArgs of the recipe (vLLM 0.32)."""
+    rollout = recipe.rollout
+    arguments = {
+        "model": model_path,
+        "dtype": rollout.dtype,
+        "seed": engine_seed(recipe.seed, replica),
+        "max_model_len": recipe.model.max_model_len,
+        "max_num_seqs": rollout.max_sequences,
+        "kv_cache_memory_bytes": rollout.kv_cache_mib * 2**20,
+        "tensor_parallel_size": rollout.tensor_parallel,
+        "enable_prefix_caching": True,
+        "skip_tokenizer_init": True,
+        # Log-probs of the distribution that was drawn from, not of the raw logits.
+        "logprobs_mode": "processed_logprobs",
+        # What the model's folder suggests (top-k, penalties) would silently bend the policy.
+        "generation_config": "vllm",
+        "weight_transfer_config": {"backend": TRANSFER_BACKEND},
+        "worker_extension_cls": "rollout.worker.WorkerExtension",
+        "disable_log_stats": True,
+    }
+    if rollout.gpus == 0:
+        # Compiling costs 40 s at start and a C++ compiler; a run on CPU does not win it back.
+        arguments |= {"enforce_eager": True, "block_size": block_size}
+    return arguments
+
+
+class RolloutEngine:
+    """A started engine. It answers for its processes: `stop` ends them, and they end when this process dies."""
+
+    def __init__(self, llm: Any, recipe: Recipe, stop_ids: Sequence[int]) -> None:
+        self._llm = llm
+        self._stop_ids = sorted(stop_ids)
+        self._stall_s = recipe.limits.stall_timeout_s
+
+    @classmethod
+    async def start(
+        cls, recipe: Recipe, model_path: str, stop_ids: Sequence[int], replica: str, block_size: int = BLOCK_SIZE
+    ) -> RolloutEngine:
+        """Load the model (20 to 60 s on two cores) and answer one request, so that the first real one is not slow.
+
+        Works in any thread's event loop. Raises RuntimeError when the engine's processes fail, TimeoutError when
+        they are not ready after limits.startup_timeout_s.
+        """
+
+        def build() -> Any:
+            # vLLM reads its variables on import, and importing it takes seconds.
+            with _environment(recipe.rollout.threads, recipe.limits.startup_timeout_s):
+                from vllm.engine.arg_utils import AsyncEngineArgs
+                from vllm.v1.engine.async_llm import AsyncLLM
+
+                arguments = _engine_arguments(recipe, model_path, replica, block_size)
+                return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+        # In a thread of its own: the event loop has a heartbeat to keep.
+        llm = await asyncio.to_thread(build)
+        engine = cls(llm, recipe, stop_ids)
+        try:
+            async with asyncio.timeout(recipe.limits.startup_timeout_s):
+                await engine._warm_up()
+        except BaseException:
+            await engine.stop()
+            raise
+        return engine
+
+    async def _warm_up(self) -> None:
+        sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=2)
+        await self._final_output([0], sampling, "warm-up", None)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str, seed: int | None = None
+    ) -> Generation:
+        """Draw one response; cancelling it aborts the request in the engine.
+
+        Raises EngineError for an answer that is not whole (no published version, non-finite log-prob), vLLM's
+        EngineDeadError when the engine has died, TimeoutError after limits.stall_timeout_s.
+        """
+        async with asyncio.timeout(self._stall_s):
+            output = await self._final_output(prompt_ids, sampling, request_id, seed)
+        return _generation(output.outputs[0], request_id)
+
+    async def _final_output(
+        self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str, seed: int | None
+    ) -> Any:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        parameters = SamplingParams(
+            temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=sampling.max_new_tokens, seed=seed,
+            stop_token_ids=self._stop_ids, logprobs=0, flat_logprobs=True, detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )  # fmt: skip
+        final = None
+        async for output in self._llm.generate({"prompt_token_ids": list(prompt_ids)}, parameters, request_id):
+            final = output
+        if final is None:
+            raise EngineError(f"request {request_id} ended without an output")
+        return final
+
+    async def call_workers(self, method: str, *args: Any, deadline_s: float = RPC_DEADLINE_S) -> list[Any]:
+        """Call a method of WorkerExtension in every worker, between two decoding steps; the answers by rank."""
+        async with asyncio.timeout(deadline_s):
+            return list(await self._llm.collective_rpc(method, args=args))
+
+    async def apply_staged(self, version: int, deadline_s: float) -> None:
+        """Swap the staged weights in at a token boundary; running requests go on with them.
+
+        All caches are cleared (vLLM's prefix cache does not know that the weights changed), so running requests
+        are prefilled again. Raises PoisonedError: the engine then stays paused and must be replaced.
+        """
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._llm.pause_generation(mode="keep", clear_cache=True)
+                await self._llm.start_weight_update()
+                await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"version": version}))
+                await self._llm.finish_weight_update(str(version))
+                held = await self._llm.get_weight_version()
+                if held != str(version):
+                    raise EngineError(f"the engine reports version {held!r}; {version} was applied")
+                await self._llm.resume_generation()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            raise PoisonedError(f"applying version {version} failed: {type(error).__name__}: {error}") from error
+
+    def check(self) -> None:
+        """Raise vLLM's EngineDeadError when the engine's processes have died."""
+        if self._llm.errored:
+            raise self._llm.dead_error
+
+    async def stop(self) -> None:
+        """End the engine's processes at once; running requests end with an error.
+
+        They hold nothing worth saving, and winding down two interpreters costs seconds of a shared core.
+        """
+        llm, self._llm = self._llm, None
+        if llm.output_handler is not None:
+            # Else it reports the processes' end as their death.
+            llm.output_handler.cancel()
+        await asyncio.to_thread(llm.shutdown, 0.0)
+        # AsyncLLM shuts down once more when it is collected, and fails noisily when that is at the interpreter's end.
+        llm.shutdown = lambda: None
+
+
+def _generation(completion: Any, request_id: str) -> Generation:
+    """Check and convert a vLLM CompletionOutput. Raises EngineError."""
+    if completion.finish_reason not in ("stop", "length"):
+        raise EngineError(
+            f"request {request_id} ended with {completion.finish_reason!r}; 'stop' or 'length' is accepted"
+        )
+    tokens = list(completion.token_ids)
+    flat = completion.logprobs
+    if list(flat.token_ids) != tokens:
+        raise EngineError(f"request {request_id}: log-probs belong to other tokens than those drawn")
+    if not all(math.isfinite(value) for value in flat.logprobs):
+        raise EngineError(f"request {request_id}: a drawn token has a log-prob that is not finite")
+    return Generation(
+        np.asarray(tokens, np.int32),
+        np.asarray(flat.logprobs, np.float32),
+        _version_spans(completion.weight_versions, len(tokens), request_id),
+        completion.finish_reason,
+    )
+
+
+def _version_spans(stamps: Any, tokens: int, request_id: str) -> tuple[VersionSpan, ...]:
+    spans = []
+    for stamp in stamps or ():
+        if not stamp.version.isdecimal():
+            raise EngineError(f"request {request_id} was answered by weights {stamp.version!r}; a version is accepted")
+        spans.append(VersionSpan(version=int(stamp.version), start=stamp.start, end=stamp.end))
+    ends = [0, *(span.end for span in spans)]
+    if ends[-1] != tokens or any(span.start != end for span, end in zip(spans, ends, strict=False)):
+        raise EngineError(f"request {request_id}: version spans {spans} do not cover its {tokens} tokens")
+    return tuple(spans)

@@ -1,0 +1,148 @@
+"""Owns the rollout service: one replica that turns tasks into samples and follows weight syncs.
+
+Reads the lanes' tasks (evaluation first) and the run's weight plans; writes samples with their payloads, weight acks
+and its presence: starting -> joining (engine up) -> ready (holds a published version) -> draining, or poisoned.
+When it dies its leases lapse, other replicas take its tasks over and draw only the samples that are missing; the
+learner re-forms the broadcast group without it; its engine's processes end with it.
+Must not decide anything about a group, and must not import Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from rollout.engine import RolloutEngine
+from rollout.groups import GroupWorker
+from rollout.prompts import ChatTokenizer
+from rollout.weights import WeightFollower
+from services.contracts import Lane, Task
+from services.shell import Context
+from services.streams.leases import Consumer, Delivery
+
+log = logging.getLogger(__name__)
+
+CONSUMER_GROUP = "rollout"
+READ_WAIT_S = 0.2
+DRAIN_S = 30.0
+LANES = (Lane.EVALUATION, Lane.TRAIN)
+
+
+class RolloutService:
+    """One vLLM replica of a run.
+
+    Drain order: announce `draining`; stop reading tasks and plans; finish the groups and the sync in hand, or after
+    DRAIN_S seconds abandon them (unacked tasks are delivered to others); stop the engine. Raises when the engine
+    dies or weights were applied in part, so that the host replaces it.
+    """
+
+    name = "rollout"
+
+    async def run(self, context: Context) -> None:
+        """Work until `context.stopping` is set, then drain."""
+        recipe, model_path = context.record.recipe, context.record.model_path
+        if model_path is None:
+            raise ValueError(f"run {context.record.id!r}: model_path is not set; a Hugging Face folder is accepted")
+        presence = context.presence
+        presence.info = presence.info.model_copy(update={"workers": recipe.rollout.tensor_parallel})
+        tokenizer = await asyncio.to_thread(ChatTokenizer, model_path, recipe.model.max_model_len)
+        engine = await RolloutEngine.start(recipe, model_path, tokenizer.stop_ids, presence.info.id)
+        try:
+            await presence.update(state="joining")
+            await context.journal.event("rollout-joining", f"{presence.info.id}: engine is up")
+            await Replica(context, engine, GroupWorker(context, engine, tokenizer)).run()
+        finally:
+            await engine.stop()
+
+
+class Replica:
+    """The loops around a started engine."""
+
+    def __init__(self, context: Context, engine: RolloutEngine, worker: GroupWorker) -> None:
+        self._context = context
+        self._engine = engine
+        self._worker = worker
+        self._follower = WeightFollower(context, engine)
+        self._groups: set[asyncio.Task[None]] = set()
+        limits, rollout = context.record.recipe.limits, context.record.recipe.rollout
+        group_size = context.record.recipe.algorithm.group_size
+        # Enough to keep every sequence slot busy while one group ends, and no more: what waits here ages.
+        self._slots = -(-rollout.max_sequences // group_size) + 1
+        self._consumers = {
+            lane: Consumer(
+                context.redis, context.keys, context.keys.lane(lane).tasks, CONSUMER_GROUP, context.presence.info.id,
+                Task, limits.lease_s, limits.max_deliveries,
+            )
+            for lane in LANES
+        }  # fmt: skip
+
+    async def run(self) -> None:
+        """Follow weights and pull tasks until stopping, then drain. The first failure of any part is raised."""
+        for consumer in self._consumers.values():
+            await consumer.open()
+        follower = asyncio.create_task(self._follower.run())
+        pull = asyncio.create_task(self._pull())
+        try:
+            await _first_of(follower, pull, self._context.stopping.wait())
+            await self._context.presence.update(state="draining")
+            await self._drain(follower)
+        finally:
+            await _cancelled(follower, pull, *self._groups)
+
+    async def _drain(self, follower: asyncio.Task[None]) -> None:
+        self._follower.close()
+        done, late = await asyncio.wait([follower, *self._groups], timeout=DRAIN_S)
+        for part in done:
+            part.result()
+        if late:
+            log.warning("%d groups or syncs are abandoned after %g s; others take over", len(late), DRAIN_S)
+
+    async def _pull(self) -> None:
+        # No work before a published version: what the model's folder holds may be older than the policy.
+        while not self._follower.ready.is_set():
+            self._engine.check()
+            await _either(self._follower.ready.wait(), READ_WAIT_S)
+        while not self._context.stopping.is_set():
+            self._engine.check()
+            for group in [one for one in self._groups if one.done()]:
+                self._groups.discard(group)
+                group.result()
+            if len(self._groups) >= self._slots:
+                await asyncio.wait(self._groups, timeout=READ_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+                continue
+            for lane, delivery in await self._read():
+                work = self._worker.work(lane, self._consumers[lane], delivery)
+                self._groups.add(asyncio.create_task(work))
+
+    async def _read(self) -> list[tuple[Lane, Delivery[Task]]]:
+        """One task: of the evaluation lane when it has one. One at a time, so that replicas share evenly."""
+        for lane, wait_s in zip(LANES, (0.0, READ_WAIT_S), strict=True):
+            if found := await self._consumers[lane].read(1, wait_s):
+                return [(lane, delivery) for delivery in found]
+        return []
+
+
+async def _either(waited: Coroutine[Any, Any, Any], deadline_s: float) -> None:
+    try:
+        await asyncio.wait_for(waited, deadline_s)
+    except TimeoutError:
+        return
+
+
+async def _first_of(*parts: asyncio.Task[None] | Coroutine[Any, Any, Any]) -> None:
+    """Wait until one part ends; raises its error."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await _cancelled(*(task for task in tasks if task not in parts and not task.done()))
+    for task in done:
+        task.result()
+
+
+async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

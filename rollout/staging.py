@@ -1,0 +1,133 @@
+"""Owns the receiving side of a weight broadcast: buckets into staging buffers, in a thread, checked.
+
+Must not touch a model: what was received is handed on only when it is whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from rollout.channel import Channel, join
+from services.contracts import TensorEntry, WeightManifest, WeightPlan
+from services.weight_layout import bucket_layout
+
+log = logging.getLogger(__name__)
+
+Phase = Literal["receiving", "staged", "failed"]
+
+
+class BrokenBroadcastError(RuntimeError):
+    """What arrived is not what was sent."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a staging is; `seconds` from its start to its end."""
+
+    phase: Phase
+    detail: str = ""
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, to cross a process boundary."""
+        return asdict(self)
+
+
+def checksum(bucket: torch.Tensor) -> int:
+    """The sum of `bucket` (uint8 [a multiple of 16]) read as int32, accumulated in int64."""
+    words = bucket.view(torch.int32)
+    if words.device.type == "cpu":
+        # Eight times faster than torch's sum here (9 ms for 64 MiB), on a core that decoding wants.
+        return int(words.numpy().sum(dtype=np.int64))
+    return int(words.sum(dtype=torch.int64))
+
+
+def _views(bucket: tuple[TensorEntry, ...], buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    for entry, offset in zip(bucket, bucket_layout(bucket).offsets, strict=True):
+        dtype: torch.dtype = getattr(torch, entry.dtype)
+        end = offset + math.prod(entry.shape) * dtype.itemsize
+        yield entry.name, buffer[offset:end].view(dtype).view(entry.shape)
+
+
+class Staging:
+    """One attempt to receive one version. The group is kept in `channel` for the next plan of its generation."""
+
+    def __init__(
+        self, plan: WeightPlan, manifest: WeightManifest, rank: int, backend: str, device: torch.device,
+        channel: Channel | None,
+    ) -> None:  # fmt: skip
+        self.plan = plan
+        self.progress = Progress("receiving")
+        self.channel = channel
+        self._manifest = manifest
+        self._rank = rank
+        self._backend = backend
+        self._device = device
+        self._buffers: list[torch.Tensor] = []
+        self._abandoned = False
+        self._thread = threading.Thread(target=self._run, name="weight-staging", daemon=True)
+        self._thread.start()
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The policy's tensors by Hugging Face name, in manifest order: views into the staging buffers."""
+        for bucket, buffer in zip(self._manifest.buckets, self._buffers, strict=True):
+            yield from _views(bucket, buffer)
+
+    def abandon(self) -> None:
+        """Stop receiving and free the buffers; a group in use is broken for its other members too."""
+        self._abandoned = True
+        channel = self.channel
+        if self.progress.phase == "receiving" and channel is not None:
+            channel.abort()
+            self.channel = None
+        self._buffers = []
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        try:
+            channel = self.channel or self._join()
+            try:
+                self._buffers = self._receive(channel)
+            except BaseException:
+                self.channel = None
+                channel.abort()
+                raise
+            outcome = Progress("staged", seconds=time.monotonic() - began)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the service must hear of it
+            outcome = Progress("failed", f"{type(error).__name__}: {error}", time.monotonic() - began)
+        self.progress = outcome
+
+    def _join(self) -> Channel:
+        plan = self.plan
+        self.channel = join(
+            self._backend, plan.generation, plan.host, plan.port, self._rank, plan.world, plan.timeout_s
+        )
+        return self.channel
+
+    def _receive(self, channel: Channel) -> list[torch.Tensor]:
+        """The buckets, checked. Raises RuntimeError (BrokenBroadcastError is one)."""
+        buffers = []
+        for bucket in self._manifest.buckets:
+            self._still_wanted()
+            buffers.append(torch.empty(bucket_layout(bucket).size, dtype=torch.uint8, device=self._device))
+            channel.receive(buffers[-1])
+        expected = torch.empty(len(buffers), dtype=torch.int64, device=self._device)
+        channel.receive(expected)
+        sums = zip(buffers, expected.tolist(), strict=True)
+        if wrong := [index for index, (buffer, sent) in enumerate(sums) if checksum(buffer) != sent]:
+            raise BrokenBroadcastError(f"version {self.plan.version}: checksums of buckets {wrong} do not match")
+        self._still_wanted()
+        return buffers
+
+    def _still_wanted(self) -> None:
+        if self._abandoned:
+            raise BrokenBroadcastError("abandoned for a newer plan")

@@ -1,0 +1,162 @@
+"""Owns a replica's side of weight syncs: plans in, staging, swapping the weights, acks out.
+
+Must not generate. Everything that touches tensors happens in the workers (rollout.worker).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from rollout.engine import PoisonedError, RolloutEngine
+from rollout.staging import Progress
+from services.contracts import WeightAck, WeightManifest, WeightPlan
+from services.metrics import POLICY_VERSION, SYNC_SECONDS
+from services.settings import Recipe
+from services.shell import Context
+from services.streams.leases import tail
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.05
+PLANS_WAIT_S = 0.5
+
+
+class SyncError(RuntimeError):
+    """A plan that could not be followed; the weights in use are whole and stay."""
+
+
+@dataclass(frozen=True)
+class Followed:
+    """How a plan went; times in seconds."""
+
+    staging_s: float
+    pause_s: float
+
+
+class WeightFollower:
+    """Follows the run's weight plans. `version` is the published version the engine holds, None before the first.
+
+    Only the newest plan that names this replica matters: it interrupts the staging of an older one.
+    """
+
+    def __init__(self, context: Context, engine: RolloutEngine) -> None:
+        self._context = context
+        self._engine = engine
+        self._recipe: Recipe = context.record.recipe
+        self._member = context.presence.info.id
+        self._read_to = "0-0"
+        self._next: WeightPlan | None = None
+        self._closing = False
+        self.ready = asyncio.Event()
+        self.version: int | None = None
+
+    def close(self) -> None:
+        """Take no further plan; run() returns when the present one is done."""
+        self._closing = True
+
+    async def run(self) -> None:
+        """Follow plans until `close`. Raises PoisonedError when weights were applied in part."""
+        while not self._closing:
+            await self._look(PLANS_WAIT_S)
+            if self._next is None:
+                continue
+            plan, self._next = self._next, None
+            await self._follow(plan)
+
+    async def _look(self, wait_s: float) -> None:
+        """Read new plans; keep the newest that names this replica."""
+        redis, stream = self._context.redis, self._context.keys.weight_plans
+        for entry, body in await tail(redis, stream, self._read_to, 1000, wait_s):
+            self._read_to = entry
+            plan = WeightPlan.model_validate_json(body)
+            if self._member in plan.members:
+                self._next = plan
+
+    async def _follow(self, plan: WeightPlan) -> None:
+        if self.version is not None and plan.version < self.version:
+            await self._ack(plan, "failed", f"version {self.version} is held; {plan.version} is older")
+            return
+        try:
+            followed = await self._receive(plan)
+        except SyncError as error:
+            log.warning("version %d (generation %d) was not received: %s", plan.version, plan.generation, error)
+            await self._ack(plan, "failed", str(error))
+            return
+        except PoisonedError as error:
+            await self._context.presence.update(state="poisoned")
+            await self._ack(plan, "failed", str(error))
+            raise
+        self.version = plan.version
+        state = self._context.presence.info.state
+        await self._context.presence.update(
+            state="ready" if state in ("joining", "ready") else state, version=plan.version
+        )
+        await self._ack(plan, "applied", "", followed)
+        self.ready.set()
+        self._measure(followed)
+        log.info(
+            "version %d: received in %.2f s beside generation, generation paused for %.2f s",
+            plan.version, followed.staging_s, followed.pause_s,
+        )  # fmt: skip
+
+    def _measure(self, followed: Followed) -> None:
+        run = self._context.record.id
+        POLICY_VERSION.labels(run, "rollout").set(self.version or 0)
+        SYNC_SECONDS.labels(run, "staging").observe(followed.staging_s)
+        SYNC_SECONDS.labels(run, "pause").observe(followed.pause_s)
+
+    async def _receive(self, plan: WeightPlan) -> Followed:
+        """Stage the plan's version and swap it in. A version that is held already is received for the sake of the
+        group's other members, and dropped. Raises SyncError, PoisonedError."""
+        manifest = await self._context.redis.get(self._context.keys.manifest)
+        if manifest is None:
+            raise SyncError(f"no manifest under {self._context.keys.manifest}")
+        staging_s = await self._stage(plan, manifest.decode())
+        if plan.version == self.version:
+            await self._engine.call_workers("abandon_staging", deadline_s=plan.timeout_s)
+            return Followed(staging_s, 0.0)
+        began = time.monotonic()
+        await self._engine.apply_staged(plan.version, plan.timeout_s)
+        return Followed(staging_s, time.monotonic() - began)
+
+    async def _stage(self, plan: WeightPlan, manifest: str) -> float:
+        """Receive into the workers' staging buffers; seconds. Raises SyncError."""
+        parts = len(WeightManifest.model_validate_json(manifest).buckets) + 2
+        try:
+            # The workers bound each part (group, buckets, checksums) by plan.timeout_s; this bounds the workers.
+            async with asyncio.timeout(plan.timeout_s * parts):
+                await self._engine.call_workers(
+                    "stage_weights", plan.model_dump_json(), manifest, plan.members[self._member],
+                    self._recipe.weights.backend, deadline_s=plan.timeout_s,
+                )  # fmt: skip
+                return await self._staged(plan)
+        except TimeoutError:
+            await self._engine.call_workers("abandon_staging", deadline_s=plan.timeout_s)
+            raise SyncError(f"the workers did not finish within {plan.timeout_s * parts:g} s") from None
+
+    async def _staged(self, plan: WeightPlan) -> float:
+        while True:
+            answers = await self._engine.call_workers("staging_progress", deadline_s=plan.timeout_s)
+            workers = [Progress(**answer) for answer in answers]
+            if broken := [worker.detail for worker in workers if worker.phase == "failed"]:
+                raise SyncError("; ".join(broken))
+            if all(worker.phase == "staged" for worker in workers):
+                return max(worker.seconds for worker in workers)
+            await asyncio.sleep(POLL_S)
+            await self._look(0.0)
+            if self._next is not None:
+                # Starting the newer plan's staging abandons this one's.
+                raise SyncError(f"superseded by generation {self._next.generation}")
+
+    async def _ack(
+        self, plan: WeightPlan, phase: Literal["applied", "failed"], detail: str, followed: Followed | None = None
+    ) -> None:
+        ack = WeightAck(
+            member=self._member, generation=plan.generation, version=plan.version, phase=phase, detail=detail,
+            staging_s=followed.staging_s if followed else 0.0, pause_s=followed.pause_s if followed else 0.0,
+        )  # fmt: skip
+        await self._context.redis.xadd(self._context.keys.weight_acks, {"m": ack.model_dump_json()})

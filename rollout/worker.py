@@ -1,0 +1,176 @@
+"""Owns what runs inside vLLM's worker processes: the weight-transfer engine, its remote calls, the watch on the owner.
+
+Must not import Redis or the service; vLLM imports this module in each worker (`worker_extension_cls`).
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import select
+import signal
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from rollout.engine import OWNER_VARIABLE, TRANSFER_BACKEND
+from rollout.staging import Progress, Staging
+from services.contracts import WeightManifest, WeightPlan
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class NoInit(WeightTransferInitInfo):  # type: ignore[misc]
+    """Groups are formed per plan, so there is nothing to initialise."""
+
+
+@dataclass
+class StagedVersion(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """Which staged version to load."""
+
+    version: int
+
+
+class StagedTransfer(WeightTransferEngine[NoInit, StagedVersion]):  # type: ignore[misc]
+    """Loads a version that was received and checked before: applying it waits for no network."""
+
+    init_info_cls = NoInit
+    update_info_cls = StagedVersion
+    supports_draft_weight_update = False
+
+    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
+        super().__init__(config, vllm_config, device, model)
+        self.staging: Staging | None = None
+        # Shared (tied) parameters count once, under the name that the checkpoint has.
+        self._parameters = frozenset(name for name, _ in model.named_parameters())
+
+    def stage(self, plan: WeightPlan, manifest: WeightManifest, rank: int, backend: str) -> None:
+        """Begin to receive `plan`; an unfinished staging is abandoned, a group of the same generation reused."""
+        channel = None
+        if self.staging is not None:
+            previous, self.staging = self.staging, None
+            previous.abandon()
+            channel = previous.channel
+        if channel is not None and (channel.generation, channel.world) != (plan.generation, plan.world):
+            channel.abort()
+            channel = None
+        self.staging = Staging(plan, manifest, rank, backend, torch.device(self.device), channel)
+
+    def init_transfer_engine(self, init_info: NoInit) -> None:
+        """Nothing to do."""
+
+    def start_weight_update(self) -> None:
+        """Make the model ready to be loaded layer by layer (vLLM `reload`)."""
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Load the staged version. Not the base class's: that waits for an accelerator, and a CPU has none."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: StagedVersion) -> None:
+        """Copy the staging buffers into the model. Raises RuntimeError unless they hold a whole policy."""
+        staging = self.staging
+        if staging is None or staging.progress.phase != "staged" or staging.plan.version != update_info.version:
+            raise RuntimeError(f"version {update_info.version} is not staged")
+        loaded = self.model.load_weights(staging.tensors())
+        # An incomplete policy loads without an error and leaves old layers in place.
+        if self.model_config.quantization is None and (missing := self._parameters - set(loaded)):
+            raise RuntimeError(f"the broadcast lacks weights of {sorted(missing)[:5]} ({len(missing)} in all)")
+
+    def finish_weight_update(self) -> None:
+        """Finish the reload and free the staging buffers."""
+        finalize_layerwise_reload(self.model, self.model_config)
+        self._repack_tied_heads()
+        if self.staging is not None:
+            self.staging.abandon()
+
+    def _repack_tied_heads(self) -> None:
+        """On CPU a tied head multiplies with a packed copy of the embedding, which `reload` leaves stale
+        (the head has no weights of its own to load): log-probs are then off by whole nats."""
+        if not getattr(self.model_config.hf_text_config, "tie_word_embeddings", False):
+            return
+        for module in self.model.modules():
+            if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):
+                module.quant_method.process_weights_after_loading(module)
+
+    def shutdown(self) -> None:
+        """Leave the group."""
+        if self.staging is not None:
+            self.staging.abandon()
+            if self.staging.channel is not None:
+                self.staging.channel.abort()
+            self.staging = None
+
+
+class WorkerExtension:
+    """Methods that the service calls in every worker (AsyncLLM.collective_rpc)."""
+
+    rank: int
+    weight_transfer_engine: Any
+
+    def stage_weights(self, plan: str, manifest: str, base_rank: int, backend: str) -> None:
+        """Begin to receive a plan (both arguments JSON), as rank `base_rank` + this worker's. Returns at once."""
+        self.weight_transfer_engine.stage(
+            WeightPlan.model_validate_json(plan), WeightManifest.model_validate_json(manifest),
+            base_rank + self.rank, backend,
+        )  # fmt: skip
+
+    def staging_progress(self) -> dict[str, Any]:
+        """How far the last staging is: Progress as plain data."""
+        staging: Staging | None = self.weight_transfer_engine.staging
+        return (staging.progress if staging is not None else Progress("failed", "nothing was staged")).as_dict()
+
+    def abandon_staging(self) -> None:
+        """Stop receiving; the weights in use stay as they are."""
+        staging: Staging | None = self.weight_transfer_engine.staging
+        if staging is not None:
+            staging.abandon()
+
+
+def _end_with_owner(owner: int) -> None:
+    """End this worker, and the EngineCore between it and the owner, when the owner's process has died.
+
+    EngineCore does not notice that its client was killed; vLLM's workers notice only EngineCore's death.
+    """
+    try:
+        handle = os.pidfd_open(owner)
+    except ProcessLookupError:
+        handle = None
+    if handle is not None:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        poll.poll()  # readable when the owner has ended; this thread lives exactly as long as the worker
+    parent = multiprocessing.parent_process()
+    # Only EngineCore itself: an orphan's parent is some reaper.
+    if parent is not None and parent.pid == os.getppid() != owner:
+        os.kill(parent.pid, signal.SIGKILL)
+    os._exit(1)
+
+
+def _watch_owner() -> None:
+    owner = int(os.environ.get(OWNER_VARIABLE, "0"))
+    if owner not in (0, os.getpid()):
+        threading.Thread(target=_end_with_owner, args=(owner,), name="owner-watch", daemon=True).start()
+
+
+def _register() -> None:
+    if TRANSFER_BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(TRANSFER_BACKEND, StagedTransfer)
+        _watch_owner()
+
+
+_register()

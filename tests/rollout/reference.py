@@ -1,0 +1,47 @@
+"""Owns the rollout tests' reference: Hugging Face transformers' log-probs of the same tokens.
+
+Must not be used outside tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import LlamaForCausalLM
+
+from rollout.engine import Generation
+from tests.tiny_model import write_tiny_model
+
+
+class Policy:
+    """One version's weights, as the learner publishes them and as transformers evaluates them."""
+
+    def __init__(self, folder: Path, *, tied: bool, seed: int) -> None:
+        self.model = LlamaForCausalLM.from_pretrained(
+            write_tiny_model(folder, tied=tied, seed=seed, scale=0.2), dtype=torch.float32
+        ).eval()
+
+    @property
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """By Hugging Face name in model order; a tied head is left out."""
+        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+
+    def logprobs(self, prompt: list[int], response: NDArray[np.int32]) -> NDArray[np.float32]:
+        """log p(token) at temperature 1 for every response token."""
+        ids = torch.tensor([[*prompt, *response.tolist()]])
+        with torch.no_grad():
+            rows = torch.log_softmax(self.model(ids).logits[0, len(prompt) - 1 : -1], -1)
+        found: NDArray[np.float32] = rows.gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
+        return found
+
+
+def assert_written_by(policies: dict[int, Policy], prompt: list[int], generation: Generation) -> None:
+    """Every span's log-probs are its version's, within 1e-4."""
+    for span in generation.spans:
+        expected = policies[span.version].logprobs(prompt, generation.response_ids)[span.start : span.end]
+        found = generation.behaviour_logprobs[span.start : span.end]
+        np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0, err_msg=f"span {span}")

@@ -1,0 +1,60 @@
+"""Owns the rollout tests' replica: a started engine that follows the weight plans of a run of its own.
+
+Must not be used outside tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollout.engine import RolloutEngine
+from rollout.weights import WeightFollower
+from services.shell import Context
+from services.streams.connection import connect
+from tests.conftest import recipe_document, service_context
+from tests.rollout.sender import Sender
+
+
+@dataclass
+class Replica:
+    """What the tests drive. `following` is the follower's run()."""
+
+    context: Context
+    engine: RolloutEngine
+    follower: WeightFollower
+    following: asyncio.Task[None]
+    sender: Sender
+
+
+def _forget_stop_tokens(model: Path) -> None:
+    for name in ("config.json", "generation_config.json"):
+        fields = json.loads((model / name).read_text())
+        (model / name).write_text(json.dumps(fields | {"eos_token_id": None}))
+
+
+@asynccontextmanager
+async def started_replica(redis_url: str, model: Path) -> AsyncIterator[Replica]:
+    """A replica of a strictly on-policy run; it never stops at a token, so that lengths are known."""
+    _forget_stop_tokens(model)
+    redis = await connect(redis_url)
+    document = recipe_document(
+        model, model={"max_model_len": 1024}, limits={"max_staleness": 0}, weights={"timeout_s": 20.0}
+    )
+    async with service_context(redis, f"weights-{uuid.uuid4().hex[:8]}", document, "rollout") as context:
+        engine = await RolloutEngine.start(context.record.recipe, str(model), [], context.presence.info.id)
+        try:
+            await context.presence.update(state="joining")
+            follower = WeightFollower(context, engine)
+            following = asyncio.create_task(follower.run())
+            yield Replica(context, engine, follower, following, Sender(context, context.presence.info.id))
+            follower.close()
+            await asyncio.wait([following], timeout=10)
+        finally:
+            await engine.stop()
+    await redis.aclose()

@@ -1,0 +1,231 @@
+"""The whole service on a real server: tasks in, samples out, takeover of a dead replica's group, a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import pytest_asyncio
+
+from rollout.prompts import ChatTokenizer
+from rollout.service import CONSUMER_GROUP, RolloutService
+from services.contracts import Lane, ProcessInfo, Prompt, Release, Sample, SampleFacts, Sampling, Task, VersionSpan
+from services.shell import Context, ServiceThread
+from services.streams.connection import connect
+from services.streams.effects import Effects
+from services.streams.journal import Journal
+from services.streams.leases import Consumer, tail
+from services.streams.payloads import SamplePayload, fetch
+from services.streams.presence import live_processes
+from services.streams.records import RunRecords
+from tests.conftest import recipe_document, service_context
+from tests.rollout.reference import Policy
+from tests.rollout.sender import Sender
+from tests.rollout.waiting import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LEASE_S = 2.0
+
+
+def prompt(text: str) -> Prompt:
+    return Prompt(id=text[:8], messages=({"role": "user", "content": text},), verifier="pattern", reference={"a": 2})
+
+
+def task(group: str, samples: int = 4, text: str = "1 + 1 = ?", tokens: int = 40) -> Task:
+    sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=tokens)
+    return Task(group=group, prompt=prompt(text), samples=samples, sampling=sampling)
+
+
+@dataclass
+class Fleet:
+    """One hosted replica, the learner's side of it, and the sampler's."""
+
+    context: Context
+    effects: Effects
+    service: ServiceThread
+    policy: Policy
+    folder: Path
+
+    async def samples(self, lane: Lane, group: str, count: int, deadline_s: float = 30.0) -> list[Sample]:
+        """The group's samples, once there are `count`."""
+
+        async def enough() -> list[Sample] | None:
+            entries = await tail(self.context.redis, self.context.keys.lane(lane).samples, "0-0", 1000)
+            found = [Sample.model_validate_json(body) for _, body in entries]
+            mine = sorted((one for one in found if one.group == group), key=lambda one: one.index)
+            return mine if len(mine) >= count else None
+
+        found: list[Sample] = await until(enough, deadline_s)
+        return found
+
+    async def all_acked(self) -> bool:
+        """Whether every task was delivered and acked."""
+        [info] = await self.context.redis.xinfo_groups(self.context.keys.lane(Lane.TRAIN).tasks)
+        return bool(info["lag"] == info["pending"] == 0)
+
+
+async def present(redis: Any, run: str, state: str, deadline_s: float = 270.0) -> ProcessInfo:
+    """The run's replica once it announces `state`."""
+
+    async def there() -> list[ProcessInfo]:
+        return [one for one in await live_processes(redis, run) if (one.service, one.state) == ("rollout", state)]
+
+    found: list[ProcessInfo] = await until(there, deadline_s)
+    return found[0]
+
+
+async def _leave_a_group_behind(context: Context, effects: Effects) -> None:
+    """A replica takes a task, publishes sample 1, and is never heard of again."""
+    keys = context.keys
+    dead = Consumer(context.redis, keys, keys.lane(Lane.TRAIN).tasks, CONSUMER_GROUP, "dead", Task, LEASE_S, 5)
+    await dead.open()
+    await effects.dispatch(Lane.TRAIN, task("dead"), None)
+    [delivery] = await dead.read(1, 1.0)
+    facts = SampleFacts(
+        payload=keys.payload("dead", 1), prompt_tokens=1, response_tokens=1, truncated=False, mean_logprob=-0.5,
+        oldest_version=0, newest_version=0, started_at=1.0, finished_at=2.0,
+    )  # fmt: skip
+    sample = Sample(group="dead", index=1, verifier="pattern", reference={}, facts=facts)
+    body = SamplePayload(
+        np.array([2], np.int32), np.array([9], np.int32), np.array([-0.5], np.float32), "left", "stop",
+        (VersionSpan(version=0, start=0, end=1),),
+    )  # fmt: skip
+    assert await effects.publish_sample(Lane.TRAIN, delivery.lease, 4, sample, body)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def fleet(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    folder = tmp_path_factory.mktemp("service")
+    policy = Policy(folder, tied=True, seed=5)
+    redis = await connect(redis_url)
+    document = recipe_document(folder, limits={"lease_s": LEASE_S})
+    async with service_context(redis, f"service-{uuid.uuid4().hex[:8]}", document, "learner") as context:
+        run = context.record.id
+        await RunRecords(redis).set_paths(run, model_path=str(folder))
+        effects = Effects(redis, context.keys, "sampler")
+        await _leave_a_group_behind(context, effects)
+        service = ServiceThread(RolloutService(), run, redis_url)
+        try:
+            yield Fleet(context, effects, service, policy, folder)
+        finally:
+            service.stop(60)
+    await redis.aclose()
+
+
+async def test_a_joiner_works_only_once_it_holds_a_published_version(fleet: Fleet) -> None:
+    await fleet.effects.dispatch(Lane.TRAIN, task("g0"), None)
+    joiner = await present(fleet.context.redis, fleet.context.record.id, "joining")
+    await asyncio.sleep(0.6)
+    assert await fleet.context.redis.xlen(fleet.context.keys.lane(Lane.TRAIN).samples) == 1  # the dead replica's
+    sender = Sender(fleet.context, joiner.id)
+    ack = await sender.send(sender.plan(1, 0), fleet.policy.weights)
+    assert (ack.phase, ack.member) == ("applied", joiner.id), ack.detail
+    ready = await present(fleet.context.redis, fleet.context.record.id, "ready")
+    assert (ready.version, ready.workers) == (0, 1)
+
+    samples = await fleet.samples(Lane.TRAIN, "g0", 4)
+    assert [one.index for one in samples] == [0, 1, 2, 3]
+    bodies = await fetch(fleet.context.redis, [one.facts.payload for one in samples])
+    tokenizer = ChatTokenizer(str(fleet.folder), 256)
+    expected_prompt = tokenizer.prompt_ids(task("g0").prompt, 40).tolist()
+    assert expected_prompt[:2] == [2, 4]  # <bos><user>
+    for sample, body in zip(samples, bodies, strict=True):
+        assert body.prompt_ids.tolist() == expected_prompt
+        assert body.text == tokenizer.text(body.response_ids)
+        assert (3 in body.response_ids.tolist()) == (body.finish_reason == "stop")
+        assert 3 not in body.response_ids.tolist()[:-1]
+        assert [(s.version, s.start, s.end) for s in body.spans] == [(0, 0, len(body.response_ids))]
+        expected = fleet.policy.logprobs(expected_prompt, body.response_ids)
+        np.testing.assert_allclose(body.behaviour_logprobs, expected, atol=1e-4, rtol=0)
+        facts = sample.facts
+        assert (sample.verifier, sample.reference) == ("pattern", {"a": 2})
+        assert (facts.prompt_tokens, facts.response_tokens) == (len(expected_prompt), len(body.response_ids))
+        assert facts.truncated == (body.finish_reason == "length")
+        assert facts.mean_logprob == pytest.approx(float(expected.mean()), abs=1e-4)
+        assert (facts.oldest_version, facts.newest_version) == (0, 0)
+        assert facts.started_at < facts.finished_at <= time.time()
+    assert len({tuple(body.response_ids.tolist()) for body in bodies}) == 4
+
+
+async def test_the_evaluation_lane_has_streams_of_its_own(fleet: Fleet) -> None:
+    await fleet.effects.dispatch(Lane.EVALUATION, task("e0", samples=2), None)
+    assert len(await fleet.samples(Lane.EVALUATION, "e0", 2)) == 2
+    entries = await tail(fleet.context.redis, fleet.context.keys.lane(Lane.TRAIN).samples, "0-0", 1000)
+    assert "e0" not in {Sample.model_validate_json(body).group for _, body in entries}
+
+
+async def test_a_dead_replicas_group_is_completed_not_repeated(fleet: Fleet) -> None:
+    await fleet.samples(Lane.TRAIN, "dead", 4)
+    await until(fleet.all_acked, 20)
+    samples = await fleet.samples(Lane.TRAIN, "dead", 4)
+    assert [one.index for one in samples] == [0, 1, 2, 3]
+    texts = [one.text for one in await fetch(fleet.context.redis, [one.facts.payload for one in samples])]
+    assert texts[1] == "left"
+    assert "left" not in (texts[0], texts[2], texts[3])
+
+
+async def test_a_released_group_is_acked_without_work(fleet: Fleet) -> None:
+    context = fleet.context
+    stream = context.keys.lane(Lane.TRAIN).tasks
+    await fleet.effects.dispatch(Lane.TRAIN, task("r0"), None)
+    assert await fleet.effects.release(Lane.TRAIN, "r0", Release.STALE, 4)
+    before = await context.redis.xlen(context.keys.lane(Lane.TRAIN).samples)
+    await context.redis.xadd(stream, {"m": task("r0").model_dump_json()})  # delivered once more
+    await until(fleet.all_acked, 20)
+    assert await context.redis.xlen(context.keys.lane(Lane.TRAIN).samples) == before
+
+
+async def test_a_prompt_that_is_too_long_is_a_dead_letter(fleet: Fleet) -> None:
+    await fleet.effects.dispatch(Lane.TRAIN, task("long", text="7" * 300), None)
+    journal = Journal(fleet.context.redis, fleet.context.keys, "test")
+    [(_, letter)] = await until(journal.dead_letters, 20)
+    assert letter.group == "long"
+    assert "has 303 tokens; at most 216 are accepted" in letter.reason
+    await until(fleet.all_acked, 20)
+    assert fleet.service.alive
+
+
+async def test_stopping_drains_and_leaves_nothing_behind(fleet: Fleet) -> None:
+    children = psutil.Process().children(recursive=True)
+    engine = [child for child in children if "VLLM" in "".join(child.cmdline())]
+    assert len(engine) == 2  # EngineCore and its worker
+    await fleet.effects.dispatch(Lane.TRAIN, task("last", tokens=200), None)
+    await asyncio.sleep(0.4)
+    assert await asyncio.to_thread(fleet.service.stop, 60)
+    assert fleet.service.error is None
+    assert len(await fleet.samples(Lane.TRAIN, "last", 4, deadline_s=1)) == 4
+    assert await fleet.all_acked()
+    assert await live_processes(fleet.context.redis, fleet.context.record.id) == [fleet.context.presence.info]
+    _, alive = await asyncio.to_thread(psutil.wait_procs, engine, 5)
+    assert not alive
+
+
+async def test_a_killed_replica_takes_its_engine_with_it(fleet: Fleet, redis_url: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rollout", "--run", fleet.context.record.id, "--redis", redis_url
+    )
+    try:
+        info = await present(fleet.context.redis, fleet.context.record.id, "joining")
+        assert info.pid == process.pid
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len([child for child in children if "VLLM" in "".join(child.cmdline())]) == 2
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        await process.wait()
+
+    async def ended() -> bool:
+        return all(not child.is_running() or child.status() == psutil.STATUS_ZOMBIE for child in children)
+
+    await until(ended, 10)

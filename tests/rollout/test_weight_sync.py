@@ -1,0 +1,157 @@
+"""A tied model under weight syncs: what vLLM computes afterwards is what transformers computes."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from rollout.groups import GroupWorker
+from rollout.prompts import ChatTokenizer
+from services.contracts import Lane, Prompt, Sampling, Task
+from services.streams.effects import Effects
+from services.streams.leases import Consumer
+from services.streams.payloads import fetch
+from tests.rollout.reference import Policy, assert_written_by
+from tests.rollout.replica import Replica, started_replica
+from tests.rollout.sender import free_port, manifest_of, send_one_bucket_and_die
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+# Longer than three KV blocks, so that a stale prefix cache would show.
+PROMPT = [2, 4, *(7 + (31 * i) % 90 for i in range(98))]
+
+
+def sampling(tokens: int, seed: int | None = None) -> Sampling:
+    return Sampling(temperature=1.0, top_p=1.0, max_new_tokens=tokens, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Policy]:
+    """Version v has the weights of seed v; the engine starts from version 0's folder."""
+    root = tmp_path_factory.mktemp("policies")
+    return {version: Policy(root / str(version), tied=True, seed=version) for version in range(8)}
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def replica(
+    redis_url: str, policies: dict[int, Policy], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Replica]:
+    folder = tmp_path_factory.getbasetemp() / "start"
+    Policy(folder, tied=True, seed=0)
+    async with started_replica(redis_url, folder) as started:
+        yield started
+
+
+async def test_log_probs_follow_consecutive_versions(replica: Replica, policies: dict[int, Policy]) -> None:
+    assert "lm_head.weight" not in policies[1].weights
+    with pytest.raises(RuntimeError, match="'default'"):
+        await replica.engine.generate(PROMPT, sampling(4), "unpublished")
+    for version in (1, 2):  # one group serves both: the second plan repeats the generation
+        ack = await replica.sender.send(replica.sender.plan(1, version), policies[version].weights)
+        assert (ack.phase, ack.version, ack.generation) == ("applied", version, 1), ack.detail
+        assert 0 < ack.pause_s < 20
+        assert replica.follower.version == version
+        assert (replica.context.presence.info.state, replica.context.presence.info.version) == ("ready", version)
+        for repeat in range(2):  # the second time from the prefix cache
+            generation = await replica.engine.generate(PROMPT, sampling(40), f"{version}-{repeat}")
+            assert [(s.version, s.start, s.end) for s in generation.spans] == [(version, 0, 40)]
+            assert generation.finish_reason == "length"
+            assert_written_by(policies, PROMPT, generation)
+    difference = policies[1].logprobs(PROMPT, generation.response_ids) - generation.behaviour_logprobs
+    assert np.abs(difference).max() > 1  # the versions are far apart, so the comparison means something
+
+
+async def test_running_requests_go_on_with_the_new_weights(replica: Replica, policies: dict[int, Policy]) -> None:
+    running = [asyncio.create_task(replica.engine.generate(PROMPT[: 50 + i], sampling(700), f"r{i}")) for i in range(3)]
+    await asyncio.sleep(0.5)
+    ack = await replica.sender.send(replica.sender.plan(2, 3), policies[3].weights)
+    assert ack.phase == "applied", ack.detail
+    for i, generation in enumerate(await asyncio.gather(*running)):
+        assert [span.version for span in generation.spans] == [2, 3]
+        assert generation.spans[1].end == 700
+        assert_written_by(policies, PROMPT[: 50 + i], generation)
+
+
+async def test_on_policy_samples_are_drawn_from_one_version(replica: Replica, policies: dict[int, Policy]) -> None:
+    context = replica.context
+    model = context.record.recipe.model
+    assert model.path is not None
+    worker = GroupWorker(context, replica.engine, ChatTokenizer(model.path, model.max_model_len))
+    prompt = Prompt(id="p", messages=({"role": "user", "content": "1 + 1"},), verifier="pattern", reference={})
+    task = Task(group="g0", prompt=prompt, samples=2, sampling=sampling(600))
+    assert await Effects(context.redis, context.keys, "sampler").dispatch(Lane.TRAIN, task, None)
+    consumer = Consumer(
+        context.redis, context.keys, context.keys.lane(Lane.TRAIN).tasks, "rollout", "me", Task, 30.0, 3
+    )
+    await consumer.open()
+    [delivery] = await consumer.read(1, 1.0)
+    work = asyncio.create_task(worker.work(Lane.TRAIN, consumer, delivery))
+    await asyncio.sleep(0.5)
+    ack = await replica.sender.send(replica.sender.plan(2, 4), policies[4].weights)
+    assert ack.phase == "applied", ack.detail
+    await work
+    for body in await fetch(context.redis, [context.keys.payload("g0", index) for index in range(2)]):
+        assert [(s.version, s.start, s.end) for s in body.spans] == [(4, 0, 600)]
+
+
+async def test_a_sender_that_dies_leaves_the_old_weights_whole(replica: Replica, policies: dict[int, Policy]) -> None:
+    manifest = manifest_of(policies[5].weights)
+    assert len(manifest.buckets) > 2
+    port = free_port()
+    first = sum(np.prod(entry.shape) * 4 for entry in manifest.buckets[0])
+    dying = multiprocessing.get_context("spawn").Process(target=send_one_bucket_and_die, args=(port, int(first)))
+    dying.start()
+    await replica.sender.announce(replica.sender.plan(666, 5, timeout_s=20.0, port=port), manifest)
+    ack = await replica.sender.ack()
+    assert (ack.phase, ack.generation) == ("failed", 666)
+    await asyncio.to_thread(dying.join, 20)
+    assert dying.exitcode == 9
+    assert (replica.context.presence.info.state, replica.follower.version) == ("ready", 4)
+    generation = await replica.engine.generate(PROMPT, sampling(30), "after-death")
+    assert generation.spans[0].version == 4
+    assert_written_by(policies, PROMPT, generation)
+    ack = await replica.sender.send(replica.sender.plan(3, 5), policies[5].weights)
+    assert ack.phase == "applied", ack.detail
+    assert_written_by(policies, PROMPT, await replica.engine.generate(PROMPT, sampling(30), "after-repair"))
+
+
+async def test_a_wrong_checksum_is_refused(replica: Replica, policies: dict[int, Policy]) -> None:
+    ack = await replica.sender.send(replica.sender.plan(4, 6), policies[6].weights, corruption=1)
+    assert ack.phase == "failed"
+    assert "checksums of buckets [0]" in ack.detail
+    generation = await replica.engine.generate(PROMPT, sampling(30), "refused")
+    assert generation.spans[0].version == 5
+    assert_written_by(policies, PROMPT, generation)
+
+
+async def test_a_newer_plan_interrupts_an_older_one(replica: Replica, policies: dict[int, Policy]) -> None:
+    await replica.sender.announce(replica.sender.plan(5, 6, timeout_s=30.0), manifest_of(policies[6].weights))
+    await asyncio.sleep(0.3)
+    async with asyncio.timeout(15):
+        superseded = await replica.sender.send(replica.sender.plan(6, 6), policies[6].weights)
+        applied = await replica.sender.ack()
+    assert (superseded.phase, superseded.generation) == ("failed", 5)
+    assert (applied.phase, applied.generation, applied.version) == ("applied", 6, 6)
+    assert_written_by(policies, PROMPT, await replica.engine.generate(PROMPT, sampling(30), "newer"))
+
+
+async def test_a_version_is_applied_once_and_never_an_older_one(replica: Replica, policies: dict[int, Policy]) -> None:
+    again = await replica.sender.send(replica.sender.plan(6, 6), policies[7].weights)
+    assert (again.phase, again.pause_s) == ("applied", 0.0)
+    await replica.sender.announce(replica.sender.plan(7, 2), manifest_of(policies[2].weights))
+    older = await replica.sender.ack()
+    assert older.phase == "failed"
+    assert "version 6 is held; 2 is older" in older.detail
+    assert_written_by(policies, PROMPT, await replica.engine.generate(PROMPT, sampling(30), "same"))
+
+
+async def test_a_seed_repeats_a_response(replica: Replica) -> None:
+    first, second, other = [
+        await replica.engine.generate(PROMPT, sampling(20), f"seed{i}", seed) for i, seed in enumerate((11, 11, 12))
+    ]
+    assert first.response_ids.tolist() == second.response_ids.tolist() != other.response_ids.tolist()
