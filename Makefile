@@ -7,6 +7,8 @@ STAMP := $(VENV)/.installed
 TORCH_FROM := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--extra-index-url https://download.pytorch.org/whl/cpu)
 
 export PYTHONUNBUFFERED := 1
+# Every process of a run imports the same big libraries; without byte code each would compile them anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check format test-system install clean
 
@@ -35,7 +37,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip install --python $(BIN)/python --index-strategy unsafe-best-match $(TORCH_FROM) \
+	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --index-strategy unsafe-best-match $(TORCH_FROM) \
 	  "torch==2.13.0+cpu" -e ".[cpu,dev]"
 	touch $(STAMP)
 
