@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 
 CONSUMER_GROUP = "rollout"
 READ_WAIT_S = 0.2
-DRAIN_S = 30.0
+# Below what the host grants before it kills the process (deploy.hosting.fleet.SHUTDOWN_S).
+DRAIN_S = 8.0
 LANES = (Lane.EVALUATION, Lane.TRAIN)
 
 

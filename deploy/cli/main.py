@@ -221,9 +221,7 @@ def _demonstrate(stack: LocalStack, recipe: Recipe) -> bool:
     return bool(view["state"] == "succeeded")
 
 
-def follow(
-    api: Api, run: str, check: Callable[[], None] = lambda: None
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def follow(api: Api, run: str, check: Callable[[], None] = lambda: None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Print a run's progress until it has ended; its last view and all its steps. `check` is called between polls."""
     from rich.console import Console
 
