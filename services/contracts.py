@@ -128,7 +128,10 @@ class Verdict(Message):
 
 
 class BatchSample(Value):
-    """One response of a batch: its claim check, response tokens, advantage, and whether its loss is masked."""
+    """One response of a batch: its claim check, response tokens, advantage, and whether its loss is masked.
+
+    `staleness` = the version that consumes it - the version of its oldest token.
+    """
 
     payload: str
     tokens: int
@@ -136,13 +139,13 @@ class BatchSample(Value):
     reward: float
     correct: bool
     masked: bool
+    staleness: int
 
 
 class BatchGroup(Value):
-    """A whole group; it is never split. `staleness` = consuming version - oldest span's version."""
+    """A whole group; it is never split."""
 
     group: str
-    staleness: int
     samples: tuple[BatchSample, ...]
 
 

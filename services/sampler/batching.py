@@ -39,10 +39,11 @@ def batch_group(recipe: Recipe, name: str, group: Group, version: int) -> BatchG
             reward=earned if earned is not None else 0.0,
             correct=verdict.outcome is Outcome.CORRECT,
             masked=earned is None or (recipe.algorithm.overlong.filtering and verdict.facts.truncated),
+            staleness=staleness(version, verdict.facts.oldest_version),
         )
         for verdict, earned, advantage in zip(group.in_order, rewards, credit, strict=True)
     ]
-    return BatchGroup(group=name, staleness=staleness(version, group.oldest_version), samples=tuple(samples))
+    return BatchGroup(group=name, samples=tuple(samples))
 
 
 def make_batch(
@@ -51,7 +52,7 @@ def make_batch(
     """The batch of rollout step `step`, to be consumed at `version`."""
     made = tuple(batch_group(recipe, name, group, version) for name, group in groups.items())
     facts = [verdict.facts for group in groups.values() for verdict in group.verdicts.values()]
-    ages = [group.staleness for group in made]
+    ages = [sample.staleness for group in made for sample in group.samples]
     return Batch(
         step=step,
         version=version,

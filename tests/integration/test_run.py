@@ -199,6 +199,9 @@ def test_on_policy_run_starts_from_an_export_and_never_overlaps(stack, questions
     steps = stack.steps(run)
     assert overlaps(steps) == []
     assert [step["metrics"]["staleness_max"] for step in steps] == [0.0, 0.0]
+    # On-policy, engine and learner must agree on every log-prob, at the first version and after the next sync.
+    assert [step["metrics"]["mismatch_kl"] for step in steps] == pytest.approx([0.0, 0.0], abs=1e-7)
+    assert [step["metrics"]["effective_sample_size"] for step in steps] == pytest.approx([1.0, 1.0], abs=1e-6)
 
 
 @pytest.mark.timeout(600)

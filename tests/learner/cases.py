@@ -86,9 +86,9 @@ def step_data(groups: int) -> tuple[Batch, dict[str, SamplePayload]]:
             )  # fmt: skip
             samples.append(BatchSample(
                 payload=key, tokens=tokens, advantage=float(draw.normal()), reward=1.0, correct=True,
-                masked=(group, index) == (1, 1),
+                masked=(group, index) == (1, 1), staleness=0,
             ))  # fmt: skip
-        members.append(BatchGroup(group=f"g{group}", staleness=0, samples=tuple(samples)))
+        members.append(BatchGroup(group=f"g{group}", samples=tuple(samples)))
     batch = Batch(
         step=0, version=0, groups=tuple(members), sampler_state=SamplerState(cursor=0, next_group=0),
         sampling_metrics={}, generation_started_at=0.0, generation_finished_at=0.0,

@@ -14,9 +14,9 @@ from services.streams.payloads import SamplePayload
 def batch_of(*groups: tuple[str, list[int], set[int]]) -> Batch:
     """Groups as (name, tokens per response, indices of masked responses)."""
     members = tuple(
-        BatchGroup(group=name, staleness=0, samples=tuple(
+        BatchGroup(group=name, samples=tuple(
             BatchSample(payload=f"{name}{index}", tokens=count, advantage=1.0, reward=1.0, correct=True,
-                        masked=index in masked)
+                        masked=index in masked, staleness=0)
             for index, count in enumerate(tokens)
         ))
         for name, tokens, masked in groups

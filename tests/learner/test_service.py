@@ -66,12 +66,12 @@ async def put_batch(redis: Any, keys: RunKeys, version: int) -> Batch:
             await redis.hset(keys.payload(name, index), mapping=pack(payload))
             samples.append(BatchSample(
                 payload=keys.payload(name, index), tokens=tokens, advantage=advantage, reward=1.0, correct=index == 0,
-                masked=False,
+                masked=False, staleness=0,
             ))  # fmt: skip
         await redis.hset(keys.group(name), "state", "batched")
         await redis.sadd(keys.lane(Lane.TRAIN).pending, name)
         await redis.hincrby(keys.lane(Lane.TRAIN).counters, "dispatched", 1)
-        groups.append(BatchGroup(group=name, staleness=0, samples=tuple(samples)))
+        groups.append(BatchGroup(group=name, samples=tuple(samples)))
     batch = Batch(
         step=version, version=version, groups=tuple(groups), sampler_state=SamplerState(cursor=0, next_group=0),
         sampling_metrics={"accuracy": 0.25}, generation_started_at=1.0, generation_finished_at=2.0,

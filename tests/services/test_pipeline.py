@@ -131,7 +131,7 @@ async def test_run_of_three_steps_reconciles(redis, run_id, max_staleness):
     assert counts.reconciled, counts
     assert counts.trained == 12
     assert [batch.step for batch in learner.batches] == [1, 2, 3]
-    ages = [group.staleness for batch in learner.batches for group in batch.groups]
+    ages = [one.staleness for batch in learner.batches for group in batch.groups for one in group.samples]
     assert all(0 <= age <= max_staleness for age in ages), ages
     names = [group.group for batch in learner.batches for group in batch.groups]
     assert len(set(names)) == len(names) == 12, "a group is trained once"

@@ -141,7 +141,7 @@ async def test_life_of_a_group_reconciles_at_every_step(redis, keys):
         "reconciled": True,
     }  # fmt: skip
     batch = Batch(
-        step=1, version=0, groups=(BatchGroup(group="g0", staleness=0, samples=()),), sampler_state=STATE,
+        step=1, version=0, groups=(BatchGroup(group="g0", samples=()),), sampler_state=STATE,
         sampling_metrics={}, generation_started_at=1.0, generation_finished_at=2.0,
     )  # fmt: skip
     assert await fenced.publish_batch(batch)

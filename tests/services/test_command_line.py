@@ -1,0 +1,22 @@
+"""Every service starts alone, and says in one line why it cannot."""
+
+import subprocess
+import sys
+
+import pytest
+
+MODULES = ["services.sampler", "verifier", "rollout", "learner"]
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [(None, "run 'no-such-run' does not exist"), ("redis://:secret@127.0.0.1:1/0", "127.0.0.1:1/0 cannot be reached")],
+)
+def test_obstacles_are_one_line(redis_url, module, url, says):
+    command = [sys.executable, "-m", module, "--run", "no-such-run", "--redis", url or redis_url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr.splitlines()[-1]
+    assert "secret" not in done.stderr
+    assert "Traceback" not in done.stderr
