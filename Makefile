@@ -34,11 +34,11 @@ test-system: install
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml Makefile
+$(STAMP): pyproject.toml Makefile deploy/cpu-overrides.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --index-strategy unsafe-best-match $(TORCH_FROM) \
-	  "torch==2.13.0+cpu" -e ".[cpu,dev]"
+	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --overrides deploy/cpu-overrides.txt \
+	  --index-strategy unsafe-best-match $(TORCH_FROM) "torch==2.13.0+cpu" -e ".[cpu,dev]"
 	touch $(STAMP)
 
 clean:

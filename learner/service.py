@@ -131,6 +131,7 @@ class LearnerService:
 
     async def _train_all(self, rollout_steps: int) -> None:
         while self._version < rollout_steps and not self._context.stopping.is_set():
+            self._publisher.check()
             deliveries = await self._consumer.read(1, TICK_S if self._world > 1 else 1.0)
             if not deliveries:
                 await self._command(Command(do="idle"))
@@ -244,6 +245,7 @@ class LearnerService:
             try:
                 await asyncio.wait_for(self._context.stopping.wait(), TICK_S)
             except TimeoutError:
+                self._publisher.check()
                 await self._command(Command(do="idle"))
 
     async def _command(self, command: Command) -> None:

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from learner.broadcast import BroadcastGroup, Rendezvous, send_snapshot
 from learner.snapshot import Snapshot
+from services.cancellation import end
 from services.contracts import ProcessInfo, WeightAck, WeightManifest, WeightPlan
 from services.metrics import SYNC_SECONDS
 from services.settings import Weights
@@ -122,11 +123,15 @@ class Publisher:
         SYNC_SECONDS.labels(run=self._keys.run, phase="publish").observe(seconds)
         return seconds
 
+    def check(self) -> None:
+        """Raise what broke the reconcile loop, which serves joiners; call it while nothing is published."""
+        if self._task is not None and self._task.done():
+            self._task.result()
+
     async def close(self) -> None:
         """Stop serving joiners."""
         if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end(self._task)
         self._drop_group()
 
     async def _reconcile(self) -> None:

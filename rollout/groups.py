@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rollout.engine import Generation, RolloutEngine
 from rollout.prompts import ChatTokenizer, PromptError
+from services.cancellation import end
 from services.contracts import Lane, Sample, SampleFacts, Task
 from services.metrics import MESSAGES, TOKENS
 from services.shell import Context
@@ -74,13 +75,10 @@ class GroupWorker:
         try:
             await asyncio.gather(*samples)
         finally:
-            for sample in samples:
-                sample.cancel()
-            await asyncio.gather(*samples, return_exceptions=True)
+            await end(*samples)
 
     async def _sample(self, lane: Lane, delivery: Delivery[Task], index: int, prompt_ids: NDArray[np.int32]) -> None:
-        started_at = time.time()
-        generation = await self._generate(lane, delivery, index, prompt_ids)
+        generation, started_at = await self._generate(lane, delivery, index, prompt_ids)
         body = SamplePayload(
             prompt_ids, generation.response_ids, generation.behaviour_logprobs,
             self._tokenizer.text(generation.response_ids), generation.finish_reason, generation.spans,
@@ -104,15 +102,19 @@ class GroupWorker:
 
     async def _generate(
         self, lane: Lane, delivery: Delivery[Task], index: int, prompt_ids: NDArray[np.int32]
-    ) -> Generation:
-        """One response; of one version when the run must be on-policy. Raises StraddledError after three tries."""
+    ) -> tuple[Generation, float]:
+        """One response and when it was begun (Unix seconds); of one version when the run must be on-policy.
+
+        Raises StraddledError after three tries.
+        """
         task = delivery.message
         seed = None if task.sampling.seed is None else task.sampling.seed + index
         for attempt in range(STRADDLE_TRIES):
             # The lease's entry and delivery keep ids apart when a group comes back while an old request still runs.
             request = f"{task.group}/{index}/{delivery.lease.entry}/{delivery.deliveries}/{attempt}"
+            started_at = time.time()
             generation = await self._engine.generate(prompt_ids.tolist(), task.sampling, request, seed)
             if lane is not Lane.TRAIN or not self._fresh or len(generation.spans) == 1:
-                return generation
+                return generation, started_at
             log.info("sample %d of group %s straddles a weight sync; drawn again", index, task.group)
         raise StraddledError(f"sample {index} straddled a weight sync {STRADDLE_TRIES} times in a row")

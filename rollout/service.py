@@ -18,6 +18,7 @@ from rollout.engine import RolloutEngine
 from rollout.groups import GroupWorker
 from rollout.prompts import ChatTokenizer
 from rollout.weights import WeightFollower
+from services.cancellation import end
 from services.contracts import Lane, Task
 from services.shell import Context
 from services.streams.leases import Consumer, Delivery
@@ -90,7 +91,7 @@ class Replica:
             await self._context.presence.update(state="draining")
             await self._drain(follower)
         finally:
-            await _cancelled(follower, pull, *self._groups)
+            await end(follower, pull, *self._groups)
 
     async def _drain(self, follower: asyncio.Task[None]) -> None:
         self._follower.close()
@@ -138,12 +139,6 @@ async def _first_of(*parts: asyncio.Task[None] | Coroutine[Any, Any, Any]) -> No
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await _cancelled(*(task for task in tasks if task not in parts and not task.done()))
+        await end(*(task for task in tasks if task not in parts and not task.done()))
     for task in done:
         task.result()
-
-
-async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -6,9 +6,9 @@ Must not import any engine, Redis, or another package of this project.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field
+from pydantic import BaseModel, ConfigDict, computed_field
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -280,12 +280,6 @@ class WeightAck(Message):
     pause_s: float = 0.0
 
 
-AnyMessage = Annotated[
-    Task | Sample | Verdict | Batch | StepRecord | EvaluationRecord | Event | DeadLetter | WeightPlan | WeightAck,
-    Field(discriminator="kind"),
-]
-
-
 class RunState(StrEnum):
     """A run's life: queued -> starting -> running -> succeeded | failed | cancelled."""
 
@@ -316,8 +310,6 @@ class Transition(Value):
 
 class ProcessInfo(Value):
     """A live process as it announces itself; `metrics` is host:port of its /metrics page."""
-
-    PROTOCOL: ClassVar[int] = 1
 
     id: str
     service: str

@@ -22,7 +22,7 @@ class RecipeError(ValueError):
 class Section(BaseModel):
     """A part of a recipe. Unknown fields are refused, so that a misspelt setting cannot pass silently."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Model(Section):

@@ -9,8 +9,6 @@ from typing import Any
 
 import httpx
 
-DEFAULT_PORT = 8470
-DEFAULT_API = f"http://127.0.0.1:{DEFAULT_PORT}"
 TIMEOUT_S = 30.0
 
 
@@ -49,17 +47,19 @@ class Api:
         found: list[dict[str, Any]] = self._call("GET", f"/v1/runs/{run}/metrics?after={after}")["steps"]
         return found
 
-    def cancel(self, run: str) -> dict[str, Any]:
+    def cancel(self, run: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """Ask for the run's end."""
-        return self._call("POST", f"/v1/runs/{run}/cancel")
+        return self._call("POST", f"/v1/runs/{run}/cancel", timeout_s=timeout_s)
 
     def scale(self, run: str, rollout: int) -> dict[str, Any]:
         """Ask for another number of rollout replicas."""
         return self._call("PATCH", f"/v1/runs/{run}/scale", {"rollout": rollout})
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S
+    ) -> dict[str, Any]:
         try:
-            answer = self._http.request(method, path, json=body)
+            answer = self._http.request(method, path, json=body, timeout=timeout_s)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ApiError(
                 f"--api: {self.url} cannot be reached ({error}); `penstock up` starts one on this machine"

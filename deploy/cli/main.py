@@ -24,6 +24,8 @@ OBSTACLE = 2
 RUN_FAILED = 1
 INTERRUPTED = 130
 POLL_S = 1.0
+POLLS_MISSED = 30
+ENDED = ("succeeded", "failed", "cancelled")
 PORT = 8470
 
 app = typer.Typer(
@@ -208,9 +210,11 @@ def _demonstrate(stack: LocalStack, recipe: Recipe) -> bool:
     from deploy.cli.progress import closing_table
 
     with _api(stack.api) as client:
+        _cancel_earlier(client, recipe.name)
         run = str(client.submit(recipe.model_dump(mode="json"))["id"])
         say(f"run {run} submitted; `penstock watch {run} --api {stack.api}` follows it from elsewhere")
-        view, steps = follow(client, run, stack.check_alive)
+        with _cancelled_on_interrupt(client, run):
+            view, steps = follow(client, run, stack.check_alive)
     folder = stack.runs / run
     if steps:
         say(f"curves   {draw_curves(run, steps, view['evaluations'], folder / 'curves.png')}")
@@ -221,17 +225,50 @@ def _demonstrate(stack: LocalStack, recipe: Recipe) -> bool:
     return bool(view["state"] == "succeeded")
 
 
+def _cancel_earlier(client: Api, name: str) -> None:
+    """Runs that an earlier demo left unfinished (a power cut, say) would take this one's cores."""
+    for one in client.runs():
+        if one["id"].startswith(f"{name}-") and one["state"] not in ENDED:
+            say(f"cancelling {one['id']}, which an earlier demo left unfinished")
+            client.cancel(one["id"])
+
+
+@contextmanager
+def _cancelled_on_interrupt(client: Api, run: str) -> Iterator[None]:
+    """A demo that is stopped does not go on when the stack is next started."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        try:
+            client.cancel(run, timeout_s=2.0)
+        except RuntimeError as error:
+            say(f"run {run} could not be cancelled: {error}")
+        raise
+
+
 def follow(api: Api, run: str, check: Callable[[], None] = lambda: None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Print a run's progress until it has ended; its last view and all its steps. `check` is called between polls."""
     from rich.console import Console
 
+    from deploy.cli.client import ApiError
     from deploy.cli.progress import Follower
 
     follower = Follower(Console())
+    silent = 0
     while True:
-        view = api.show(run)
-        follower.take(view, api.steps(run, follower.cursor))
-        if view["state"] in ("succeeded", "failed", "cancelled"):
+        try:
+            view = api.show(run)
+            follower.take(view, api.steps(run, follower.cursor))
+            silent = 0
+        except ApiError as error:
+            silent += 1  # a gateway that died is restarted within seconds
+            if silent > POLLS_MISSED:
+                raise
+            say(f"no answer ({silent} of {POLLS_MISSED}): {error}")
+            check()
+            time.sleep(POLL_S)
+            continue
+        if view["state"] in ENDED:
             return view, follower.steps
         check()
         time.sleep(POLL_S)

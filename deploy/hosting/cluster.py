@@ -21,13 +21,11 @@ from deploy.hosting import factories
 from deploy.hosting.environment import NAMESPACE, process_environment, runs_folder
 from deploy.hosting.fleet import Fleet
 from deploy.hosting.roles import Role, learner_placement, release_placement
-from services.contracts import RunState
 from services.streams.records import RunRecord
 
 log = logging.getLogger(__name__)
 
 PREPARE_S = 600.0
-CALL_S = 30.0
 POLL_S = 0.2
 
 
@@ -135,7 +133,7 @@ class RayCluster:
 
     async def shortage(self, record: RunRecord) -> str | None:
         """Why the run does not fit now: what it books, what the cluster has, what is free."""
-        if record.id in self._placed or (record.state is RunState.RUNNING and self._lost_roles(record.id)):
+        if record.id in self._placed or self._lost_roles(record.id):
             return None  # what it needs it holds
         total, free = await asyncio.to_thread(lambda: (ray.cluster_resources(), ray.available_resources()))
         for kind, needed in _needs(record).items():

@@ -33,20 +33,23 @@ def end_with_parent() -> None:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def descendants() -> list[psutil.Process]:
-    """Every process below this one that is not a zombie."""
-    return [one for one in psutil.Process().children(recursive=True) if _running(one)]
+def descendants(spare: int | None = None) -> list[psutil.Process]:
+    """Every process below this one that is not a zombie, and not the process `spare`."""
+    return [one for one in psutil.Process().children(recursive=True) if one.pid != spare and _running(one)]
 
 
-def end_descendants(grace_s: float) -> list[str]:
-    """Ask every descendant to end, kill those that stay after `grace_s` seconds; the names of the killed."""
-    left = descendants()
+def end_descendants(grace_s: float, spare: int | None = None) -> list[str]:
+    """Ask every descendant but the process `spare` to end, kill those that stay after `grace_s` seconds.
+
+    Returns the names of the killed; takes at most `grace_s` + 2 seconds.
+    """
+    left = descendants(spare)
     for process in left:
         _signal(process, signal.SIGTERM)
     _, stubborn = psutil.wait_procs(left, timeout=grace_s)
     killed: list[str] = []
-    ends = time.monotonic() + 5.0
-    while (stubborn := descendants()) and time.monotonic() < ends:
+    ends = time.monotonic() + 2.0
+    while (stubborn := descendants(spare)) and time.monotonic() < ends:
         for process in stubborn:
             killed.append(_name(process))
             _signal(process, signal.SIGKILL)

@@ -207,7 +207,7 @@ class LocalStack:
             except subprocess.TimeoutExpired:
                 log.warning("the head did not end within %g s", HEAD_STOP_S)
         # Redis goes last: what drains still writes to it.
-        others = end_descendants(GRACE_S)
+        others = end_descendants(GRACE_S, spare=self._valkey.pid if self._valkey else None)
         if self._valkey is not None:
             self._valkey.stop()
         reap()

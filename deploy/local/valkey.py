@@ -83,6 +83,11 @@ class EmbeddedValkey:
         return False
 
     @property
+    def pid(self) -> int | None:
+        """Its process id; None before it was started."""
+        return None if self._process is None else self._process.pid
+
+    @property
     def alive(self) -> bool:
         """Whether the server's process runs."""
         return self._process is not None and self._process.poll() is None

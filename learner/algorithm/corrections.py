@@ -32,8 +32,9 @@ class Correction:
 
 def _gap(proximal: Tensor, behaviour: Tensor) -> tuple[Tensor, Tensor]:
     gap = (proximal - behaviour).detach().clamp(-LARGEST_GAP, LARGEST_GAP)
-    importance = torch.exp(gap)
-    return importance, importance - 1.0 - gap
+    # In float64: (w - 1) - log w of a tiny gap is lost in float32, even its sign.
+    exact = gap.double()
+    return torch.exp(gap), (torch.expm1(exact) - exact).to(gap.dtype)
 
 
 def none(proximal: Tensor, behaviour: Tensor, cap: float) -> Correction:

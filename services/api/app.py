@@ -5,12 +5,11 @@ Must not hold state; every request reads Redis.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -28,7 +27,7 @@ from services.api.views import (
     TargetGroup,
 )  # fmt: skip
 from services.settings import RecipeError, parse_recipe
-from services.streams.connection import Redis
+from services.streams.connection import Redis, trouble
 from services.streams.effects import group_counts
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
@@ -104,7 +103,7 @@ def _add_run_routes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
         return await _view(redis, await records.scale(run, request.rollout))
 
     @app.get("/v1/runs/{run}/metrics")
-    async def metrics(run: str, after: str = "0-0") -> MetricsView:
+    async def metrics(run: str, after: Annotated[str, Query(pattern=r"^\d{1,15}(-\d{1,15})?$")] = "0-0") -> MetricsView:
         """The run's time series, behind the step whose id is `after`."""
         await records.get(run)
         steps = await Journal(redis, RunKeys(run), "api").steps(after)
@@ -120,11 +119,8 @@ def _add_probe_routes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
     @app.get("/readyz", responses={503: {"model": Fault}})
     async def ready() -> Response:
         """Whether Redis answers, so that requests can be served."""
-        try:
-            async with asyncio.timeout(5):
-                await redis.ping()
-        except OSError as error:
-            return JSONResponse({"detail": f"Redis does not answer: {error}"}, status_code=503)
+        if found := await trouble(redis):
+            return JSONResponse({"detail": f"Redis does not answer: {found}"}, status_code=503)
         return JSONResponse({"status": "ok"})
 
     @app.get("/metrics")

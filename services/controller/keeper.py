@@ -71,7 +71,11 @@ class RunKeeper:
         summary = await summarise(self._redis, await self._records.get(self._run))
         write_summary(self._folder, summary | {"state": state.value, "reason": reason})
         await self._records.set_summary(self._run, summary)
-        await self._cluster.stop(self._run, STOP_DEADLINE_S)
+        try:
+            await self._cluster.stop(self._run, STOP_DEADLINE_S)
+        except Exception as error:
+            log.exception("run %s: its services could not be stopped", self._run)
+            reason += f"; stopping its services failed: {error}"
         await self._records.transition(self._run, state, reason)
 
     async def _place(self) -> None:

@@ -21,6 +21,7 @@ from services.metrics import RUNS
 from services.streams.connection import Redis
 from services.streams.records import RunRecords
 
+FAILURES_ALLOWED = 60
 KEEPERS_DEADLINE_S = STOP_DEADLINE_S + 3.0
 
 log = logging.getLogger(__name__)
@@ -38,15 +39,27 @@ class Controller:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Keep runs until `stopping` is set; a keeper that breaks is logged and taken up again."""
+        failures = 0
         try:
             while not stopping.is_set():
-                await self._take_up(stopping)
+                failures = await self._try_to_take_up(stopping, failures)
                 await asyncio.sleep(PERIOD_S)
         finally:
             stopping.set()
             if self._keepers:
                 await asyncio.wait(self._keepers.values(), timeout=KEEPERS_DEADLINE_S)
             await end(*self._keepers.values())
+
+    async def _try_to_take_up(self, stopping: asyncio.Event, failures: int) -> int:
+        """A look that fails leaves the keepers alone; failures in a row so far. Raises the FAILURES_ALLOWED-th."""
+        try:
+            await self._take_up(stopping)
+        except Exception:
+            if failures + 1 >= FAILURES_ALLOWED:
+                raise
+            log.exception("run records could not be read (%d in a row); the runs go on", failures + 1)
+            return failures + 1
+        return 0
 
     async def _take_up(self, stopping: asyncio.Event) -> None:
         records = await self._records.all()

@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from statistics import fmean, stdev
 
-from services.contracts import EvaluationRecord, Lane, Outcome, Prompt, Sampling, Task, Verdict
+from services.contracts import EvaluationRecord, Lane, Outcome, Prompt, Release, Sampling, Task, Verdict
+from services.sampler.progress import Progress
 from services.settings import Recipe
 from services.shell import Context
 from services.streams.effects import Effects
 from services.streams.leases import Consumer
 
 EVALUATED = "evaluated"
-
-
-class EvaluationStalledError(RuntimeError):
-    """No verdict came within the stall deadline; names how many are missing."""
 
 
 def summarise(name: str, prompts: int, samples: int, verdicts: list[Verdict]) -> EvaluationRecord:
@@ -44,7 +40,9 @@ def summarise(name: str, prompts: int, samples: int, verdicts: list[Verdict]) ->
 class Evaluator:
     """Runs evaluations one at a time."""
 
-    def __init__(self, context: Context, effects: Effects, prompts: tuple[Prompt, ...]) -> None:
+    def __init__(self, context: Context, effects: Effects, prompts: tuple[Prompt, ...], progress: Progress) -> None:
+        self._progress = progress
+        self._dead_after = "0-0"
         self._context = context
         self._effects = effects
         self._prompts = prompts
@@ -81,16 +79,16 @@ class Evaluator:
     async def _collect(self, groups: set[str], recipe: Recipe) -> list[Verdict] | None:
         found: dict[tuple[str, int], Verdict] = await self._recorded(groups)
         total = len(groups) * recipe.evaluation.samples
-        heard = time.monotonic()
         while len(found) < total:
             if self._context.stopping.is_set():
                 return None
-            if time.monotonic() - heard > recipe.limits.stall_timeout_s:
-                raise EvaluationStalledError(
-                    f"no verdict for {recipe.limits.stall_timeout_s:g} s; {total - len(found)} of {total} missing"
-                )
+            for group in await self._given_up(groups):
+                total -= recipe.evaluation.samples
+                found = {place: verdict for place, verdict in found.items() if place[0] != group}
+            self._progress.kept()  # an evaluation keeps no group
+            await self._progress.check(f"{total - len(found)} of {total} evaluation verdicts")
             for delivery in await self._consumer.read(64, 0.5):
-                heard = time.monotonic()
+                self._progress.heard()
                 verdict = delivery.message
                 found[(verdict.group, verdict.index)] = verdict
                 counted = sum(group == verdict.group for group, _ in found)
@@ -99,6 +97,18 @@ class Evaluator:
                     Lane.EVALUATION, delivery.lease, verdict, decision, recipe.evaluation.samples
                 )
         return list(found.values())
+
+    async def _given_up(self, groups: set[str]) -> list[str]:
+        """Release groups that were given up since the last call, and name them: they are left out of the mean."""
+        given_up = []
+        for entry, letter in await self._context.journal.dead_letters(self._dead_after):
+            self._dead_after = entry
+            if letter.group in groups:
+                samples = self._context.record.recipe.evaluation.samples
+                if await self._effects.release(Lane.EVALUATION, letter.group, Release.DEAD, samples):
+                    given_up.append(letter.group)
+                await self._context.journal.event("group-dead", f"{letter.group}: {letter.reason}")
+        return given_up
 
     async def _recorded(self, groups: set[str]) -> dict[tuple[str, int], Verdict]:
         redis, keys = self._context.redis, self._context.keys

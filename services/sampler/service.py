@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
 from services.cancellation import end
 from services.contracts import Lane, Release, SamplerState, Sampling, Task, Verdict
@@ -21,16 +20,13 @@ from services.sampler.credit.filtering import KEPT, decide
 from services.sampler.evaluation import Evaluator
 from services.sampler.ledger import Ledger, recover
 from services.sampler.pacing import SurvivalEstimate, groups_to_dispatch, slots, staleness
+from services.sampler.progress import Progress
 from services.sampler.prompts import PromptCursor, Splits, load_splits
 from services.shell import Context
 from services.streams.effects import Effects, group_counts
 from services.streams.leases import Consumer, Delivery
 
 log = logging.getLogger(__name__)
-
-
-class SamplingStalledError(RuntimeError):
-    """No verdict came within the stall deadline; names what is being waited for."""
 
 
 class SamplerService:
@@ -42,9 +38,10 @@ class SamplerService:
         """Evaluate, sample until the last policy version is out, evaluate again; then wait to be stopped."""
         splits = load_splits(context.record.recipe.data)
         effects = await Effects.fenced(context.redis, context.keys, self.name)
-        evaluator = Evaluator(context, effects, splits.held_out)
+        progress = Progress(context)
+        evaluator = Evaluator(context, effects, splits.held_out, progress)
         await context.presence.update(state="ready")
-        queue = await SamplingQueue.open(context, effects, splits)
+        queue = await SamplingQueue.open(context, effects, splits, progress)
         before = asyncio.create_task(evaluator.run("before"), name="evaluation before training")
         try:
             await queue.run(before)
@@ -59,7 +56,11 @@ class SamplerService:
 class SamplingQueue:
     """The training lane: dispatch with refill until the run's steps are done."""
 
-    def __init__(self, context: Context, effects: Effects, splits: Splits, ledger: Ledger, state: SamplerState) -> None:
+    def __init__(
+        self, context: Context, effects: Effects, splits: Splits, ledger: Ledger, state: SamplerState,
+        progress: Progress,
+    ) -> None:  # fmt: skip
+        self._progress = progress
         self._context = context
         self._recipe = context.record.recipe
         self._effects = effects
@@ -69,7 +70,6 @@ class SamplingQueue:
         self._next_step = 1
         self._survival = SurvivalEstimate()
         self._window = Window(self._recipe)
-        self._heard = time.monotonic()
         self._dead_after = "0-0"
         limits = self._recipe.limits
         self._verdicts = Consumer(
@@ -78,12 +78,12 @@ class SamplingQueue:
         )  # fmt: skip
 
     @classmethod
-    async def open(cls, context: Context, effects: Effects, splits: Splits) -> SamplingQueue:
+    async def open(cls, context: Context, effects: Effects, splits: Splits, progress: Progress) -> SamplingQueue:
         """Go on where an earlier sampler of this run stopped, or begin."""
         ledger, last = await recover(context.redis, context.keys, Lane.TRAIN)
         stored = await context.redis.get(context.keys.sampler_state)
         state = SamplerState.model_validate_json(stored) if stored else SamplerState(cursor=0, next_group=0)
-        queue = cls(context, effects, splits, ledger, state)
+        queue = cls(context, effects, splits, ledger, state, progress)
         queue._next_step = last.step + 1 if last else 1
         await queue._verdicts.open()
         return queue
@@ -104,10 +104,10 @@ class SamplingQueue:
                 await self._take_in(delivery)
             await self._bury_dead()
             await self._report()
-            self._check_progress()
+            await self._check_progress()
 
     async def _take_in(self, delivery: Delivery[Verdict]) -> None:
-        self._heard = time.monotonic()
+        self._progress.heard()
         verdict = delivery.message
         group = self._ledger.generating.get(verdict.group)
         decision = ""
@@ -123,6 +123,7 @@ class SamplingQueue:
         self._window.judged(group, decision)
         self._survival.observe(decision == KEPT)
         if decision == KEPT:
+            self._progress.kept()
             self._ledger.keep(verdict.group)
         else:
             del self._ledger.generating[verdict.group]
@@ -189,13 +190,10 @@ class SamplingQueue:
         for state, value in counts.model_dump().items():
             GROUPS.labels(self._context.keys.run, state).set(value)
 
-    def _check_progress(self) -> None:
-        waiting = bool(self._ledger.generating)
-        deadline = self._recipe.limits.stall_timeout_s
-        if not waiting:
-            self._heard = time.monotonic()
-        elif time.monotonic() - self._heard > deadline:
-            oldest = min(self._ledger.generating)
-            raise SamplingStalledError(
-                f"no verdict for {deadline:g} s; waiting for {len(self._ledger.generating)} groups, oldest {oldest}"
-            )
+    async def _check_progress(self) -> None:
+        generating = self._ledger.generating
+        if not generating:  # nothing is wanted of anybody
+            self._progress.heard()
+            self._progress.kept()
+        oldest = f", the oldest {min(generating)}" if generating else ""
+        await self._progress.check(f"{len(generating)} groups{oldest}")

@@ -36,7 +36,7 @@ def redacted(url: str) -> str:
 
 
 def client(url: str) -> Redis:
-    """A client that retries a broken connection five times with back-off (at most about 4 s)."""
+    """A client that retries a broken connection five times with back-off (at most about 5 s)."""
     try:
         return redis_asyncio.Redis.from_url(
             url,
@@ -80,3 +80,13 @@ async def connect(url: str, deadline_s: float = 10.0) -> Redis:
             f"Redis at {redacted(url)} is version {info['redis_version']}; 7.0 or newer (or Valkey) is needed"
         )
     return redis
+
+
+async def trouble(redis: Redis, deadline_s: float = 5.0) -> str | None:
+    """Why Redis does not answer within `deadline_s` seconds, or None when it does."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            await redis.ping()
+    except (redis_errors.RedisError, OSError) as error:
+        return str(error) or f"no answer within {deadline_s:g} s"
+    return None

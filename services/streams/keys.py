@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from services.contracts import Lane
 
-RUN_ID = re.compile(r"^[a-z0-9][a-z0-9-]{0,80}$")
+RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,95}")
 RUNS = "penstock:runs"
-CONTROLLER_EPOCH = "penstock:controller:epoch"
 SHARED_PROCESSES = "penstock:processes"
 
 
@@ -50,7 +49,7 @@ class RunKeys:
     run: str
 
     def __post_init__(self) -> None:
-        if not RUN_ID.match(self.run):
+        if not RUN_ID.fullmatch(self.run):
             raise ValueError(f"run id {self.run!r} is not accepted; lower-case letters, digits and dashes are")
 
     def key(self, name: str) -> str:

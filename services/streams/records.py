@@ -6,16 +6,20 @@ Must not act on a record; the controller does.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
 from redis.exceptions import WatchError
 
 from services.contracts import RunState, Transition
 from services.settings import Recipe
 from services.streams.connection import Redis
 from services.streams.keys import RUNS, RunKeys
+
+log = logging.getLogger(__name__)
 
 
 class UnknownRunError(LookupError):
@@ -98,8 +102,14 @@ class RunRecords:
         return _decode(run, fields)
 
     async def all(self) -> list[RunRecord]:
-        """Every run, oldest first."""
-        return [await self.get(run.decode()) for run in await self._redis.zrange(RUNS, 0, -1)]
+        """Every run that can be read, oldest first; one whose recipe is no longer accepted is logged and left out."""
+        found = []
+        for run in await self._redis.zrange(RUNS, 0, -1):
+            try:
+                found.append(await self.get(run.decode()))
+            except ValidationError as error:
+                log.warning("run %s cannot be read and is left out: %s", run.decode(), error.errors()[0]["msg"])
+        return found
 
     async def transition(self, run: str, state: RunState, reason: str) -> RunRecord:
         """Change a run's state, with a time and a reason. Raises EndedRunError when it has ended."""

@@ -146,3 +146,16 @@ async def test_presence_lapses_with_its_process(redis, run_id):
         await redis.delete(RunKeys(run_id).process("rollout-1"))  # what Redis does when heartbeats stop
         assert await live_processes(redis, run_id) == []
         assert await Journal(redis, RunKeys(run_id), "test").policy_version() is None
+
+
+@pytest.mark.parametrize("after", ["abc", "1-2-3", "9" * 40])
+async def test_bad_cursor_names_the_field(api, run_id, after):
+    await api.post("/v1/runs", json={"id": run_id, "recipe": recipe_document("/model")})
+    answer = await api.get(f"/v1/runs/{run_id}/metrics", params={"after": after})
+    assert (answer.status_code, "after" in answer.json()["detail"]) == (422, True)
+
+
+async def test_longest_accepted_name_can_be_submitted(api):
+    document = recipe_document("/model")
+    document["name"] = "x" * 63
+    assert (await api.post("/v1/runs", json={"recipe": document})).status_code == 201

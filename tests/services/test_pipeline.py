@@ -9,13 +9,16 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from services.contracts import Batch, Lane, Sample, SampleFacts, StepRecord, Task, VersionSpan
+from services.cancellation import end
+from services.contracts import Batch, Lane, ProcessInfo, Sample, SampleFacts, StepRecord, Task, VersionSpan
+from services.sampler.progress import SamplingStalledError
 from services.sampler.service import SamplerService
 from services.streams.effects import Effects, group_counts, missing_samples
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.leases import Consumer
 from services.streams.payloads import SamplePayload
+from services.streams.presence import Presence
 from tests.conftest import recipe_document, service_context
 from verifier.service import VerifierService
 
@@ -95,9 +98,7 @@ async def running(*coroutines):
     try:
         yield tasks
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*tasks)
 
 
 async def until(condition, tasks, what):
@@ -169,3 +170,45 @@ async def test_killed_sampler_is_replaced_without_losing_or_repeating_a_group(re
     assert counts.trained == 16
     names = [group.group for batch in learner.batches for group in batch.groups]
     assert len(set(names)) == len(names) == 16
+
+
+async def test_task_that_is_given_up_is_a_dead_group_and_the_run_goes_on(redis, run_id):
+    document = recipe_document("/none", limits={"rollout_steps": 1})
+    keys = RunKeys(run_id)
+    fleet = HandFleet(redis, keys)
+    learner = HandLearner(redis, keys, fleet)
+    async with (
+        service_context(redis, run_id, document, "sampler") as sampler,
+        service_context(redis, run_id, document, "verifier") as verifier,
+        running(SamplerService().run(sampler), VerifierService().run(verifier), learner.run()) as tasks,
+    ):
+        for lane in Lane:
+            consumer = Consumer(redis, keys, keys.lane(lane).tasks, "rollout", "hand", Task, 5.0, 3)
+            await consumer.open()
+            [delivery] = await consumer.read(1, 20)
+            await consumer.give_up(delivery.lease, delivery.message.model_dump_json().encode(), "too long", 1)
+        async with running(fleet.run()) as generating:
+            await until(lambda: evaluated(redis, keys, "after"), [*tasks, *generating], "the last evaluation")
+        counts = await group_counts(redis, keys)
+        evaluations = {record.name: record for record in await sampler.journal.evaluations()}
+    assert counts.reconciled, counts
+    assert (counts.dead, counts.trained) == (1, 4)
+    assert set(evaluations) == {"before", "after"}
+
+
+async def test_starvation_ends_with_its_reason(redis, run_id):
+    document = recipe_document("/none", limits={"rollout_steps": 1, "stall_timeout_s": 3.0})
+    keys = RunKeys(run_id)
+    fleet = HandFleet(redis, keys, skill=0.0)
+    ready = ProcessInfo(id="rollout-1", service="rollout", run=run_id, host="h", pid=1, metrics="h:1", state="ready")
+    async with (
+        service_context(redis, run_id, document, "sampler") as sampler,
+        service_context(redis, run_id, document, "verifier") as verifier,
+        running(VerifierService().run(verifier), fleet.run()),
+        Presence(redis, ready),
+    ):
+        with pytest.raises(SamplingStalledError, match="every group was filtered for 3 s"):
+            await asyncio.wait_for(SamplerService().run(sampler), DEADLINE_S)
+        counts = await group_counts(redis, keys)
+    assert counts.reconciled, counts
+    assert counts.filtered > 0

@@ -10,6 +10,7 @@ from tests.conftest import recipe_document
     ("sections", "says"),
     [
         ({"algorithm": {"clip_low": -0.2}}, ["algorithm.clip_low", "-0.2", "greater than 0"]),
+        ({"learner": {"learning_rate": float("inf")}}, ["learner.learning_rate", "inf", "finite"]),
         ({"algorithm": {"reduction": "mean"}}, ["algorithm.reduction", "'mean'", "'token'"]),
         ({"learner": {"zero_stage": 7}}, ["learner.zero_stage", "7", "less than or equal to 3"]),
         ({"rollout": {"replica": 2}}, ["rollout.replica", "unknown field", "2"]),

@@ -122,7 +122,7 @@ async def test_payload_survives_the_round_trip(redis, keys):
         unpack("damaged", {**dict.fromkeys([b"text", b"finish_reason"], b""), b"prompt_ids": b"123"})
 
 
-@pytest.mark.parametrize("run", ["a:b", "", "A", "a}b", "../x", "x" * 100])
+@pytest.mark.parametrize("run", ["a:b", "", "A", "a}b", "../x", "x" * 100, "a\n"])
 def test_run_id_cannot_escape_its_prefix(run):
     with pytest.raises(ValueError, match="run id"):
         RunKeys(run)

@@ -1,0 +1,46 @@
+"""Owns the gateway's command line: `python -m services.api --redis URL`, the REST API without a controller.
+
+Must not hold logic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+
+from services.api.server import serve_api
+from services.shell import configure_logging
+from services.streams.connection import RedisUnavailableError, connect
+
+
+async def _serve(redis_url: str, host: str, port: int) -> None:
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    redis = await connect(redis_url)
+    try:
+        await serve_api(redis, host, port, stopping)
+    finally:
+        await redis.aclose()
+
+
+def main() -> int:
+    """Serve until SIGINT or SIGTERM; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m services.api")
+    parser.add_argument("--redis", required=True, help="redis://host:port/db")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8470)
+    arguments = parser.parse_args()
+    configure_logging("api")
+    try:
+        asyncio.run(_serve(arguments.redis, arguments.host, arguments.port))
+    except (RedisUnavailableError, OSError) as error:
+        print(f"api: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
