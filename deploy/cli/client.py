@@ -16,6 +16,10 @@ class ApiError(RuntimeError):
     """The API refused a request, or cannot be reached. The text is for people."""
 
 
+class ApiUnreachableError(ApiError):
+    """Nothing answers at the address."""
+
+
 class Api:
     """The REST API at `url`."""
 
@@ -61,7 +65,7 @@ class Api:
         try:
             answer = self._http.request(method, path, json=body, timeout=timeout_s)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ApiError(
+            raise ApiUnreachableError(
                 f"--api: {self.url} cannot be reached ({error}); `penstock up` starts one on this machine"
             ) from None
         if answer.is_error:

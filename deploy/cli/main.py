@@ -250,17 +250,17 @@ def follow(api: Api, run: str, check: Callable[[], None] = lambda: None) -> tupl
     """Print a run's progress until it has ended; its last view and all its steps. `check` is called between polls."""
     from rich.console import Console
 
-    from deploy.cli.client import ApiError
+    from deploy.cli.client import ApiUnreachableError
     from deploy.cli.progress import Follower
 
     follower = Follower(Console())
-    silent = 0
+    silent = POLLS_MISSED  # patience begins with the first answer
     while True:
         try:
             view = api.show(run)
             follower.take(view, api.steps(run, follower.cursor))
             silent = 0
-        except ApiError as error:
+        except ApiUnreachableError as error:
             silent += 1  # a gateway that died is restarted within seconds
             if silent > POLLS_MISSED:
                 raise
