@@ -116,7 +116,11 @@ class Sample(Message):
 
 
 class Verdict(Message):
-    """verifier -> sampler: what the verifier found. `score` is in [0, 1]; `reason` explains an `unknown`."""
+    """verifier -> sampler: what the verifier found. `score` is in [0, 1]; `reason` explains an `unknown`.
+
+    `answer`: what the verifier took for the response's answer, in a normal form so that equal answers are equal
+    strings; empty when it found none. maj@k votes with it.
+    """
 
     kind: Literal["verdict"] = "verdict"
     group: str
@@ -124,6 +128,7 @@ class Verdict(Message):
     outcome: Outcome
     score: float
     reason: str = ""
+    answer: str = ""
     facts: SampleFacts
 
 
@@ -187,6 +192,17 @@ class Batch(Message):
     generation_finished_at: float
 
 
+class OptimizerStepRecord(Value):
+    """One optimizer step: loss, gradient norm before clipping, and whether it was applied.
+
+    Both are None where they are not finite; such a step is skipped.
+    """
+
+    loss: float | None
+    gradient_norm: float | None
+    applied: bool
+
+
 class StepRecord(Message):
     """learner -> everyone: what one rollout step did and the policy version it published."""
 
@@ -196,23 +212,48 @@ class StepRecord(Message):
     optimizer_steps: int
     groups: tuple[str, ...]
     metrics: dict[str, float]
+    optimizer: tuple[OptimizerStepRecord, ...] = ()
     generation_started_at: float
     generation_finished_at: float
     learning_started_at: float
     learning_finished_at: float
 
 
+class PassAt(Value):
+    """pass@k: the probability that at least one of k answers is right, over prompts; Chen et al., arXiv 2107.03374."""
+
+    k: int
+    value: float
+    standard_error: float
+
+
 class EvaluationRecord(Message):
-    """sampler -> everyone: accuracy on the held-out split at one policy version."""
+    """sampler -> everyone: how one held-out set was answered; standard errors are over prompts.
+
+    `name` says when ("before", "step-5", "after"), `set` what. `version` is the oldest policy version that answered,
+    `newest_version` the newest. `accuracy` is avg@k, `majority` maj@k, k = `samples_per_prompt`. `unknown` verdicts
+    count nowhere; `dropped` prompts got no answer (too long, or given up).
+    """
 
     kind: Literal["evaluation"] = "evaluation"
     name: str
+    set: str = "held-out"
     version: int
+    newest_version: int | None = None
     prompts: int
     samples_per_prompt: int
+    temperature: float = 1.0
+    top_p: float = 1.0
     accuracy: float
     standard_error: float
+    pass_at: tuple[PassAt, ...] = ()
+    majority: float | None = None
+    majority_standard_error: float | None = None
+    response_length: float | None = None
+    truncated_share: float | None = None
     unknown: int
+    dropped: int = 0
+    at: float = 0.0
 
 
 class Event(Message):

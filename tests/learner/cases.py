@@ -62,7 +62,7 @@ def recipe(folder: Path, case: Case) -> Recipe:
         "algorithm": {"group_size": 3, "reduction": case.reduction},
         "learner": {
             "zero_stage": case.stage, "micro_batch_tokens": case.budget, "learning_rate": 1e-2,
-            "weight_decay": 0.1, "gradient_clip": case.gradient_clip, "mini_batch_groups": case.mini_batch_groups,
+            "weight_decay": 0.1, "warmup_rollout_steps": 0, "gradient_clip": case.gradient_clip, "mini_batch_groups": case.mini_batch_groups,
             "ranks": 1,
         },
         "limits": {"rollout_steps": 1, "groups_per_step": 6},

