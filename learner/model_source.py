@@ -35,13 +35,19 @@ def prepare_model(model: Model, cache: Path) -> Path:
     A `package` is de-quantised into `cache` once and reused from then on; a `path` is checked and returned.
     Blocks for about 20 s the first time. Raises ModelSourceError.
     """
-    if model.path is not None:
-        return _checked(Path(model.path))
-    assert model.package is not None, "settings.Model holds exactly one source"
-    folder = cache / f"{model.package}-fp32"
+    folder = model_folder(model, cache)
+    if model.package is None:
+        return _checked(folder)
     if not _lacking(folder):
         return folder
     return _dequantised(model.package, folder)
+
+
+def model_folder(model: Model, cache: Path) -> Path:
+    """Where `model` is, or will be once it is prepared."""
+    if model.path is not None:
+        return Path(model.path)
+    return cache / f"{model.package}-fp32"
 
 
 def _lacking(folder: Path) -> list[str]:
@@ -65,7 +71,8 @@ def _checked(path: Path) -> Path:
     return path.absolute()
 
 
-def _dequantised(package: str, folder: Path) -> Path:
+def packaged_gguf(package: str) -> Path:
+    """The GGUF file that an installed package carries. Raises ModelSourceError."""
     module, gguf = PACKAGES[package]
     # The package itself is never imported: that would load another inference engine.
     found = find_spec(module)
@@ -74,8 +81,13 @@ def _dequantised(package: str, folder: Path) -> Path:
             f"model.package: value {package!r} is not accepted (not installed, or without {gguf}); "
             f"an installed package of {sorted(PACKAGES)} is (`pip install {package} gguf`), or model.path"
         )
+    return source
+
+
+def _dequantised(package: str, folder: Path) -> Path:
+    source = packaged_gguf(package)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    log.info("de-quantising %s into %s", gguf, folder)
+    log.info("de-quantising %s into %s", source.name, folder)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         _write(source, partial)

@@ -115,10 +115,11 @@ def _engine_arguments(recipe: Recipe, model_path: str, replica: str, block_size:
         "weight_transfer_config": {"backend": TRANSFER_BACKEND},
         "worker_extension_cls": "rollout.worker.WorkerExtension",
         "disable_log_stats": True,
+        # On CPU, compiling costs 40 s at start and a C++ compiler; a run does not win it back.
+        "enforce_eager": rollout.eager or rollout.gpus == 0,
     }
     if rollout.gpus == 0:
-        # Compiling costs 40 s at start and a C++ compiler; a run on CPU does not win it back.
-        arguments |= {"enforce_eager": True, "block_size": block_size}
+        arguments["block_size"] = block_size
     return arguments
 
 
@@ -220,6 +221,17 @@ class RolloutEngine:
             raise
         except Exception as error:
             raise PoisonedError(f"applying version {version} failed: {type(error).__name__}: {error}") from error
+
+    async def declare(self, version: int) -> None:
+        """State that the weights that were loaded are policy `version`: responses carry it from now on.
+
+        Raises EngineError when the engine does not take it.
+        """
+        async with asyncio.timeout(RPC_DEADLINE_S):
+            await self._llm.update_weight_version(str(version))
+            held = await self._llm.get_weight_version()
+        if held != str(version):
+            raise EngineError(f"the engine reports version {held!r}; {version} was declared")
 
     def check(self) -> None:
         """Raise vLLM's EngineDeadError when the engine's processes have died."""

@@ -2,6 +2,7 @@
 
 Reads the lanes' tasks (evaluation first) and the run's weight plans; writes samples with their payloads, weight acks
 and its presence: starting -> joining (engine up) -> ready (holds a published version) -> draining, or poisoned.
+In a run that only evaluates, the model folder's weights are policy version 0.
 When it dies its leases lapse, other replicas take its tasks over and draw only the samples that are missing; the
 learner re-forms the broadcast group without it; its engine's processes end with it.
 Must not decide anything about a group, and must not import Ray.
@@ -67,11 +68,11 @@ class Replica:
         self._engine = engine
         self._worker = worker
         self._follower = WeightFollower(context, engine)
-        self._groups: set[asyncio.Task[None]] = set()
+        self._groups: dict[asyncio.Task[None], int] = {}
         limits, rollout = context.record.recipe.limits, context.record.recipe.rollout
         group_size = context.record.recipe.algorithm.group_size
-        # Enough to keep every sequence slot busy while one group ends, and no more: what waits here ages.
-        self._slots = -(-rollout.max_sequences // group_size) + 1
+        # Samples: enough to keep every sequence slot busy while one group ends, and no more: what waits here ages.
+        self._slots = (-(-rollout.max_sequences // group_size) + 1) * group_size
         self._consumers = {
             lane: Consumer(
                 context.redis, context.keys, context.keys.lane(lane).tasks, CONSUMER_GROUP, context.presence.info.id,
@@ -84,6 +85,8 @@ class Replica:
         """Follow weights and pull tasks until stopping, then drain. The first failure of any part is raised."""
         for consumer in self._consumers.values():
             await consumer.open()
+        if self._context.record.recipe.limits.rollout_steps == 0:
+            await self._follower.serve_folder()
         follower = asyncio.create_task(self._follower.run())
         pull = asyncio.create_task(self._pull())
         try:
@@ -109,14 +112,14 @@ class Replica:
         while not self._context.stopping.is_set():
             self._engine.check()
             for group in [one for one in self._groups if one.done()]:
-                self._groups.discard(group)
+                del self._groups[group]
                 group.result()
-            if len(self._groups) >= self._slots:
+            if sum(self._groups.values()) >= self._slots:
                 await asyncio.wait(self._groups, timeout=READ_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
                 continue
             for lane, delivery in await self._read():
                 work = self._worker.work(lane, self._consumers[lane], delivery)
-                self._groups.add(asyncio.create_task(work))
+                self._groups[asyncio.create_task(work)] = delivery.message.samples
 
     async def _read(self) -> list[tuple[Lane, Delivery[Task]]]:
         """One task: of the evaluation lane when it has one. One at a time, so that replicas share evenly."""

@@ -63,8 +63,9 @@ class Staging:
 
     def __init__(
         self, plan: WeightPlan, manifest: WeightManifest, rank: int, backend: str, device: torch.device,
-        channel: Channel | None,
+        channel: Channel | None, *, on_host: bool = False,
     ) -> None:  # fmt: skip
+        """Start receiving on `device`; `on_host` moves each bucket to the host's memory as soon as it has arrived."""
         self.plan = plan
         self.progress = Progress("receiving")
         self.channel = channel
@@ -72,6 +73,7 @@ class Staging:
         self._rank = rank
         self._backend = backend
         self._device = device
+        self._on_host = on_host
         self._buffers: list[torch.Tensor] = []
         self._abandoned = False
         self._thread = threading.Thread(target=self._run, name="weight-staging", daemon=True)
@@ -118,8 +120,9 @@ class Staging:
         buffers = []
         for bucket in self._manifest.buckets:
             self._still_wanted()
-            buffers.append(torch.empty(bucket_layout(bucket).size, dtype=torch.uint8, device=self._device))
-            channel.receive(buffers[-1])
+            arriving = torch.empty(bucket_layout(bucket).size, dtype=torch.uint8, device=self._device)
+            channel.receive(arriving)
+            buffers.append(arriving.to("cpu", copy=True) if self._on_host else arriving)
         expected = torch.empty(len(buffers), dtype=torch.int64, device=self._device)
         channel.receive(expected)
         sums = zip(buffers, expected.tolist(), strict=True)

@@ -67,6 +67,18 @@ class WeightFollower:
             plan, self._next = self._next, None
             await self._follow(plan)
 
+    async def serve_folder(self) -> None:
+        """Serve the weights of the model's folder as policy version 0: a run that only evaluates has no learner."""
+        await self._engine.declare(0)
+        await self._hold(0)
+        self.ready.set()
+
+    async def _hold(self, version: int) -> None:
+        self.version = version
+        state = self._context.presence.info.state
+        await self._context.presence.update(state="ready" if state in ("joining", "ready") else state, version=version)
+        POLICY_VERSION.labels(self._context.record.id, "rollout").set(version)
+
     async def _look(self, wait_s: float) -> None:
         """Read new plans; keep the newest that names this replica."""
         redis, stream = self._context.redis, self._context.keys.weight_plans
@@ -90,11 +102,7 @@ class WeightFollower:
             await self._context.presence.update(state="poisoned")
             await self._ack(plan, "failed", str(error))
             raise
-        self.version = plan.version
-        state = self._context.presence.info.state
-        await self._context.presence.update(
-            state="ready" if state in ("joining", "ready") else state, version=plan.version
-        )
+        await self._hold(plan.version)
         await self._ack(plan, "applied", "", followed)
         self.ready.set()
         self._measure(followed)
@@ -105,7 +113,6 @@ class WeightFollower:
 
     def _measure(self, followed: Followed) -> None:
         run = self._context.record.id
-        POLICY_VERSION.labels(run, "rollout").set(self.version or 0)
         SYNC_SECONDS.labels(run, "staging").observe(followed.staging_s)
         SYNC_SECONDS.labels(run, "pause").observe(followed.pause_s)
 
@@ -131,7 +138,7 @@ class WeightFollower:
             async with asyncio.timeout(plan.timeout_s * parts):
                 await self._engine.call_workers(
                     "stage_weights", plan.model_dump_json(), manifest, plan.members[self._member],
-                    self._recipe.weights.backend, deadline_s=plan.timeout_s,
+                    self._recipe.weights.backend, self._recipe.weights.staging == "host", deadline_s=plan.timeout_s,
                 )  # fmt: skip
                 return await self._staged(plan)
         except TimeoutError:

@@ -56,7 +56,7 @@ class StagedTransfer(WeightTransferEngine[NoInit, StagedVersion]):  # type: igno
         # Shared (tied) parameters count once, under the name that the checkpoint has.
         self._parameters = frozenset(name for name, _ in model.named_parameters())
 
-    def stage(self, plan: WeightPlan, manifest: WeightManifest, rank: int, backend: str) -> None:
+    def stage(self, plan: WeightPlan, manifest: WeightManifest, rank: int, backend: str, on_host: bool) -> None:
         """Begin to receive `plan`; an unfinished staging is abandoned, a group of the same generation reused."""
         channel = None
         if self.staging is not None:
@@ -66,7 +66,7 @@ class StagedTransfer(WeightTransferEngine[NoInit, StagedVersion]):  # type: igno
         if channel is not None and (channel.generation, channel.world) != (plan.generation, plan.world):
             channel.abort()
             channel = None
-        self.staging = Staging(plan, manifest, rank, backend, torch.device(self.device), channel)
+        self.staging = Staging(plan, manifest, rank, backend, torch.device(self.device), channel, on_host=on_host)
 
     def init_transfer_engine(self, init_info: NoInit) -> None:
         """Nothing to do."""
@@ -122,11 +122,11 @@ class WorkerExtension:
     rank: int
     weight_transfer_engine: Any
 
-    def stage_weights(self, plan: str, manifest: str, base_rank: int, backend: str) -> None:
+    def stage_weights(self, plan: str, manifest: str, base_rank: int, backend: str, on_host: bool) -> None:
         """Begin to receive a plan (both arguments JSON), as rank `base_rank` + this worker's. Returns at once."""
         self.weight_transfer_engine.stage(
             WeightPlan.model_validate_json(plan), WeightManifest.model_validate_json(manifest),
-            base_rank + self.rank, backend,
+            base_rank + self.rank, backend, on_host,
         )  # fmt: skip
 
     def staging_progress(self) -> dict[str, Any]:

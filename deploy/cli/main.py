@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deploy.cli.algorithm import app as algorithm_commands
+from deploy.cli.plan import plan
+
 if TYPE_CHECKING:
     from deploy.cli.client import Api
     from deploy.local.stack import LocalStack
@@ -32,6 +35,9 @@ app = typer.Typer(
     help="Train reasoning LLMs with DAPO: rollout, verifier, sampling and learner services.",
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
 )  # fmt: skip
+
+app.add_typer(algorithm_commands, name="algorithm")
+app.command()(plan)
 
 ApiOption = Annotated[str, typer.Option("--api", envvar="PENSTOCK_API", help="Address of the REST API.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run.")]
@@ -54,12 +60,13 @@ def obstacles() -> Iterator[None]:
     """Turn every known obstacle into lines on standard error and exit status 2."""
     from deploy.cli.client import ApiError
     from deploy.local.preflight import StackError
+    from learner.model_source import ModelSourceError
     from services.settings import RecipeError
     from services.streams.connection import RedisUnavailableError
 
     try:
         yield
-    except (ApiError, StackError, RecipeError, RedisUnavailableError) as error:
+    except (ApiError, ModelSourceError, StackError, RecipeError, RedisUnavailableError) as error:
         print(f"penstock: {error}", file=sys.stderr)
         raise typer.Exit(OBSTACLE) from None
 

@@ -5,7 +5,7 @@ Must not import an engine or Redis.
 
 from services.settings.presets import PRESETS
 from services.settings.recipe import Recipe, RecipeError, load_recipe, parse_recipe
-from services.settings.sections import HELD_OUT, Algorithm, Data, EvaluationSet, Model, Source, Weights
+from services.settings.sections import HELD_OUT, Algorithm, Data, EvaluationSet, Learner, Model, Source, Weights
 
 __all__ = [
     "HELD_OUT",
@@ -13,6 +13,7 @@ __all__ = [
     "Algorithm",
     "Data",
     "EvaluationSet",
+    "Learner",
     "Model",
     "Recipe",
     "RecipeError",

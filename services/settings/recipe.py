@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from services.settings.presets import with_preset
 from services.settings.sections import (
+    HELD_OUT,
     Algorithm,
     Data,
     Evaluation,
@@ -60,11 +61,12 @@ class Recipe(Section):
             )
         sampling = self.algorithm.dynamic_sampling
         if sampling.refill == "generation_batches":
-            needed = groups * sampling.generation_batch_factor
+            # A wave goes out whole, beside the batches under way and what is kept for the next one.
+            needed = groups * (sampling.generation_batch_factor + self.limits.max_staleness + 1)
             if self.limits.max_inflight_groups < needed:
                 raise ValueError(
-                    f"limits.max_inflight_groups = {self.limits.max_inflight_groups} must be at least "
-                    f"groups_per_step x algorithm.dynamic_sampling.generation_batch_factor = {needed}"
+                    f"limits.max_inflight_groups = {self.limits.max_inflight_groups} must be at least groups_per_step x "
+                    f"(algorithm.dynamic_sampling.generation_batch_factor + max_staleness + 1) = {needed}"
                 )
         self._check_lengths()
         overlong = self.algorithm.overlong
@@ -97,6 +99,12 @@ class Recipe(Section):
             raise ValueError(
                 f"data.max_prompt_tokens = {asked} must not exceed model.max_model_len less max_new_tokens = {room}"
             )
+
+    @property
+    def evaluated_sets(self) -> tuple[str, ...]:
+        """The names of all sets that are evaluated, the run's own held-out split first."""
+        own = (HELD_OUT,) if self.data.held_out else ()
+        return (*own, *(one.name for one in self.evaluation.sets))
 
     @property
     def evaluation_new_tokens(self) -> int:

