@@ -45,14 +45,15 @@ class GroupWorker:
         """Draw what the group lacks under the task's lease; acked with the group's last sample.
 
         A group that was released is acked without work. A prompt that cannot be answered goes to the dead-letter
-        stream with the reason. When this raises, the task stays unacked and is delivered again.
+        stream with the reason and the cause. When this raises, the task stays unacked and is delivered again.
         """
         task = delivery.message
         try:
             async with consumer.renewing(delivery.lease):
                 await self._draw(lane, consumer, delivery)
         except PromptError as error:
-            await consumer.give_up(delivery.lease, task.model_dump_json().encode(), str(error), delivery.deliveries)
+            body = task.model_dump_json().encode()
+            await consumer.give_up(delivery.lease, body, str(error), delivery.deliveries, error.cause)
             self._count(lane, "given-up")
         except StraddledError as error:
             # Unacked: the lease lapses and the task is delivered again, at most limits.max_deliveries times.
@@ -70,7 +71,7 @@ class GroupWorker:
         if not missing:
             await consumer.ack(delivery.lease)
             return
-        prompt_ids = self._tokenizer.prompt_ids(task.prompt, task.sampling.max_new_tokens)
+        prompt_ids = self._tokenizer.prompt_ids(task.prompt)
         samples = [asyncio.create_task(self._sample(lane, delivery, index, prompt_ids)) for index in missing]
         try:
             await asyncio.gather(*samples)

@@ -1,4 +1,4 @@
-"""Owns text <-> tokens: the chat template of the model's folder, its stop tokens, and decoding.
+"""Owns text <-> tokens: the chat template, the model's stop tokens, and decoding.
 
 Must not talk to the engine, which sees token ids only.
 """
@@ -13,51 +13,82 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.contracts import Prompt
+from services.contracts import Cause, Prompt
+from services.settings import NO_TEMPLATE
 
 
 class PromptError(ValueError):
-    """A prompt that no response can be drawn for; the text says why."""
+    """A prompt that no response can ever be drawn for; the text says why, `cause` in a word."""
+
+    def __init__(self, says: str, cause: Cause) -> None:
+        super().__init__(says)
+        self.cause = cause
 
 
 class ChatTokenizer:
-    """The model folder's tokenizer (transformers AutoTokenizer)."""
+    """The model folder's tokenizer (transformers AutoTokenizer) under the recipe's chat template.
 
-    def __init__(self, model_path: str, max_model_len: int) -> None:
-        """Loads from the folder alone. Raises ValueError when it has no chat template or no end-of-sequence token."""
+    `chat_template`: null takes the tokenizer's own, `none` joins the messages' texts, else the path of a Jinja file.
+    """
+
+    def __init__(self, model_path: str, max_prompt_tokens: int, chat_template: str | None = None) -> None:
+        """Loads from the folder alone.
+
+        Raises ValueError when there is no chat template, it cannot be read, or there is no end-of-sequence token.
+        """
         from transformers import AutoTokenizer
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
-        if not self._tokenizer.chat_template:
-            raise ValueError(f"model_path: the tokenizer in {model_path!r} has no chat template; one is required")
-        self._max_model_len = max_model_len
+        self._joins = chat_template == NO_TEMPLATE
+        if chat_template is not None and not self._joins:
+            self._tokenizer.chat_template = _template(Path(chat_template))
+        if not self._joins and not self._tokenizer.chat_template:
+            raise ValueError(
+                f"model.chat_template: the tokenizer in {model_path!r} has none; the path of a Jinja file, or "
+                f"{NO_TEMPLATE!r} to join the messages' texts, is accepted"
+            )
+        self._max_prompt_tokens = max_prompt_tokens
         self.stop_ids = stop_token_ids(Path(model_path), self._tokenizer.eos_token_id)
 
-    def prompt_ids(self, prompt: Prompt, max_new_tokens: int) -> NDArray[np.int32]:
+    def prompt_ids(self, prompt: Prompt) -> NDArray[np.int32]:
         """The prompt under the chat template with the assistant's turn opened: int32 [P].
 
-        Raises PromptError when P + max_new_tokens exceeds model.max_model_len, or the template refuses it.
+        Raises PromptError when P exceeds the recipe's max_prompt_tokens (it is never cut), or the template refuses it.
         """
+        ids = np.asarray(self._encoded(prompt)["input_ids"], np.int32)
+        if len(ids) > self._max_prompt_tokens:
+            raise PromptError(
+                f"prompt {prompt.id!r} has {len(ids)} tokens; at most {self._max_prompt_tokens} are accepted "
+                "(data.max_prompt_tokens, or what model.max_model_len leaves beside the longest response)",
+                Cause.TOO_LONG,
+            )
+        return ids
+
+    def _encoded(self, prompt: Prompt) -> Any:
         from jinja2 import TemplateError
 
+        if self._joins:
+            return self._tokenizer("\n\n".join(message["content"] for message in prompt.messages))
         try:
-            encoded = self._tokenizer.apply_chat_template(
+            return self._tokenizer.apply_chat_template(
                 list(prompt.messages), tokenize=True, add_generation_prompt=True, return_dict=True
             )
         except TemplateError as error:
-            raise PromptError(f"prompt {prompt.id!r}: the chat template refuses it: {error}") from error
-        ids = np.asarray(encoded["input_ids"], np.int32)
-        longest = self._max_model_len - max_new_tokens
-        if len(ids) > longest:
-            raise PromptError(
-                f"prompt {prompt.id!r} has {len(ids)} tokens; at most {longest} are accepted "
-                f"(model.max_model_len = {self._max_model_len} less rollout.max_new_tokens = {max_new_tokens})"
-            )
-        return ids
+            says = f"prompt {prompt.id!r}: the chat template refuses it: {error}"
+            raise PromptError(says, Cause.REFUSED) from error
 
     def text(self, response_ids: Sequence[int] | NDArray[np.int32]) -> str:
         """The response as text, without special tokens."""
         return str(self._tokenizer.decode([int(one) for one in response_ids], skip_special_tokens=True))
+
+
+def _template(file: Path) -> str:
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"model.chat_template: {str(file)!r} cannot be read ({error}); the path of a Jinja file is accepted"
+        ) from None
 
 
 def stop_token_ids(folder: Path, tokenizer_eos: int | None) -> tuple[int, ...]:

@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from verifier import mathematics, pattern, reasoning
+from verifier import answer_line, mathematics, pattern, reasoning
 from verifier.judgement import Judge, Judgement
 
 VERIFIERS: dict[str, Judge] = {
     "reasoning-gym": reasoning.judge,
     "math": mathematics.judge,
+    "answer-line": answer_line.judge,
     "pattern": pattern.judge,
 }
+
+LIBRARIES: dict[str, str] = {"reasoning-gym": "reasoning_gym", "math": "math_verify"}
+"""What takes seconds to import, by verifier: loaded before the first judgement, whose time is bounded."""
 
 
 def judge(verifier: str, text: str, reference: Mapping[str, Any]) -> Judgement:

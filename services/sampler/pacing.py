@@ -6,6 +6,7 @@ Must not do I/O; every rule is a pure function.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 
@@ -19,21 +20,51 @@ class Flow:
     survival: float
 
 
-def slots(groups_per_step: int, max_staleness: int, steps_left: int) -> int:
-    """How many surviving groups may be in flight: (max_staleness + 1) batches, never more than are needed."""
-    return groups_per_step * min(max_staleness + 1, steps_left)
+@dataclass(frozen=True)
+class Bounds:
+    """What a run allows. `wave`: the groups of one generation batch."""
+
+    groups_per_step: int
+    max_staleness: int
+    steps_left: int
+    max_inflight: int
+    wave: int
+
+    @property
+    def slots(self) -> int:
+        """How many surviving groups may be in flight: (max_staleness + 1) batches, never more than are needed."""
+        return self.groups_per_step * min(self.max_staleness + 1, self.steps_left)
+
+    def room(self, flow: Flow) -> int:
+        """How many groups more the memory bound lets in."""
+        return max(0, self.max_inflight - flow.generating - flow.kept - flow.batched)
 
 
-def groups_to_dispatch(flow: Flow, wanted: int, max_inflight: int) -> int:
-    """How many groups to dispatch now, so that `wanted` survivors are expected and `max_inflight` holds.
+def continuous(flow: Flow, bounds: Bounds) -> int:
+    """Groups to dispatch now so that as many survivors are expected as there are slots.
 
     A batched group keeps its slot until the version it leads to is published.
     """
-    missing = wanted - flow.kept - flow.batched - flow.generating * flow.survival
+    missing = bounds.slots - flow.kept - flow.batched - flow.generating * flow.survival
     if missing <= 0:
         return 0
-    room = max_inflight - flow.generating - flow.kept - flow.batched
-    return max(0, min(room, math.ceil(missing / max(flow.survival, 0.05) - 1e-9)))
+    return min(bounds.room(flow), math.ceil(missing / max(flow.survival, 0.05) - 1e-9))
+
+
+def generation_batch(flow: Flow, bounds: Bounds) -> int:
+    """A whole wave, or nothing: as the published script draws, only once the last wave is judged to its last group,
+    what it left does not fill the next batch, and that batch has slots."""
+    waits = flow.generating > 0 or flow.kept >= bounds.groups_per_step
+    if waits or flow.batched + bounds.groups_per_step > bounds.slots:
+        return 0
+    return min(bounds.room(flow), bounds.wave)
+
+
+REFILLS: Mapping[str, Callable[[Flow, Bounds], int]] = {
+    "continuous": continuous,
+    "generation_batches": generation_batch,
+}
+"""By settings.DynamicSampling.refill: how many groups to dispatch now."""
 
 
 def staleness(consuming_version: int, oldest_version: int) -> int:

@@ -1,6 +1,6 @@
 """Owns what a run writes down for people: events, step records, evaluations, dead letters.
 
-Must not be read to steer a run, except for versions by the sampler.
+Must not be read to steer a run, except for policy versions, dead letters, and which evaluations are done.
 """
 
 from __future__ import annotations

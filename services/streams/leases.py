@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from redis.exceptions import ResponseError
 
 from services.cancellation import end
-from services.contracts import DeadLetter, Message
+from services.contracts import Cause, DeadLetter, Message
 from services.streams.connection import Redis
 from services.streams.keys import RunKeys
 
@@ -113,22 +113,25 @@ class Consumer(Generic[M]):
         body = fields.get(b"m", b"")
         lease = Lease(self._stream, self._group, self._name, entry)
         if deliveries > self._max_deliveries:
-            await self.give_up(lease, body, f"delivered {deliveries - 1} times without an ack", deliveries)
+            reason = f"delivered {deliveries - 1} times without an ack"
+            await self.give_up(lease, body, reason, deliveries, Cause.DELIVERIES)
             return None
         try:
             return Delivery(lease, self._model.model_validate_json(body), deliveries)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            await self.give_up(lease, body, f"not a valid {self._model.__name__}: {where}: {first['msg']}", deliveries)
+            reason = f"not a valid {self._model.__name__}: {where}: {first['msg']}"
+            await self.give_up(lease, body, reason, deliveries, Cause.INVALID)
             return None
 
-    async def give_up(self, lease: Lease, body: bytes, reason: str, deliveries: int) -> None:
+    async def give_up(self, lease: Lease, body: bytes, reason: str, deliveries: int, cause: Cause) -> None:
         """Move an entry to the dead-letter stream, with its reason."""
         text = body.decode(errors="replace")
+        group, prompt = _origin(self._model, body)
         letter = DeadLetter(
-            stream=self._stream, entry=lease.entry, reason=reason, deliveries=deliveries,
-            group=_group_of(self._model, body), body=text[:65536],
+            stream=self._stream, entry=lease.entry, reason=reason, deliveries=deliveries, cause=cause, group=group,
+            prompt=prompt, body=text[:65536],
         )  # fmt: skip
         log.error("%s: entry %s is given up: %s", self._stream, lease.entry, reason)
         await self._give_up(
@@ -160,11 +163,13 @@ class Consumer(Generic[M]):
             await end(task)
 
 
-def _group_of(model: type[Message], body: bytes) -> str | None:
+def _origin(model: type[Message], body: bytes) -> tuple[str | None, str | None]:
+    """The group and the prompt's id that a message is about, as far as it can be read and names them."""
     try:
-        return getattr(model.model_validate_json(body), "group", None)
+        message = model.model_validate_json(body)
     except ValidationError:
-        return None
+        return None, None
+    return getattr(message, "group", None), getattr(getattr(message, "prompt", None), "id", None)
 
 
 async def tail(

@@ -44,7 +44,10 @@ async def started_replica(redis_url: str, model: Path, staging: str = "device") 
     _forget_stop_tokens(model)
     redis = await connect(redis_url)
     document = recipe_document(
-        model, model={"max_model_len": 1024}, limits={"max_staleness": 0}, weights={"timeout_s": 20.0, "staging": staging}
+        model,
+        model={"max_model_len": 1024},
+        limits={"max_staleness": 0},
+        weights={"timeout_s": 20.0, "staging": staging},
     )
     async with service_context(redis, f"weights-{uuid.uuid4().hex[:8]}", document, "rollout") as context:
         engine = await RolloutEngine.start(context.record.recipe, str(model), [], context.presence.info.id)

@@ -20,7 +20,18 @@ import pytest_asyncio
 
 from rollout.prompts import ChatTokenizer
 from rollout.service import CONSUMER_GROUP, RolloutService
-from services.contracts import Lane, ProcessInfo, Prompt, Release, Sample, SampleFacts, Sampling, Task, VersionSpan
+from services.contracts import (
+    Cause,
+    Lane,
+    ProcessInfo,
+    Prompt,
+    Release,
+    Sample,
+    SampleFacts,
+    Sampling,
+    Task,
+    VersionSpan,
+)  # fmt: skip
 from services.shell import Context, ServiceThread
 from services.streams.connection import connect
 from services.streams.effects import Effects
@@ -138,8 +149,8 @@ async def test_a_joiner_works_only_once_it_holds_a_published_version(fleet: Flee
     samples = await fleet.samples(Lane.TRAIN, "g0", 4)
     assert [one.index for one in samples] == [0, 1, 2, 3]
     bodies = await fetch(fleet.context.redis, [one.facts.payload for one in samples])
-    tokenizer = ChatTokenizer(str(fleet.folder), 256)
-    expected_prompt = tokenizer.prompt_ids(task("g0").prompt, 40).tolist()
+    tokenizer = ChatTokenizer(str(fleet.folder), 240)
+    expected_prompt = tokenizer.prompt_ids(task("g0").prompt).tolist()
     assert expected_prompt[:2] == [2, 4]  # <bos><user>
     for sample, body in zip(samples, bodies, strict=True):
         assert body.prompt_ids.tolist() == expected_prompt
@@ -191,8 +202,8 @@ async def test_a_prompt_that_is_too_long_is_a_dead_letter(fleet: Fleet) -> None:
     await fleet.effects.dispatch(Lane.TRAIN, task("long", text="7" * 300), None)
     journal = Journal(fleet.context.redis, fleet.context.keys, "test")
     [(_, letter)] = await until(journal.dead_letters, 20)
-    assert letter.group == "long"
-    assert "has 303 tokens; at most 216 are accepted" in letter.reason
+    assert (letter.group, letter.prompt, letter.cause) == ("long", "7" * 8, Cause.TOO_LONG)
+    assert "has 303 tokens; at most 240 are accepted" in letter.reason
     await until(fleet.all_acked, 20)
     assert fleet.service.alive
 

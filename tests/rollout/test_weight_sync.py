@@ -81,7 +81,7 @@ async def test_on_policy_samples_are_drawn_from_one_version(replica: Replica, po
     context = replica.context
     model = context.record.recipe.model
     assert model.path is not None
-    worker = GroupWorker(context, replica.engine, ChatTokenizer(model.path, model.max_model_len))
+    worker = GroupWorker(context, replica.engine, ChatTokenizer(model.path, context.record.recipe.max_prompt_tokens))
     prompt = Prompt(id="p", messages=({"role": "user", "content": "1 + 1"},), verifier="pattern", reference={})
     task = Task(group="g0", prompt=prompt, samples=2, sampling=sampling(600))
     assert await Effects(context.redis, context.keys, "sampler").dispatch(Lane.TRAIN, task, None)

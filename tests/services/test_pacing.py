@@ -1,32 +1,94 @@
-"""Back-pressure by slots, as a table."""
+"""Back-pressure by slots, as tables; and what must hold of every refill, whatever the flow."""
+
+from typing import get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from services.sampler.pacing import Flow, SurvivalEstimate, groups_to_dispatch, slots, staleness
+from services.sampler.pacing import (
+    REFILLS,
+    Bounds,
+    Flow,
+    SurvivalEstimate,
+    continuous,
+    generation_batch,
+    staleness,
+)  # fmt: skip
+from services.settings.sections import DynamicSampling
+
+
+def bounds(groups_per_step=8, max_staleness=1, steps_left=12, max_inflight=64, wave=24):
+    return Bounds(groups_per_step, max_staleness, steps_left, max_inflight, wave)
+
+
+def test_every_refill_of_the_settings_has_its_rule():
+    assert set(REFILLS) == set(get_args(DynamicSampling.model_fields["refill"].annotation))
 
 
 @pytest.mark.parametrize(
     ("max_staleness", "steps_left", "expected"), [(0, 12, 8), (1, 12, 16), (1, 1, 8), (3, 12, 32), (1, 0, 0)]
 )
 def test_slots(max_staleness, steps_left, expected):
-    assert slots(8, max_staleness, steps_left) == expected
+    assert bounds(max_staleness=max_staleness, steps_left=steps_left).slots == expected
 
 
 @pytest.mark.parametrize(
-    ("flow", "wanted", "max_inflight", "expected"),
+    ("flow", "max_inflight", "expected"),
     [
-        (Flow(generating=0, kept=0, batched=0, survival=1.0), 16, 64, 16),
-        (Flow(generating=0, kept=0, batched=0, survival=0.5), 16, 64, 32),
-        (Flow(generating=0, kept=0, batched=0, survival=0.5), 16, 24, 24),
-        (Flow(generating=16, kept=0, batched=0, survival=0.5), 16, 64, 16),
-        (Flow(generating=0, kept=8, batched=8, survival=0.5), 16, 64, 0),
-        (Flow(generating=4, kept=8, batched=2, survival=0.5), 16, 64, 8),
-        (Flow(generating=20, kept=0, batched=0, survival=1.0), 16, 64, 0),
-        (Flow(generating=0, kept=0, batched=0, survival=0.0), 16, 64, 64),
+        (Flow(generating=0, kept=0, batched=0, survival=1.0), 64, 16),
+        (Flow(generating=0, kept=0, batched=0, survival=0.5), 64, 32),
+        (Flow(generating=0, kept=0, batched=0, survival=0.5), 24, 24),
+        (Flow(generating=16, kept=0, batched=0, survival=0.5), 64, 16),
+        (Flow(generating=0, kept=8, batched=8, survival=0.5), 64, 0),
+        (Flow(generating=4, kept=8, batched=2, survival=0.5), 64, 8),
+        (Flow(generating=20, kept=0, batched=0, survival=1.0), 64, 0),
+        (Flow(generating=0, kept=0, batched=0, survival=0.0), 64, 64),
     ],
 )
-def test_groups_to_dispatch(flow, wanted, max_inflight, expected):
-    assert groups_to_dispatch(flow, wanted, max_inflight) == expected
+def test_continuous(flow, max_inflight, expected):
+    assert continuous(flow, bounds(max_inflight=max_inflight)) == expected
+
+
+@pytest.mark.parametrize(
+    ("flow", "max_staleness", "steps_left", "expected"),
+    [
+        (Flow(generating=0, kept=0, batched=0, survival=1.0), 0, 12, 24),
+        (Flow(generating=0, kept=0, batched=0, survival=0.1), 0, 12, 24),  # the survival is not looked at
+        (Flow(generating=1, kept=0, batched=0, survival=1.0), 0, 12, 0),  # one group of the last wave is still out
+        (Flow(generating=0, kept=7, batched=0, survival=1.0), 0, 12, 24),  # one short of a batch: a whole wave more
+        (Flow(generating=0, kept=8, batched=0, survival=1.0), 0, 12, 0),  # a batch is there
+        (Flow(generating=0, kept=3, batched=8, survival=1.0), 0, 12, 0),  # on-policy: the learner has the only slots
+        (Flow(generating=0, kept=3, batched=8, survival=1.0), 1, 12, 24),
+        (Flow(generating=0, kept=3, batched=8, survival=1.0), 1, 1, 0),  # the last batch is out
+        (Flow(generating=0, kept=0, batched=0, survival=1.0), 0, 0, 0),
+    ],
+)
+def test_generation_batch(flow, max_staleness, steps_left, expected):
+    assert generation_batch(flow, bounds(max_staleness=max_staleness, steps_left=steps_left)) == expected
+
+
+COUNTS = st.integers(0, 80)
+FLOWS = st.builds(Flow, generating=COUNTS, kept=COUNTS, batched=COUNTS, survival=st.floats(0, 1))
+
+
+@given(
+    flow=FLOWS, groups=st.integers(1, 16), max_staleness=st.integers(0, 3), steps_left=st.integers(0, 5),
+    factor=st.integers(1, 4), spare=st.integers(0, 40),
+)  # fmt: skip
+@pytest.mark.parametrize("refill", REFILLS)
+def test_no_refill_exceeds_the_memory_bound_or_starves(refill, flow, groups, max_staleness, steps_left, factor, spare):
+    limit = groups * (factor + max_staleness + 1) + spare  # what a recipe must allow
+    given_bounds = bounds(groups, max_staleness, steps_left, limit, groups * factor)
+    count = REFILLS[refill](flow, given_bounds)
+    under_way = flow.generating + flow.kept + flow.batched
+    assert count >= 0
+    assert count == 0 or under_way + count <= limit
+    idle = flow.generating == 0 and flow.kept < groups and flow.batched + groups <= given_bounds.slots
+    if idle:
+        assert count > 0, "nothing is under way and a batch is wanted"
+    if refill == "generation_batches":
+        assert count == (groups * factor if idle else 0)
 
 
 def test_staleness_counts_versions_to_the_oldest_span():

@@ -1,17 +1,74 @@
-"""Prompt sources: splits without overlap, a cursor that repeats, errors that name the field."""
+"""Prompts: every source, layout and format; each question once, none both trained on and evaluated; errors by name."""
 
 import json
+import tracemalloc
+from typing import get_args
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
-from services.sampler.prompts import DataError, PromptCursor, load_splits
-from services.settings import Data
+from services.sampler.data import DataError, PromptCursor, PromptsExhaustedError, load_set, load_splits
+from services.sampler.data.formats import FORMATS
+from services.sampler.data.layouts import LAYOUTS, REFERENCES
+from services.sampler.data.overlap import shared
+from services.sampler.data.sources import READERS
+from services.settings import Data, EvaluationSet, Source
+from verifier.table import VERIFIERS
 
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+INSTRUCTION = "Think first, and put the result behind Answer:"
 
 
 def questions(prompts):
     return {prompt.messages[-1]["content"] for prompt in prompts}
+
+
+def write_jsonl(path, rows):
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    return str(path)
+
+
+def write_parquet(path, rows, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.Table.from_pylist(rows), path, **options)
+    return str(path)
+
+
+def write_saved(folder, shards, split=None):
+    """A folder as datasets.save_to_disk (5.2.0) writes it: Arrow streams and state.json."""
+    folder.mkdir(parents=True)
+    names = [f"data-{number:05d}-of-{len(shards):05d}.arrow" for number in range(len(shards))]
+    for name, rows in zip(names, shards, strict=True):
+        table = pa.Table.from_pylist(rows)
+        with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(table)
+    (folder / "state.json").write_text(
+        json.dumps({"_data_files": [{"filename": one} for one in names], "_split": split})
+    )
+
+
+def dapo_row(question, answer, index=0):
+    """A row in the schema of BytedTsinghua-SIA/DAPO-Math-17k."""
+    return {
+        "data_source": "math_dapo",
+        "prompt": [{"content": f"{INSTRUCTION}\n\n{question}", "role": "user"}],
+        "ability": "MATH",
+        "reward_model": {"ground_truth": answer, "style": "rule"},
+        "extra_info": {"index": str(index)},
+    }
+
+
+def choices(field, model=Source):
+    return set(get_args(model.model_fields[field].annotation))
+
+
+def test_the_tables_hold_what_the_settings_offer():
+    assert set(READERS) | {"reasoning-gym"} == choices("source")
+    assert set(LAYOUTS) == choices("layout")
+    assert set(FORMATS) == choices("prompt_format")
+    assert set(REFERENCES) == set(VERIFIERS)
+    assert choices("verifier") < set(REFERENCES)
 
 
 def test_reasoning_gym_splits_share_no_question_and_repeat():
@@ -23,6 +80,16 @@ def test_reasoning_gym_splits_share_no_question_and_repeat():
     assert not questions(first.train) & questions(first.held_out)
 
 
+def test_a_generated_source_draws_more_when_an_evaluation_set_takes_some():
+    data = Data(options=ONE_DIGIT, train=60, held_out=10)
+    same = EvaluationSet(name="same", options=ONE_DIGIT, prompts=50)
+    splits = load_splits(data, (same,))
+    assert (len(splits.train), len(splits.held_out), len(splits.sets["same"])) == (60, 10, 50)
+    assert not questions(splits.train) & questions(splits.sets["same"])
+    assert splits.report.contaminated > 0
+    assert splits.held_out == load_splits(data).held_out, "the same whatever sets there are"
+
+
 def test_cursor_gives_the_same_prompts_from_the_same_position():
     prompts = load_splits(Data(options=ONE_DIGIT, train=10, held_out=5)).train
     cursor = PromptCursor(prompts, seed=3)
@@ -32,12 +99,213 @@ def test_cursor_gives_the_same_prompts_from_the_same_position():
     assert [PromptCursor(prompts, seed=3, position=17).next().id] == walked[17:18]
 
 
+def test_cursor_passes_over_dropped_prompts_and_ends_when_none_is_left():
+    prompts = load_splits(Data(options=ONE_DIGIT, train=3, held_out=5)).train
+    first, second, third = (prompt.id for prompt in prompts)
+    cursor = PromptCursor(prompts, seed=3)
+    assert cursor.drop(first, "too-long")
+    assert not cursor.drop(first, "too-long"), "no news"
+    assert not cursor.drop("p999999", "too-long"), "of another split"
+    assert sorted(cursor.next().id for _ in range(6)) == sorted([second, third] * 3)
+    assert cursor.position in (8, 9), "the dropped one was passed over in each epoch"
+    assert cursor.drop(second, "refused")
+    assert cursor.drop(third, "too-long")
+    assert cursor.dropped == {"too-long": 2, "refused": 1}
+    with pytest.raises(
+        PromptsExhaustedError, match="none of the 3 training prompts can be used: 1 refused, 2 too-long"
+    ):
+        cursor.next()
+
+
 def test_jsonl_keeps_each_question_once(tmp_path):
     rows = [{"question": f"q{n % 6}", "verifier": "pattern", "reference": {"pattern": "a"}} for n in range(12)]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-    splits = load_splits(Data(source="jsonl", path=str(path), train=4, held_out=2, suffix="!"))
+    path = write_jsonl(tmp_path / "rows.jsonl", rows)
+    splits = load_splits(Data(source="jsonl", path=path, train=4, held_out=2, suffix="!"))
     assert questions(splits.train) | questions(splits.held_out) == {f"q{n}!" for n in range(6)}
+    assert (splits.report.rows, splits.report.distinct, splits.report.duplicates) == (12, 6, 6)
+
+
+def test_a_line_ends_at_the_line_feed_alone_and_blank_lines_are_none(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    row = {"question": "one\u2028question", "verifier": "math", "reference": {"answer": "1"}}
+    path.write_text(json.dumps(row, ensure_ascii=False) + "\r\n\n")
+    assert questions(load_set(Source(source="jsonl", path=str(path)), None)) == {"one\u2028question"}
+
+
+def test_dapo_math_17k_is_found_to_be_repeated_a_hundred_times(tmp_path):
+    rows = [dapo_row(f"What is {n % 17}\u00b2?", str((n % 17) ** 2), n) for n in range(1700)]
+    rows[40]["prompt"][0]["content"] += "  \n"  # white space makes no other question
+    rows[50]["reward_model"]["ground_truth"] = "-1"  # nor does another answer; the first is kept
+    path = write_parquet(tmp_path / "dapo.parquet", rows, row_group_size=300)
+    data = Data(
+        source="parquet", path=path, layout="dapo-math-17k", verifier="answer-line", train=None, held_out=2
+    )  # fmt: skip
+    splits = load_splits(data)
+    report = splits.report
+    assert (report.rows, report.distinct, report.duplicates, report.conflicts) == (1700, 17, 1683, 1)
+    assert (len(splits.train), len(splits.held_out)) == (15, 2)
+    assert report.text.startswith("1700 rows, 17 distinct questions, 1683 duplicates removed (1 of them with another")
+    by_answer = {one.reference["answer"]: one for one in (*splits.train, *splits.held_out)}
+    assert set(by_answer) == {str(n**2) for n in range(17)}
+    [message] = by_answer["9"].messages
+    assert message == {"role": "user", "content": f"{INSTRUCTION}\n\nWhat is 3\u00b2?"}, "its instruction stands"
+    assert {one.verifier for one in by_answer.values()} == {"answer-line"}
+
+
+def test_parquet_is_read_in_pieces(tmp_path):
+    text = "x" * 1000
+    rows = [{"question": f"{text} {n % 10}", "answer": "1", "unused": text * 3} for n in range(20_000)]
+    path = write_parquet(tmp_path / "big.parquet", rows, row_group_size=20_000)
+    del rows
+    tracemalloc.start()
+    found = load_set(Source(source="parquet", path=path, layout="fields"), None)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found) == 10
+    assert peak < 10e6, "of 20 MB of questions, no more than a batch is held"
+
+
+def test_a_folder_of_parquet_files_is_read_in_the_order_of_names(tmp_path):
+    for name, question in (("b", "second"), ("a", "first")):
+        write_parquet(tmp_path / f"{name}.parquet", [{"question": question, "answer": 1}])
+    found = load_set(Source(source="parquet", path=str(tmp_path), layout="fields"), None)
+    assert [one.messages[0]["content"] for one in found] == ["first", "second"]
+
+
+ROWS = [{"problem": f"How many are {n}?", "solution": {"final": str(n)}} for n in range(4)]
+FIELDS = {"layout": "fields", "fields": {"question": "problem", "answer": "solution.final"}}
+
+
+def test_saved_datasets(tmp_path):
+    write_saved(tmp_path / "one", [ROWS[:3], ROWS[3:]], split="train")
+    write_saved(tmp_path / "both" / "train", [ROWS])
+    write_saved(tmp_path / "both" / "test", [ROWS[:1]], split="train")  # as a split of a split is saved
+    (tmp_path / "both" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+
+    def count(folder, split):
+        return len(load_set(Source(source="hf", path=str(tmp_path / folder), split=split, **FIELDS), None))
+
+    assert count("one", None) == count("one", "train") == count("both", "train") == 4
+    assert count("both", "test") == 1
+    for folder, split, says in (
+        ("both", None, "several splits; give split, one of 'train', 'test'"),
+        ("both", "dev", "no split 'dev'"),
+        ("one", "test", "holds split 'train' alone"),
+    ):
+        with pytest.raises(DataError, match=says):
+            count(folder, split)
+
+
+def test_parquet_datasets_as_the_hub_lays_them_out(tmp_path):
+    write_parquet(tmp_path / "data" / "train-00000-of-00002.parquet", ROWS[:2])
+    write_parquet(tmp_path / "data" / "train-00001-of-00002.parquet", ROWS[2:])
+    write_parquet(tmp_path / "data" / "test-00000-of-00001.parquet", ROWS[:1])
+    write_parquet(tmp_path / "converted" / "dev" / "0000.parquet", ROWS[:3])
+    write_parquet(tmp_path / "twice" / "main" / "train.parquet", ROWS)
+    write_parquet(tmp_path / "twice" / "socratic" / "train.parquet", ROWS)
+
+    def load(folder, split):
+        return load_set(Source(source="hf", path=str(tmp_path / folder), split=split, **FIELDS), None)
+
+    assert [one.reference["answer"] for one in load("data", "train")] == ["0", "1", "2", "3"]
+    assert len(load("data", "test")) == 1
+    assert len(load("converted", None)) == len(load("converted", "dev")) == 3
+    with pytest.raises(DataError, match=r"several datasets \(main, socratic\); the path of one"):
+        load("twice", "train")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="holds no dataset"):
+        load("empty", None)
+
+
+def test_fields_map_a_chat_an_answer_after_a_mark_and_a_row_s_own_verifier(tmp_path):
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
+    path = write_jsonl(tmp_path / "r.jsonl", [{"talk": chat, "work": "2 #### 3\n2 + 2 = 4\n#### 4 ", "by": "pattern"}])
+    fields = {"question": None, "messages": "talk", "answer": "work", "answer_after": "####", "verifier": "by"}
+    source = Source(source="jsonl", path=path, layout="fields", fields=fields, prompt_format="dapo", suffix="\n-")
+    [prompt] = load_set(source, None)
+    assert (prompt.verifier, prompt.reference) == ("pattern", {"pattern": "4"})
+    system, user = prompt.messages
+    assert system == chat[0]
+    assert user["content"].startswith("2 + 2?\n\n")
+    assert user["content"].endswith("\n-")
+    assert "\nAnswer: " in user["content"]
+
+
+def test_fields_may_bring_a_whole_reference(tmp_path):
+    rows = [
+        {"q": "a", "v": "math", "r": {"answer": "1", "pattern": None}},
+        {"q": "b", "v": "pattern", "r": {"answer": None, "pattern": "x|y"}},
+    ]
+    path = write_parquet(tmp_path / "r.parquet", rows)  # one column type for both: each row has the other's null
+    fields = {"question": "q", "answer": None, "reference": "r", "verifier": "v"}
+    found = load_set(Source(source="parquet", path=path, layout="fields", fields=fields), None)
+    assert [one.reference for one in found] == [{"answer": "1"}, {"pattern": "x|y"}]
+
+
+def test_a_system_prompt_comes_first_and_only_once(tmp_path):
+    rows = [{"question": "q", "answer": "1"}]
+    source = {"source": "jsonl", "layout": "fields", "system_prompt": "Be kind."}
+    [prompt] = load_set(Source(path=write_jsonl(tmp_path / "a.jsonl", rows), **source), None)
+    assert [message["role"] for message in prompt.messages] == ["system", "user"]
+    chat = [{"m": [{"role": "system", "content": "x"}, {"role": "user", "content": "q"}], "answer": "1"}]
+    source |= {"fields": {"question": None, "messages": "m"}}
+    with pytest.raises(DataError, match=r"data\.system_prompt: row 1 brings a system message of its own"):
+        load_set(Source(path=write_jsonl(tmp_path / "b.jsonl", chat), **source), None)
+
+
+def test_training_leaves_out_what_an_evaluation_set_has_wrapped_or_not(tmp_path):
+    long = "How many of the first ten natural numbers are odd and prime at once?"
+    short = "What is 2 + 2?"
+    rows = [dapo_row(long, "3"), dapo_row("What is 1 + 1?", "2")]
+    plain = [{"question": text, "answer": "1"} for text in (short, "What is 3 + 3?", f"{short} And of 12 + 2 + 2?")]
+    held = [{"question": text, "answer": "1"} for text in (long, f"  {short}\n")]
+    evaluated = EvaluationSet(
+        name="exam", source="jsonl", path=write_jsonl(tmp_path / "exam.jsonl", held), layout="fields"
+    )  # fmt: skip
+    wrapped = {"source": "jsonl", "path": write_jsonl(tmp_path / "wrapped.jsonl", rows), "layout": "dapo-math-17k"}
+    bare = {"source": "jsonl", "path": write_jsonl(tmp_path / "bare.jsonl", plain), "layout": "fields"}
+    of_wrapped = load_splits(Data(**wrapped, train=None, held_out=0), (evaluated,))
+    of_bare = load_splits(Data(**bare, train=None, held_out=0), (evaluated,))
+    assert questions(of_wrapped.train) == {f"{INSTRUCTION}\n\nWhat is 1 + 1?"}
+    assert questions(of_bare.train) == {"What is 3 + 3?", f"{short} And of 12 + 2 + 2?"}
+    assert of_wrapped.report.contaminated == of_bare.report.contaminated == 1
+    assert questions(of_bare.sets["exam"]) == {long, f"  {short}\n"}
+    assert ", 2 in set 'exam'" in of_bare.report.text
+
+
+@pytest.mark.parametrize(
+    ("question", "other", "same"),
+    [
+        ("a b c d e f g h", "a b c d e f g h", True),
+        ("x a b c d e f g h y", "a b c d e f g h", True),
+        ("a b c d e f g h", "x a b c d e f g h", True),
+        ("x a b c d e f g hh", "a b c d e f g h", False),  # whole words
+        ("x a b c d e f g", "a b c d e f g", False),  # too few words to be told from chance
+        ("a b c d e f g h i", "a b c d e f g h j", False),
+        ("a a a a a a a a a b", "a a a a a a a a b", True),
+        ("", "a", False),
+    ],
+)
+def test_overlap(question, other, same):
+    assert shared([question, "another"], ["unlike", other]) == ({question} if same else set())
+
+
+def test_a_set_is_the_first_questions_of_its_source(tmp_path):
+    rows = [{"question": f"q{n // 3}", "answer": n} for n in range(30)]
+    source = EvaluationSet(name="s", source="jsonl", path=write_jsonl(tmp_path / "s.jsonl", rows), layout="fields")
+    assert [one.messages[0]["content"] for one in load_set(source, 4)] == ["q0", "q1", "q2", "q3"]
+    assert len(load_set(source, None)) == 10
+    with pytest.raises(DataError, match=r"evaluation\.sets 's'\.prompts = 11 but the source has only 10"):
+        load_set(source, 11)
+
+
+def test_train_takes_all_that_held_out_leaves(tmp_path):
+    rows = [{"question": f"q{n}", "answer": n} for n in range(30)]
+    data = {"source": "jsonl", "path": write_jsonl(tmp_path / "s.jsonl", rows), "layout": "fields", "held_out": 7}
+    assert len(load_splits(Data(**data, train=None)).train) == 23
+    assert len(load_splits(Data(**data, train=5)).train) == 5
+    with pytest.raises(DataError, match="but the source has only 30 distinct"):
+        load_splits(Data(**data | {"held_out": 30}, train=None))
 
 
 @pytest.mark.parametrize(
@@ -47,6 +315,8 @@ def test_jsonl_keeps_each_question_once(tmp_path):
         (Data(task="no_such_task"), "data.task 'no_such_task'"),
         (Data(options={"min_terms": 0}), "min_terms"),
         (Data(source="jsonl", path="/no/such.jsonl"), "data.path '/no/such.jsonl' cannot be read"),
+        (Data(source="parquet", path="/no/such.parquet"), "data.path '/no/such.parquet' cannot be read as Parquet"),
+        (Data(source="hf", path="/no/such"), "data.path '/no/such' is no folder; .*save_to_disk"),
     ],
 )
 def test_errors_name_the_field(data, says):
@@ -54,8 +324,56 @@ def test_errors_name_the_field(data, says):
         load_splits(data)
 
 
-def test_damaged_jsonl_names_the_line(tmp_path):
+GOOD = {"question": "a", "verifier": "math", "reference": {"answer": "1"}}
+CHAT = {"layout": "fields", "fields": {"question": None, "messages": "m"}}
+ANSWER = {"layout": "fields"}
+
+
+@pytest.mark.parametrize(
+    ("bad", "source", "says"),
+    [
+        ("{", {}, "row 2: not JSON"),
+        ("[1]", {}, r"row 2: value \[1\] is not accepted; an object is"),
+        ({"question": "b"}, {}, "row 2: field 'verifier': missing; the row has 'question'"),
+        (GOOD | {"question": " "}, {}, "row 2: field 'question': value ' ' is not accepted"),
+        (GOOD | {"question": 3}, {}, "row 2: field 'question': value 3 is not accepted"),
+        (GOOD | {"verifier": "maths"}, {}, "'verifier': value 'maths' is not accepted; one of answer-line, math,"),
+        (GOOD | {"reference": "x"}, {}, "'reference': value 'x' is not accepted; an object or JSON text"),
+        (GOOD | {"reference": []}, {}, r"'reference': value \[\] is not accepted; an object is"),
+        (GOOD | {"reference": {"pattern": "x"}}, {}, "'reference': .* verifier 'math' needs answer"),
+        ({"question": "b", "answer": None}, ANSWER, "'answer': value None is not accepted; a text or a number is"),
+        ({"question": "b", "answer": True}, ANSWER, "'answer': value True is not accepted"),
+        ({"question": "b", "answer": "4"}, ANSWER | {"fields": {"answer_after": "##"}}, "'4' .* text after '##'"),
+        ({"m": [], "answer": 1}, CHAT, r"'m': value \[\] is not accepted; a list of objects with role"),
+        ({"m": [{"role": "user"}], "answer": 1}, CHAT, "'m': message {'role': 'user'} is not accepted"),
+        ({"m": [{"role": "assistant", "content": "x"}], "answer": 1}, CHAT, "'m': last message .* the user's"),
+        ({"prompt": [], "reward_model": {}}, {"layout": "dapo-math-17k"}, r"'reward_model\.ground_truth': missing"),
+    ],
+)
+def test_a_faulty_row_is_named_with_its_field_and_what_is_accepted(tmp_path, bad, source, says):
+    good = GOOD | {"answer": "#### 1 ## 1", "m": [{"role": "user", "content": "a"}]}
+    good |= {"prompt": good["m"], "reward_model": {"ground_truth": "1"}}
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"question": "a", "verifier": "pattern", "reference": {}}\n{"question": "b"}\n')
-    with pytest.raises(DataError, match="line 2"):
-        load_splits(Data(source="jsonl", path=str(path), train=1, held_out=1))
+    path.write_text(json.dumps(good) + "\n" + (bad if isinstance(bad, str) else json.dumps(bad)) + "\n")
+    with pytest.raises(DataError, match=rf"data\.path '{path}' row 2") as caught:
+        load_set(Source(source="jsonl", path=str(path), **source), None)
+    assert caught.match(says)
+
+
+def test_a_missing_column_is_named_with_those_there_are(tmp_path):
+    path = write_parquet(tmp_path / "r.parquet", [{"problem": "a", "answer": "1"}])
+    with pytest.raises(DataError, match=r"has no column 'question'; its columns are 'problem', 'answer'"):
+        load_set(Source(source="parquet", path=path, layout="fields"), None)
+    nested = {"question": "problem", "answer": "answer.final"}
+    with pytest.raises(DataError, match=r"row 1: field 'answer\.final': missing"):
+        load_set(Source(source="parquet", path=path, layout="fields", fields=nested), None)
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    (tmp_path / "r.parquet").write_bytes(b"PAR1 no more")
+    with pytest.raises(DataError, match=r"r\.parquet' cannot be read as Parquet"):
+        load_set(Source(source="parquet", path=str(tmp_path / "r.parquet")), None)
+    write_saved(tmp_path / "saved", [ROWS])
+    (tmp_path / "saved" / "data-00000-of-00001.arrow").write_bytes(b"\0" * 100)
+    with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow' cannot be read as an Arrow stream"):
+        load_set(Source(source="hf", path=str(tmp_path / "saved"), **FIELDS), None)

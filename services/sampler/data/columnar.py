@@ -1,0 +1,131 @@
+"""Owns reading Arrow data: Parquet files, and dataset folders as Hugging Face's `datasets` saves them.
+
+Must not hold a file in memory: Parquet is read batch by batch and by column, Arrow files are mapped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from services.sampler.data.rows import DataError, Row
+
+BATCH_ROWS = 4096
+BUFFER_BYTES = 1 << 20
+# train.parquet, train-00000-of-00002.parquet; a file called 0000.parquet is of the split its folder is named after.
+SPLIT_FILE = re.compile(r"(?P<split>.*?)(?:-\d+-of-\d+.*)?")
+ACCEPTED = "a folder as datasets.save_to_disk writes it, or one of Parquet files, is accepted"
+
+
+def parquet(path: Path, name: str, split: str | None, columns: tuple[str, ...]) -> Iterator[Row]:
+    """Rows of a Parquet file, or of all those directly in a folder, in the order of their names."""
+    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    if not files:
+        raise DataError(f"{name} holds no .parquet file")
+    for file in files:
+        yield from _parquet_rows(file, name if file == path else f"{name} {file.name!r}", columns)
+
+
+def dataset(path: Path, name: str, split: str | None, columns: tuple[str, ...]) -> Iterator[Row]:
+    """Rows of one split of a dataset folder; `split` may be left out where there is only one."""
+    if not path.is_dir():
+        raise DataError(f"{name} is no folder; {ACCEPTED}")
+    if (path / "dataset_dict.json").is_file():
+        path = path / _chosen(_json(path / "dataset_dict.json", name).get("splits", []), split, name)
+        split = None  # chosen; what the part's own file calls it may be older
+    if (path / "state.json").is_file():
+        yield from _saved_rows(path, name, split, columns)
+        return
+    by_split = _by_split(path)
+    if not by_split:
+        raise DataError(f"{name} holds no dataset; {ACCEPTED}")
+    files = by_split[_chosen(list(by_split), split, name)]
+    folders = sorted({str(file.parent.relative_to(path)) for file in files})
+    if len(folders) > 1:
+        raise DataError(f"{name} holds several datasets ({', '.join(folders)}); the path of one is accepted")
+    for file in files:
+        yield from _parquet_rows(file, f"{name} {file.name!r}", columns)
+
+
+def _by_split(path: Path) -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
+    for file in sorted(path.rglob("*.parquet")):
+        match = SPLIT_FILE.fullmatch(file.stem)
+        split = match["split"] if match else file.stem
+        found.setdefault(file.parent.name if split.isdecimal() else split, []).append(file)
+    return found
+
+
+def _chosen(splits: list[str], split: str | None, name: str) -> str:
+    there = ", ".join(map(repr, splits))
+    if split is None and len(splits) == 1:
+        return splits[0]
+    if split is None:
+        raise DataError(f"{name} holds several splits; give split, one of {there}")
+    if split not in splits:
+        raise DataError(f"{name} has no split {split!r}; one of {there} is accepted")
+    return split
+
+
+def _saved_rows(path: Path, name: str, split: str | None, columns: tuple[str, ...]) -> Iterator[Row]:
+    """Rows of a folder with `state.json`: Arrow streams, in the order that file gives."""
+    state = _json(path / "state.json", name)
+    if split is not None and (own := state.get("_split")) != split:
+        raise DataError(f"{name} holds split {own!r} alone; split {split!r} is not accepted, null is")
+    for entry in state.get("_data_files", []):
+        file = path / str(entry["filename"])
+        yield from _arrow_rows(file, f"{name} {file.name!r}", columns)
+
+
+def _json(file: Path, name: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{name} {file.name!r} cannot be read: {error}") from None
+
+
+def _parquet_rows(file: Path, name: str, columns: tuple[str, ...]) -> Iterator[Row]:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        # Read through a small buffer: by default a whole row group's columns are fetched at once.
+        with ParquetFile(file, pre_buffer=False, buffer_size=BUFFER_BYTES) as table:
+            _check(columns, table.schema_arrow.names, name)
+            yield from _rows(table.iter_batches(batch_size=BATCH_ROWS, columns=list(columns)), name)
+    except (OSError, ArrowException) as error:
+        raise DataError(f"{name} cannot be read as Parquet: {error}") from None
+
+
+def _arrow_rows(file: Path, name: str, columns: tuple[str, ...]) -> Iterator[Row]:
+    import pyarrow as pa
+
+    try:
+        with pa.memory_map(str(file)) as mapped, pa.ipc.open_stream(mapped) as stream:
+            _check(columns, stream.schema.names, name)
+            top = _top_level(columns, stream.schema.names)
+            yield from _rows((batch.select(top) for batch in stream), name)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{name} cannot be read as an Arrow stream: {error}") from None
+
+
+def _top_level(columns: tuple[str, ...], there: list[str]) -> list[str]:
+    return sorted({column if column in there else column.partition(".")[0] for column in columns})
+
+
+def _check(columns: tuple[str, ...], there: list[str], name: str) -> None:
+    for column in _top_level(columns, there):
+        if column not in there:
+            raise DataError(f"{name} has no column {column!r}; its columns are {', '.join(map(repr, there))}")
+
+
+def _rows(batches: Iterator[Any], name: str) -> Iterator[Row]:
+    number = 0
+    for batch in batches:
+        for start in range(0, batch.num_rows, BATCH_ROWS):
+            for values in batch.slice(start, BATCH_ROWS).to_pylist():
+                number += 1
+                yield Row(name, number, values)

@@ -1,0 +1,63 @@
+"""Owns the walk over the training prompts, and which of them were dropped for good.
+
+Must not decide why a prompt is dropped.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from services.contracts import Prompt
+
+
+class PromptsExhaustedError(RuntimeError):
+    """Every training prompt was dropped; the text says why."""
+
+
+class PromptCursor:
+    """Walks the training prompts for ever, each epoch in an order of its own; dropped ones are passed over.
+
+    `position` is its state; what was dropped is told again by whoever rebuilds it.
+    """
+
+    def __init__(self, prompts: tuple[Prompt, ...], seed: int, position: int = 0) -> None:
+        self._prompts = prompts
+        self._seed = seed
+        self._order = (-1, list(range(len(prompts))))
+        self._ids = {prompt.id for prompt in prompts}
+        self._dropped: dict[str, str] = {}
+        self.position = position
+
+    def next(self) -> Prompt:
+        """The next prompt that was not dropped; the same position and drops always give the same one.
+
+        Raises PromptsExhaustedError when all were.
+        """
+        if len(self._dropped) == len(self._prompts):
+            causes = ", ".join(f"{count} {cause}" for cause, count in sorted(self.dropped.items()))
+            raise PromptsExhaustedError(f"none of the {len(self._prompts)} training prompts can be used: {causes}")
+        while (prompt := self._advance()).id in self._dropped:
+            pass
+        return prompt
+
+    def _advance(self) -> Prompt:
+        epoch, place = divmod(self.position, len(self._prompts))
+        if self._order[0] != epoch:
+            order = list(range(len(self._prompts)))
+            random.Random(f"{self._seed}:{epoch}").shuffle(order)
+            self._order = (epoch, order)
+        self.position += 1
+        return self._prompts[self._order[1][place]]
+
+    def drop(self, prompt: str, cause: str) -> bool:
+        """Never give prompt id `prompt` again. False if it was dropped before or is no training prompt."""
+        if prompt not in self._ids or prompt in self._dropped:
+            return False
+        self._dropped[prompt] = cause
+        return True
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """How many prompts were dropped, by cause."""
+        return Counter(self._dropped.values())

@@ -1,0 +1,128 @@
+"""Owns what a row's fields mean: the table of layouts, from a row to a chat, a verifier and its reference.
+
+Must not read files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from services.sampler.data.rows import Row, shown
+from services.settings import Source
+
+REFERENCES: Mapping[str, tuple[str, ...]] = {
+    "reasoning-gym": ("task", "entry"),
+    "math": ("answer",),
+    "answer-line": ("answer",),
+    "pattern": ("pattern",),
+}
+"""By verifier: what its reference must hold. Where a row gives a bare answer, it is the first of these."""
+
+Messages = tuple[dict[str, str], ...]
+
+
+class Item(NamedTuple):
+    """One row, understood. `gold` is what two rows of one question must have in common."""
+
+    messages: Messages
+    verifier: str
+    reference: dict[str, Any]
+    gold: Any
+
+
+class Layout(NamedTuple):
+    """Which columns a layout needs, dotted into nested ones, and how it reads a row."""
+
+    columns: Callable[[Source], tuple[str, ...]]
+    read: Callable[[Source, Row], Item]
+
+
+def _user(question: str) -> Messages:
+    return ({"role": "user", "content": question},)
+
+
+def _judged_by(row: Row, messages: Messages, verifier: str, reference: dict[str, Any], field: str) -> Item:
+    lacking = [name for name in REFERENCES[verifier] if reference.get(name) is None]
+    if lacking:
+        says = f"value {shown(reference)} is not accepted; verifier {verifier!r} needs {', '.join(lacking)}"
+        raise row.fault(field, says)
+    return Item(messages, verifier, reference, (verifier, reference))
+
+
+def _verifier(row: Row, field: str) -> str:
+    name = row.text(field)
+    if name not in REFERENCES:
+        raise row.fault(field, f"value {name!r} is not accepted; one of {', '.join(sorted(REFERENCES))} is")
+    return name
+
+
+def _reference(row: Row, field: str) -> dict[str, Any]:
+    """An object, or one written as JSON text; what is null in it (a column that other rows use) is left out."""
+    value = row.get(field)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise row.fault(field, f"value {shown(value)} is not accepted; an object or JSON text of one is") from None
+    if not isinstance(value, Mapping):
+        raise row.fault(field, f"value {shown(value)} is not accepted; an object is")
+    return {name: one for name, one in value.items() if one is not None}
+
+
+def _chat(row: Row, field: str) -> Messages:
+    value = row.get(field)
+    wanted = {"role", "content"}
+    if not isinstance(value, list) or not value:
+        raise row.fault(field, f"value {shown(value)} is not accepted; a list of objects with role and content is")
+    for message in value:
+        if not isinstance(message, Mapping) or not all(isinstance(message.get(name), str) for name in wanted):
+            raise row.fault(field, f"message {shown(message)} is not accepted; a text role and a text content are")
+    last = value[-1]
+    if last["role"] != "user" or not last["content"].strip():
+        raise row.fault(field, f"last message {shown(last)} is not accepted; the user's, not blank, is")
+    return tuple({"role": message["role"], "content": message["content"]} for message in value)
+
+
+def _penstock(source: Source, row: Row) -> Item:
+    verifier = _verifier(row, "verifier")
+    return _judged_by(row, _user(row.text("question")), verifier, _reference(row, "reference"), "reference")
+
+
+def _dapo_math(source: Source, row: Row) -> Item:
+    answer = {REFERENCES[source.verifier][0]: row.answer("reward_model.ground_truth")}
+    return _judged_by(row, _chat(row, "prompt"), source.verifier, answer, "reward_model.ground_truth")
+
+
+def _fields(source: Source, row: Row) -> Item:
+    fields = source.fields
+    messages = _user(row.text(fields.question)) if fields.question else _chat(row, str(fields.messages))
+    verifier = _verifier(row, fields.verifier) if fields.verifier else source.verifier
+    if fields.reference:
+        return _judged_by(row, messages, verifier, _reference(row, fields.reference), fields.reference)
+    field = str(fields.answer)
+    answer = _after(row, field, row.answer(field), fields.answer_after)
+    return _judged_by(row, messages, verifier, {REFERENCES[verifier][0]: answer}, field)
+
+
+def _after(row: Row, field: str, answer: str, mark: str | None) -> str:
+    if mark is None:
+        return answer
+    _, found, rest = answer.rpartition(mark)
+    if not found or not rest.strip():
+        raise row.fault(field, f"value {shown(answer)} is not accepted; text after {mark!r} (fields.answer_after) is")
+    return rest.strip()
+
+
+def _mapped(source: Source) -> tuple[str, ...]:
+    fields = source.fields
+    return tuple(filter(None, (fields.question, fields.messages, fields.answer, fields.verifier, fields.reference)))
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "penstock": Layout(lambda source: ("question", "verifier", "reference"), _penstock),
+    "dapo-math-17k": Layout(lambda source: ("prompt", "reward_model.ground_truth"), _dapo_math),
+    "fields": Layout(_mapped, _fields),
+}
+"""By settings.Source.layout."""

@@ -1,0 +1,62 @@
+"""Owns a row of a data source and the errors that name it.
+
+Must not know what a field is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SHOWN = 80  # characters of a faulty value that an error repeats
+
+
+class DataError(ValueError):
+    """A data source that cannot give the prompts the recipe asks for. Names the setting, the file and the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Row `number`, from 1, of `file`: the setting and the path, as errors name it."""
+
+    file: str
+    number: int
+    values: Mapping[str, Any]
+
+    def fault(self, field: str, says: str) -> DataError:
+        """The error for one field of this row."""
+        return DataError(f"{self.file} row {self.number}: field {field!r}: {says}")
+
+    def get(self, path: str) -> Any:
+        """The value at `path`, dotted into nested objects. Raises DataError when it is missing."""
+        if path in self.values:
+            return self.values[path]
+        value: Any = self.values
+        for name in path.split("."):
+            if not isinstance(value, Mapping) or name not in value:
+                raise self.fault(path, f"missing; the row has {', '.join(map(repr, self.values)) or 'no field'}")
+            value = value[name]
+        return value
+
+    def text(self, path: str) -> str:
+        """The text at `path`. Raises DataError unless it is text with a visible character."""
+        value = self.get(path)
+        if not isinstance(value, str) or not value.strip():
+            raise self.fault(path, f"value {shown(value)} is not accepted; a text that is not blank is")
+        return value
+
+    def answer(self, path: str) -> str:
+        """The text or number at `path`, as text. Raises DataError for anything else."""
+        value = self.get(path)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return str(value)
+        if not isinstance(value, str) or not value.strip():
+            raise self.fault(path, f"value {shown(value)} is not accepted; a text or a number is")
+        return value
+
+
+def shown(value: Any) -> str:
+    """A value as errors repeat it, cut to SHOWN characters."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -1,0 +1,76 @@
+"""Owns the table of prompt sources: generated tasks, and files read row by row.
+
+Must not hold more than a few thousand rows at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from services.sampler.data import columnar
+from services.sampler.data.layouts import LAYOUTS, Item
+from services.sampler.data.rows import DataError, Row, shown
+from services.settings import Source
+
+DRAWS_PER_QUESTION = 50  # of a generated task, before its distinct questions count as exhausted
+
+Reader = Callable[[Path, str, str | None, tuple[str, ...]], Iterator[Row]]
+"""path, its name in errors, split, and the columns that are needed -> rows."""
+
+
+def _reasoning_gym(source: Source, where: str, wanted: int | None) -> Iterator[Item]:
+    import reasoning_gym  # heavy: only where it is used
+
+    if wanted is None:
+        raise DataError(f"{where}: source 'reasoning-gym' has no end; say how many prompts it is to give")
+    size = wanted * DRAWS_PER_QUESTION
+    try:
+        entries = reasoning_gym.create_dataset(source.task, size=size, seed=source.seed, **source.options)
+    except (ValueError, TypeError, AssertionError) as error:
+        raise DataError(
+            f"{where}.task {source.task!r} with options {source.options!r} is not accepted: {error}"
+        ) from None
+    for entry in entries:
+        reference = {"task": source.task, "entry": entry}
+        yield Item(({"role": "user", "content": entry["question"]},), "reasoning-gym", reference, str(entry["answer"]))
+
+
+def _jsonl(path: Path, name: str, split: str | None, columns: tuple[str, ...]) -> Iterator[Row]:
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield Row(name, number, _object(name, number, line))
+    except OSError as error:
+        raise DataError(f"{name} cannot be read: {error.strerror}") from None
+
+
+def _object(name: str, number: int, line: bytes) -> Mapping[str, object]:
+    try:
+        values = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{name} row {number}: not JSON ({error}); one object a line is accepted") from None
+    if not isinstance(values, dict):
+        raise DataError(f"{name} row {number}: value {shown(values)} is not accepted; an object is")
+    return values
+
+
+READERS: Mapping[str, Reader] = {"jsonl": _jsonl, "parquet": columnar.parquet, "hf": columnar.dataset}
+"""By settings.Source.source, those that read `path`."""
+
+
+def items(source: Source, where: str, wanted: int | None) -> Iterator[Item]:
+    """The source's rows, understood; `where` names its section in errors, `wanted` bounds a generated one.
+
+    Raises DataError for the first row that cannot be used.
+    """
+    if source.source not in READERS:
+        yield from _reasoning_gym(source, where, wanted)
+        return
+    layout = LAYOUTS[source.layout]
+    path = Path(str(source.path))
+    name = f"{where}.path {str(path)!r}"
+    for row in READERS[source.source](path, name, source.split, layout.columns(source)):
+        yield layout.read(source, row)

@@ -1,0 +1,159 @@
+"""Owns the splits of a run's prompts: each question once, and none both trained on and evaluated.
+
+Must not read files itself, nor word a prompt.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.contracts import Prompt
+from services.sampler.data.formats import FORMATS
+from services.sampler.data.layouts import Item
+from services.sampler.data.overlap import normalised, shared
+from services.sampler.data.rows import DataError
+from services.sampler.data.sources import items
+from services.settings import Data, EvaluationSet, Source
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What became of the rows of `data`. rows = distinct + duplicates; `conflicts` are duplicates with another answer.
+
+    `contaminated` questions were held back from training because an evaluation set has them.
+    """
+
+    rows: int
+    distinct: int
+    conflicts: int
+    contaminated: int
+    train: int
+    held_out: int
+    sets: dict[str, int]
+
+    @property
+    def duplicates(self) -> int:
+        """Rows whose question stood in an earlier row."""
+        return self.rows - self.distinct
+
+    @property
+    def text(self) -> str:
+        """The report as one line for people."""
+        sets = "".join(f", {count} in set {name!r}" for name, count in self.sets.items())
+        return (
+            f"{self.rows} rows, {self.distinct} distinct questions, {self.duplicates} duplicates removed "
+            f"({self.conflicts} of them with another answer; the first is kept), {self.contaminated} left out of "
+            f"training because an evaluation set has them: {self.train} to train on, {self.held_out} held out{sets}"
+        )
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Training prompts, held-out ones, and the evaluation sets by name; no training question stands in another part."""
+
+    train: tuple[Prompt, ...]
+    held_out: tuple[Prompt, ...]
+    sets: dict[str, tuple[Prompt, ...]]
+    report: DataReport
+
+
+@dataclass
+class _Gathered:
+    """The distinct questions of a source, by normalised text, in the order of their first rows."""
+
+    rows: int = 0
+    conflicts: int = 0
+    prompts: dict[str, Prompt] = field(default_factory=dict)
+    golds: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, source: Source, where: str, item: Item) -> None:
+        self.rows += 1
+        key = normalised(" ".join(message["content"] for message in item.messages))
+        if key not in self.prompts:
+            self.prompts[key] = _prompt(source, where, self.rows, item)
+            self.golds[key] = item.gold
+        elif self.golds[key] != item.gold:
+            self.conflicts += 1
+
+
+def _gather(source: Source, where: str, wanted: int | None) -> _Gathered:
+    """All distinct questions; at most `wanted`, the first ones, where it is given."""
+    found = _Gathered()
+    for item in items(source, where, wanted):
+        found.take(source, where, item)
+        if len(found.prompts) == wanted:
+            break
+    return found
+
+
+def _prompt(source: Source, where: str, number: int, item: Item) -> Prompt:
+    *before, question = item.messages
+    content = FORMATS[source.prompt_format](question["content"]) + source.suffix
+    messages = [*before, {"role": "user", "content": content}]
+    if source.system_prompt is not None:
+        if any(message["role"] == "system" for message in messages):
+            raise DataError(f"{where}.system_prompt: row {number} brings a system message of its own; null is accepted")
+        messages.insert(0, {"role": "system", "content": source.system_prompt})
+    return Prompt(id=f"p{number:06d}", messages=tuple(messages), verifier=item.verifier, reference=item.reference)
+
+
+def _where(source: Source) -> str:
+    return f"evaluation.sets {source.name!r}" if isinstance(source, EvaluationSet) else "data"
+
+
+def load_set(source: Source, wanted: int | None) -> tuple[Prompt, ...]:
+    """The first `wanted` distinct questions of a source (null: all), in its order.
+
+    Raises DataError when it has fewer, or none.
+    """
+    return tuple(_gathered_set(source, wanted).prompts.values())
+
+
+def _gathered_set(source: Source, wanted: int | None) -> _Gathered:
+    found = _gather(source, _where(source), wanted)
+    if not found.prompts or len(found.prompts) < (wanted or 0):
+        raise DataError(
+            f"{_where(source)}.prompts = {wanted} but the source has only {len(found.prompts)} distinct questions"
+        )
+    return found
+
+
+def load_splits(data: Data, sets: tuple[EvaluationSet, ...] = ()) -> Splits:
+    """All prompts of a run, the training and held-out ones shuffled by `data.seed`.
+
+    Raises DataError when a source has too few distinct questions. Blocks for as long as the files take to read.
+    """
+    loaded = {one.name: _gathered_set(one, one.prompts) for one in sets}
+    evaluated = {key for one in loaded.values() for key in one.prompts}
+    generated = None if data.train is None or data.path else data.train + data.held_out
+    # A generated source gives so many more that the evaluated ones can be spared. They stay behind the others, so that
+    # the held-out split is the same whatever sets there are.
+    found = _gather(data, "data", None if generated is None else generated + len(evaluated))
+    keys = list(found.prompts)
+    pool = len(keys) if generated is None else generated
+    drawn, spare = keys[:pool], keys[pool:]
+    random.Random(data.seed).shuffle(drawn)
+    held_out, rest = drawn[: data.held_out], [*drawn[data.held_out :], *spare]
+    taken = shared(rest, evaluated)
+    left = [key for key in rest if key not in taken]
+    _check_size(data, len(keys), len(taken), len(left))
+    train = tuple(found.prompts[key] for key in left[: data.train])
+    report = DataReport(
+        rows=found.rows, distinct=len(keys), conflicts=found.conflicts, contaminated=len(taken), train=len(train),
+        held_out=len(held_out), sets={name: len(one.prompts) for name, one in loaded.items()},
+    )  # fmt: skip
+    parts = {name: tuple(one.prompts.values()) for name, one in loaded.items()}
+    return Splits(train, tuple(found.prompts[key] for key in held_out), parts, report)
+
+
+def _check_size(data: Data, distinct: int, taken: int, left: int) -> None:
+    wanted = data.train or 1
+    if left >= wanted:
+        return
+    but = f", {taken} of them in evaluation sets" if taken else ""
+    raise DataError(
+        f"data.train + data.held_out = {wanted + data.held_out} but the source has only {distinct} distinct questions"
+        + but
+    )

@@ -1,0 +1,261 @@
+"""What goes out: prompts that are too long are drawn once; generation batches come whole, and not for ever."""
+
+import asyncio
+import itertools
+
+import pytest
+from prometheus_client import REGISTRY
+
+from services.contracts import Cause, DeadLetter, Lane, SamplerState, Task
+from services.sampler.data import PromptsExhaustedError, load_splits
+from services.sampler.dispatch import Dispatcher, GenerationBatchesError
+from services.sampler.ledger import Ledger
+from services.sampler.service import SamplerService
+from services.streams.effects import Effects, group_counts
+from services.streams.journal import Journal, read_all
+from services.streams.keys import RunKeys
+from services.streams.leases import Consumer
+from tests.conftest import recipe_document, service_context
+from tests.services.test_pipeline import DEADLINE_S, HandFleet, HandLearner, evaluated, running, until
+from verifier.service import VerifierService
+
+
+class Alternating:
+    """In place of the fleet's dice: every other answer is right, so that every group is kept."""
+
+    def __init__(self):
+        self.values = itertools.cycle((0.0, 1.0))
+
+    def random(self):
+        return next(self.values)
+
+
+class ShortSighted(HandFleet):
+    """Gives up training tasks whose question holds one of `refused`, as a replica does with a long prompt."""
+
+    def __init__(self, redis, keys, refused, cause=Cause.TOO_LONG):
+        super().__init__(redis, keys)
+        self.random = Alternating()
+        self.refused, self.cause = refused, cause
+        self.met = set()
+        tasks = keys.lane(Lane.TRAIN).tasks
+        self.dead = Consumer(redis, keys, tasks, "rollout", "hand", Task, 5.0, 3)
+
+    def refuses(self, task):
+        return any(part in task.prompt.messages[-1]["content"] for part in self.refused)
+
+    async def answer(self, lane, delivery):
+        prompt = delivery.message.prompt
+        if lane is Lane.TRAIN and self.refuses(delivery.message):
+            self.met.add(prompt.id)
+            body = delivery.message.model_dump_json().encode()
+            await self.dead.give_up(delivery.lease, body, f"prompt {prompt.id!r} has 999 tokens", 1, self.cause)
+        else:
+            await super().answer(lane, delivery)
+
+
+async def dispatched(redis, keys):
+    return [task for _, task in await read_all(redis, keys.lane(Lane.TRAIN).tasks, Task)]
+
+
+async def events(redis, keys, phase):
+    return [event.text for _, event in await Journal(redis, keys, "test").events() if event.phase == phase]
+
+
+async def test_too_long_prompts_are_dropped_for_good_also_by_the_next_sampler(redis, run_id):
+    document = recipe_document("/none", data={"train": 12}, limits={"rollout_steps": 8})
+    keys = RunKeys(run_id)
+    fleet = ShortSighted(redis, keys, ["1 +", "2 +", "3 +", "4 +"])
+    learner = HandLearner(redis, keys, fleet)
+    async with (
+        service_context(redis, run_id, document, "sampler") as first,
+        service_context(redis, run_id, document, "sampler") as second,
+        service_context(redis, run_id, document, "verifier") as verifier,
+        running(VerifierService().run(verifier), fleet.run(), learner.run()) as tasks,
+    ):
+        async with running(SamplerService().run(first)) as sampling:
+
+            async def a_round_and_a_batch():
+                drawn = {task.prompt.id: fleet.refuses(task) for task in await dispatched(redis, keys)}
+                told = await events(redis, keys, "prompt-too-long")
+                return len(drawn) == 12 and len(told) == sum(drawn.values()) and len(learner.batches) >= 1
+
+            await until(a_round_and_a_batch, [*tasks, *sampling], "every prompt drawn once")
+        sent, told = len(await dispatched(redis, keys)), await events(redis, keys, "prompt-too-long")
+        async with running(SamplerService().run(second)) as sampling:
+            await until(lambda: evaluated(redis, keys, "after"), [*tasks, *sampling], "the last evaluation")
+        later = {task.prompt.id for task in (await dispatched(redis, keys))[sent:]}
+        counts = await group_counts(redis, keys)
+        told_after = await events(redis, keys, "prompt-too-long")
+        dead = await events(redis, keys, "group-dead")
+    assert 1 < len(fleet.met) < 12
+    assert later, "the second sampler drew something"
+    assert not later & fleet.met, "a dropped prompt is never drawn again"
+    assert told_after == told
+    assert sorted(told) == sorted(f"never drawn again: prompt {one!r} has 999 tokens" for one in fleet.met)
+    assert counts.reconciled, counts
+    assert counts.trained == 32
+    assert counts.dead >= len(fleet.met)
+    assert dead == []
+    assert learner.batches[-1].sampling_metrics["prompts_too_long"] == len(fleet.met)
+    assert learner.batches[-1].sampling_metrics["prompts_refused"] == 0
+
+
+@pytest.mark.parametrize(("cause", "says"), [(Cause.TOO_LONG, "6 too-long"), (Cause.REFUSED, "6 refused")])
+async def test_a_run_without_a_usable_prompt_fails_with_the_reason(redis, run_id, cause, says):
+    document = recipe_document("/none", data={"train": 6})
+    keys = RunKeys(run_id)
+    async with (
+        service_context(redis, run_id, document, "sampler") as sampler,
+        running(ShortSighted(redis, keys, [""], cause).run()),
+    ):
+        with pytest.raises(PromptsExhaustedError, match=rf"none of the 6 training prompts .*: {says} \(data\.max_pro"):
+            await asyncio.wait_for(SamplerService().run(sampler), DEADLINE_S)
+        counts = await group_counts(redis, keys)
+    assert counts.reconciled, counts
+    assert counts.dispatched == counts.dead + counts.pending
+
+
+async def test_a_fault_of_delivery_does_not_drop_the_prompt(redis, run_id):
+    document = recipe_document("/none", data={"train": 4}, limits={"rollout_steps": 1, "max_staleness": 0})
+    keys = RunKeys(run_id)
+    fleet = HandFleet(redis, keys)
+    fleet.random = Alternating()
+    async with (
+        service_context(redis, run_id, document, "sampler") as sampler,
+        service_context(redis, run_id, document, "verifier") as verifier,
+        running(
+            SamplerService().run(sampler), VerifierService().run(verifier), HandLearner(redis, keys, fleet).run()
+        ) as tasks,
+    ):
+        consumer = Consumer(redis, keys, keys.lane(Lane.TRAIN).tasks, "rollout", "hand", Task, 5.0, 3)
+        await consumer.open()
+        [delivery] = await consumer.read(1, 20)
+        lost = delivery.message
+        await consumer.give_up(delivery.lease, lost.model_dump_json().encode(), "lost", 4, Cause.DELIVERIES)
+        async with running(fleet.run()) as generating:
+            await until(lambda: evaluated(redis, keys, "after"), [*tasks, *generating], "the last evaluation")
+        drawn = [task.prompt.id for task in await dispatched(redis, keys)]
+    assert len(drawn) == 5
+    assert len(set(drawn[:4])) == 4, "one epoch of four prompts, the lost one among them, and one of the next"
+
+
+async def test_only_a_fault_of_a_training_prompt_drops_it(redis, run_id):
+    keys = RunKeys(run_id)
+    document = recipe_document("/none", data={"train": 4})
+    async with service_context(redis, run_id, document, "sampler") as context:
+        prompts = load_splits(context.record.recipe.data).train
+        dispatcher = Dispatcher(
+            context, Effects(redis, keys, "sampler"), Ledger(), prompts, SamplerState(cursor=0, next_group=0)
+        )
+
+        def drop(cause, lane=Lane.TRAIN):
+            stream = keys.lane(lane).tasks
+            letter = DeadLetter(
+                stream=stream, entry="1-0", reason="", deliveries=1, cause=cause, prompt=prompts[0].id, body=""
+            )  # fmt: skip
+            return dispatcher.drop(letter)
+
+        def shown(cause):
+            return REGISTRY.get_sample_value("penstock_prompts_dropped", {"run": run_id, "cause": cause})
+
+        assert not drop(Cause.DELIVERIES)
+        assert not drop(Cause.UNSTATED)
+        assert not drop(Cause.TOO_LONG, Lane.EVALUATION), "a set's prompts have ids of their own"
+        assert dispatcher.metrics == {"prompts_too_long": 0, "prompts_refused": 0}
+        assert drop(Cause.TOO_LONG)
+        assert not drop(Cause.TOO_LONG), "no news"
+        assert dispatcher.metrics == {"prompts_too_long": 1, "prompts_refused": 0}
+        assert (shown("too-long"), shown("refused")) == (1, 0)
+
+
+def by_generation_batches(max_staleness=0, steps=3, **rule):
+    sampling = {"refill": "generation_batches", "generation_batch_factor": 2, **rule}
+    limits = {"rollout_steps": steps, "max_staleness": max_staleness}
+    return recipe_document("/none", algorithm={"group_size": 4, "dynamic_sampling": sampling}, limits=limits)
+
+
+async def test_on_policy_generation_batches_come_whole_and_their_surplus_is_thrown_away(redis, run_id):
+    document = by_generation_batches()
+    keys = RunKeys(run_id)
+    fleet = HandFleet(redis, keys)
+    fleet.random = Alternating()
+    learner = HandLearner(redis, keys, fleet)
+    async with (
+        service_context(redis, run_id, document, "sampler") as sampler,
+        service_context(redis, run_id, document, "verifier") as verifier,
+        running(SamplerService().run(sampler), VerifierService().run(verifier), fleet.run(), learner.run()) as tasks,
+    ):
+        await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
+        counts = await group_counts(redis, keys)
+    # Every group is kept: 2 x 4 are drawn for each of the 3 steps, 4 of them trained, the other 4 stale one version on.
+    assert (counts.dispatched, counts.trained, counts.stale, counts.pending) == (24, 12, 8, 4)
+    numbers = [[int(group.group[1:]) // 8 for group in batch.groups] for batch in learner.batches]
+    assert numbers == [[0] * 4, [1] * 4, [2] * 4], "each batch is of its own generation batch"
+    assert [batch.sampling_metrics["generation_batches"] for batch in learner.batches] == [1, 1, 1]
+    assert [batch.sampling_metrics["groups_stale"] for batch in learner.batches] == [0, 4, 4]
+
+
+async def test_too_many_generation_batches_fail_the_run_with_the_histogram(redis, run_id):
+    document = by_generation_batches(max_generation_batches=2)
+    keys = RunKeys(run_id)
+    fleet = HandFleet(redis, keys, skill=0.0)
+    async with (
+        service_context(redis, run_id, document, "sampler") as sampler,
+        service_context(redis, run_id, document, "verifier") as verifier,
+        running(VerifierService().run(verifier), fleet.run()),
+    ):
+        with pytest.raises(GenerationBatchesError) as caught:
+            await asyncio.wait_for(SamplerService().run(sampler), DEADLINE_S)
+        counts = await group_counts(redis, keys)
+        state = SamplerState.model_validate_json(await redis.get(keys.sampler_state))
+    says = str(caught.value)
+    assert (
+        "algorithm.dynamic_sampling.max_generation_batches = 2: 2 generation batches of 8 groups left 0 of the 4"
+        in says
+    )
+    assert says.endswith("groups by correct answers of 4: 16 with 0, 0 with 1, 0 with 2, 0 with 3, 0 with 4")
+    assert (counts.dispatched, counts.filtered, counts.pending) == (16, 16, 0)
+    assert state.generation_batches == 2, "a successor goes on counting"
+
+
+async def test_a_successor_does_not_draw_the_generation_batches_again(redis, run_id):
+    document = by_generation_batches(max_generation_batches=1)
+    keys = RunKeys(run_id)
+    async with (
+        service_context(redis, run_id, document, "sampler") as first,
+        service_context(redis, run_id, document, "sampler") as second,
+        service_context(redis, run_id, document, "verifier") as verifier,
+        running(VerifierService().run(verifier)) as tasks,
+    ):
+        async with running(SamplerService().run(first)) as sampling:
+
+            async def a_wave():
+                return len(await dispatched(redis, keys)) == 8
+
+            await until(a_wave, [*tasks, *sampling], "the first generation batch")
+        async with running(HandFleet(redis, keys, skill=0.0).run()):
+            with pytest.raises(GenerationBatchesError, match="max_generation_batches = 1"):
+                await asyncio.wait_for(SamplerService().run(second), DEADLINE_S)
+        assert (await group_counts(redis, keys)).dispatched == 8
+
+
+async def test_a_budget_of_response_tokens_ends_the_run(redis, run_id):
+    budget = 300
+    document = recipe_document("/none", limits={"rollout_steps": 50, "response_tokens": budget})
+    keys = RunKeys(run_id)
+    fleet = HandFleet(redis, keys)
+    learner = HandLearner(redis, keys, fleet)
+    async with (
+        service_context(redis, run_id, document, "sampler") as sampler,
+        service_context(redis, run_id, document, "verifier") as verifier,
+        running(VerifierService().run(verifier), fleet.run(), learner.run(), SamplerService().run(sampler)) as tasks,
+    ):
+        await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
+        counts = await group_counts(redis, keys)
+    spent = list(itertools.accumulate(batch.sampling_metrics["response_tokens"] for batch in learner.batches))
+    assert 1 < len(spent) < 50
+    assert spent[-2] < budget <= spent[-1], "the first batch that goes out with the budget spent is the last"
+    assert [batch.last for batch in learner.batches] == [*[False] * (len(spent) - 1), True]
+    assert [batch.sampler_state.response_tokens for batch in learner.batches] == spent
+    assert counts.reconciled, counts
