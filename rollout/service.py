@@ -50,7 +50,9 @@ class RolloutService:
             raise ValueError(f"run {context.record.id!r}: model_path is not set; a Hugging Face folder is accepted")
         presence = context.presence
         presence.info = presence.info.model_copy(update={"workers": recipe.rollout.tensor_parallel})
-        tokenizer = await asyncio.to_thread(ChatTokenizer, model_path, recipe.model.max_model_len)
+        tokenizer = await asyncio.to_thread(
+            ChatTokenizer, model_path, recipe.max_prompt_tokens, recipe.model.chat_template
+        )
         engine = await RolloutEngine.start(recipe, model_path, tokenizer.stop_ids, presence.info.id)
         try:
             await presence.update(state="joining")

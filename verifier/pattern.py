@@ -13,6 +13,7 @@ from verifier.judgement import Judgement
 
 
 def judge(text: str, reference: Mapping[str, Any]) -> Judgement:
-    """`reference` holds `pattern`; correct iff it is found in the response."""
-    correct = re.search(reference["pattern"], text) is not None
-    return Judgement(correct=correct, score=float(correct))
+    """`reference` holds `pattern`; correct iff it is found in the response, whose answer is the match."""
+    found = re.search(reference["pattern"], text)
+    correct = found is not None
+    return Judgement(correct=correct, score=float(correct), answer=found.group() if found else "")

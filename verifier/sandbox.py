@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import importlib
 import multiprocessing
 import os
 import resource
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import TimeoutError as JudgementTimeoutError
 from dataclasses import dataclass
 from types import TracebackType
@@ -20,8 +21,8 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 
 from services.contracts import Outcome
-from verifier.judgement import Judgement
-from verifier.table import judge
+from verifier.judgement import Judgement, bounded
+from verifier.table import LIBRARIES, judge
 
 MEMORY_BYTES = 4 << 30
 PR_SET_PDEATHSIG = 1
@@ -30,31 +31,37 @@ RENEWED_AFTER = 10_000  # judgements per process: bounds what a leaking library 
 
 @dataclass(frozen=True)
 class Finding:
-    """An outcome with its score and, for `unknown`, the reason."""
+    """An outcome with its score; for `unknown` the reason, else the answer that was judged (at most 200 characters)."""
 
     outcome: Outcome
     score: float
     reason: str = ""
+    answer: str = ""
 
 
-def _confine(parent: int) -> None:
+def _confine(parent: int, libraries: tuple[str, ...]) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # the parent died before prctl could bind us to it
+    for library in libraries:
+        importlib.import_module(library)
 
 
 class Sandbox:
-    """A pool of judging processes; `timeout_s` bounds each judgement."""
+    """A pool of judging processes; `timeout_s` bounds each judgement, without the import of the verifiers' libraries.
 
-    def __init__(self, processes: int, timeout_s: float) -> None:
+    `verifiers` are those that will be asked for; another one loads its library within its first judgement.
+    """
+
+    def __init__(self, processes: int, timeout_s: float, verifiers: Iterable[str] = ()) -> None:
         self._timeout_s = timeout_s
         self._pool = ProcessPool(
             max_workers=processes,
             max_tasks=RENEWED_AFTER,
             initializer=_confine,
-            initargs=[os.getpid()],
+            initargs=[os.getpid(), tuple(LIBRARIES[one] for one in sorted(set(verifiers)) if one in LIBRARIES)],
             context=multiprocessing.get_context("spawn"),
         )
 
@@ -77,4 +84,4 @@ class Sandbox:
         except Exception as error:  # noqa: BLE001 - whatever the verifier raised in its process is its reason
             return Finding(Outcome.UNKNOWN, 0.0, f"{type(error).__name__}: {error}"[:500])
         outcome = Outcome.CORRECT if judgement.correct else Outcome.WRONG
-        return Finding(outcome, judgement.score)
+        return Finding(outcome, judgement.score, answer=bounded(judgement.answer))

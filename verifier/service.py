@@ -31,7 +31,10 @@ class VerifierService:
 
     async def run(self, context: Context) -> None:
         """Judge until stopped."""
-        with Sandbox(PROCESSES, context.record.recipe.verifier.timeout_s) as sandbox:
+        recipe = context.record.recipe
+        sources = (recipe.data, *recipe.evaluation.sets)
+        verifiers = {"reasoning-gym" if one.source == "reasoning-gym" else one.verifier for one in sources}
+        with Sandbox(PROCESSES, recipe.verifier.timeout_s, verifiers) as sandbox:
             await sandbox.judge("pattern", "", {"pattern": ""})  # the first judgement starts the process
             await context.presence.update(state="ready")
             async with asyncio.TaskGroup() as lanes:
@@ -66,7 +69,7 @@ class _LaneJudge:
             finding = await self._find(sample)
             verdict = Verdict(
                 group=sample.group, index=sample.index, outcome=finding.outcome, score=finding.score,
-                reason=finding.reason, facts=sample.facts,
+                reason=finding.reason, answer=finding.answer, facts=sample.facts,
             )  # fmt: skip
             fresh = await self._effects.publish_verdict(self._lane, delivery.lease, verdict)
         VERDICT_SECONDS.labels(self._context.keys.run, finding.outcome.value).observe(time.monotonic() - started)

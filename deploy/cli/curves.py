@@ -28,7 +28,10 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 
 
 def draw_curves(title: str, steps: list[dict[str, Any]], evaluations: list[dict[str, Any]], path: Path) -> Path:
-    """Write the curves as PNG. `steps` as the API gives them; held-out accuracies are marked at their version."""
+    """Write the curves as PNG. `steps` and `evaluations` as the API gives them.
+
+    avg@k of every set stands at the oldest policy version that answered, with its standard error.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -38,18 +41,23 @@ def draw_curves(title: str, steps: list[dict[str, Any]], evaluations: list[dict[
     figure.suptitle(title)
     for axis, (name, lines) in zip(axes.flat, PANELS, strict=True):
         _panel(axis, name, lines, steps)
-    first = axes.flat[0]
-    for one in evaluations:
-        first.errorbar(
-            one["version"], one["accuracy"], yerr=one["standard_error"], fmt="D", color="tab:red", capsize=3,
-            label="held-out" if one is evaluations[0] else None,
-        )  # fmt: skip
-    if evaluations:
-        first.legend(fontsize="small")
+    _held_out(axes.flat[0], evaluations)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return path
+
+
+def _held_out(axis: Any, evaluations: list[dict[str, Any]]) -> None:
+    for name in dict.fromkeys(one["set"] for one in evaluations):
+        records = sorted((one for one in evaluations if one["set"] == name), key=lambda one: int(one["version"]))
+        axis.errorbar(
+            [one["version"] for one in records], [one["accuracy"] for one in records],
+            yerr=[one["standard_error"] for one in records], fmt="D--", markersize=4, linewidth=1, capsize=3,
+            label=f"{name}, avg@{records[0]['samples_per_prompt']}",
+        )  # fmt: skip
+    if evaluations:
+        axis.legend(fontsize="small")
 
 
 def _panel(axis: Any, title: str, lines: tuple[tuple[str, str], ...], steps: list[dict[str, Any]]) -> None:

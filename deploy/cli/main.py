@@ -1,4 +1,4 @@
-"""Owns the commands and their options. Everything but up, demo, validate and doctor is a call of the REST API.
+"""Owns the commands and their options; those with modules of their own are only registered here.
 
 Must not import anything heavy at module level: `penstock --help` answers within a second.
 """
@@ -16,7 +16,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deploy.cli.algorithm import app as algorithm_commands
+from deploy.cli.conformance import conformance
+from deploy.cli.evaluate import evaluate
+from deploy.cli.options import (
+    DEFAULT_API,
+    PORT,
+    ApiOption,
+    PortOption,
+    RecipeArgument,
+    RedisOption,
+    RunArgument,
+    RunsOption,
+)
 from deploy.cli.plan import plan
+from deploy.cli.replay import replay
 
 if TYPE_CHECKING:
     from deploy.cli.client import Api
@@ -29,7 +42,6 @@ INTERRUPTED = 130
 POLL_S = 1.0
 POLLS_MISSED = 30
 ENDED = ("succeeded", "failed", "cancelled")
-PORT = 8470
 
 app = typer.Typer(
     help="Train reasoning LLMs with DAPO: rollout, verifier, sampling and learner services.",
@@ -37,17 +49,10 @@ app = typer.Typer(
 )  # fmt: skip
 
 app.add_typer(algorithm_commands, name="algorithm")
+app.command()(conformance)
+app.command("eval")(evaluate)
 app.command()(plan)
-
-ApiOption = Annotated[str, typer.Option("--api", envvar="PENSTOCK_API", help="Address of the REST API.")]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run.")]
-RecipeArgument = Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML or JSON file.")]
-RedisOption = Annotated[
-    str | None, typer.Option("--redis", envvar="PENSTOCK_REDIS", help="Redis to use; default: an embedded one.")
-]
-PortOption = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the REST API.")]
-RunsOption = Annotated[Path, typer.Option("--runs", envvar="PENSTOCK_RUNS", help="Folder for runs, models and data.")]
-DEFAULT_API = f"http://127.0.0.1:{PORT}"
+app.command()(replay)
 
 
 def say(text: str) -> None:
@@ -75,7 +80,7 @@ def obstacles() -> Iterator[None]:
 def up(redis: RedisOption = None, port: PortOption = PORT, runs: RunsOption = Path("runs")) -> None:
     """Run the stack in the foreground until Ctrl-C."""
     with obstacles():
-        _with_stack(redis, port, runs, None, lambda stack: stack.wait())
+        with_stack(redis, port, runs, None, lambda stack: stack.wait())
 
 
 @app.command()
@@ -89,7 +94,7 @@ def demo(
     with obstacles():
         loaded = load_recipe(recipe or demo_recipe())
         succeeded: list[bool] = []
-        _with_stack(redis, port, runs, loaded, lambda stack: succeeded.append(_demonstrate(stack, loaded)))
+        with_stack(redis, port, runs, loaded, lambda stack: succeeded.append(_demonstrate(stack, loaded)))
     raise typer.Exit(0 if succeeded == [True] else RUN_FAILED)
 
 
@@ -101,7 +106,7 @@ def submit(
     """Submit a run and print its id."""
     from services.settings import load_recipe
 
-    with obstacles(), _api(api) as client:
+    with obstacles(), open_api(api) as client:
         loaded = load_recipe(recipe)
         say(client.submit(loaded.model_dump(mode="json"), run)["id"])
 
@@ -109,7 +114,7 @@ def submit(
 @app.command()
 def runs(api: ApiOption = DEFAULT_API) -> None:
     """List all runs."""
-    with obstacles(), _api(api) as client:
+    with obstacles(), open_api(api) as client:
         for one in client.runs():
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one["created_at"]))
             say(f"{one['id']}  {one['state']:<9}  {at}  {one['reason']}")
@@ -118,14 +123,14 @@ def runs(api: ApiOption = DEFAULT_API) -> None:
 @app.command()
 def show(run: RunArgument, api: ApiOption = DEFAULT_API) -> None:
     """Print all that is known of a run, as JSON."""
-    with obstacles(), _api(api) as client:
+    with obstacles(), open_api(api) as client:
         say(json.dumps(client.show(run), indent=2))
 
 
 @app.command()
 def watch(run: RunArgument, api: ApiOption = DEFAULT_API) -> None:
     """Follow a run to its end; exit status 0 only if it succeeds."""
-    with obstacles(), _api(api) as client:
+    with obstacles(), open_api(api) as client:
         try:
             view, _ = follow(client, run)
         except KeyboardInterrupt:
@@ -139,14 +144,14 @@ def scale(
     api: ApiOption = DEFAULT_API,
 ) -> None:  # fmt: skip
     """Change a run's number of rollout replicas while it goes on."""
-    with obstacles(), _api(api) as client:
+    with obstacles(), open_api(api) as client:
         say(f"{run}: {client.scale(run, rollout)['rollout_replicas']} rollout replicas wanted")
 
 
 @app.command()
 def cancel(run: RunArgument, api: ApiOption = DEFAULT_API) -> None:
     """Ask for a run's end."""
-    with obstacles(), _api(api) as client:
+    with obstacles(), open_api(api) as client:
         client.cancel(run)
         say(f"{run}: cancelling")
 
@@ -185,13 +190,14 @@ def demo_recipe() -> Path:
     return Path(__file__).resolve().parents[1] / "recipes" / "smollm2-chain-sum.yaml"
 
 
-def _api(url: str) -> Api:
+def open_api(url: str) -> Api:
+    """The REST API at `url`; use it as a context manager."""
     from deploy.cli.client import Api
 
     return Api(url)
 
 
-def _with_stack(
+def with_stack(
     redis: str | None, port: int, folder: Path, recipe: Recipe | None, work: Callable[[LocalStack], object]
 ) -> None:
     """Check, start the stack, work, and end it whatever happens; Ctrl-C is an ordinary end."""
@@ -211,16 +217,15 @@ def _with_stack(
 
 def _demonstrate(stack: LocalStack, recipe: Recipe) -> bool:
     """Submit the recipe, follow it, show and draw what came of it; whether it succeeded."""
-    from rich.console import Console
-
+    from deploy.cli.console import console
     from deploy.cli.curves import draw_curves
     from deploy.cli.progress import closing_table
 
-    with _api(stack.api) as client:
+    with open_api(stack.api) as client:
         _cancel_earlier(client, recipe.name)
         run = str(client.submit(recipe.model_dump(mode="json"))["id"])
         say(f"run {run} submitted; `penstock watch {run} --api {stack.api}` follows it from elsewhere")
-        with _cancelled_on_interrupt(client, run):
+        with cancelled_on_interrupt(client, run):
             view, steps = follow(client, run, stack.check_alive)
     folder = stack.runs / run
     if steps:
@@ -228,7 +233,7 @@ def _demonstrate(stack: LocalStack, recipe: Recipe) -> bool:
     say(f"export   {view['export_path'] or 'none'}")
     say(f"summary  {folder / 'summary.json'}")
     if view["evaluations"]:
-        Console().print(closing_table(view))
+        console().print(closing_table(view))
     return bool(view["state"] == "succeeded")
 
 
@@ -241,7 +246,7 @@ def _cancel_earlier(client: Api, name: str) -> None:
 
 
 @contextmanager
-def _cancelled_on_interrupt(client: Api, run: str) -> Iterator[None]:
+def cancelled_on_interrupt(client: Api, run: str) -> Iterator[None]:
     """A demo that is stopped does not go on when the stack is next started."""
     try:
         yield

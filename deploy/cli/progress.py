@@ -1,4 +1,4 @@
-"""Owns how a run is followed in a terminal: start-up phases, one line a rollout step, the closing table.
+"""Owns how a run is followed in a terminal: start-up phases, a line a rollout step or evaluation, the closing table.
 
 Must not talk to the API; it is given what the API answered.
 """
@@ -65,6 +65,37 @@ def _shown(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
+def versions(evaluation: dict[str, Any]) -> str:
+    """The policy versions that answered: `3`, or `3-5` when weights were synced meanwhile."""
+    oldest, newest = evaluation["version"], evaluation["newest_version"]
+    return str(oldest) if newest in (None, oldest) else f"{oldest}-{newest}"
+
+
+def evaluation_line(one: dict[str, Any]) -> str:
+    """One evaluation of one set in one line; avg@k is pass@1, so of pass@k only the largest k is told."""
+    k = one["samples_per_prompt"]
+    scores = [f"avg@{k} {_average(one)}"]
+    if k > 1:
+        scores += [f"pass@{last['k']} {_score(last['value'], last['standard_error'])}" for last in one["pass_at"][-1:]]
+        scores.append(f"maj@{k} {_majority(one)}")
+    asides = [f"version {versions(one)}", f"{one['prompts']} prompts"]
+    asides += [f"{one[name]} {name}" for name in ("unknown", "dropped") if one[name]]
+    return f"{one['set']} {one['name']}: {', '.join(scores)} ({', '.join(asides)})"
+
+
+def _score(value: float | None, error: float | None) -> str:
+    return "-" if value is None else f"{value:.3f} ± {error:.3f}"
+
+
+def _average(one: dict[str, Any]) -> str:
+    # Without a known verdict there is no score; the record's 0 would look like one.
+    return "-" if one["majority"] is None else _score(one["accuracy"], one["standard_error"])
+
+
+def _majority(one: dict[str, Any]) -> str:
+    return _score(one["majority"], one["majority_standard_error"])
+
+
 class Follower:
     """Prints what is new about a run, each time it is given the API's answers."""
 
@@ -73,7 +104,7 @@ class Follower:
         self._began: float | None = None
         self._state = ""
         self._newest_event = 0.0
-        self._evaluations: set[str] = set()
+        self._evaluations: set[tuple[str, str]] = set()
         self.steps: list[dict[str, Any]] = []
 
     @property
@@ -104,14 +135,9 @@ class Follower:
         self._newest_event = max([self._newest_event, *(event["at"] for event in events)])
 
     def _evaluation(self, one: dict[str, Any]) -> None:
-        if one["name"] in self._evaluations:
-            return
-        self._evaluations.add(one["name"])
-        self._say(
-            f"held-out {one['name']}: avg@{one['samples_per_prompt']} {one['accuracy']:.3f} "
-            f"± {one['standard_error']:.3f} (version {one['version']}, {one['prompts']} prompts)",
-            style="bold",
-        )
+        if (one["set"], one["name"]) not in self._evaluations:
+            self._evaluations.add((one["set"], one["name"]))
+            self._say(evaluation_line(one), style="bold")
 
     def _line(self, at: float, text: str, style: str = "dim") -> None:
         elapsed = at - (self._began or at)
@@ -123,13 +149,25 @@ class Follower:
 
 
 def closing_table(view: dict[str, Any]) -> Table:
-    """The held-out evaluations, before and after."""
+    """All evaluations of a run, scores with their standard errors over prompts; k is the number of responses each."""
+    evaluations = view["evaluations"]
+    wanted = sorted({one["k"] for evaluation in evaluations for one in evaluation["pass_at"]} - {1})
     table = Table(title=f"{view['id']}: held-out accuracy")
-    for title in ("evaluation", "policy version", "avg@k", "accuracy", "standard error"):
+    for title in (
+        "set",
+        "evaluation",
+        "policy version",
+        "prompts",
+        "k",
+        "avg@k",
+        *(f"pass@{k}" for k in wanted),
+        "maj@k",
+    ):
         table.add_column(title, justify="right")
-    for one in view["evaluations"]:
+    for one in sorted(evaluations, key=lambda one: str(one["set"])):
+        passes = {score["k"]: _score(score["value"], score["standard_error"]) for score in one["pass_at"]}
         table.add_row(
-            one["name"], str(one["version"]), f"avg@{one['samples_per_prompt']}", f"{one['accuracy']:.3f}",
-            f"{one['standard_error']:.3f}",
+            one["set"], one["name"], versions(one), str(one["prompts"]), str(one["samples_per_prompt"]),
+            _average(one), *(passes.get(k, "-") for k in wanted), _majority(one),
         )  # fmt: skip
     return table

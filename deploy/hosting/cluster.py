@@ -76,7 +76,8 @@ class RayCluster:
             raise error.cause from None
 
     async def start(self, record: RunRecord) -> None:
-        """Start everything of a run. Raises PlacementError when the learner finds no place."""
+        """Start everything of a run; one of no rollout steps has no learner. Raises PlacementError when the learner
+        finds no place."""
         run, recipe = record.id, record.recipe
         if run in self._placed:
             return
@@ -92,7 +93,8 @@ class RayCluster:
             placed.verifier.start, factories.verifier, self._redis_url, replicas=recipe.verifier.replicas, workers=1,
             threads=1, cpus=recipe.verifier.cpus, gpus=0.0,
         )  # fmt: skip
-        await self._start_learner(record, placed)
+        if recipe.limits.rollout_steps:
+            await self._start_learner(record, placed)
 
     async def _start_learner(self, record: RunRecord, placed: _Placed) -> None:
         wanted, run = record.recipe.learner, record.id
@@ -166,10 +168,11 @@ class RayCluster:
 
 def _needs(record: RunRecord) -> dict[str, float]:
     recipe = record.recipe
+    ranks = recipe.learner.ranks if recipe.limits.rollout_steps else 0
     cpus = (
-        recipe.learner.ranks * recipe.learner.cpus
+        ranks * recipe.learner.cpus
         + record.rollout_replicas * recipe.rollout.cpus
         + recipe.verifier.replicas * recipe.verifier.cpus
     )
-    gpus = recipe.learner.ranks * recipe.learner.gpus + record.rollout_replicas * recipe.rollout.gpus
+    gpus = ranks * recipe.learner.gpus + record.rollout_replicas * recipe.rollout.gpus
     return {"CPU": cpus, "GPU": gpus}

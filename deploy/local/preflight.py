@@ -78,7 +78,7 @@ def needed_bytes(recipe: Recipe | None) -> int:
     wide = 4 if recipe.rollout.dtype == "float32" else 2
     engine = ENGINE_BYTES + wide * parameters + recipe.rollout.kv_cache_mib * 2**20
     # fp32 master weights, gradients, Adam's two moments, and the snapshot that is broadcast.
-    learner = LEARNER_BYTES * recipe.learner.ranks + 5 * 4 * parameters
+    learner = LEARNER_BYTES * recipe.learner.ranks + 5 * 4 * parameters if recipe.limits.rollout_steps else 0
     return STACK_BYTES + recipe.rollout.replicas * engine + learner
 
 

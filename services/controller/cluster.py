@@ -17,7 +17,7 @@ class Cluster(Protocol):
         """Materialise the run's model; the Hugging Face folder that every service can read."""
 
     async def start(self, record: RunRecord) -> None:
-        """Start the run's sampler, verifier and rollout fleets, and learner ranks."""
+        """Start the run's sampler, verifier and rollout fleets, and learner ranks unless it only evaluates."""
 
     async def scale_rollout(self, run: str, replicas: int) -> None:
         """Change the number of rollout replicas; those that stay are not disturbed."""

@@ -10,9 +10,10 @@ import logging
 import time
 from pathlib import Path
 
-from services.contracts import RunState
+from services.contracts import AFTER, ALONE, Lane, RunState
 from services.controller.cluster import Cluster
 from services.controller.summary import summarise, write_summary
+from services.settings import Recipe
 from services.streams.connection import Redis
 from services.streams.effects import group_counts
 from services.streams.journal import Journal
@@ -25,6 +26,12 @@ log = logging.getLogger(__name__)
 PERIOD_S = 0.5
 STOP_DEADLINE_S = 12.0
 SERVICES = ("sampler", "verifier", "rollout", "learner")
+WITHOUT_TRAINING = ("sampler", "verifier", "rollout")
+
+
+def services_of(recipe: Recipe) -> tuple[str, ...]:
+    """The services of a run; one of no rollout steps only evaluates, and learns nothing."""
+    return SERVICES if recipe.limits.rollout_steps else WITHOUT_TRAINING
 
 
 class RunFailedError(RuntimeError):
@@ -58,8 +65,7 @@ class RunKeeper:
         try:
             await self._place()
             await self._until_running()
-            await self._follow()
-            state, reason = RunState.SUCCEEDED, "all rollout steps trained, evaluated and exported"
+            state, reason = RunState.SUCCEEDED, await self._follow()
         except RunCancelledError:
             state, reason = RunState.CANCELLED, "cancelled on request"
         except ControllerStoppingError:
@@ -92,11 +98,12 @@ class RunKeeper:
         if record.model_path is None:
             await self._journal.event("preparing-model", record.recipe.model.package or str(record.recipe.model.path))
             await self._records.set_paths(self._run, model_path=await self._cluster.prepare_model(record))
-        await self._journal.event("starting-services", ", ".join(SERVICES))
+        await self._journal.event("starting-services", ", ".join(services_of(record.recipe)))
         await self._cluster.start(await self._current())
 
     async def _until_running(self) -> None:
-        deadline = (await self._current()).recipe.limits.startup_timeout_s
+        recipe = (await self._current()).recipe
+        deadline = recipe.limits.startup_timeout_s
         ends = time.monotonic() + deadline
         announced: set[str] = set()
         while await self._journal.policy_version() is None and not await self._fleet_holds_weights():
@@ -107,13 +114,14 @@ class RunKeeper:
                 await self._journal.event("service-ready", service)
             announced |= ready
             if time.monotonic() > ends:
-                missing = ", ".join(sorted(set(SERVICES) - ready))
+                missing = ", ".join(sorted(set(services_of(recipe)) - ready))
                 raise RunFailedError(f"not ready within {deadline:g} s (limits.startup_timeout_s): {missing}")
             await asyncio.sleep(PERIOD_S)
         if (await self._current()).state is RunState.STARTING:
             await self._records.transition(self._run, RunState.RUNNING, "the fleet holds the first policy version")
 
-    async def _follow(self) -> None:
+    async def _follow(self) -> str:
+        """Watch over the run until it is done; why it has succeeded. Raises RunFailedError for want of progress."""
         replicas = (await self._current()).recipe.rollout.replicas
         stall_s = (await self._current()).recipe.limits.stall_timeout_s
         seen, since = await self._progress(), time.monotonic()
@@ -124,9 +132,8 @@ class RunKeeper:
                 await self._journal.event("scaling", f"rollout {replicas} -> {record.rollout_replicas} replicas")
                 replicas = record.rollout_replicas
                 await self._cluster.scale_rollout(self._run, replicas)
-            evaluated = {evaluation.name for evaluation in await self._journal.evaluations()}
-            if record.export_path is not None and "after" in evaluated:
-                return
+            if reason := await self._done(record):
+                return reason
             now = await self._progress()
             if now != seen:
                 seen, since = now, time.monotonic()
@@ -134,15 +141,31 @@ class RunKeeper:
                 raise RunFailedError(f"no progress for {stall_s:g} s (limits.stall_timeout_s) since {now}")
             await asyncio.sleep(PERIOD_S)
 
+    async def _done(self, record: RunRecord) -> str | None:
+        """What the run has come to, once every set has its last evaluation and there is an export; else None."""
+        trains = record.recipe.limits.rollout_steps > 0
+        last = AFTER if trains else ALONE
+        evaluated = {one.set for one in await self._journal.evaluations() if one.name == last}
+        if not evaluated.issuperset(record.recipe.evaluated_sets):
+            return None
+        if not trains:
+            return "evaluated; limits.rollout_steps = 0 trains nothing"
+        return "all rollout steps trained, evaluated and exported" if record.export_path is not None else None
+
     async def _fleet_holds_weights(self) -> bool:
         processes = await live_processes(self._redis, self._run)
         return any(p.service == "rollout" and p.state == "ready" and p.version is not None for p in processes)
 
     async def _progress(self) -> str:
         counts = await group_counts(self._redis, RunKeys(self._run))
+        # An evaluation of a big set may take longer than any step.
+        evaluating = await group_counts(self._redis, RunKeys(self._run), Lane.EVALUATION)
         evaluations = len(await self._journal.evaluations())
         version = await self._journal.policy_version()
-        return f"policy version {version}, {evaluations} evaluations, groups {counts.model_dump()}"
+        return (
+            f"policy version {version}, {evaluations} evaluations, {evaluating.pending} of {evaluating.dispatched} "
+            f"evaluation prompts pending, groups {counts.model_dump()}"
+        )
 
     async def _check_faults(self) -> None:
         faults = await self._cluster.faults(self._run)

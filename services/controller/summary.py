@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from services.contracts import AFTER, ALONE, BEFORE, EvaluationRecord
+from services.settings import HELD_OUT
 from services.streams.connection import Redis
 from services.streams.effects import group_counts
 from services.streams.journal import Journal
@@ -19,12 +21,16 @@ from services.streams.records import RunRecord
 
 
 async def summarise(redis: Redis, record: RunRecord) -> dict[str, Any]:
-    """The run's figures. `groups` reconciles; accuracies are held-out avg@k with their standard errors."""
+    """The run's figures. `groups` reconciles; accuracies are held-out avg@k with their standard errors.
+
+    `evaluations` holds, by set and name, what was measured before and after (or by a run that only evaluates).
+    """
     keys = RunKeys(record.id)
     journal = Journal(redis, keys, "controller")
     steps = [step for _, step in await journal.steps()]
-    evaluations = {evaluation.name: evaluation for evaluation in await journal.evaluations()}
-    before, after = evaluations.get("before"), evaluations.get("after")
+    records = await journal.evaluations()
+    held_out = {one.name: one for one in records if one.set == HELD_OUT}
+    before, after = held_out.get(BEFORE), held_out.get(AFTER)
     counts = await group_counts(redis, keys)
     running = next((change.at for change in record.history if change.state.value == "running"), None)
     return {
@@ -34,6 +40,7 @@ async def summarise(redis: Redis, record: RunRecord) -> dict[str, Any]:
         "accuracy_after": after.accuracy if after else None,
         "accuracy_after_standard_error": after.standard_error if after else None,
         "held_out_prompts": before.prompts if before else 0,
+        "evaluations": _by_set(records),
         "samples_per_prompt": record.recipe.evaluation.samples,
         "rollout_steps": len(steps),
         "optimizer_steps": sum(step.optimizer_steps for step in steps),
@@ -43,6 +50,14 @@ async def summarise(redis: Redis, record: RunRecord) -> dict[str, Any]:
         "groups": counts.model_dump(),
         "export_path": record.export_path,
     }
+
+
+def _by_set(records: list[EvaluationRecord]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for one in records:
+        if one.name in (BEFORE, AFTER, ALONE):
+            found.setdefault(one.set, {})[one.name] = one.model_dump(exclude={"kind", "schema_version", "name", "set"})
+    return found
 
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> Path:

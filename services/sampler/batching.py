@@ -6,12 +6,13 @@ Must not do I/O.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from statistics import fmean
 
 from services.contracts import Batch, BatchGroup, BatchSample, Outcome, Release, SamplerState, Verdict
 from services.sampler.credit.advantages import advantages
 from services.sampler.credit.filtering import KEPT
-from services.sampler.credit.shaping import reward
+from services.sampler.credit.shaping import Ramp, reward
 from services.sampler.ledger import Group
 from services.sampler.pacing import staleness
 from services.settings import Recipe
@@ -20,8 +21,9 @@ from services.settings import Recipe
 def shaped_reward(recipe: Recipe, verdict: Verdict) -> float | None:
     """The verdict's reward under this recipe; None for an unknown outcome."""
     overlong = recipe.algorithm.overlong
-    cache = overlong.cache if overlong.punishment else None
-    return reward(verdict.outcome, verdict.facts.response_tokens, recipe.rollout.max_new_tokens, cache)
+    ramp = Ramp(recipe.rollout.max_new_tokens, overlong.cache, overlong.factor)
+    punishment = (overlong.shape, ramp) if overlong.punishment else None
+    return reward(verdict.outcome, verdict.facts.response_tokens, punishment)
 
 
 def batch_group(recipe: Recipe, name: str, group: Group, version: int) -> BatchGroup:
@@ -47,8 +49,9 @@ def batch_group(recipe: Recipe, name: str, group: Group, version: int) -> BatchG
 
 
 def make_batch(
-    recipe: Recipe, step: int, version: int, groups: dict[str, Group], state: SamplerState, metrics: dict[str, float]
-) -> Batch:
+    recipe: Recipe, step: int, version: int, groups: dict[str, Group], state: SamplerState, metrics: dict[str, float],
+    *, last: bool = False,
+) -> Batch:  # fmt: skip
     """The batch of rollout step `step`, to be consumed at `version`."""
     made = tuple(batch_group(recipe, name, group, version) for name, group in groups.items())
     facts = [verdict.facts for group in groups.values() for verdict in group.verdicts.values()]
@@ -61,6 +64,7 @@ def make_batch(
         sampling_metrics={**metrics, "staleness_mean": fmean(ages), "staleness_max": float(max(ages))},
         generation_started_at=min(one.started_at for one in facts),
         generation_finished_at=max(one.finished_at for one in facts),
+        last=last,
     )
 
 
@@ -83,30 +87,42 @@ class Window:
         """Take in a group that was dropped later, or without verdicts."""
         self._endings[release.value] += 1
 
+    @property
+    def histogram(self) -> str:
+        """How many of the judged groups had how many correct answers, in words."""
+        size = self._recipe.algorithm.group_size
+        counts = ", ".join(f"{self._correct[n]} with {n}" for n in range(size + 1))
+        return f"groups by correct answers of {size}: {counts}"
+
     def metrics(self) -> dict[str, float]:
-        """Means over the window; `tokens_per_second`: response tokens, over the time from first start to last end."""
+        """Means over the window; `tokens_per_second`: response tokens, over the time from first start to last end.
+
+        Batches may follow each other at once: a window in which nothing was judged has no means, rather than zeros.
+        """
         known = [verdict for verdict in self._verdicts if verdict.outcome is not Outcome.UNKNOWN]
         rewards = [earned for verdict in known if (earned := shaped_reward(self._recipe, verdict)) is not None]
         lengths = [verdict.facts.response_tokens for verdict in self._verdicts]
         size = self._recipe.algorithm.group_size
         histogram = {f"groups_with_{n}_of_{size}_correct": float(self._correct[n]) for n in range(size + 1)}
+        means: dict[str, Sequence[float]] = {
+            "accuracy": [verdict.outcome is Outcome.CORRECT for verdict in known],
+            "reward": rewards,
+            "response_length": lengths,
+            "truncated_share": [verdict.facts.truncated for verdict in self._verdicts],
+            "tokens_per_second": [sum(lengths) / max(self._seconds(), 1e-9)] if lengths else [],
+        }
         return {
-            "accuracy": fmean([verdict.outcome is Outcome.CORRECT for verdict in known] or [0.0]),
-            "reward": fmean(rewards or [0.0]),
-            "response_length": fmean(lengths or [0]),
-            "truncated_share": fmean([verdict.facts.truncated for verdict in self._verdicts] or [0.0]),
+            **{name: fmean(values) for name, values in means.items() if values},
+            "response_tokens": float(sum(lengths)),
             "unknown_verdicts": float(len(self._verdicts) - len(known)),
             "groups_kept": float(self._endings[KEPT]),
             "groups_filtered": float(self._endings[Release.FILTERED.value]),
             "groups_stale": float(self._endings[Release.STALE.value]),
             "groups_dead": float(self._endings[Release.DEAD.value]),
-            "tokens_per_second": sum(lengths) / max(self._seconds(), 1e-9),
             **histogram,
         }
 
     def _seconds(self) -> float:
-        """From the first sample's start to the last one's end; batches may follow each other at once."""
+        """From the first sample's start to the last one's end."""
         facts = [verdict.facts for verdict in self._verdicts]
-        if not facts:
-            return 0.0
         return max(one.finished_at for one in facts) - min(one.started_at for one in facts)

@@ -1,122 +1,257 @@
-"""Owns a held-out evaluation on the run's own fleet: tasks out on the evaluation lane, one record back.
+"""Owns a held-out evaluation on the run's own fleet: tasks out on the evaluation lane, one record a set back.
 
-Must not influence training groups.
+Must not influence training groups, nor decide when to evaluate; the timetable does.
 """
 
 from __future__ import annotations
 
-import asyncio
-import math
-from statistics import fmean, stdev
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
 
-from services.contracts import EvaluationRecord, Lane, Outcome, Prompt, Release, Sampling, Task, Verdict
+from services.contracts import EvaluationRecord, Lane, Outcome, PassAt, Prompt, Release, Sampling, Task, Verdict
+from services.metrics import EVALUATION
+from services.sampler.data import load_set, load_splits
+from services.sampler.ledger import Group
 from services.sampler.progress import Progress
-from services.settings import Recipe
+from services.sampler.scores import Response, Score, average, majority, over_questions, passes, sizes
+from services.settings import HELD_OUT, Recipe
 from services.shell import Context
 from services.streams.effects import Effects
-from services.streams.leases import Consumer
+from services.streams.leases import Consumer, Delivery
+from services.streams.presence import live_processes
 
 EVALUATED = "evaluated"
+SHARE_BESIDE_TRAINING = 0.5
+"""Of the fleet's sequence slots, how many an evaluation may take while training goes on: replicas serve it first."""
+HASHES_AT_ONCE = 100
+CORRECTNESS = {Outcome.CORRECT: True, Outcome.WRONG: False, Outcome.UNKNOWN: None}
 
 
-def summarise(name: str, prompts: int, samples: int, verdicts: list[Verdict]) -> EvaluationRecord:
-    """avg@k: mean over prompts of the mean over their `samples` answers; the standard error is over prompts."""
-    by_group: dict[str, list[bool]] = {}
-    for verdict in verdicts:
-        if verdict.outcome is not Outcome.UNKNOWN:
-            by_group.setdefault(verdict.group, []).append(verdict.outcome is Outcome.CORRECT)
-    scores = [fmean(correct) for correct in by_group.values()]
+@dataclass(frozen=True)
+class HeldOut:
+    """A set of questions that are never trained on, each answered `samples` times."""
+
+    name: str
+    prompts: tuple[Prompt, ...]
+    samples: int
+
+
+def held_out_sets(
+    recipe: Recipe, own: tuple[Prompt, ...], others: Mapping[str, tuple[Prompt, ...]]
+) -> tuple[HeldOut, ...]:
+    """The sets of `recipe.evaluated_sets`: `own` is the run's held-out split, `others` are evaluation.sets by name."""
+    settings = recipe.evaluation
+    samples = {one.name: one.samples or settings.samples for one in settings.sets}
+    prompts = {HELD_OUT: own, **others}
+    return tuple(
+        HeldOut(name, prompts[name], samples.get(name, settings.samples)) for name in recipe.evaluated_sets
+    )  # fmt: skip
+
+
+def load_held_out(recipe: Recipe) -> tuple[HeldOut, ...]:
+    """The sets of a run that only evaluates; training prompts are read only where the held-out split needs them.
+
+    Raises DataError. Blocks for as long as the files take to read.
+    """
+    own = load_splits(recipe.data).held_out if recipe.data.held_out else ()
+    return held_out_sets(recipe, own, {one.name: load_set(one, one.prompts) for one in recipe.evaluation.sets})
+
+
+def sampling_of(recipe: Recipe) -> Sampling:
+    """How evaluations draw; training has settings of its own."""
+    settings = recipe.evaluation
+    return Sampling(temperature=settings.temperature, top_p=settings.top_p, max_new_tokens=recipe.evaluation_new_tokens)
+
+
+def summarise(
+    name: str, held_out: HeldOut, sampling: Sampling, groups: list[Group], dropped: int
+) -> EvaluationRecord:  # fmt: skip
+    """The record of one evaluation of one set: `groups` are its judged prompts, `dropped` got no answer.
+
+    Means and standard errors are over prompts, each by its known verdicts; see services.sampler.scores.
+    """
+    questions = [[Response(CORRECTNESS[one.outcome], one.answer) for one in group.in_order] for group in groups]
+    accuracy = over_questions([average(one) for one in questions]) or Score(0.0, 0.0)
+    votes = over_questions([majority(one) for one in questions])
+    facts = [verdict.facts for group in groups for verdict in group.in_order]
+    pass_at = {k: over_questions([passes(one, k) for one in questions]) for k in sizes(held_out.samples)}
     return EvaluationRecord(
         name=name,
-        version=min((verdict.facts.oldest_version for verdict in verdicts), default=0),
-        prompts=prompts,
-        samples_per_prompt=samples,
-        accuracy=fmean(scores) if scores else 0.0,
-        standard_error=stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else 0.0,
-        unknown=sum(verdict.outcome is Outcome.UNKNOWN for verdict in verdicts),
+        set=held_out.name,
+        version=min((one.oldest_version for one in facts), default=0),
+        newest_version=max((one.newest_version for one in facts), default=None),
+        prompts=len(groups),
+        samples_per_prompt=held_out.samples,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        accuracy=accuracy.value,
+        standard_error=accuracy.standard_error,
+        pass_at=tuple(PassAt(k=k, value=s.value, standard_error=s.standard_error) for k, s in pass_at.items() if s),
+        majority=votes.value if votes else None,
+        majority_standard_error=votes.standard_error if votes else None,
+        response_length=fmean(one.response_tokens for one in facts) if facts else None,
+        truncated_share=fmean(one.truncated for one in facts) if facts else None,
+        unknown=sum(response.correct is None for one in questions for response in one),
+        dropped=dropped,
+        at=time.time(),
     )
 
 
-class Evaluator:
-    """Runs evaluations one at a time."""
+@dataclass
+class Round:
+    """One evaluation of one set: its prompts that wait, are under way, are judged; and how many got no answer."""
 
-    def __init__(self, context: Context, effects: Effects, prompts: tuple[Prompt, ...], progress: Progress) -> None:
-        self._progress = progress
-        self._dead_after = "0-0"
+    waiting: deque[Task] = field(default_factory=deque)
+    open: dict[str, Group] = field(default_factory=dict)
+    judged: list[Group] = field(default_factory=list)
+    dropped: int = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to come."""
+        return not self.waiting and not self.open
+
+    def take_up(self, task: Task, fields: Mapping[bytes, bytes]) -> None:
+        """Place a task by its group's hash as Redis has it; an empty one was never dispatched."""
+        group = Group(task)
+        for key, value in fields.items():
+            if key.startswith(b"verdict:"):
+                verdict = Verdict.model_validate_json(value)
+                group.verdicts[verdict.index] = verdict
+        state = fields.get(b"state", b"").decode()
+        if not state:
+            self.waiting.append(task)
+        elif state == Release.DEAD:
+            self.dropped += 1
+        elif state == EVALUATED:
+            self.judged.append(group)
+        else:
+            self.open[task.group] = group
+
+
+class Evaluator:
+    """Runs evaluations, one at a time: the caller's duty.
+
+    It has a clock of its own for verdicts. Its verdicts also tell `training` that the fleet works; and while it has the
+    fleet first, training cannot be blamed for keeping no group.
+    """
+
+    def __init__(self, context: Context, effects: Effects, sets: tuple[HeldOut, ...], training: Progress) -> None:
         self._context = context
         self._effects = effects
-        self._prompts = prompts
-        recipe = context.record.recipe
+        self._sets = sets
+        self._training = training
+        self._progress = Progress(context)
+        self._dead_after = "0-0"
+        recipe = self._recipe = context.record.recipe
         self._consumer = Consumer(
             context.redis, context.keys, context.keys.lane(Lane.EVALUATION).verdicts, "sampler",
             context.presence.info.id, Verdict, recipe.limits.lease_s, recipe.limits.max_deliveries,
         )  # fmt: skip
 
-    async def run(self, name: str) -> EvaluationRecord | None:
-        """Evaluate and write the record; None when stopped. Repeating a name resumes it."""
-        done = {record.name: record for record in await self._context.journal.evaluations()}
-        if name in done:
-            return done[name]
-        recipe = self._context.record.recipe
+    async def run(self, name: str, *, beside_training: bool = False) -> bool:
+        """Evaluate every set and write its record; False when stopped. Repeating a name resumes it.
+
+        `beside_training` leaves the greater part of the fleet's sequence slots to training.
+        """
         await self._consumer.open()
-        tasks = [self._task(recipe, name, number, prompt) for number, prompt in enumerate(self._prompts)]
-        for task in tasks:
-            await self._effects.dispatch(Lane.EVALUATION, task, None)
-        verdicts = await self._collect({task.group for task in tasks}, recipe)
-        if verdicts is None:
-            return None
-        record = summarise(name, len(tasks), recipe.evaluation.samples, verdicts)
+        journal = self._context.journal
+        recorded = {(record.set, record.name) for record in await journal.evaluations()}
+        for one in self._sets:
+            if (one.name, name) in recorded:
+                continue
+            await journal.event("evaluating", f"{name}: {one.name}, {len(one.prompts)} prompts x {one.samples}")
+            finished = await self._carry_out(name, one, beside_training)
+            if finished is None:
+                return False
+            record = summarise(name, one, sampling_of(self._recipe), finished.judged, finished.dropped)
+            await self._publish(record)
+        return True
+
+    async def _publish(self, record: EvaluationRecord) -> None:
         await self._context.journal.evaluation(record)
-        return record
+        if record.majority is None:
+            text = f"{record.name}: {record.set}: no verdict is known, so no score is"
+            await self._context.journal.event("evaluation-unknown", text)
+            return
+        scores = {"avg": record.accuracy, "pass": record.pass_at[-1].value, "majority": record.majority}
+        for score, value in scores.items():
+            EVALUATION.labels(self._context.keys.run, record.set, score).set(value)
 
-    def _task(self, recipe: Recipe, name: str, number: int, prompt: Prompt) -> Task:
-        settings = recipe.evaluation
-        sampling = Sampling(
-            temperature=settings.temperature, top_p=settings.top_p, max_new_tokens=recipe.rollout.max_new_tokens
-        )
-        return Task(group=f"e-{name}-{number:06d}", prompt=prompt, samples=settings.samples, sampling=sampling)
-
-    async def _collect(self, groups: set[str], recipe: Recipe) -> list[Verdict] | None:
-        found: dict[tuple[str, int], Verdict] = await self._recorded(groups)
-        total = len(groups) * recipe.evaluation.samples
-        while len(found) < total:
+    async def _carry_out(self, name: str, one: HeldOut, beside_training: bool) -> Round | None:
+        """All of a set's prompts answered and judged, or dropped; None when stopped."""
+        self._heard()
+        under_way = await self._recovered(name, one)
+        while not under_way.done:
             if self._context.stopping.is_set():
                 return None
-            for group in await self._given_up(groups):
-                total -= recipe.evaluation.samples
-                found = {place: verdict for place, verdict in found.items() if place[0] != group}
-            self._progress.kept()  # an evaluation keeps no group
-            await self._progress.check(f"{total - len(found)} of {total} evaluation verdicts")
+            await self._dispatch(under_way, await self._room(one) if beside_training else len(one.prompts))
             for delivery in await self._consumer.read(64, 0.5):
-                self._progress.heard()
-                verdict = delivery.message
-                found[(verdict.group, verdict.index)] = verdict
-                counted = sum(group == verdict.group for group, _ in found)
-                decision = EVALUATED if counted == recipe.evaluation.samples else ""
-                await self._effects.record_verdict(
-                    Lane.EVALUATION, delivery.lease, verdict, decision, recipe.evaluation.samples
-                )
-        return list(found.values())
+                await self._take_in(under_way, delivery)
+            await self._drop_given_up(under_way)
+            if not beside_training:
+                self._training.kept()
+            self._progress.kept()  # an evaluation keeps no group
+            left = len(under_way.waiting) + len(under_way.open)
+            await self._progress.check(f"{left} of {len(one.prompts)} prompts of evaluation {name!r} of {one.name!r}")
+        return under_way
 
-    async def _given_up(self, groups: set[str]) -> list[str]:
-        """Release groups that were given up since the last call, and name them: they are left out of the mean."""
-        given_up = []
+    async def _recovered(self, name: str, one: HeldOut) -> Round:
+        """The round as an earlier sampler left it in Redis; all waiting when there was none."""
+        sampling, keys = sampling_of(self._recipe), self._context.keys
+        tasks = [
+            # Neither names of sets nor of evaluations hold a full stop.
+            Task(group=f"e.{one.name}.{name}.{number:06d}", prompt=prompt, samples=one.samples, sampling=sampling)
+            for number, prompt in enumerate(one.prompts)
+        ]
+        found = Round()
+        for start in range(0, len(tasks), HASHES_AT_ONCE):
+            some = tasks[start : start + HASHES_AT_ONCE]
+            async with self._context.redis.pipeline(transaction=False) as pipe:
+                for task in some:
+                    pipe.hgetall(keys.group(task.group))
+                for task, fields in zip(some, await pipe.execute(), strict=True):
+                    found.take_up(task, fields)
+        return found
+
+    async def _room(self, one: HeldOut) -> int:
+        """How many groups may be under way beside training."""
+        processes = await live_processes(self._context.redis, self._context.keys.run)
+        replicas = sum(process.service == "rollout" and process.state == "ready" for process in processes)
+        sequences = replicas * self._recipe.rollout.max_sequences * SHARE_BESIDE_TRAINING
+        return max(1, int(sequences / one.samples))
+
+    async def _dispatch(self, under_way: Round, room: int) -> None:
+        while under_way.waiting and len(under_way.open) < room:
+            task = under_way.waiting.popleft()
+            under_way.open[task.group] = Group(task)
+            await self._effects.dispatch(Lane.EVALUATION, task, None)
+
+    async def _take_in(self, under_way: Round, delivery: Delivery[Verdict]) -> None:
+        self._heard()
+        verdict = delivery.message
+        group = under_way.open.get(verdict.group)
+        decision, samples = "", 0
+        if group is not None:
+            group.verdicts[verdict.index] = verdict
+            decision, samples = EVALUATED if group.judged else "", group.task.samples
+        await self._effects.record_verdict(Lane.EVALUATION, delivery.lease, verdict, decision, samples)
+        if group is not None and decision:
+            under_way.judged.append(under_way.open.pop(verdict.group))
+
+    async def _drop_given_up(self, under_way: Round) -> None:
+        """Release groups that were given up since the last call: they are left out of the means."""
         for entry, letter in await self._context.journal.dead_letters(self._dead_after):
             self._dead_after = entry
-            if letter.group in groups:
-                samples = self._context.record.recipe.evaluation.samples
-                if await self._effects.release(Lane.EVALUATION, letter.group, Release.DEAD, samples):
-                    given_up.append(letter.group)
-                await self._context.journal.event("group-dead", f"{letter.group}: {letter.reason}")
-        return given_up
+            group = under_way.open.pop(letter.group or "", None)
+            if group is not None:
+                await self._effects.release(Lane.EVALUATION, group.task.group, Release.DEAD, group.task.samples)
+                under_way.dropped += 1
+                await self._context.journal.event("group-dead", f"{group.task.group}: {letter.reason}")
 
-    async def _recorded(self, groups: set[str]) -> dict[tuple[str, int], Verdict]:
-        redis, keys = self._context.redis, self._context.keys
-        hashes = await asyncio.gather(*(redis.hgetall(keys.group(group)) for group in sorted(groups)))
-        verdicts = [
-            Verdict.model_validate_json(value)
-            for fields in hashes
-            for key, value in fields.items()
-            if key.startswith(b"verdict:")
-        ]
-        return {(verdict.group, verdict.index): verdict for verdict in verdicts}
+    def _heard(self) -> None:
+        self._progress.heard()
+        self._training.heard()

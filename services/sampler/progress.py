@@ -18,12 +18,15 @@ class SamplingStalledError(RuntimeError):
 
 
 class Progress:
-    """One clock for verdicts of both lanes, one for kept groups. Both start when a replica can generate."""
+    """A lane's patience: one clock for verdicts, one for kept groups.
+
+    Both start when a replica can generate and another can judge.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._patience_s = context.record.recipe.limits.stall_timeout_s
-        self._generating = False
+        self._working = False
         self._heard = self._kept = self._told = time.monotonic()
 
     def heard(self) -> None:
@@ -37,9 +40,10 @@ class Progress:
     async def check(self, waiting: str) -> None:
         """Raise SamplingStalledError when either clock has run out; `waiting` says what for. Call it often."""
         now = time.monotonic()
-        if not self._generating:
+        if not self._working:
             processes = await live_processes(self._context.redis, self._context.keys.run)
-            self._generating = any(one.service == "rollout" and one.state == "ready" for one in processes)
+            ready = {one.service for one in processes if one.state == "ready"}
+            self._working = {"rollout", "verifier"} <= ready
             self._heard = self._kept = self._told = now
         if now - self._heard > self._patience_s:
             raise SamplingStalledError(f"no verdict for {self._patience_s:g} s; waiting for {waiting}")

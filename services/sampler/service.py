@@ -12,16 +12,17 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from services.cancellation import end
-from services.contracts import Lane, Release, SamplerState, Sampling, Task, Verdict
+from services.contracts import ALONE, Lane, Release, SamplerState, Verdict
 from services.metrics import GROUPS
 from services.sampler.batching import Window, make_batch
 from services.sampler.credit.filtering import KEPT, decide
-from services.sampler.evaluation import Evaluator
+from services.sampler.data import Splits, load_splits
+from services.sampler.dispatch import PROMPT_FAULTS, Dispatcher
+from services.sampler.evaluation import Evaluator, held_out_sets, load_held_out
 from services.sampler.ledger import Ledger, recover
-from services.sampler.pacing import SurvivalEstimate, groups_to_dispatch, slots, staleness
+from services.sampler.pacing import SurvivalEstimate, staleness
 from services.sampler.progress import Progress
-from services.sampler.prompts import PromptCursor, Splits, load_splits
+from services.sampler.timetable import Timetable
 from services.shell import Context
 from services.streams.effects import Effects, group_counts
 from services.streams.leases import Consumer, Delivery
@@ -35,22 +36,41 @@ class SamplerService:
     name = "sampler"
 
     async def run(self, context: Context) -> None:
-        """Evaluate, sample until the last policy version is out, evaluate again; then wait to be stopped."""
-        splits = load_splits(context.record.recipe.data)
+        """Sample until the last policy version is out, and evaluate as the timetable says; then wait to be stopped.
+
+        A run of no rollout steps is evaluated once.
+        """
+        if context.record.recipe.limits.rollout_steps == 0:
+            await self._evaluate(context)
+        else:
+            await self._train(context)
+        await context.stopping.wait()
+
+    async def _evaluate(self, context: Context) -> None:
+        recipe = context.record.recipe
+        sets = await asyncio.to_thread(load_held_out, recipe)
+        effects = await Effects.fenced(context.redis, context.keys, self.name)
+        await context.presence.update(state="ready")
+        await Evaluator(context, effects, sets, Progress(context)).run(ALONE)
+
+    async def _train(self, context: Context) -> None:
+        recipe = context.record.recipe
+        # In a thread: reading a big file must not stop this process's sign of life.
+        splits = await asyncio.to_thread(load_splits, recipe.data, recipe.evaluation.sets)
+        await context.journal.event("data-loaded", splits.report.text)
         effects = await Effects.fenced(context.redis, context.keys, self.name)
         progress = Progress(context)
-        evaluator = Evaluator(context, effects, splits.held_out, progress)
+        evaluator = Evaluator(context, effects, held_out_sets(recipe, splits.held_out, splits.sets), progress)
         await context.presence.update(state="ready")
         queue = await SamplingQueue.open(context, effects, splits, progress)
-        before = asyncio.create_task(evaluator.run("before"), name="evaluation before training")
+        timetable = Timetable(context, evaluator)
+        await timetable.open(await context.journal.policy_version() or 0)
         try:
-            await queue.run(before)
-            if await before and not context.stopping.is_set():
-                await context.journal.event("evaluating", "held-out evaluation of the last policy version")
-                await evaluator.run("after")
+            await queue.run(timetable)
+            if not context.stopping.is_set():
+                await timetable.finish()
         finally:
-            await end(before)
-        await context.stopping.wait()
+            await timetable.close()
 
 
 class SamplingQueue:
@@ -65,9 +85,9 @@ class SamplingQueue:
         self._recipe = context.record.recipe
         self._effects = effects
         self._ledger = ledger
-        self._cursor = PromptCursor(splits.train, self._recipe.seed, state.cursor)
-        self._next_group = state.next_group
+        self._dispatcher = Dispatcher(context, effects, ledger, splits.train, state)
         self._next_step = 1
+        self._last_step = self._recipe.limits.rollout_steps
         self._survival = SurvivalEstimate()
         self._window = Window(self._recipe)
         self._dead_after = "0-0"
@@ -85,24 +105,24 @@ class SamplingQueue:
         state = SamplerState.model_validate_json(stored) if stored else SamplerState(cursor=0, next_group=0)
         queue = cls(context, effects, splits, ledger, state, progress)
         queue._next_step = last.step + 1 if last else 1
+        if last and last.last:
+            queue._last_step = last.step
         await queue._verdicts.open()
         return queue
 
-    async def run(self, before: asyncio.Task[object]) -> None:
-        """Sample until the last version is published; raises what `before`, the first evaluation, raises."""
-        total = self._recipe.limits.rollout_steps
+    async def run(self, timetable: Timetable) -> None:
+        """Sample until the last version is published, beside the evaluations; raises what one of them raises."""
         while not self._context.stopping.is_set():
-            if before.done() and before.exception():
-                raise RuntimeError(f"the evaluation before training failed: {before.exception()}")
             version = await self._context.journal.policy_version() or 0
-            if version >= total:
+            if version >= self._last_step:
                 return
+            await timetable.tick(version)
             self._ledger.published(version)
             await self._publish_batches(version)
-            await self._dispatch(total - version)
+            await self._bury_dead()
+            await self._dispatcher.dispatch(self._last_step - version, self._survival.value, self._window)
             for delivery in await self._verdicts.read(256, 0.25):
                 await self._take_in(delivery)
-            await self._bury_dead()
             await self._report()
             await self._check_progress()
 
@@ -121,6 +141,7 @@ class SamplingQueue:
         if group is None or not decision:
             return
         self._window.judged(group, decision)
+        self._dispatcher.judged(group)
         self._survival.observe(decision == KEPT)
         if decision == KEPT:
             self._progress.kept()
@@ -129,18 +150,26 @@ class SamplingQueue:
             del self._ledger.generating[verdict.group]
 
     async def _bury_dead(self) -> None:
-        """A task or sample that was given up ends its group: the run goes on without it."""
+        """A task or sample that was given up ends its group, and its prompt where that is at fault: the run goes on.
+
+        Letters are read from the first one, so that a new sampler knows the dropped prompts before it draws any.
+        """
         for entry, letter in await self._context.journal.dead_letters(self._dead_after):
             self._dead_after = entry
-            if letter.group in self._ledger.generating:
-                await self._release(letter.group, Release.DEAD)
-                del self._ledger.generating[letter.group]
+            news = self._dispatcher.drop(letter)
+            if letter.group not in self._ledger.generating:
+                continue
+            if news:
+                await self._context.journal.event(f"prompt-{letter.cause.value}", f"never drawn again: {letter.reason}")
+            elif letter.cause not in PROMPT_FAULTS:
                 await self._context.journal.event("group-dead", f"{letter.group}: {letter.reason}")
+            await self._release(letter.group, Release.DEAD)
+            del self._ledger.generating[letter.group]
 
     async def _publish_batches(self, version: int) -> None:
         """Publish every batch whose policy may consume it now without exceeding the staleness bound."""
         limits = self._recipe.limits
-        while self._next_step <= limits.rollout_steps:
+        while self._next_step <= self._last_step:
             consuming = self._next_step - 1
             if consuming > version + limits.max_staleness:
                 return
@@ -148,9 +177,15 @@ class SamplingQueue:
             if len(self._ledger.kept) < limits.groups_per_step:
                 return
             names = list(self._ledger.kept)[: limits.groups_per_step]
-            state = SamplerState(cursor=self._cursor.position, next_group=self._next_group)
             groups = {name: self._ledger.kept[name] for name in names}
-            batch = make_batch(self._recipe, self._next_step, consuming, groups, state, self._window.metrics())
+            metrics = self._window.metrics() | self._dispatcher.metrics
+            self._dispatcher.batch_out()
+            if self._dispatcher.budget_spent:
+                self._last_step = self._next_step
+            batch = make_batch(
+                self._recipe, self._next_step, consuming, groups, self._dispatcher.state, metrics,
+                last=self._next_step == self._last_step,
+            )  # fmt: skip
             if not await self._effects.publish_batch(batch):
                 raise RuntimeError(f"batch {self._next_step} holds a group that is no longer kept")
             self._ledger.batch_out(consuming, names)
@@ -166,24 +201,6 @@ class SamplingQueue:
     async def _release(self, name: str, release: Release) -> None:
         self._window.released(release)
         await self._effects.release(Lane.TRAIN, name, release, self._recipe.algorithm.group_size)
-
-    async def _dispatch(self, steps_left: int) -> None:
-        limits = self._recipe.limits
-        wanted = slots(limits.groups_per_step, limits.max_staleness, steps_left)
-        flow = self._ledger.flow(self._survival.value)
-        for _ in range(groups_to_dispatch(flow, wanted, limits.max_inflight_groups)):
-            rollout = self._recipe.rollout
-            sampling = Sampling(
-                temperature=rollout.temperature, top_p=rollout.top_p, max_new_tokens=rollout.max_new_tokens
-            )
-            name = f"g{self._next_group:08d}"
-            task = Task(
-                group=name, prompt=self._cursor.next(), samples=self._recipe.algorithm.group_size, sampling=sampling
-            )
-            self._next_group += 1
-            state = SamplerState(cursor=self._cursor.position, next_group=self._next_group)
-            await self._effects.dispatch(Lane.TRAIN, task, state)
-            self._ledger.dispatched(task)
 
     async def _report(self) -> None:
         counts = await group_counts(self._context.redis, self._context.keys)

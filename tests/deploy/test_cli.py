@@ -5,6 +5,7 @@ Must not train.
 
 from __future__ import annotations
 
+import io
 import signal
 import socket
 import subprocess
@@ -23,9 +24,10 @@ from typer.testing import CliRunner
 
 from deploy.cli.curves import draw_curves
 from deploy.cli.main import app, demo_recipe
-from deploy.cli.progress import Follower, duration, seconds_left, step_line
+from deploy.cli.progress import Follower, closing_table, duration, evaluation_line, seconds_left, step_line
 from deploy.local.preflight import GIB, StackError, check_memory, needed_bytes
 from deploy.local.valkey import EmbeddedValkey
+from services.contracts import EvaluationRecord, PassAt
 from services.settings import load_recipe, parse_recipe
 from tests.conftest import recipe_document
 
@@ -126,6 +128,14 @@ def test_memory_check_tells_needed_and_free() -> None:
         check_memory(recipe)
 
 
+def test_memory_of_a_run_that_only_evaluates_has_no_learner(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(4_000_000))  # two million parameters in half precision
+    training, evaluating = (
+        needed_bytes(parse_recipe(recipe_document(tmp_path, limits={"rollout_steps": steps}))) for steps in (1, 0)
+    )
+    assert training - evaluating == 1.5 * GIB + 5 * 4 * 2_000_000
+
+
 def test_help_is_quick_and_imports_no_engine() -> None:
     began = time.monotonic()
     probe = (
@@ -158,29 +168,58 @@ def test_step_line_shows_metrics_and_admits_what_is_missing() -> None:
     assert line.split() == ["3/12", "0.31", "-0.37", "-", "-", "5.2", "8/3/-", "0.50/1", "-", "2m05s"]
 
 
+def evaluated(name: str, **fields: Any) -> dict[str, Any]:
+    """An evaluation as the API gives it."""
+    record = EvaluationRecord(
+        name=name, version=0, newest_version=0, prompts=64, samples_per_prompt=4, accuracy=0.195, standard_error=0.02,
+        pass_at=(PassAt(k=1, value=0.195, standard_error=0.02), PassAt(k=4, value=0.5, standard_error=0.06)),
+        majority=0.25, majority_standard_error=0.05, unknown=0,
+    )  # fmt: skip
+    return record.model_copy(update=fields).model_dump(mode="json")
+
+
 def test_follower_prints_everything_once(capsys: pytest.CaptureFixture[str]) -> None:
     follower = Follower(Console())
     view: dict[str, Any] = {
         "created_at": 1000.0, "rollout_steps_total": 2, "state": "running", "reason": "ready",
         "events": [{"service": "rollout", "phase": "service-ready", "text": "engine up", "at": 1012.0}],
-        "evaluations": [
-            {"name": "before", "version": 0, "prompts": 64, "samples_per_prompt": 4, "accuracy": 0.195,
-             "standard_error": 0.02}
-        ],
+        "evaluations": [evaluated("before")],
     }  # fmt: skip
     follower.take(view, [step(1, 100.0, accuracy=0.2)])
     follower.take(view, [])
     assert follower.cursor == "1-0"
     lines = capsys.readouterr().out.splitlines()
     assert "[   12s] rollout: service-ready: engine up" in lines
-    assert "held-out before: avg@4 0.195 ± 0.020 (version 0, 64 prompts)" in lines
+    told = "held-out before: avg@4 0.195 ± 0.020, pass@4 0.500 ± 0.060, maj@4 0.250 ± 0.050 (version 0, 64 prompts)"
+    assert lines.count(told) == 1
     assert sum("service-ready" in one for one in lines) == 1
     assert sum(one.startswith("  1/2") for one in lines) == 1
     assert sum("run is running: ready" in one for one in lines) == 1
 
 
+def test_evaluation_line_admits_version_range_and_what_is_missing() -> None:
+    line = evaluation_line(evaluated("step-5", set="aime", version=5, newest_version=7, unknown=3, dropped=1))
+    assert line.endswith("(version 5-7, 64 prompts, 3 unknown, 1 dropped)")
+    nothing = evaluated("after", prompts=0, accuracy=0.0, pass_at=(), majority=None, majority_standard_error=None)
+    assert evaluation_line(nothing) == "held-out after: avg@4 -, maj@4 - (version 0, 0 prompts)"
+
+
+def test_closing_table_has_a_row_an_evaluation_and_a_column_a_pass() -> None:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(closing_table({"id": "r", "evaluations": [evaluated("before"), evaluated("after", set="aime")]}))
+    _, heading, aime, held_out = [
+        line for line in console.export_text().splitlines() if "─" not in line and "━" not in line
+    ]
+    assert [cell.strip() for cell in heading.split("┃")[1:-1]] == [
+        "set", "evaluation", "policy version", "prompts", "k", "avg@k", "pass@4", "maj@k",
+    ]  # fmt: skip
+    cells = ["0", "64", "4", "0.195 ± 0.020", "0.500 ± 0.060", "0.250 ± 0.050"]
+    assert [cell.strip() for cell in aime.split("│")[1:-1]] == ["aime", "after", *cells]
+    assert [cell.strip() for cell in held_out.split("│")[1:-1]] == ["held-out", "before", *cells]
+
+
 def test_curves_are_a_png(tmp_path: Path) -> None:
-    evaluations = [{"name": "before", "version": 0, "accuracy": 0.2, "standard_error": 0.02}]
+    evaluations = [evaluated("before"), evaluated("after", version=2), evaluated("after", set="aime", version=2)]
     path = draw_curves("r", [step(1, 0.0, accuracy=0.2), step(2, 1.0, accuracy=0.3)], evaluations, tmp_path / "c.png")
     assert path.read_bytes().startswith(b"\x89PNG")
 

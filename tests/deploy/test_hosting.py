@@ -184,9 +184,15 @@ async def test_sampler_is_restarted_and_a_learner_rank_is_not(
 
 
 @pytest.mark.timeout(120)
-async def test_shortage_tells_what_is_needed_and_free(cluster: Any, redis: Any, run_id: str) -> None:
-    booked = {"cpus": 3.5}
-    document = recipe_document("/nowhere", rollout=booked, learner={"cpus": 1.0}, verifier={"cpus": 0.0})
+@pytest.mark.parametrize(("rollout_steps", "cpus"), [(3, 3.5), (0, 4.5)])
+async def test_shortage_tells_what_is_needed_and_free(
+    cluster: Any, redis: Any, run_id: str, rollout_steps: int, cpus: float
+) -> None:
+    # A run of no rollout steps only evaluates, and books no learner.
+    document = recipe_document(
+        "/nowhere", rollout={"cpus": cpus}, learner={"cpus": 1.0}, verifier={"cpus": 0.0},
+        limits={"rollout_steps": rollout_steps},
+    )  # fmt: skip
     record = await RunRecords(redis).create(run_id, parse_recipe(document))
     assert record.state is RunState.QUEUED
     shortage = await cluster.shortage(record)

@@ -165,6 +165,28 @@ def check_reconciled(view, summary, steps):
     assert [change["state"] for change in view["history"]] == ["queued", "starting", "running", "succeeded"]
 
 
+def check_evaluations(view, summary):
+    """Both sets before and after, and single steps while training went on; every step else was announced as skipped."""
+    records = {(one["set"], one["name"]): one for one in view["evaluations"]}
+    assert len(records) == len(view["evaluations"])
+    names = {name for _, name in records}
+    assert set(records) == {(kind, name) for kind in ("held-out", "more") for name in names}
+    steps = {name for name in names if name.startswith("step-")}
+    assert names == {"before", "after"} | steps
+    assert steps <= {f"step-{step}" for step in range(1, STEPS)}
+    assert steps, "not one single step was evaluated while training went on"
+    for (kind, name), one in records.items():
+        assert one["prompts"] + one["dropped"] == {"held-out": 12, "more": 4}[kind]
+        assert (one["temperature"], one["top_p"]) == (1.0, 0.7)
+        assert 0 <= one["version"] <= one["newest_version"] <= STEPS
+        if name.startswith("step-"):
+            assert one["newest_version"] >= int(name.removeprefix("step-"))
+    assert records["held-out", "before"]["version"] == 0
+    assert (records["held-out", "after"]["version"], records["held-out", "after"]["newest_version"]) == (STEPS, STEPS)
+    assert summary["evaluations"]["more"]["after"]["accuracy"] == records["more", "after"]["accuracy"]
+    assert summary["accuracy_after"] == records["held-out", "after"]["accuracy"]
+
+
 def kill_one(stack, run, service):
     """`kill -9` one replica of a fleet; its process id in Penstock."""
     [victim, *_] = [
@@ -176,7 +198,9 @@ def kill_one(stack, run, service):
 
 @pytest.mark.timeout(600)
 def test_asynchronous_run_survives_kills_and_scaling(stack, tiny_model, questions):
-    run = stack.submit(document(tiny_model, questions, max_staleness=1, steps=STEPS))
+    more = {"name": "more", "source": "jsonl", "path": str(questions), "prompts": 4, "samples": 1}
+    recipe = document(tiny_model, questions, max_staleness=1, steps=STEPS)
+    run = stack.submit(recipe | {"evaluation": {"samples": 2, "every": 1, "sets": [more]}})
     stack.until(run, lambda view: (view["policy_version"] or 0) >= 1, "the first policy version")
     killed = {kill_one(stack, run, "verifier"), kill_one(stack, run, "rollout")}
 
@@ -200,13 +224,38 @@ def test_asynchronous_run_survives_kills_and_scaling(stack, tiny_model, question
     assert generated_while_learning(asyncio.run(trained_samples(stack, run, steps)), steps) > 0
     assert max(step["metrics"]["staleness_max"] for step in steps) >= 1
     assert all(step["metrics"]["staleness_max"] <= 1 for step in steps)
-    assert all(0 < step["metrics"]["accuracy"] < 1 for step in steps)
+    # A batch right behind another has seen no group of its own, and reports no accuracy.
+    assert all(0 < step["metrics"]["accuracy"] < 1 for step in steps if step["metrics"]["groups_kept"])
     trained = [group for step in steps for group in step["groups"]]
     assert len(set(trained)) == len(trained) == 4 * STEPS
     exported = AutoModelForCausalLM.from_pretrained(summary["export_path"])
     initial = AutoModelForCausalLM.from_pretrained(tiny_model)
     assert (exported.get_input_embeddings().weight - initial.get_input_embeddings().weight).abs().max() > 1e-5
+    check_evaluations(view, summary)
     stack.until(run, lambda view: view["processes"] == [], "the end of the run's processes", deadline=20)
+
+
+@pytest.mark.timeout(300)
+def test_eval_of_a_model_folder_trains_nothing(stack, tiny_model, questions):
+    command = [
+        Path(sys.executable).parent / "penstock", "eval", tiny_model, "--data", questions, "--prompts", "10",
+        "--samples", "4", "--temperature", "0.9", "--top-p", "0.8", "--max-new-tokens", "16", "--max-model-len", "128",
+        "--api", str(stack.api.base_url), "--json",
+    ]  # fmt: skip
+    told = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=RUN_DEADLINE_S)
+    assert told.returncode == 0, told.stderr
+    [record] = json.loads(told.stdout)
+    assert (record["set"], record["name"], record["prompts"], record["unknown"]) == ("data", "evaluation", 10, 0)
+    assert (record["samples_per_prompt"], record["temperature"], record["top_p"]) == (4, 0.9, 0.8)
+    assert (record["version"], record["newest_version"]) == (0, 0), "the folder's weights are policy version 0"
+    assert [one["k"] for one in record["pass_at"]] == [1, 2, 4]
+    assert 0 < record["accuracy"] == pytest.approx(record["pass_at"][0]["value"])
+    run = re.search(r"run (\S+) submitted", told.stderr)[1]
+    view = stack.show(run)
+    assert view["state"] == "succeeded"
+    assert view["groups"]["dispatched"] == 0
+    assert view["export_path"] is None
+    assert "learner" not in {event["service"] for event in view["events"]}
 
 
 @pytest.mark.timeout(600)

@@ -8,7 +8,7 @@ import pytest
 
 from services.api.app import create_app
 from services.api.server import serve_api
-from services.contracts import ProcessInfo, RunState, StepRecord
+from services.contracts import EvaluationRecord, PassAt, ProcessInfo, RunState, StepRecord
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.presence import Presence
@@ -93,6 +93,19 @@ async def test_metrics_are_a_time_series_with_a_cursor(api, redis, run_id):
     assert (first["metrics"]["accuracy"], second["metrics"]["accuracy"]) == (0.25, 0.5)
     behind = (await api.get(f"/v1/runs/{run_id}/metrics", params={"after": first["id"]})).json()["steps"]
     assert [step["step"] for step in behind] == [2]
+
+
+async def test_a_run_shows_its_evaluations_whole(api, redis, run_id):
+    await api.post("/v1/runs", json={"id": run_id, "recipe": recipe_document("/model")})
+    record = EvaluationRecord(
+        name="step-5", set="aime", version=4, newest_version=6, prompts=29, samples_per_prompt=2, temperature=1.0,
+        top_p=0.7, accuracy=0.25, standard_error=0.1, pass_at=(PassAt(k=2, value=0.5, standard_error=0.2),),
+        majority=0.3, majority_standard_error=0.1, response_length=12.5, truncated_share=0.5, unknown=1, dropped=1,
+    )  # fmt: skip
+    await Journal(redis, RunKeys(run_id), "test").evaluation(record)
+    [shown] = (await api.get(f"/v1/runs/{run_id}")).json()["evaluations"]
+    assert shown == record.model_dump(mode="json")
+    assert shown["pass_at"] == [{"k": 2, "value": 0.5, "standard_error": 0.2}]
 
 
 async def test_probes_metrics_and_targets(api, redis, run_id):

@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.contracts import EvaluationRecord, ProcessInfo, RunState
+from services.contracts import EvaluationRecord, Lane, ProcessInfo, Prompt, RunState, Sampling, Task
 from services.controller.service import Controller
 from services.settings import parse_recipe
+from services.streams.effects import Effects
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.presence import Presence
@@ -77,9 +78,16 @@ def replica(run, state="ready", version=0):
                        version=version)  # fmt: skip
 
 
-async def evaluate(redis, run, name, accuracy):
+async def evaluate(redis, run, name, accuracy, kind="held-out"):
     record = EvaluationRecord(
-        name=name, version=0, prompts=8, samples_per_prompt=2, accuracy=accuracy, standard_error=0.1, unknown=0
+        name=name,
+        set=kind,
+        version=0,
+        prompts=8,
+        samples_per_prompt=2,
+        accuracy=accuracy,
+        standard_error=0.1,
+        unknown=0,
     )
     await Journal(redis, RunKeys(run), "test").evaluation(record)
 
@@ -102,6 +110,62 @@ async def test_life_of_a_run(redis, run_id, tmp_path):
     assert (summary["accuracy_before"], summary["accuracy_after"]) == (0.25, 0.75)
     assert summary["export_path"] == "/exported"
     assert summary["groups"]["reconciled"] is True
+
+
+async def test_run_is_done_once_every_set_has_its_last_evaluation(redis, run_id, tmp_path):
+    aime = {"name": "aime", "source": "jsonl", "path": "/aime.jsonl"}
+    async with (
+        controlled(redis, run_id, tmp_path, evaluation={"sets": [aime]}) as (records, _),
+        Presence(redis, replica(run_id)),
+    ):
+        await until_state(records, run_id, RunState.RUNNING)
+        await records.set_paths(run_id, export_path="/exported")
+        for kind, name, accuracy in (("aime", "before", 0.1), ("held-out", "before", 0.25), ("held-out", "after", 0.5)):
+            await evaluate(redis, run_id, name, accuracy, kind)
+        await asyncio.sleep(1.2)
+        assert (await records.get(run_id)).state is RunState.RUNNING, "not done before the other set"
+        await evaluate(redis, run_id, "after", 0.2, "aime")
+        record = await until_state(records, run_id, RunState.SUCCEEDED)
+    assert (record.summary["accuracy_before"], record.summary["accuracy_after"]) == (0.25, 0.5)
+    found = {
+        (kind, name): one["accuracy"] for kind, by_name in record.summary["evaluations"].items()
+        for name, one in by_name.items()
+    }  # fmt: skip
+    assert found == {
+        ("aime", "before"): 0.1, ("aime", "after"): 0.2, ("held-out", "before"): 0.25, ("held-out", "after"): 0.5,
+    }  # fmt: skip
+
+
+async def test_run_of_no_rollout_steps_needs_no_learner_and_no_export(redis, run_id, tmp_path):
+    async with controlled(redis, run_id, tmp_path, limits={"rollout_steps": 0}) as (records, _):
+        async with Presence(redis, replica(run_id)):
+            await until_state(records, run_id, RunState.RUNNING)
+            await evaluate(redis, run_id, "evaluation", 0.25)
+            record = await until_state(records, run_id, RunState.SUCCEEDED)
+        events = {event.phase: event.text for _, event in await Journal(redis, RunKeys(run_id), "test").events()}
+    assert record.reason == "evaluated; limits.rollout_steps = 0 trains nothing"
+    assert record.summary["evaluations"]["held-out"]["evaluation"]["accuracy"] == 0.25
+    assert record.summary["accuracy_after"] is None
+    assert events["starting-services"] == "sampler, verifier, rollout"
+
+
+async def test_a_long_evaluation_is_progress(redis, run_id, tmp_path):
+    effects = Effects(redis, RunKeys(run_id), "sampler")
+    prompt = Prompt(id="p", messages=(), verifier="math", reference={})
+    sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=1)
+    async with (
+        controlled(redis, run_id, tmp_path, limits={"stall_timeout_s": 2.0}) as (records, _),
+        Presence(redis, replica(run_id)),
+    ):
+        await until_state(records, run_id, RunState.RUNNING)
+        for number in range(8):
+            task = Task(group=f"e.x.before.{number}", prompt=prompt, samples=1, sampling=sampling)
+            await effects.dispatch(Lane.EVALUATION, task, None)
+            await asyncio.sleep(0.5)
+        assert (await records.get(run_id)).state is RunState.RUNNING, "every half second one more prompt"
+        record = await until_state(records, run_id, RunState.FAILED)
+    assert "no progress for 2 s" in record.reason
+    assert "8 of 8 evaluation prompts pending" in record.reason
 
 
 async def test_run_waits_for_room_and_says_why(redis, run_id, tmp_path):
@@ -135,6 +199,7 @@ async def test_fault_fails_the_run_with_its_reason(redis, run_id, tmp_path):
     ("limits", "announce", "says"),
     [
         ({"startup_timeout_s": 1.0}, False, "limits.startup_timeout_s): learner, rollout, sampler, verifier"),
+        ({"startup_timeout_s": 1.0, "rollout_steps": 0}, False, "startup_timeout_s): rollout, sampler, verifier"),
         ({"stall_timeout_s": 1.0}, True, "no progress for 1 s"),
     ],
 )

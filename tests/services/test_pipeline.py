@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from services.cancellation import end
-from services.contracts import Batch, Lane, ProcessInfo, Sample, SampleFacts, StepRecord, Task, VersionSpan
+from services.contracts import Batch, Cause, Lane, ProcessInfo, Sample, SampleFacts, StepRecord, Task, VersionSpan
 from services.sampler.progress import SamplingStalledError
 from services.sampler.service import SamplerService
 from services.streams.effects import Effects, group_counts, missing_samples
@@ -186,7 +186,8 @@ async def test_task_that_is_given_up_is_a_dead_group_and_the_run_goes_on(redis, 
             consumer = Consumer(redis, keys, keys.lane(lane).tasks, "rollout", "hand", Task, 5.0, 3)
             await consumer.open()
             [delivery] = await consumer.read(1, 20)
-            await consumer.give_up(delivery.lease, delivery.message.model_dump_json().encode(), "too long", 1)
+            body = delivery.message.model_dump_json().encode()
+            await consumer.give_up(delivery.lease, body, "nobody answers", 6, Cause.DELIVERIES)
         async with running(fleet.run()) as generating:
             await until(lambda: evaluated(redis, keys, "after"), [*tasks, *generating], "the last evaluation")
         counts = await group_counts(redis, keys)

@@ -54,6 +54,37 @@ async def test_reasoning_gym_judges_the_final_answer(sandbox, text, correct):
     entry = {"question": "4 - 1 =", "answer": "3", "metadata": {}}
     found = await sandbox.judge("reasoning-gym", text, {"task": "chain_sum", "entry": entry})
     assert (found.outcome is Outcome.CORRECT) is correct, found
+    assert (found.answer == "3") is correct
+
+
+@pytest.mark.parametrize(
+    ("verifier", "text", "reference", "answer"),
+    [
+        ("pattern", "the answer is 12", {"pattern": r"\b1\d\b"}, "12"),
+        ("pattern", "no number", {"pattern": r"\b1\d\b"}, ""),
+        # However a right answer is written, it votes with the others.
+        ("math", r"so \boxed{\frac{2}{4}}", {"answer": "0.5"}, "1/2"),
+        ("math", r"it is $0.50$", {"answer": r"\frac12"}, "1/2"),
+        ("math", r"\boxed{0.25}", {"answer": "0.5"}, "1/4"),
+        ("math", r"$\frac{1}{4}$", {"answer": "0.5"}, "1/4"),
+        ("math", r"$1 + x$", {"answer": "0.5"}, "x + 1"),
+        ("math", "no idea", {"answer": "0.5"}, ""),
+        ("pattern", "x", {}, ""),
+    ],
+)
+async def test_the_answer_that_was_judged_in_a_normal_form(sandbox, verifier, text, reference, answer):
+    found = await sandbox.judge(verifier, text, reference)
+    assert found.answer == answer, found
+
+
+async def test_an_answer_is_bounded_and_two_long_ones_stay_different(sandbox):
+    reference = {"pattern": "(?s).+"}
+    one = await sandbox.judge("pattern", "a" * 199 + "b", reference)
+    assert one.answer == "a" * 199 + "b"
+    first, second = [(await sandbox.judge("pattern", "a" * 5000 + end, reference)).answer for end in "bc"]
+    assert len(first) == len(second) == 200
+    assert first != second
+    assert first == (await sandbox.judge("pattern", "a" * 5000 + "b", reference)).answer
 
 
 async def test_endless_judgement_is_killed_and_the_next_one_works():
@@ -63,6 +94,20 @@ async def test_endless_judgement_is_killed_and_the_next_one_works():
         assert found.outcome is Outcome.UNKNOWN
         assert "within 2 s" in found.reason
         assert (await sandbox.judge("pattern", "a", {"pattern": "a"})).outcome is Outcome.CORRECT
+
+
+async def test_loading_a_library_takes_no_time_from_the_first_judgement():
+    with Sandbox(processes=1, timeout_s=20.0, verifiers=("math", "pattern")) as sandbox:
+        await sandbox.judge("pattern", "", {"pattern": ""})  # starts the process
+        began = time.monotonic()
+        assert (await sandbox.judge("math", "$2$", {"answer": "2"})).outcome is Outcome.CORRECT
+        loaded = time.monotonic() - began
+    with Sandbox(processes=1, timeout_s=20.0) as sandbox:
+        await sandbox.judge("pattern", "", {"pattern": ""})
+        began = time.monotonic()
+        assert (await sandbox.judge("math", "$2$", {"answer": "2"})).outcome is Outcome.CORRECT
+        unloaded = time.monotonic() - began
+    assert loaded < unloaded / 2, (loaded, unloaded)
 
 
 async def test_crash_of_a_judging_process_is_unknown():

@@ -38,11 +38,21 @@ def group_mean(rewards: Sequence[float]) -> list[float]:
     return _centred(rewards)
 
 
+def leave_one_out(rewards: Sequence[float]) -> list[float]:
+    """R_i - mean of the others' rewards (RLOO, arXiv 2402.14740); 0 for a response without others."""
+    if len(rewards) < 2:
+        return [0.0] * len(rewards)
+    total = math.fsum(rewards)
+    return [reward - (total - reward) / (len(rewards) - 1) for reward in rewards]
+
+
 ADVANTAGES: dict[str, Callable[[Sequence[float]], list[float]]] = {
     "group_std": group_std,
     "group_std_biased": group_std_biased,
     "group_mean": group_mean,
+    "leave_one_out": leave_one_out,
 }
+"""By settings.Algorithm.advantage: at least one known reward in, as many advantages out; a single one gets 0."""
 
 
 def advantages(estimator: str, rewards: Sequence[float | None]) -> list[float]:

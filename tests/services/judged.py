@@ -1,0 +1,32 @@
+"""Owns judged groups for tests: verdicts with the facts that credit, batching and windows read.
+
+Must not be used outside tests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.contracts import Outcome, Prompt, SampleFacts, Sampling, Task, Verdict
+from services.sampler.ledger import Group
+from services.settings import Recipe, parse_recipe
+from tests.conftest import recipe_document
+
+
+def group_of(*samples: tuple[Outcome, int, bool, int]) -> Group:
+    """A group from (outcome, response tokens, truncated, oldest version)."""
+    prompt = Prompt(id="p", messages=(), verifier="pattern", reference={})
+    sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=16)
+    group = Group(Task(group="g", prompt=prompt, samples=len(samples), sampling=sampling))
+    for index, (outcome, tokens, truncated, version) in enumerate(samples):
+        facts = SampleFacts(
+            payload=f"g:{index}", prompt_tokens=5, response_tokens=tokens, truncated=truncated, mean_logprob=-1.0,
+            oldest_version=version, newest_version=version, started_at=10.0, finished_at=10.0 + tokens,
+        )  # fmt: skip
+        group.verdicts[index] = Verdict(group="g", index=index, outcome=outcome, score=0.0, facts=facts)
+    return group
+
+
+def recipe(**overlong: Any) -> Recipe:
+    """The tests' recipe (16 new tokens) with an overlong cache of 8 tokens and the settings given."""
+    return parse_recipe(recipe_document("/m", algorithm={"overlong": {"cache": 8, **overlong}}))
