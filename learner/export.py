@@ -5,32 +5,49 @@ Must not be collective: it writes a snapshot, which rank 0 holds whole.
 
 from __future__ import annotations
 
-import os
+import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
+from learner.archive import run_folder
 from learner.snapshot import Snapshot
+from services.contracts import EvaluationRecord
+from services.settings import NO_TEMPLATE
 
 
 def export_folder(run: str) -> Path:
-    """Where the run's export goes: below PENSTOCK_RUNS, by default ./runs."""
-    return Path(os.environ.get("PENSTOCK_RUNS", "runs")).absolute() / run / "export"
+    """Where the run's export goes: into the run's folder."""
+    return run_folder(run) / "export"
 
 
-def export(causal_lm: Any, snapshot: Snapshot, source: Path, folder: Path) -> Path:
-    """Write weights, config, generation config and `source`'s tokenizer to `folder`, whole or not at all.
+def tokenizer_of(source: Path, chat_template: str | None) -> Any:
+    """The tokenizer of the initial model, with the chat template that the run's prompts were written with."""
+    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
+    if chat_template not in (None, NO_TEMPLATE):
+        tokenizer.chat_template = Path(str(chat_template)).read_text()
+    return tokenizer
 
-    `causal_lm` gives the config and the names; its parameters are not read. Replaces an earlier export.
+
+def export(
+    causal_lm: Any, snapshot: Snapshot, tokenizer: Any, folder: Path, evaluations: Sequence[EvaluationRecord]
+) -> Path:
+    """Write weights, config, generation config and tokenizer to `folder`, whole or not at all.
+
+    `evaluations`, the exported version's records, go into `evaluation.json` as a list. `causal_lm` gives the config and
+    the names; its parameters are not read. Replaces an earlier export.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".export-", dir=folder.parent))
     try:
         causal_lm.save_pretrained(partial, state_dict=dict(snapshot.tensors()))
-        AutoTokenizer.from_pretrained(source).save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        records = [one.model_dump(mode="json") for one in evaluations]
+        (partial / "evaluation.json").write_text(json.dumps(records, indent=2) + "\n")
         partial.chmod(0o755)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)

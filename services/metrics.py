@@ -9,8 +9,15 @@ from prometheus_client import Counter, Gauge, Histogram, start_http_server
 
 MESSAGES = Counter("penstock_messages_total", "Messages handled, by stream and result.", ["run", "stream", "result"])
 GROUPS = Gauge("penstock_groups", "Groups by state; dispatched is the sum of the others.", ["run", "state"])
+PROMPTS_DROPPED = Gauge(
+    "penstock_prompts_dropped", "Training prompts that are never drawn again, by cause.", ["run", "cause"]
+)  # fmt: skip
 STEP = Gauge("penstock_step_metric", "The last rollout step's metrics, by name.", ["run", "name"])
+EVALUATION = Gauge("penstock_evaluation", "The last evaluation's avg@k, pass@k and maj@k.", ["run", "set", "score"])
 POLICY_VERSION = Gauge("penstock_policy_version", "Policy version that this process holds.", ["run", "service"])
+SKIPPED_OPTIMIZER_STEPS = Counter(
+    "penstock_skipped_optimizer_steps_total", "Optimizer steps left out because their gradient was not finite.", ["run"]
+)
 TOKENS = Counter("penstock_response_tokens_total", "Response tokens generated.", ["run"])
 SYNC_SECONDS = Histogram(
     "penstock_weight_sync_seconds", "Weight sync by phase.", ["run", "phase"],

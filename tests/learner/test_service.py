@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
+import json
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from learner.archive import RunArchive
+from learner.checkpoints import Checkpoints
 from learner.service import LearnerService
-from services.contracts import Batch, BatchGroup, BatchSample, Lane, SamplerState
-from services.settings import parse_recipe
+from services.contracts import BEFORE
 from services.shell import ServiceThread
 from services.streams.effects import group_counts
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
-from services.streams.payloads import SamplePayload, pack
 from services.streams.presence import live_processes
 from services.streams.records import RunRecords
-from tests.conftest import recipe_document
 from tests.learner.receiver import Receiver
+from tests.learner.running import (
+    drain_ranks,
+    end_ranks,
+    put_batch,
+    put_evaluation,
+    start_ranks,
+    stop,
+    submit,
+    train_run,
+    until_event,
+)
 
-ROOT = Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:(torch|deepspeed)"),
@@ -45,63 +51,16 @@ def runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-async def submit(redis: Any, run: str, model: Path, **sections: dict[str, Any]) -> None:
-    records = RunRecords(redis)
-    await records.create(run, parse_recipe(recipe_document(model, **sections)))
-    await records.set_paths(run, model_path=str(model))
-
-
-async def put_batch(redis: Any, keys: RunKeys, version: int) -> Batch:
-    """Four groups of four responses, as the sampler leaves them: payloads stored, groups batched and pending."""
-    draw = np.random.default_rng(version)
-    groups = []
-    for name in (f"v{version}g{index}" for index in range(4)):
-        samples = []
-        prompt = draw.integers(0, 107, 8, dtype=np.int32)
-        for index, advantage in enumerate((1.5, -0.5, -0.5, -0.5)):
-            tokens = int(draw.integers(2, 9))
-            payload = SamplePayload(
-                prompt, draw.integers(0, 107, tokens, dtype=np.int32), np.full(tokens, -4.5, np.float32), "", "stop", ()
-            )
-            await redis.hset(keys.payload(name, index), mapping=pack(payload))
-            samples.append(BatchSample(
-                payload=keys.payload(name, index), tokens=tokens, advantage=advantage, reward=1.0, correct=index == 0,
-                masked=False, staleness=0,
-            ))  # fmt: skip
-        await redis.hset(keys.group(name), "state", "batched")
-        await redis.sadd(keys.lane(Lane.TRAIN).pending, name)
-        await redis.hincrby(keys.lane(Lane.TRAIN).counters, "dispatched", 1)
-        groups.append(BatchGroup(group=name, samples=tuple(samples)))
-    batch = Batch(
-        step=version, version=version, groups=tuple(groups), sampler_state=SamplerState(cursor=0, next_group=0),
-        sampling_metrics={"accuracy": 0.25}, generation_started_at=1.0, generation_finished_at=2.0,
-    )  # fmt: skip
-    await redis.xadd(keys.batches, {"m": batch.model_dump_json()})
-    return batch
-
-
-async def until_event(redis: Any, keys: RunKeys, phase: str, deadline_s: float = 90.0) -> str:
-    ends = time.monotonic() + deadline_s
-    while True:
-        events = [event for _, event in await Journal(redis, keys, "test").events()]
-        found = [event.text for event in events if event.phase == phase]
-        if found:
-            return found[0]
-        assert time.monotonic() < ends, f"no event {phase!r} within {deadline_s} s, but {events}"
-        assert not any(event.phase == "service-failed" for event in events), events
-        await asyncio.sleep(0.1)
-
-
-async def stop(thread: ServiceThread) -> None:
-    assert await asyncio.to_thread(thread.stop, 20.0), "the learner did not drain within 20 s"
-    assert thread.error is None, thread.error
-
-
 async def test_a_run_from_the_initial_weights_to_the_export(
     redis: Any, redis_url: str, run_id: str, tiny_model: Path, runs_folder: Path
 ) -> None:
     keys = RunKeys(run_id)
-    await submit(redis, run_id, tiny_model, limits={"rollout_steps": 2}, learner={"gradient_clip": 0.5})
+    template = runs_folder.with_name("template.jinja")
+    template.write_text("{{ messages[0]['content'] }}")
+    await submit(
+        redis, run_id, tiny_model, limits={"rollout_steps": 2}, learner={"gradient_clip": 0.5},
+        model={"chat_template": str(template)},
+    )  # fmt: skip
     thread = ServiceThread(LearnerService(), run_id, redis_url)
     replica = Receiver(redis, run_id, "replica")
     receiving = asyncio.create_task(replica.run())
@@ -115,6 +74,11 @@ async def test_a_run_from_the_initial_weights_to_the_export(
         for version in range(2):
             batch = await put_batch(redis, keys, version)
             await redis.xadd(keys.batches, {"m": batch.model_dump_json()})  # published twice, to be learned once
+        await until_event(redis, keys, "awaiting-evaluation")
+        await put_evaluation(redis, keys, name=BEFORE)
+        await asyncio.sleep(2.5)  # twice the learner's poll: an earlier evaluation must not let it export
+        assert not (runs_folder / run_id / "export").exists()
+        evaluation = await put_evaluation(redis, keys)
         folder = Path((await until_event(redis, keys, "exported")).rpartition(" is in ")[2])
     finally:
         await stop(thread)
@@ -125,12 +89,14 @@ async def test_a_run_from_the_initial_weights_to_the_export(
     assert folder == runs_folder / run_id / "export"
     assert (await RunRecords(redis).get(run_id)).export_path == str(folder)
     check_export(folder, replica, initial)
+    assert json.loads((folder / "evaluation.json").read_text()) == [evaluation.model_dump(mode="json")]
+    check_archive(runs_folder / run_id, [step for _, step in await Journal(redis, keys, "test").steps()])
 
 
 async def check_records(redis: Any, keys: RunKeys) -> None:
     steps = [step for _, step in await Journal(redis, keys, "test").steps()]
     assert [(step.step, step.version, step.optimizer_steps, len(step.groups)) for step in steps] == [
-        (0, 1, 2, 4), (1, 2, 2, 4),
+        (1, 1, 2, 4), (2, 2, 2, 4),
     ]  # fmt: skip
     assert await Journal(redis, keys, "test").policy_version() == 2
     metrics = steps[0].metrics
@@ -146,6 +112,17 @@ async def check_records(redis: Any, keys: RunKeys) -> None:
     assert await live_processes(redis, keys.run) == []
 
 
+def check_archive(folder: Path, steps: list[Any]) -> None:
+    archive = RunArchive(folder)
+    assert archive.steps() == [1, 2]
+    assert [archive.record(step) for step in (1, 2)] == steps
+    facts = archive.facts()
+    assert (facts.run, facts.ranks, facts.recipe.limits.rollout_steps) == (folder.name, 1, 2)
+    keys = {sample.payload for group in archive.batch(2).groups for sample in group.samples}
+    assert archive.share(2, 0).keys() == keys
+    assert Checkpoints(archive).complete() == []  # learner.checkpoint_every is 0
+
+
 def check_export(folder: Path, replica: Receiver, initial: dict[str, torch.Tensor]) -> None:
     exported, loading = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -155,7 +132,7 @@ def check_export(folder: Path, replica: Receiver, initial: dict[str, torch.Tenso
     moved = max(float((tensor - initial[name]).abs().max()) for name, tensor in replica.weights.items())
     # Four AdamW steps at 1e-3 without decay move a weight by at most 4e-3.
     assert 1e-3 < moved < 4.1e-3
-    assert AutoTokenizer.from_pretrained(folder).chat_template
+    assert AutoTokenizer.from_pretrained(folder).chat_template == "{{ messages[0]['content'] }}"
     assert exported.generation_config.eos_token_id == 3
 
 
@@ -194,32 +171,50 @@ async def test_a_run_whose_weights_are_lost_is_refused(
     assert "policy version 3" in str(thread.error)
 
 
+async def test_the_export_waits_for_the_last_evaluation_of_every_set(
+    redis: Any, redis_url: str, run_id: str, tiny_model: Path, runs_folder: Path
+) -> None:
+    keys = RunKeys(run_id)
+    sums = {"name": "sums", "task": "chain_sum", "prompts": 4}
+    await submit(
+        redis, run_id, tiny_model, limits={"rollout_steps": 1}, data={"held_out": 0}, evaluation={"sets": [sums]},
+    )  # fmt: skip
+    thread = ServiceThread(LearnerService(), run_id, redis_url)
+    try:
+        await put_batch(redis, keys, 0)
+        assert "sums" in await until_event(redis, keys, "awaiting-evaluation")
+        await put_evaluation(redis, keys)  # of the held-out split, which this run has not
+        await asyncio.sleep(2.5)
+        assert not (runs_folder / run_id / "export").exists()
+        await put_evaluation(redis, keys, "sums")
+        await until_event(redis, keys, "exported")
+    finally:
+        await stop(thread)
+
+
+async def test_records_of_an_earlier_run_of_the_same_id_are_not_mixed_in(
+    redis: Any, redis_url: str, run_id: str, tiny_model: Path
+) -> None:
+    await submit(redis, run_id, tiny_model, limits={"rollout_steps": 1})
+    await train_run(redis, redis_url, run_id, 1)
+    await redis.delete(*await redis.keys(RunKeys(run_id).key("*")))
+    await submit(redis, run_id, tiny_model, limits={"rollout_steps": 1})
+    thread = ServiceThread(LearnerService(), run_id, redis_url)
+    await asyncio.to_thread(thread._thread.join, 60)
+    assert "holds 1 records and checkpoints of an earlier run" in str(thread.error)
+
+
 @pytest.fixture
-def two_ranks(redis_url: str, run_id: str, tmp_path: Path) -> Iterator[Any]:
+def two_ranks(redis_url: str, run_id: str) -> Iterator[Any]:
     """Starts both ranks of a learner as processes of their own."""
     processes: list[subprocess.Popen[str]] = []
 
     def begin() -> list[subprocess.Popen[str]]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        for rank in range(2):
-            code = (
-                "import sys; from learner.service import LearnerService; from services.shell import main; "
-                f"sys.exit(main(lambda: LearnerService({rank}, 2, '127.0.0.1', {port}), "
-                f"['--run', '{run_id}', '--redis', '{redis_url}']))"
-            )
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-            processes.append(subprocess.Popen(
-                [sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                text=True,
-            ))  # fmt: skip
+        processes.extend(start_ranks(run_id, redis_url, 2))
         return processes
 
     yield begin
-    for process in processes:
-        process.kill()
-        process.communicate(timeout=10)
+    end_ranks(processes)
 
 
 async def test_two_ranks_learn_together_and_stop_together(
@@ -231,15 +226,12 @@ async def test_two_ranks_learn_together_and_stop_together(
     )  # fmt: skip
     processes = two_ranks()
     await put_batch(redis, keys, 0)
+    await put_evaluation(redis, keys)
     await until_event(redis, keys, "exported", 120)
     steps = [step for _, step in await Journal(redis, keys, "test").steps()]
     assert [(step.version, step.optimizer_steps) for step in steps] == [(1, 2)]
     assert steps[0].metrics["trained_tokens"] == float(sum(await response_tokens(redis, keys)))
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        _, errors = await asyncio.to_thread(process.communicate, None, 20)
-        assert process.returncode == 0, errors
+    await drain_ranks(processes)
 
 
 async def response_tokens(redis: Any, keys: RunKeys) -> list[int]:

@@ -1,0 +1,248 @@
+"""Owns a run's folder on disk: what was run, each rollout step's batch with its payloads, and what the step gave.
+
+Must not import torch, Redis or an engine: it is read without a gateway, also long after the run.
+
+    run.json                             the recipe, the model's folder, the number of ranks
+    batches/step-000012.json             the batch message, written by rank 0 before training
+    batches/step-000012.rank-0.parquet   the payloads of rank 0's share; every rank writes its own, before training
+    records/step-000012.json             the step record, after its commit
+    failures/step-000012.json            the step record of a step that failed the run, and so was never committed
+
+Every file is written whole or not at all. The ranks of a run on several machines need one shared folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from services.contracts import Batch, StepRecord, Value
+from services.settings import Recipe
+from services.streams.payloads import SamplePayload
+
+FIRST_STEP = 1
+"""The sampler counts rollout steps from 1; the run's model stands at step 0."""
+STEP_FILE = re.compile(r"step-(\d{6,})\.json")
+SHARE = pa.schema([
+    pa.field("payload", pa.string(), nullable=False),
+    pa.field("group", pa.string(), nullable=False),
+    pa.field("prompt_ids", pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False),
+    pa.field("response_ids", pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False),
+    pa.field("behaviour_logprobs", pa.list_(pa.field("item", pa.float32(), nullable=False)), nullable=False),
+])  # fmt: skip
+"""One response a row, as `SamplePayload` has it; log-probs are natural logarithms."""
+
+ARRAYS = ("prompt_ids", "response_ids", "behaviour_logprobs")
+DIGEST = b"penstock.sha256"
+"""Key of the share's digest in the file's metadata."""
+
+V = TypeVar("V", bound=Value)
+
+
+class ArchiveError(RuntimeError):
+    """Something of a run's folder is missing or damaged; the text names it."""
+
+
+class RunFacts(Value):
+    """run.json: what replay needs to know of a run besides its batches. `versions`: of the libraries that trained."""
+
+    run: str
+    recipe: Recipe
+    model_path: str
+    ranks: int
+    device: str
+    versions: dict[str, str]
+
+
+def run_folder(run: str) -> Path:
+    """Where the run's files go: below PENSTOCK_RUNS, by default ./runs."""
+    return Path(os.environ.get("PENSTOCK_RUNS", "runs")).absolute() / run
+
+
+def step_name(step: int) -> str:
+    """How a rollout step is called in file names; they sort as the steps do."""
+    return f"step-{step:06d}"
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary path to write to; it becomes `path` when the body is done, and vanishes when it raises."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield partial
+        with partial.open("rb") as written:
+            os.fsync(written.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_message(path: Path, message: Value) -> None:
+    """Write a pydantic value as JSON, whole or not at all."""
+    with whole_file(path) as partial:
+        partial.write_text(message.model_dump_json())
+
+
+def read_message(path: Path, model: type[V]) -> V:
+    """The reverse of `write_message`. Raises ArchiveError, naming the file."""
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise ArchiveError(f"{path}: missing") from None
+    except OSError as error:
+        raise ArchiveError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ArchiveError(f"{path}: damaged ({where}: {first['msg']})".replace("(: ", "(")) from None
+
+
+class RunArchive:
+    """The archive in a run's folder. Writing is blocking; nothing is cached."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoints = folder / "checkpoints"
+        self._batches = folder / "batches"
+        self._records = folder / "records"
+        self._failures = folder / "failures"
+
+    def begin(self, facts: RunFacts) -> None:
+        """Start the archive of a run that begins with its model. Raises ArchiveError if an earlier run left records."""
+        earlier = [path for part in (self._records, self.checkpoints) for path in part.glob("step-*")]
+        if earlier:
+            raise ArchiveError(
+                f"{self.folder}: holds {len(earlier)} records and checkpoints of an earlier run of this id; "
+                "move the folder away, or submit the run under another id"
+            )
+        self.prepare()
+        write_message(self.folder / "run.json", facts)
+
+    def prepare(self) -> None:
+        """Create the folders; every rank does so before it writes."""
+        for part in (self._batches, self._records, self._failures, self.checkpoints):
+            part.mkdir(parents=True, exist_ok=True)
+
+    def facts(self) -> RunFacts:
+        """What was run. Raises ArchiveError."""
+        return read_message(self.folder / "run.json", RunFacts)
+
+    def write_batch(self, batch: Batch) -> None:
+        """Keep the batch message, by rank 0, before it is trained."""
+        write_message(self.batch_path(batch.step), batch)
+
+    def write_share(self, batch: Batch, rank: int, payloads: Mapping[str, SamplePayload]) -> None:
+        """Keep the payloads that `rank` trains of a batch, by key, before they are trained."""
+        groups = {sample.payload: group.group for group in batch.groups for sample in group.samples}
+        columns = [
+            pa.array(list(payloads), pa.string()),
+            pa.array([groups[key] for key in payloads], pa.string()),
+            _lists([one.prompt_ids for one in payloads.values()], pa.int32()),
+            _lists([one.response_ids for one in payloads.values()], pa.int32()),
+            _lists([one.behaviour_logprobs for one in payloads.values()], pa.float32()),
+        ]
+        table = pa.Table.from_arrays(columns, schema=SHARE)
+        # Parquet's own checksums leave out some pages and the page headers.
+        table = table.replace_schema_metadata({DIGEST: _digest(table)})
+        with whole_file(self.share_path(batch.step, rank)) as partial:
+            pq.write_table(table, partial, compression="zstd")
+
+    def write_record(self, record: StepRecord) -> None:
+        """Keep a committed step's record."""
+        write_message(self._records / f"{step_name(record.step)}.json", record)
+
+    def write_failure(self, record: StepRecord) -> None:
+        """Keep the record of a step that failed the run; its `version` is the one that the step started from."""
+        write_message(self._failures / f"{step_name(record.step)}.json", record)
+
+    def batch_path(self, step: int) -> Path:
+        """The file of a step's batch message."""
+        return self._batches / f"{step_name(step)}.json"
+
+    def share_path(self, step: int, rank: int) -> Path:
+        """The file of one rank's payloads of a step."""
+        return self._batches / f"{step_name(step)}.rank-{rank}.parquet"
+
+    def steps(self) -> list[int]:
+        """The rollout steps whose batch is archived, ascending."""
+        found = (STEP_FILE.fullmatch(path.name) for path in self._batches.glob("step-*.json"))
+        return sorted(int(match[1]) for match in found if match)
+
+    def batch(self, step: int) -> Batch:
+        """A step's batch message. Raises ArchiveError."""
+        return read_message(self.batch_path(step), Batch)
+
+    def share(self, step: int, rank: int) -> dict[str, SamplePayload]:
+        """The payloads that `rank` trained, by key; without text and version spans. Raises ArchiveError."""
+        path = self.share_path(step, rank)
+        try:
+            table = pq.ParquetFile(path).read()
+            # Beyond Arrow's own exceptions, undecodable text and a column of another name or type.
+            digest = _digest(table)
+        except FileNotFoundError:
+            raise ArchiveError(f"{path}: missing") from None
+        except (pa.ArrowException, OSError, KeyError, ValueError, AttributeError) as error:
+            raise ArchiveError(f"{path}: damaged ({' '.join(str(error).split())})") from None
+        if digest != (table.schema.metadata or {}).get(DIGEST):
+            raise ArchiveError(f"{path}: damaged (its content does not match its digest)")
+        prompts, responses, logprobs = (_arrays(table, name) for name in ARRAYS)
+        keys = table.column("payload").to_pylist()
+        rows = zip(keys, prompts, responses, logprobs, strict=True)
+        return {key: SamplePayload(prompt, ids, values, "", "", ()) for key, prompt, ids, values in rows}
+
+    def record(self, step: int) -> StepRecord | None:
+        """What a step gave: committed, or as it failed the run; None when it came to neither. Raises ArchiveError."""
+        for part in (self._records, self._failures):
+            path = part / f"{step_name(step)}.json"
+            if path.exists():
+                return read_message(path, StepRecord)
+        return None
+
+    def forget_batches(self, up_to: int) -> None:
+        """Delete the batches of the steps at or below `up_to`; their records stay."""
+        for step in self.steps():
+            if step <= up_to:
+                # The message goes first: without it the step no longer counts as archived.
+                self.batch_path(step).unlink()
+                for share in self._batches.glob(f"{step_name(step)}.rank-*.parquet"):
+                    share.unlink()
+
+
+def _lists(arrays: Sequence[NDArray[Any]], kind: pa.DataType) -> pa.ListArray:
+    """Arrays of any lengths as one Arrow column, without a Python object per token."""
+    offsets = np.concatenate([[0], np.cumsum([len(one) for one in arrays])]).astype(np.int32)
+    values = np.concatenate(arrays) if arrays else np.zeros(0, kind.to_pandas_dtype())
+    return pa.ListArray.from_arrays(
+        pa.array(offsets), pa.array(values, kind), type=pa.list_(pa.field("item", kind, nullable=False))
+    )
+
+
+def _digest(table: pa.Table) -> bytes:
+    """Of what the rows say, not of how Parquet lays them out."""
+    digest = hashlib.sha256(repr((table.column("payload").to_pylist(), table.column("group").to_pylist())).encode())
+    for name in ARRAYS:
+        arrays = _arrays(table, name)
+        digest.update(np.array([len(one) for one in arrays], np.int64).tobytes())
+        for one in arrays:
+            digest.update(one.tobytes())
+    return digest.hexdigest().encode()
+
+
+def _arrays(table: pa.Table, name: str) -> list[NDArray[Any]]:
+    """The reverse of `_lists`."""
+    column = table.column(name).combine_chunks()
+    offsets = column.offsets.to_numpy()
+    values = column.values.to_numpy()
+    return [values[start:end] for start, end in pairwise(offsets)]

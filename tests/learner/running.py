@@ -1,0 +1,155 @@
+"""Owns how the learner's tests run a real one: batches as the sampler leaves them, waiting, the rank processes.
+
+Must not be used outside tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learner.service import LearnerService
+from services.contracts import AFTER, Batch, BatchGroup, BatchSample, EvaluationRecord, Lane, SamplerState
+from services.settings import HELD_OUT, parse_recipe
+from services.shell import ServiceThread
+from services.streams.journal import Journal
+from services.streams.keys import RunKeys
+from services.streams.payloads import SamplePayload, pack
+from services.streams.records import RunRecords
+from tests.conftest import recipe_document
+
+ROOT = Path(__file__).parents[2]
+
+
+async def submit(redis: Any, run: str, folder: Path, /, **sections: dict[str, Any]) -> None:
+    records = RunRecords(redis)
+    await records.create(run, parse_recipe(recipe_document(folder, **sections)))
+    await records.set_paths(run, model_path=str(folder))
+
+
+def draw_batch(keys: RunKeys, version: int, logprob: float = -4.5) -> tuple[Batch, dict[str, SamplePayload]]:
+    """Four groups of four responses, and their payloads by key; `logprob` is the behaviour log-prob of every token."""
+    draw = np.random.default_rng(version)
+    payloads, groups = {}, []
+    for name in (f"v{version}g{index}" for index in range(4)):
+        samples = []
+        prompt = draw.integers(0, 107, 8, dtype=np.int32)
+        for index, advantage in enumerate((1.5, -0.5, -0.5, -0.5)):
+            tokens = int(draw.integers(2, 9))
+            ids = draw.integers(0, 107, tokens, dtype=np.int32)
+            key = keys.payload(name, index)
+            payloads[key] = SamplePayload(prompt, ids, np.full(tokens, logprob, np.float32), "", "stop", ())
+            samples.append(BatchSample(
+                payload=key, tokens=tokens, advantage=advantage, reward=1.0, correct=index == 0, masked=False,
+                staleness=0,
+            ))  # fmt: skip
+        groups.append(BatchGroup(group=name, samples=tuple(samples)))
+    batch = Batch(
+        step=version + 1, version=version, groups=tuple(groups), sampler_state=SamplerState(cursor=0, next_group=0),
+        sampling_metrics={"accuracy": 0.25}, generation_started_at=1.0, generation_finished_at=2.0,
+    )  # fmt: skip
+    return batch, payloads
+
+
+async def put_batch(redis: Any, keys: RunKeys, version: int, logprob: float = -4.5) -> Batch:
+    """A drawn batch as the sampler leaves it: payloads stored, groups batched and pending."""
+    batch, payloads = draw_batch(keys, version, logprob)
+    for key, payload in payloads.items():
+        await redis.hset(key, mapping=pack(payload))
+    for group in batch.groups:
+        await redis.hset(keys.group(group.group), "state", "batched")
+        await redis.sadd(keys.lane(Lane.TRAIN).pending, group.group)
+        await redis.hincrby(keys.lane(Lane.TRAIN).counters, "dispatched", 1)
+    await redis.xadd(keys.batches, {"m": batch.model_dump_json()})
+    return batch
+
+
+async def put_evaluation(redis: Any, keys: RunKeys, evaluated: str = HELD_OUT, name: str = AFTER) -> EvaluationRecord:
+    """What the sampler writes down once a set's answers are in."""
+    record = EvaluationRecord(
+        name=name, set=evaluated, version=1, prompts=8, samples_per_prompt=2, accuracy=0.5, standard_error=0.1,
+        unknown=0,
+    )  # fmt: skip
+    await Journal(redis, keys, "test").evaluation(record)
+    return record
+
+
+async def until_event(redis: Any, keys: RunKeys, phase: str, deadline_s: float = 90.0) -> str:
+    """The text of the first event of a phase."""
+    ends = time.monotonic() + deadline_s
+    while True:
+        events = [event for _, event in await Journal(redis, keys, "test").events()]
+        found = [event.text for event in events if event.phase == phase]
+        if found:
+            return found[0]
+        assert time.monotonic() < ends, f"no event {phase!r} within {deadline_s} s, but {events}"
+        assert not any(event.phase == "service-failed" for event in events), events
+        await asyncio.sleep(0.1)
+
+
+async def stop(thread: ServiceThread) -> None:
+    """Drain a learner that is well."""
+    assert await asyncio.to_thread(thread.stop, 20.0), "the learner did not drain within 20 s"
+    assert thread.error is None, thread.error
+
+
+async def train_run(redis: Any, redis_url: str, run: str, versions: int) -> None:
+    """A learner of one rank, from the submitted run's model to its export after `versions` rollout steps."""
+    keys = RunKeys(run)
+    thread = ServiceThread(LearnerService(), run, redis_url)
+    try:
+        for version in range(versions):
+            await put_batch(redis, keys, version)
+        await put_evaluation(redis, keys)
+        await until_event(redis, keys, "exported")
+    finally:
+        await stop(thread)
+
+
+def start_ranks(run: str, redis_url: str, world: int) -> list[subprocess.Popen[str]]:
+    """The ranks of a learner as processes of their own; end them with `end_ranks`."""
+    return start_programs(
+        "import sys; from learner.service import LearnerService; from services.shell import main; "
+        "sys.exit(main(lambda: LearnerService({rank}, {world}, '127.0.0.1', {port}), "
+        f"['--run', '{run}', '--redis', '{redis_url}']))",
+        world,
+    )
+
+
+def start_programs(code: str, world: int) -> list[subprocess.Popen[str]]:
+    """`world` processes that run `code`, in which {rank}, {world} and {port} are filled in."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", code.format(rank=rank, world=world, port=port)], env=environment,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+
+
+async def drain_ranks(processes: list[subprocess.Popen[str]]) -> None:
+    """Ask all ranks to stop; each must end well."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        _, errors = await asyncio.to_thread(process.communicate, None, 20)
+        assert process.returncode == 0, errors
+
+
+def end_ranks(processes: list[subprocess.Popen[str]]) -> None:
+    """Leave none running, whatever happened."""
+    for process in processes:
+        process.kill()
+        process.communicate(timeout=10)

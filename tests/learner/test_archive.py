@@ -1,0 +1,220 @@
+"""A run's folder: what is written is read back, damage is named, retention keeps what replay needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learner.archive import ArchiveError, RunArchive, RunFacts, whole_file
+from learner.checkpoints import Checkpoints
+from services.contracts import Batch, BatchGroup, BatchSample, OptimizerStepRecord, SamplerState, StepRecord
+from services.settings import parse_recipe
+from services.streams.payloads import SamplePayload
+from tests.conftest import recipe_document
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> RunArchive:
+    made = RunArchive(tmp_path / "run")
+    made.prepare()
+    return made
+
+
+def batch(step: int, keys: tuple[str, ...] = ("a", "b", "c")) -> Batch:
+    samples = tuple(
+        BatchSample(
+            payload=key, tokens=2, advantage=0.1 + 0.2, reward=1.0, correct=True, masked=False, staleness=0
+        )
+        for key in keys
+    )  # fmt: skip
+    return Batch(
+        step=step, version=step - 1, groups=(BatchGroup(group="g", samples=samples),),
+        sampler_state=SamplerState(cursor=0, next_group=0), sampling_metrics={}, generation_started_at=1.0,
+        generation_finished_at=2.0,
+    )  # fmt: skip
+
+
+def payload(prompt: list[int], response: list[int], logprobs: list[float]) -> SamplePayload:
+    return SamplePayload(
+        np.array(prompt, np.int32), np.array(response, np.int32), np.array(logprobs, np.float32), "", "", ()
+    )
+
+
+PAYLOADS = {
+    "a": payload([1, 2, 3], [4, 5], [-0.1, -1e-30]),
+    "b": payload([7], [], []),
+    "c": payload([2**31 - 1], [0], [-float("inf")]),
+}
+
+
+def record(step: int) -> StepRecord:
+    return StepRecord(
+        step=step, version=step, optimizer_steps=1, groups=("g",), metrics={"loss": 0.1 + 0.2},
+        optimizer=(OptimizerStepRecord(loss=1 / 3, gradient_norm=None, applied=False),), generation_started_at=1.0,
+        generation_finished_at=2.0, learning_started_at=3.0, learning_finished_at=4.0,
+    )  # fmt: skip
+
+
+def test_a_share_is_read_back_bit_by_bit(archive: RunArchive) -> None:
+    archive.write_share(batch(12), 1, PAYLOADS)
+    assert archive.share_path(12, 1).name == "step-000012.rank-1.parquet"
+    found = archive.share(12, 1)
+    assert list(found) == ["a", "b", "c"]
+    for key, one in PAYLOADS.items():
+        for field in ("prompt_ids", "response_ids", "behaviour_logprobs"):
+            before, after = getattr(one, field), getattr(found[key], field)
+            assert (before.dtype, before.tobytes()) == (after.dtype, after.tobytes())
+
+
+def test_a_rank_without_work_has_an_empty_share(archive: RunArchive) -> None:
+    archive.write_share(batch(1), 0, {})
+    assert archive.share(1, 0) == {}
+
+
+def test_messages_are_read_back_equal(archive: RunArchive) -> None:
+    archive.write_batch(batch(3))
+    archive.write_record(record(3))
+    archive.write_failure(record(4))
+    assert archive.steps() == [3]
+    assert archive.batch(3) == batch(3)
+    assert (archive.record(3), archive.record(4), archive.record(5)) == (record(3), record(4), None)
+
+
+def test_every_flipped_byte_of_a_share_is_found_or_harmless(archive: RunArchive) -> None:
+    archive.write_share(batch(1), 0, PAYLOADS)
+    path = archive.share_path(1, 0)
+    whole = path.read_bytes()
+    errors = []
+    for place in range(0, len(whole), 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
+        try:
+            found = archive.share(1, 0)
+        except ArchiveError as error:
+            errors.append(str(error))
+            continue
+        for key, one in PAYLOADS.items():  # what was hit is a statistic, say, which nobody reads
+            assert found[key].response_ids.tobytes() == one.response_ids.tobytes()
+            assert found[key].behaviour_logprobs.tobytes() == one.behaviour_logprobs.tobytes()
+    assert len(errors) > 50
+    assert all(str(path) in error for error in errors)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"kind": "batch"}', b"[]"])
+def test_a_damaged_batch_is_named(archive: RunArchive, content: bytes) -> None:
+    archive.batch_path(2).write_bytes(content)
+    with pytest.raises(ArchiveError, match=r"step-000002\.json: damaged"):
+        archive.batch(2)
+
+
+def test_what_is_missing_is_named(archive: RunArchive) -> None:
+    with pytest.raises(ArchiveError, match=r"step-000002\.json: missing"):
+        archive.batch(2)
+    with pytest.raises(ArchiveError, match=r"step-000002\.rank-0\.parquet: missing"):
+        archive.share(2, 0)
+    with pytest.raises(ArchiveError, match=r"run\.json: missing"):
+        archive.facts()
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("before")
+
+    def write(text: str) -> None:
+        with whole_file(path) as partial:
+            partial.write_text(text[:3])
+            raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        write("after")
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("file", "before")]
+
+
+def test_an_archive_begins_once(archive: RunArchive) -> None:
+    recipe = parse_recipe(recipe_document("/model"))
+    facts = RunFacts(run="run", recipe=recipe, model_path="/model", ranks=2, device="cpu", versions={"torch": "2"})
+    archive.begin(facts)
+    archive.write_batch(batch(1))
+    archive.begin(facts)  # a learner that died before its first commit
+    assert archive.facts() == facts
+    archive.write_record(record(1))
+    with pytest.raises(ArchiveError, match="an earlier run"):
+        archive.begin(facts)
+
+
+class Counter:
+    """Something to save that is not a policy: the files' life does not depend on what is in them."""
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+
+    def save(self, folder: Path, tag: str) -> None:
+        (folder / tag).mkdir(parents=True)
+        (folder / tag / "value").write_text(str(self.value))
+
+    def load(self, folder: Path, tag: str) -> None:
+        self.value = int((folder / tag / "value").read_text())
+
+
+def write(archive: RunArchive, step: int, kept: int = 9) -> None:
+    checkpoints = Checkpoints(archive)
+    checkpoints.write(Counter(step), step, rank=0)
+    checkpoints.commit(step, step, ranks=1, zero_stage=1)
+    checkpoints.prune(kept)
+
+
+def test_a_checkpoint_counts_once_it_is_committed(archive: RunArchive) -> None:
+    checkpoints = Checkpoints(archive)
+    checkpoints.write(Counter(5), 5, rank=0)
+    assert checkpoints.complete() == []
+    made = checkpoints.commit(5, 6, ranks=2, zero_stage=3)
+    assert (made.step, made.version, made.ranks, made.zero_stage, list(made.files)) == (5, 6, 2, 3, ["engine/value"])
+    assert checkpoints.complete() == [made]
+    checkpoints.check(made)
+    found = Counter()
+    checkpoints.load(found, made)
+    assert found.value == 5
+
+
+def test_a_damaged_checkpoint_is_named(archive: RunArchive) -> None:
+    write(archive, 5)
+    checkpoints = Checkpoints(archive)
+    made = checkpoints.complete()[0]
+    value = checkpoints.path(5) / "engine/value"
+    value.write_text("6")
+    with pytest.raises(ArchiveError, match="engine/value: damaged"):
+        checkpoints.check(made)
+    value.unlink()
+    with pytest.raises(ArchiveError, match="engine/value: missing"):
+        checkpoints.check(made)
+
+
+def test_retention_keeps_the_batches_behind_the_oldest_checkpoint(archive: RunArchive) -> None:
+    for step in range(1, 10):
+        archive.write_batch(batch(step))
+        archive.write_share(batch(step), 0, {})
+        archive.write_record(record(step))
+        if step == 3:
+            write(archive, step, kept=2)
+            # Fewer than two checkpoints: replay can still begin with the model.
+            assert archive.steps() == [1, 2, 3]
+            # What a writer that was killed left behind.
+            Checkpoints(archive).write(Counter(), 4, rank=0)
+        elif step % 3 == 0:
+            write(archive, step, kept=2)
+    assert sorted(path.name for path in archive.checkpoints.iterdir()) == ["step-000006", "step-000009"]
+    assert archive.steps() == [7, 8, 9]
+    shares = sorted(path.name for path in archive.share_path(1, 0).parent.glob("*.parquet"))
+    assert shares == [f"step-00000{step}.rank-0.parquet" for step in (7, 8, 9)]
+    assert all(archive.record(step) for step in range(1, 10))
+
+
+def test_a_checkpoint_whose_manifest_is_damaged_is_passed_over(
+    archive: RunArchive, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(archive, 3)
+    write(archive, 6)
+    (Checkpoints(archive).path(6) / "checkpoint.json").write_text("{")
+    assert [one.step for one in Checkpoints(archive).complete()] == [3]
+    assert "step-000006/checkpoint.json: damaged" in caplog.text

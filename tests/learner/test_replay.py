@@ -1,0 +1,294 @@
+"""Replay of a real run: the same bits from the model and from a checkpoint; what differs or is damaged is told."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY
+from typer.testing import CliRunner
+
+from deploy.cli.main import app
+from learner.archive import ArchiveError, RunArchive
+from learner.replay import Comparison, ReplayedStep, ReplayError, _compare, plan_replay, replay
+from learner.service import LearnerService
+from services.contracts import OptimizerStepRecord, StepRecord
+from services.shell import ServiceThread
+from services.streams.connection import connect
+from services.streams.effects import group_counts
+from services.streams.journal import Journal
+from services.streams.keys import RunKeys
+from tests.learner.running import (
+    drain_ranks,
+    end_ranks,
+    put_batch,
+    put_evaluation,
+    start_ranks,
+    submit,
+    train_run,
+    until_event,
+)
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:(torch|deepspeed)"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:(torch|deepspeed)"),
+]
+DEADLINE_S = 120.0
+
+
+class Trained(NamedTuple):
+    """A run that has ended: five rollout steps of two optimizer steps, checkpoints of steps 2 and 4."""
+
+    folder: Path
+    records: list[StepRecord]
+
+
+@pytest.fixture(scope="module")
+def trained(redis_url: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    runs = tmp_path_factory.mktemp("runs")
+
+    async def train() -> list[StepRecord]:
+        redis = await connect(redis_url)
+        await submit(
+            redis, "replayed", tiny_model, limits={"rollout_steps": 5},
+            learner={"checkpoint_every": 2, "checkpoints_kept": 3, "warmup_rollout_steps": 4},
+        )  # fmt: skip
+        await train_run(redis, redis_url, "replayed", 5)
+        steps = [step for _, step in await Journal(redis, RunKeys("replayed"), "test").steps()]
+        await redis.aclose()
+        return steps
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_RUNS", str(runs))
+        patch.setenv("PENSTOCK_HOST", "127.0.0.1")
+        return Trained(runs / "replayed", asyncio.run(train()))
+
+
+@pytest.fixture
+def copy(trained: Trained, tmp_path: Path) -> Path:
+    """The run's folder, to be damaged."""
+    return Path(shutil.copytree(trained.folder, tmp_path / "replayed"))
+
+
+def penstock(folder: Path, step: int) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["replay", folder.name, str(step), "--runs", str(folder.parent)])
+    return result.exit_code, result.output
+
+
+def test_from_the_model_every_bit_is_the_same(trained: Trained, copy: Path) -> None:
+    shutil.rmtree(copy / "checkpoints")
+    plan = plan_replay(copy, 3)
+    assert (plan.start, plan.steps, plan.exact) == (None, (1, 2, 3), True)
+    told: list[str] = []
+    rows = replay(copy, plan, DEADLINE_S, told.append)
+    assert [(row.step, row.index, row.equal) for row in rows] == [
+        (1, 1, True), (1, 2, True), (2, 1, True), (2, 2, True), (3, 1, True), (3, 2, True),
+    ]  # fmt: skip
+    # What was trained, not only what it is compared with.
+    recorded = [one for step in trained.records[:3] for one in step.optimizer]
+    assert [row.replayed for row in rows] == recorded
+    assert len({one.gradient_norm for one in recorded}) == 6
+    assert [line.split(" of ")[0] for line in told] == ["step 1", "step 2", "step 3"]
+
+
+def test_from_a_checkpoint_every_bit_is_the_same_and_a_damaged_one_is_passed_over(trained: Trained, copy: Path) -> None:
+    nearest = plan_replay(copy, 5)
+    assert nearest.start is not None
+    assert (nearest.start.step, nearest.steps, nearest.passed_over) == (4, (5,), ())
+    state = next((copy / "checkpoints/step-000004/engine").glob("*optim_states.pt"))
+    data = bytearray(state.read_bytes())
+    data[len(data) // 2] ^= 1
+    state.write_bytes(data)
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+    status, output = penstock(copy, 5)
+    assert status == 0, output
+    assert f"passed over: {state}: damaged" in output
+    assert "steps 3-5 from the checkpoint of step 2 on 1 cpu rank; equal means the same bits" in output
+    wanted = [
+        [str(step.step), str(index), *(repr(one.loss),) * 2, *(repr(one.gradient_norm),) * 2, "yes"]
+        for step in trained.records[2:]
+        for index, one in enumerate(step.optimizer, start=1)
+    ]
+    assert [line.split() for line in output.splitlines() if line.endswith("yes")] == wanted
+    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
+
+
+def test_another_log_prob_is_told_as_different(copy: Path) -> None:
+    archive = RunArchive(copy)
+    batch, payloads = archive.batch(5), archive.share(5, 0)
+    key = batch.groups[3].samples[0].payload
+    logprobs = payloads[key].behaviour_logprobs.copy()
+    # By default the loss is weighted by exp(proximal - behaviour), up to 2.
+    logprobs[0] = np.float32(-2.0)
+    archive.write_share(batch, 0, payloads | {key: replace(payloads[key], behaviour_logprobs=logprobs)})
+    status, output = penstock(copy, 5)
+    lines = [line.split() for line in output.splitlines() if line.endswith(("yes", "NO"))]
+    # The fourth group belongs to the second optimizer step.
+    assert (status, [(line[1], line[-1]) for line in lines]) == (1, [("1", "yes"), ("2", "NO")]), output
+
+
+def test_a_damaged_share_is_named(copy: Path) -> None:
+    share = RunArchive(copy).share_path(4, 0)
+    share.write_bytes(share.read_bytes()[:-20])
+    status, output = penstock(copy, 4)
+    assert status == 2
+    assert f"penstock: {share}: damaged" in output
+    with pytest.raises(ArchiveError, match="damaged"):
+        plan_replay(copy, 4)
+
+
+def test_what_cannot_be_replayed_is_refused(copy: Path, tmp_path: Path) -> None:
+    status, output = penstock(tmp_path / "no-such-run", 1)
+    assert (status, output) == (
+        2, f"penstock: RUN: 'no-such-run' has no archive in {tmp_path}; accepted here: replayed\n",
+    )  # fmt: skip
+    status, output = penstock(copy, 6)
+    assert (status, "STEP: 6 is not accepted" in output, "accepted: 1-5" in output) == (2, True, True)
+    RunArchive(copy).forget_batches(2)
+    with pytest.raises(ReplayError, match=r"STEP: 2 is not accepted.*accepted: 3-5"):
+        plan_replay(copy, 2)
+    RunArchive(copy).batch_path(4).unlink()
+    with pytest.raises(ReplayError, match=r"STEP: 4 is not accepted.*accepted: 3, 5"):
+        plan_replay(copy, 4)
+
+
+def test_a_model_that_is_gone_is_named(copy: Path, tmp_path: Path) -> None:
+    path = copy / "run.json"
+    facts = RunArchive(copy).facts()
+    path.write_text(facts.model_copy(update={"model_path": str(tmp_path / "gone")}).model_dump_json())
+    with pytest.raises(ReplayError, match=r"the model in .*gone, which is gone"):
+        plan_replay(copy, 1)
+
+
+def test_a_replay_ends_at_its_deadline(trained: Trained) -> None:
+    started = time.monotonic()
+    with pytest.raises(ReplayError, match=r"not done within 0\.5 s"):
+        replay(trained.folder, plan_replay(trained.folder, 1), 0.5, lambda _: None)
+    assert time.monotonic() - started < 20
+
+
+def test_a_rank_that_fails_is_named(copy: Path) -> None:
+    plan = plan_replay(copy, 5)
+    RunArchive(copy).share_path(5, 0).unlink()  # between planning and running
+    with pytest.raises(ReplayError, match=r"rank 0 .*step-000005\.rank-0\.parquet: missing"):
+        replay(copy, plan, DEADLINE_S, lambda _: None)
+
+
+LOSS = OptimizerStepRecord(loss=0.5, gradient_norm=2.0, applied=True)
+ZERO = OptimizerStepRecord(loss=0.0, gradient_norm=2.0, applied=True)
+SKIPPED = OptimizerStepRecord(loss=None, gradient_norm=None, applied=False)
+
+
+def step_record(*optimizer: OptimizerStepRecord) -> StepRecord:
+    return StepRecord(
+        step=1, version=1, optimizer_steps=1, groups=(), metrics={}, optimizer=optimizer, generation_started_at=0,
+        generation_finished_at=0, learning_started_at=0, learning_finished_at=0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("recorded", "replayed", "exact", "near"),
+    [
+        (LOSS, LOSS, True, True),
+        (SKIPPED, SKIPPED, True, True),
+        (LOSS, SKIPPED, False, False),
+        (LOSS, LOSS.model_copy(update={"applied": False}), False, False),
+        (LOSS, LOSS.model_copy(update={"loss": math.nextafter(0.5, 1)}), False, True),
+        # 1e-5 of the recorded value is 5e-6 and 2e-5.
+        (LOSS, LOSS.model_copy(update={"loss": 0.5 + 4.9e-6}), False, True),
+        (LOSS, LOSS.model_copy(update={"loss": 0.5 + 5.1e-6}), False, False),
+        (LOSS, LOSS.model_copy(update={"gradient_norm": 2.0 - 1.95e-5}), False, True),
+        (LOSS, LOSS.model_copy(update={"gradient_norm": 2.0 - 2.05e-5}), False, False),
+        # 1e-5 of 0.1 is 1e-6.
+        (ZERO, ZERO.model_copy(update={"loss": 0.9e-6}), False, True),
+        (ZERO, ZERO.model_copy(update={"loss": -1.1e-6}), False, False),
+    ],
+)
+def test_equal_means(recorded: Any, replayed: Any, exact: bool, near: bool) -> None:
+    found = ReplayedStep(step=1, optimizer=(replayed,))
+    assert [[row.equal for row in _compare(step_record(recorded), found, tolerance)] for tolerance in (0.0, 1e-5)] == [
+        [exact],
+        [near],
+    ]
+
+
+def test_a_step_that_was_never_recorded_is_not_equal() -> None:
+    rows = list(_compare(None, ReplayedStep(step=1, optimizer=(LOSS,)), 0.0))
+    assert rows == [Comparison(step=1, index=1, recorded=None, replayed=LOSS, equal=False)]
+    assert [row.equal for row in _compare(None, ReplayedStep(step=1, optimizer=()), 0.0)] == [False]
+
+
+def test_a_missing_optimizer_step_is_not_equal_unless_it_is_missing_twice() -> None:
+    rows = _compare(step_record(LOSS, LOSS), ReplayedStep(step=1, optimizer=(LOSS,)), 0.0)
+    assert [(row.index, row.equal) for row in rows] == [(1, True), (2, False)]
+    assert [row.equal for row in _compare(step_record(), ReplayedStep(step=1, optimizer=()), 0.0)] == [True]
+
+
+async def test_two_ranks_replay_within_the_tolerance(
+    redis: Any, redis_url: str, run_id: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_RUNS", str(tmp_path))
+    monkeypatch.setenv("PENSTOCK_HOST", "127.0.0.1")
+    keys = RunKeys(run_id)
+    await submit(
+        redis, run_id, tiny_model, limits={"rollout_steps": 3}, algorithm={"kl_coefficient": 0.01},
+        learner={"ranks": 2, "zero_stage": 3, "checkpoint_every": 2},
+    )  # fmt: skip
+    for version in range(3):
+        await put_batch(redis, keys, version)
+    await put_evaluation(redis, keys)
+    ranks = start_ranks(run_id, redis_url, 2)
+    try:
+        await until_event(redis, keys, "exported", 120)
+        await drain_ranks(ranks)
+    finally:
+        end_ranks(ranks)
+    plan = plan_replay(tmp_path / run_id, 3)
+    assert plan.start is not None
+    assert (plan.start.step, plan.start.ranks, plan.steps, plan.tolerance) == (2, 2, (3,), 1e-5)
+    rows = await asyncio.to_thread(replay, tmp_path / run_id, plan, DEADLINE_S, lambda _: None)
+    assert [(row.step, row.index, row.equal) for row in rows] == [(3, 1, True), (3, 2, True)]
+
+
+async def test_three_steps_in_a_row_without_a_finite_gradient_fail_the_run(
+    redis: Any, redis_url: str, run_id: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_RUNS", str(tmp_path))
+    monkeypatch.setenv("PENSTOCK_HOST", "127.0.0.1")
+    keys = RunKeys(run_id)
+    await submit(redis, run_id, tiny_model, limits={"rollout_steps": 5})
+    await put_batch(redis, keys, 0)
+    # One and a half broken rollout steps: two optimizer steps of the first, one of the second.
+    await put_batch(redis, keys, 1, logprob=math.nan)
+    await put_batch(redis, keys, 2, logprob=math.nan)
+    thread = ServiceThread(LearnerService(), run_id, redis_url)
+    try:
+        await asyncio.to_thread(thread._thread.join, 90)
+    finally:
+        thread.stop(20)
+    text = str(thread.error)
+    assert "3 optimizer steps in a row had no finite gradient (learner.max_non_finite_steps)" in text
+    assert str(tmp_path / run_id / "batches/step-000003.json") in text
+    assert f"`penstock replay {run_id} 3 --runs {tmp_path}`" in text
+    events = [event for _, event in await Journal(redis, keys, "test").events()]
+    skips = [event.text for event in events if event.phase == "non-finite-gradient"]
+    assert ["2 of 2 optimizer steps skipped" in line for line in skips] == [True, True]
+    assert skips[0].endswith("2 in a row by now")
+    assert [text in event.text for event in events if event.phase == "service-failed"] == [True]
+    assert REGISTRY.get_sample_value("penstock_skipped_optimizer_steps_total", {"run": run_id}) == 4
+    # The second rollout step was committed with its skipped steps, the third was not.
+    assert await Journal(redis, keys, "test").policy_version() == 2
+    assert (await group_counts(redis, keys)).trained == 8
+    assert (await redis.xpending(keys.batches, "learner"))["pending"] == 1
+    # What it leaves is enough to see it again.
+    status, output = await asyncio.to_thread(penstock, tmp_path / run_id, 3)
+    lines = [line for line in output.splitlines() if line.endswith(("yes", "NO"))]
+    assert (status, len(lines), sum("skipped: not finite" in line for line in lines)) == (0, 6, 4), output
