@@ -45,15 +45,19 @@ class MiniBatch:
         return any(self.shares)
 
 
-def plan_step(batch: Batch, mini_batch_groups: int, reduction: str, ranks: int) -> list[MiniBatch]:
-    """Cut a batch into mini-batches of `mini_batch_groups` whole groups, and each into `ranks` disjoint shares."""
+def plan_step(batch: Batch, mini_batch_groups: int, reduction: str, ranks: int, *, longest: int) -> list[MiniBatch]:
+    """Cut a batch into mini-batches of `mini_batch_groups` whole groups, and each into `ranks` disjoint shares.
+
+    The last mini-batch holds what is left and is normalised by it. `longest` (tokens) is what `constant_length`
+    divides by.
+    """
     starts = range(0, len(batch.groups), mini_batch_groups)
-    return [_plan(batch.groups[start : start + mini_batch_groups], reduction, ranks) for start in starts]
+    return [_plan(batch.groups[start : start + mini_batch_groups], reduction, ranks, longest) for start in starts]
 
 
-def _plan(groups: Sequence[BatchGroup], reduction: str, ranks: int) -> MiniBatch:
+def _plan(groups: Sequence[BatchGroup], reduction: str, ranks: int, longest: int) -> MiniBatch:
     members = [(group.group, one) for group in groups for one in group.samples]
-    reduced = REDUCTIONS[reduction]([SampleSize(name, one.tokens, one.masked) for name, one in members])
+    reduced = REDUCTIONS[reduction]([SampleSize(name, one.tokens, one.masked) for name, one in members], longest)
     planned = [
         PlannedSample(one.payload, name, one.tokens, one.advantage, weight / reduced.normaliser)
         for (name, one), weight in zip(members, reduced.weights, strict=True)
@@ -90,7 +94,7 @@ class MicroBatch:
 
     input_ids, position_ids: int64 [B, L], padded on the right; attention_mask: bool [B, 1, L, L], or None for plain
     causal rows; source: int64 [N], position in the flattened [B * L] hidden states that predicts each token;
-    targets: int64 [N]; data: float32 [N] each; chunks: how often the head runs.
+    targets: int64 [N]; data: float64 [N] each until `to` rounds them; chunks: how often the head runs.
     """
 
     input_ids: Tensor
@@ -101,10 +105,13 @@ class MicroBatch:
     data: TokenData
     chunks: int = 1
 
-    def to(self, device: torch.device) -> MicroBatch:
-        """The same on `device`."""
+    def to(self, device: torch.device, dtype: torch.dtype) -> MicroBatch:
+        """The same on `device`, its `data` in `dtype`, which is the log-probs'."""
         mask = None if self.attention_mask is None else self.attention_mask.to(device)
-        data = TokenData(*(part.to(device) for part in (self.data.behaviour, self.data.advantage, self.data.weight)))
+        data = TokenData(
+            behaviour=self.data.behaviour.to(device, dtype), advantage=self.data.advantage.to(device, dtype),
+            weight=self.data.weight.to(device, dtype), sample=self.data.sample.to(device),
+        )  # fmt: skip
         return replace(
             self, input_ids=self.input_ids.to(device), position_ids=self.position_ids.to(device), attention_mask=mask,
             source=self.source.to(device), targets=self.targets.to(device), data=data,
@@ -144,10 +151,10 @@ def micro_batches(
 
 def filler() -> MicroBatch:
     """A micro-batch without loss, for a rank that has fewer than the others."""
-    zero = torch.zeros(1)
+    zero = torch.zeros(1, dtype=torch.float64)
     ids = torch.zeros((1, 2), dtype=torch.int64)
-    one = torch.zeros(1, dtype=torch.int64)
-    return MicroBatch(ids, torch.arange(2).unsqueeze(0), None, one, one, TokenData(zero, zero, zero))
+    first = torch.zeros(1, dtype=torch.int64)
+    return MicroBatch(ids, torch.arange(2).unsqueeze(0), None, first, first, TokenData(zero, zero, zero, first))
 
 
 def _rows(share: Sequence[PlannedSample], payloads: dict[str, SamplePayload], longest: int) -> list[_Row]:
@@ -172,7 +179,7 @@ def _micro_batch(rows: list[_Row]) -> MicroBatch:
     ids = np.zeros((len(rows), width), dtype=np.int64)
     positions = np.tile(np.arange(width, dtype=np.int64), (len(rows), 1))
     segments = np.full((len(rows), width), -1, dtype=np.int64)
-    sources, targets, behaviour, advantages, weights = [], [], [], [], []
+    sources = []
     for index, row in enumerate(rows):
         prompt = len(row.prompt)
         ids[index, :prompt], segments[index, :prompt] = row.prompt, 0
@@ -183,20 +190,26 @@ def _micro_batch(rows: list[_Row]) -> MicroBatch:
             positions[index, start:end] = np.arange(prompt, prompt + one.tokens - 1)
             segments[index, start:end] = number
             sources.append(index * width + np.concatenate([[prompt - 1], np.arange(start, end)]))
-            targets.append(payload.response_ids)
-            behaviour.append(payload.behaviour_logprobs)
-            advantages.append(np.full(one.tokens, one.advantage))
-            weights.append(np.full(one.tokens, one.weight))
             start = end
-    floats = [torch.from_numpy(np.concatenate(part).astype(np.float32)) for part in (behaviour, advantages, weights)]
-    shared = any(len(row.samples) > 1 for row in rows)
+    members = [member for row in rows for member in row.samples]
+    shared = len(members) > len(rows)
     return MicroBatch(
         input_ids=torch.from_numpy(ids), position_ids=torch.from_numpy(positions),
         # Padding stands behind every real token, so plain rows need no mask beyond causality.
         attention_mask=_mask(torch.from_numpy(segments)) if shared else None,
         source=torch.from_numpy(np.concatenate(sources).astype(np.int64)),
-        targets=torch.from_numpy(np.concatenate(targets).astype(np.int64)), data=TokenData(*floats),
+        targets=torch.from_numpy(np.concatenate([payload.response_ids for _, payload in members]).astype(np.int64)),
+        data=_token_data(members),
     )  # fmt: skip
+
+
+def _token_data(members: Sequence[tuple[PlannedSample, SamplePayload]]) -> TokenData:
+    tokens = torch.tensor([one.tokens for one, _ in members])
+    behaviour = np.concatenate([payload.behaviour_logprobs for _, payload in members])
+    per_sample = torch.tensor([(one.advantage, one.weight) for one, _ in members], dtype=torch.float64)
+    advantage, weight = per_sample.repeat_interleave(tokens, dim=0).unbind(1)
+    sample = torch.arange(len(members)).repeat_interleave(tokens)
+    return TokenData(torch.from_numpy(behaviour.astype(np.float64)), advantage, weight, sample)
 
 
 def _mask(segments: Tensor) -> Tensor:

@@ -16,34 +16,47 @@ from transformers import AutoModelForCausalLM
 
 from learner.algorithm.logprobs import token_logprobs
 from learner.batches import MicroBatch, PlannedSample, micro_batches
+from learner.double_precision import keep_float64
 from services.streams.payloads import SamplePayload
 
 log = logging.getLogger(__name__)
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.25}
 """Largest deviation in log-prob (nats) that rounding explains, by dtype of the weights."""
 
 
 class Policy(nn.Module):
-    """A Hugging Face causal LM whose forward pass ends in per-token log-probs, at a sampling temperature."""
+    """A Hugging Face causal LM whose forward pass ends in per-token log-probs, at a sampling temperature.
 
-    def __init__(self, causal_lm: Any, temperature: float) -> None:
+    `entropy_gradient`: whether entropies carry gradient, for a bonus; it costs a second [tokens, vocabulary] per chunk.
+    """
+
+    def __init__(self, causal_lm: Any, temperature: float, *, entropy_gradient: bool = False) -> None:
         super().__init__()
         self.causal_lm = causal_lm
         self.temperature = temperature
+        self.entropy_gradient = entropy_gradient
+
+    @property
+    def token_dtype(self) -> torch.dtype:
+        """Of log-probs, entropies and the loss: float64 where the weights are, else float32."""
+        return torch.promote_types(next(self.parameters()).dtype, torch.float32)
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor | None, source: Tensor, targets: Tensor,
         chunks: int,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Shapes as in MicroBatch; (log-probs, entropies), float32 [N] each. Only N hidden states meet the head."""
+        """Shapes as in MicroBatch; (log-probs, entropies), [N] in `token_dtype`. Only N hidden states meet the head."""
         output = self.causal_lm.base_model(
             input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask, use_cache=False
         )
         hidden = output.last_hidden_state
         wanted = hidden.reshape(-1, hidden.shape[-1]).index_select(0, source)
-        return token_logprobs(wanted, targets, self.causal_lm.get_output_embeddings(), self.temperature, chunks)
+        return token_logprobs(
+            wanted, targets, self.causal_lm.get_output_embeddings(), self.temperature, chunks,
+            entropy_gradient=self.entropy_gradient,
+        )  # fmt: skip
 
 
 def inputs(one: MicroBatch) -> dict[str, Any]:
@@ -54,16 +67,45 @@ def inputs(one: MicroBatch) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def load_policy(folder: Path, dtype: str, temperature: float) -> Policy:
-    """Load a Hugging Face folder on the CPU, without dropout, so that two passes over a token agree."""
+def load_policy(
+    folder: Path, dtype: str, temperature: float, *, entropy_gradient: bool = False,
+    activation_checkpointing: bool = False,
+) -> Policy:  # fmt: skip
+    """Load a Hugging Face folder on the CPU, without dropout, so that two passes over a token agree.
+
+    With `activation_checkpointing` each layer keeps only its input and runs again in the backward pass. Raises
+    ValueError for an architecture that cannot.
+    """
     causal_lm = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], attn_implementation="sdpa")
+    _switch_off_dropout(causal_lm)
+    if dtype == "float64":
+        keep_float64(causal_lm)
+    causal_lm.config.use_cache = False
+    if activation_checkpointing:
+        _checkpoint_activations(causal_lm)
+    return Policy(causal_lm, temperature, entropy_gradient=entropy_gradient)
+
+
+def _switch_off_dropout(causal_lm: Any) -> None:
     for module in causal_lm.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
-    causal_lm.config.use_cache = False
-    return Policy(causal_lm, temperature)
+        # Many layers keep a rate (attention_dropout, dropout, layerdrop) and call the function themselves.
+        rates = [name for name, value in vars(module).items() if "drop" in name and isinstance(value, float)]
+        for name in rates:
+            setattr(module, name, 0.0)
+
+
+def _checkpoint_activations(causal_lm: Any) -> None:
+    if not causal_lm.supports_gradient_checkpointing:
+        raise ValueError(
+            f"learner.activation_checkpointing: true is not accepted for {type(causal_lm).__name__}, "
+            "which does not support it; false is"
+        )
+    # The reentrant kind loses gradients where no input requires one, as with token ids.
+    causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # Layers checkpoint only in training mode; without dropout it changes nothing else.
+    causal_lm.train()
 
 
 @torch.no_grad()
@@ -102,6 +144,6 @@ def can_share_prompts(policy: Policy) -> bool:
 
 def _reference(policy: Policy, prompt: np.ndarray, answer: np.ndarray) -> Tensor:
     ids = torch.from_numpy(np.concatenate([prompt, answer]).astype(np.int64)).unsqueeze(0)
-    logits = policy.causal_lm(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+    logits = policy.causal_lm(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].to(policy.token_dtype)
     logprobs = torch.log_softmax(logits / policy.temperature, -1)
     return logprobs.gather(-1, ids[0, len(prompt) :, None]).squeeze(-1)

@@ -1,14 +1,11 @@
 """Owns the optimizer steps: a DeepSpeed engine, driven so that its gradient is the exact one of the mini-batch.
 
-Must not know Redis or the fleet; it is the only importer of deepspeed. Nothing is ever compiled here.
+Must not know Redis or the fleet, nor how an engine is made.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -22,15 +19,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from learner.algorithm.logprobs import chunks_for
-from learner.algorithm.loss import SUMS, LossSettings, means, token_loss
+from learner.algorithm.loss import HISTOGRAMS, SUMS, LossSettings, TokenLoss, means, token_loss
+from learner.algorithm.ratios import BINS
 from learner.batches import MicroBatch, MiniBatch, filler, micro_batches, plan_step
-from learner.policy import Policy, can_share_prompts, inputs, load_policy
+from learner.engines import frozen, prepare_environment, training_engine
+from learner.policy import can_share_prompts, inputs, load_policy
 from learner.ranks import Ranks
-from services.contracts import Batch
+from services.contracts import Batch, OptimizerStepRecord
 from services.settings import Recipe
 from services.streams.payloads import SamplePayload
 
-log = logging.getLogger(__name__)
+MISMATCH = ("mismatch_kl", "importance", "importance_squared")
+"""The sums that measure how far the policy is from the one that sampled."""
 
 
 class InterruptedTrainingError(RuntimeError):
@@ -39,43 +39,74 @@ class InterruptedTrainingError(RuntimeError):
 
 @dataclass(frozen=True)
 class Trained:
-    """What one rollout step did. `skipped`: optimizer steps left out for a non-finite gradient."""
+    """What one rollout step did: its metrics, and each optimizer step in order."""
 
     metrics: dict[str, float]
-    optimizer_steps: int
-    skipped: int
+    optimizer: tuple[OptimizerStepRecord, ...]
+
+    @property
+    def optimizer_steps(self) -> int:
+        """How many were applied."""
+        return sum(one.applied for one in self.optimizer)
+
+    @property
+    def skipped(self) -> int:
+        """How many were left out for a non-finite gradient."""
+        return len(self.optimizer) - self.optimizer_steps
 
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """One optimizer step: the loss's sums over all ranks, the gradient's norm before clipping, whether applied."""
+    """One optimizer step: the loss's sums and histograms over all ranks (see TokenLoss), the gradient's norm before
+    clipping, whether it was applied."""
 
     sums: Tensor
+    histograms: Tensor
     gradient_norm: float
     applied: bool
+
+    @property
+    def record(self) -> OptimizerStepRecord:
+        """What is kept of it; JSON has no number for what is not finite."""
+        loss, norm = float(self.sums[SUMS.index("loss")]), self.gradient_norm
+        return OptimizerStepRecord(
+            loss=loss if math.isfinite(loss) else None, gradient_norm=norm if math.isfinite(norm) else None,
+            applied=self.applied,
+        )  # fmt: skip
 
 
 class Trainer:
     """The policy in training. Every method is collective: all ranks call it, each from one thread."""
 
     def __init__(self, folder: Path, recipe: Recipe, ranks: Ranks, *, short_cut: bool = True) -> None:
-        """Load the policy and build the engine. `short_cut` = False recomputes all proximal log-probs."""
+        """Load the policy, and with a KL coefficient a frozen copy as its reference, and build the engine.
+
+        `short_cut` = False computes the first optimizer step's proximal log-probs too, in a pass of their own.
+        """
         self._settings = recipe.learner
         self._reduction = recipe.algorithm.reduction
-        self._loss = LossSettings(
-            preset=recipe.algorithm.preset, clip_low=recipe.algorithm.clip_low, clip_high=recipe.algorithm.clip_high,
-            correction=recipe.correction, correction_cap=recipe.algorithm.correction_cap,
-        )  # fmt: skip
+        self._longest = recipe.algorithm.constant_length or recipe.rollout.max_new_tokens
+        self._behaviour_is_proximal = recipe.algorithm.proximal == "behaviour"
+        self._loss = loss_settings(recipe)
         self._ranks = ranks
         self._short_cut = short_cut
         self._rollout_steps = 0
         self._interrupted = threading.Event()
-        _prepare_environment()
+        prepare_environment()
         torch.set_num_threads(recipe.learner.threads)
         torch.manual_seed(recipe.seed)
-        policy = load_policy(folder, recipe.learner.dtype, recipe.rollout.temperature)
+        policy = load_policy(
+            folder, recipe.learner.dtype, recipe.rollout.temperature,
+            entropy_gradient=self._loss.entropy_coefficient > 0,
+            activation_checkpointing=recipe.learner.activation_checkpointing,
+        )  # fmt: skip
         self._share_prompts = can_share_prompts(policy)
-        self._engine = _engine(policy, recipe)
+        self._token_dtype = policy.token_dtype
+        self._engine = training_engine(policy, recipe.learner)
+        self._reference: Any = None
+        if self._loss.kl_coefficient > 0:
+            initial = load_policy(folder, recipe.learner.dtype, recipe.rollout.temperature)
+            self._reference = frozen(initial, recipe.learner, ranks.device)
 
     @property
     def causal_lm(self) -> Any:
@@ -100,17 +131,18 @@ class Trainer:
 
     def plan(self, batch: Batch) -> list[MiniBatch]:
         """The batch's mini-batches, the same on every rank; this rank's payloads are in `shares[rank]`."""
-        return plan_step(batch, self._settings.mini_batch_groups, self._reduction, self._ranks.world)
+        return plan_step(
+            batch, self._settings.mini_batch_groups, self._reduction, self._ranks.world, longest=self._longest
+        )
 
     def train(self, plans: list[MiniBatch], payloads: dict[str, SamplePayload]) -> Trained:
         """One rollout step: an optimizer step per trainable mini-batch. `payloads`: this rank's share, by key."""
         started = time.monotonic()
         rate = self._set_learning_rate()
         work = self._micro_batches([one for one in plans if one.trainable], payloads)
-        # At the first optimizer step the current policy IS the proximal one, so its log-probs serve as both.
-        fresh = 1 if self._short_cut else 0
-        proximal = [None] * min(fresh, len(work)) + [self._logprobs(part) for part in work[fresh:]]
-        steps = [self._optimizer_step(part, before) for part, before in zip(work, proximal, strict=True)]
+        # Both before the first optimizer step: the proximal policy is the one that the rollout step begins with.
+        proximal, reference = self._proximal(work), self._reference_logprobs(work)
+        steps = [self._optimizer_step(*one) for one in zip(work, proximal, reference, strict=True)]
         self._rollout_steps += 1
         return self._summary(plans, steps, rate, time.monotonic() - started)
 
@@ -141,33 +173,59 @@ class Trainer:
         own = [part + [filler()] * (count - len(part)) for part, count in zip(own, counts, strict=True)]
         chunks = iter(self._most([chunks_for(one.targets.numel()) for part in own for one in part]))
         device = self._ranks.device
-        return [[replace(one, chunks=next(chunks)).to(device) for one in part] for part in own]
+        return [[replace(one, chunks=next(chunks)).to(device, self._token_dtype) for one in part] for part in own]
 
     def _most(self, counts: list[int]) -> list[int]:
         found: list[int] = self._ranks.all_reduce(torch.tensor(counts, dtype=torch.int64), dist.ReduceOp.MAX).tolist()
         return found
 
+    def _proximal(self, work: list[list[MicroBatch]]) -> list[list[Tensor | None]]:
+        """What ratios compare with, [N] per optimizer step and micro-batch; None: the policy's own at that moment."""
+        if self._behaviour_is_proximal:
+            return [[one.data.behaviour for one in part] for part in work]
+        # At the first optimizer step the current policy IS the proximal one, so its log-probs serve as both.
+        fresh = 1 if self._short_cut else 0
+        return [*_nothing(work[:fresh]), *(self._logprobs(self._engine, part) for part in work[fresh:])]
+
+    def _reference_logprobs(self, work: list[list[MicroBatch]]) -> list[list[Tensor | None]]:
+        if self._reference is None:
+            return _nothing(work)
+        return [self._logprobs(self._reference, part) for part in work]
+
     @torch.no_grad()
-    def _logprobs(self, part: list[MicroBatch]) -> list[Tensor]:
-        found = []
+    def _logprobs(self, model: Any, part: list[MicroBatch]) -> list[Tensor | None]:
+        found: list[Tensor | None] = []
         for one in part:
             self._check_interrupted()
-            found.append(self._engine(**inputs(one))[0])
+            found.append(model(**inputs(one))[0])
         return found
 
-    def _optimizer_step(self, part: list[MicroBatch], proximal: list[Tensor] | None) -> OptimizerStep:
+    def _optimizer_step(
+        self, part: list[MicroBatch], proximal: list[Tensor | None], reference: list[Tensor | None]
+    ) -> OptimizerStep:
         sums = torch.zeros(len(SUMS), dtype=torch.float64)
+        histograms = torch.zeros(len(HISTOGRAMS), BINS, dtype=torch.int64)
         for index, one in enumerate(part):
             self._check_interrupted()
             self._engine.set_gradient_accumulation_boundary(index == len(part) - 1)
-            logprobs, entropy = self._engine(**inputs(one))
-            before = logprobs.detach() if proximal is None else proximal[index]
-            loss, found = token_loss(logprobs, entropy, before, one.data, self._loss)
-            sums += found.cpu()
+            found = self._token_loss(one, proximal[index], reference[index])
+            sums += found.sums
+            histograms += found.histograms
             # DeepSpeed averages gradients over ranks; the loss is already a share of the global sum.
-            self._engine.backward(loss * self._ranks.world, scale_wrt_gas=False)
+            self._engine.backward(found.loss * self._ranks.world, scale_wrt_gas=False)
         norm, applied = self._apply()
-        return OptimizerStep(self._ranks.all_reduce(sums), norm, applied)
+        return OptimizerStep(self._ranks.all_reduce(sums), self._ranks.all_reduce(histograms), norm, applied)
+
+    def _token_loss(self, one: MicroBatch, proximal: Tensor | None, reference: Tensor | None) -> TokenLoss:
+        logprobs, entropy = self._engine(**inputs(one))
+        current = logprobs.detach()
+        before = current if proximal is None else proximal
+        found = token_loss(logprobs, entropy, before, one.data, self._loss, reference)
+        if self._behaviour_is_proximal:
+            # Behaviour against itself says nothing: measure the mismatch of the policy in training.
+            measured = token_loss(current, entropy.detach(), current, one.data, replace(self._loss, kl_coefficient=0.0))
+            _take_mismatch(found, measured)
+        return found
 
     def _apply(self) -> tuple[float, bool]:
         """Clip and step, unless the gradient is not finite: (its norm before clipping, whether it was applied)."""
@@ -189,8 +247,11 @@ class Trainer:
         applied = [step for step in steps if step.applied]
         # A skipped step's sums may not be finite, and a step record is JSON.
         sums = sum((step.sums for step in applied), torch.zeros(len(SUMS), dtype=torch.float64))
+        histograms = sum(
+            (step.histograms for step in applied), torch.zeros(len(HISTOGRAMS), BINS, dtype=torch.int64)
+        )  # fmt: skip
         trained = [one for plan in plans for share in plan.shares for one in share]
-        metrics = means(sums.tolist())
+        metrics = means(sums, histograms)
         metrics |= {
             "loss": float(sums[SUMS.index("loss")]) / max(len(applied), 1),
             "gradient_norm": sum(step.gradient_norm for step in applied) / max(len(applied), 1),
@@ -199,11 +260,25 @@ class Trainer:
             "skipped_optimizer_steps": float(len(steps) - len(applied)),
             "learning_seconds": seconds,
         }
-        return Trained(metrics, len(applied), len(steps) - len(applied))
+        return Trained(metrics, tuple(step.record for step in steps))
 
     def close(self) -> None:
         """Let go of the engine; the ranks may be used again."""
         self._engine.destroy()
+        if self._reference is not None and self.partitioned:
+            self._reference.destroy()
+
+    def save(self, folder: Path, tag: str) -> None:
+        """Write model, optimizer and the schedule's counter to `folder`/`tag`; a reference policy stays out."""
+        state = {"rollout_steps": self._rollout_steps}
+        self._engine.save_checkpoint(str(folder), tag=tag, client_state=state, save_latest=False)
+
+    def load(self, folder: Path, tag: str) -> None:
+        """The reverse of `save`, on as many ranks, before anything was trained. Raises FileNotFoundError."""
+        if not any((folder / tag).glob("*_states.pt")):
+            raise FileNotFoundError(f"{folder / tag}: holds no checkpoint of the engine")
+        _, state = self._engine.load_checkpoint(str(folder), tag=tag)
+        self._rollout_steps = int(state["rollout_steps"])
 
 
 def leave(ranks: Ranks) -> None:
@@ -215,45 +290,24 @@ def leave(ranks: Ranks) -> None:
     ranks.leave()
 
 
-def _prepare_environment() -> None:
-    """What DeepSpeed reads when it is first imported, which loading a model may already do."""
-    # An interrupted build leaves a lock on which later ones wait for ever: share no folder with anybody.
-    os.environ.setdefault("TORCH_EXTENSIONS_DIR", f"{tempfile.gettempdir()}/penstock-extensions-{os.getpid()}")
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-    # The host gives each rank only its own device.
-    os.environ.setdefault("LOCAL_RANK", "0")
+def _nothing(work: list[list[MicroBatch]]) -> list[list[Tensor | None]]:
+    return [[None] * len(part) for part in work]
 
 
-def _engine(policy: Policy, recipe: Recipe) -> Any:
-    import deepspeed
-    import deepspeed.comm.comm as deepspeed_comm
-
-    deepspeed.logger.setLevel(logging.WARNING)
-    if not torch.cuda.is_available():
-        # On CPU the communication backend compiles a shared-memory kernel (60 s) if this probe lists it.
-        vars(deepspeed.ops)["__compatible_ops__"] = {}
-    # A backend left by a former engine of this process holds its destroyed group.
-    deepspeed_comm.cdb = None
-    engine, *_ = deepspeed.initialize(model=policy, model_parameters=list(policy.parameters()), config=_config(recipe))
-    return engine
+def loss_settings(recipe: Recipe) -> LossSettings:
+    """What of a recipe the loss of a token depends on."""
+    algorithm = recipe.algorithm
+    return LossSettings(
+        clipping=algorithm.clipping, clip_low=algorithm.clip_low, clip_high=algorithm.clip_high,
+        dual_clip=algorithm.dual_clip, correction=recipe.correction, correction_cap=algorithm.correction_cap,
+        icepop_low=algorithm.icepop_low, icepop_high=algorithm.icepop_high,
+        kl_coefficient=algorithm.kl_coefficient, entropy_coefficient=algorithm.entropy_coefficient,
+    )  # fmt: skip
 
 
-def _config(recipe: Recipe) -> dict[str, Any]:
-    learner = recipe.learner
-    return {
-        # Real sizes vary; the caller sets every accumulation boundary itself.
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "steps_per_print": 2**31,
-        "gradient_clipping": learner.gradient_clip if learner.zero_stage else 0.0,
-        "zero_optimization": {"stage": learner.zero_stage, "overlap_comm": False, "contiguous_gradients": True},
-        # Unlike DeepSpeed's own Adams, torch's needs no compiler at start.
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                "torch_adam": True, "fused": True, "lr": learner.learning_rate, "betas": [0.9, 0.999], "eps": 1e-8,
-                "weight_decay": learner.weight_decay,
-            },
-        },
-        "bf16": {"enabled": learner.dtype == "bfloat16", "check_grad_overflow": True},
-    }  # fmt: skip
+def _take_mismatch(found: TokenLoss, measured: TokenLoss) -> None:
+    """Overwrite what `found` says of importance, in place, by what `measured` does."""
+    columns = [SUMS.index(name) for name in MISMATCH]
+    found.sums[columns] = measured.sums[columns]
+    row = HISTOGRAMS.index("importance")
+    found.histograms[row] = measured.histograms[row]

@@ -173,14 +173,20 @@ class GroupCounts(Value):
 
 
 class SamplerState(Value):
-    """Where the sampler stood when it published a batch: enough to go on from there."""
+    """Where the sampler stood when it published a batch or dispatched a group: enough to go on from there.
+
+    `generation_batches` counts those drawn for the batch that is being filled (refill `generation_batches`),
+    `response_tokens` those of all judged groups of the run.
+    """
 
     cursor: int
     next_group: int
+    generation_batches: int = 0
+    response_tokens: int = 0
 
 
 class Batch(Message):
-    """sampler -> learner: the groups of one rollout step, to be consumed at policy `version`."""
+    """sampler -> learner: the groups of one rollout step, to be consumed at policy `version`; none follows `last`."""
 
     kind: Literal["batch"] = "batch"
     step: int
@@ -190,6 +196,7 @@ class Batch(Message):
     sampling_metrics: dict[str, float]
     generation_started_at: float
     generation_finished_at: float
+    last: bool = False
 
 
 class OptimizerStepRecord(Value):
@@ -217,6 +224,10 @@ class StepRecord(Message):
     generation_finished_at: float
     learning_started_at: float
     learning_finished_at: float
+
+
+BEFORE, AFTER, ALONE = "before", "after", "evaluation"
+"""Names of evaluations: of the initial policy, of the last version, and of a run that only evaluates."""
 
 
 class PassAt(Value):
@@ -266,15 +277,27 @@ class Event(Message):
     at: float
 
 
+class Cause(StrEnum):
+    """Why a message was given up. `too-long` and `refused` (by the chat template) are faults of the prompt itself."""
+
+    TOO_LONG = "too-long"
+    REFUSED = "refused"
+    DELIVERIES = "deliveries"
+    INVALID = "invalid"
+    UNSTATED = "unstated"
+
+
 class DeadLetter(Message):
-    """A consumer -> sampler and people: a message given up, with the reason."""
+    """A consumer -> sampler and people: a message given up, with the reason; `prompt` is the id of a task's prompt."""
 
     kind: Literal["dead"] = "dead"
     stream: str
     entry: str
     reason: str
     deliveries: int
+    cause: Cause = Cause.UNSTATED
     group: str | None = None
+    prompt: str | None = None
     body: str
 
 

@@ -222,7 +222,7 @@ def _demonstrate(stack: LocalStack, recipe: Recipe) -> bool:
     from deploy.cli.progress import closing_table
 
     with open_api(stack.api) as client:
-        _cancel_earlier(client, recipe.name)
+        cancel_earlier(client, recipe.name)
         run = str(client.submit(recipe.model_dump(mode="json"))["id"])
         say(f"run {run} submitted; `penstock watch {run} --api {stack.api}` follows it from elsewhere")
         with cancelled_on_interrupt(client, run):
@@ -237,11 +237,11 @@ def _demonstrate(stack: LocalStack, recipe: Recipe) -> bool:
     return bool(view["state"] == "succeeded")
 
 
-def _cancel_earlier(client: Api, name: str) -> None:
-    """Runs that an earlier demo left unfinished (a power cut, say) would take this one's cores."""
+def cancel_earlier(client: Api, name: str) -> None:
+    """Runs of a name that an earlier stack left unfinished (a power cut, say) would take this one's cores."""
     for one in client.runs():
         if one["id"].startswith(f"{name}-") and one["state"] not in ENDED:
-            say(f"cancelling {one['id']}, which an earlier demo left unfinished")
+            say(f"cancelling {one['id']}, which an earlier stack left unfinished")
             client.cancel(one["id"])
 
 

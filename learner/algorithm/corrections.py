@@ -7,57 +7,103 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-LARGEST_GAP = 20.0
-"""Nats beyond which log-ratios are cut, so that one odd token makes no metric infinite; far above any cap."""
+from learner.algorithm.kl import k3
+from learner.algorithm.ratios import LARGEST_GAP, log_ratio
+
+
+class Bounds(NamedTuple):
+    """What a correction may be bounded by: the truncated weights' `cap`, and the importance IcePop lets through."""
+
+    cap: float
+    low: float
+    high: float
+
+
+class Weighted(NamedTuple):
+    """Per token, all [N]: `weight` multiplies the objective; bool: `capped` by the cap, `masked` to 0."""
+
+    weight: Tensor
+    capped: Tensor
+    masked: Tensor
 
 
 @dataclass(frozen=True)
 class Correction:
-    """Per token, all [N] float32 without gradient.
+    """Per token, all [N] without gradient: the weights, and the gap they answer to, measured the same for all.
 
-    weight multiplies the objective; importance = exp(proximal - behaviour), uncapped; capped: 1 where the weight was
-    cut; mismatch_kl: the estimate (w - 1) - log w >= 0 of KL(behaviour || proximal), w the importance
-    (Schulman's k3).
+    log_importance = proximal - behaviour (nats), importance its exponential, neither capped nor masked; mismatch_kl:
+    the estimate (w - 1) - log w >= 0 of KL(behaviour || proximal), w the importance.
     """
 
-    weight: Tensor
+    weighted: Weighted
+    log_importance: Tensor
     importance: Tensor
-    capped: Tensor
     mismatch_kl: Tensor
 
 
-def _gap(proximal: Tensor, behaviour: Tensor) -> tuple[Tensor, Tensor]:
-    gap = (proximal - behaviour).detach().clamp(-LARGEST_GAP, LARGEST_GAP)
-    # In float64: (w - 1) - log w of a tiny gap is lost in float32, even its sign.
-    exact = gap.double()
-    return torch.exp(gap), (torch.expm1(exact) - exact).to(gap.dtype)
+def _never(gap: Tensor) -> Tensor:
+    return torch.zeros_like(gap, dtype=torch.bool)
 
 
-def none(proximal: Tensor, behaviour: Tensor, cap: float) -> Correction:
-    """Weight 1 everywhere; the gap is still measured. Log-probs are [N] float32; `cap` is unused."""
-    importance, mismatch = _gap(proximal, behaviour)
-    return Correction(torch.ones_like(importance), importance, torch.zeros_like(importance), mismatch)
+def none(gap: Tensor, sample: Tensor, bounds: Bounds) -> Weighted:
+    """Weight 1 everywhere."""
+    return Weighted(torch.ones_like(gap), _never(gap), _never(gap))
 
 
-def truncated_is(proximal: Tensor, behaviour: Tensor, cap: float) -> Correction:
-    """weight = min(exp(proximal - behaviour), cap): truncated importance sampling of decoupled PPO.
+def importance(gap: Tensor, sample: Tensor, bounds: Bounds) -> Weighted:
+    """weight = exp(gap), unbounded but for LARGEST_GAP: the decoupled objective (arXiv 2110.00641)."""
+    return Weighted(torch.exp(gap), _never(gap), _never(gap))
 
-    Log-probs are [N] float32 (decoupled objective: arXiv 2110.00641; truncation: arXiv 1802.01561).
+
+def truncated_is(gap: Tensor, sample: Tensor, bounds: Bounds) -> Weighted:
+    """weight = min(exp(gap), cap), per token (truncation: arXiv 1802.01561)."""
+    weight = torch.exp(gap)
+    return Weighted(weight.clamp(max=bounds.cap), weight > bounds.cap, _never(gap))
+
+
+def truncated_is_sequence(gap: Tensor, sample: Tensor, bounds: Bounds) -> Weighted:
+    """weight = min(product of exp(gap) over the response's tokens, cap), the same for each of its tokens.
+
+    The product of the ratios is the response's likelihood ratio; its logarithm is cut to +-LARGEST_GAP as well.
     """
-    importance, mismatch = _gap(proximal, behaviour)
-    return Correction(importance.clamp(max=cap), importance, (importance > cap).float(), mismatch)
+    # In float64, so that the order in which a GPU adds up a long response does not show.
+    sums = torch.zeros(int(sample.max()) + 1, dtype=torch.float64, device=gap.device)
+    totals = sums.index_add(0, sample, gap.double()).clamp(-LARGEST_GAP, LARGEST_GAP)
+    return truncated_is(totals[sample].to(gap.dtype), sample, bounds)
+
+
+def icepop(gap: Tensor, sample: Tensor, bounds: Bounds) -> Weighted:
+    """weight = exp(gap) where it lies in [low, high], else 0: the token is left out (IcePop, Ling Team 2025).
+
+    A token left out stays in the reduction's count: the mini-batch's normaliser does not depend on the policy.
+    """
+    weight = torch.exp(gap)
+    masked = (weight < bounds.low) | (weight > bounds.high)
+    return Weighted(weight.masked_fill(masked, 0.0), _never(gap), masked)
+
+
+CORRECTIONS: dict[str, Callable[[Tensor, Tensor, Bounds], Weighted]] = {
+    "none": none,
+    "importance": importance,
+    "truncated_is": truncated_is,
+    "truncated_is_sequence": truncated_is_sequence,
+    "icepop": icepop,
+}
+"""By Recipe.correction: (gap [N] = proximal - behaviour in nats, sample [N] as in TokenData, bounds)."""
+
+
+def correct(name: str, proximal: Tensor, behaviour: Tensor, sample: Tensor, bounds: Bounds) -> Correction:
+    """Apply the table's entry `name`. Log-probs are [N]; results have their dtype; `sample` is int64 [N]."""
+    proximal, behaviour = proximal.detach(), behaviour.detach()
+    gap = log_ratio(proximal, behaviour)
+    return Correction(CORRECTIONS[name](gap, sample, bounds), gap, torch.exp(gap), k3(behaviour, proximal))
 
 
 def effective_share(total: float, total_of_squares: float, tokens: float) -> float:
     """Kish's effective sample size over the sample size, (sum w)^2 / (n sum w^2), in (0, 1]; 1 for equal weights."""
     return total * total / (tokens * total_of_squares) if tokens and total_of_squares else 0.0
-
-
-CORRECTIONS: dict[str, Callable[[Tensor, Tensor, float], Correction]] = {
-    "none": none,
-    "truncated_is": truncated_is,
-}

@@ -36,13 +36,13 @@ class Reduction:
     normaliser: float
 
 
-def token(samples: Sequence[SampleSize]) -> Reduction:
+def token(samples: Sequence[SampleSize], longest: int) -> Reduction:
     """Mean over all tokens of the mini-batch (the published DAPO code's `token-mean`, made global)."""
     weights = tuple(1.0 if one.counted else 0.0 for one in samples)
     return Reduction(weights, float(sum(one.tokens for one in samples if one.counted)))
 
 
-def group_token(samples: Sequence[SampleSize]) -> Reduction:
+def group_token(samples: Sequence[SampleSize], longest: int) -> Reduction:
     """Token mean inside each group, then mean over groups (DAPO Eq. 8 to the letter)."""
     tokens: Counter[str] = Counter()
     for one in samples:
@@ -52,21 +52,29 @@ def group_token(samples: Sequence[SampleSize]) -> Reduction:
     return Reduction(weights, float(len(tokens)))
 
 
-def sample(samples: Sequence[SampleSize]) -> Reduction:
+def sample(samples: Sequence[SampleSize], longest: int) -> Reduction:
     """Token mean inside each sample, then mean over samples (GRPO, arXiv 2402.03300 Eq. 3)."""
     weights = tuple(1.0 / one.tokens if one.counted else 0.0 for one in samples)
     return Reduction(weights, float(sum(one.counted for one in samples)))
 
 
-def sequence_sum(samples: Sequence[SampleSize]) -> Reduction:
+def sequence_sum(samples: Sequence[SampleSize], longest: int) -> Reduction:
     """Sum over each sample's tokens, then mean over samples (verl's `seq-mean-token-sum`)."""
     weights = tuple(1.0 if one.counted else 0.0 for one in samples)
     return Reduction(weights, float(sum(one.counted for one in samples)))
 
 
-REDUCTIONS: dict[str, Callable[[Sequence[SampleSize]], Reduction]] = {
+def constant_length(samples: Sequence[SampleSize], longest: int) -> Reduction:
+    """Each sample's sum over tokens / `longest`, then mean over samples (Dr. GRPO, arXiv 2503.20783)."""
+    weights = tuple(1.0 if one.counted else 0.0 for one in samples)
+    return Reduction(weights, float(longest * sum(one.counted for one in samples)))
+
+
+REDUCTIONS: dict[str, Callable[[Sequence[SampleSize], int], Reduction]] = {
     "token": token,
     "group_token": group_token,
     "sample": sample,
     "sequence_sum": sequence_sum,
+    "constant_length": constant_length,
 }
+"""By settings.Algorithm.reduction: (samples of the mini-batch, `longest` in tokens, which constant_length reads)."""

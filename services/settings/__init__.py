@@ -5,10 +5,21 @@ Must not import an engine or Redis.
 
 from services.settings.presets import PRESETS
 from services.settings.recipe import Recipe, RecipeError, load_recipe, parse_recipe
-from services.settings.sections import HELD_OUT, Algorithm, Data, EvaluationSet, Learner, Model, Source, Weights
+from services.settings.sections import (
+    HELD_OUT,
+    NO_TEMPLATE,
+    Algorithm,
+    Data,
+    EvaluationSet,
+    Learner,
+    Model,
+    Source,
+    Weights,
+)
 
 __all__ = [
     "HELD_OUT",
+    "NO_TEMPLATE",
     "PRESETS",
     "Algorithm",
     "Data",

@@ -65,8 +65,8 @@ class Recipe(Section):
             needed = groups * (sampling.generation_batch_factor + self.limits.max_staleness + 1)
             if self.limits.max_inflight_groups < needed:
                 raise ValueError(
-                    f"limits.max_inflight_groups = {self.limits.max_inflight_groups} must be at least groups_per_step x "
-                    f"(algorithm.dynamic_sampling.generation_batch_factor + max_staleness + 1) = {needed}"
+                    f"limits.max_inflight_groups = {self.limits.max_inflight_groups} must be at least groups_per_step "
+                    f"x (algorithm.dynamic_sampling.generation_batch_factor + max_staleness + 1) = {needed}"
                 )
         self._check_lengths()
         overlong = self.algorithm.overlong

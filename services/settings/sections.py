@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
+NO_TEMPLATE = "none"
+"""The chat template of a base model: the texts of the messages, joined."""
 HELD_OUT = "held-out"
 """The name of the evaluation set that the run's own data gives."""
 
@@ -243,6 +245,7 @@ class Rollout(Section):
 class Learner(Section):
     """The DeepSpeed learner. `mini_batch_groups` groups make one optimizer step.
 
+    `float64` is for proofs: it needs `zero_stage` 0. `activation_checkpointing` runs each layer twice to keep less.
     Every rollout step's batch is archived, and a checkpoint written every `checkpoint_every` rollout steps (0: none),
     of which the last `checkpoints_kept` stay with the batches behind them: what `penstock replay` needs.
     `max_non_finite_steps` optimizer steps in a row without a finite gradient fail the run.
@@ -288,9 +291,14 @@ class Weights(Section):
 
 
 class Limits(Section):
-    """How long a run lasts and how far generation may run ahead of learning; 0 rollout steps: it only evaluates."""
+    """How long a run lasts and how far generation may run ahead of learning; 0 rollout steps: it only evaluates.
+
+    `response_tokens` is a budget (null: none): the first rollout step whose batch goes out with that many response
+    tokens generated for training, kept or not, is the last.
+    """
 
     rollout_steps: Annotated[int, Field(ge=0)]
+    response_tokens: Positive | None = None
     groups_per_step: Positive = 8
     max_staleness: Annotated[int, Field(ge=0)] = 1
     max_inflight_groups: Positive = 64

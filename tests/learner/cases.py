@@ -1,110 +1,185 @@
-"""Owns one rollout step's data for the gradient tests, and what DeepSpeed makes of it, on any number of ranks.
+"""Owns one rollout step's data for the gradient tests, and what the trainer makes of it, on any number of ranks.
 
-Must not be used outside tests. Run as a program it is one rank.
+Must not be used outside tests.
 """
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
+import copy
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from deepspeed.utils import safe_get_full_optimizer_state
-from safetensors.torch import save_file
+from torch import Tensor
 
-from learner.batches import micro_batches
+from learner.algorithm import logprobs
+from learner.batches import MicroBatch, micro_batches, plan_step
 from learner.ranks import Ranks
-from learner.trainer import Trained, Trainer, leave
+from learner.trainer import Trained, Trainer
 from services.contracts import Batch, BatchGroup, BatchSample, SamplerState
 from services.settings import Recipe, parse_recipe
 from services.streams.payloads import SamplePayload
+from tests.conformance import dense
+from tests.conformance.widened import full_moment, in_float64
 
 VOCABULARY = 107
+TEMPERATURE = 0.7
+CHUNK_TOKENS = 32
+REFERENCE_SCALE = 1.0625
+"""What the reference policy's weights are multiplied by, so that the KL term has a gradient from the start."""
+
+EVERYTHING = {
+    "clip_low": 0.15, "clip_high": 0.25, "dual_clip": 1.5, "correction": "truncated_is_sequence", "correction_cap": 1.2,
+    "kl_coefficient": 0.3, "entropy_coefficient": 0.05, "reduction": "group_token",
+}  # fmt: skip
+ICEPOP = EVERYTHING | {"correction": "icepop", "icepop_low": 0.8, "icepop_high": 1.2, "reduction": "sample"}
+
+RESPONSES = {
+    "mixed": [[4, 9, 1], [6, 3, 8], [2, 7, 5]],
+    "four": [[4, 9, 1], [6, 3, 8], [2, 7, 5], [8, 1, 3]],
+    "lopsided": [[70, 50, 60], [1, 2, 1], [2, 1, 3]],
+    "single": [[3, 7, 2]],
+}
+"""Tokens of each group's responses."""
+MASKED = {"mixed": {(1, 1)}, "four": {(1, 1)}, "lopsided": set(), "single": {(0, 0), (0, 2)}}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A way to run the same rollout step. The result must not depend on stage, budget, ranks or `share_prompts`."""
+    """A way to run a rollout step. Its gradient must follow from `data`, `algorithm` and `given_proximal` alone.
+
+    `given_proximal`: ratios compare with `shifted` behaviour, so that clips and corrections bite at the first step.
+    `widened`: float64 with ZeRO, which no recipe may ask for, by way of tests/conformance/widened.py.
+    """
 
     name: str
     stage: int = 1
+    dtype: str = "float32"
     budget: int = 2048
-    reduction: str = "token"
+    data: str = "mixed"
+    algorithm: Mapping[str, Any] = field(default_factory=dict)
+    given_proximal: bool = False
     share_prompts: bool = True
+    checkpointing: bool = False
+    backwards: bool = False
     mini_batch_groups: int = 3
     gradient_clip: float = 1e9
     short_cut: bool = True
-
-
-CASES = {
-    one.name: one
-    for one in (
-        Case("whole"),
-        Case("split", budget=40),
-        Case("plain-rows", budget=64, share_prompts=False),
-        Case("stage-0", stage=0, budget=100),
-        Case("stage-2", stage=2, budget=40),
-        Case("stage-3", stage=3, budget=100),
-        Case("group-token", budget=100, reduction="group_token"),
-        Case("clipped", stage=2, budget=100, gradient_clip=0.5),
-        Case("two-steps", budget=100, mini_batch_groups=2, gradient_clip=0.5),
-        Case("two-steps-recomputed", budget=100, mini_batch_groups=2, gradient_clip=0.5, short_cut=False),
-    )
-}
+    widened: bool = False
 
 
 def recipe(folder: Path, case: Case) -> Recipe:
+    """The case's recipe; rates are high and nothing is clipped unless the case says so."""
+    if case.widened:
+        allowed = recipe(folder, replace(case, stage=0, widened=False))
+        learner = allowed.learner.model_copy(update={"zero_stage": case.stage})
+        return allowed.model_copy(update={"learner": learner})
     return parse_recipe({
-        "name": "case", "model": {"path": str(folder)}, "rollout": {"temperature": 0.7},
-        "algorithm": {"group_size": 3, "reduction": case.reduction},
+        "name": "case", "model": {"path": str(folder)}, "rollout": {"temperature": TEMPERATURE},
+        "algorithm": {"group_size": 3, **case.algorithm},
         "learner": {
-            "zero_stage": case.stage, "micro_batch_tokens": case.budget, "learning_rate": 1e-2,
-            "weight_decay": 0.1, "warmup_rollout_steps": 0, "gradient_clip": case.gradient_clip, "mini_batch_groups": case.mini_batch_groups,
-            "ranks": 1,
+            "zero_stage": case.stage, "dtype": case.dtype, "micro_batch_tokens": case.budget, "learning_rate": 1e-2,
+            "weight_decay": 0.1, "warmup_rollout_steps": 0, "gradient_clip": case.gradient_clip,
+            "mini_batch_groups": case.mini_batch_groups, "activation_checkpointing": case.checkpointing, "ranks": 1,
         },
-        "limits": {"rollout_steps": 1, "groups_per_step": 6},
+        "limits": {"rollout_steps": 1, "groups_per_step": 6 * case.mini_batch_groups, "max_inflight_groups": 64},
     })  # fmt: skip
 
 
-def step_data(groups: int) -> tuple[Batch, dict[str, SamplePayload]]:
-    """`groups` groups of three responses of 1 to 9 tokens; one of them is masked, one behaves off-policy."""
+def shifted(behaviour: Tensor) -> Tensor:
+    """Proximal log-probs that differ from `behaviour` [N] by up to 0.4 nats, a different way for each token."""
+    exact = behaviour.double()
+    return (exact + 0.4 * torch.sin(37 * exact)).to(behaviour.dtype)
+
+
+def proximal_of(case: Case) -> dense.Proximal:
+    """What the case's ratios compare with at the first optimizer step."""
+    if case.given_proximal:
+        return lambda payload, current: shifted(dense.behaviour(payload, current))
+    return dense.behaviour if case.algorithm.get("proximal") == "behaviour" else dense.own
+
+
+@torch.no_grad()
+def scaled(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy of `model` that serves as its reference policy."""
+    other = copy.deepcopy(model)
+    for one in other.parameters():
+        one.mul_(REFERENCE_SCALE)
+    return other
+
+
+def step_data(folder: Path, data: str, *, backwards: bool = False) -> tuple[Batch, dict[str, SamplePayload]]:
+    """Groups of three responses, sampled off-policy: behaviour is about 0.6 nats from the policy in `folder`."""
     draw = np.random.default_rng(7)
+    model = dense.load(folder)
     payloads = {}
     members = []
-    for group in range(groups):
+    for group, lengths in enumerate(RESPONSES[data]):
         prompt = draw.integers(0, VOCABULARY, 6 + group, dtype=np.int32)
         samples = []
-        for index in range(3):
-            tokens = int(draw.integers(1, 10))
+        for index, tokens in enumerate(lengths):
             key = f"{group}:{index}"
-            payloads[key] = SamplePayload(
-                prompt, draw.integers(0, VOCABULARY, tokens, dtype=np.int32),
-                draw.normal(-6.0, 2.0, tokens).astype(np.float32), "", "stop", (),
-            )  # fmt: skip
+            answer = draw.integers(0, VOCABULARY, tokens, dtype=np.int32)
+            payloads[key] = SamplePayload(prompt, answer, np.zeros(tokens, np.float32), "", "stop", ())
+            with torch.no_grad():
+                current = dense.response(model, payloads[key], TEMPERATURE)[0].numpy()
+            behaviour = (current + draw.normal(0.0, 0.6, tokens)).astype(np.float32)
+            payloads[key] = SamplePayload(prompt, answer, behaviour, "", "stop", ())
             samples.append(BatchSample(
                 payload=key, tokens=tokens, advantage=float(draw.normal()), reward=1.0, correct=True,
-                masked=(group, index) == (1, 1), staleness=0,
+                masked=(group, index) in MASKED[data], staleness=0,
             ))  # fmt: skip
-        members.append(BatchGroup(group=f"g{group}", samples=tuple(samples)))
+        members.append(BatchGroup(group=f"g{group}", samples=tuple(samples[::-1] if backwards else samples)))
     batch = Batch(
-        step=0, version=0, groups=tuple(members), sampler_state=SamplerState(cursor=0, next_group=0),
-        sampling_metrics={}, generation_started_at=0.0, generation_finished_at=0.0,
+        step=0, version=0, groups=tuple(members[::-1] if backwards else members),
+        sampler_state=SamplerState(cursor=0, next_group=0), sampling_metrics={}, generation_started_at=0.0,
+        generation_finished_at=0.0,
     )  # fmt: skip
     return batch, payloads
 
 
-def groups_of(case: Case) -> int:
-    return 4 if case.name.startswith("two-steps") else 3
-
-
-def run_case(folder: Path, case: Case, ranks: Ranks) -> tuple[dict[str, torch.Tensor], Trained]:
-    """One rollout step: Adam's first moment (0.1 x the last clipped gradient at one step) and the weights after it."""
+def open_trainer(folder: Path, case: Case, ranks: Ranks) -> Trainer:
+    """The case's trainer, its reference policy apart from the initial one."""
     trainer = Trainer(folder, recipe(folder, case), ranks, short_cut=case.short_cut)
     trainer._share_prompts = trainer._share_prompts and case.share_prompts
-    batch, payloads = step_data(groups_of(case))
+    if case.given_proximal:
+        trainer._proximal = lambda work: [[shifted(one.data.behaviour) for one in part] for part in work]  # type: ignore[method-assign]
+    if trainer._reference is not None:
+        _scale(trainer, list(trainer._reference.parameters()))
+    return trainer
+
+
+@torch.no_grad()
+def _scale(trainer: Trainer, parameters: list[Any]) -> None:
+    if not trainer.partitioned:
+        for one in parameters:
+            one.mul_(REFERENCE_SCALE)
+        return
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0):
+        if torch.distributed.get_rank() == 0:
+            for one in parameters:
+                one.mul_(REFERENCE_SCALE)
+
+
+def run_case(folder: Path, case: Case, ranks: Ranks) -> tuple[dict[str, Tensor], Trained]:
+    """One rollout step: Adam's first moment (0.1 x the last clipped gradient at one step) and the weights after it."""
+    with pytest.MonkeyPatch.context() as patch, in_float64() if case.widened else nullcontext():
+        # So that ranks with little to do must run the head as often as those with much, on responses this short.
+        patch.setattr(logprobs, "CHUNK_TOKENS", CHUNK_TOKENS)
+        return _run(folder, case, ranks)
+
+
+def _run(folder: Path, case: Case, ranks: Ranks) -> tuple[dict[str, Tensor], Trained]:
+    trainer = open_trainer(folder, case, ranks)
+    batch, payloads = step_data(folder, case.data, backwards=case.backwards)
     plans = trainer.plan(batch)
     own = {one.payload for plan in plans for one in plan.shares[ranks.rank]}
     trained = trainer.train(plans, {key: payloads[key] for key in own})
@@ -117,33 +192,21 @@ def run_case(folder: Path, case: Case, ranks: Ranks) -> tuple[dict[str, torch.Te
     return found, trained
 
 
-def _moment(trainer: Trainer, case: Case, parameter: Any) -> torch.Tensor:
+def _moment(trainer: Trainer, case: Case, parameter: Any) -> Any:
     if case.stage == 0:
         return trainer._engine.optimizer.state[parameter]["exp_avg"]
+    if case.widened and case.stage < 3:
+        return full_moment(parameter)
     return safe_get_full_optimizer_state(parameter, "exp_avg")
 
 
-def micro_batch_count(case: Case) -> int:
-    """How many micro-batches one rank makes of the first mini-batch: a case that should split must."""
-    from learner.batches import plan_step
-
-    batch, payloads = step_data(groups_of(case))
-    plan = plan_step(batch, case.mini_batch_groups, case.reduction, 1)[0]
-    return len(micro_batches(plan.shares[0], payloads, case.budget, share_prompts=case.share_prompts))
+def micro_batch_counts(folder: Path, case: Case, ranks: int) -> list[int]:
+    """How many micro-batches each of `ranks` makes of the first mini-batch, before fillers."""
+    return [len(part) for part in micro_batches_of(folder, case, ranks)]
 
 
-def main(folder: str, rank: str, world: str, port: str, out: str, *names: str) -> None:
-    """Run cases as one rank among `world`; rank 0 writes what it found, per case."""
-    torch.set_num_threads(1)
-    ranks = Ranks(int(rank), int(world), "127.0.0.1", int(port), timeout_s=100)
-    for name in names:
-        found, trained = run_case(Path(folder), CASES[name], ranks)
-        if ranks.rank == 0:
-            values = {key: torch.tensor([value], dtype=torch.float64) for key, value in trained.metrics.items()}
-            metrics = {f"metric.{key}": value for key, value in values.items()}
-            save_file(found | metrics, f"{out}/{name}.safetensors")
-    leave(ranks)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def micro_batches_of(folder: Path, case: Case, ranks: int) -> list[list[MicroBatch]]:
+    """The micro-batches that each of `ranks` makes of the first mini-batch, before fillers."""
+    batch, payloads = step_data(folder, case.data)
+    plan = plan_step(batch, case.mini_batch_groups, "token", ranks, longest=1)[0]
+    return [micro_batches(one, payloads, case.budget, share_prompts=case.share_prompts) for one in plan.shares]

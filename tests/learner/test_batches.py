@@ -32,26 +32,13 @@ def payload(prompt: list[int], response: list[int]) -> SamplePayload:
     return SamplePayload(np.array(prompt, np.int32), np.array(response, np.int32), behaviour, "", "stop", ())
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-def test_shares_are_disjoint_and_whole(ranks: int) -> None:
-    batch = batch_of(("a", [3, 4, 5], set()), ("b", [1, 9, 2], {1}), ("c", [7, 7, 7], set()), ("d", [1, 1, 1], set()))
-    plans = plan_step(batch, 2, "token", ranks)
-    assert [sorted(one.payload for share in plan.shares for one in share) for plan in plans] == [
-        ["a0", "a1", "a2", "b0", "b2"], ["c0", "c1", "c2", "d0", "d1", "d2"],
-    ]  # fmt: skip
-    assert all(len(plan.shares) == ranks for plan in plans)
-    assert {one.weight for share in plans[0].shares for one in share} == {1 / 15}
-    if ranks == 2:
-        assert {frozenset(one.group for one in share) for share in plans[0].shares} == {frozenset("a"), frozenset("b")}
-
-
 def test_a_single_group_is_spread_over_the_ranks() -> None:
-    plan = plan_step(batch_of(("a", [5, 5, 5, 5], set())), 1, "group_token", 2)[0]
+    plan = plan_step(batch_of(("a", [5, 5, 5, 5], set())), 1, "group_token", 2, longest=9)[0]
     assert [len(share) for share in plan.shares] == [2, 2]
 
 
 def test_a_mini_batch_without_a_trainable_response_says_so() -> None:
-    plans = plan_step(batch_of(("a", [5, 5], {0, 1}), ("b", [5, 5], set())), 1, "token", 1)
+    plans = plan_step(batch_of(("a", [5, 5], {0, 1}), ("b", [5, 5], set())), 1, "token", 1, longest=9)
     assert [plan.trainable for plan in plans] == [False, True]
 
 
@@ -68,6 +55,7 @@ def test_a_shared_row_by_hand() -> None:
     assert one.targets.tolist() == [1, 2, 3, 4, 5]
     assert one.data.behaviour.tolist() == [-1, -2, -3, -1, -2]
     assert one.data.advantage.tolist() == [3, 3, 3, 2, 2]
+    assert one.data.sample.tolist() == [0, 0, 0, 1, 1]
     assert one.attention_mask is not None
     assert one.attention_mask[0, 0].int().tolist() == [
         [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 0, 0, 1],
@@ -82,6 +70,25 @@ def test_plain_rows_by_hand() -> None:
     assert one.input_ids.tolist() == [[7, 8, 1, 2], [9, 4, 0, 0]]
     assert one.source.tolist() == [1, 2, 3, 4, 5]
     assert one.targets.tolist() == [1, 2, 3, 4, 5]
+    assert one.data.sample.tolist() == [0, 0, 0, 1, 1]
+
+
+def test_responses_are_numbered_over_all_rows_of_a_micro_batch() -> None:
+    payloads = {"x": payload([7, 8], [1, 2]), "y": payload([7, 8], [4]), "z": payload([9], [5])}
+    share = [planned("x", "g", 2), planned("y", "g", 1), planned("z", "h", 1)]
+    (one,) = micro_batches(share, payloads, 64, share_prompts=True)
+    assert one.input_ids.tolist() == [[7, 8, 1], [9, 0, 0]]
+    assert one.targets.tolist() == [1, 2, 4, 5]
+    assert one.data.sample.tolist() == [0, 0, 1, 2]
+
+
+def test_numbers_are_rounded_once_and_last() -> None:
+    third = PlannedSample("x", "g", 1, advantage=1 / 3, weight=1 / 7)
+    (one,) = micro_batches([third], {"x": payload([7], [1])}, 64, share_prompts=True)
+    assert (one.data.advantage.tolist(), one.data.weight.tolist()) == ([1 / 3], [1 / 7])
+    rounded = one.to(torch.device("cpu"), torch.float32)
+    assert rounded.data.weight.dtype == rounded.data.advantage.dtype == rounded.data.behaviour.dtype == torch.float32
+    assert rounded.data.sample.dtype == rounded.targets.dtype == torch.int64
 
 
 def test_the_budget_bounds_padded_tokens_and_a_long_sample_stands_alone() -> None:

@@ -1,0 +1,176 @@
+"""Owns what the ablation's results say: two CSV files, the plots, and the table for the docs page.
+
+Must not run anything; `python -m benchmarks.ablation.report` reads results/.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from benchmarks.ablation.rows import ROWS, Row
+from benchmarks.ablation.run import KEPT, RESULTS
+
+IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
+PANELS = (
+    ("accuracy", "accuracy of what was drawn"), ("entropy", "entropy (nats)"),
+    ("response_length", "response length (tokens)"), ("truncated_share", "truncated share"),
+    ("mean_token_probability", "mean token probability"), ("clip_high_share", "clipped at the upper bound"),
+)  # fmt: skip
+SCALE = 1000
+
+
+def load() -> dict[str, list[dict[str, Any]]]:
+    """The results so far, by row."""
+    found: dict[str, list[dict[str, Any]]] = {row.name: [] for row in ROWS}
+    for path in sorted(RESULTS.glob("*.json")):
+        one = json.loads(path.read_text())
+        found[one["row"]].append(one)
+    return found
+
+
+def final(result: dict[str, Any]) -> dict[str, float]:
+    """What one run came to, by column of final.csv."""
+    after = next(one for one in result["evaluations"] if one["name"] == "after")
+    before = next(one for one in result["evaluations"] if one["name"] == "before")
+    return {
+        "accuracy_before": before["accuracy"], "accuracy_after": after["accuracy"],
+        "accuracy_after_standard_error": after["standard_error"], "pass_at_k": after["pass_at"][-1]["value"],
+        "majority": after["majority"], "length_after": after["response_length"],
+        "truncated_after": after["truncated_share"], "rollout_steps": len(result["steps"]),
+        "optimizer_steps": result["summary"]["optimizer_steps"],
+        "response_tokens": sum(one["response_tokens"] or 0 for one in result["steps"]),
+        "entropy_last": result["steps"][-1]["entropy"], "wall_seconds": result["summary"]["wall_seconds"],
+    }  # fmt: skip
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard error over seeds (0 for a single one)."""
+    return fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def write_tables(results: dict[str, list[dict[str, Any]]]) -> None:
+    """final.csv: one line a run; curves.csv: one line a rollout step."""
+    with (RESULTS / "final.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        columns = list(final(next(one for runs in results.values() for one in runs)))
+        writer.writerow(["row", "seed", *columns])
+        for row, runs in results.items():
+            writer.writerows([row, one["seed"], *final(one).values()] for one in runs)
+    with (RESULTS / "curves.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["row", "seed", "step", *KEPT])
+        for row, runs in results.items():
+            for one in runs:
+                writer.writerows([row, one["seed"], step["step"], *(step[k] for k in KEPT)] for step in one["steps"])
+
+
+def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
+    """The table of the docs page: mean and standard error over seeds."""
+    lines = [
+        "| row | seeds | held-out avg@4, % | over the row above | pass@4, % | length | truncated, % | rollout steps | "
+        "paper: AIME avg@32, % |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    above: tuple[float, float] | None = None
+    for row in ROWS:
+        if runs := [final(one) for one in results[row.name]]:
+            now = spread([100 * one["accuracy_after"] for one in runs])
+            lines.append(_line(row, runs, now, above))
+            above = now
+    return "\n".join(lines)
+
+
+def _line(row: Row, runs: list[dict[str, float]], now: tuple[float, float], above: tuple[float, float] | None) -> str:
+    def mean(column: str, scale: float = 1.0) -> str:
+        return f"{scale * fmean([one[column] for one in runs]):.1f}"
+
+    change = "-" if above is None else f"{now[0] - above[0]:+.1f} ± {math.hypot(now[1], above[1]):.1f}"
+    return (
+        f"| {row.title} | {len(runs)} | {now[0]:.1f} ± {now[1]:.1f} | {change} | {mean('pass_at_k', 100)} | "
+        f"{mean('length_after')} | {mean('truncated_after', 100)} | {mean('rollout_steps')} | {row.paper:g} |"
+    )
+
+
+def draw(results: dict[str, list[dict[str, Any]]]) -> None:
+    """ablation.png: final accuracy with error bars; ablation-curves.png: the paper's figures 2 to 7 at this scale."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [row for row in ROWS if results[row.name]]
+    figure, axis = pyplot.subplots(figsize=(9, 4.5), constrained_layout=True)
+    for place, row in enumerate(rows):
+        values = [100 * final(one)["accuracy_after"] for one in results[row.name]]
+        mean, error = spread(values)
+        axis.bar(place, mean, yerr=error, capsize=5, color=f"C{place}", alpha=0.6)
+        axis.plot([place] * len(values), values, "k.", markersize=5)
+    axis.set_xticks(range(len(rows)), [row.title for row in rows], rotation=20, ha="right")
+    axis.set_ylabel("held-out avg@4 (%)")
+    axis.set_title("Table 1 at laptop scale: mean, standard error and every seed")
+    axis.grid(axis="y", alpha=0.3)
+    figure.savefig(IMAGES / "ablation.png", dpi=120)
+    figure, axes = pyplot.subplots(2, 4, figsize=(17, 7.5), constrained_layout=True)
+    for axis, (metric, title) in zip(axes.flat, PANELS, strict=False):
+        for place, row in enumerate(rows):
+            _curve(axis, [_points(one, metric) for one in results[row.name]], f"C{place}", row.title)
+        _frame(axis, title)
+    held_out = axes.flat[len(PANELS)]
+    for place, row in enumerate(rows):
+        _curve(held_out, [_held_out(one) for one in results[row.name]], f"C{place}", row.title)
+    _frame(held_out, "held-out accuracy")
+    axes.flat[-1].axis("off")
+    axes.flat[-1].legend(*held_out.get_legend_handles_labels(), loc="center")
+    figure.savefig(IMAGES / "ablation-curves.png", dpi=110)
+    pyplot.close("all")
+
+
+def _points(result: dict[str, Any], metric: str) -> list[tuple[float, float]]:
+    tokens = accumulate(step["response_tokens"] or 0 for step in result["steps"])
+    return [(at / SCALE, step[metric]) for at, step in zip(tokens, result["steps"], strict=True)]
+
+
+def _held_out(result: dict[str, Any]) -> list[tuple[float, float]]:
+    """Each evaluation at the tokens generated until the policy version that answered it."""
+    tokens = [0, *accumulate(step["response_tokens"] or 0 for step in result["steps"])]
+    return [(tokens[min(one["version"], len(tokens) - 1)] / SCALE, one["accuracy"]) for one in result["evaluations"]]
+
+
+def _curve(axis: Any, runs: list[list[tuple[float, float]]], colour: str, label: str) -> None:
+    """The mean over seeds, by position on the curve, with a band of one standard error."""
+    length = min(len(run) for run in runs)
+    at = [fmean([run[place][0] for run in runs]) for place in range(length)]
+    bands = [spread([run[place][1] for run in runs]) for place in range(length)]
+    axis.plot(at, [mean for mean, _ in bands], color=colour, label=label, marker=".", markersize=4)
+    low, high = [mean - error for mean, error in bands], [mean + error for mean, error in bands]
+    axis.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _frame(axis: Any, title: str) -> None:
+    axis.set_title(title)
+    axis.set_xlabel("generated response tokens (thousands)")
+    axis.grid(alpha=0.3)
+
+
+def main() -> int:
+    """Write tables and plots from what is there, and print the table; exit status 1 if there is nothing."""
+    results = load()
+    if not any(results.values()):
+        print(f"{RESULTS} holds no result; `python -m benchmarks.ablation.run` makes them", file=sys.stderr)
+        return 1
+    write_tables(results)
+    draw(results)
+    print(markdown(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

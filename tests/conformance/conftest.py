@@ -1,0 +1,26 @@
+"""Owns the rule that every conformance test says which formula and which setting it checks.
+
+Must not select or skip tests.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+HERE = Path(__file__).parent
+# The same examples each time, on a machine of any speed; pytest-timeout bounds each test.
+hypothesis.settings.register_profile("conformance", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("conformance")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a conformance test that the table could not name."""
+    for item in items:
+        if HERE not in item.path.parents:
+            continue
+        mark = item.get_closest_marker("conformance")
+        if mark is None or set(mark.kwargs) != {"formula", "setting"} or mark.args:
+            raise pytest.UsageError(f"{item.nodeid}: needs @pytest.mark.conformance(formula=..., setting=...)")

@@ -1,0 +1,116 @@
+"""Owns the loss as the papers write it: whole logits, log_softmax, one response at a time, means of means.
+
+Must not import the learner, whose gradient is judged by it, nor be used outside tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from services.contracts import BatchGroup
+from services.settings import Algorithm, Recipe
+from services.streams.payloads import SamplePayload
+
+Proximal = Callable[[SamplePayload, Tensor], Tensor]
+"""(payload, the policy's log-probs [n] without gradient) -> what the ratio compares with, [n]."""
+
+
+def load(folder: Path) -> Any:
+    """The policy in `folder`, in float64 throughout: Hugging Face's own norm rounds to float32."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, LlamaRMSNorm):
+                norm = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon)
+                norm.weight = child.weight
+                setattr(module, name, norm)
+    return model
+
+
+def own(payload: SamplePayload, current: Tensor) -> Tensor:
+    """The current policy is the proximal one: the first optimizer step of a rollout step."""
+    return current
+
+
+def behaviour(payload: SamplePayload, current: Tensor) -> Tensor:
+    """The log-probs the response was sampled with."""
+    return torch.from_numpy(payload.behaviour_logprobs).to(current.dtype)
+
+
+def response(model: Any, payload: SamplePayload, temperature: float) -> tuple[Tensor, Tensor]:
+    """(log-probs, entropies) of a response's n tokens, [n] each."""
+    prompt, answer = (torch.from_numpy(part.astype("int64")) for part in (payload.prompt_ids, payload.response_ids))
+    logits = model(torch.cat([prompt, answer])[None]).logits[0, len(prompt) - 1 : -1]
+    distribution = torch.log_softmax(logits / temperature, -1)
+    return distribution.gather(-1, answer[:, None])[:, 0], -(distribution.exp() * distribution).sum(-1)
+
+
+def _importance_weight(name: str, importance: Tensor, algorithm: Algorithm) -> Tensor:
+    cap, low, high = algorithm.correction_cap, algorithm.icepop_low, algorithm.icepop_high
+    weights = {
+        "none": torch.ones_like(importance),
+        "importance": importance,
+        "truncated_is": importance.clamp(max=cap),
+        "truncated_is_sequence": torch.ones_like(importance) * min(float(importance.prod()), cap),
+        "icepop": torch.where((importance >= low) & (importance <= high), importance, 0.0),
+    }
+    return weights[name]
+
+
+def _objective(ratio: Tensor, advantage: float, algorithm: Algorithm) -> Tensor:
+    clipped = ratio.clamp(1 - algorithm.clip_low, 1 + algorithm.clip_high)
+    found = torch.minimum(ratio * advantage, clipped * advantage)
+    if algorithm.dual_clip is not None and advantage < 0:
+        found = found.clamp(min=algorithm.dual_clip * advantage)
+    return found
+
+
+def _mean(parts: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(parts)).mean()
+
+
+def _reduce(name: str, groups: list[list[Tensor]], longest: int) -> Tensor:
+    samples = [one for group in groups for one in group]
+    reductions: dict[str, Callable[[], Tensor]] = {
+        "token": lambda: torch.cat(samples).mean(),
+        "group_token": lambda: _mean([torch.cat(group).mean() for group in groups]),
+        "sample": lambda: _mean([one.mean() for one in samples]),
+        "sequence_sum": lambda: _mean([one.sum() for one in samples]),
+        "constant_length": lambda: _mean([one.sum() / longest for one in samples]),
+    }
+    return reductions[name]()
+
+
+def loss(
+    model: Any, groups: Sequence[BatchGroup], payloads: dict[str, SamplePayload], recipe: Recipe, proximal: Proximal,
+    reference: Any = None,
+) -> Tensor:  # fmt: skip
+    """What one optimizer step minimises over `groups` (DAPO Eq. 8, and what each setting makes of it): a scalar."""
+    algorithm, temperature = recipe.algorithm, recipe.rollout.temperature
+    counted = []
+    for group in groups:
+        terms = []
+        for one in group.samples:
+            if one.masked or not one.tokens:
+                continue
+            payload = payloads[one.payload]
+            logprobs, entropy = response(model, payload, temperature)
+            before = proximal(payload, logprobs.detach())
+            importance = torch.exp(before - behaviour(payload, before))
+            weight = _importance_weight(recipe.correction, importance, algorithm)
+            gain = weight * _objective(torch.exp(logprobs - before), one.advantage, algorithm)
+            if reference is not None:
+                with torch.no_grad():
+                    gap = response(reference, payload, temperature)[0]
+                gap = gap - logprobs
+                gain = gain - algorithm.kl_coefficient * (torch.exp(gap) - gap - 1)
+            terms.append(gain + algorithm.entropy_coefficient * entropy)
+        counted += [terms] if terms else []
+    return -_reduce(algorithm.reduction, counted, algorithm.constant_length or recipe.rollout.max_new_tokens)

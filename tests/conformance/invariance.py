@@ -1,0 +1,86 @@
+"""Owns the ways in which the trainer is made to compute one and the same gradient; run as a program it is one rank.
+
+Must not say what that gradient is; `dense` does. Not used outside tests.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from learner.ranks import Ranks
+from learner.trainer import leave
+from tests.learner.cases import EVERYTHING, ICEPOP, Case, run_case
+
+DOUBLE = Case("", stage=0, dtype="float64")
+"""DeepSpeed's ZeRO keeps its weights in float32, so float64 runs without it but for WIDENED."""
+
+IN_DOUBLE = (
+    replace(DOUBLE, name="whole"),
+    replace(DOUBLE, name="split", budget=40),
+    replace(DOUBLE, name="one-response-each", budget=1),
+    replace(DOUBLE, name="plain-rows", budget=64, share_prompts=False),
+    replace(DOUBLE, name="backwards", budget=40, backwards=True),
+    replace(DOUBLE, name="checkpointed", budget=64, checkpointing=True, share_prompts=False),
+    *(
+        replace(DOUBLE, name=one.replace("_", "-"), budget=60, algorithm={"reduction": one})
+        for one in ("sequence_sum", "constant_length")
+    ),
+    replace(DOUBLE, name="everything", budget=40, algorithm=EVERYTHING, given_proximal=True, checkpointing=True),
+    replace(DOUBLE, name="icepop", budget=40, algorithm=ICEPOP, given_proximal=True, share_prompts=False),
+    replace(DOUBLE, name="behaviour-proximal", budget=40, algorithm={"proximal": "behaviour", "dual_clip": 1.5}),
+    replace(DOUBLE, name="lopsided", data="lopsided", budget=90, algorithm=EVERYTHING, given_proximal=True),
+    replace(DOUBLE, name="single", data="single", algorithm=EVERYTHING, given_proximal=True),
+)
+
+ZERO = (
+    Case("everything", budget=40, algorithm=EVERYTHING, given_proximal=True, checkpointing=True),
+    Case("lopsided", budget=90, data="lopsided", algorithm=ICEPOP, given_proximal=True, share_prompts=False),
+    Case("single", data="single", algorithm=EVERYTHING, given_proximal=True),
+)
+"""At every stage: rows that share prompts, layers that run twice, ranks with few tokens, a rank with none."""
+
+IN_SINGLE = tuple(
+    replace(case, name=f"zero-{stage}-{case.name}", stage=stage) for stage in range(1, 4) for case in ZERO
+)
+
+WIDENED = tuple(
+    replace(case, name=f"zero-{stage}-{case.name}-widened", stage=stage, dtype="float64", widened=True)
+    for stage in range(1, 4)
+    for case in ZERO
+)
+
+CASES = {one.name: one for one in IN_DOUBLE + IN_SINGLE + WIDENED}
+"""One optimizer step each."""
+
+STEPS = {
+    one.name: one
+    for one in (
+        replace(DOUBLE, name="two-steps", data="four", budget=40, mini_batch_groups=2, algorithm=EVERYTHING),
+        replace(
+            DOUBLE, name="partial", data="four", budget=40, mini_batch_groups=3, algorithm=ICEPOP, gradient_clip=0.1
+        ),
+    )
+}
+"""Two each; the last mini-batch of `partial` holds one group instead of three."""
+
+
+def main(folder: str, rank: str, world: str, port: str, out: str) -> None:
+    """Run all cases as one rank among `world`; rank 0 writes what it found, per case."""
+    torch.set_num_threads(1)
+    ranks = Ranks(int(rank), int(world), "127.0.0.1", int(port), timeout_s=100)
+    for name, case in (CASES | STEPS).items():
+        found, trained = run_case(Path(folder), case, ranks)
+        if ranks.rank == 0:
+            numbers = trained.metrics | {"first_loss": trained.optimizer[0].loss or 0.0}
+            metrics = {f"metric.{key}": torch.tensor([value], dtype=torch.float64) for key, value in numbers.items()}
+            save_file(found | metrics, f"{out}/{name}.safetensors")
+    leave(ranks)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

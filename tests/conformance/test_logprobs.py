@@ -1,0 +1,73 @@
+"""Log-probs and entropies in chunks equal the full softmax, gradients included, and stay within a chunk's memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from learner.algorithm.logprobs import CHUNK_TOKENS, chunks_for, token_logprobs
+
+chunked = pytest.mark.conformance(formula="log softmax(z / T)[o_t]; H = -sum p log p", setting="CHUNK_TOKENS")
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+@chunked
+def test_by_hand() -> None:
+    """Logits (0, ln 3) give 1/4, 3/4 at T = 1, and (0, 2 ln 3) 1/10, 9/10 at T = 0.5."""
+    hidden = torch.tensor([[0.0, 3.0], [0.0, 3.0]], dtype=torch.float64)
+    hidden[:, 1] = hidden[:, 1].log()
+    targets = torch.tensor([0, 1])
+    found, entropy = token_logprobs(hidden, targets, torch.nn.Identity())
+    assert found.exp().tolist() == pytest.approx([0.25, 0.75])
+    # (1/4) ln 4 + (3/4) ln (4/3)
+    assert entropy.tolist() == pytest.approx([0.562335, 0.562335], abs=1e-6)
+    cooler, _ = token_logprobs(hidden, targets, torch.nn.Identity(), 0.5)
+    assert cooler.exp().tolist() == pytest.approx([0.1, 0.9])
+
+
+@chunked
+@pytest.mark.parametrize("chunks", [None, 1, 3, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_any_chunking_is_the_full_softmax(chunks: int | None, dtype: torch.dtype, entropy_gradient: bool) -> None:
+    torch.manual_seed(0)
+    head = torch.nn.Linear(5, 11, bias=False, dtype=dtype)
+    hidden = torch.randn(7, 5, dtype=dtype, requires_grad=True)
+    targets = torch.randint(0, 11, (7,))
+    found, entropy = token_logprobs(hidden, targets, head, 0.5, chunks, entropy_gradient=entropy_gradient)
+    logprobs = torch.log_softmax(head(hidden) / 0.5, -1)
+    expected = logprobs.gather(-1, targets[:, None])[:, 0]
+    entropies = -(logprobs.exp() * logprobs).sum(-1)
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(entropy.detach(), entropies.detach(), atol=tolerance, rtol=tolerance)
+    assert entropy.requires_grad is entropy_gradient
+    scale, other = torch.randn(7, dtype=dtype), torch.randn(7, dtype=dtype)
+    loss, wanted = (found * scale).sum(), (expected * scale).sum()
+    if entropy_gradient:
+        loss, wanted = loss + (entropy * other).sum(), wanted + (entropies * other).sum()
+    gradients = torch.autograd.grad(loss, [hidden, head.weight])
+    for one, reference in zip(gradients, torch.autograd.grad(wanted, [hidden, head.weight]), strict=True):
+        torch.testing.assert_close(one, reference, atol=10 * tolerance, rtol=10 * tolerance)
+
+
+@chunked
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_logits_are_summed_in_float32(dtype: torch.dtype) -> None:
+    """4,096 equal logits: each has probability 1 / 4096, whose logarithm half precision would not hold."""
+    found, entropy = token_logprobs(torch.ones(1, 4096, dtype=dtype), torch.tensor([7]), torch.nn.Identity())
+    assert found.dtype == entropy.dtype == torch.float32
+    assert found.item() == pytest.approx(-8.317766, abs=1e-5)
+    assert entropy.item() == pytest.approx(8.317766, abs=1e-5)
+
+
+@chunked
+def test_the_number_of_head_calls_is_as_told() -> None:
+    """Where weights are partitioned each call is a collective: also a rank with fewer tokens than chunks makes all."""
+    head = torch.nn.Linear(2, 3)
+    calls: list[int] = []
+    head.register_forward_hook(lambda _module, inputs, _output: calls.append(len(inputs[0])))
+    with torch.no_grad():
+        token_logprobs(torch.randn(2, 2), torch.tensor([0, 1]), head, chunks=4)
+    assert sorted(calls) == [0, 0, 1, 1]
+    assert [chunks_for(count) for count in (0, 1, CHUNK_TOKENS, CHUNK_TOKENS + 1)] == [1, 1, 1, 2]

@@ -1,0 +1,114 @@
+"""What a response earns, which truncated ones are trained, and which groups carry signal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.contracts import Outcome
+from services.sampler.batching import batch_group
+from services.sampler.credit.filtering import decide
+from services.sampler.credit.shaping import PUNISHMENTS, Ramp, reward
+from tests.services.judged import group_of, recipe
+
+C, W, U = Outcome.CORRECT, Outcome.WRONG, Outcome.UNKNOWN
+FORMULAS = {
+    "paper": "0; (L_max - L_cache - |y|) / L_cache; -1 (DAPO Eq. 13)",
+    "published": "max(-f, min(-(|y| - L_exp) / L_cache f, 0)) (code)",
+}
+
+
+def conformance(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.conformance(formula=FORMULAS[name], setting=f"overlong.shape = {name}")
+
+
+SHAPED = [pytest.param(name, marks=conformance(name)) for name in PUNISHMENTS]
+
+
+@pytest.mark.parametrize("name", SHAPED)
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [(0, 0.0), (16383, 0.0), (16384, 0.0), (16385, -1 / 4096), (18432, -0.5), (20479, -4095 / 4096), (20480, -1.0),
+     (20481, -1.0), (30000, -1.0)],
+)  # fmt: skip
+def test_the_ramp_at_its_corners(name: str, tokens: int, expected: float) -> None:
+    """L_max 20480, L_cache 4096: the two shapes agree where the factor is 1."""
+    assert PUNISHMENTS[name](tokens, Ramp(20480, 4096, 1.0)) == pytest.approx(expected, abs=1e-12)
+
+
+@conformance("published")
+@pytest.mark.parametrize(("tokens", "expected"), [(16384, 0.0), (18432, -0.125), (20480, -0.25), (20481, -0.25)])
+def test_the_published_shape_scales_with_its_factor(tokens: int, expected: float) -> None:
+    assert PUNISHMENTS["published"](tokens, Ramp(20480, 4096, 0.25)) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.conformance(formula="R = +1 or -1 (DAPO Eq. 7) + soft punishment", setting="overlong.punishment")
+@pytest.mark.parametrize(
+    ("outcome", "tokens", "punished", "expected"),
+    [(C, 10, True, 1.0), (W, 10, True, -1.0), (W, 24, True, -2.0), (C, 20, True, 0.5), (C, 20, False, 1.0),
+     (U, 20, True, None), (U, 20, False, None)],
+)  # fmt: skip
+def test_reward(outcome: Outcome, tokens: int, punished: bool, expected: float | None) -> None:
+    assert reward(outcome, tokens, ("paper", Ramp(24, 8, 1.0)) if punished else None) == expected
+
+
+# Correct in 4 tokens; wrong and truncated at 16; wrong in 12; unknown.
+GROUP = group_of((C, 4, False, 3), (W, 16, True, 2), (W, 12, False, 3), (U, 4, False, 3))
+
+
+@pytest.mark.conformance(formula="filtering and punishment are independent (DAPO 3.4)", setting="overlong.*")
+@pytest.mark.parametrize(
+    ("overlong", "rewards", "masked"),
+    [
+        ({"punishment": False, "filtering": False}, [1.0, -1.0, -1.0, 0.0], [False, False, False, True]),
+        ({"punishment": True, "filtering": False}, [1.0, -2.0, -1.5, 0.0], [False, False, False, True]),
+        ({"punishment": False, "filtering": True}, [1.0, -1.0, -1.0, 0.0], [False, True, False, True]),
+        ({"punishment": True, "filtering": True}, [1.0, -2.0, -1.5, 0.0], [False, True, False, True]),
+        ({"shape": "published", "factor": 0.5}, [1.0, -1.5, -1.25, 0.0], [False, False, False, True]),
+    ],
+)
+def test_each_switch_does_its_own(overlong: dict[str, Any], rewards: list[float], masked: list[bool]) -> None:
+    made = batch_group(recipe(**overlong), "g", GROUP, version=3)
+    assert [one.reward for one in made.samples] == rewards
+    assert [one.masked for one in made.samples] == masked
+    assert [one.staleness for one in made.samples] == [0, 1, 0, 0]
+    assert [one.tokens for one in made.samples] == [4, 16, 12, 4], "response tokens, as the reductions count them"
+
+
+@pytest.mark.conformance(formula="a masked response stays in its group's mean and std", setting="overlong.filtering")
+@pytest.mark.parametrize(
+    ("overlong", "expected"),
+    [
+        # rewards 1, -1, -1: mean -1/3; deviations 4/3, -2/3 x 2; variance 24 / 9 / 2 = 4/3
+        ({"punishment": False, "filtering": True}, [4 / 3 / 1.1547015, -2 / 3 / 1.1547015, -2 / 3 / 1.1547015, 0.0]),
+        # rewards 1, -2, -1.5: mean -5/6; deviations 11/6, -7/6, -4/6; variance 186 / 36 / 2 = 31/12
+        ({"punishment": True, "filtering": True}, [11 / 6 / 1.607276, -7 / 6 / 1.607276, -4 / 6 / 1.607276, 0.0]),
+    ],
+)
+def test_a_masked_response_leaves_the_loss_but_not_the_group(overlong: dict[str, Any], expected: list[float]) -> None:
+    made = batch_group(recipe(**overlong), "g", GROUP, version=3)
+    assert [one.advantage for one in made.samples] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.conformance(formula="0 < correct < G (DAPO Eq. 11)", setting="dynamic_sampling")
+@pytest.mark.parametrize(
+    ("outcomes", "min_known", "enabled", "expected"),
+    [
+        ([C, W, W, W], 4, True, "kept"),
+        ([C, C, C, W], 4, True, "kept"),
+        ([C, C, C, C], 4, True, "filtered"),
+        ([W, W, W, W], 4, True, "filtered"),
+        ([W, W, W, W], 4, False, "kept"),
+        ([C, C, C, C], 4, False, "kept"),
+        ([C, W, W, U], 4, True, "dead"),
+        ([C, W, W, U], 4, False, "dead"),
+        ([C, W, W, U], 3, True, "kept"),
+        ([C, C, C, U], 3, True, "filtered"),
+        ([U, U, U, U], 1, False, "dead"),
+    ],
+)
+def test_dynamic_sampling_is_decided_on_accuracy(
+    outcomes: list[Outcome], min_known: int, enabled: bool, expected: str
+) -> None:
+    assert decide(outcomes, min_known, enabled) == expected

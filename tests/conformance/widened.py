@@ -1,0 +1,47 @@
+"""Owns DeepSpeed's ZeRO with float64 in place of float32, so that its gradients can be compared beyond rounding.
+
+Must not change what is partitioned, gathered or accumulated, nor be used outside tests; written for the deepspeed that
+pyproject.toml pins. Gradients are all-reduced whole, for it reduce-scatters nothing wider than float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """Engines made and used inside keep weights, gradients and optimizer states in float64 at every ZeRO stage."""
+    from deepspeed.runtime import base_optimizer, engine
+    from deepspeed.runtime.zero import partition_parameters
+
+    wide = torch.float64
+    with pytest.MonkeyPatch.context() as patch:
+        made = engine.DeepSpeedEngine
+        patch.setattr(made, "get_data_types", lambda self: (wide, wide))
+        patch.setattr(made, "communication_data_type", property(lambda self: wide, lambda self, asked: None))
+        patch.setattr(made, "zero_reduce_scatter", lambda self: False)
+        patch.setattr(made, "_do_optimizer_sanity_check", lambda self, optimizer: engine.ZERO_OPTIMIZATION)
+        patch.setattr(base_optimizer.ZeROOptimizer, "_configure_master_weights", lambda self, **asked: wide)
+        # Only asked whether it is one that stage 3 knows; parameters that exist keep their own.
+        zero_init = partition_parameters.InsertPostInitMethodToModuleSubClasses
+        patch.setattr(zero_init, "_set_dtype", lambda self, config, dtype: setattr(self, "dtype", torch.float32))
+        yield
+
+
+def full_moment(parameter: Any) -> Tensor:
+    """Adam's first moment of a whole parameter at stage 1 or 2, float64; DeepSpeed's own function rounds it."""
+    whole = torch.zeros(parameter.numel(), dtype=torch.float64)
+    mapping = parameter._hp_mapping
+    if mapping is not None:
+        held = mapping.lp_fragment_address
+        whole.narrow(0, held.start, held.numel).copy_(mapping.get_hp_fragment("exp_avg"))
+    dist.all_reduce(whole)
+    return whole.view(parameter.shape)
