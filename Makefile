@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED := 1
 # Every process of a run imports the same big libraries; without byte code each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check format test-system install clean
+.PHONY: demo test check format test-system mutations compare-trl install clean
 
 demo: install
 	$(BIN)/penstock demo
@@ -32,6 +32,21 @@ format: install
 test-system: install
 	$(BIN)/python -m pytest -m system tests/system
 
+# Breaks each formula once, in a copy, and fails if the conformance suite does not notice. About an hour on two cores.
+mutations: install
+	$(BIN)/python -m tests.mutations.run
+
+# TRL's own loss against ours, in an environment of its own; see benchmarks/trl/README.md.
+compare-trl: .venv-trl/.installed
+	PYTHONPATH=. .venv-trl/bin/python -m benchmarks.trl.compare
+
+.venv-trl/.installed: benchmarks/trl/requirements.txt
+	$(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/python -m pip install --quiet uv
+	.venv-trl/bin/uv pip install --python .venv-trl/bin/python --index-strategy unsafe-best-match $(TORCH_FROM) \
+	  "torch==2.13.0+cpu" -r benchmarks/trl/requirements.txt
+	touch $@
+
 install: $(STAMP)
 
 $(STAMP): pyproject.toml Makefile deploy/cpu-overrides.txt
@@ -42,4 +57,4 @@ $(STAMP): pyproject.toml Makefile deploy/cpu-overrides.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-trl .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

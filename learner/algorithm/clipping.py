@@ -14,9 +14,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Clipped:
-    """Per token, all [N]: `objective` to maximise, in the ratio's dtype; bool: whether it is clipped at the bound
+    """Per token, all [N]: `objective` to maximise, in the ratio's dtype.
 
-    `low` (1 - clip_low), `high` (1 + clip_high), `dual` (the dual clip's).
+    Bool, whether it is clipped: `low` at 1 - clip_low, `high` at 1 + clip_high, `dual` at the dual clip's bound.
     """
 
     objective: Tensor

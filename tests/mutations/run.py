@@ -1,0 +1,128 @@
+"""Owns the mutation run: each fault of the table applied to a copy of the code, and which test of the suite notices.
+
+Must not touch the checkout it runs from. `python -m tests.mutations.run [PART OF A NAME ...]`; 1 if a fault survives.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.mutations.table import MUTATIONS, Mutation
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("services", "rollout", "verifier", "learner", "deploy", "tests", "benchmarks", "pyproject.toml")
+SUITE = ("tests/conformance", "tests/learner/test_gradients.py")
+"""The conformance suite, and what the learner's own tests say of a whole rollout step."""
+NEAR = {
+    "learner/algorithm/reductions.py": ("tests/conformance/test_reductions.py",),
+    "learner/algorithm/clipping.py": ("tests/conformance/test_clipping.py",),
+    "learner/algorithm/corrections.py": ("tests/conformance/test_corrections.py",),
+    "learner/algorithm/ratios.py": ("tests/conformance/test_corrections.py",),
+    "learner/algorithm/kl.py": ("tests/conformance/test_kl.py",),
+    "learner/algorithm/loss.py": ("tests/conformance/test_loss.py",),
+    "learner/algorithm/logprobs.py": (
+        "tests/conformance/test_logprobs.py",
+        "tests/conformance/test_logprobs_memory.py",
+    ),
+    "learner/batches.py": ("tests/conformance/test_mini_batches.py", "tests/conformance/test_gradient_any_cut.py"),
+    "learner/policy.py": ("tests/learner/test_gradients.py",),
+    "learner/trainer.py": ("tests/learner/test_gradients.py",),
+    "services/sampler/batching.py": ("tests/conformance/test_rewards.py",),
+    "services/sampler/credit/advantages.py": ("tests/conformance/test_advantages.py",),
+    "services/sampler/credit/filtering.py": ("tests/conformance/test_rewards.py",),
+    "services/sampler/credit/shaping.py": ("tests/conformance/test_rewards.py",),
+}
+"""The part of the suite that most likely notices a fault in a file; only where it does not, the whole suite runs."""
+NOTICED = ("FAILED ", "ERROR ")
+"""How pytest's summary names a test that failed, or whose fixtures did."""
+DEADLINE_S = 1800
+
+
+class MutationError(RuntimeError):
+    """The run says nothing about the suite: the unchanged code fails, or a mutation does not apply or does not run."""
+
+
+class Verdict(NamedTuple):
+    """`caught_by`: the first test that failed, None if the fault survived; `seconds` it took."""
+
+    caught_by: str | None
+    seconds: float
+
+
+def copy_checkout(target: Path) -> None:
+    """What the suite needs, without byte code: a mutated file may keep its size and its second."""
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target / name)
+
+
+def mutated(text: str, mutation: Mutation) -> str:
+    """The file's text with the fault in it. Raises MutationError unless `old` occurs exactly once."""
+    count = text.count(mutation.old)
+    if count != 1:
+        raise MutationError(f"{mutation.name}: its old text occurs {count} times in {mutation.file}; once is accepted")
+    return text.replace(mutation.old, mutation.new)
+
+
+def run_suite(folder: Path, parts: tuple[str, ...] = SUITE) -> Verdict:
+    """The suite in `folder`, or only `parts` of it, up to its first failure. MutationError if it cannot run."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *parts]
+    started = time.monotonic()
+    finished = subprocess.run(
+        command, cwd=folder, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True,
+        timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    seconds = time.monotonic() - started
+    failed = [line for line in finished.stdout.splitlines() if line.startswith(NOTICED)]
+    if finished.returncode == 0:
+        return Verdict(None, seconds)
+    if finished.returncode != 1 or not failed:
+        raise MutationError(f"the suite did not run:\n{finished.stdout[-3000:]}{finished.stderr[-1000:]}")
+    return Verdict(failed[0].split(" ", 1)[1].split(" - ")[0], seconds)
+
+
+def try_mutation(folder: Path, mutation: Mutation) -> Verdict:
+    """Apply, run, restore."""
+    path = folder / mutation.file
+    original = path.read_text()
+    path.write_text(mutated(original, mutation))
+    try:
+        near = run_suite(folder, NEAR[mutation.file]) if mutation.file in NEAR else None
+        return near if near is not None and near.caught_by else run_suite(folder)
+    finally:
+        path.write_text(original)
+
+
+def main(wanted: list[str]) -> int:
+    """Try every mutation whose name holds one of `wanted` (all by default); the exit status."""
+    chosen = [one for one in MUTATIONS if not wanted or any(part in one.name for part in wanted)]
+    if not chosen:
+        raise MutationError(f"no mutation's name holds any of {wanted}")
+    survivors = []
+    with tempfile.TemporaryDirectory(prefix="penstock-mutations-") as name:
+        folder = Path(name)
+        copy_checkout(folder)
+        unchanged = run_suite(folder)
+        if unchanged.caught_by is not None:
+            raise MutationError(f"{unchanged.caught_by} fails without any mutation")
+        print(f"unchanged: all pass in {unchanged.seconds:.0f} s", flush=True)
+        for mutation in chosen:
+            verdict = try_mutation(folder, mutation)
+            survivors += [mutation.name] if verdict.caught_by is None else []
+            print(f"{mutation.name} | {mutation.file} | {verdict.caught_by or 'SURVIVED'}", flush=True)
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutations caught")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

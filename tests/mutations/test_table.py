@@ -1,0 +1,31 @@
+"""The mutation table fits the code it mutates, so that `make mutations` does not rot unseen."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from learner.algorithm.clipping import CLIPPINGS
+from learner.algorithm.corrections import CORRECTIONS
+from learner.algorithm.reductions import REDUCTIONS
+from services.sampler.credit.advantages import ADVANTAGES
+from tests.mutations.run import ROOT, mutated
+from tests.mutations.table import MUTATIONS, Mutation
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.name)
+def test_each_applies_once_and_still_parses(mutation: Mutation) -> None:
+    text = (ROOT / mutation.file).read_text()
+    found = mutated(text, mutation)
+    assert ast.dump(ast.parse(found)) != ast.dump(ast.parse(text))
+
+
+def test_names_differ() -> None:
+    assert len({one.name for one in MUTATIONS}) == len(MUTATIONS)
+
+
+@pytest.mark.parametrize("entry", [*REDUCTIONS, *CORRECTIONS, *ADVANTAGES, "symmetric"])
+def test_every_table_entry_has_a_mutation(entry: str) -> None:
+    assert any(one.name.startswith(f"{entry}:") for one in MUTATIONS), "CLIPPINGS' clip_higher is `clip:` here"
+    assert set(CLIPPINGS) == {"clip_higher", "symmetric"}
