@@ -244,20 +244,12 @@ class Trainer:
         return float(self._engine.get_global_grad_norm()), True
 
     def _summary(self, plans: list[MiniBatch], steps: list[OptimizerStep], rate: float, seconds: float) -> Trained:
-        applied = [step for step in steps if step.applied]
-        # A skipped step's sums may not be finite, and a step record is JSON.
-        sums = sum((step.sums for step in applied), torch.zeros(len(SUMS), dtype=torch.float64))
-        histograms = sum(
-            (step.histograms for step in applied), torch.zeros(len(HISTOGRAMS), BINS, dtype=torch.int64)
-        )  # fmt: skip
         trained = [one for plan in plans for share in plan.shares for one in share]
-        metrics = means(sums, histograms)
-        metrics |= {
-            "loss": float(sums[SUMS.index("loss")]) / max(len(applied), 1),
-            "gradient_norm": sum(step.gradient_norm for step in applied) / max(len(applied), 1),
+        metrics = {
+            **_means([step for step in steps if step.applied]),
             "learning_rate": rate,
             "zero_advantage_share": sum(one.advantage == 0 for one in trained) / max(len(trained), 1),
-            "skipped_optimizer_steps": float(len(steps) - len(applied)),
+            "skipped_optimizer_steps": float(sum(not step.applied for step in steps)),
             "learning_seconds": seconds,
         }
         return Trained(metrics, tuple(step.record for step in steps))
@@ -288,6 +280,21 @@ def leave(ranks: Ranks) -> None:
     if deepspeed_comm.cdb is not None and dist.is_initialized():
         deepspeed_comm.destroy_process_group()
     ranks.leave()
+
+
+def _means(applied: list[OptimizerStep]) -> dict[str, float]:
+    """What the tokens of the applied optimizer steps tell; nothing where none was, rather than zeros.
+
+    A skipped step's sums may not be finite, and a step record is JSON.
+    """
+    if not applied:
+        return {}
+    sums = torch.stack([step.sums for step in applied]).sum(0)
+    histograms = torch.stack([step.histograms for step in applied]).sum(0)
+    return means(sums, histograms) | {
+        "loss": float(sums[SUMS.index("loss")]) / len(applied),
+        "gradient_norm": sum(step.gradient_norm for step in applied) / len(applied),
+    }
 
 
 def _nothing(work: list[list[MicroBatch]]) -> list[list[Tensor | None]]:

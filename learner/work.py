@@ -25,7 +25,7 @@ from learner.snapshot import Snapshot, make_manifest, take_snapshot
 from learner.trainer import InterruptedTrainingError, Trained, Trainer, leave
 from services.contracts import Batch, Value, WeightManifest
 from services.shell import Context
-from services.streams.payloads import PayloadMissingError, SamplePayload, fetch
+from services.streams.payloads import SamplePayload, fetch
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class RankWork:
         try:
             payloads = dict(zip(keys, await fetch(self._context.redis, keys), strict=True))
             await asyncio.to_thread(self._archive, batch, payloads)
-        except (PayloadMissingError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it was, the other ranks must hear of it; it is raised then
             return {}, error
         return payloads, None
 

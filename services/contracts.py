@@ -175,14 +175,13 @@ class GroupCounts(Value):
 class SamplerState(Value):
     """Where the sampler stood when it published a batch or dispatched a group: enough to go on from there.
 
-    `generation_batches` counts those drawn for the batch that is being filled (refill `generation_batches`),
-    `response_tokens` those of all judged groups of the run.
+    `generation_batches` counts those drawn for the batch that is being filled (refill `generation_batches`); one that
+    its sampler's death cut short counts too.
     """
 
     cursor: int
     next_group: int
     generation_batches: int = 0
-    response_tokens: int = 0
 
 
 class Batch(Message):

@@ -25,6 +25,7 @@ PANELS = (
     ("mean_token_probability", "mean token probability"), ("clip_high_share", "clipped at the upper bound"),
 )  # fmt: skip
 SCALE = 1000
+PLACES = 25
 
 
 def load() -> dict[str, list[dict[str, Any]]]:
@@ -134,8 +135,10 @@ def draw(results: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def _points(result: dict[str, Any], metric: str) -> list[tuple[float, float]]:
+    """(tokens so far, value) of every rollout step that reports the metric; a window without verdicts does not."""
     tokens = accumulate(step["response_tokens"] or 0 for step in result["steps"])
-    return [(at / SCALE, step[metric]) for at, step in zip(tokens, result["steps"], strict=True)]
+    points = zip(tokens, result["steps"], strict=True)
+    return [(at / SCALE, step[metric]) for at, step in points if step[metric] is not None]
 
 
 def _held_out(result: dict[str, Any]) -> list[tuple[float, float]]:
@@ -145,11 +148,13 @@ def _held_out(result: dict[str, Any]) -> list[tuple[float, float]]:
 
 
 def _curve(axis: Any, runs: list[list[tuple[float, float]]], colour: str, label: str) -> None:
-    """The mean over seeds, by position on the curve, with a band of one standard error."""
-    length = min(len(run) for run in runs)
-    at = [fmean([run[place][0] for run in runs]) for place in range(length)]
-    bands = [spread([run[place][1] for run in runs]) for place in range(length)]
-    axis.plot(at, [mean for mean, _ in bands], color=colour, label=label, marker=".", markersize=4)
+    """The mean over seeds, interpolated to the same tokens where all have a value; a band of one standard error."""
+    from numpy import interp, linspace
+
+    at = linspace(max(run[0][0] for run in runs), min(run[-1][0] for run in runs), PLACES)
+    values = [interp(at, *zip(*run, strict=True)) for run in runs]
+    bands = [spread([float(one[place]) for one in values]) for place in range(PLACES)]
+    axis.plot(at, [mean for mean, _ in bands], color=colour, label=label)
     low, high = [mean - error for mean, error in bands], [mean + error for mean, error in bands]
     axis.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
 

@@ -15,7 +15,6 @@ from services.settings import Recipe, parse_recipe
 
 BASE = Path(__file__).with_name("base.yaml")
 SEEDS = (0, 1, 2)
-CACHE = 8  # tokens of the soft punishment's ramp, below rollout.max_new_tokens
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ ROWS = (
     Row("clip-higher", "+ clip-higher", 38, {"clipping": "clip_higher", "clip_high": 0.28}),
     # The punishment takes the filtering's place: both at once would mask the very tokens it is meant to teach.
     Row("soft-punishment", "+ soft overlong punishment", 41,
-        {"overlong": {"filtering": False, "punishment": True, "cache": CACHE}}),
+        {"overlong": {"filtering": False, "punishment": True}}),
     Row("token-loss", "+ token-level loss", 42, {"reduction": "token"}),
     Row("dynamic-sampling", "+ dynamic sampling (DAPO)", 50, {"dynamic_sampling": {"enabled": True}}),
 )  # fmt: skip
@@ -46,5 +45,6 @@ def recipe(row: Row, seed: int) -> Recipe:
     document = yaml.safe_load(BASE.read_text())
     algorithm = document["algorithm"]
     for one in ROWS[: ROWS.index(row) + 1]:
-        algorithm |= one.adds
+        overlong = algorithm.get("overlong", {}) | one.adds.get("overlong", {})
+        algorithm |= one.adds | {"overlong": overlong}
     return parse_recipe(document | {"name": f"ablation-{row.name}-{seed}", "seed": seed})

@@ -60,7 +60,7 @@ def _told(setting: Any) -> tuple[str, str]:
 
 
 def _shown(value: Any) -> str:
-    return "off" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
 def _table(title: str, columns: list[str], rows: list[list[str]]) -> Table:

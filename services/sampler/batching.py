@@ -21,7 +21,7 @@ from services.settings import Recipe
 def shaped_reward(recipe: Recipe, verdict: Verdict) -> float | None:
     """The verdict's reward under this recipe; None for an unknown outcome."""
     overlong = recipe.algorithm.overlong
-    ramp = Ramp(recipe.rollout.max_new_tokens, overlong.cache, overlong.factor)
+    ramp = Ramp(recipe.rollout.max_new_tokens, recipe.overlong_cache, overlong.factor)
     punishment = (overlong.shape, ramp) if overlong.punishment else None
     return reward(verdict.outcome, verdict.facts.response_tokens, punishment)
 

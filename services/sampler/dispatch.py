@@ -9,7 +9,7 @@ from services.contracts import Cause, DeadLetter, Lane, Prompt, SamplerState, Sa
 from services.metrics import PROMPTS_DROPPED
 from services.sampler.batching import Window
 from services.sampler.data import PromptCursor, PromptsExhaustedError
-from services.sampler.ledger import Group, Ledger
+from services.sampler.ledger import Ledger
 from services.sampler.pacing import REFILLS, Bounds
 from services.shell import Context
 from services.streams.effects import Effects
@@ -35,7 +35,6 @@ class Dispatcher:
         self._cursor = PromptCursor(prompts, self._recipe.seed, state.cursor)
         self._next_group = state.next_group
         self._waves = state.generation_batches
-        self._response_tokens = state.response_tokens
         self._rule = self._recipe.algorithm.dynamic_sampling
         self._count_dropped()
 
@@ -43,19 +42,8 @@ class Dispatcher:
     def state(self) -> SamplerState:
         """Enough for a successor to go on; which prompts were dropped, it reads from the dead letters."""
         return SamplerState(
-            cursor=self._cursor.position, next_group=self._next_group, generation_batches=self._waves,
-            response_tokens=self._response_tokens,
+            cursor=self._cursor.position, next_group=self._next_group, generation_batches=self._waves
         )  # fmt: skip
-
-    @property
-    def budget_spent(self) -> bool:
-        """Whether as many response tokens were generated as limits.response_tokens allows."""
-        budget = self._recipe.limits.response_tokens
-        return budget is not None and self._response_tokens >= budget
-
-    def judged(self, group: Group) -> None:
-        """Count a judged group's response tokens against the budget."""
-        self._response_tokens += sum(verdict.facts.response_tokens for verdict in group.verdicts.values())
 
     async def dispatch(self, steps_left: int, survival: float, window: Window) -> None:
         """Send as many groups as are wanted now.

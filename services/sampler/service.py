@@ -24,7 +24,7 @@ from services.sampler.pacing import SurvivalEstimate, staleness
 from services.sampler.progress import Progress
 from services.sampler.timetable import Timetable
 from services.shell import Context
-from services.streams.effects import Effects, group_counts
+from services.streams.effects import Effects, group_counts, response_tokens
 from services.streams.leases import Consumer, Delivery
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class SamplerService:
         try:
             await queue.run(timetable)
             if not context.stopping.is_set():
-                await timetable.finish()
+                await timetable.finish(queue.last_step)
         finally:
             await timetable.close()
 
@@ -110,6 +110,11 @@ class SamplingQueue:
         await queue._verdicts.open()
         return queue
 
+    @property
+    def last_step(self) -> int:
+        """The run's last rollout step, which is the last policy version; a spent budget brings it forward."""
+        return self._last_step
+
     async def run(self, timetable: Timetable) -> None:
         """Sample until the last version is published, beside the evaluations; raises what one of them raises."""
         while not self._context.stopping.is_set():
@@ -141,7 +146,6 @@ class SamplingQueue:
         if group is None or not decision:
             return
         self._window.judged(group, decision)
-        self._dispatcher.judged(group)
         self._survival.observe(decision == KEPT)
         if decision == KEPT:
             self._progress.kept()
@@ -180,7 +184,7 @@ class SamplingQueue:
             groups = {name: self._ledger.kept[name] for name in names}
             metrics = self._window.metrics() | self._dispatcher.metrics
             self._dispatcher.batch_out()
-            if self._dispatcher.budget_spent:
+            if await self._budget_spent():
                 self._last_step = self._next_step
             batch = make_batch(
                 self._recipe, self._next_step, consuming, groups, self._dispatcher.state, metrics,
@@ -191,6 +195,10 @@ class SamplingQueue:
             self._ledger.batch_out(consuming, names)
             self._window = Window(self._recipe)
             self._next_step += 1
+
+    async def _budget_spent(self) -> bool:
+        budget = self._recipe.limits.response_tokens
+        return budget is not None and await response_tokens(self._context.redis, self._context.keys) >= budget
 
     async def _drop_stale(self, consuming: int) -> None:
         for name, group in list(self._ledger.kept.items()):

@@ -81,9 +81,9 @@ class Timetable:
         evaluation = self._evaluator.run(name, beside_training=name != BEFORE)
         return asyncio.create_task(evaluation, name=f"evaluation {name}")
 
-    async def finish(self) -> bool:
-        """Let the evaluation under way end, then evaluate the last policy version; False when stopped."""
-        await self._note_due(self._total)
+    async def finish(self, version: int) -> bool:
+        """Let the evaluation under way end, then evaluate `version`, the last; False when stopped."""
+        await self._note_due(version)
         await self._skip_waiting("training was done; the last policy version is evaluated instead")
         self._running = self._running or self._next()
         while self._running is not None:

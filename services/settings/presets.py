@@ -37,6 +37,7 @@ DAPO: dict[str, Setting] = {
     "algorithm.overlong.punishment": Setting(True, f"{PAPER} 3.4"),
     "algorithm.overlong.shape": Setting("paper", f"{PAPER} Eq. 13"),
     "algorithm.overlong.factor": Setting(1.0, f"{PAPER} Eq. 13 has none"),
+    "algorithm.overlong.cache": Setting(None, f"{PAPER} 4.1: 4096 of 20480, a fifth of rollout.max_new_tokens"),
     "algorithm.dynamic_sampling.enabled": Setting(True, f"{PAPER} Eq. 11: 0 < correct < G"),
     "algorithm.dynamic_sampling.refill": Setting("continuous", f"{PAPER} Algorithm 1: sample until the buffer is full"),
     "rollout.temperature": Setting(1.0, f"{SCRIPT}: temperature=1.0; the paper states none for training"),
@@ -57,6 +58,7 @@ DAPO_VERL: dict[str, Setting] = DAPO | {
     "algorithm.correction": Setting("none", f"{SCRIPT} sets no rollout importance sampling"),
     "algorithm.overlong.shape": Setting("published", "verl reward_manager/dapo.py: min(-exceed / buffer x factor, 0)"),
     "algorithm.overlong.factor": Setting(1.0, f"{SCRIPT}: penalty_factor=1.0"),
+    "algorithm.overlong.cache": Setting(None, f"{SCRIPT}: overlong_buffer.len = 4096 of 20480"),
     "algorithm.dynamic_sampling.refill": Setting("generation_batches", f"{SCRIPT}: filter after each generation batch"),
     "algorithm.dynamic_sampling.generation_batch_factor": Setting(3, f"{SCRIPT}: gen_batch_size = 512 x 3"),
     "algorithm.dynamic_sampling.max_generation_batches": Setting(10, f"{SCRIPT}: max_num_gen_batches=10"),
@@ -75,6 +77,7 @@ GRPO: dict[str, Setting] = DAPO | {
     "algorithm.kl_coefficient": Setting(0.001, "DeepSeek-R1 (arXiv 2501.12948v2): R1-Zero; DeepSeekMath has 0.04"),
     "algorithm.overlong.punishment": Setting(False, "DeepSeekMath (arXiv 2402.03300) has none"),
     "algorithm.dynamic_sampling.enabled": Setting(False, "DeepSeekMath (arXiv 2402.03300) has none"),
+    "learner.learning_rate": Setting(3e-6, "DeepSeek-R1 (arXiv 2501.12948v2): R1-Zero; DeepSeekMath has 1e-6"),
     "learner.warmup_rollout_steps": Setting(0, f"{CHOICE}: DeepSeekMath states none"),
 }
 

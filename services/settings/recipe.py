@@ -70,7 +70,7 @@ class Recipe(Section):
                 )
         self._check_lengths()
         overlong = self.algorithm.overlong
-        if overlong.punishment and overlong.cache > self.rollout.max_new_tokens:
+        if overlong.punishment and self.overlong_cache > self.rollout.max_new_tokens:
             raise ValueError(
                 f"algorithm.overlong.cache = {overlong.cache} must not exceed "
                 f"rollout.max_new_tokens = {self.rollout.max_new_tokens}"
@@ -105,6 +105,11 @@ class Recipe(Section):
         """The names of all sets that are evaluated, the run's own held-out split first."""
         own = (HELD_OUT,) if self.data.held_out else ()
         return (*own, *(one.name for one in self.evaluation.sets))
+
+    @property
+    def overlong_cache(self) -> int:
+        """The tokens below rollout.max_new_tokens over which the overlong punishment grows."""
+        return self.algorithm.overlong.cache or max(1, self.rollout.max_new_tokens // 5)
 
     @property
     def evaluation_new_tokens(self) -> int:

@@ -144,7 +144,8 @@ class Verifier(Section):
 class Overlong(Section):
     """The two independent treatments of long responses (paper section 3.4); lengths in tokens.
 
-    `filtering` masks the loss of truncated responses; `punishment` shapes rewards over the last `cache` tokens:
+    `filtering` masks the loss of truncated responses; `punishment` shapes rewards over the last `cache` tokens (null:
+    a fifth of rollout.max_new_tokens, as the paper's 4096 of 20480):
     `paper` is Eq. 13, `published` the code's line, times `factor` and never below -`factor`.
     """
 
@@ -152,7 +153,7 @@ class Overlong(Section):
     punishment: bool = True
     shape: Literal["paper", "published"] = "paper"
     factor: Annotated[float, Field(gt=0)] = 1.0
-    cache: Positive = 8
+    cache: Positive | None = None
 
     @model_validator(mode="after")
     def _factor_of_published(self) -> Overlong:

@@ -17,6 +17,8 @@ from services.streams.leases import Lease
 from services.streams.payloads import SamplePayload, pack
 
 RELEASED_TTL_S = 3600
+EVALUATED_TTL_S = 7 * 24 * 3600
+"""An evaluation that is resumed must still know which of its groups were answered, however long it takes."""
 
 
 class FencedError(RuntimeError):
@@ -88,7 +90,8 @@ class Effects:
         keys = [self._epoch_key, self._keys.group(verdict.group), streams.verdicts, streams.counters, streams.pending]
         args = [
             self._epoch, lease.consumer_group, lease.entry, verdict.index, verdict.model_dump_json(),
-            verdict.group, decision, RELEASED_TTL_S,
+            verdict.group, decision, RELEASED_TTL_S if lane is Lane.TRAIN else EVALUATED_TTL_S, RELEASED_TTL_S,
+            verdict.facts.response_tokens,
         ]  # fmt: skip
         return await self._call("record_verdict", [*keys, *self._payloads(verdict.group, samples)], args)
 
@@ -132,6 +135,11 @@ async def group_counts(redis: Redis, keys: RunKeys, lane: Lane = Lane.TRAIN) -> 
         pipe.scard(streams.pending)
         counters, pending = await pipe.execute()
     return GroupCounts(**{name.decode(): int(value) for name, value in counters.items()}, pending=pending)
+
+
+async def response_tokens(redis: Redis, keys: RunKeys, lane: Lane = Lane.TRAIN) -> int:
+    """The response tokens of all samples of the lane that have a verdict, whatever became of their groups."""
+    return int(await redis.hget(keys.lane(lane).counters, "response_tokens") or 0)
 
 
 async def missing_samples(redis: Redis, keys: RunKeys, task: Task) -> list[int]:

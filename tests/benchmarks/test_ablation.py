@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from benchmarks.ablation import report
 from benchmarks.ablation.rows import ROWS, SEEDS, recipe
+from benchmarks.ablation.run import KEPT
 from services.settings import PRESETS
 
 
@@ -36,7 +41,12 @@ def test_each_row_changes_one_thing() -> None:
 
 
 def test_the_last_row_is_dapo() -> None:
-    scale = {"algorithm.group_size", "learner.learning_rate", "learner.warmup_rollout_steps"}
+    scale = {
+        "algorithm.group_size",
+        "algorithm.overlong.cache",
+        "learner.learning_rate",
+        "learner.warmup_rollout_steps",
+    }
     last = settings(-1)
     assert {path: last[path] for path in PRESETS["dapo"] if path not in scale} == {
         path: one.value for path, one in PRESETS["dapo"].items() if path not in scale
@@ -47,6 +57,42 @@ def test_rows_differ_from_seed_to_seed_in_the_seed_alone() -> None:
     one, other = settings(0, SEEDS[0]), settings(0, SEEDS[1])
     assert {name for name in one if one[name] != other[name]} == {"seed", "name"}
     assert len(SEEDS) >= 3
+
+
+def result(row: str, seed: int, after: float) -> dict[str, Any]:
+    """A run of three steps; nothing was judged before the second one."""
+    steps = [dict.fromkeys(KEPT, 0.5) | {"step": step, "response_tokens": 1000.0} for step in (1, 2, 3)]
+    steps[1] = dict.fromkeys(KEPT) | {"step": 2, "entropy": 0.4, "response_tokens": 0.0}
+    evaluation = {
+        "standard_error": 0.1, "pass_at": [{"k": 4, "value": 0.75}], "majority": 0.5, "response_length": 12.0,
+        "truncated_share": 0.25,
+    }  # fmt: skip
+    evaluations = [
+        evaluation | {"name": name, "version": version, "accuracy": accuracy}
+        for name, version, accuracy in (("before", 0, 0.25), ("after", 3, after))
+    ]
+    summary = {"optimizer_steps": 6, "wall_seconds": 60.0}
+    return {"row": row, "seed": seed, "steps": steps, "evaluations": evaluations, "summary": summary}
+
+
+def test_the_report_copes_with_steps_that_report_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(report, "IMAGES", tmp_path)
+    for row, accuracies in ((ROWS[0], (0.5, 0.75, 0.25)), (ROWS[1], (0.75, 0.75, 0.75))):
+        for seed, after in enumerate(accuracies):
+            (tmp_path / f"{row.name}-{seed}.json").write_text(json.dumps(result(row.name, seed, after)))
+    results = report.load()
+    report.write_tables(results)
+    report.draw(results)
+    lines = report.markdown(results).splitlines()
+    # 50, 75 and 25: mean 50, standard error 25 / sqrt(3) = 14.4
+    assert [part.strip() for part in lines[2].split("|")][2:5] == ["3", "50.0 ± 14.4", "-"]
+    assert [part.strip() for part in lines[3].split("|")][3:5] == ["75.0 ± 0.0", "+25.0 ± 14.4"]
+    assert len(lines) == 4, "rows without a result are left out"
+    assert (tmp_path / "final.csv").read_text().count("\n") == 7
+    assert (tmp_path / "curves.csv").read_text().count("\n") == 19
+    assert (tmp_path / "ablation.png").stat().st_size > 10_000
+    assert (tmp_path / "ablation-curves.png").stat().st_size > 10_000
 
 
 def test_spread_is_the_standard_error_of_the_mean() -> None:

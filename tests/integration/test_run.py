@@ -301,7 +301,7 @@ def test_missing_model_fails_with_one_clear_line(stack, questions):
     assert "/no/such/model" in view["reason"]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_ctrl_c_while_training_leaves_nothing(stack, tiny_model, questions):
     run = stack.submit(document(tiny_model, questions, max_staleness=1, steps=50))
     stack.until(run, lambda view: (view["policy_version"] or 0) >= 1, "the first policy version")

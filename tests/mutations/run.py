@@ -38,6 +38,10 @@ NEAR = {
     "services/sampler/credit/advantages.py": ("tests/conformance/test_advantages.py",),
     "services/sampler/credit/filtering.py": ("tests/conformance/test_rewards.py",),
     "services/sampler/credit/shaping.py": ("tests/conformance/test_rewards.py",),
+    "services/sampler/scores.py": ("tests/conformance/test_evaluation.py",),
+    "services/sampler/evaluation.py": ("tests/conformance/test_evaluation.py",),
+    "services/sampler/pacing.py": ("tests/services/test_pacing.py",),
+    "verifier/answer_line.py": ("tests/verifier/test_answer_line.py",),
 }
 """The part of the suite that most likely notices a fault in a file; only where it does not, the whole suite runs."""
 NOTICED = ("FAILED ", "ERROR ")
@@ -78,10 +82,13 @@ def run_suite(folder: Path, parts: tuple[str, ...] = SUITE) -> Verdict:
     """The suite in `folder`, or only `parts` of it, up to its first failure. MutationError if it cannot run."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *parts]
     started = time.monotonic()
-    finished = subprocess.run(
-        command, cwd=folder, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True,
-        timeout=DEADLINE_S, check=False,
-    )  # fmt: skip
+    try:
+        finished = subprocess.run(
+            command, cwd=folder, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True,
+            timeout=DEADLINE_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Verdict(f"the suite, which did not end within {DEADLINE_S} s", time.monotonic() - started)
     seconds = time.monotonic() - started
     failed = [line for line in finished.stdout.splitlines() if line.startswith(NOTICED)]
     if finished.returncode == 0:

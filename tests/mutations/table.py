@@ -170,6 +170,30 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
          "[None if recipe.algorithm.overlong.filtering and verdict.facts.truncated else one for one, verdict in kept]"
          ")"),
     ],
+    "services/sampler/scores.py": [
+        ("avg@k: unknown counts as wrong", "return fmean(known) if known else None",
+         "return fmean(known) * len(known) / len(responses) if known else None"),
+        ("pass@k: biased", "1.0 - math.comb(drawn - correct, wanted) / math.comb(drawn, wanted)",
+         "1.0 - (1 - correct / drawn) ** wanted"),
+        ("maj@k: the empty answer votes", "        if response.answer:\n            votes",
+         "        if response.answer is not None:\n            votes"),
+        ("maj@k: ties are won", "return fmean([fmean(verdicts)", "return max([fmean(verdicts)"),
+        ("standard error: of the values, not of their mean", "stdev(known) / math.sqrt(len(known))", "stdev(known)"),
+    ],
+    "services/sampler/evaluation.py": [
+        ("evaluation: drawn at the training's top-p", "top_p=settings.top_p", "top_p=recipe.rollout.top_p"),
+    ],
+    "services/sampler/pacing.py": [
+        ("generation batch: no barrier", "waits = flow.generating > 0 or", "waits = False or"),
+        ("refill: filtered groups are not made up for",
+         "math.ceil(missing / max(flow.survival, 0.05) - 1e-9)", "math.ceil(missing)"),
+        ("staleness: off by one", "return consuming_version - oldest_version",
+         "return consuming_version - oldest_version - 1"),
+    ],
+    "verifier/answer_line.py": [
+        ("answer line: the first one wins", "str(found[-1])", "str(found[0])"),
+        ("answer line: the whole response is read", "text[-TAIL:]", "text"),
+    ],
     "services/sampler/credit/filtering.py": [
         ("filter: keeps all-correct groups", "not 0 < correct < known", "not 0 < correct <= known"),
         ("filter: keeps all-wrong groups", "not 0 < correct < known", "not 0 <= correct < known"),

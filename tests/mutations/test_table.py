@@ -10,6 +10,7 @@ from learner.algorithm.clipping import CLIPPINGS
 from learner.algorithm.corrections import CORRECTIONS
 from learner.algorithm.reductions import REDUCTIONS
 from services.sampler.credit.advantages import ADVANTAGES
+from services.sampler.credit.shaping import PUNISHMENTS
 from tests.mutations.run import ROOT, mutated
 from tests.mutations.table import MUTATIONS, Mutation
 
@@ -25,7 +26,11 @@ def test_names_differ() -> None:
     assert len({one.name for one in MUTATIONS}) == len(MUTATIONS)
 
 
-@pytest.mark.parametrize("entry", [*REDUCTIONS, *CORRECTIONS, *ADVANTAGES, "symmetric"])
+OTHERS = ("symmetric", "overlong", "overlong, published")
+
+
+@pytest.mark.parametrize("entry", [*REDUCTIONS, *CORRECTIONS, *ADVANTAGES, *OTHERS])
 def test_every_table_entry_has_a_mutation(entry: str) -> None:
     assert any(one.name.startswith(f"{entry}:") for one in MUTATIONS), "CLIPPINGS' clip_higher is `clip:` here"
     assert set(CLIPPINGS) == {"clip_higher", "symmetric"}
+    assert set(PUNISHMENTS) == {"paper", "published"}, "`overlong:` and `overlong, published:` here"

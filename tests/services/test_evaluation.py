@@ -157,7 +157,7 @@ async def test_timetable_runs_one_at_a_time_and_says_what_it_skips(redis, run_id
         await tick(3)
         await tick(5)  # two at once: the fourth is skipped at once, the fifth waits
         assert [name for name, _ in hand.begun] == ["before", "step-1", "step-3"]
-        finishing = asyncio.create_task(timetable.finish())
+        finishing = asyncio.create_task(timetable.finish(6))
         await asyncio.sleep(0.1)
         assert (await skipped(context))[1:] == [
             "step-4: had not begun when step-5 fell due",
@@ -169,6 +169,25 @@ async def test_timetable_runs_one_at_a_time_and_says_what_it_skips(redis, run_id
         assert hand.begun[3:] == [("after", False)]
         await hand.end("after")
         assert await asyncio.wait_for(finishing, 5)
+
+
+async def test_a_run_that_ends_early_owes_no_evaluation_of_later_steps(redis, run_id):
+    document = recipe_document("/none", limits={"rollout_steps": 100}, evaluation={"every": 4})
+    async with service_context(redis, run_id, document, "sampler") as context:
+        hand = HandEvaluator()
+        timetable = Timetable(context, hand)
+        await timetable.open(0)
+        await timetable.tick(0)
+        await asyncio.sleep(0)
+        await hand.end("before")
+        await timetable.tick(3)
+        finishing = asyncio.create_task(timetable.finish(6))
+        await asyncio.sleep(0.1)
+        told = await skipped(context)
+        await hand.end("after")
+        assert await asyncio.wait_for(finishing, 5)
+    assert told == ["step-4: had not begun when training was done; the last policy version is evaluated instead"]
+    assert [name for name, _ in hand.begun] == ["before", "after"]
 
 
 async def test_failed_evaluation_is_raised_by_the_next_tick(redis, run_id):

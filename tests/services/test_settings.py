@@ -103,6 +103,17 @@ def test_a_preset_fills_in_what_the_recipe_leaves_open(name):
     assert parse_recipe(recipe.model_dump(mode="json")) == recipe, "a recipe that was written out stays as it is"
 
 
+@pytest.mark.parametrize(
+    ("longest", "cache", "expected"), [(20480, None, 4096), (16, None, 3), (3, None, 1), (16, 8, 8)]
+)
+def test_the_overlong_cache_is_a_fifth_unless_set(longest, cache, expected):
+    document = recipe_document(
+        "/model", model={"max_model_len": 22528}, rollout={"max_new_tokens": longest},
+        algorithm={"overlong": {"cache": cache}},
+    )  # fmt: skip
+    assert parse_recipe(document).overlong_cache == expected
+
+
 def test_defaults_are_the_paper_s():
     bare = {"name": "bare", "model": {"path": "/model"}, "limits": {"rollout_steps": 1}}
     assert Recipe.model_validate(bare) == parse_recipe(bare)
