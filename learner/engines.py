@@ -11,6 +11,7 @@ import tempfile
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from learner.policy import Policy
 from services.settings import Learner
@@ -39,6 +40,9 @@ def training_engine(policy: Policy, learner: Learner) -> Any:
     if learner.dtype == "float64":
         _admit_float64()
     engine, *_ = deepspeed.initialize(model=policy, model_parameters=list(policy.parameters()), config=_config(learner))
+    if dist.get_world_size() == 1 and learner.zero_stage == 0:
+        # With nobody to reduce with, DeepSpeed would still copy all gradients to a fresh buffer and back at each step.
+        engine.enable_backward_allreduce = False
     if learner.dtype == "float64":
         # Else gradients are rounded to float32 to be reduced over ranks.
         engine.communication_data_type = torch.float64

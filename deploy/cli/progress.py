@@ -121,7 +121,9 @@ class Follower:
                 self._say(HEADING, style="bold")
             self.steps.append(step)
             total = int(view["rollout_steps_total"])
-            self._say(step_line(step, total, seconds_left(self.steps, total)))
+            # A budget of tokens ends the run before its last possible step, nobody knows at which.
+            budget = view["recipe"]["limits"]["response_tokens"]
+            self._say(step_line(step, total, None if budget else seconds_left(self.steps, total)))
         for evaluation in view["evaluations"]:
             self._evaluation(evaluation)
         if view["state"] != self._state:

@@ -183,7 +183,7 @@ def test_follower_prints_everything_once(capsys: pytest.CaptureFixture[str]) -> 
     view: dict[str, Any] = {
         "created_at": 1000.0, "rollout_steps_total": 2, "state": "running", "reason": "ready",
         "events": [{"service": "rollout", "phase": "service-ready", "text": "engine up", "at": 1012.0}],
-        "evaluations": [evaluated("before")],
+        "evaluations": [evaluated("before")], "recipe": {"limits": {"response_tokens": None}},
     }  # fmt: skip
     follower.take(view, [step(1, 100.0, accuracy=0.2)])
     follower.take(view, [])
