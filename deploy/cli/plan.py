@@ -34,8 +34,8 @@ def plan(
 ) -> None:
     """Compute what a recipe needs: memory per rank and replica, bytes per weight sync, time per rollout step.
 
-    The throughputs are yours to state; the defaults are placeholders of the right order for a 32B model on 80 GB GPUs,
-    not measurements.
+    State the throughputs that you measured. Their defaults are assumptions for a 32B model on 80 GB GPUs, nobody's
+    measurements; the table's title says which figures the times follow from.
     """
     from deploy.cli.console import console
     from deploy.cli.main import obstacles

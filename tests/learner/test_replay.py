@@ -233,10 +233,8 @@ def test_a_missing_optimizer_step_is_not_equal_unless_it_is_missing_twice() -> N
 
 
 async def test_two_ranks_replay_within_the_tolerance(
-    redis: Any, redis_url: str, run_id: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis: Any, redis_url: str, run_id: str, tiny_model: Path, runs_folder: Path
 ) -> None:
-    monkeypatch.setenv("PENSTOCK_RUNS", str(tmp_path))
-    monkeypatch.setenv("PENSTOCK_HOST", "127.0.0.1")
     keys = RunKeys(run_id)
     await submit(
         redis, run_id, tiny_model, limits={"rollout_steps": 3}, algorithm={"kl_coefficient": 0.01},
@@ -251,18 +249,16 @@ async def test_two_ranks_replay_within_the_tolerance(
         await drain_ranks(ranks)
     finally:
         end_ranks(ranks)
-    plan = plan_replay(tmp_path / run_id, 3)
+    plan = plan_replay(runs_folder / run_id, 3)
     assert plan.start is not None
     assert (plan.start.step, plan.start.ranks, plan.steps, plan.tolerance) == (2, 2, (3,), 1e-5)
-    rows = await asyncio.to_thread(replay, tmp_path / run_id, plan, DEADLINE_S, lambda _: None)
+    rows = await asyncio.to_thread(replay, runs_folder / run_id, plan, DEADLINE_S, lambda _: None)
     assert [(row.step, row.index, row.equal) for row in rows] == [(3, 1, True), (3, 2, True)]
 
 
 async def test_three_steps_in_a_row_without_a_finite_gradient_fail_the_run(
-    redis: Any, redis_url: str, run_id: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis: Any, redis_url: str, run_id: str, tiny_model: Path, runs_folder: Path
 ) -> None:
-    monkeypatch.setenv("PENSTOCK_RUNS", str(tmp_path))
-    monkeypatch.setenv("PENSTOCK_HOST", "127.0.0.1")
     keys = RunKeys(run_id)
     await submit(redis, run_id, tiny_model, limits={"rollout_steps": 5})
     await put_batch(redis, keys, 0)
@@ -276,8 +272,8 @@ async def test_three_steps_in_a_row_without_a_finite_gradient_fail_the_run(
         thread.stop(20)
     text = str(thread.error)
     assert "3 optimizer steps in a row had no finite gradient (learner.max_non_finite_steps)" in text
-    assert str(tmp_path / run_id / "batches/step-000003.json") in text
-    assert f"`penstock replay {run_id} 3 --runs {tmp_path}`" in text
+    assert str(runs_folder / run_id / "batches/step-000003.json") in text
+    assert f"`penstock replay {run_id} 3 --runs {runs_folder}`" in text
     events = [event for _, event in await Journal(redis, keys, "test").events()]
     skips = [event.text for event in events if event.phase == "non-finite-gradient"]
     assert ["2 of 2 optimizer steps skipped" in line for line in skips] == [True, True]
@@ -289,6 +285,6 @@ async def test_three_steps_in_a_row_without_a_finite_gradient_fail_the_run(
     assert (await group_counts(redis, keys)).trained == 8
     assert (await redis.xpending(keys.batches, "learner"))["pending"] == 1
     # What it leaves is enough to see it again.
-    status, output = await asyncio.to_thread(penstock, tmp_path / run_id, 3)
+    status, output = await asyncio.to_thread(penstock, runs_folder / run_id, 3)
     lines = [line for line in output.splitlines() if line.endswith(("yes", "NO"))]
     assert (status, len(lines), sum("skipped: not finite" in line for line in lines)) == (0, 6, 4), output

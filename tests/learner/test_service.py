@@ -44,13 +44,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PENSTOCK_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setenv("PENSTOCK_HOST", "127.0.0.1")
-    return tmp_path / "runs"
-
-
 async def test_a_run_from_the_initial_weights_to_the_export(
     redis: Any, redis_url: str, run_id: str, tiny_model: Path, runs_folder: Path
 ) -> None:
