@@ -1,6 +1,6 @@
 """Owns `penstock conformance`: the checkout's conformance suite, run and shown as a table.
 
-Must not check anything itself; tests/conformance does.
+Must not check anything itself; the tests marked `conformance` do, most of them in tests/conformance.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
-SUITE = Path("tests/conformance")
+TESTS = Path("tests")
+SUITE = TESTS / "conformance"
 DEADLINE_S = 3600
 OBSTACLE = 2
 STYLES = {"passed": "green", "skipped": "yellow", "failed": "bold red"}
@@ -54,7 +55,7 @@ def table_rows(cases: Iterable[dict[str, Any]]) -> list[Row]:
     """One row per (formula, setting, test function), its cases counted by status, sorted by file."""
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for case in cases:
-        test = case["test"].removeprefix(f"{SUITE}/").split("[")[0]
+        test = case["test"].removeprefix(f"{SUITE}/").removeprefix(f"{TESTS}/").split("[")[0]
         grouped.setdefault((case["formula"], case["setting"], test), []).append(case["status"])
     rows = [Row(*key, _status(statuses)) for key, statuses in grouped.items()]
     return sorted(rows, key=lambda row: (row.test.split("::")[0], row.setting))
@@ -82,7 +83,8 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def _run_suite(rows: Path) -> int:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conformance.rows", "--rows", str(rows), str(SUITE)]
+    plugin = ("-p", "tests.conformance.rows", "--rows", str(rows))
+    command = [sys.executable, "-m", "pytest", "-q", *plugin, "-m", "conformance", str(TESTS)]
     try:
         return subprocess.run(command, cwd=ROOT, stdout=sys.stderr, timeout=DEADLINE_S, check=False).returncode
     except subprocess.TimeoutExpired:

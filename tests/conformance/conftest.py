@@ -1,4 +1,4 @@
-"""Owns the rule that every conformance test says which formula and which setting it checks.
+"""Owns the rule that every conformance test, here or elsewhere, says which formula and which setting it checks.
 
 Must not select or skip tests.
 """
@@ -16,11 +16,12 @@ hypothesis.settings.register_profile("conformance", deadline=None, derandomize=T
 hypothesis.settings.load_profile("conformance")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a conformance test that the table could not name."""
+    """Refuse a conformance test that the table could not name, before any is deselected."""
     for item in items:
-        if HERE not in item.path.parents:
-            continue
         mark = item.get_closest_marker("conformance")
+        if mark is None and HERE not in item.path.parents:
+            continue
         if mark is None or set(mark.kwargs) != {"formula", "setting"} or mark.args:
             raise pytest.UsageError(f"{item.nodeid}: needs @pytest.mark.conformance(formula=..., setting=...)")

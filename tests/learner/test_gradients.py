@@ -79,6 +79,7 @@ def by_hand(folder: Path, case: Case) -> tuple[Found, Found, list[tuple[float, f
     return initial, {name: parameter.detach() for name, parameter in model.named_parameters()}, steps
 
 
+@pytest.mark.conformance(formula="AdamW on each mini-batch's exact gradient, its norm clipped", setting="learner.*")
 @pytest.mark.parametrize("name", STEPS)
 def test_a_rollout_step_by_hand(name: str, policy: Path, ranks: Ranks) -> None:
     """Two optimizer steps: their losses, their gradient norms before clipping, and where the weights end."""
@@ -99,6 +100,9 @@ def test_a_rollout_step_by_hand(name: str, policy: Path, ranks: Ranks) -> None:
     assert all(clipped) if case.gradient_clip <= 1 else not any(clipped)
 
 
+@pytest.mark.conformance(
+    formula="pi_old: the policy at the start of the rollout step (DAPO Eq. 8)", setting="proximal = recomputed"
+)
 def test_the_short_cut_saves_a_pass_and_changes_nothing(policy: Path, ranks: Ranks) -> None:
     """At the first optimizer step the proximal policy is the current one; at the second its ratios differ from 1."""
     short, full = (run_case(policy, STEPS[name], ranks) for name in ("two-steps", "recomputed"))
@@ -106,6 +110,7 @@ def test_the_short_cut_saves_a_pass_and_changes_nothing(policy: Path, ranks: Ran
     assert abs(short[1].metrics["ratio_mean"] - 1.0) > 1e-3
 
 
+@pytest.mark.conformance(formula="linear warm-up over rollout steps (DAPO 4.1)", setting="learner.warmup_rollout_steps")
 def test_warm_up_counts_rollout_steps_and_their_optimizer_steps_share_a_rate(policy: Path, ranks: Ranks) -> None:
     document = recipe(policy, EXACT)
     learner = document.learner.model_copy(update={"warmup_rollout_steps": 4})
@@ -151,6 +156,7 @@ def test_what_is_computed_how_often(case: Case, passes: int, policy: Path, ranks
     trainer.close()
 
 
+@pytest.mark.conformance(formula="exp(d) - 1 - d, d = policy - behaviour", setting="proximal = behaviour")
 def test_behaviour_as_proximal_measures_the_current_policy(policy: Path, ranks: Ranks) -> None:
     """The mismatch metrics are exp(d) - 1 - d and exp(d), d = policy - behaviour, over all counted tokens."""
     case = replace(EXACT, algorithm={"proximal": "behaviour"}, mini_batch_groups=4)
@@ -172,6 +178,7 @@ def test_behaviour_as_proximal_measures_the_current_policy(policy: Path, ranks: 
     assert trained.metrics["importance_p99"] > 1.5
 
 
+@pytest.mark.conformance(formula="pi_ref: the policy the run began with", setting="algorithm.kl_coefficient")
 def test_the_reference_stays_where_the_run_began(policy: Path, ranks: Ranks) -> None:
     """k3 against it is 0 for the initial policy and not after a rollout step; without a coefficient there is none."""
     case = replace(EXACT, algorithm={"kl_coefficient": 0.1}, mini_batch_groups=4)

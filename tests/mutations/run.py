@@ -18,8 +18,8 @@ from tests.mutations.table import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("services", "rollout", "verifier", "learner", "deploy", "tests", "benchmarks", "pyproject.toml")
-SUITE = ("tests/conformance", "tests/learner/test_gradients.py")
-"""The conformance suite, and what the learner's own tests say of a whole rollout step."""
+SUITE = ("tests",)
+"""Where the conformance suite is: every test with its mark."""
 NEAR = {
     "learner/algorithm/reductions.py": ("tests/conformance/test_reductions.py",),
     "learner/algorithm/clipping.py": ("tests/conformance/test_clipping.py",),
@@ -33,15 +33,22 @@ NEAR = {
     ),
     "learner/batches.py": ("tests/conformance/test_mini_batches.py", "tests/conformance/test_gradient_any_cut.py"),
     "learner/policy.py": ("tests/learner/test_gradients.py",),
+    "learner/engines.py": ("tests/learner/test_gradients.py",),
     "learner/trainer.py": ("tests/learner/test_gradients.py",),
-    "services/sampler/batching.py": ("tests/conformance/test_rewards.py",),
+    "services/sampler/batching.py": ("tests/conformance/test_rewards.py", "tests/services/test_batching.py"),
     "services/sampler/credit/advantages.py": ("tests/conformance/test_advantages.py",),
     "services/sampler/credit/filtering.py": ("tests/conformance/test_rewards.py",),
     "services/sampler/credit/shaping.py": ("tests/conformance/test_rewards.py",),
     "services/sampler/scores.py": ("tests/conformance/test_evaluation.py",),
     "services/sampler/evaluation.py": ("tests/conformance/test_evaluation.py",),
     "services/sampler/pacing.py": ("tests/services/test_pacing.py",),
+    "services/sampler/dispatch.py": ("tests/services/test_dispatch.py",),
+    "services/sampler/service.py": ("tests/services/test_dispatch.py",),
+    "services/sampler/data/splits.py": ("tests/services/test_prompts.py",),
+    "services/settings/presets.py": ("tests/conformance/test_presets.py",),
+    "rollout/engine.py": ("tests/rollout/test_engine_arguments.py",),
     "verifier/answer_line.py": ("tests/verifier/test_answer_line.py",),
+    "verifier/sandbox.py": ("tests/verifier/test_sandbox.py",),
 }
 """The part of the suite that most likely notices a fault in a file; only where it does not, the whole suite runs."""
 NOTICED = ("FAILED ", "ERROR ")
@@ -80,7 +87,7 @@ def mutated(text: str, mutation: Mutation) -> str:
 
 def run_suite(folder: Path, parts: tuple[str, ...] = SUITE) -> Verdict:
     """The suite in `folder`, or only `parts` of it, up to its first failure. MutationError if it cannot run."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *parts]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "conformance", *parts]
     started = time.monotonic()
     try:
         finished = subprocess.run(

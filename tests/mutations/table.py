@@ -159,6 +159,8 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
         ("reward: unknown trained as wrong", "Outcome.WRONG: -1.0}", "Outcome.WRONG: -1.0, Outcome.UNKNOWN: -1.0}"),
     ],
     "services/sampler/batching.py": [
+        ("accuracy: of the groups that are kept",
+         "self._verdicts += group.in_order", "self._verdicts += group.in_order if decision == KEPT else []"),
         ("overlong: punishment always on",
          "punishment = (overlong.shape, ramp) if overlong.punishment else None", "punishment = (overlong.shape, ramp)"),
         ("overlong: filtering ignored",
@@ -190,6 +192,37 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
         ("staleness: off by one", "return consuming_version - oldest_version",
          "return consuming_version - oldest_version - 1"),
     ],
+    "services/sampler/dispatch.py": [
+        ("generation batches: without end", "if 0 < allowed <= self._waves:", "if allowed < 0:"),
+    ],
+    "services/sampler/service.py": [
+        ("staleness: the surplus is always thrown away",
+         "group.oldest_version) > self._recipe.limits.max_staleness", "group.oldest_version) > 0"),
+        ("staleness: the bound is not kept",
+         "group.oldest_version) > self._recipe.limits.max_staleness", "group.oldest_version) > 1000"),
+    ],
+    "services/sampler/data/splits.py": [
+        ("data: a question counts as often as it stands there",
+         "key = normalised(", "key = str(self.rows) + normalised("),
+    ],
+    "services/settings/presets.py": [
+        ("dapo: the script's warm-up", "Setting(20, ", "Setting(10, "),
+        ("dapo: the script's dual clip", 'Setting(None, f"{PAPER} Eq. 8 has none")', 'Setting(10.0, "")'),
+        ("dapo: symmetric clip", "Setting(0.28, ", "Setting(0.2, "),
+        ("dapo-verl: the paper's weight decay", "Setting(0.1, ", "Setting(0.0, "),
+        ("dapo-verl: the surplus waits", 'Setting(0, f"{CODE}: generation', 'Setting(1, f"{CODE}: generation'),
+        ("grpo: DAPO's reduction", 'Setting("sample", ', 'Setting("token", '),
+        ("presets: they overrule the recipe", "document.setdefault(name, value)", "document[name] = value"),
+    ],
+    "verifier/sandbox.py": [
+        ("judgement: out of time is wrong",
+         'Finding(Outcome.UNKNOWN, 0.0, f"no judgement', 'Finding(Outcome.WRONG, 0.0, f"no judgement'),
+    ],
+    "rollout/engine.py": [
+        ("engine: log-probs of the raw logits", '"processed_logprobs"', '"raw_logprobs"'),
+        ("engine: the model folder's sampling", '"generation_config": "vllm"', '"generation_config": "auto"'),
+        ("engine: eager ignored", "rollout.eager or rollout.gpus == 0", "rollout.gpus == 0"),
+    ],
     "verifier/answer_line.py": [
         ("answer line: the first one wins", "str(found[-1])", "str(found[0])"),
         ("answer line: the whole response is read", "text[-TAIL:]", "text"),
@@ -215,6 +248,10 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
         ("token data: all tokens of one response", "torch.arange(len(members)).repeat_interleave(tokens)",
          "torch.zeros(len(members), dtype=torch.int64).repeat_interleave(tokens)"),
         ("filler: counts", "zero = torch.zeros(1, dtype=torch.float64)", "zero = torch.ones(1, dtype=torch.float64)"),
+    ],
+    "learner/engines.py": [
+        ("AdamW: other betas", '"betas": [0.9, 0.999]', '"betas": [0.9, 0.95]'),
+        ("AdamW: weight decay ignored", '"weight_decay": learner.weight_decay', '"weight_decay": 0.0'),
     ],
     "learner/policy.py": [
         ("policy: temperature forgotten", "self.temperature, chunks,", "1.0, chunks,"),

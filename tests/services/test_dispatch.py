@@ -175,8 +175,23 @@ def by_generation_batches(max_staleness=0, steps=3, **rule):
     return recipe_document("/none", algorithm={"group_size": 4, "dynamic_sampling": sampling}, limits=limits)
 
 
-async def test_on_policy_generation_batches_come_whole_and_their_surplus_is_thrown_away(redis, run_id):
-    document = by_generation_batches()
+@pytest.mark.conformance(
+    formula="surplus groups wait for the next batch (Algorithm 1); on-policy they are thrown away (code)",
+    setting="refill = generation_batches, limits.max_staleness",
+)
+@pytest.mark.parametrize(
+    ("max_staleness", "counts", "waves", "stale"),
+    [
+        # Every group is kept: 2 x 4 are drawn for each step, 4 of them trained, the other 4 stale one version on.
+        (0, (24, 12, 8, 4), [0, 1, 2], [0, 4, 4]),
+        # The other 4 are the second batch.
+        (1, (16, 12, 0, 4), [0, 0, 1], [0, 0, 0]),
+    ],
+)
+async def test_generation_batches_come_whole_and_what_becomes_of_their_surplus(
+    redis, run_id, max_staleness, counts, waves, stale
+):
+    document = by_generation_batches(max_staleness)
     keys = RunKeys(run_id)
     fleet = HandFleet(redis, keys)
     fleet.random = Alternating()
@@ -187,15 +202,18 @@ async def test_on_policy_generation_batches_come_whole_and_their_surplus_is_thro
         running(SamplerService().run(sampler), VerifierService().run(verifier), fleet.run(), learner.run()) as tasks,
     ):
         await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
-        counts = await group_counts(redis, keys)
-    # Every group is kept: 2 x 4 are drawn for each of the 3 steps, 4 of them trained, the other 4 stale one version on.
-    assert (counts.dispatched, counts.trained, counts.stale, counts.pending) == (24, 12, 8, 4)
+        found = await group_counts(redis, keys)
+    assert (found.dispatched, found.trained, found.stale, found.pending) == counts
     numbers = [[int(group.group[1:]) // 8 for group in batch.groups] for batch in learner.batches]
-    assert numbers == [[0] * 4, [1] * 4, [2] * 4], "each batch is of its own generation batch"
-    assert [batch.sampling_metrics["generation_batches"] for batch in learner.batches] == [1, 1, 1]
-    assert [batch.sampling_metrics["groups_stale"] for batch in learner.batches] == [0, 4, 4]
+    assert numbers == [[wave] * 4 for wave in waves], "each batch is of one generation batch"
+    assert [batch.sampling_metrics["groups_stale"] for batch in learner.batches] == stale
+    if max_staleness == 0:
+        assert [batch.sampling_metrics["generation_batches"] for batch in learner.batches] == [1, 1, 1]
 
 
+@pytest.mark.conformance(
+    formula="at most max_num_gen_batches, then the run fails (code)", setting="dynamic_sampling.max_generation_batches"
+)
 async def test_too_many_generation_batches_fail_the_run_with_the_histogram(redis, run_id):
     document = by_generation_batches(max_generation_batches=2)
     keys = RunKeys(run_id)

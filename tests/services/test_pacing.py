@@ -33,6 +33,7 @@ def test_slots(max_staleness, steps_left, expected):
     assert bounds(max_staleness=max_staleness, steps_left=steps_left).slots == expected
 
 
+@pytest.mark.conformance(formula="sample until the buffer holds N (DAPO Algorithm 1)", setting="refill = continuous")
 @pytest.mark.parametrize(
     ("flow", "max_inflight", "expected"),
     [
@@ -50,6 +51,9 @@ def test_continuous(flow, max_inflight, expected):
     assert continuous(flow, bounds(max_inflight=max_inflight)) == expected
 
 
+@pytest.mark.conformance(
+    formula="k x N groups at once, then judge them all (code)", setting="refill = generation_batches"
+)
 @pytest.mark.parametrize(
     ("flow", "max_staleness", "steps_left", "expected"),
     [
@@ -91,6 +95,7 @@ def test_no_refill_exceeds_the_memory_bound_or_starves(refill, flow, groups, max
         assert count == (groups * factor if idle else 0)
 
 
+@pytest.mark.conformance(formula="consuming version - version of the oldest token", setting="limits.max_staleness")
 def test_staleness_counts_versions_to_the_oldest_span():
     assert staleness(consuming_version=7, oldest_version=5) == 2
 

@@ -132,6 +132,7 @@ def test_a_line_ends_at_the_line_feed_alone_and_blank_lines_are_none(tmp_path):
     assert questions(load_set(Source(source="jsonl", path=str(path)), None)) == {"one\u2028question"}
 
 
+@pytest.mark.conformance(formula="each question counts once", setting="data.layout = dapo-math-17k")
 def test_dapo_math_17k_is_found_to_be_repeated_a_hundred_times(tmp_path):
     rows = [dapo_row(f"What is {n % 17}\u00b2?", str((n % 17) ** 2), n) for n in range(1700)]
     rows[40]["prompt"][0]["content"] += "  \n"  # white space makes no other question

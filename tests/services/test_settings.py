@@ -90,6 +90,7 @@ def setting(recipe, path):
     return recipe
 
 
+@pytest.mark.conformance(formula="what the recipe says stands", setting="algorithm.preset")
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_fills_in_what_the_recipe_leaves_open(name):
     document = {

@@ -8,11 +8,16 @@ from verifier.answer_line import answer_line, normalised
 from verifier.reasoning import extract_answer
 from verifier.table import judge
 
+RULE = pytest.mark.conformance(
+    formula="the last `Answer:` line, equal as a normalised string (code)", setting="verifier = answer-line"
+)
+
 
 def correct(text, answer):
     return judge("answer-line", text, {"answer": answer}).correct
 
 
+@RULE
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -36,6 +41,7 @@ def test_the_last_answer_line_is_read(text, line):
     assert answer_line(text) == line
 
 
+@RULE
 @pytest.mark.parametrize(
     ("written", "normal"),
     [
@@ -72,6 +78,7 @@ def test_normal_form(written, normal):
     assert normalised(written) == normal
 
 
+@RULE
 def test_equality_is_of_strings():
     assert correct("Answer: 1,000", "1000")
     assert correct("Answer: $\\frac12$", "\\frac{1}{2}")

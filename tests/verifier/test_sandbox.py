@@ -87,6 +87,9 @@ async def test_an_answer_is_bounded_and_two_long_ones_stay_different(sandbox):
     assert first == (await sandbox.judge("pattern", "a" * 5000 + "b", reference)).answer
 
 
+@pytest.mark.conformance(
+    formula="a judgement ends in time; unknown is neither right nor wrong", setting="verifier.timeout_s"
+)
 async def test_endless_judgement_is_killed_and_the_next_one_works():
     with Sandbox(processes=1, timeout_s=2.0) as sandbox:
         await sandbox.judge("pattern", "", {"pattern": ""})
