@@ -23,9 +23,16 @@ PANELS = (
     ("accuracy", "accuracy of what was drawn"), ("entropy", "entropy (nats)"),
     ("response_length", "response length (tokens)"), ("truncated_share", "truncated share"),
     ("mean_token_probability", "mean token probability"), ("clip_high_share", "clipped at the upper bound"),
+    ("zero_advantage_share", "trained responses without advantage"),
 )  # fmt: skip
 SCALE = 1000
+LATE = 7000
+"""Response tokens after which a step counts as late."""
 PLACES = 25
+MIDWAY = 5000
+"""Response tokens at which the second table looks at the curves."""
+SAME_STEPS = (6, 7, 8)
+"""Rollout steps that every run comes to: where rows are compared by steps, as the paper does, and not by tokens."""
 
 
 def load() -> dict[str, list[dict[str, Any]]]:
@@ -43,7 +50,9 @@ def final(result: dict[str, Any]) -> dict[str, float]:
     before = next(one for one in result["evaluations"] if one["name"] == "before")
     return {
         "accuracy_before": before["accuracy"], "accuracy_after": after["accuracy"],
-        "accuracy_after_standard_error": after["standard_error"], "pass_at_k": after["pass_at"][-1]["value"],
+        "accuracy_after_standard_error": after["standard_error"],
+        "accuracy_late": fmean(value for at, value in _points(result, "accuracy") if at * SCALE > LATE),
+        "pass_at_k": after["pass_at"][-1]["value"],
         "majority": after["majority"], "length_after": after["response_length"],
         "truncated_after": after["truncated_share"], "rollout_steps": len(result["steps"]),
         "optimizer_steps": result["summary"]["optimizer_steps"],
@@ -76,9 +85,9 @@ def write_tables(results: dict[str, list[dict[str, Any]]]) -> None:
 def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
     """The table of the docs page: mean and standard error over seeds."""
     lines = [
-        "| row | seeds | held-out avg@4, % | over the row above | pass@4, % | length | truncated, % | rollout steps | "
-        "paper: AIME avg@32, % |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| row | seeds | held-out avg@4, % | over the row above | pass@4, % | drawn late, % | length | truncated, % | "
+        "rollout steps | paper: AIME avg@32, % |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     above: tuple[float, float] | None = None
     for row in ROWS:
@@ -89,15 +98,42 @@ def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
+def midway(results: dict[str, list[dict[str, Any]]]) -> str:
+    """Where the curves are at MIDWAY tokens, and the accuracy at the same rollout steps: mean and standard error."""
+    lines = [f"| row | {' | '.join(title for _, title in PANELS[1:])} | accuracy drawn in steps 6 to 8, % |"]
+    lines.append("|---" * (len(PANELS) + 1) + "|")
+    for row in ROWS:
+        if runs := results[row.name]:
+            cells = [spread([_at(one, metric, MIDWAY) for one in runs]) for metric, _ in PANELS[1:]]
+            same = spread([100 * _accuracy_at_same_steps(one) for one in runs])
+            numbers = [f"{mean:.3g} ± {error:.2g}" for mean, error in cells]
+            lines.append(f"| {row.title} | {' | '.join(numbers)} | {same[0]:.1f} ± {same[1]:.1f} |")
+    return "\n".join(lines)
+
+
+def _at(result: dict[str, Any], metric: str, tokens: float) -> float:
+    from numpy import interp
+
+    return float(interp(tokens / SCALE, *zip(*_points(result, metric), strict=True)))
+
+
+def _accuracy_at_same_steps(result: dict[str, Any]) -> float:
+    found = [step["accuracy"] for step in result["steps"] if step["step"] in SAME_STEPS]
+    return fmean(one for one in found if one is not None)
+
+
 def _line(row: Row, runs: list[dict[str, float]], now: tuple[float, float], above: tuple[float, float] | None) -> str:
     def mean(column: str, scale: float = 1.0) -> str:
         return f"{scale * fmean([one[column] for one in runs]):.1f}"
 
+    late = spread([100 * one["accuracy_late"] for one in runs])
     change = "-" if above is None else f"{now[0] - above[0]:+.1f} ± {math.hypot(now[1], above[1]):.1f}"
-    return (
-        f"| {row.title} | {len(runs)} | {now[0]:.1f} ± {now[1]:.1f} | {change} | {mean('pass_at_k', 100)} | "
-        f"{mean('length_after')} | {mean('truncated_after', 100)} | {mean('rollout_steps')} | {row.paper:g} |"
-    )
+    cells = (
+        row.title, len(runs), f"{now[0]:.1f} ± {now[1]:.1f}", change, mean("pass_at_k", 100),
+        f"{late[0]:.1f} ± {late[1]:.1f}", mean("length_after"), mean("truncated_after", 100), mean("rollout_steps"),
+        f"{row.paper:g}",
+    )  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def draw(results: dict[str, list[dict[str, Any]]]) -> None:
@@ -124,12 +160,8 @@ def draw(results: dict[str, list[dict[str, Any]]]) -> None:
         for place, row in enumerate(rows):
             _curve(axis, [_points(one, metric) for one in results[row.name]], f"C{place}", row.title)
         _frame(axis, title)
-    held_out = axes.flat[len(PANELS)]
-    for place, row in enumerate(rows):
-        _curve(held_out, [_held_out(one) for one in results[row.name]], f"C{place}", row.title)
-    _frame(held_out, "held-out accuracy")
     axes.flat[-1].axis("off")
-    axes.flat[-1].legend(*held_out.get_legend_handles_labels(), loc="center")
+    axes.flat[-1].legend(*axes.flat[0].get_legend_handles_labels(), loc="center")
     figure.savefig(IMAGES / "ablation-curves.png", dpi=110)
     pyplot.close("all")
 
@@ -139,12 +171,6 @@ def _points(result: dict[str, Any], metric: str) -> list[tuple[float, float]]:
     tokens = accumulate(step["response_tokens"] or 0 for step in result["steps"])
     points = zip(tokens, result["steps"], strict=True)
     return [(at / SCALE, step[metric]) for at, step in points if step[metric] is not None]
-
-
-def _held_out(result: dict[str, Any]) -> list[tuple[float, float]]:
-    """Each evaluation at the tokens generated until the policy version that answered it."""
-    tokens = [0, *accumulate(step["response_tokens"] or 0 for step in result["steps"])]
-    return [(tokens[min(one["version"], len(tokens) - 1)] / SCALE, one["accuracy"]) for one in result["evaluations"]]
 
 
 def _curve(axis: Any, runs: list[list[tuple[float, float]]], colour: str, label: str) -> None:
@@ -173,7 +199,7 @@ def main() -> int:
         return 1
     write_tables(results)
     draw(results)
-    print(markdown(results))
+    print(markdown(results), midway(results), sep="\n\n")
     return 0
 
 

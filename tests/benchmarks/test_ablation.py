@@ -60,8 +60,8 @@ def test_rows_differ_from_seed_to_seed_in_the_seed_alone() -> None:
 
 
 def result(row: str, seed: int, after: float) -> dict[str, Any]:
-    """A run of three steps; nothing was judged before the second one."""
-    steps = [dict.fromkeys(KEPT, 0.5) | {"step": step, "response_tokens": 1000.0} for step in (1, 2, 3)]
+    """A run of eight steps; nothing was judged before the second one."""
+    steps = [dict.fromkeys(KEPT, 0.5) | {"step": step, "response_tokens": 1500.0} for step in range(1, 9)]
     steps[1] = dict.fromkeys(KEPT) | {"step": 2, "entropy": 0.4, "response_tokens": 0.0}
     evaluation = {
         "standard_error": 0.1, "pass_at": [{"k": 4, "value": 0.75}], "majority": 0.5, "response_length": 12.0,
@@ -69,7 +69,7 @@ def result(row: str, seed: int, after: float) -> dict[str, Any]:
     }  # fmt: skip
     evaluations = [
         evaluation | {"name": name, "version": version, "accuracy": accuracy}
-        for name, version, accuracy in (("before", 0, 0.25), ("after", 3, after))
+        for name, version, accuracy in (("before", 0, 0.25), ("after", 8, after))
     ]
     summary = {"optimizer_steps": 6, "wall_seconds": 60.0}
     return {"row": row, "seed": seed, "steps": steps, "evaluations": evaluations, "summary": summary}
@@ -89,8 +89,11 @@ def test_the_report_copes_with_steps_that_report_nothing(tmp_path: Path, monkeyp
     assert [part.strip() for part in lines[2].split("|")][2:5] == ["3", "50.0 ± 14.4", "-"]
     assert [part.strip() for part in lines[3].split("|")][3:5] == ["75.0 ± 0.0", "+25.0 ± 14.4"]
     assert len(lines) == 4, "rows without a result are left out"
+    # Of all curves the test's runs have 0.5 everywhere.
+    [row] = [line for line in report.midway(results).splitlines() if line.startswith(f"| {ROWS[1].title} |")]
+    assert [part.strip() for part in row.split("|")][2:-1] == ["0.5 ± 0"] * 6 + ["50.0 ± 0.0"]
     assert (tmp_path / "final.csv").read_text().count("\n") == 7
-    assert (tmp_path / "curves.csv").read_text().count("\n") == 19
+    assert (tmp_path / "curves.csv").read_text().count("\n") == 49
     assert (tmp_path / "ablation.png").stat().st_size > 10_000
     assert (tmp_path / "ablation-curves.png").stat().st_size > 10_000
 
