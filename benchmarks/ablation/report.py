@@ -106,7 +106,9 @@ def midway(results: dict[str, list[dict[str, Any]]]) -> str:
         if runs := results[row.name]:
             cells = [spread([_at(one, metric, MIDWAY) for one in runs]) for metric, _ in PANELS[1:]]
             same = spread([100 * _accuracy_at_same_steps(one) for one in runs])
-            numbers = [f"{mean:.3g} ± {error:.2g}" for mean, error in cells]
+            numbers = [
+                f"{mean:.3f} ± {error:.3f}" if mean < 1 else f"{mean:.2f} ± {error:.2f}" for mean, error in cells
+            ]
             lines.append(f"| {row.title} | {' | '.join(numbers)} | {same[0]:.1f} ± {same[1]:.1f} |")
     return "\n".join(lines)
 

@@ -91,7 +91,7 @@ def test_the_report_copes_with_steps_that_report_nothing(tmp_path: Path, monkeyp
     assert len(lines) == 4, "rows without a result are left out"
     # Of all curves the test's runs have 0.5 everywhere.
     [row] = [line for line in report.midway(results).splitlines() if line.startswith(f"| {ROWS[1].title} |")]
-    assert [part.strip() for part in row.split("|")][2:-1] == ["0.5 ± 0"] * 6 + ["50.0 ± 0.0"]
+    assert [part.strip() for part in row.split("|")][2:-1] == ["0.500 ± 0.000"] * 6 + ["50.0 ± 0.0"]
     assert (tmp_path / "final.csv").read_text().count("\n") == 7
     assert (tmp_path / "curves.csv").read_text().count("\n") == 49
     assert (tmp_path / "ablation.png").stat().st_size > 10_000
