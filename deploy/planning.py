@@ -32,7 +32,7 @@ class Throughput:
 
 @dataclass(frozen=True)
 class LearnerMemory:
-    """Bytes of one rank's device at one ZeRO stage; `largest_layer` is gathered whole at stage 3."""
+    """Bytes of one rank's device at one ZeRO stage; at stage 3 `parameters` holds one layer gathered whole."""
 
     stage: int
     parameters: float

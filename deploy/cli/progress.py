@@ -46,8 +46,8 @@ def seconds_left(steps: list[dict[str, Any]], total: int) -> float | None:
     return float(pace * max(0, total - steps[-1]["step"]))
 
 
-def step_line(step: dict[str, Any], total: int, left: float | None) -> str:
-    """One rollout step in one line, under HEADING."""
+def step_line(step: dict[str, Any], total: int | None, left: float | None) -> str:
+    """One rollout step in one line, under HEADING; `total` is None where a budget decides how many there are."""
     metrics = step["metrics"]
     cells = [f"{_shown(metrics.get(name), form):>8}" for _, name, form in COLUMNS]
     counts = "/".join(_shown(metrics.get(name), "{:.0f}") for name in COUNTS)
@@ -55,7 +55,7 @@ def step_line(step: dict[str, Any], total: int, left: float | None) -> str:
     speed = _shown(metrics.get("tokens_per_second"), "{:.0f}")
     time_left = "-" if left is None else duration(left)
     return (
-        f"{step['step']:>3}/{total:<3}  "
+        f"{step['step']:>3}{'' if total is None else f'/{total}':<4}  "
         + "  ".join(cells)
         + f"  {counts:>19}  {staleness:>9}  {speed:>8}  {time_left:>6}"
     )
@@ -120,10 +120,9 @@ class Follower:
             if len(self.steps) % HEADING_EVERY == 0:
                 self._say(HEADING, style="bold")
             self.steps.append(step)
-            total = int(view["rollout_steps_total"])
             # A budget of tokens ends the run before its last possible step, nobody knows at which.
-            budget = view["recipe"]["limits"]["response_tokens"]
-            self._say(step_line(step, total, None if budget else seconds_left(self.steps, total)))
+            total = None if view["recipe"]["limits"]["response_tokens"] else int(view["rollout_steps_total"])
+            self._say(step_line(step, total, None if total is None else seconds_left(self.steps, total)))
         for evaluation in view["evaluations"]:
             self._evaluation(evaluation)
         if view["state"] != self._state:

@@ -166,6 +166,7 @@ def test_step_line_shows_metrics_and_admits_what_is_missing() -> None:
         12, 125.0,
     )  # fmt: skip
     assert line.split() == ["3/12", "0.31", "-0.37", "-", "-", "5.2", "8/3/-", "0.50/1", "-", "2m05s"]
+    assert step_line(step(3, 0.0), None, None).split()[:2] == ["3", "-"], "a budget has no last step"
 
 
 def evaluated(name: str, **fields: Any) -> dict[str, Any]:
