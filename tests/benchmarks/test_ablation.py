@@ -60,8 +60,11 @@ def test_rows_differ_from_seed_to_seed_in_the_seed_alone() -> None:
 
 
 def result(row: str, seed: int, after: float) -> dict[str, Any]:
-    """A run of eight steps; nothing was judged before the second one."""
-    steps = [dict.fromkeys(KEPT, 0.5) | {"step": step, "response_tokens": 1500.0} for step in range(1, 9)]
+    """A run of eight steps of 1,200 tokens, every metric a tenth of the step; in the second one nothing was judged."""
+    steps = [
+        dict.fromkeys(KEPT, step / 10) | {"step": step, "response_tokens": 1200.0, "response_length": 2.0 * step}
+        for step in range(1, 9)
+    ]
     steps[1] = dict.fromkeys(KEPT) | {"step": 2, "entropy": 0.4, "response_tokens": 0.0}
     evaluation = {
         "standard_error": 0.1, "pass_at": [{"k": 4, "value": 0.75}], "majority": 0.5, "response_length": 12.0,
@@ -89,9 +92,14 @@ def test_the_report_copes_with_steps_that_report_nothing(tmp_path: Path, monkeyp
     assert [part.strip() for part in lines[2].split("|")][2:5] == ["3", "50.0 ± 14.4", "-"]
     assert [part.strip() for part in lines[3].split("|")][3:5] == ["75.0 ± 0.0", "+25.0 ± 14.4"]
     assert len(lines) == 4, "rows without a result are left out"
-    # Of all curves the test's runs have 0.5 everywhere.
+    # Beyond 7,000 tokens lie steps 7 and 8.
+    assert lines[2].split("|")[6].strip() == "75.0 ± 0.0"
     [row] = [line for line in report.midway(results).splitlines() if line.startswith(f"| {ROWS[1].title} |")]
-    assert [part.strip() for part in row.split("|")][2:-1] == ["0.500 ± 0.000"] * 6 + ["50.0 ± 0.0"]
+    # 5,000 tokens lie a sixth of the way from step 5, which ends at 4,800, to step 6.
+    middle = "0.517 ± 0.000"
+    assert [part.strip() for part in row.split("|")][2:-1] == [
+        middle, "10.33 ± 0.00", middle, middle, middle, middle, "70.0 ± 0.0",
+    ]  # fmt: skip
     assert (tmp_path / "final.csv").read_text().count("\n") == 7
     assert (tmp_path / "curves.csv").read_text().count("\n") == 49
     assert (tmp_path / "ablation.png").stat().st_size > 10_000

@@ -106,7 +106,10 @@ def test_no_preset_holds_more_than_is_stated_here() -> None:
         ("overlong_cache", 4096),
         ("data.max_prompt_tokens", 2048),
         ("evaluation.samples", 32),
+        ("evaluation.temperature", 1.0),
+        ("evaluation.top_p", 0.7),
         ("learner.learning_rate", 1e-6),
+        ("learner.warmup_rollout_steps", 20),
     ],
 )
 def test_the_paper_s_recipe(path: str, expected: float) -> None:

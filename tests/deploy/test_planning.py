@@ -83,13 +83,8 @@ def test_a_shape_is_the_model_s(tiny_model: Path, tmp_path: Path) -> None:
     assert (found.layers, found.hidden, found.kv_values) == (2, 128, 2 * 2 * 1 * 64)
 
 
-def test_the_paper_s_recipe_validates_and_fits() -> None:
+def test_the_paper_s_recipe_fits() -> None:
     loaded = load_recipe(RECIPES / "qwen2.5-32b-dapo.yaml")
-    groups, mini = loaded.limits.groups_per_step, loaded.learner.mini_batch_groups
-    assert (groups, loaded.algorithm.group_size, groups // mini) == (512, 16, 16)
-    assert (loaded.rollout.max_new_tokens, loaded.algorithm.overlong.cache) == (20480, 4096)
-    assert (loaded.evaluation.samples, loaded.evaluation.temperature, loaded.evaluation.top_p) == (32, 1.0, 0.7)
-    assert (loaded.learner.learning_rate, loaded.learner.warmup_rollout_steps) == (1e-6, 20)
     shape = model_shape(loaded.model, Path("/none"))
     assert shape.parameters == 32_763_876_352  # Qwen/Qwen2.5-32B as published
     need = fleet(loaded, shape)

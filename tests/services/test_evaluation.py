@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import asynccontextmanager
 
 import pytest
 from prometheus_client import REGISTRY
@@ -132,12 +133,20 @@ async def skipped(context):
     return [event.text for _, event in await context.journal.events() if event.phase == "evaluation-skipped"]
 
 
-async def test_timetable_runs_one_at_a_time_and_says_what_it_skips(redis, run_id):
-    document = recipe_document("/none", limits={"rollout_steps": 6}, evaluation={"every": 1})
+@asynccontextmanager
+async def opened(redis, run_id, steps, every):
+    """A timetable at policy version 0, the evaluator whose ends the test decides, and their service's context."""
+    document = recipe_document("/none", limits={"rollout_steps": steps}, evaluation={"every": every})
     async with service_context(redis, run_id, document, "sampler") as context:
         hand = HandEvaluator()
         timetable = Timetable(context, hand)
         await timetable.open(0)
+        yield timetable, hand, context
+        await timetable.close()
+
+
+async def test_timetable_runs_one_at_a_time_and_says_what_it_skips(redis, run_id):
+    async with opened(redis, run_id, steps=6, every=1) as (timetable, hand, context):
 
         async def tick(version):
             await timetable.tick(version)
@@ -172,11 +181,7 @@ async def test_timetable_runs_one_at_a_time_and_says_what_it_skips(redis, run_id
 
 
 async def test_a_run_that_ends_early_owes_no_evaluation_of_later_steps(redis, run_id):
-    document = recipe_document("/none", limits={"rollout_steps": 100}, evaluation={"every": 4})
-    async with service_context(redis, run_id, document, "sampler") as context:
-        hand = HandEvaluator()
-        timetable = Timetable(context, hand)
-        await timetable.open(0)
+    async with opened(redis, run_id, steps=100, every=4) as (timetable, hand, context):
         await timetable.tick(0)
         await asyncio.sleep(0)
         await hand.end("before")
@@ -191,17 +196,12 @@ async def test_a_run_that_ends_early_owes_no_evaluation_of_later_steps(redis, ru
 
 
 async def test_failed_evaluation_is_raised_by_the_next_tick(redis, run_id):
-    document = recipe_document("/none", limits={"rollout_steps": 6})
-    async with service_context(redis, run_id, document, "sampler") as context:
-        hand = HandEvaluator()
-        timetable = Timetable(context, hand)
-        await timetable.open(0)
+    async with opened(redis, run_id, steps=6, every=0) as (timetable, hand, _):
         await timetable.tick(0)
         await asyncio.sleep(0)
         await hand.end("before", SamplingStalledError("no verdict"))
         with pytest.raises(SamplingStalledError, match="no verdict"):
             await timetable.tick(0)
-        await timetable.close()
 
 
 @pytest.mark.parametrize("newest_is_recorded", [False, True])
