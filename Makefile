@@ -32,7 +32,7 @@ format: install
 test-system: install
 	$(BIN)/python -m pytest -m system tests/system
 
-# Breaks each formula once, in a copy, and fails if the conformance suite does not notice. About an hour on two cores.
+# Breaks each formula once, in a copy, and fails if the conformance suite does not notice. Within an hour on two cores.
 mutations: install
 	$(BIN)/python -m tests.mutations.run
 
