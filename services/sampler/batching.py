@@ -17,6 +17,8 @@ from services.sampler.ledger import Group
 from services.sampler.pacing import staleness
 from services.settings import Recipe
 
+SCREENED = "screened out"
+
 
 def shaped_reward(recipe: Recipe, verdict: Verdict) -> float | None:
     """The verdict's reward under this recipe; None for an unknown outcome."""
@@ -45,17 +47,26 @@ def batch_group(recipe: Recipe, name: str, group: Group, version: int) -> BatchG
         )
         for verdict, earned, advantage in zip(group.in_order, rewards, credit, strict=True)
     ]
-    return BatchGroup(group=name, samples=tuple(samples))
+    return BatchGroup(
+        group=name, samples=tuple(samples), prompt=group.task.prompt.id, lag=staleness(version, group.oldest_version)
+    )  # fmt: skip
 
 
 def make_batch(
     recipe: Recipe, step: int, version: int, groups: dict[str, Group], state: SamplerState, metrics: dict[str, float],
-    *, last: bool = False,
+    *, last: bool = False, snapshot: str = "",
 ) -> Batch:  # fmt: skip
-    """The batch of rollout step `step`, to be consumed at `version`."""
+    """The batch of rollout step `step`, to be consumed at `version`.
+
+    `rollout_tokens_per_trained_token`: response tokens judged since the last batch, over those of this one that enter
+    the loss; dynamic sampling's price.
+    """
     made = tuple(batch_group(recipe, name, group, version) for name, group in groups.items())
     facts = [verdict.facts for group in groups.values() for verdict in group.verdicts.values()]
     ages = [sample.staleness for group in made for sample in group.samples]
+    trained = sum(sample.tokens for group in made for sample in group.samples if not sample.masked)
+    if trained:
+        metrics = {**metrics, "rollout_tokens_per_trained_token": metrics["response_tokens"] / trained}
     return Batch(
         step=step,
         version=version,
@@ -65,6 +76,7 @@ def make_batch(
         generation_started_at=min(one.started_at for one in facts),
         generation_finished_at=max(one.finished_at for one in facts),
         last=last,
+        snapshot=snapshot,
     )
 
 
@@ -78,9 +90,12 @@ class Window:
         self._correct: Counter[int] = Counter()
 
     def judged(self, group: Group, decision: str) -> None:
-        """Take in a fully judged group and how it goes on."""
+        """Take in a judged group and how it goes on; one whose screen ended it is not part of the histogram."""
         self._verdicts += group.in_order
         self._endings[decision] += 1
+        if group.task.stop is not None:
+            self._endings[SCREENED] += 1
+            return
         self._correct[sum(outcome is Outcome.CORRECT for outcome in group.outcomes)] += 1
 
     def released(self, release: Release) -> None:
@@ -119,6 +134,7 @@ class Window:
             "groups_filtered": float(self._endings[Release.FILTERED.value]),
             "groups_stale": float(self._endings[Release.STALE.value]),
             "groups_dead": float(self._endings[Release.DEAD.value]),
+            "groups_screened_out": float(self._endings[SCREENED]),
             **histogram,
         }
 

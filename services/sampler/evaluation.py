@@ -11,22 +11,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from services.contracts import EvaluationRecord, Lane, Outcome, PassAt, Prompt, Release, Sampling, Task, Verdict
+from services.contracts import Cause, EvaluationRecord, Lane, Outcome, PassAt, Prompt, Release, Sampling, Task, Verdict
 from services.metrics import EVALUATION
 from services.sampler.data import load_set, load_splits
 from services.sampler.ledger import Group
-from services.sampler.progress import Progress
 from services.sampler.scores import Response, Score, average, majority, over_questions, passes, sizes
 from services.settings import HELD_OUT, Recipe
 from services.shell import Context
-from services.streams.effects import Effects
+from services.streams.effects import EVALUATED, Effects, RefusedMessageError
 from services.streams.leases import Consumer, Delivery
+from services.streams.library import RedisFullError
 from services.streams.presence import live_processes
 
-EVALUATED = "evaluated"
 SHARE_BESIDE_TRAINING = 0.5
 """Of the fleet's sequence slots, how many an evaluation may take while training goes on: replicas serve it first."""
 HASHES_AT_ONCE = 100
+WAIT = "evaluation"
 CORRECTNESS = {Outcome.CORRECT: True, Outcome.WRONG: False, Outcome.UNKNOWN: None}
 
 
@@ -133,18 +133,12 @@ class Round:
 
 
 class Evaluator:
-    """Runs evaluations, one at a time: the caller's duty.
+    """Runs evaluations, one at a time: the caller's duty."""
 
-    It has a clock of its own for verdicts. Its verdicts also tell `training` that the fleet works; and while it has the
-    fleet first, training cannot be blamed for keeping no group.
-    """
-
-    def __init__(self, context: Context, effects: Effects, sets: tuple[HeldOut, ...], training: Progress) -> None:
+    def __init__(self, context: Context, effects: Effects, sets: tuple[HeldOut, ...]) -> None:
         self._context = context
         self._effects = effects
         self._sets = sets
-        self._training = training
-        self._progress = Progress(context)
         self._dead_after = "0-0"
         recipe = self._recipe = context.record.recipe
         self._consumer = Consumer(
@@ -169,10 +163,11 @@ class Evaluator:
                 return False
             record = summarise(name, one, sampling_of(self._recipe), finished.judged, finished.dropped)
             await self._publish(record)
+            await self._effects.forget_evaluated([self._group(name, one, n) for n in range(len(one.prompts))])
         return True
 
     async def _publish(self, record: EvaluationRecord) -> None:
-        await self._context.journal.evaluation(record)
+        await self._context.journal.evaluation(record, "sampler", self._effects.epoch)
         if record.majority is None:
             text = f"{record.name}: {record.set}: no verdict is known, so no score is"
             await self._context.journal.event("evaluation-unknown", text)
@@ -183,28 +178,30 @@ class Evaluator:
 
     async def _carry_out(self, name: str, one: HeldOut, beside_training: bool) -> Round | None:
         """All of a set's prompts answered and judged, or dropped; None when stopped."""
-        self._heard()
+        waits, patience = self._context.waits, self._recipe.limits.stall_timeout_s
         under_way = await self._recovered(name, one)
-        while not under_way.done:
-            if self._context.stopping.is_set():
-                return None
-            await self._dispatch(under_way, await self._room(one) if beside_training else len(one.prompts))
-            for delivery in await self._consumer.read(64, 0.5):
-                await self._take_in(under_way, delivery)
-            await self._drop_given_up(under_way)
-            if not beside_training:
-                self._training.kept()
-            self._progress.kept()  # an evaluation keeps no group
-            left = len(under_way.waiting) + len(under_way.open)
-            await self._progress.check(f"{left} of {len(one.prompts)} prompts of evaluation {name!r} of {one.name!r}")
+        try:
+            while not under_way.done:
+                if self._context.stopping.is_set():
+                    return None
+                left = len(under_way.waiting) + len(under_way.open)
+                waits.pending(
+                    WAIT, f"{left} of {len(one.prompts)} prompts of evaluation {name!r} of {one.name!r}", patience
+                )
+                await self._dispatch(under_way, await self._room(one) if beside_training else len(one.prompts))
+                for delivery in await self._consumer.read(64, 0.5):
+                    waits.done(WAIT)
+                    await self._take_in(under_way, delivery)
+                await self._drop_given_up(under_way)
+        finally:
+            waits.done(WAIT)
         return under_way
 
     async def _recovered(self, name: str, one: HeldOut) -> Round:
         """The round as an earlier sampler left it in Redis; all waiting when there was none."""
         sampling, keys = sampling_of(self._recipe), self._context.keys
         tasks = [
-            # Neither names of sets nor of evaluations hold a full stop.
-            Task(group=f"e.{one.name}.{name}.{number:06d}", prompt=prompt, samples=one.samples, sampling=sampling)
+            Task(group=self._group(name, one, number), prompt=prompt, samples=one.samples, sampling=sampling)
             for number, prompt in enumerate(one.prompts)
         ]
         found = Round()
@@ -217,6 +214,11 @@ class Evaluator:
                     found.take_up(task, fields)
         return found
 
+    @staticmethod
+    def _group(name: str, one: HeldOut, number: int) -> str:
+        # Neither names of sets nor of evaluations hold a full stop.
+        return f"e.{one.name}.{name}.{number:06d}"
+
     async def _room(self, one: HeldOut) -> int:
         """How many groups may be under way beside training."""
         processes = await live_processes(self._context.redis, self._context.keys.run)
@@ -226,19 +228,26 @@ class Evaluator:
 
     async def _dispatch(self, under_way: Round, room: int) -> None:
         while under_way.waiting and len(under_way.open) < room:
-            task = under_way.waiting.popleft()
-            under_way.open[task.group] = Group(task)
-            await self._effects.dispatch(Lane.EVALUATION, task, None)
+            task = under_way.waiting[0]
+            try:
+                await self._effects.dispatch(Lane.EVALUATION, task, None)
+            except RedisFullError as error:
+                self._context.waits.pending(WAIT, f"room in Redis: {error}", self._recipe.limits.stall_timeout_s)
+                return
+            under_way.open[task.group] = Group(under_way.waiting.popleft())
 
     async def _take_in(self, under_way: Round, delivery: Delivery[Verdict]) -> None:
-        self._heard()
         verdict = delivery.message
         group = under_way.open.get(verdict.group)
         decision, samples = "", 0
-        if group is not None:
+        if group is not None and verdict.index < group.task.samples:
             group.verdicts[verdict.index] = verdict
             decision, samples = EVALUATED if group.judged else "", group.task.samples
-        await self._effects.record_verdict(Lane.EVALUATION, delivery.lease, verdict, decision, samples)
+        try:
+            await self._effects.record_verdict(Lane.EVALUATION, delivery.lease, verdict, decision, samples)
+        except RefusedMessageError as error:
+            await self._consumer.give_up(delivery, str(error), Cause.INVALID)
+            return
         if group is not None and decision:
             under_way.judged.append(under_way.open.pop(verdict.group))
 
@@ -246,12 +255,10 @@ class Evaluator:
         """Release groups that were given up since the last call: they are left out of the means."""
         for entry, letter in await self._context.journal.dead_letters(self._dead_after):
             self._dead_after = entry
+            if letter.cause is Cause.INVALID:
+                continue
             group = under_way.open.pop(letter.group or "", None)
             if group is not None:
                 await self._effects.release(Lane.EVALUATION, group.task.group, Release.DEAD, group.task.samples)
                 under_way.dropped += 1
                 await self._context.journal.event("group-dead", f"{group.task.group}: {letter.reason}")
-
-    def _heard(self) -> None:
-        self._progress.heard()
-        self._training.heard()

@@ -22,13 +22,14 @@ class Flow:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a run allows. `wave`: the groups of one generation batch."""
+    """What a run allows. `wave`: the groups of one generation batch; `widened`: too few groups are kept for a batch."""
 
     groups_per_step: int
     max_staleness: int
     steps_left: int
     max_inflight: int
     wave: int
+    widened: bool = False
 
     @property
     def slots(self) -> int:
@@ -43,9 +44,13 @@ class Bounds:
 def continuous(flow: Flow, bounds: Bounds) -> int:
     """Groups to dispatch now so that as many survivors are expected as there are slots.
 
-    A batched group keeps its slot until the version it leads to is published.
+    A batched group keeps its slot until the version it leads to is published. Widened, while any slot is not taken by a
+    survivor: all that the memory bound lets in.
     """
-    missing = bounds.slots - flow.kept - flow.batched - flow.generating * flow.survival
+    free = bounds.slots - flow.kept - flow.batched
+    if bounds.widened and free > 0:
+        return bounds.room(flow)
+    missing = free - flow.generating * flow.survival
     if missing <= 0:
         return 0
     return min(bounds.room(flow), math.ceil(missing / max(flow.survival, 0.05) - 1e-9))
@@ -53,7 +58,7 @@ def continuous(flow: Flow, bounds: Bounds) -> int:
 
 def generation_batch(flow: Flow, bounds: Bounds) -> int:
     """A whole wave, or nothing: as the published script draws, only once the last wave is judged to its last group,
-    what it left does not fill the next batch, and that batch has slots."""
+    what it left does not fill the next batch, and that batch has slots. Never widened: its waves are its shape."""
     waits = flow.generating > 0 or flow.kept >= bounds.groups_per_step
     if waits or flow.batched + bounds.groups_per_step > bounds.slots:
         return 0

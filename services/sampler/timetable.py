@@ -16,15 +16,15 @@ from services.shell import Context
 STEP = "step-"
 
 
-def due_steps(every: int, total: int, known: int, version: int) -> list[int]:
-    """The rollout steps in (known, version] after which an evaluation is due; the last step has one anyway."""
+def due_steps(every: int, total: int, known: int, step: int) -> list[int]:
+    """The rollout steps in (known, step] after which an evaluation is due; the last step has one anyway."""
     if every == 0:
         return []
-    return [step for step in range((known // every + 1) * every, version + 1, every) if step < total]
+    return [due for due in range((known // every + 1) * every, step + 1, every) if due < total]
 
 
 class Timetable:
-    """Starts evaluations as policy versions come out. Training never waits for one.
+    """Starts evaluations as rollout steps are committed. Training never waits for one.
 
     One runs at a time. One more may wait; when a further one becomes due, the waiting one is skipped, and an event says
     so.
@@ -40,8 +40,8 @@ class Timetable:
         self._waiting: str | None = None
         self._running: asyncio.Task[bool] | None = None
 
-    async def open(self, version: int) -> None:
-        """Begin, or go on after an earlier sampler of this run, at policy `version`.
+    async def open(self, step: int) -> None:
+        """Begin, or go on after an earlier sampler of this run, at rollout step `step`.
 
         The evaluation that it had begun comes first; of those that fell due meanwhile, only the newest is made up.
         """
@@ -50,27 +50,27 @@ class Timetable:
         begun = {member.decode().split(".")[2] for member in members}
         # An evaluation that has all its records ends at once.
         self._first = deque(name for name in sorted({BEFORE, *begun}) if name != AFTER)
-        self._known = version
-        missed = due_steps(self._every, self._total, 0, version)
+        self._known = step
+        missed = due_steps(self._every, self._total, 0, step)
         newest = f"{STEP}{missed[-1]}" if missed else BEFORE
         lacking = {(name, newest) for name in self._context.record.recipe.evaluated_sets} - recorded
         if lacking and newest not in self._first:
             self._waiting = newest
 
-    async def tick(self, version: int) -> None:
-        """Start what is due at policy `version`. Raises what a finished evaluation raised. Call it often."""
-        await self._note_due(version)
+    async def tick(self, step: int) -> None:
+        """Start what is due at rollout step `step`. Raises what a finished evaluation raised. Call it often."""
+        await self._note_due(step)
         if self._running is not None:
             if not self._running.done():
                 return
             self._running.result()
         self._running = self._next()
 
-    async def _note_due(self, version: int) -> None:
-        for step in due_steps(self._every, self._total, self._known, version):
-            await self._skip_waiting(f"{STEP}{step} fell due")
-            self._waiting = f"{STEP}{step}"
-        self._known = max(self._known, version)
+    async def _note_due(self, step: int) -> None:
+        for due in due_steps(self._every, self._total, self._known, step):
+            await self._skip_waiting(f"{STEP}{due} fell due")
+            self._waiting = f"{STEP}{due}"
+        self._known = max(self._known, step)
 
     def _next(self) -> asyncio.Task[bool] | None:
         name = self._first.popleft() if self._first else self._waiting
@@ -81,9 +81,9 @@ class Timetable:
         evaluation = self._evaluator.run(name, beside_training=name != BEFORE)
         return asyncio.create_task(evaluation, name=f"evaluation {name}")
 
-    async def finish(self, version: int) -> bool:
-        """Let the evaluation under way end, then evaluate `version`, the last; False when stopped."""
-        await self._note_due(version)
+    async def finish(self, step: int) -> bool:
+        """Let the evaluation under way end, then evaluate `step`, the last; False when stopped."""
+        await self._note_due(step)
         await self._skip_waiting("training was done; the last policy version is evaluated instead")
         self._running = self._running or self._next()
         while self._running is not None:

@@ -1,18 +1,35 @@
 """The REST gateway over a real server."""
 
 import asyncio
+import math
 import socket
+import time
+from contextlib import AsyncExitStack
 
 import httpx
 import pytest
 
 from services.api.app import create_app
 from services.api.server import serve_api
-from services.contracts import EvaluationRecord, PassAt, ProcessInfo, RunState, StepRecord
+from services.contracts import (
+    DeadLetter,
+    EvaluationRecord,
+    Lane,
+    PassAt,
+    ProcessInfo,
+    Prompt,
+    Release,
+    RunState,
+    Sampling,
+    StepRecord,
+    Task,
+)
+from services.streams.effects import Effects
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.presence import Presence
 from services.streams.records import RunRecords
+from services.waits import Waits
 from tests.conftest import recipe_document
 
 
@@ -72,13 +89,15 @@ async def test_scale_and_cancel_change_what_is_desired(api, redis, run_id):
     assert (await RunRecords(redis).get(run_id)).cancel_requested
     await RunRecords(redis).transition(run_id, RunState.CANCELLED, "test")
     ended = await api.patch(f"/v1/runs/{run_id}/scale", json={"rollout": 2})
-    assert (ended.status_code, ended.json()["detail"]) == (409, f"run {run_id!r} has cancelled")
+    assert (ended.status_code, ended.json()["detail"]) == (409, f"run {run_id!r} has ended: it is cancelled")
 
 
 @pytest.mark.parametrize("run", ["missing", "UPPER", "a%7Db"])
 async def test_unknown_run_is_404(api, run):
-    for answer in (await api.get(f"/v1/runs/{run}"), await api.get(f"/v1/runs/{run}/metrics")):
-        assert answer.status_code == 404
+    for route in ("", "/metrics", "/waits", "/dead"):
+        assert (await api.get(f"/v1/runs/{run}{route}")).status_code == 404
+    for route in ("/cancel", "/pause", "/resume", "/dead/redrive", "/dead/1-1/redrive"):
+        assert (await api.post(f"/v1/runs/{run}{route}")).status_code == 404
 
 
 async def test_metrics_are_a_time_series_with_a_cursor(api, redis, run_id):
@@ -102,7 +121,7 @@ async def test_a_run_shows_its_evaluations_whole(api, redis, run_id):
         top_p=0.7, accuracy=0.25, standard_error=0.1, pass_at=(PassAt(k=2, value=0.5, standard_error=0.2),),
         majority=0.3, majority_standard_error=0.1, response_length=12.5, truncated_share=0.5, unknown=1, dropped=1,
     )  # fmt: skip
-    await Journal(redis, RunKeys(run_id), "test").evaluation(record)
+    await Journal(redis, RunKeys(run_id), "test").evaluation(record, "sampler", epoch=1)
     [shown] = (await api.get(f"/v1/runs/{run_id}")).json()["evaluations"]
     assert shown == record.model_dump(mode="json")
     assert shown["pass_at"] == [{"k": 2, "value": 0.5, "standard_error": 0.2}]
@@ -124,7 +143,7 @@ async def test_probes_metrics_and_targets(api, redis, run_id):
 async def test_every_route_is_documented(api):
     document = (await api.get("/openapi.json")).json()
     routes = {(path, method): one for path, ways in document["paths"].items() for method, one in ways.items()}
-    assert len(routes) == 10
+    assert len(routes) == 16
     assert all(one.get("description") for one in routes.values())
 
 
@@ -166,6 +185,174 @@ async def test_bad_cursor_names_the_field(api, run_id, after):
     await api.post("/v1/runs", json={"id": run_id, "recipe": recipe_document("/model")})
     answer = await api.get(f"/v1/runs/{run_id}/metrics", params={"after": after})
     assert (answer.status_code, "after" in answer.json()["detail"]) == (422, True)
+
+
+async def submitted(api, redis, run, *states):
+    """A run that went through `states`."""
+    await api.post("/v1/runs", json={"id": run, "recipe": recipe_document("/model")})
+    for state in states:
+        await RunRecords(redis).transition(run, state, "test")
+    return f"/v1/runs/{run}"
+
+
+async def test_pause_and_resume_of_a_running_run(api, redis, run_id):
+    path = await submitted(api, redis, run_id)
+    refused = await api.post(f"{path}/pause")
+    assert (refused.status_code, refused.json()["detail"]) == (
+        409, f"run {run_id!r} is queued; only a running one can be paused",
+    )  # fmt: skip
+    await RunRecords(redis).transition(run_id, RunState.RUNNING, "test")
+    paused = await api.post(f"{path}/pause")
+    assert (paused.status_code, paused.json()["pause_requested"]) == (202, True)
+    await RunRecords(redis).transition(run_id, RunState.PAUSED, "starved")
+    await redis.set(RunKeys(run_id).starved, "64 groups judged, none kept: 0:60 4:4")
+    assert (await api.get(path)).json()["alerts"] == ["64 groups judged, none kept: 0:60 4:4"]
+    rewound = await api.post(f"{path}/resume", json={"from_step": 0})
+    assert (rewound.status_code, "cancel it first" in rewound.json()["detail"]) == (409, True)
+    resumed = await api.post(f"{path}/resume", json={"from_step": None})
+    assert resumed.status_code == 202
+    assert (resumed.json()["pause_requested"], resumed.json()["alerts"]) == (False, [])
+
+
+async def test_an_ended_run_is_resumed_from_a_checkpoint(api, redis, run_id):
+    path = await submitted(api, redis, run_id, RunState.RUNNING)
+    assert (await api.post(f"{path}/resume")).status_code == 409
+    await RunRecords(redis).transition(run_id, RunState.FAILED, "test")
+    await redis.set(RunKeys(run_id).checkpoints, "[2, 4]")
+    for step, says in ((3, "value 3 is not accepted"), (-1, "-1"), (2**31, str(2**31)), ("two", "'two'")):
+        refused = await api.post(f"{path}/resume", json={"from_step": step})
+        assert refused.status_code == 422
+        assert "from_step" in refused.json()["detail"]
+        assert says in refused.json()["detail"]
+    assert (await api.post(f"{path}/resume", json={"from": 2})).status_code == 422
+    view = (await api.post(f"{path}/resume", json={"from_step": 2})).json()
+    assert (view["state"], view["reason"]) == ("queued", "resumed from step 2")
+    assert (view["resumptions"], view["resume_step"]) == (1, 2)
+    await RunRecords(redis).transition(run_id, RunState.CANCELLED, "test")
+    view = (await api.post(f"{path}/resume")).json()
+    assert (view["state"], view["reason"], view["resumptions"]) == ("queued", "resumed", 2)
+
+
+async def test_steps_and_versions_are_shown_apart(api, redis, run_id):
+    path = await submitted(api, redis, run_id)
+    shown = (await api.get(path)).json()
+    assert (shown["policy_version"], shown["rollout_steps"]) == (None, 0)
+    await redis.hset(RunKeys(run_id).policy, mapping={"version": 7, "step": 2, "weights": "ab", "announced": 7})
+    shown = (await api.get(path)).json()
+    assert (shown["policy_version"], shown["rollout_steps"]) == (7, 2)
+
+
+async def test_waits_are_listed_longest_first_and_stalls_are_alerts(api, redis, run_id):
+    path = await submitted(api, redis, run_id)
+    now = time.time()
+    ages = {"rollout-1": ("tasks", 90, 600, True), "learner-1": ("sync", 120, 60, False)}
+    assert (await api.get(f"{path}/waits")).json() == []
+    async with AsyncExitStack() as alive:
+        for name, (wait, seconds, deadline_s, idle) in ages.items():
+            waits = Waits(lambda seconds=seconds: now - seconds)
+            waits.pending(wait, f"what {name} wants", deadline_s, idle)
+            service = name.split("-")[0]
+            info = ProcessInfo(id=name, service=service, run=run_id, host="h", pid=1, metrics="h:9")
+            await alive.enter_async_context(Presence(redis, info, waits))
+        first, second = (await api.get(f"{path}/waits")).json()
+        [alert] = (await api.get(path)).json()["alerts"]
+    assert first.pop("seconds") == pytest.approx(120, abs=20)
+    assert first == {
+        "process": "learner-1", "service": "learner", "name": "sync", "waits_for": "what learner-1 wants",
+        "since": now - 120, "deadline_s": 60.0, "idle": False, "stalled": True,
+    }  # fmt: skip
+    assert (second["process"], second["idle"], second["stalled"]) == ("rollout-1", True, False)
+    assert alert.startswith("learner-1: waits for what learner-1 wants (sync) for 1")
+    assert alert.endswith(" s of at most 60 s")
+
+
+async def give_up(redis, run, group, **fields):
+    """A dead letter of a dispatched task, whose group the sampler has ended."""
+    keys = RunKeys(run)
+    prompt = Prompt(id="p", messages=(), verifier="pattern", reference={})
+    sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8)
+    effects = Effects(redis, keys, "test")
+    task = Task(group=group, prompt=prompt, samples=2, sampling=sampling)
+    await effects.dispatch(Lane.TRAIN, task, None)
+    await effects.release(Lane.TRAIN, group, Release.DEAD, 2)
+    body = task.model_dump_json()
+    values = {"reason": "died of it", "deliveries": 3, "cause": "deliveries", "size": len(body), "at": 5.0} | fields
+    letter = DeadLetter(
+        stream=keys.lane(Lane.TRAIN).tasks, entry="1-0", group=group, prompt="p", body=body, **values
+    )  # fmt: skip
+    return (await redis.xadd(keys.dead, {"m": letter.model_dump_json()})).decode()
+
+
+async def test_dead_letters_are_shown_and_redriven(api, redis, run_id):
+    path = await submitted(api, redis, run_id, RunState.RUNNING)
+    assert (await api.get(f"{path}/dead")).json() == []
+    first = await give_up(redis, run_id, "g0")
+    second = await give_up(redis, run_id, "g1", reason="r" * 2000)
+    shown = (await api.get(f"{path}/dead")).json()
+    assert [one["entry"] for one in shown] == [first, second]
+    assert shown[0]["excerpt"].startswith('{"kind":"task"')
+    told = {
+        "at": 5.0, "cause": "deliveries", "reason": "died of it", "deliveries": 3, "group": "g0", "prompt": "p",
+        "redriven": None,
+    }  # fmt: skip
+    assert {name: shown[0][name] for name in told} == told
+    assert len(shown[1]["reason"]) == 500
+    assert [one["entry"] for one in (await api.get(f"{path}/dead", params={"after": first})).json()] == [second]
+    done = await api.post(f"{path}/dead/{first}/redrive")
+    assert (done.status_code, done.json()["redriven"]) == (200, "g0-r1")
+    again = await api.post(f"{path}/dead/{first}/redrive")
+    assert (again.status_code, again.json()["detail"]) == (409, "its group is drawn again already, as g0-r1")
+    [every] = (await api.post(f"{path}/dead/redrive")).json()
+    assert (every["entry"], every["group"], every["redriven"]) == (second, "g1", "g1-r1")
+    assert [one["redriven"] for one in (await api.get(f"{path}/dead")).json()] == ["g0-r1", "g1-r1"]
+    view = (await api.get(path)).json()
+    assert (view["groups"]["dispatched"], view["groups"]["dead"], view["groups"]["pending"]) == (4, 2, 2)
+    assert view["groups"]["reconciled"]
+    assert [event["phase"] for event in view["events"]] == ["redriven", "redriven"]
+
+
+@pytest.mark.parametrize("entry", ["abc", "1", "1-1-1", "9" * 30 + "-1"])
+async def test_no_such_letter(api, redis, run_id, entry):
+    path = await submitted(api, redis, run_id)
+    refused = await api.post(f"{path}/dead/{entry}/redrive")
+    assert (refused.status_code, "entry" in refused.json()["detail"]) == (422, True)
+    assert (await api.get(f"{path}/dead", params={"after": entry})).status_code == 422
+    assert (await api.post(f"{path}/dead/1-1/redrive")).status_code == 404
+
+
+@pytest.mark.parametrize(("state", "hint"), [("failed", "; resume it first"), ("succeeded", "")])
+async def test_nothing_is_redriven_in_a_run_that_has_ended(api, redis, run_id, state, hint):
+    path = await submitted(api, redis, run_id, RunState(state))
+    entry = await give_up(redis, run_id, "g0")
+    for route in (f"{path}/dead/redrive", f"{path}/dead/{entry}/redrive"):
+        refused = await api.post(route)
+        assert (refused.status_code, refused.json()["detail"]) == (
+            409, f"run {run_id!r} has ended: it is {state}{hint}",
+        )  # fmt: skip
+    assert (await api.get(f"{path}/dead")).json()[0]["redriven"] is None
+
+
+@pytest.mark.parametrize("at", ["1e999", "-1", "1e300", "NaN"])
+async def test_a_hostile_letter_is_shown(api, redis, run_id, at):
+    path = await submitted(api, redis, run_id)
+    body = '{"kind":"dead","stream":"\\u001b[2J","entry":"x","reason":"[red]","deliveries":1,"body":"","at":' + at + "}"
+    await redis.xadd(RunKeys(run_id).dead, {"m": body}, id="18446744073709551615-1")
+    answer = await api.get(f"{path}/dead")
+    assert (answer.status_code, answer.json()[0]["entry"]) == (200, "18446744073709551615-1")
+    assert 0 < answer.json()[0]["at"] < math.inf
+
+
+async def test_a_full_redis_is_503_for_a_new_run_and_serves_the_others(own_server, run_id):
+    _, redis = own_server
+    transport = httpx.ASGITransport(app=create_app(redis))
+    async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as api:
+        path = await submitted(api, redis, run_id, RunState.RUNNING)
+        await redis.config_set("maxmemory", 1)
+        refused = await api.post("/v1/runs", json={"recipe": recipe_document("/model")})
+        assert (refused.status_code, "maxmemory" in refused.json()["detail"]) == (503, True)
+        assert (await api.post(f"{path}/pause")).status_code == 202
+        assert (await api.post(f"{path}/cancel")).status_code == 202
+        assert (await api.get(path)).json()["pause_requested"]
 
 
 async def test_longest_accepted_name_can_be_submitted(api):

@@ -8,11 +8,11 @@ from prometheus_client import REGISTRY
 
 from services.contracts import Cause, DeadLetter, Lane, SamplerState, Task
 from services.sampler.data import PromptsExhaustedError, load_splits
-from services.sampler.dispatch import Dispatcher, GenerationBatchesError
+from services.sampler.dispatch import Dispatcher
 from services.sampler.ledger import Ledger
 from services.sampler.service import SamplerService
 from services.streams.effects import Effects, group_counts, response_tokens
-from services.streams.journal import Journal, read_all
+from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.leases import Consumer
 from tests.conftest import recipe_document, service_context
@@ -25,6 +25,16 @@ class Alternating:
 
     def __init__(self):
         self.values = itertools.cycle((0.0, 1.0))
+
+    def random(self):
+        return next(self.values)
+
+
+class Rarely:
+    """In place of the fleet's dice: one answer in 24 is right."""
+
+    def __init__(self):
+        self.values = itertools.cycle([1.0] * 23 + [0.0])
 
     def random(self):
         return next(self.values)
@@ -48,14 +58,9 @@ class ShortSighted(HandFleet):
         prompt = delivery.message.prompt
         if lane is Lane.TRAIN and self.refuses(delivery.message):
             self.met.add(prompt.id)
-            body = delivery.message.model_dump_json().encode()
-            await self.dead.give_up(delivery.lease, body, f"prompt {prompt.id!r} has 999 tokens", 1, self.cause)
+            await self.dead.give_up(delivery, f"prompt {prompt.id!r} has 999 tokens", self.cause)
         else:
             await super().answer(lane, delivery)
-
-
-async def dispatched(redis, keys):
-    return [task for _, task in await read_all(redis, keys.lane(Lane.TRAIN).tasks, Task)]
 
 
 async def events(redis, keys, phase):
@@ -76,15 +81,15 @@ async def test_too_long_prompts_are_dropped_for_good_also_by_the_next_sampler(re
         async with running(SamplerService().run(first)) as sampling:
 
             async def a_round_and_a_batch():
-                drawn = {task.prompt.id: fleet.refuses(task) for task in await dispatched(redis, keys)}
+                drawn = {task.prompt.id: fleet.refuses(task) for task in fleet.tasks}
                 told = await events(redis, keys, "prompt-too-long")
                 return len(drawn) == 12 and len(told) == sum(drawn.values()) and len(learner.batches) >= 1
 
             await until(a_round_and_a_batch, [*tasks, *sampling], "every prompt drawn once")
-        sent, told = len(await dispatched(redis, keys)), await events(redis, keys, "prompt-too-long")
+        sent, told = len(fleet.tasks), await events(redis, keys, "prompt-too-long")
         async with running(SamplerService().run(second)) as sampling:
             await until(lambda: evaluated(redis, keys, "after"), [*tasks, *sampling], "the last evaluation")
-        later = {task.prompt.id for task in (await dispatched(redis, keys))[sent:]}
+        later = {task.prompt.id for task in fleet.tasks[sent:]}
         counts = await group_counts(redis, keys)
         told_after = await events(redis, keys, "prompt-too-long")
         dead = await events(redis, keys, "group-dead")
@@ -132,10 +137,10 @@ async def test_a_fault_of_delivery_does_not_drop_the_prompt(redis, run_id):
         await consumer.open()
         [delivery] = await consumer.read(1, 20)
         lost = delivery.message
-        await consumer.give_up(delivery.lease, lost.model_dump_json().encode(), "lost", 4, Cause.DELIVERIES)
+        await consumer.give_up(delivery, "lost", Cause.DELIVERIES)
         async with running(fleet.run()) as generating:
             await until(lambda: evaluated(redis, keys, "after"), [*tasks, *generating], "the last evaluation")
-        drawn = [task.prompt.id for task in await dispatched(redis, keys)]
+        drawn = [lost.prompt.id, *(task.prompt.id for task in fleet.tasks)]
     assert len(drawn) == 5
     assert len(set(drawn[:4])) == 4, "one epoch of four prompts, the lost one among them, and one of the next"
 
@@ -212,29 +217,41 @@ async def test_generation_batches_come_whole_and_what_becomes_of_their_surplus(
 
 
 @pytest.mark.conformance(
-    formula="at most max_num_gen_batches, then the run fails (code)", setting="dynamic_sampling.max_generation_batches"
+    formula="at most max_num_gen_batches (code), then a partial batch or a pause in place of its ValueError",
+    setting="dynamic_sampling.max_generation_batches",
 )
-async def test_too_many_generation_batches_fail_the_run_with_the_histogram(redis, run_id):
-    document = by_generation_batches(max_generation_batches=2)
+@pytest.mark.parametrize("skill", [0.0, 0.5])
+async def test_too_many_generation_batches_starve_the_run(redis, run_id, skill):
+    document = by_generation_batches(steps=1, max_generation_batches=2)
     keys = RunKeys(run_id)
-    fleet = HandFleet(redis, keys, skill=0.0)
+    fleet = HandFleet(redis, keys, skill=skill)
+    fleet.random = Rarely()
+    learner = HandLearner(redis, keys, fleet)
     async with (
         service_context(redis, run_id, document, "sampler") as sampler,
         service_context(redis, run_id, document, "verifier") as verifier,
-        running(VerifierService().run(verifier), fleet.run()),
+        running(VerifierService().run(verifier), fleet.run(), learner.run(), SamplerService().run(sampler)) as tasks,
     ):
-        with pytest.raises(GenerationBatchesError) as caught:
-            await asyncio.wait_for(SamplerService().run(sampler), DEADLINE_S)
+
+        async def told():
+            return bool(await events(redis, keys, f"starvation-{'partial' if skill else 'pause'}"))
+
+        await until(told, tasks, "the end of the generation batches")
+        if skill:
+            await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
         counts = await group_counts(redis, keys)
+        starved = await redis.get(keys.starved)
         state = SamplerState.model_validate_json(await redis.get(keys.sampler_state))
-    says = str(caught.value)
-    assert (
-        "algorithm.dynamic_sampling.max_generation_batches = 2: 2 generation batches of 8 groups left 0 of the 4"
-        in says
-    )
-    assert says.endswith("groups by correct answers of 4: 16 with 0, 0 with 1, 0 with 2, 0 with 3, 0 with 4")
-    assert (counts.dispatched, counts.filtered, counts.pending) == (16, 16, 0)
-    assert state.generation_batches == 2, "a successor goes on counting"
+    assert (counts.dispatched, counts.pending) == (16, 0)
+    if skill:
+        assert [len(batch.groups) for batch in learner.batches] == [counts.trained]
+        assert 1 <= counts.trained < 4
+        assert starved is None
+    else:
+        assert starved.decode().endswith(
+            "groups by correct answers of 4: 16 with 0, 0 with 1, 0 with 2, 0 with 3, 0 with 4"
+        )
+        assert state.generation_batches == 2, "a successor goes on counting"
 
 
 async def test_a_successor_does_not_draw_the_generation_batches_again(redis, run_id):
@@ -249,12 +266,15 @@ async def test_a_successor_does_not_draw_the_generation_batches_again(redis, run
         async with running(SamplerService().run(first)) as sampling:
 
             async def a_wave():
-                return len(await dispatched(redis, keys)) == 8
+                return (await group_counts(redis, keys)).dispatched == 8
 
             await until(a_wave, [*tasks, *sampling], "the first generation batch")
-        async with running(HandFleet(redis, keys, skill=0.0).run()):
-            with pytest.raises(GenerationBatchesError, match="max_generation_batches = 1"):
-                await asyncio.wait_for(SamplerService().run(second), DEADLINE_S)
+        async with running(HandFleet(redis, keys, skill=0.0).run(), SamplerService().run(second)) as sampling:
+
+            async def paused():
+                return await redis.get(keys.starved) is not None
+
+            await until(paused, [*tasks, *sampling], "the pause")
         assert (await group_counts(redis, keys)).dispatched == 8
 
 

@@ -15,14 +15,12 @@ from services.contracts import (
     PassAt,
     ProcessInfo,
     Prompt,
-    Sample,
     SampleFacts,
     Task,
     Verdict,
 )  # fmt: skip
 from services.sampler.evaluation import Evaluator, HeldOut, held_out_sets, sampling_of, summarise
 from services.sampler.ledger import Group
-from services.sampler.progress import Progress, SamplingStalledError
 from services.sampler.service import SamplerService
 from services.sampler.timetable import Timetable, due_steps
 from services.settings import parse_recipe
@@ -199,8 +197,8 @@ async def test_failed_evaluation_is_raised_by_the_next_tick(redis, run_id):
     async with opened(redis, run_id, steps=6, every=0) as (timetable, hand, _):
         await timetable.tick(0)
         await asyncio.sleep(0)
-        await hand.end("before", SamplingStalledError("no verdict"))
-        with pytest.raises(SamplingStalledError, match="no verdict"):
+        await hand.end("before", RuntimeError("no verdict"))
+        with pytest.raises(RuntimeError, match="no verdict"):
             await timetable.tick(0)
 
 
@@ -213,7 +211,7 @@ async def test_timetable_goes_on_where_an_earlier_one_stopped(redis, run_id, new
         await effects.dispatch(Lane.EVALUATION, task, None)
         if newest_is_recorded:
             held_out = HeldOut("held-out", (), 2)
-            await context.journal.evaluation(summarise("step-15", held_out, task.sampling, [], 0))
+            await context.journal.evaluation(summarise("step-15", held_out, task.sampling, [], 0), "sampler", 0)
         hand = HandEvaluator()
         timetable = Timetable(context, hand)
         await timetable.open(17)
@@ -247,9 +245,7 @@ async def test_beside_training_only_half_the_slots_are_taken(redis, run_id):
         Presence(redis, ready(run_id, "verifier")),
     ):
         keys = RunKeys(run_id)
-        evaluator = Evaluator(
-            context, Effects(redis, keys, "sampler"), (HeldOut("x", PROMPTS, 2),), Progress(context)
-        )  # fmt: skip
+        evaluator = Evaluator(context, Effects(redis, keys, "sampler"), (HeldOut("x", PROMPTS, 2),))
         tasks = keys.lane(Lane.EVALUATION).tasks
         async with running(evaluator.run("step-1", beside_training=True)) as evaluating:
             await until(lambda: some(redis, tasks), evaluating, "the first tasks")
@@ -280,21 +276,20 @@ async def test_interrupted_evaluation_is_resumed_and_a_given_up_prompt_dropped(r
         consumer = Consumer(redis, keys, keys.lane(Lane.EVALUATION).tasks, "rollout", "hand", Task, 5.0, 3)
         await consumer.open()
         fleet = HandFleet(redis, keys, skill=1.0)
-        async with running(Evaluator(context, effects, sets, Progress(context)).run("before")) as first:
+        async with running(Evaluator(context, effects, sets).run("before")) as first:
             await until(lambda: some(redis, keys.lane(Lane.EVALUATION).tasks), first, "the first tasks")
             answered, given_up = await consumer.read(2, 5)
             await fleet.answer(Lane.EVALUATION, answered)
-            body = given_up.message.model_dump_json().encode()
-            await consumer.give_up(given_up.lease, body, "303 tokens are too many", 1, Cause.TOO_LONG)
+            await consumer.give_up(given_up, "303 tokens are too many", Cause.TOO_LONG)
 
             async def both_ended():
                 return await redis.scard(keys.lane(Lane.EVALUATION).pending) == 4
 
             await until(both_ended, first, "the end of two groups")
         async with running(fleet.run()) as generating:
-            second = Evaluator(context, effects, sets, Progress(context)).run("before")
+            second = Evaluator(context, effects, sets).run("before")
             assert await asyncio.wait_for(second, 60)
-            again = Evaluator(context, effects, sets, Progress(context)).run("before")
+            again = Evaluator(context, effects, sets).run("before")
             assert await asyncio.wait_for(again, 10)
             assert not [one for one in (*generating, *verifying) if one.done()]
         x, y = await context.journal.evaluations()
@@ -307,47 +302,19 @@ async def test_interrupted_evaluation_is_resumed_and_a_given_up_prompt_dropped(r
         assert REGISTRY.get_sample_value("penstock_evaluation", {"run": run_id, "set": "x", "score": score}) == 1.0
 
 
-@pytest.mark.parametrize("beside_training", [True, False])
-async def test_an_evaluation_beside_training_does_not_hide_its_starvation(redis, run_id, beside_training):
+async def test_an_evaluation_that_hears_nothing_is_a_wait_with_its_name(redis, run_id):
     document = recipe_document("/none", limits={"stall_timeout_s": 2.0})
-    async with (
-        service_context(redis, run_id, document, "sampler") as context,
-        Presence(redis, ready(run_id, "rollout")),
-        Presence(redis, ready(run_id, "verifier")),
-    ):
-        keys = RunKeys(run_id)
-        training = Progress(context)
-        await training.check("the clocks start")
-        evaluator = Evaluator(context, Effects(redis, keys, "sampler"), (HeldOut("x", PROMPTS, 1),), training)
-        fleet = HandFleet(redis, keys)
+    async with service_context(redis, run_id, document, "sampler") as context:
+        evaluator = Evaluator(context, Effects(redis, RunKeys(run_id), "sampler"), (HeldOut("x", PROMPTS, 1),))
+        async with running(evaluator.run("step-1")) as evaluating:
 
-        async def starve():
-            for _ in range(40):
-                await asyncio.sleep(0.1)
-                training.heard()  # every group is judged, and filtered
-                await training.check("training")
+            async def stalled():
+                return [wait for wait in context.waits.current(time.time()) if wait.stalled(time.time())]
 
-        async def slowly():
-            """Answers one prompt every 0.7 s, without verdicts; the test gives those."""
-            consumer = Consumer(redis, keys, keys.lane(Lane.EVALUATION).tasks, "rollout", "hand", Task, 5.0, 3)
-            samples = Consumer(redis, keys, keys.lane(Lane.EVALUATION).samples, "verifier", "hand", Sample, 5.0, 3)
-            await consumer.open()
-            await samples.open()
-            while True:
-                for delivery in await consumer.read(1, 0.7):
-                    await fleet.answer(Lane.EVALUATION, delivery)
-                for delivery in await samples.read(1, 0.1):
-                    sample = delivery.message
-                    verdict = Verdict(group=sample.group, index=sample.index, outcome=W, score=0.0, facts=sample.facts)
-                    await fleet.effects.publish_verdict(Lane.EVALUATION, delivery.lease, verdict)
-                await asyncio.sleep(0.7)
-
-        async with running(evaluator.run("step-1", beside_training=beside_training), slowly()):
-            if beside_training:
-                with pytest.raises(SamplingStalledError, match="every group was filtered for 2 s"):
-                    await starve()
-            else:
-                await starve()
+            await until(stalled, evaluating, "the stall")
+            [wait] = await stalled()
+    assert (wait.name, wait.deadline_s) == ("evaluation", 2.0)
+    assert wait.waits_for == "6 of 6 prompts of evaluation 'step-1' of 'x'"
 
 
 class HeldBackFleet(HandFleet):

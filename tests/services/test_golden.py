@@ -1,5 +1,6 @@
 """Messages on the wire: each kind reads the golden file that an older release may have written, and writes it again."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from services.contracts import (
     Event,
     Message,
     Sample,
+    SamplerSnapshot,
     StepRecord,
     Task,
     Verdict,
@@ -19,17 +21,59 @@ from services.contracts import (
 )  # fmt: skip
 
 GOLDEN = Path(__file__).parent / "golden"
-KINDS = [Batch, DeadLetter, EvaluationRecord, Event, Sample, StepRecord, Task, Verdict, WeightAck, WeightPlan]
+OLDER = sorted((GOLDEN / "older").iterdir())
+KINDS = {
+    kind.model_fields["kind"].default: kind
+    for kind in (
+        Batch, DeadLetter, EvaluationRecord, Event, Sample, SamplerSnapshot, StepRecord, Task, Verdict, WeightAck,
+        WeightPlan,
+    )
+}  # fmt: skip
 
 
 def test_every_kind_has_a_golden_file():
-    assert set(KINDS) == set(Message.__subclasses__())
-    assert {path.stem for path in GOLDEN.iterdir()} == {kind.model_fields["kind"].default for kind in KINDS}
+    assert set(KINDS.values()) == set(Message.__subclasses__())
+    assert {path.stem for path in GOLDEN.glob("*.json")} == set(KINDS)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_golden_file_is_read_and_written(kind):
-    text = (GOLDEN / f"{kind.model_fields['kind'].default}.json").read_text()
+@pytest.mark.parametrize("name", KINDS)
+def test_golden_file_is_read_and_written(name):
+    kind, text = KINDS[name], (GOLDEN / f"{name}.json").read_text()
     assert kind.model_validate_json(text).model_dump_json(indent=2) + "\n" == text
     newer = '{"from_a_newer_release": 1, ' + text.lstrip()[1:]
     assert kind.model_validate_json(newer) == kind.model_validate_json(text), "unknown fields are ignored"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_golden_file_shows_every_field_with_a_value_of_its_own(name):
+    """A field that stands at its default could be lost without a difference."""
+    kind, message = KINDS[name], json.loads((GOLDEN / f"{name}.json").read_text())
+    silent = {
+        field
+        for field, about in kind.model_fields.items()
+        if field not in ("kind", "schema_version") and not about.is_required()
+        and message[field] == json.loads(json.dumps(about.get_default(call_default_factory=True)))
+    }  # fmt: skip
+    assert silent == set()
+
+
+@pytest.mark.parametrize("path", OLDER, ids=lambda path: path.stem)
+def test_what_an_older_release_wrote_is_still_read(path):
+    """`older/KIND-N.json` is the N-th golden file that a kind had before."""
+    kind = KINDS[path.stem.rsplit("-", 1)[0]]
+    written = json.loads(path.read_text())
+    read = kind.model_validate_json(path.read_text()).model_dump(mode="json")
+    assert lacking(written, read) == []
+    assert lacking(read, written) != [], "the present release writes more; else the file is not an older one"
+
+
+ABSENT = object()
+
+
+def lacking(part, whole, at=""):
+    """The places of `part` that `whole` does not have, or has another value at."""
+    if isinstance(part, dict) and isinstance(whole, dict):
+        return [one for key, value in part.items() for one in lacking(value, whole.get(key, ABSENT), f"{at}.{key}")]
+    if isinstance(part, list) and isinstance(whole, list) and len(part) == len(whole):
+        return [one for pair in zip(part, whole, strict=True) for one in lacking(*pair, f"{at}[]")]
+    return [] if part == whole else [at]

@@ -1,5 +1,6 @@
 """Back-pressure by slots, as tables; and what must hold of every refill, whatever the flow."""
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -15,11 +16,11 @@ from services.sampler.pacing import (
     generation_batch,
     staleness,
 )  # fmt: skip
-from services.settings.sections import DynamicSampling
+from services.settings.sampling import DynamicSampling
 
 
-def bounds(groups_per_step=8, max_staleness=1, steps_left=12, max_inflight=64, wave=24):
-    return Bounds(groups_per_step, max_staleness, steps_left, max_inflight, wave)
+def bounds(groups_per_step=8, max_staleness=1, steps_left=12, max_inflight=64, wave=24, widened=False):
+    return Bounds(groups_per_step, max_staleness, steps_left, max_inflight, wave, widened)
 
 
 def test_every_refill_of_the_settings_has_its_rule():
@@ -51,6 +52,22 @@ def test_continuous(flow, max_inflight, expected):
     assert continuous(flow, bounds(max_inflight=max_inflight)) == expected
 
 
+@pytest.mark.parametrize(
+    ("flow", "steps_left", "expected"),
+    [
+        (Flow(generating=0, kept=0, batched=0, survival=1.0), 12, 64),
+        (Flow(generating=20, kept=3, batched=8, survival=1.0), 12, 33),  # enough are under way already: more still
+        (Flow(generating=60, kept=3, batched=8, survival=0.1), 12, 0),  # the memory bound
+        (Flow(generating=0, kept=8, batched=8, survival=0.1), 12, 0),  # every slot has its survivor
+        (Flow(generating=0, kept=7, batched=8, survival=0.1), 12, 49),
+        (Flow(generating=0, kept=7, batched=0, survival=0.1), 1, 57),
+        (Flow(generating=0, kept=0, batched=0, survival=0.1), 0, 0),  # the last batch is out
+    ],
+)
+def test_continuous_widened(flow, steps_left, expected):
+    assert continuous(flow, bounds(steps_left=steps_left, widened=True)) == expected
+
+
 @pytest.mark.conformance(
     formula="k x N groups at once, then judge them all (code)", setting="refill = generation_batches"
 )
@@ -69,7 +86,8 @@ def test_continuous(flow, max_inflight, expected):
     ],
 )
 def test_generation_batch(flow, max_staleness, steps_left, expected):
-    assert generation_batch(flow, bounds(max_staleness=max_staleness, steps_left=steps_left)) == expected
+    for widened in (False, True):
+        assert generation_batch(flow, bounds(8, max_staleness, steps_left, widened=widened)) == expected
 
 
 COUNTS = st.integers(0, 80)
@@ -78,13 +96,16 @@ FLOWS = st.builds(Flow, generating=COUNTS, kept=COUNTS, batched=COUNTS, survival
 
 @given(
     flow=FLOWS, groups=st.integers(1, 16), max_staleness=st.integers(0, 3), steps_left=st.integers(0, 5),
-    factor=st.integers(1, 4), spare=st.integers(0, 40),
+    factor=st.integers(1, 4), spare=st.integers(0, 40), widened=st.booleans(),
 )  # fmt: skip
 @pytest.mark.parametrize("refill", REFILLS)
-def test_no_refill_exceeds_the_memory_bound_or_starves(refill, flow, groups, max_staleness, steps_left, factor, spare):
+def test_no_refill_exceeds_the_memory_bound_or_starves(
+    refill, flow, groups, max_staleness, steps_left, factor, spare, widened
+):
     limit = groups * (factor + max_staleness + 1) + spare  # what a recipe must allow
-    given_bounds = bounds(groups, max_staleness, steps_left, limit, groups * factor)
+    given_bounds = bounds(groups, max_staleness, steps_left, limit, groups * factor, widened)
     count = REFILLS[refill](flow, given_bounds)
+    assert count >= REFILLS[refill](flow, replace(given_bounds, widened=False)), "widened, less goes out"
     under_way = flow.generating + flow.kept + flow.batched
     assert count >= 0
     assert count == 0 or under_way + count <= limit

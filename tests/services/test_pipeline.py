@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 
 from services.cancellation import end
-from services.contracts import Batch, Cause, Lane, ProcessInfo, Sample, SampleFacts, StepRecord, Task, VersionSpan
-from services.sampler.progress import SamplingStalledError
+from services.contracts import Batch, Cause, Lane, Policy, Sample, SampleFacts, StepRecord, Task, VersionSpan
 from services.sampler.service import SamplerService
 from services.streams.effects import Effects, group_counts, missing_samples
+from services.streams.history import History
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.leases import Consumer
 from services.streams.payloads import SamplePayload
-from services.streams.presence import Presence
 from tests.conftest import recipe_document, service_context
 from verifier.service import VerifierService
 
@@ -31,6 +30,8 @@ class HandFleet:
     def __init__(self, redis, keys, skill=0.5):
         self.redis, self.keys, self.skill = redis, keys, skill
         self.version = 0
+        self.tasks: list[Task] = []
+        """Every training task that was delivered, once each; the stream itself is trimmed."""
         self.effects = Effects(redis, keys, "rollout")
         self.random = random.Random(5)
 
@@ -43,6 +44,8 @@ class HandFleet:
             await consumers[lane].open()
         for lane in itertools.cycle(Lane):
             for delivery in await consumers[lane].read(4, 0.02):
+                if lane is Lane.TRAIN and delivery.deliveries == 1:
+                    self.tasks.append(delivery.message)
                 await self.answer(lane, delivery)
 
     async def answer(self, lane, delivery):
@@ -62,7 +65,7 @@ class HandFleet:
             )  # fmt: skip
             sample = Sample(group=task.group, index=index, verifier=task.prompt.verifier,
                             reference=task.prompt.reference, facts=facts)  # fmt: skip
-            await self.effects.publish_sample(lane, delivery.lease, task.samples, sample, body)
+            await self.effects.publish_sample(lane, delivery.lease, task.wanted, sample, body)
 
 
 class HandLearner:
@@ -73,23 +76,30 @@ class HandLearner:
         self.batches: list[Batch] = []
 
     async def run(self):
-        effects = await Effects.fenced(self.redis, self.keys, "learner")
-        consumer = Consumer(self.redis, self.keys, self.keys.batches, "learner", "hand", Batch, 5.0, 3)
-        await consumer.open()
+        history = await History.fenced(self.redis, self.keys, "learner")
+        policy = await history.policy() or Policy(version=await history.announce(0, "w0"), step=0)
+        await history.commit_policy(policy.version, policy.step, f"w{policy.step}")
+        after, step = "0-0", policy.step
         while True:
-            for delivery in await consumer.read(1, 0.1):
-                batch = delivery.message
+            for logged in await history.batches(after, 0.1):
+                batch, after = logged.batch, logged.entry
+                if batch.step <= step:
+                    continue
+                step = batch.step
                 await asyncio.sleep(0.1)
                 self.batches.append(batch)
-                self.fleet.version = batch.version + 1
+                self.fleet.version = await history.announce(batch.step, f"w{batch.step}")
                 record = StepRecord(
-                    step=batch.step, version=batch.version + 1, optimizer_steps=2,
+                    step=batch.step, version=self.fleet.version, weights=f"w{batch.step}", optimizer_steps=2,
                     groups=tuple(group.group for group in batch.groups), metrics=batch.sampling_metrics,
+                    prompts=tuple(group.prompt for group in batch.groups),
+                    lags=tuple(group.lag for group in batch.groups),
                     generation_started_at=batch.generation_started_at,
                     generation_finished_at=batch.generation_finished_at, learning_started_at=0.0,
                     learning_finished_at=0.0,
                 )  # fmt: skip
-                assert await effects.commit_step(delivery.lease, batch, record)
+                assert await history.commit_step(record)
+                assert await history.cover(logged)
 
 
 @asynccontextmanager
@@ -186,8 +196,7 @@ async def test_task_that_is_given_up_is_a_dead_group_and_the_run_goes_on(redis, 
             consumer = Consumer(redis, keys, keys.lane(lane).tasks, "rollout", "hand", Task, 5.0, 3)
             await consumer.open()
             [delivery] = await consumer.read(1, 20)
-            body = delivery.message.model_dump_json().encode()
-            await consumer.give_up(delivery.lease, body, "nobody answers", 6, Cause.DELIVERIES)
+            await consumer.give_up(delivery, "nobody answers", Cause.DELIVERIES)
         async with running(fleet.run()) as generating:
             await until(lambda: evaluated(redis, keys, "after"), [*tasks, *generating], "the last evaluation")
         counts = await group_counts(redis, keys)
@@ -197,19 +206,94 @@ async def test_task_that_is_given_up_is_a_dead_group_and_the_run_goes_on(redis, 
     assert set(evaluations) == {"before", "after"}
 
 
-async def test_starvation_ends_with_its_reason(redis, run_id):
-    document = recipe_document("/none", limits={"rollout_steps": 1, "stall_timeout_s": 3.0})
+async def test_starvation_climbs_its_ladder_and_pauses_until_somebody_resumes(redis, run_id):
+    rungs = {"widen_after": 1, "boundary_after": 2, "partial_after": 3, "pause_after": 4}
+    document = recipe_document(
+        "/none", algorithm={"dynamic_sampling": {"starvation": rungs}}, limits={"rollout_steps": 1},
+        evaluation={"samples": 1},
+    )  # fmt: skip
     keys = RunKeys(run_id)
     fleet = HandFleet(redis, keys, skill=0.0)
-    ready = ProcessInfo(id="rollout-1", service="rollout", run=run_id, host="h", pid=1, metrics="h:1", state="ready")
+    learner = HandLearner(redis, keys, fleet)
     async with (
         service_context(redis, run_id, document, "sampler") as sampler,
         service_context(redis, run_id, document, "verifier") as verifier,
-        running(VerifierService().run(verifier), fleet.run()),
-        Presence(redis, ready),
+        running(SamplerService().run(sampler), VerifierService().run(verifier), fleet.run(), learner.run()) as tasks,
     ):
-        with pytest.raises(SamplingStalledError, match="every group was filtered for 3 s"):
-            await asyncio.wait_for(SamplerService().run(sampler), DEADLINE_S)
+
+        async def starved():
+            return await redis.get(keys.starved) is not None
+
+        await until(starved, tasks, "the pause")
+        text = (await redis.get(keys.starved)).decode()
+        phases = [event.phase for _, event in await sampler.journal.events()]
+        counts = await group_counts(redis, keys)
+        assert counts.reconciled, counts
+        assert (counts.trained, learner.batches) == (0, [])
+        assert "with 0" in text, text
+        assert "0 with 4" in text, text
+        climbed = [phase for phase in phases if phase.startswith("starvation")]
+        assert climbed[0] == "starvation-widen"
+        assert climbed[-1] == "starvation-pause"
+
+        async def quiet():
+            return (await group_counts(redis, keys)).pending == 0
+
+        await until(quiet, tasks, "the end of what was under way")
+        before = (await group_counts(redis, keys)).dispatched
+        await asyncio.sleep(1.0)
+        assert (await group_counts(redis, keys)).dispatched == before, "a paused run dispatches nothing"
+        fleet.skill = 0.5
+        await redis.delete(keys.starved)
+        await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
         counts = await group_counts(redis, keys)
     assert counts.reconciled, counts
-    assert counts.filtered > 0
+    assert counts.trained == 4
+    assert [len(batch.groups) for batch in learner.batches] == [4]
+
+
+async def test_few_kept_groups_make_a_partial_batch(redis, run_id):
+    rungs = {"widen_after": None, "boundary_after": None, "partial_after": 2, "pause_after": None}
+    document = recipe_document(
+        "/none", algorithm={"dynamic_sampling": {"starvation": rungs}}, evaluation={"samples": 1},
+        limits={"rollout_steps": 1, "groups_per_step": 4, "max_staleness": 0},
+    )  # fmt: skip
+    keys = RunKeys(run_id)
+    fleet = HandFleet(redis, keys, skill=0.04)
+    learner = HandLearner(redis, keys, fleet)
+    async with (
+        service_context(redis, run_id, document, "sampler") as sampler,
+        service_context(redis, run_id, document, "verifier") as verifier,
+        running(SamplerService().run(sampler), VerifierService().run(verifier), fleet.run(), learner.run()) as tasks,
+    ):
+        await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
+        counts = await group_counts(redis, keys)
+    assert counts.reconciled, counts
+    [batch] = learner.batches
+    assert 1 <= len(batch.groups) < 4
+    assert batch.sampling_metrics["groups_missing"] == 4 - len(batch.groups)
+
+
+async def test_screening_draws_the_rest_only_of_mixed_groups(redis, run_id):
+    chosen = {"strategy": "screen", "screen_samples": 2}
+    document = recipe_document(
+        "/none", algorithm={"dynamic_sampling": {"selection": chosen}}, evaluation={"samples": 1},
+        limits={"rollout_steps": 3},
+    )  # fmt: skip
+    keys = RunKeys(run_id)
+    fleet = HandFleet(redis, keys)
+    learner = HandLearner(redis, keys, fleet)
+    async with (
+        service_context(redis, run_id, document, "sampler") as sampler,
+        service_context(redis, run_id, document, "verifier") as verifier,
+        running(SamplerService().run(sampler), VerifierService().run(verifier), fleet.run(), learner.run()) as tasks,
+    ):
+        await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
+        counts = await group_counts(redis, keys)
+    assert counts.reconciled, counts
+    assert counts.trained == 12
+    assert sum(batch.sampling_metrics["groups_screened_out"] for batch in learner.batches) > 0
+    for group in (group for batch in learner.batches for group in batch.groups):
+        assert 0 < sum(one.correct for one in group.samples[:2]) < 2, "the screen was mixed"
+        assert len(group.samples) == 4
+    assert all(batch.sampling_metrics["rollout_tokens_per_trained_token"] >= 1 for batch in learner.batches)

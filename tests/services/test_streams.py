@@ -1,107 +1,35 @@
-"""Delivery on a real server: leases, idempotent effects, fences, counters."""
+"""Delivery on a real server: leases, idempotent effects, late results, counters; what goes wrong with them."""
 
 import asyncio
 
-import numpy as np
 import pytest
 
-from services.contracts import (
-    Batch,
-    BatchGroup,
-    Lane,
-    Outcome,
-    Prompt,
-    Release,
-    Sample,
-    SampleFacts,
-    SamplerState,
-    Sampling,
-    StepRecord,
-    Task,
-    Verdict,
-    VersionSpan,
-)
-from services.streams.effects import Effects, FencedError, group_counts, missing_samples
+from services.contracts import Cause, Lane, Outcome, Release, Sample
+from services.streams.effects import (
+    EVALUATED,
+    MORE,
+    Effects,
+    RefusedMessageError,
+    group_counts,
+    missing_samples,
+    read_snapshot,
+    response_tokens,
+)  # fmt: skip
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.leases import Consumer
-from services.streams.payloads import PayloadMissingError, SamplePayload, fetch, fetch_text, pack, unpack
-
-PROMPT = Prompt(id="p0", messages=({"role": "user", "content": "1 + 1"},), verifier="pattern", reference={})
-STATE = SamplerState(cursor=1, next_group=1)
-BODY = SamplePayload(
-    prompt_ids=np.array([5, 6, 7], np.int32),
-    response_ids=np.array([8, 9], np.int32),
-    behaviour_logprobs=np.array([-0.5, -1.25], np.float32),
-    text="zwölf",
-    finish_reason="stop",
-    spans=(VersionSpan(version=3, start=0, end=1), VersionSpan(version=4, start=1, end=2)),
+from services.streams.library import FencedError
+from tests.services.driven import (
+    BODY,
+    STATE,
+    DrivenRun,
+    batch_of,
+    contents,
+    sample_of,
+    snapshot_at,
+    task_of,
+    verdict_on,
 )
-
-
-def task(group: str, samples: int = 2) -> Task:
-    return Task(
-        group=group,
-        prompt=PROMPT,
-        samples=samples,
-        sampling=Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8),
-    )
-
-
-def facts(keys: RunKeys, group: str, index: int) -> SampleFacts:
-    return SampleFacts(
-        payload=keys.payload(group, index),
-        prompt_tokens=3,
-        response_tokens=2,
-        truncated=False,
-        mean_logprob=-0.875,
-        oldest_version=3,
-        newest_version=4,
-        started_at=1.0,
-        finished_at=2.0,
-    )
-
-
-class Pipeline:
-    """A run's consumers and effects, driven by hand."""
-
-    def __init__(self, redis, keys, lease_s=0.3, max_deliveries=2):
-        self.redis, self.keys = redis, keys
-        streams = keys.lane(Lane.TRAIN)
-
-        def make(stream, group, name, model):
-            return Consumer(redis, keys, stream, group, name, model, lease_s, max_deliveries)
-
-        self.rollout = [make(streams.tasks, "rollout", f"r{n}", Task) for n in range(2)]
-        self.verifier = make(streams.samples, "verifier", "v0", Sample)
-        self.sampler = make(streams.verdicts, "sampler", "s0", Verdict)
-        self.learner = make(keys.batches, "learner", "l0", Batch)
-        self.effects = Effects(redis, keys, "any")
-
-    async def open(self):
-        for consumer in (*self.rollout, self.verifier, self.sampler, self.learner):
-            await consumer.open()
-        return self
-
-    async def publish(self, lease, group, index, total=2):
-        sample = Sample(
-            group=group, index=index, verifier="pattern", reference={}, facts=facts(self.keys, group, index)
-        )
-        return await self.effects.publish_sample(Lane.TRAIN, lease, total, sample, BODY)
-
-    async def group_through(self, fenced, group, decision):
-        """Take one group from dispatch to its decision."""
-        await fenced.dispatch(Lane.TRAIN, task(group), STATE)
-        [delivery] = await self.rollout[0].read(1, 1)
-        for index in range(2):
-            assert await self.publish(delivery.lease, group, index)
-        for sample in await self.verifier.read(2, 1):
-            one = sample.message
-            verdict = Verdict(group=group, index=one.index, outcome=Outcome.CORRECT, score=1.0, facts=one.facts)
-            assert await self.effects.publish_verdict(Lane.TRAIN, sample.lease, verdict)
-        first, second = await self.sampler.read(2, 1)
-        await fenced.record_verdict(Lane.TRAIN, first.lease, first.message, "", 2)
-        await fenced.record_verdict(Lane.TRAIN, second.lease, second.message, decision, 2)
 
 
 @pytest.fixture
@@ -109,17 +37,17 @@ def keys(run_id):
     return RunKeys(run_id)
 
 
-async def test_payload_survives_the_round_trip(redis, keys):
-    await redis.hset("payload-test", mapping=pack(BODY))
-    [found] = await fetch(redis, ["payload-test"])
-    assert found.text == await fetch_text(redis, "payload-test") == "zwölf"
-    assert found.spans == BODY.spans
-    np.testing.assert_array_equal(found.response_ids, [8, 9])
-    np.testing.assert_array_equal(found.behaviour_logprobs, np.array([-0.5, -1.25], np.float32))
-    with pytest.raises(PayloadMissingError, match="no-such-key"):
-        await fetch(redis, ["no-such-key"])
-    with pytest.raises(PayloadMissingError, match="damaged"):
-        unpack("damaged", {**dict.fromkeys([b"text", b"finish_reason"], b""), b"prompt_ids": b"123"})
+@pytest.fixture
+async def run(redis, keys):
+    return await DrivenRun.open(redis, keys)
+
+
+async def payloads(redis, keys):
+    return {key.decode().split("payload:")[1] async for key in redis.scan_iter(match=keys.key("payload:*"))}
+
+
+async def letters(run):
+    return [letter for _, letter in await Journal(run.redis, run.keys, "test").dead_letters()]
 
 
 @pytest.mark.parametrize("run", ["a:b", "", "A", "a}b", "../x", "x" * 100, "a\n"])
@@ -128,105 +56,319 @@ def test_run_id_cannot_escape_its_prefix(run):
         RunKeys(run)
 
 
-async def test_life_of_a_group_reconciles_at_every_step(redis, keys):
-    pipeline = await Pipeline(redis, keys).open()
-    fenced = await Effects.fenced(redis, keys, "sampler")
-    await pipeline.group_through(fenced, "g0", "kept")
-    await pipeline.group_through(fenced, "g1", Release.FILTERED.value)
-    await fenced.dispatch(Lane.TRAIN, task("g2"), STATE)
-    assert await fenced.release(Lane.TRAIN, "g2", Release.DEAD, 2)
-    counts = await group_counts(redis, keys)
-    assert counts.model_dump() == {
-        "dispatched": 3, "trained": 0, "filtered": 1, "stale": 0, "dead": 1, "pending": 1,
-        "reconciled": True,
-    }  # fmt: skip
-    batch = Batch(
-        step=1, version=0, groups=(BatchGroup(group="g0", samples=()),), sampler_state=STATE,
-        sampling_metrics={}, generation_started_at=1.0, generation_finished_at=2.0,
-    )  # fmt: skip
-    assert await fenced.publish_batch(batch)
-    assert not await fenced.publish_batch(batch), "a group stands in one batch only"
-    assert not await fenced.release(Lane.TRAIN, "g0", Release.STALE, 2), "a batched group cannot be dropped"
-    [delivery] = await pipeline.learner.read(1, 1)
-    record = StepRecord(
-        step=1, version=1, optimizer_steps=2, groups=("g0",), metrics={}, generation_started_at=1.0,
-        generation_finished_at=2.0, learning_started_at=3.0, learning_finished_at=4.0,
-    )  # fmt: skip
-    learner = await Effects.fenced(redis, keys, "learner")
-    assert await learner.commit_step(delivery.lease, batch, record)
-    assert not await learner.commit_step(delivery.lease, batch, record), "a version is committed once"
-    counts = await group_counts(redis, keys)
-    assert (counts.trained, counts.pending, counts.reconciled) == (1, 0, True)
-    assert await Journal(redis, keys, "test").policy_version() == 1
-    assert await redis.ttl(keys.group("g0")) > 0
+async def test_life_of_a_group_reconciles_at_every_step(run):
+    await run.decided("g0", "kept")
+    assert await run.counts() == {"dispatched": 1, "pending": 1}
+    await run.decided("g1", Release.FILTERED)
+    await run.sampler.dispatch(Lane.TRAIN, task_of("g2"), STATE)
+    assert await run.sampler.release(Lane.TRAIN, "g2", Release.DEAD, 2)
+    assert await run.counts() == {"dispatched": 3, "filtered": 1, "dead": 1, "pending": 1}
+    assert await run.sampler.publish_batch(batch_of(run.keys, 1, ["g0"]), snapshot_at(1))
+    assert not await run.sampler.publish_batch(batch_of(run.keys, 2, ["g0"]), snapshot_at(2)), "in one batch only"
+    assert not await run.sampler.release(Lane.TRAIN, "g0", Release.STALE, 2), "a batched group cannot be dropped"
+    assert await run.counts() == {"dispatched": 3, "filtered": 1, "dead": 1, "pending": 1}
+    assert await run.state("g0") == "batched"
 
 
-async def test_dispatching_twice_counts_once(redis, keys):
-    fenced = await Effects.fenced(redis, keys, "sampler")
-    assert await fenced.dispatch(Lane.TRAIN, task("g0"), STATE)
-    assert not await fenced.dispatch(Lane.TRAIN, task("g0"), STATE)
-    assert (await group_counts(redis, keys)).dispatched == 1
-    assert await redis.xlen(keys.lane(Lane.TRAIN).tasks) == 1
+async def test_payloads_go_with_the_release_and_the_group_stays_as_a_tombstone(run, redis, keys):
+    for group, release in [("g0", Release.FILTERED), ("g1", Release.DEAD)]:
+        await run.decided(group, release)
+    await run.decided("g2", "kept")
+    await run.decided("g3", "kept")
+    assert await run.sampler.release(Lane.TRAIN, "g2", Release.STALE, 2)
+    assert await payloads(redis, keys) == {"g3:0", "g3:1"}
+    assert [await run.state(f"g{n}") for n in range(4)] == ["filtered", "dead", "stale", "kept"]
+    assert [await redis.ttl(keys.group(f"g{n}")) for n in range(4)] == [-1] * 4, "no clock decides"
 
 
-async def test_second_delivery_generates_only_what_is_missing(redis, keys):
-    pipeline = await Pipeline(redis, keys).open()
-    fenced = await Effects.fenced(redis, keys, "sampler")
-    await fenced.dispatch(Lane.TRAIN, task("g0"), STATE)
-    [first] = await pipeline.rollout[0].read(1, 1)
-    assert await pipeline.publish(first.lease, "g0", 1)
-    await asyncio.sleep(0.4)
-    [second] = await pipeline.rollout[1].read(1, 1)
+async def test_only_so_many_tombstones_stay(run, redis, keys):
+    for number in range(515):
+        await run.sampler.dispatch(Lane.TRAIN, task_of(f"g{number}"), STATE)
+        await run.sampler.release(Lane.TRAIN, f"g{number}", Release.DEAD, 2)
+    assert await redis.llen(run.streams.released) == 512
+    assert [await run.state(f"g{number}") for number in (0, 1, 2, 3, 514)] == [None, None, None, "dead", "dead"]
+    assert await run.counts() == {"dispatched": 515, "dead": 515}
+    with pytest.raises(RefusedMessageError, match="group 'g0' is not one of this run"):
+        await missing_samples(redis, keys, task_of("g0"))
+
+
+async def test_dispatching_twice_counts_once(run, redis, keys):
+    assert await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
+    before = await contents(redis, keys)
+    assert not await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
+    assert await contents(redis, keys) == before
+
+
+async def test_second_delivery_generates_only_what_is_missing(run, redis, keys):
+    first = await run.dispatched("g0")
+    assert await missing_samples(redis, keys, first.message) == [0, 1]
+    assert await run.publish(first.lease, sample_of(keys, "g0", 1))
+    await run.lapse(first.lease)
+    [second] = await run.rollout("r1").read(1, 1)
     assert second.deliveries == 2
     assert await missing_samples(redis, keys, second.message) == [0]
-    assert not await pipeline.publish(second.lease, "g0", 1), "the first result wins"
-    assert await pipeline.publish(second.lease, "g0", 0)
-    assert await redis.xlen(keys.lane(Lane.TRAIN).samples) == 2
-    assert (await redis.xpending(keys.lane(Lane.TRAIN).tasks, "rollout"))["pending"] == 0
+    assert not await run.publish(second.lease, sample_of(keys, "g0", 1)), "the first result wins"
+    assert await run.publish(second.lease, sample_of(keys, "g0", 0))
+    assert await redis.xlen(run.streams.samples) == 2
+    assert (await redis.xpending(run.streams.tasks, "rollout"))["pending"] == 0
+
+
+async def test_a_late_result_of_a_lapsed_lease_counts_if_it_is_the_first(run, redis, keys):
+    first = await run.dispatched("g0")
+    await run.lapse(first.lease)
+    [second] = await run.rollout("r1").read(1, 1)
+    assert await run.publish(first.lease, sample_of(keys, "g0", 0, started_at=7.0))
+    assert not await run.publish(second.lease, sample_of(keys, "g0", 0, started_at=8.0))
+    [delivery] = await run.verifier().read(4, 0.01)
+    assert delivery.message.facts.started_at == 7.0
+
+
+async def test_the_first_of_two_results_at_once_wins(run, redis, keys):
+    """Eight rollouts and then eight verifiers, each on a connection of its own, answer for the same two samples."""
+    delivery = await run.dispatched("g0")
+
+    def attempts(each):
+        return asyncio.gather(*(each(index, float(attempt)) for attempt in range(8) for index in range(2)))
+
+    fresh = await attempts(lambda index, at: run.publish(delivery.lease, sample_of(keys, "g0", index, at)))
+    assert sum(fresh) == 2
+    samples = await run.verifier().read(20, 0.01)
+    assert sorted(one.message.index for one in samples) == [0, 1]
+    leases = {one.message.index: one.lease for one in samples}
+
+    def judge(index, at):
+        verdict = verdict_on(sample_of(keys, "g0", index, at), Outcome.WRONG if at else Outcome.CORRECT)
+        return run.effects.publish_verdict(Lane.TRAIN, leases[index], verdict)
+
+    assert sum(await attempts(judge)) == 2
+    verdicts = await run.judge().read(20, 0.01)
+    assert sorted(one.message.index for one in verdicts) == [0, 1]
+
+
+async def test_late_results_of_an_ended_group_change_nothing_but_their_own_message(run, redis, keys):
+    task = await run.dispatched("g0")
+    assert await run.publish(task.lease, sample_of(keys, "g0", 0))
+    [sample] = await run.verifier().read(1, 0.01)
+    await run.effects.publish_verdict(Lane.TRAIN, sample.lease, verdict_on(sample.message))
+    [verdict] = await run.judge().read(1, 0.01)
+    assert await run.sampler.release(Lane.TRAIN, "g0", Release.DEAD, 2)
+    before = await run.counts()
+    assert await missing_samples(redis, keys, task.message) == []
+    assert not await run.publish(task.lease, sample_of(keys, "g0", 1))
+    assert not await run.sampler.record_verdict(Lane.TRAIN, verdict.lease, verdict.message, "kept", 2)
+    assert not await run.sampler.release(Lane.TRAIN, "g0", Release.STALE, 2)
+    assert await run.counts() == before == {"dispatched": 1, "dead": 1}
+    assert await run.state("g0") == "dead"
+    assert await payloads(redis, keys) == set()
+    for stream, group in [(run.streams.tasks, "rollout"), (run.streams.verdicts, "sampler")]:
+        assert (await redis.xpending(stream, group))["pending"] == 0, f"{stream} is not delivered again"
+
+
+@pytest.mark.parametrize(("group", "index", "says"), [
+    ("g9", 0, "group 'g9' is not one of this run"), ("g0", 2, "index 2 is not one of group 'g0'"),
+])  # fmt: skip
+async def test_what_fits_nothing_in_the_run_is_refused_and_changes_nothing(run, redis, keys, group, index, says):
+    task = await run.dispatched("g0")
+    sample = sample_of(keys, group, index)
+    before = await contents(redis, keys)
+    calls = [
+        run.publish(task.lease, sample),
+        run.effects.publish_verdict(Lane.TRAIN, task.lease, verdict_on(sample)),
+        run.sampler.record_verdict(Lane.TRAIN, task.lease, verdict_on(sample), "kept", 2),
+    ]
+    for call in calls:
+        with pytest.raises(RefusedMessageError, match=says):
+            await call
+    assert await contents(redis, keys) == before
+
+
+async def test_a_task_that_asks_for_more_than_its_group_has_is_refused(run, redis, keys):
+    await run.dispatched("g0")
+    with pytest.raises(RefusedMessageError, match="samples 3 exceed those of group 'g0', 2"):
+        await missing_samples(redis, keys, task_of("g0", samples=3))
+    assert await missing_samples(redis, keys, task_of("g0", samples=3, stop=1)) == [0]
+
+
+async def test_a_screened_group_is_asked_for_the_rest_once_and_keeps_what_it_has(run, redis, keys):
+    screen = await run.dispatched("g0", samples=3, stop=1)
+    assert await missing_samples(redis, keys, screen.message) == [0]
+    assert await run.publish(screen.lease, sample_of(keys, "g0", 0), wanted=1)
+    assert (await redis.xpending(run.streams.tasks, "rollout"))["pending"] == 0, "the screen is drawn"
+    [sample] = await run.verifier().read(1, 0.01)
+    await run.effects.publish_verdict(Lane.TRAIN, sample.lease, verdict_on(sample.message))
+    [verdict] = await run.judge().read(1, 0.01)
+    for _ in range(2):
+        await run.sampler.record_verdict(
+            Lane.TRAIN, verdict.lease, verdict.message, MORE, 3, rest=task_of("g0", samples=3)
+        )  # fmt: skip
+    assert await run.state("g0") == "pending"
+    [rest] = await run.rollout().read(4, 0.01)
+    assert await missing_samples(redis, keys, rest.message) == [1, 2]
+    for index in (1, 2):
+        assert await run.publish(rest.lease, sample_of(keys, "g0", index), wanted=3)
+    assert (await redis.xpending(run.streams.tasks, "rollout"))["pending"] == 0
+    assert await run.counts() == {"dispatched": 1, "pending": 1}
+
+
+async def test_an_evaluated_group_is_counted_apart_and_can_be_forgotten(run, redis, keys):
+    streams = keys.lane(Lane.EVALUATION)
+    consumers = [
+        Consumer(redis, keys, stream, group, "c", model, 30.0, 2)
+        for stream, group, model in [
+            (streams.tasks, "rollout", type(task_of("g"))),
+            (streams.samples, "verifier", Sample),
+        ]
+    ]
+    for consumer in consumers:
+        await consumer.open()
+    assert await run.sampler.dispatch(Lane.EVALUATION, task_of("e0", 1), None)
+    assert await redis.get(keys.sampler_state) is None
+    [task] = await consumers[0].read(1, 0.01)
+    assert await run.effects.publish_sample(Lane.EVALUATION, task.lease, 1, sample_of(keys, "e0", 0), BODY)
+    [sample] = await consumers[1].read(1, 0.01)
+    verdict = verdict_on(sample.message)
+    assert await run.effects.publish_verdict(Lane.EVALUATION, sample.lease, verdict)
+    assert await run.sampler.record_verdict(Lane.EVALUATION, sample.lease, verdict, EVALUATED, 1)
+    assert await payloads(redis, keys) == set()
+    assert (await group_counts(redis, keys, Lane.EVALUATION)).pending == 0
+    assert await run.counts() == {}
+    assert 0 < await redis.ttl(keys.group("e0")) <= 7 * 24 * 3600
+    await run.sampler.forget_evaluated(["e0"])
+    assert await run.state("e0") is None
+
+
+async def test_a_decision_teaches_the_posterior_and_counts_tokens_and_order(run, redis, keys):
+    for group in ("g0", "g1"):
+        first, second = await run.judged(group)
+        await run.sampler.record_verdict(Lane.TRAIN, first.lease, first.message, "", 2, posterior=("p0", "lost"))
+        posterior = ("p0", f"of {group}")
+        await run.sampler.record_verdict(Lane.TRAIN, second.lease, second.message, "kept", 2, posterior=posterior)
+        assert await redis.hgetall(keys.posteriors) == {b"p0": f"of {group}".encode()}
+    assert await response_tokens(redis, keys) == 4 * 2
+    assert [await redis.hget(keys.group(f"g{n}"), "kept_order") for n in range(2)] == [b"1", b"2"]
+    counters = await redis.hgetall(run.streams.counters)
+    assert int(counters[b"judged"]) == 2
+
+
+async def test_a_batch_carries_the_snapshot_and_where_the_queue_stands(run, redis, keys):
+    await run.decided("g0", "kept")
+    batch = batch_of(keys, 1, ["g0"], last=True)
+    assert await run.sampler.publish_batch(batch, snapshot_at(1))
+    assert await read_snapshot(redis, batch.snapshot) == snapshot_at(1)
+    assert await read_snapshot(redis, "") is None
+    assert await read_snapshot(redis, keys.snapshot(2)) is None
+    assert await redis.hgetall(keys.queue) == {b"step": b"1", b"last": b"1", b"judged": b"1"}
+    [logged] = await run.learner.batches()
+    assert logged.batch == batch
+    assert await run.learner.batches(after=logged.entry) == []
+
+
+async def test_a_batch_of_a_group_that_is_not_kept_is_not_published(run, redis, keys):
+    await run.decided("g0", "kept")
+    await run.dispatched("g1")
+    before = await contents(redis, keys)
+    assert not await run.sampler.publish_batch(batch_of(keys, 1, ["g0", "g1"]), snapshot_at(1))
+    assert not await run.sampler.publish_batch(batch_of(keys, 1, ["g0", "never"]), snapshot_at(1))
+    assert await contents(redis, keys) == before
 
 
 async def test_renewed_lease_is_not_taken_over_and_a_lost_one_not_stolen_back(redis, keys):
-    pipeline = await Pipeline(redis, keys).open()
-    one, other = pipeline.rollout
-    await pipeline.effects.dispatch(Lane.TRAIN, task("g0"), STATE)
+    run = await DrivenRun.open(redis, keys, lease_s=0.3)
+    one = run.rollout("r0")
+    await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
     [held] = await one.read(1, 1)
     async with one.renewing(held.lease):
         await asyncio.sleep(0.8)
-        assert await other.read(1, 0.05) == []
+        assert await run.rollout("r1").read(1, 0.05) == []
     await asyncio.sleep(0.4)
+    other = run.rollout("r1")
     [taken] = await other.read(1, 1)
     assert taken.lease.entry == held.lease.entry
+    before = await contents(redis, keys)
     assert not await one.still_owned(held.lease)
+    assert await contents(redis, keys) == before, "the lease is still the other's"
     assert await other.still_owned(taken.lease)
+    await other.ack(taken.lease)
+    assert not await other.still_owned(taken.lease), "an acked entry is nobody's"
 
 
-async def test_message_that_nobody_acks_is_given_up_with_its_reason(redis, keys):
-    pipeline = await Pipeline(redis, keys, lease_s=0.05, max_deliveries=2).open()
-    await pipeline.effects.dispatch(Lane.TRAIN, task("g7"), STATE)
-    for _ in range(2):
-        [delivery] = await pipeline.rollout[0].read(1, 1)
-        assert delivery.message.group == "g7"
-        await asyncio.sleep(0.1)
-    assert await pipeline.rollout[0].read(1, 0.05) == []
-    [(_, letter)] = await Journal(redis, keys, "test").dead_letters()
-    assert (letter.group, letter.reason) == ("g7", "delivered 2 times without an ack")
+async def test_a_lapsed_lease_is_found_behind_many_that_are_alive(run, redis):
+    for number in range(40):
+        await run.sampler.dispatch(Lane.TRAIN, task_of(f"g{number}"), STATE)
+    *_, last = await run.rollout("r0").read(40, 1)
+    await run.lapse(last.lease)
+    [taken] = await run.rollout("r1").read(1, 0.01)
+    assert taken.message.group == "g39"
 
 
-async def test_hostile_message_does_not_stop_the_consumer(redis, keys):
-    pipeline = await Pipeline(redis, keys).open()
-    tasks = keys.lane(Lane.TRAIN).tasks
-    for body in (b"", b"\xff\xfe", b"[]", b'{"kind": "sample"}', b'{"kind": "task", "group": 3}'):
-        await redis.xadd(tasks, {"m": body})
-    await redis.xadd(tasks, {"other": "field"})
-    await pipeline.effects.dispatch(Lane.TRAIN, task("g0"), STATE)
-    [delivery] = await pipeline.rollout[0].read(10, 1)
+async def test_message_that_nobody_acks_is_given_up_with_its_reason(run):
+    await run.sampler.dispatch(Lane.TRAIN, task_of("g7"), STATE)
+    for number in range(1, 3):
+        [delivery] = await run.rollout().read(1, 1)
+        assert (delivery.message.group, delivery.deliveries) == ("g7", number)
+        await run.lapse(delivery.lease)
+    assert await run.rollout().read(1, 0.05) == []
+    [letter] = await letters(run)
+    assert (letter.group, letter.prompt, letter.cause) == ("g7", "p0", Cause.DELIVERIES)
+    assert (letter.reason, letter.deliveries) == ("delivered 2 times without an ack", 3)
+    assert letter.whole
+    assert await run.counts() == {"dispatched": 1, "pending": 1}, "the sampler ends the group, not the letter"
+
+
+async def test_giving_up_acks_and_writes_one_letter_whoever_repeats_it(run, redis, keys):
+    first = await run.dispatched("g0")
+    await run.lapse(first.lease)
+    [second] = await run.rollout("r1").read(1, 1)
+    await run.rollout("r0").give_up(first, "its prompt has 999 tokens", Cause.TOO_LONG)
+    await run.rollout("r1").give_up(second, "its prompt has 999 tokens", Cause.TOO_LONG)
+    [letter] = await letters(run)
+    assert (letter.cause, letter.deliveries, letter.entry) == (Cause.TOO_LONG, 1, first.lease.entry)
+    assert (await redis.xpending(run.streams.tasks, "rollout"))["pending"] == 0
+
+
+async def test_a_consumer_whose_streams_began_anew_goes_on(run, redis, keys):
+    held = await run.dispatched("g0")
+    consumer = run.rollout()
+    await redis.delete(run.streams.tasks)
+    assert not await consumer.still_owned(held.lease)
+    assert await consumer.read(1, 0.01) == [], "it makes its group anew"
+    await run.sampler.dispatch(Lane.TRAIN, task_of("g1"), STATE)
+    [delivery] = await consumer.read(2, 0.01)
+    assert delivery.message.group == "g1"
+    await consumer.ack(delivery.lease)
+    await redis.delete(run.streams.tasks)
+    await run.sampler.dispatch(Lane.TRAIN, task_of("g2"), STATE)
+    assert not await consumer.still_owned(held.lease), "a stream without its group"
+    async with consumer.renewing(held.lease):
+        pass
+    assert [one.message.group for _ in range(2) for one in await consumer.read(2, 0.01)] == ["g2"]
+
+
+async def test_results_under_a_lease_of_streams_that_are_gone_do_not_count(run, redis, keys):
+    task = await run.dispatched("g0")
+    assert await run.publish(task.lease, sample_of(keys, "g0", 0))
+    [sample] = await run.verifier().read(1, 0.01)
+    await redis.delete(run.streams.tasks, run.streams.samples)
+    before = await contents(redis, keys)
+    assert not await run.publish(task.lease, sample_of(keys, "g0", 1))
+    assert not await run.effects.publish_verdict(Lane.TRAIN, sample.lease, verdict_on(sample.message))
+    assert await contents(redis, keys) == before
+
+
+async def test_hostile_message_does_not_stop_the_consumer(run):
+    bodies = (b"", b"\xff\xfe", b"[]", b'{"kind": "sample"}', b'{"kind": "task", "group": 3}')
+    await run.append(run.streams.tasks, *bodies)
+    await run.redis.xadd(run.streams.tasks, {"other": "field"})
+    await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
+    [delivery] = await run.rollout().read(10, 1)
     assert delivery.message.group == "g0"
-    assert len(await Journal(redis, keys, "test").dead_letters()) == 6
+    assert [letter.cause for letter in await letters(run)] == [Cause.INVALID] * 6
 
 
 async def test_former_owner_is_fenced(redis, keys):
     former = await Effects.fenced(redis, keys, "sampler")
     owner = await Effects.fenced(redis, keys, "sampler")
+    assert (former.epoch, owner.epoch) == (1, 2)
     with pytest.raises(FencedError):
-        await former.dispatch(Lane.TRAIN, task("g0"), STATE)
-    assert await owner.dispatch(Lane.TRAIN, task("g0"), STATE)
+        await former.dispatch(Lane.TRAIN, task_of("g0"), STATE)
+    assert await owner.dispatch(Lane.TRAIN, task_of("g0"), STATE)

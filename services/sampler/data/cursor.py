@@ -18,10 +18,11 @@ class PromptsExhaustedError(RuntimeError):
 class PromptCursor:
     """Walks the training prompts for ever, each epoch in an order of its own; dropped ones are passed over.
 
-    `position` is its state; what was dropped is told again by whoever rebuilds it.
+    `position` is its state; what was dropped is told again by whoever rebuilds it. Walks of different seeds are
+    independent.
     """
 
-    def __init__(self, prompts: tuple[Prompt, ...], seed: int, position: int = 0) -> None:
+    def __init__(self, prompts: tuple[Prompt, ...], seed: int | str, position: int = 0) -> None:
         self._prompts = prompts
         self._seed = seed
         self._order = (-1, list(range(len(prompts))))
@@ -56,6 +57,10 @@ class PromptCursor:
             return False
         self._dropped[prompt] = cause
         return True
+
+    def __len__(self) -> int:
+        """How many prompts a pass has, dropped ones too."""
+        return len(self._prompts)
 
     @property
     def dropped(self) -> Counter[str]:

@@ -1,0 +1,86 @@
+"""Owns the sampler's care for Redis and its view of the run: trimming streams, watching memory, whether it is paused.
+
+Must not touch a group.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from services.contracts import Lane, RunState
+from services.metrics import GROUPS, REDIS_MEMORY, STARVATION_RUNG
+from services.sampler.starvation import Rung
+from services.shell import Context
+from services.streams.effects import group_counts
+from services.streams.leases import trim
+from services.streams.memory import memory_share
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 2.0
+CONSUMER_GONE_S = 3600.0
+HIGH_WATER = 0.85
+"""Share of Redis' maxmemory from which on nothing new is dispatched, so that what is under way has room to finish."""
+MEMORY = "redis-memory"
+
+
+class Housekeeping:
+    """What the queue does beside its groups, every EVERY_S seconds."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._next = 0.0
+        self._full: str | None = None
+        self._told = False
+
+    async def tick(self) -> None:
+        """Trim the streams and report the counters. Call it often."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + EVERY_S
+        redis, keys = self._context.redis, self._context.keys
+        for streams in map(keys.lane, Lane):
+            readers = {streams.tasks: "rollout", streams.samples: "verifier", streams.verdicts: "sampler"}
+            for stream, consumer_group in readers.items():
+                await trim(redis, stream, consumer_group, CONSUMER_GONE_S)
+        counts = await group_counts(redis, keys)
+        for state, value in counts.model_dump().items():
+            GROUPS.labels(keys.run, state).set(value)
+        share = await memory_share(redis)
+        REDIS_MEMORY.labels(keys.run).set(share or 0.0)
+        if share is not None and share > HIGH_WATER:
+            self._full = f"{share:.0%} of Redis' maxmemory are in use"
+        else:
+            self._full = None
+
+    def refused(self, reason: str) -> None:
+        """Redis took no more."""
+        self._full = reason
+
+    async def short_of_memory(self) -> bool:
+        """Whether dispatching has to wait for memory; an event and a wait say so."""
+        waits, journal = self._context.waits, self._context.journal
+        if self._full is None:
+            if self._told:
+                self._told = False
+                waits.done(MEMORY)
+                await journal.event("redis-memory-freed", "dispatching goes on")
+            return False
+        text = f"{self._full}; nothing new is dispatched above {HIGH_WATER:.0%}"
+        waits.pending(MEMORY, text, self._context.record.recipe.limits.stall_timeout_s)
+        if not self._told:
+            self._told = True
+            await journal.event("redis-memory-short", text)
+        return True
+
+    async def paused(self) -> bool:
+        """Whether somebody paused the run, or it starves and waits for somebody to take it on."""
+        redis, keys = self._context.redis, self._context.keys
+        state, requested = await redis.hmget(keys.record, "state", "pause_requested")
+        starved = await redis.exists(keys.starved)
+        return bool(starved) or requested == b"1" or state == RunState.PAUSED.value.encode()
+
+    def report_rung(self, rung: Rung) -> None:
+        """Show the rung of the starvation ladder in the metrics."""
+        STARVATION_RUNG.labels(self._context.keys.run).set(int(rung))

@@ -1,0 +1,81 @@
+"""Owns the sampler's part in taking a run back to an older rollout step: which groups are asked for again.
+
+Must not touch weights; the learner goes back to its checkpoint at the same time and waits for this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from services.contracts import Lane, Policy, Prompt, SamplerSnapshot, Task
+from services.sampler.dispatch import task_of
+from services.shell import Context
+from services.streams.effects import Effects, read_snapshot
+from services.streams.history import Reopened, rewind
+
+log = logging.getLogger(__name__)
+
+WAIT = "snapshot"
+POLL_S = 0.5
+
+
+class ResumptionError(RuntimeError):
+    """The run cannot be taken back; the text says what is missing."""
+
+
+async def resume(context: Context, effects: Effects, prompts: tuple[Prompt, ...]) -> None:
+    """Take the run back to the step that its record asks for, unless that was done. Raises ResumptionError."""
+    record, step = context.record, context.record.resume_step
+    policy = await context.journal.policy() or Policy(version=0, step=0)
+    if step is None or policy.resumption >= record.resumptions:
+        return
+    snapshot = await _snapshot(context, step)
+    if snapshot is None:
+        return
+    groups = await _open_groups(context) + await _trained_after(context, step, {one.id: one for one in prompts})
+    done = await rewind(
+        context.redis, context.keys, "sampler", effects.epoch, resumption=record.resumptions, step=step,
+        groups=groups, posteriors=snapshot.posteriors,
+    )  # fmt: skip
+    if done:
+        await context.journal.event(
+            "rewound", f"back to rollout step {step}: {len(groups)} groups are pending again, "
+            f"{sum(one.trained for one in groups)} of them had been trained after it",
+        )  # fmt: skip
+
+
+async def _snapshot(context: Context, step: int) -> SamplerSnapshot | None:
+    """The sampler's own snapshot at `step`, which the learner finds in its checkpoint; None when stopped meanwhile."""
+    deadline_s = context.record.recipe.limits.startup_timeout_s
+    ends = time.monotonic() + deadline_s
+    with context.waits.on(WAIT, f"the learner to load the checkpoint of rollout step {step}", deadline_s):
+        while not context.stopping.is_set():
+            if found := await read_snapshot(context.redis, context.keys.snapshot(step)):
+                return found
+            if time.monotonic() > ends:
+                raise ResumptionError(f"the checkpoint of rollout step {step} was not loaded within {deadline_s:g} s")
+            await asyncio.sleep(POLL_S)
+    return None
+
+
+async def _open_groups(context: Context) -> list[Reopened]:
+    names = sorted(member.decode() for member in await context.redis.smembers(context.keys.lane(Lane.TRAIN).pending))
+    found = []
+    for name in names:
+        task = Task.model_validate_json(await context.redis.hget(context.keys.group(name), "task"))
+        found.append(Reopened(task.model_copy(update={"stop": None}), trained=False))
+    return found
+
+
+async def _trained_after(context: Context, step: int, prompts: dict[str, Prompt]) -> list[Reopened]:
+    found = []
+    for _, record in await context.journal.steps():
+        if record.step <= step:
+            continue
+        for group, prompt in zip(record.groups, record.prompts, strict=True):
+            if prompt not in prompts:
+                raise ResumptionError(f"group {group}: prompt {prompt!r} is no longer among the training prompts")
+            found.append(Reopened(task_of(context.record.recipe, group, prompts[prompt]), trained=True))
+    return found

@@ -1,0 +1,240 @@
+"""Owns a run that a test drives by hand on a real server: its messages, its consumers, and a copy of all its keys.
+
+Must not be used outside tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from services.contracts import (
+    Batch,
+    BatchGroup,
+    BatchSample,
+    Event,
+    GroupCounts,
+    Lane,
+    Message,
+    Outcome,
+    Prompt,
+    Sample,
+    SampleFacts,
+    SamplerSnapshot,
+    SamplerState,
+    Sampling,
+    StepRecord,
+    Task,
+    Verdict,
+    VersionSpan,
+)
+from services.streams.effects import Effects, group_counts
+from services.streams.history import History, LoggedBatch
+from services.streams.keys import RunKeys
+from services.streams.leases import Consumer, Delivery, Lease
+from services.streams.payloads import SamplePayload
+
+PROMPT = Prompt(id="p0", messages=({"role": "user", "content": "1 + 1"},), verifier="pattern", reference={})
+STATE = SamplerState(cursor=1, next_group=1)
+BODY = SamplePayload(
+    prompt_ids=np.array([5, 6, 7], np.int32),
+    response_ids=np.array([8, 9], np.int32),
+    behaviour_logprobs=np.array([-0.5, -1.25], np.float32),
+    text="zwölf",
+    finish_reason="stop",
+    spans=(VersionSpan(version=3, start=0, end=1), VersionSpan(version=4, start=1, end=2)),
+)
+EVENT = Event(service="test", phase="told", text="a line", at=1.0)
+
+
+def task_of(group: str, samples: int = 2, stop: int | None = None) -> Task:
+    """A task of the training lane."""
+    sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8)
+    return Task(group=group, prompt=PROMPT, samples=samples, sampling=sampling, stop=stop)
+
+
+def sample_of(keys: RunKeys, group: str, index: int, started_at: float = 1.0) -> Sample:
+    """A sample; `started_at` tells the attempts at one index apart."""
+    facts = SampleFacts(
+        payload=keys.payload(group, index), prompt_tokens=3, response_tokens=2, truncated=False, mean_logprob=-0.875,
+        oldest_version=3, newest_version=4, started_at=started_at, finished_at=started_at + 1.0,
+    )  # fmt: skip
+    return Sample(group=group, index=index, verifier="pattern", reference={}, facts=facts)
+
+
+def verdict_on(sample: Sample, outcome: Outcome = Outcome.CORRECT) -> Verdict:
+    """A verdict on that very sample."""
+    return Verdict(group=sample.group, index=sample.index, outcome=outcome, score=1.0, facts=sample.facts)
+
+
+def batch_of(keys: RunKeys, step: int, groups: Iterable[str], samples: int = 2, *, last: bool = False) -> Batch:
+    """The batch of a rollout step."""
+    made = tuple(
+        BatchGroup(
+            group=group,
+            samples=tuple(
+                BatchSample(
+                    payload=keys.payload(group, index), tokens=2, advantage=1.0, reward=1.0, correct=True,
+                    masked=False, staleness=0,
+                )
+                for index in range(samples)
+            ),
+            prompt="p0",
+            lag=1,
+        )
+        for group in groups
+    )  # fmt: skip
+    return Batch(
+        step=step, version=step - 1, groups=made, sampler_state=STATE, sampling_metrics={}, generation_started_at=1.0,
+        generation_finished_at=2.0, last=last, snapshot=keys.snapshot(step),
+    )  # fmt: skip
+
+
+def snapshot_at(step: int) -> SamplerSnapshot:
+    """What a sampler knew when it published the batch of `step`."""
+    return SamplerSnapshot(step=step, state=STATE, counts=GroupCounts(), posteriors={"p0": "1:1:0"})
+
+
+def record_of(batch: Batch, version: int, weights: str = "") -> StepRecord:
+    """What a learner writes of a batch that it trained."""
+    return StepRecord(
+        step=batch.step, version=version, optimizer_steps=2, groups=tuple(one.group for one in batch.groups),
+        metrics={}, generation_started_at=1.0, generation_finished_at=2.0, learning_started_at=3.0,
+        learning_finished_at=4.0, prompts=tuple(one.prompt for one in batch.groups),
+        lags=tuple(one.lag for one in batch.groups), weights=weights or f"w{batch.step}",
+    )  # fmt: skip
+
+
+class DrivenRun:
+    """A run's consumers and effects. Make it with `open`, which takes the fences of sampler and learner."""
+
+    def __init__(self, redis: Any, keys: RunKeys, lease_s: float, max_deliveries: int) -> None:
+        self.redis, self.keys = redis, keys
+        self.streams = keys.lane(Lane.TRAIN)
+        self._leasing = lease_s, max_deliveries
+        self.effects = Effects(redis, keys, "any")
+        self.sampler: Effects
+        self.learner: History
+
+    @classmethod
+    async def open(cls, redis: Any, keys: RunKeys, lease_s: float = 30.0, max_deliveries: int = 2) -> DrivenRun:
+        """A run whose consumer groups exist."""
+        run = cls(redis, keys, lease_s, max_deliveries)
+        run.sampler = await Effects.fenced(redis, keys, "sampler")
+        run.learner = await History.fenced(redis, keys, "learner")
+        for consumer in (run.rollout(), run.verifier(), run.judge()):
+            await consumer.open()
+        return run
+
+    def _consumer(self, stream: str, group: str, name: str, model: type[Any]) -> Consumer[Any]:
+        return Consumer(self.redis, self.keys, stream, group, name, model, *self._leasing)
+
+    def rollout(self, name: str = "r0") -> Consumer[Task]:
+        """A consumer of tasks; like all of these it looks for lapsed leases at its first read."""
+        return self._consumer(self.streams.tasks, "rollout", name, Task)
+
+    def verifier(self, name: str = "v0") -> Consumer[Sample]:
+        """A consumer of samples."""
+        return self._consumer(self.streams.samples, "verifier", name, Sample)
+
+    def judge(self, name: str = "s0") -> Consumer[Verdict]:
+        """A consumer of verdicts."""
+        return self._consumer(self.streams.verdicts, "sampler", name, Verdict)
+
+    async def lapse(self, lease: Lease) -> None:
+        """Make the lease as old as one that was never renewed, without waiting."""
+        idle = int(self._leasing[0] * 1000) + 1000
+        await self.redis.xclaim(
+            lease.stream, lease.consumer_group, lease.consumer, 0, [lease.entry], idle=idle, justid=True
+        )  # fmt: skip
+
+    async def dispatched(self, group: str, samples: int = 2, stop: int | None = None) -> Delivery[Task]:
+        """A new group, whose task a rollout holds."""
+        assert await self.sampler.dispatch(Lane.TRAIN, task_of(group, samples, stop), STATE)
+        [delivery] = await self.rollout().read(1, 1)
+        assert delivery.message.group == group
+        return delivery
+
+    async def publish(self, lease: Lease, sample: Sample, wanted: int = 2) -> bool:
+        """Publish a sample with the payload that all of them share."""
+        return await self.effects.publish_sample(Lane.TRAIN, lease, wanted, sample, BODY)
+
+    async def published(self, group: str, samples: int = 2) -> list[Delivery[Sample]]:
+        """A new group with all its samples, which a verifier holds."""
+        delivery = await self.dispatched(group, samples)
+        for index in range(samples):
+            assert await self.publish(delivery.lease, sample_of(self.keys, group, index), samples)
+        return await self.verifier().read(samples, 1)
+
+    async def judged(self, group: str, samples: int = 2) -> list[Delivery[Verdict]]:
+        """A new group with a verdict on each sample, which the sampler holds."""
+        for delivery in await self.published(group, samples):
+            verdict = verdict_on(delivery.message)
+            assert await self.effects.publish_verdict(Lane.TRAIN, delivery.lease, verdict)
+        return await self.judge().read(samples, 1)
+
+    async def decided(self, group: str, decision: str, samples: int = 2) -> None:
+        """A new group that was taken from its dispatch to the sampler's decision."""
+        *first, last = await self.judged(group, samples)
+        for delivery in first:
+            await self.sampler.record_verdict(Lane.TRAIN, delivery.lease, delivery.message, "", samples)
+        await self.sampler.record_verdict(Lane.TRAIN, last.lease, last.message, decision, samples)
+
+    async def batched(self, step: int, *groups: str) -> LoggedBatch:
+        """A batch of new groups, as the learner finds it in the log."""
+        for group in groups:
+            await self.decided(group, "kept")
+        assert await self.sampler.publish_batch(batch_of(self.keys, step, groups), snapshot_at(step))
+        return (await self.learner.batches())[-1]
+
+    async def trained(self, step: int, *groups: str) -> LoggedBatch:
+        """A rollout step of new groups, committed."""
+        logged = await self.batched(step, *groups)
+        version = await self.learner.announce(step, f"w{step}")
+        assert await self.learner.commit_step(record_of(logged.batch, version))
+        return logged
+
+    async def append(self, stream: str, *bodies: bytes | Message) -> list[str]:
+        """Put entries on a stream as anybody may who reaches Redis; their ids."""
+        raw = [one.model_dump_json().encode() if isinstance(one, Message) else one for one in bodies]
+        return [(await self.redis.xadd(stream, {"m": body})).decode() for body in raw]
+
+    async def counts(self, lane: Lane = Lane.TRAIN) -> dict[str, int]:
+        """The counters that are not zero; they must reconcile."""
+        counts = await group_counts(self.redis, self.keys, lane)
+        assert counts.reconciled, counts
+        return {name: value for name, value in counts.model_dump(exclude={"reconciled"}).items() if value}
+
+    async def state(self, group: str) -> str | None:
+        """The group's state; None when its hash is gone."""
+        found = await self.redis.hget(self.keys.group(group), "state")
+        return found.decode() if found else None
+
+
+async def contents(redis: Any, keys: RunKeys) -> dict[str, Any]:
+    """All that Redis holds of a run, but for how long a lease has been idle: equal iff nothing changed."""
+    found = {}
+    async for key in redis.scan_iter(match=keys.key("*"), count=1000):
+        kind = (await redis.type(key)).decode()
+        found[key.decode()] = kind, await READERS[kind](redis, key)
+    return found
+
+
+async def _stream(redis: Any, key: bytes) -> Any:
+    groups = {}
+    for group in await redis.xinfo_groups(key):
+        pending = await redis.xpending_range(key, group["name"], "-", "+", 1000)
+        leases = [(one["message_id"], one["consumer"], one["times_delivered"]) for one in pending]
+        groups[group["name"]] = group["last-delivered-id"], leases
+    return await redis.xrange(key), groups
+
+
+READERS = {
+    "string": lambda redis, key: redis.get(key),
+    "hash": lambda redis, key: redis.hgetall(key),
+    "set": lambda redis, key: redis.smembers(key),
+    "list": lambda redis, key: redis.lrange(key, 0, -1),
+    "stream": _stream,
+}

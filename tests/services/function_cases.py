@@ -1,0 +1,201 @@
+"""Owns one case of every Redis function: how a run is brought to where the call does something, and the call.
+
+Must not be used outside tests.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from services.contracts import Cause, Lane, ProcessInfo, Release, RunState, Sample, WeightPlan
+from services.settings import parse_recipe
+from services.streams.dead import letters, redrive
+from services.streams.effects import become_owner
+from services.streams.history import Reopened, rewind
+from services.streams.journal import Journal
+from services.streams.leases import Consumer, trim
+from services.streams.presence import Presence
+from services.streams.records import OWNER, RunRecords
+from tests.conftest import recipe_document
+from tests.services.driven import (
+    EVENT,
+    STATE,
+    batch_of,
+    record_of,
+    sample_of,
+    snapshot_at,
+    task_of,
+    verdict_on,
+)
+
+
+class Case(NamedTuple):
+    """A call of a function, made ready by `prepare(run)`; `role` is the fence it is called under."""
+
+    prepare: Any
+    role: str = ""
+
+
+PLAN = WeightPlan(generation=1, version=0, host="h", port=1, world=1, members={}, timeout_s=1.0)
+
+
+async def announce(run):
+    return lambda: run.learner.announce(1, "w1")
+
+
+async def become(run):
+    return lambda: become_owner(run.redis, run.keys, "sampler")
+
+
+async def change_record(run):
+    records = RunRecords(run.redis)
+    await records.create(run.keys.run, parse_recipe(recipe_document("/none")))
+    epoch = await become_owner(run.redis, run.keys, OWNER)
+    return lambda: records.transition(run.keys.run, RunState.STARTING, "placing services", epoch)
+
+
+async def commit_policy(run):
+    version = await run.learner.announce(0, "w0")
+    return lambda: run.learner.commit_policy(version, 0, "w0")
+
+
+async def commit_step(run):
+    logged = await run.batched(1, "g0", "g1")
+    version = await run.learner.announce(1, "w1")
+    return lambda: run.learner.commit_step(record_of(logged.batch, version))
+
+
+async def cover(run):
+    logged = await run.trained(1, "g0")
+    return lambda: run.learner.cover(logged)
+
+
+async def create_record(run):
+    recipe = parse_recipe(recipe_document("/none"))
+    # The index of runs is outside of the library, and comes first.
+    await run.redis.zadd("penstock:runs", {run.keys.run: 1.0})
+    return lambda: RunRecords(run.redis).create(run.keys.run, recipe)
+
+
+async def discard(run):
+    await run.append(run.keys.batches, b"no batch")
+    return run.learner.batches
+
+
+async def dispatch(run):
+    return lambda: run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
+
+
+async def give_up(run):
+    await run.append(run.streams.tasks, b"no task")
+    return lambda: run.rollout().read(1, 0.01)
+
+
+async def join(run):
+    stream = run.keys.lane(Lane.EVALUATION).samples
+    return Consumer(run.redis, run.keys, stream, "verifier", "v0", Sample, 30.0, 2).open
+
+
+async def keep(run):
+    return lambda: run.learner.list_checkpoints([1, 2])
+
+
+async def note(run):
+    return lambda: Journal(run.redis, run.keys, "test").event(EVENT.phase, EVENT.text)
+
+
+async def note_fenced(run):
+    return lambda: run.learner.publish_plan(PLAN)
+
+
+async def present(run):
+    info = ProcessInfo(id="p", service="rollout", run=run.keys.run, host="h", pid=1, metrics="h:1")
+    return lambda: Presence(run.redis, info).update(state="ready")
+
+
+async def publish_batch(run):
+    await run.decided("g0", "kept")
+    return lambda: run.sampler.publish_batch(batch_of(run.keys, 1, ["g0"]), snapshot_at(1))
+
+
+async def publish_sample(run):
+    delivery = await run.dispatched("g0", 1)
+    return lambda: run.publish(delivery.lease, sample_of(run.keys, "g0", 0), 1)
+
+
+async def publish_verdict(run):
+    [delivery] = await run.published("g0", 1)
+    return lambda: run.effects.publish_verdict(Lane.TRAIN, delivery.lease, verdict_on(delivery.message))
+
+
+async def record_verdict(run):
+    [delivery] = await run.judged("g0", 1)
+    return lambda: run.sampler.record_verdict(
+        Lane.TRAIN, delivery.lease, delivery.message, "kept", 1, posterior=("p0", "1:1:0")
+    )  # fmt: skip
+
+
+async def redriven(run):
+    await run.dispatched("g0", 1)
+    await run.append(run.streams.tasks, task_of("g0").model_copy(update={"samples": 4}))
+    [delivery] = await run.rollout().read(1, 1)
+    await run.rollout().give_up(delivery, "nobody answers", Cause.DELIVERIES)
+    assert await run.sampler.release(Lane.TRAIN, "g0", Release.DEAD, 1)
+    [letter] = await letters(run.redis, run.keys)
+    journal = Journal(run.redis, run.keys, "test")
+    return lambda: redrive(run.redis, run.keys, letter, journal)
+
+
+async def release(run):
+    await run.decided("g0", "kept")
+    return lambda: run.sampler.release(Lane.TRAIN, "g0", Release.STALE, 2)
+
+
+async def renew(run):
+    delivery = await run.dispatched("g0")
+    return lambda: run.rollout().still_owned(delivery.lease)
+
+
+async def rewound(run):
+    await run.trained(1, "g0")
+    await run.trained(2, "g1")
+    await run.dispatched("g2")
+    return lambda: rewind(
+        run.redis, run.keys, "sampler", run.sampler.epoch, resumption=1, step=1,
+        groups=[Reopened(task_of("g1"), trained=True), Reopened(task_of("g2"), trained=False)],
+        posteriors={"p0": "2:1:0"},
+    )  # fmt: skip
+
+
+async def trimmed(run):
+    await run.decided("g0", "kept")
+    await run.decided("g1", "kept")
+    return lambda: trim(run.redis, run.streams.samples, "verifier", 0.0)
+
+
+CASES = {
+    "announce": Case(announce, "learner"),
+    "become_owner": Case(become),
+    "change_record": Case(change_record, OWNER),
+    "commit_policy": Case(commit_policy, "learner"),
+    "commit_step": Case(commit_step, "learner"),
+    "cover": Case(cover, "learner"),
+    "create_record": Case(create_record),
+    "discard": Case(discard),
+    "dispatch": Case(dispatch, "sampler"),
+    "give_up": Case(give_up),
+    "join": Case(join),
+    "keep": Case(keep, "learner"),
+    "note": Case(note),
+    "note_fenced": Case(note_fenced, "learner"),
+    "present": Case(present),
+    "publish_batch": Case(publish_batch, "sampler"),
+    "publish_sample": Case(publish_sample),
+    "publish_verdict": Case(publish_verdict),
+    "record_verdict": Case(record_verdict, "sampler"),
+    "redrive": Case(redriven),
+    "release": Case(release, "sampler"),
+    "renew": Case(renew),
+    "rewind": Case(rewound, "sampler"),
+    "trim": Case(trimmed),
+}

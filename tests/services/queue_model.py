@@ -1,0 +1,301 @@
+"""Owns what the queue logic must do, in plain Python: groups, streams, letters, batches, the weight history.
+
+Must not import the code under test, nor talk to Redis.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+TASKS, SAMPLES, VERDICTS = "tasks", "samples", "verdicts"
+STREAMS = (TASKS, SAMPLES, VERDICTS)
+MAX_DELIVERIES = 2
+TOMBSTONES = 3
+ENDED = ("trained", "filtered", "stale", "dead")
+
+
+@dataclass(eq=False)
+class Entry:
+    """A message on a stream. `wanted`: a task's samples; `nonce` tells the attempts at one sample apart."""
+
+    group: str
+    life: int
+    wanted: int = 0
+    index: int = -1
+    nonce: float = 0.0
+    state: str = "new"
+    owner: str = ""
+    deliveries: int = 0
+    lapsed: bool = False
+
+
+@dataclass
+class Stream:
+    """Entries in order. `grouped`: whether the consumer group exists, which a rewind takes away."""
+
+    entries: list[Entry] = field(default_factory=list)
+    grouped: bool = True
+
+    def of(self, state: str) -> list[Entry]:
+        return [one for one in self.entries if one.state == state]
+
+    def take(self, consumer: str, count: int) -> tuple[list[Entry], list[Entry]]:
+        """What one read delivers, and what it gives up: lapsed leases first, else new entries."""
+        if not self.grouped:
+            self.grouped = True
+            return [], []
+        lapsed = [one for one in self.of("leased") if one.lapsed][:count]
+        taken = lapsed
+        for one in lapsed:
+            one.owner, one.lapsed, one.deliveries = consumer, False, one.deliveries + 1
+        lost = [one for one in taken if one.deliveries > MAX_DELIVERIES]
+        taken = [one for one in taken if one.deliveries <= MAX_DELIVERIES]
+        if not taken:
+            taken = self.of("new")[:count]
+            for one in taken:
+                one.owner, one.deliveries = consumer, 1
+        for one in taken:
+            one.state = "leased"
+        return taken, lost
+
+    def trim(self) -> int:
+        """How many entries go: those before the oldest lease, or before the last one delivered."""
+        delivered = [place for place, one in enumerate(self.entries) if one.state != "new"]
+        leased = [place for place, one in enumerate(self.entries) if one.state == "leased"]
+        first = leased[0] if leased else delivered[-1] if delivered else 0
+        if not self.grouped:
+            first = 0
+        del self.entries[:first]
+        return first
+
+
+@dataclass
+class Group:
+    """`life` rises when a rewind asks for the group again; `payloads`, `judged`, `recorded` are nonces by index."""
+
+    name: str
+    samples: int
+    wanted: int
+    state: str = "pending"
+    life: int = 0
+    gone: bool = False
+    extended: bool = False
+    payloads: dict[int, float] = field(default_factory=dict)
+    published: int = 0
+    judged: dict[int, float] = field(default_factory=dict)
+    recorded: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass
+class Letter:
+    stream: str
+    group: str
+    life: int
+    cause: str
+    wanted: int
+    redriven: bool = False
+
+
+@dataclass
+class LoggedBatch:
+    step: int
+    groups: tuple[str, ...]
+    trained: bool = False
+
+
+class Model:
+    """What must be true of a run. Each method does what a call must do, and returns what the call must reply."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, Group] = {}
+        self.streams = {name: Stream() for name in STREAMS}
+        self.tombstones: list[str] = []
+        self.letters: list[Letter] = []
+        self.log: list[LoggedBatch] = []
+        self.steps: list[tuple[int, tuple[str, ...]]] = []
+        self.queue_step = 0
+        self.committed: tuple[int, int, str] | None = None
+        self.announced: tuple[int, int, str] | None = None
+        self.published_as: dict[int, tuple[int, int, str]] = {}
+        self.rewinds = 0
+
+    def counts(self) -> Counter[str]:
+        """The counters; `pending` is whatever has not ended."""
+        found = Counter(one.state for one in self.groups.values() if one.state in ENDED)
+        found["dispatched"] = len(self.groups)
+        found["pending"] = sum(one.state not in ENDED for one in self.groups.values())
+        return +found
+
+    def by_state(self, *states: str) -> list[str]:
+        return [name for name, one in self.groups.items() if one.state in states]
+
+    def dispatch(self, name: str, samples: int, wanted: int) -> bool:
+        if name in self.groups and not self.groups[name].gone:
+            return False
+        self.groups[name] = Group(name, samples, wanted)
+        self.ask(self.groups[name])
+        return True
+
+    def ask(self, group: Group) -> None:
+        self.streams[TASKS].entries.append(Entry(group.name, group.life, wanted=group.wanted))
+
+    def missing(self, entry: Entry) -> list[int]:
+        group = self.groups[entry.group]
+        return [n for n in range(entry.wanted) if n not in group.payloads] if group.state == "pending" else []
+
+    def publish(self, entry: Entry, index: int, nonce: float) -> bool:
+        group = self.groups[entry.group]
+        fresh = group.state == "pending" and index not in group.payloads and entry.state == "leased"
+        if fresh:
+            group.payloads[index] = nonce
+            group.published += 1
+            self.streams[SAMPLES].entries.append(Entry(group.name, group.life, index=index, nonce=nonce))
+        if group.state != "pending" or group.published >= entry.wanted:
+            self.ack(entry)
+        return fresh
+
+    def judge(self, entry: Entry) -> bool:
+        group = self.groups[entry.group]
+        fresh = entry.state == "leased" and entry.index not in group.judged
+        if fresh:
+            group.judged[entry.index] = entry.nonce
+            made = Entry(group.name, group.life, index=entry.index, nonce=entry.nonce)
+            self.streams[VERDICTS].entries.append(made)
+        self.ack(entry)
+        return fresh
+
+    def complete_with(self, entry: Entry) -> bool:
+        """Whether a sampler that records this verdict has all that were asked for."""
+        group = self.groups[entry.group]
+        return {*group.recorded, entry.index} >= set(range(group.wanted))
+
+    def record(self, entry: Entry, decision: str) -> bool:
+        group = self.groups[entry.group]
+        self.ack(entry)
+        if group.state != "pending":
+            return False
+        fresh = entry.index not in group.recorded
+        group.recorded.setdefault(entry.index, entry.nonce)
+        if decision == "":
+            return fresh
+        if decision == "more":
+            if not group.extended:
+                group.extended, group.wanted = True, group.samples
+                self.ask(group)
+        elif decision == "kept":
+            group.state = "kept"
+        else:
+            self.end(group, decision)
+        return True
+
+    def end(self, group: Group, state: str) -> None:
+        group.state = state
+        group.payloads = {}
+        self.bury(group.name)
+
+    def bury(self, name: str) -> None:
+        self.tombstones.append(name)
+        while len(self.tombstones) > TOMBSTONES:
+            self.groups[self.tombstones.pop(0)].gone = True
+
+    def release(self, name: str, state: str) -> bool:
+        group = self.groups[name]
+        if group.state not in ("pending", "kept"):
+            return False
+        self.end(group, state)
+        return True
+
+    def ack(self, entry: Entry) -> bool:
+        done = entry.state == "leased"
+        if done:
+            entry.state = "done"
+        return done
+
+    def renew(self, entry: Entry, consumer: str) -> bool:
+        owned = entry.state == "leased" and entry.owner == consumer
+        if owned:
+            entry.lapsed = False
+        return owned
+
+    def give_up(self, stream: str, entry: Entry, cause: str) -> bool:
+        if not self.ack(entry):
+            return False
+        self.letters.append(Letter(stream, entry.group, entry.life, cause, entry.wanted))
+        return True
+
+    def redrive(self, letter: Letter) -> str | None:
+        """The new name under which a letter's group is drawn again; None where it cannot be."""
+        group = self.groups[letter.group]
+        if any(one.redriven for one in self.letters if one.group == letter.group):
+            return None
+        if group.gone and (letter.stream != TASKS or letter.cause == "invalid"):
+            return None
+        if not group.gone and group.state != "dead":
+            return None
+        letter.redriven = True
+        stem, _, number = letter.group.partition("-r")
+        name = f"{stem}-r{int(number or 0) + 1}"
+        self.dispatch(name, group.samples, letter.wanted if group.gone else group.wanted)
+        return name
+
+    def publish_batch(self, names: list[str]) -> bool:
+        if any(self.groups[name].state != "kept" for name in names):
+            return False
+        for name in names:
+            self.groups[name].state = "batched"
+        self.queue_step += 1
+        self.log.append(LoggedBatch(self.queue_step, tuple(names)))
+        return True
+
+    def announce(self, step: int, weights: str) -> int:
+        for version, *what in filter(None, (self.committed, self.announced)):
+            if what == [step, weights]:
+                return version
+        version = self.announced[0] + 1 if self.announced else 0
+        self.announced = version, step, weights
+        return version
+
+    def commit(self, batch: LoggedBatch, version: int, weights: str) -> bool:
+        if self.committed and self.committed[1] >= batch.step:
+            return False
+        for name in batch.groups:
+            self.groups[name].state = "trained"
+        batch.trained = True
+        self.steps.append((batch.step, batch.groups))
+        self.committed = version, batch.step, weights
+        return True
+
+    def cover(self, batch: LoggedBatch) -> bool:
+        if batch not in self.log:
+            return False
+        self.log.remove(batch)
+        for name in batch.groups:
+            self.groups[name].payloads = {}
+            self.bury(name)
+        return True
+
+    def reopened(self, step: int) -> dict[str, bool]:
+        """The groups that a rewind to `step` asks for again, and whether each had been trained."""
+        trained = [name for at, names in self.steps if at > step for name in names]
+        return dict.fromkeys(self.by_state("pending", "kept", "batched"), False) | dict.fromkeys(trained, True)
+
+    def rewind(self, step: int) -> None:
+        assert self.committed
+        for batch in [one for one in self.log if one.step <= step]:
+            self.cover(batch)
+        for stream in self.streams.values():
+            for entry in stream.entries:
+                entry.state = "abandoned"
+            stream.entries, stream.grouped = [], False
+        self.log = []
+        self.rewinds += 1
+        for name in self.reopened(step):
+            old = self.groups[name]
+            if name in self.tombstones:
+                self.tombstones.remove(name)
+            self.groups[name] = Group(name, old.samples, old.samples, life=old.life + 1)
+            self.ask(self.groups[name])
+        self.steps = [one for one in self.steps if one[0] <= step]
+        self.queue_step = step
+        self.committed = self.committed[0], step, ""

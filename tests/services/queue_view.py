@@ -1,0 +1,200 @@
+"""Owns what Redis holds of a run as the queue's test sees it, and what must hold of it at any moment.
+
+Must not import the code under test: keys and messages are read as they stand.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any, NamedTuple
+
+from redis.exceptions import ResponseError
+
+from tests.services.queue_model import ENDED, SAMPLES, STREAMS, TASKS, VERDICTS, Model
+
+READERS = {TASKS: "rollout", SAMPLES: "verifier", VERDICTS: "sampler"}
+
+
+class Seen(NamedTuple):
+    """A stream's entries as (id, message), its leases as {id: (owner, deliveries)}, and the id delivered last."""
+
+    entries: list[tuple[str, dict[str, Any]]]
+    leases: dict[str, tuple[str, int]]
+    delivered: tuple[int, int]
+
+    @property
+    def open(self) -> list[dict[str, Any]]:
+        """The messages that were not acked: under lease, or not delivered yet."""
+        return [body for entry, body in self.entries if entry in self.leases or order(entry) > self.delivered]
+
+
+def order(entry: str) -> tuple[int, int]:
+    """An entry's id as it sorts."""
+    first, second = entry.split("-")
+    return int(first), int(second)
+
+
+class View:
+    """All of a run at one moment. Made after every step of the test; what was announced is counted over all of them."""
+
+    def __init__(self, redis: Any, run: str) -> None:
+        self._redis = redis
+        self._prefix = f"penstock:{{{run}}}:"
+        self._parsed: dict[tuple[str, str], dict[str, Any]] = {}
+        self._announced: Counter[tuple[str, str, int, int]] = Counter()
+
+    def look(self) -> None:
+        """Read everything, in two transactions: the second one for what the first one names."""
+        key = self._prefix
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.keys(f"{key}*")
+        for name in (*STREAMS, "batches", "steps", "dead"):
+            pipe.xrange(key + name)
+        for name in STREAMS:
+            pipe.execute_command("XPENDING", key + name, READERS[name], "-", "+", 1000)
+            pipe.execute_command("XINFO", "GROUPS", key + name)
+        pipe.hgetall(key + "counters").smembers(key + "pending").lrange(key + "released", 0, -1)
+        pipe.hgetall(key + "policy").hgetall(key + "queue")
+        names, *reply = pipe.execute(raise_on_error=False)
+        streams = [self._messages(name, got) for name, got in zip((*STREAMS, "batches", "steps"), reply, strict=False)]
+        self.batches, self.steps = ([body for _, body in one] for one in streams[3:])
+        self.dead = [body for _, body in self._messages("dead", reply[5])]
+        self.streams = {
+            name: Seen(streams[at], *_leases(reply[6 + 2 * at], reply[7 + 2 * at])) for at, name in enumerate(STREAMS)
+        }
+        self.counters = {name.decode(): int(value) for name, value in reply[12].items()}
+        self.pending = {name.decode() for name in reply[13]}
+        self.released = [name.decode().removeprefix(f"{key}group:") for name in reply[14]]
+        self.policy, self.queue = ({k.decode(): v.decode() for k, v in one.items()} for one in reply[15:17])
+        self._look_at([name.decode().removeprefix(key) for name in names])
+
+    def _look_at(self, names: list[str]) -> None:
+        groups = [name.removeprefix("group:") for name in names if name.startswith("group:")]
+        payloads = [name.removeprefix("payload:") for name in names if name.startswith("payload:")]
+        pipe = self._redis.pipeline(transaction=True)
+        for name in groups:
+            pipe.hgetall(f"{self._prefix}group:{name}")
+        for name in payloads:
+            pipe.hget(f"{self._prefix}payload:{name}", "text")
+        reply = pipe.execute()
+        hashes = [{k.decode(): v.decode() for k, v in one.items()} for one in reply[: len(groups)]]
+        self.groups = dict(zip(groups, hashes, strict=True))
+        texts = [float(one) for one in reply[len(groups) :]]
+        keyed = [(group, int(index)) for group, _, index in (name.rpartition(":") for name in payloads)]
+        self.payloads = dict(zip(keyed, texts, strict=True))
+
+    def _messages(self, stream: str, entries: Any) -> list[tuple[str, dict[str, Any]]]:
+        found = []
+        for entry, fields in entries:
+            name = entry.decode()
+            if (stream, name) not in self._parsed:
+                self._parsed[stream, name] = json.loads(fields[b"m"])
+            found.append((name, self._parsed[stream, name]))
+        return found
+
+    def check(self, model: Model) -> None:
+        """Everything that must hold after every step."""
+        self.counters_reconcile(model)
+        self.every_group_is_in_one_state(model)
+        self.results_are_the_first_ones(model)
+        self.streams_hold_what_was_published_and_not_trimmed(model)
+        self.a_group_is_trained_once(model)
+        self.the_history_is_as_committed(model)
+        self.every_pending_group_can_go_on(model)
+
+    def counters_reconcile(self, model: Model) -> None:
+        ended = {name: self.counters.get(name, 0) for name in ENDED}
+        dispatched = self.counters.get("dispatched", 0)
+        assert dispatched == sum(ended.values()) + len(self.pending)
+        found = Counter({**ended, "dispatched": dispatched, "pending": len(self.pending)})
+        assert +found == model.counts()
+
+    def every_group_is_in_one_state(self, model: Model) -> None:
+        states = {name: one["state"] for name, one in self.groups.items()}
+        assert states == {name: one.state for name, one in model.groups.items() if not one.gone}
+        assert {name for name, state in states.items() if state not in ENDED} == self.pending
+        assert self.released == model.tombstones
+
+    def results_are_the_first_ones(self, model: Model) -> None:
+        """Payloads are there exactly while somebody may need them, and each recorded verdict judged that payload."""
+        wanted = {(name, n): nonce for name, one in model.groups.items() for n, nonce in one.payloads.items()}
+        assert self.payloads == wanted
+        for name, fields in self.groups.items():
+            one = model.groups[name]
+            recorded = {
+                int(field.removeprefix("verdict:")): json.loads(value)["facts"]["started_at"]
+                for field, value in fields.items()
+                if field.startswith("verdict:")
+            }
+            assert recorded == one.recorded, name
+            assert {int(field[7:]) for field in fields if field.startswith("judged:")} == set(one.judged), name
+            for index, nonce in recorded.items():
+                assert self.payloads.get((name, index), nonce) == nonce, f"{name}:{index} was judged by another text"
+
+    def streams_hold_what_was_published_and_not_trimmed(self, model: Model) -> None:
+        for name in STREAMS:
+            seen, expected = self.streams[name], model.streams[name]
+            assert [_told(body) for _, body in seen.entries] == [
+                (one.group, one.wanted, one.index, one.nonce) for one in expected.entries
+            ], name
+            leases = [seen.leases[entry] for entry, _ in seen.entries if entry in seen.leases]
+            assert leases == [(one.owner, one.deliveries) for one in expected.of("leased")], name
+            assert len(leases) == len(seen.leases), f"{name}: a lease on an entry that is gone"
+            assert len(seen.open) == len(expected.of("leased")) + len(expected.of("new")), name
+            self._count_announced(model, name)
+
+    def _count_announced(self, model: Model, stream: str) -> None:
+        """A sample is announced once in a group's life, and judged once."""
+        for entry, body in self.streams[stream].entries:
+            if stream != TASKS and not body.get("counted"):
+                body["counted"] = True
+                self._announced[stream, body["group"], model.groups[body["group"]].life, body["index"]] += 1
+                assert max(self._announced.values()) == 1, f"{stream}: {entry} is announced twice"
+
+    def a_group_is_trained_once(self, model: Model) -> None:
+        trained = [name for record in self.steps for name in record["groups"]]
+        last = max((record["step"] for record in self.steps), default=0)
+        waiting = [one["group"] for batch in self.batches if batch["step"] > last for one in batch["groups"]]
+        assert len({*trained, *waiting}) == len(trained) + len(waiting), (trained, waiting)
+        assert len(trained) == self.counters.get("trained", 0)
+
+    def the_history_is_as_committed(self, model: Model) -> None:
+        assert [(one["step"], tuple(one["groups"])) for one in self.steps] == model.steps
+        found = [(one["step"], tuple(group["group"] for group in one["groups"])) for one in self.batches]
+        assert found == [(one.step, one.groups) for one in model.log]
+        if model.committed:
+            standing = int(self.policy["version"]), int(self.policy["step"]), self.policy["weights"]
+            assert standing == model.committed
+        assert int(self.queue.get("step", 0)) == model.queue_step
+
+    def every_pending_group_can_go_on(self, model: Model) -> None:
+        """For whatever a pending group lacks there is an open verdict, sample or task; or a letter that ends it."""
+        verdicts, samples = (
+            {(body["group"], body["index"]) for body in self.streams[name].open} for name in (VERDICTS, SAMPLES)
+        )
+        tasks: Counter[str] = Counter()
+        for body in self.streams[TASKS].open:
+            tasks[body["group"]] = max(tasks[body["group"]], body["stop"] or body["samples"])
+        letters = {(one.group, one.life) for one in model.letters if one.cause != "invalid"}
+        for name, fields in self.groups.items():
+            if fields["state"] != "pending" or (name, model.groups[name].life) in letters:
+                continue
+            task = json.loads(fields["task"])
+            for index in range(task["stop"] or task["samples"]):
+                under_way = (name, index) in verdicts or (name, index) in samples or tasks[name] > index
+                assert f"verdict:{index}" in fields or under_way, f"{name}:{index} is lost"
+
+
+def _told(body: dict[str, Any]) -> tuple[str, int, int, float]:
+    if body["kind"] == "task":
+        return body["group"], body["stop"] or body["samples"], -1, 0.0
+    return body["group"], 0, body["index"], body["facts"]["started_at"]
+
+
+def _leases(pending: Any, groups: Any) -> tuple[dict[str, tuple[str, int]], tuple[int, int]]:
+    if isinstance(pending, ResponseError) or isinstance(groups, ResponseError):
+        return {}, (0, 0)
+    about = dict(zip(groups[0][::2], groups[0][1::2], strict=True))
+    leases = {entry.decode(): (owner.decode(), int(times)) for entry, owner, _, times in pending}
+    return leases, order(about[b"last-delivered-id"].decode())

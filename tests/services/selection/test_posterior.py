@@ -1,0 +1,165 @@
+"""What is known of a pass rate: exact when fresh, forgotten with the policy's versions, and stored bit for bit."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.sampler.selection.posterior import FLAT, LAYOUT, Beta, PassRates, mixed
+
+VERSIONS = st.integers(0, 1000)
+
+
+@st.composite
+def observations(draw: st.DrawFn) -> list[tuple[str, int, int, int]]:
+    """(prompt, correct, known, version), versions in any order."""
+    found = []
+    for _ in range(draw(st.integers(0, 12))):
+        known = draw(st.integers(0, 16))
+        found.append((draw(st.sampled_from("abc")), draw(st.integers(0, known)), known, draw(VERSIONS)))
+    return found
+
+
+def rates(told: list[tuple[str, int, int, int]], half_life: float = 8.0, prior: Beta = FLAT) -> PassRates:
+    found = PassRates(half_life, prior)
+    for one in told:
+        found.observe(*one)
+    return found
+
+
+def test_an_unseen_prompt_has_the_prior() -> None:
+    assert PassRates(8.0).of("a", 5) == (1.0, 1.0)
+    assert PassRates(8.0, Beta(2.0, 3.0)).of("a", 5).mean == 0.4
+
+
+def test_fresh_evidence_counts_in_full_and_halves_in_a_half_life() -> None:
+    known = rates([("a", 12, 16, 10)])
+    assert known.of("a", 10) == (13.0, 5.0)
+    assert known.of("a", 18) == (7.0, 3.0)
+    assert known.of("a", 26) == (4.0, 2.0)
+    known.observe("a", 0, 4, 18)
+    assert known.of("a", 18) == (7.0, 7.0)
+    # A group that was under way for long counts for what it is worth by now.
+    known.observe("a", 8, 8, 10)
+    assert known.of("a", 18) == (11.0, 7.0)
+
+
+@given(told=observations(), prior=st.builds(Beta, st.floats(0.1, 10), st.floats(0.1, 10)))
+def test_everything_is_forgotten_in_the_end(told: list[tuple[str, int, int, int]], prior: Beta) -> None:
+    known = rates(told, 8.0, prior)
+    for prompt in "abc":
+        distances = []
+        for later in (0, 1, 8, 80):
+            alpha, beta = known.of(prompt, 1000 + later)
+            assert alpha >= prior.alpha
+            assert beta >= prior.beta
+            distances.append(alpha - prior.alpha + beta - prior.beta)
+        assert distances == sorted(distances, reverse=True)
+        assert known.of(prompt, 10_000) == pytest.approx(prior, abs=1e-9)
+
+
+@given(told=observations(), order=st.randoms(use_true_random=False))
+def test_the_order_of_the_news_does_not_matter(told: list[tuple[str, int, int, int]], order: random.Random) -> None:
+    shuffled = list(told)
+    order.shuffle(shuffled)
+    for prompt in "abc":
+        assert rates(shuffled).of(prompt, 1000) == pytest.approx(rates(told).of(prompt, 1000), rel=1e-4)
+
+
+@given(correct=st.integers(0, 16), first=st.integers(0, 16), version=VERSIONS)
+def test_a_group_told_in_parts_says_the_same(correct: int, first: int, version: int) -> None:
+    """A screen of `first` samples, then the rest."""
+    early = min(first, correct)
+    parts = rates([("a", early, first, version), ("a", correct - early, max(16 - first, correct - early), version)])
+    known = first + max(16 - first, correct - early)
+    assert parts.of("a", version) == (1.0 + correct, 1.0 + known - correct)
+
+
+@given(told=observations())
+def test_dump_and_load_are_exact_and_hold_judged_prompts_only(told: list[tuple[str, int, int, int]]) -> None:
+    before = rates(told)
+    dumped = before.dump()
+    after = PassRates(8.0)
+    after.observe("z", 1, 2, 3)
+    after.load(dumped)
+    assert set(dumped) == {prompt for prompt, _, known, _ in told if known}
+    assert len(after) == len(dumped)
+    assert after.dump() == dumped
+    assert all(len(text) == 16 and text == before.entry(prompt) for prompt, text in dumped.items())
+    for prompt in "abc":
+        assert after.of(prompt, 1003) == before.of(prompt, 1003)
+        before.observe(prompt, 3, 7, 1004)
+        after.observe(prompt, 3, 7, 1004)
+    assert after.dump() == before.dump()
+
+
+def test_a_prompt_takes_twelve_bytes() -> None:
+    assert LAYOUT.size == 12
+
+
+@pytest.mark.parametrize(
+    "text", ["", "AAAA", "not base64, is it", "AACAvwAAAAAAAAAA", "AADAfwAAAAAAAAAA", "AACAfwAAAAAAAAAA"]
+)
+def test_what_dump_cannot_have_written_is_refused_by_name(text: str) -> None:
+    """The last three: -1, not a number and infinitely many right answers."""
+    with pytest.raises(ValueError, match="prompt 'a'"):
+        PassRates(8.0).load({"a": text})
+
+
+@pytest.mark.parametrize(("correct", "known"), [(-1, 3), (4, 3), (1, 0)])
+def test_impossible_counts_are_refused(correct: int, known: int) -> None:
+    with pytest.raises(ValueError, match="prompt 'a': correct = "):
+        PassRates(8.0).observe("a", correct, known, 0)
+
+
+@pytest.mark.parametrize("half_life", [0.0, -1.0, math.nan])
+def test_a_half_life_is_a_number_above_0(half_life: float) -> None:
+    with pytest.raises(ValueError, match="half_life = "):
+        PassRates(half_life)
+
+
+@pytest.mark.parametrize("prior", [Beta(0.0, 1.0), Beta(1.0, -2.0)])
+def test_so_are_the_prior_s_counts(prior: Beta) -> None:
+    with pytest.raises(ValueError, match="prior = "):
+        PassRates(8.0, prior)
+
+
+def density(belief: Beta, rate: float) -> float:
+    """The textbook form, without its constant."""
+    return float(rate ** (belief.alpha - 1) * (1 - rate) ** (belief.beta - 1))
+
+
+@pytest.mark.parametrize("belief", [FLAT, Beta(3.0, 2.0), Beta(1.0, 17.0), Beta(40.0, 7.5)])
+@pytest.mark.parametrize("size", [2, 4, 16])
+def test_the_chance_of_a_mixed_group_is_the_integral_over_the_rate(belief: Beta, size: int) -> None:
+    """Against the midpoint rule on 1 - p^G - (1-p)^G, written out."""
+    at = [(place + 0.5) / 20_000 for place in range(20_000)]
+    weights = [density(belief, rate) for rate in at]
+    integral = sum(w * (1 - p**size - (1 - p) ** size) for p, w in zip(at, weights, strict=True)) / sum(weights)
+    assert belief.mixed(size) == pytest.approx(integral, abs=1e-6)
+
+
+def test_known_values() -> None:
+    # A flat prior: every number of right answers from 0 to G is as likely as any other.
+    assert FLAT.mixed(16) == pytest.approx(15 / 17)
+    assert mixed(0.5, 4) == pytest.approx(7 / 8)
+    assert mixed(1e-12, 16) == pytest.approx(16e-12, rel=1e-9, abs=0)
+    assert [mixed(rate, 8) for rate in (0.0, 1.0)] == [0.0, 0.0]
+    assert [mixed(0.3, size) for size in (1,)] == pytest.approx([0.0])
+
+
+@given(rate=st.floats(0, 1), size=st.integers(1, 64))
+def test_a_chance_is_a_chance_and_right_mirrors_wrong(rate: float, size: int) -> None:
+    assert 0 <= mixed(rate, size) <= 1
+    assert mixed(rate, size) == pytest.approx(mixed(1 - rate, size), abs=1e-9)
+    assert mixed(rate, size) <= mixed(rate, size + 1) + 1e-12
+
+
+def test_rates_drawn_from_a_belief_have_its_mean() -> None:
+    rng = random.Random(1)
+    drawn = [Beta(3.0, 1.0).draw(rng) for _ in range(4000)]
+    assert sum(drawn) / 4000 == pytest.approx(0.75, abs=4 * math.sqrt(0.75 * 0.25 / 5 / 4000))

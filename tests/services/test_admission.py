@@ -1,0 +1,116 @@
+"""What is let in from a stream: its size, its type, its run; and what the dead letter of the rest says."""
+
+import json
+
+import pytest
+
+from services.contracts import Batch, Cause, DeadLetter, Message, Sample, StepRecord, Task, Verdict, WeightPlan
+from services.streams import admission
+from services.streams.admission import LARGEST_LETTER, LARGEST_MESSAGE, Malformed, admit, origin
+from services.streams.keys import RunKeys
+from tests.services.driven import batch_of, record_of, sample_of, task_of, verdict_on
+
+KEYS = RunKeys("r")
+SAMPLE = sample_of(KEYS, "g0", 1)
+BATCH = batch_of(KEYS, 1, ["g0", "g1"])
+
+
+def raw(message):
+    return message.model_dump_json().encode()
+
+
+def changed(message, *path, to):
+    """The message as it would be with another value at `path`; `to` may be of any type."""
+    document = place = json.loads(message.model_dump_json())
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = to
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize("message", [
+    task_of("g0", stop=1), SAMPLE, verdict_on(SAMPLE), BATCH, record_of(BATCH, 3),
+    WeightPlan(generation=1, version=0, host="h", port=1, world=1, members={"a": 1}, timeout_s=1.0),
+], ids=lambda one: one.kind)  # fmt: skip
+def test_what_the_run_writes_is_let_in(message):
+    assert admit(KEYS, type(message), raw(message)) == message
+
+
+@pytest.mark.parametrize(("model", "body", "says"), [
+    (Task, b"", "not a valid Task: message: Invalid JSON"),
+    (Task, b"\xff\xfe", "not a valid Task: message: Invalid JSON"),
+    (Task, b"[]", "not a valid Task: message: Input should be an object"),
+    (Task, b"null", "not a valid Task: message: Input should be an object"),
+    (Task, raw(task_of("g0"))[:-5], "not a valid Task: message: Invalid JSON: EOF"),
+    (Task, raw(SAMPLE), "not a valid Task: kind: Input should be 'task'"),
+    (Task, changed(task_of("g0"), "schema_version", to=2), "not a valid Task: schema_version: Input should be 1"),
+    (Task, changed(task_of("g0"), "samples", to=4097), "samples: Input should be less than or equal to 4096"),
+    (Task, changed(task_of("g0"), "sampling", "temperature", to=float("nan")), "sampling.temperature: Input should be"),
+    (Task, changed(task_of("g0"), "prompt", "messages", 0, "role", to=[]), "prompt.messages.0.role: Input should be a"),
+    (Sample, changed(SAMPLE, "index", to=-1), "index: Input should be greater than or equal to 0"),
+    (Sample, changed(SAMPLE, "index", to=10**30), "index: "),
+    (Sample, changed(SAMPLE, "facts", "mean_logprob", to=float("inf")), "mean_logprob: Input should be a finite"),
+    (Sample, b"[" * 100_000, "not a valid Sample: message: Invalid JSON: recursion limit"),
+    (Sample, changed(SAMPLE, "reference", to={"x" * 9999: []}) + b"}", "not a valid Sample: message: Invalid JSON"),
+    (Verdict, changed(verdict_on(SAMPLE), "score", to=1.5), "score: Input should be less than or equal to 1"),
+    (Verdict, changed(verdict_on(SAMPLE), "score", to=float("nan")), "score: "),
+])  # fmt: skip
+def test_what_is_no_message_is_refused_with_the_place(model, body, says):
+    found = admit(KEYS, model, body)
+    assert isinstance(found, Malformed)
+    assert says in found.reason
+    assert len(found.reason) < 700
+
+
+@pytest.mark.parametrize(("model", "body", "says"), [
+    (Sample, raw(sample_of(RunKeys("another"), "g0", 1)), "facts.payload: 'penstock:{another}:payload:g0:1'"),
+    (Sample, changed(SAMPLE, "index", to=0), "facts.payload: 'penstock:{r}:payload:g0:1' is not accepted; "),
+    (Sample, changed(SAMPLE, "group", to="g7"), "'penstock:{r}:payload:g7:1' is"),
+    (Verdict, raw(verdict_on(sample_of(RunKeys("another"), "g0", 1))), "facts.payload: 'penstock:{another}:payload"),
+    (Batch, raw(batch_of(RunKeys("another"), 1, ["g0"])), "is not one of group 'g0' of this run"),
+    (Batch, changed(BATCH, "groups", 1, "samples", 0, "payload", to="penstock:{r}:payload:g0:0"), "group 'g1'"),
+    (Batch, changed(BATCH, "groups", to=[]), "groups: none; at least one is needed"),
+])  # fmt: skip
+def test_a_message_of_another_run_is_refused(model, body, says):
+    found = admit(KEYS, model, body)
+    assert isinstance(found, Malformed)
+    assert found.reason.startswith(f"not a {model.__name__} of this run: ")
+    assert says in found.reason
+
+
+def test_a_message_that_is_too_large_is_not_read(monkeypatch):
+    body = b" " * (LARGEST_MESSAGE - len(raw(SAMPLE))) + raw(SAMPLE)
+    assert admit(KEYS, Sample, body) == SAMPLE
+    monkeypatch.setattr(Sample, "model_validate_json", None)
+    found = admit(KEYS, Sample, body + b" ")
+    assert found == Malformed(f"{LARGEST_MESSAGE + 1} bytes; a Sample has at most {LARGEST_MESSAGE}")
+
+
+def test_a_letter_keeps_the_message_as_far_as_it_is_bearable():
+    why = Malformed("no good", "g0", "p0")
+    whole = why.letter("stream", "1-0", b'{"a": 1}', 3)
+    assert (whole.reason, whole.cause, whole.group, whole.prompt) == ("no good", Cause.INVALID, "g0", "p0")
+    assert (whole.stream, whole.entry, whole.deliveries, whole.body) == ("stream", "1-0", 3, '{"a": 1}')
+    assert whole.whole
+    long = why.letter("stream", "1-0", b"x" * (LARGEST_LETTER + 1), 1)
+    assert (len(long.body), long.size, long.whole) == (LARGEST_LETTER, LARGEST_LETTER + 1, False)
+    binary = why.letter("stream", "1-0", b"\xff\x00", 1)
+    assert not binary.whole
+    assert DeadLetter.model_validate_json(binary.model_dump_json()) == binary
+
+
+def test_a_refused_message_tells_its_origin_as_far_as_it_can_be_read():
+    assert origin(task_of("g0")) == ("g0", "p0")
+    assert origin(SAMPLE) == ("g0", None)
+    assert origin(BATCH) == (None, None)
+    refused = admit(KEYS, Sample, changed(SAMPLE, "index", to=0))
+    assert (refused.group, refused.prompt) == ("g0", None)
+    assert admit(KEYS, Sample, changed(SAMPLE, "index", to="x")).group is None
+
+
+def test_every_message_that_names_payloads_is_checked_for_its_run():
+    def names_payloads(model):
+        return "payload" in json.dumps(model.model_json_schema())
+
+    assert set(admission.CHECKS) == {model for model in Message.__subclasses__() if names_payloads(model)}
+    assert StepRecord not in admission.CHECKS

@@ -1,0 +1,357 @@
+"""Dead letters on a real server: looked at, and their groups drawn again once, under a name of their own."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from services.contracts import (
+    Cause,
+    DeadLetter,
+    Lane,
+    Outcome,
+    Prompt,
+    Release,
+    Sample,
+    SampleFacts,
+    Sampling,
+    Task,
+    Verdict,
+    VersionSpan,
+)
+from services.streams.admission import LARGEST_LETTER
+from services.streams.dead import (
+    NotRedrivableError,
+    UnknownLetterError,
+    letter_of,
+    letters,
+    redrive,
+    redrive_all,
+)
+from services.streams.effects import KEPT, MORE, Effects, group_counts, missing_samples
+from services.streams.journal import Journal
+from services.streams.keys import RunKeys
+from services.streams.leases import Consumer
+from services.streams.payloads import SamplePayload
+
+SAMPLES = 3
+SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8)
+BODY = SamplePayload(
+    np.array([5], np.int32), np.array([8, 9], np.int32), np.array([-0.5, -1.0], np.float32), "text", "stop",
+    (VersionSpan(version=3, start=0, end=2),),
+)  # fmt: skip
+
+
+def task(group, stop=None, text="1 + 1"):
+    prompt = Prompt(id=f"p-{group}", messages=({"role": "user", "content": text},), verifier="pattern", reference={})
+    return Task(group=group, prompt=prompt, samples=SAMPLES, sampling=SAMPLING, stop=stop)
+
+
+class Pipeline:
+    """A run's training lane, driven by hand."""
+
+    def __init__(self, redis, keys):
+        self.redis, self.keys = redis, keys
+        self.journal = Journal(redis, keys, "test")
+        self.lane = keys.lane(Lane.TRAIN)
+        self.rollout = self._consumer(self.lane.tasks, "rollout", Task)
+        self.verifier = self._consumer(self.lane.samples, "verifier", Sample)
+        self.sampler = self._consumer(self.lane.verdicts, "sampler", Verdict)
+
+    def _consumer(self, stream, group, model):
+        return Consumer(self.redis, self.keys, stream, group, f"{group}-0", model, 30.0, 3)
+
+    async def open(self):
+        for consumer in (self.rollout, self.verifier, self.sampler):
+            await consumer.open()
+        self.effects = await Effects.fenced(self.redis, self.keys, "sampler")
+        return self
+
+    async def dispatch(self, *groups, stop=None):
+        for group in groups:
+            assert await self.effects.dispatch(Lane.TRAIN, task(group, stop), None)
+
+    async def draw(self, delivery, index):
+        group = delivery.message.group
+        facts = SampleFacts(
+            payload=self.keys.payload(group, index), prompt_tokens=1, response_tokens=2, truncated=False,
+            mean_logprob=-0.75, oldest_version=3, newest_version=3, started_at=1.0, finished_at=2.0,
+        )  # fmt: skip
+        sample = Sample(group=group, index=index, verifier="pattern", reference={}, facts=facts)
+        wanted = delivery.message.wanted
+        return await self.effects.publish_sample(Lane.TRAIN, delivery.lease, wanted, sample, BODY)
+
+    async def judge(self, delivery, outcome=Outcome.CORRECT):
+        one = delivery.message
+        verdict = Verdict(group=one.group, index=one.index, outcome=outcome, score=1.0, facts=one.facts)
+        return await self.effects.publish_verdict(Lane.TRAIN, delivery.lease, verdict)
+
+    async def record(self, delivery, decision=""):
+        return await self.effects.record_verdict(Lane.TRAIN, delivery.lease, delivery.message, decision, SAMPLES)
+
+    async def through(self, decision):
+        """Take the next task of the stream to its decision; its group."""
+        [delivery] = await self.rollout.read(1, 1)
+        for index in await missing_samples(self.redis, self.keys, delivery.message):
+            assert await self.draw(delivery, index)
+        for sample in await self.verifier.read(SAMPLES, 1):
+            assert await self.judge(sample)
+        verdicts = await self.sampler.read(SAMPLES, 1)
+        for number, verdict in enumerate(verdicts, 1):
+            assert await self.record(verdict, decision if number == SAMPLES else "")
+        return delivery.message.group
+
+    async def bury(self, delivery, consumer, cause=Cause.DELIVERIES):
+        """Give a message up, and end its group as the sampler does; the letter."""
+        await consumer.give_up(delivery, "delivered 3 times without an ack", cause)
+        assert await self.effects.release(Lane.TRAIN, delivery.message.group, Release.DEAD, SAMPLES)
+        return (await letters(self.redis, self.keys))[-1]
+
+    async def dead_task(self, group, cause=Cause.DELIVERIES):
+        await self.dispatch(group)
+        [delivery] = await self.rollout.read(1, 1)
+        return await self.bury(delivery, self.rollout, cause)
+
+    async def redriven(self, letter):
+        return await redrive(self.redis, self.keys, letter, self.journal)
+
+    async def counts(self):
+        found = await group_counts(self.redis, self.keys)
+        assert found.reconciled
+        return {name: value for name, value in found.model_dump(exclude={"reconciled"}).items() if value}
+
+    async def refused(self, letter):
+        before = await self.counts(), await self.redis.xlen(self.lane.tasks)
+        with pytest.raises(NotRedrivableError) as caught:
+            await self.redriven(letter)
+        assert (await self.counts(), await self.redis.xlen(self.lane.tasks)) == before
+        return str(caught.value)
+
+
+@pytest.fixture
+async def pipeline(redis, run_id):
+    return await Pipeline(redis, RunKeys(run_id)).open()
+
+
+async def test_a_given_up_task_is_drawn_again_once(pipeline):
+    letter = await pipeline.dead_task("g00000000")
+    assert (letter.redriven, letter.letter.group) == (None, "g00000000")
+    attempt = await pipeline.redriven(letter)
+    assert (attempt.group, attempt.redriven) == ("g00000000", "g00000000-r1")
+    assert await pipeline.counts() == {"dispatched": 2, "dead": 1, "pending": 1}
+    [(_, event)] = await pipeline.journal.events()
+    assert event.phase == "redriven"
+    assert event.text == (
+        "g00000000 is drawn again as g00000000-r1; it was given up: delivered 3 times without an ack"
+    )  # fmt: skip
+    [seen] = await letters(pipeline.redis, pipeline.keys)
+    assert seen.redriven == "g00000000-r1"
+    assert await pipeline.refused(seen) == "its group is drawn again already, as g00000000-r1"
+    assert await pipeline.refused(letter) == "its group is drawn again already, as g00000000-r1"
+    assert await pipeline.through(KEPT) == "g00000000-r1"
+    assert await pipeline.rollout.read(1, 0.05) == []
+    assert await pipeline.counts() == {"dispatched": 2, "dead": 1, "pending": 1}, "a kept group waits for its batch"
+
+
+async def test_a_given_up_sample_has_its_whole_group_drawn_again(pipeline):
+    redis, keys = pipeline.redis, pipeline.keys
+    await pipeline.dispatch("g0")
+    [drawing] = await pipeline.rollout.read(1, 1)
+    for index in range(SAMPLES):
+        assert await pipeline.draw(drawing, index)
+    judged, lost, late = await pipeline.verifier.read(SAMPLES, 1)
+    assert await pipeline.judge(judged)
+    [verdict] = await pipeline.sampler.read(1, 1)
+    assert await pipeline.record(verdict)
+    letter = await pipeline.bury(lost, pipeline.verifier)
+    assert not await redis.exists(*(keys.payload("g0", index) for index in range(SAMPLES)))
+    assert (await pipeline.redriven(letter)).redriven == "g0-r1"
+
+    # What was still on its way for the dead group judges nothing of the new one.
+    assert await pipeline.judge(late, Outcome.WRONG)
+    [stray] = await pipeline.sampler.read(1, 1)
+    assert not await pipeline.record(stray)
+    assert not await pipeline.draw(drawing, 1)
+
+    [again] = await pipeline.rollout.read(1, 1)
+    assert await missing_samples(redis, keys, again.message) == [0, 1, 2]
+    for index in range(SAMPLES):
+        assert await pipeline.draw(again, index)
+    for sample in await pipeline.verifier.read(SAMPLES, 1):
+        assert await pipeline.judge(sample)
+    for number, one in enumerate(await pipeline.sampler.read(SAMPLES, 1), 1):
+        assert one.message.outcome is Outcome.CORRECT
+        assert await pipeline.record(one, KEPT if number == SAMPLES else "")
+    assert await redis.hget(keys.group("g0-r1"), "state") == b"kept"
+    assert await redis.hget(keys.group("g0"), "state") == b"dead"
+    assert await pipeline.counts() == {"dispatched": 2, "dead": 1, "pending": 1}
+    await redis.delete(keys.group("g0"))
+    [seen] = await letters(redis, keys)
+    assert await pipeline.refused(seen) == "its group is drawn again already, as g0-r1"
+
+
+async def test_letters_of_one_group_draw_it_again_once(pipeline):
+    await pipeline.dispatch("g0", "g1")
+    first, second = await pipeline.rollout.read(2, 1)
+    for index in range(SAMPLES):
+        await pipeline.draw(first, index)
+    samples = await pipeline.verifier.read(SAMPLES, 1)
+    for one in samples[:2]:
+        await pipeline.verifier.give_up(one, "the verifier died of it", Cause.DELIVERIES)
+    await pipeline.bury(samples[2], pipeline.verifier)
+    await pipeline.bury(second, pipeline.rollout)
+    attempts = await redrive_all(pipeline.redis, pipeline.keys, pipeline.journal)
+    assert [one.redriven for one in attempts] == ["g0-r1", "g0-r1", "g0-r1", "g1-r1"]
+    assert [one.reason for one in attempts[:2]] == ["drawn again as g0-r1", "with another letter of its group"]
+    assert await pipeline.counts() == {"dispatched": 4, "dead": 2, "pending": 2}
+    assert await redrive_all(pipeline.redis, pipeline.keys, pipeline.journal) == []
+    assert len(await pipeline.journal.events()) == 2
+
+
+async def test_of_many_redrives_at_once_one_counts(pipeline):
+    letter = await pipeline.dead_task("g0")
+    results = await asyncio.gather(*(pipeline.redriven(letter) for _ in range(20)), return_exceptions=True)
+    assert sum(isinstance(one, NotRedrivableError) for one in results) == 19
+    assert await pipeline.counts() == {"dispatched": 2, "dead": 1, "pending": 1}
+    assert len(await pipeline.rollout.read(10, 0.1)) == 1
+
+
+async def test_a_group_that_dies_again_is_drawn_again(pipeline):
+    await pipeline.redriven(await pipeline.dead_task("g0"))
+    [again] = await pipeline.rollout.read(1, 1)
+    letter = await pipeline.bury(again, pipeline.rollout)
+    assert (letter.letter.group, letter.redriven) == ("g0-r1", None)
+    assert (await pipeline.redriven(letter)).redriven == "g0-r2"
+    assert await pipeline.counts() == {"dispatched": 3, "dead": 2, "pending": 1}
+
+
+async def test_a_forgotten_group_comes_back_from_its_own_task(pipeline):
+    letter = await pipeline.dead_task("g0")
+    await pipeline.redis.delete(pipeline.keys.group("g0"))
+    assert (await pipeline.redriven(letter)).redriven == "g0-r1"
+    [again] = await pipeline.rollout.read(1, 1)
+    assert again.message == task("g0").model_copy(update={"group": "g0-r1"})
+    assert await pipeline.counts() == {"dispatched": 2, "dead": 1, "pending": 1}
+
+
+async def test_a_screened_group_begins_with_its_screen_again(pipeline):
+    await pipeline.dispatch("g0", stop=2)
+    [delivery] = await pipeline.rollout.read(1, 1)
+    letter = await pipeline.bury(delivery, pipeline.rollout)
+    await pipeline.redriven(letter)
+    [again] = await pipeline.rollout.read(1, 1)
+    assert (again.message.stop, again.message.samples) == (2, SAMPLES)
+
+
+async def test_the_rest_of_a_screened_group_that_died_is_drawn_whole(pipeline):
+    await pipeline.dispatch("g0", stop=1)
+    [delivery] = await pipeline.rollout.read(1, 1)
+    await pipeline.draw(delivery, 0)
+    [sample] = await pipeline.verifier.read(1, 1)
+    await pipeline.judge(sample)
+    [verdict] = await pipeline.sampler.read(1, 1)
+    await pipeline.effects.record_verdict(
+        Lane.TRAIN, verdict.lease, verdict.message, MORE, SAMPLES, rest=task("g0"), posterior=("p", "1 1 0")
+    )
+    [rest] = await pipeline.rollout.read(1, 1)
+    await pipeline.redriven(await pipeline.bury(rest, pipeline.rollout))
+    assert await pipeline.through(KEPT) == "g0-r1"
+
+
+async def test_only_dead_groups_are_drawn_again(pipeline):
+    await pipeline.dispatch("g0", "g1")
+    pending, kept = await pipeline.rollout.read(2, 1)
+    await pipeline.rollout.give_up(pending, "not yet ended", Cause.DELIVERIES)
+    await pipeline.rollout.give_up(kept, "a duplicate", Cause.DELIVERIES)
+    await pipeline.redis.hset(pipeline.keys.group("g1"), "state", "kept")
+    not_ended, duplicate = await letters(pipeline.redis, pipeline.keys)
+    assert "is pending: the sampler has not ended it; try again" in await pipeline.refused(not_ended)
+    assert "is not dead but kept" in await pipeline.refused(duplicate)
+
+
+async def test_an_evaluation_is_not_drawn_again(pipeline):
+    evaluation = pipeline.keys.lane(Lane.EVALUATION)
+    await pipeline.effects.dispatch(Lane.EVALUATION, task("e.held-out.before.000000"), None)
+    consumer = Consumer(pipeline.redis, pipeline.keys, evaluation.tasks, "rollout", "r", Task, 30.0, 3)
+    await consumer.open()
+    [delivery] = await consumer.read(1, 1)
+    await consumer.give_up(delivery, "too long", Cause.TOO_LONG)
+    [letter] = await letters(pipeline.redis, pipeline.keys)
+    assert await pipeline.refused(letter) == "an evaluation is not drawn again"
+
+
+async def given_up(pipeline, stream, body, **fields):
+    """A letter as a hostile or broken message leaves it."""
+    values = {"reason": "not accepted", "deliveries": 1, "cause": Cause.INVALID, "size": len(body.encode())} | fields
+    letter = DeadLetter(stream=stream, entry="1-0", body=body, **values)
+    entry = await pipeline.redis.xadd(pipeline.keys.dead, {"m": letter.model_dump_json()})
+    return await letter_of(pipeline.redis, pipeline.keys, entry.decode())
+
+
+async def test_what_is_not_of_this_run_stays_dead(pipeline):
+    lane, foreign = pipeline.lane, task("foreign").model_dump_json()
+    cases = [
+        (lane.tasks, foreign, {"group": "foreign"}, "its task is not accepted: not accepted"),
+        (lane.samples, "{}", {"group": "foreign"}, "group 'foreign' is not one of this run"),
+        (lane.verdicts, "{}", {"group": None}, "it names no group: not accepted"),
+        (lane.verdicts, "{}", {"group": "../x:1"}, "group '../x:1' is not one of this run"),
+        (lane.tasks, foreign, {"group": "g" * 65, "cause": Cause.DELIVERIES}, "is not one of this run"),
+        (lane.tasks, foreign[:-1], {"group": "foreign", "cause": Cause.DELIVERIES}, "not a valid Task"),
+        (lane.tasks, foreign, {"group": "g0", "cause": Cause.DELIVERIES}, "of another group than it says, 'foreign'"),
+        (pipeline.keys.batches, "{}", {}, "carries no group"),
+    ]  # fmt: skip
+    for stream, body, fields, says in cases:
+        assert says in await pipeline.refused(await given_up(pipeline, stream, body, **fields))
+    attempts = await redrive_all(pipeline.redis, pipeline.keys, pipeline.journal)
+    assert [one.redriven for one in attempts] == [None] * len(cases)
+    assert all(says in one.reason for one, (*_, says) in zip(attempts, cases, strict=True))
+    assert await pipeline.counts() == {}
+
+
+async def test_a_message_that_was_cut_short_is_not_delivered_again(pipeline):
+    await pipeline.effects.dispatch(Lane.TRAIN, task("g0", text="x" * LARGEST_LETTER), None)
+    [delivery] = await pipeline.rollout.read(1, 1)
+    letter = await pipeline.bury(delivery, pipeline.rollout)
+    assert not letter.letter.whole
+    await pipeline.redis.rename(pipeline.keys.group("g0"), pipeline.keys.group("aside"))
+    assert f"only the first {LARGEST_LETTER} were kept" in await pipeline.refused(letter)
+    await pipeline.redis.rename(pipeline.keys.group("aside"), pipeline.keys.group("g0"))
+    assert (await pipeline.redriven(letter)).redriven == "g0-r1", "while its group is known, so is its task"
+
+
+async def test_a_broken_sample_of_a_dead_group_does_not_keep_it_dead(pipeline):
+    await pipeline.dead_task("g0")
+    letter = await given_up(pipeline, pipeline.lane.samples, "{", group="g0")
+    assert (await pipeline.redriven(letter)).redriven == "g0-r1"
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"[]", b'{"kind": "dead"}', b'{"kind": "task", "group": 3}'])
+async def test_what_is_no_letter_is_shown_as_such(pipeline, body):
+    await pipeline.redis.xadd(pipeline.keys.dead, {"m": body})
+    await pipeline.redis.xadd(pipeline.keys.dead, {"other": "field"})
+    good = await pipeline.dead_task("g0")
+    broken, empty, last = await letters(pipeline.redis, pipeline.keys)
+    assert "not a valid DeadLetter" in broken.letter.reason
+    assert "not a valid DeadLetter" in empty.letter.reason
+    assert last == good
+    attempts = await redrive_all(pipeline.redis, pipeline.keys, pipeline.journal)
+    assert [one.redriven for one in attempts] == [None, None, "g0-r1"]
+
+
+async def test_letters_come_in_pages(pipeline):
+    entries = [(await given_up(pipeline, pipeline.lane.verdicts, json.dumps(n))).entry for n in range(5)]
+    first = await letters(pipeline.redis, pipeline.keys, count=3)
+    rest = await letters(pipeline.redis, pipeline.keys, first[-1].entry)
+    assert [one.entry for one in [*first, *rest]] == entries
+    with pytest.raises(UnknownLetterError, match="no dead letter '5-5'"):
+        await letter_of(pipeline.redis, pipeline.keys, "5-5")
+
+
+async def test_a_full_redis_redrives(own_server, run_id):
+    _, redis = own_server
+    pipeline = await Pipeline(redis, RunKeys(run_id)).open()
+    letter = await pipeline.dead_task("g0")
+    await redis.config_set("maxmemory", 1)
+    assert (await pipeline.redriven(letter)).redriven == "g0-r1"
+    assert await pipeline.counts() == {"dispatched": 2, "dead": 1, "pending": 1}

@@ -1,0 +1,237 @@
+"""A run's weight history on a real server: versions, steps, batches until they are covered, and the way back."""
+
+import pytest
+
+from services.contracts import Cause, Lane, Policy, Release, Task
+from services.streams.effects import missing_samples, read_snapshot
+from services.streams.history import History, Reopened, rewind
+from services.streams.journal import Journal
+from services.streams.keys import RunKeys
+from services.streams.library import FencedError
+from tests.services.driven import (
+    STATE,
+    DrivenRun,
+    batch_of,
+    contents,
+    record_of,
+    sample_of,
+    snapshot_at,
+    task_of,
+    verdict_on,
+)
+
+
+@pytest.fixture
+def keys(run_id):
+    return RunKeys(run_id)
+
+
+@pytest.fixture
+async def run(redis, keys):
+    return await DrivenRun.open(redis, keys)
+
+
+def standing(policy):
+    return policy.version, policy.step, policy.weights
+
+
+async def payload_groups(redis, keys):
+    found = [key.decode() async for key in redis.scan_iter(match=keys.key("payload:*"))]
+    return {name.split("payload:")[1].split(":")[0] for name in found}
+
+
+async def test_weights_keep_the_version_that_they_have_and_others_get_a_new_one(run):
+    learner = run.learner
+    assert await learner.policy() is None
+    assert await learner.announce(0, "w0") == 0
+    assert await learner.policy() is None, "announced is not committed"
+    assert await learner.announce(0, "w0") == 0, "a learner that died before it committed says the same"
+    await learner.commit_policy(0, 0, "w0")
+    assert standing(await learner.policy()) == (0, 0, "w0")
+    assert await learner.announce(0, "w0") == 0, "a successor has bit-equal weights"
+    assert await learner.announce(1, "w1") == 1
+    successor = await History.fenced(run.redis, run.keys, "learner")
+    assert await successor.announce(1, "other bits") == 2, "version 1 may have reached somebody"
+    assert await successor.announce(1, "w1") == 3, "a version is never used again"
+    assert (await successor.policy()) == Policy(version=0, step=0, weights="w0", announced=3)
+    with pytest.raises(FencedError):
+        await learner.announce(1, "w1")
+
+
+async def test_the_same_weights_at_another_step_are_another_version(run):
+    """Every optimizer step of a rollout step may have been skipped."""
+    await run.learner.commit_policy(await run.learner.announce(0, "w"), 0, "w")
+    assert await run.learner.announce(1, "w") == 1
+
+
+async def test_an_older_version_does_not_come_back(run):
+    await run.learner.commit_policy(4, 2, "w2")
+    await run.learner.commit_policy(3, 1, "w1")
+    assert standing(await run.learner.policy()) == (4, 2, "w2")
+    await run.learner.commit_policy(4, 2, "w2")
+    assert standing(await run.learner.policy()) == (4, 2, "w2")
+
+
+async def test_a_step_is_committed_once_and_trains_its_groups(run, redis, keys):
+    logged = await run.batched(1, "g0", "g1")
+    assert await run.counts() == {"dispatched": 2, "pending": 2}
+    version = await run.learner.announce(1, "w1")
+    record = record_of(logged.batch, version)
+    assert await run.learner.commit_step(record)
+    assert await run.counts() == {"dispatched": 2, "trained": 2}
+    assert standing(await run.learner.policy()) == (0, 1, "w1")
+    journal = Journal(redis, keys, "test")
+    assert (await journal.policy_version(), await journal.step()) == (0, 1)
+    assert [one for _, one in await journal.steps()] == [record]
+    fields = await redis.hmget(keys.group("g0"), "state", "step", "lag")
+    assert fields == [b"trained", b"1", b"1"]
+    before = await contents(redis, keys)
+    again = record.model_copy(update={"version": 5, "weights": "others"})
+    assert not await run.learner.commit_step(again), "a step is committed once"
+    assert await contents(redis, keys) == before
+
+
+async def test_a_learner_that_died_before_it_committed_is_followed_by_one_that_trains_the_same_batch(run):
+    logged = await run.batched(1, "g0")
+    assert await run.learner.announce(1, "w1") == 0
+    successor = await History.fenced(run.redis, run.keys, "learner")
+    with pytest.raises(FencedError):
+        await run.learner.commit_step(record_of(logged.batch, 0))
+    assert await run.counts() == {"dispatched": 1, "pending": 1}
+    assert await successor.batches() == [logged]
+    assert await successor.announce(1, "rounded otherwise") == 1
+    assert await successor.commit_step(record_of(logged.batch, 1, "rounded otherwise"))
+    assert standing(await successor.policy()) == (1, 1, "rounded otherwise")
+    assert await run.counts() == {"dispatched": 1, "trained": 1}
+
+
+async def test_a_batch_stays_with_its_payloads_until_a_checkpoint_covers_it(run, redis, keys):
+    first, second = await run.trained(1, "g0"), await run.trained(2, "g1", "g2")
+    assert await run.learner.batches() == [first, second]
+    assert await payload_groups(redis, keys) == {"g0", "g1", "g2"}
+    assert await run.learner.cover(first)
+    assert await run.learner.batches() == [second]
+    assert await payload_groups(redis, keys) == {"g1", "g2"}
+    assert await read_snapshot(redis, keys.snapshot(1)) is None
+    assert await read_snapshot(redis, keys.snapshot(2)) == snapshot_at(2)
+    assert await run.state("g0") == "trained", "late results still meet it"
+    assert not await run.learner.cover(first)
+    assert await redis.lrange(run.streams.released, 0, -1) == [keys.group("g0").encode()]
+    assert await run.learner.cover(second)
+    assert await payload_groups(redis, keys) == set()
+    assert await run.counts() == {"dispatched": 3, "trained": 3}
+
+
+async def test_hostile_entries_leave_the_log_of_batches_for_the_dead_letters(run, redis, keys):
+    good = await run.batched(1, "g0")
+    another = batch_of(RunKeys("another-run"), 1, ["g0"])
+    empty = good.batch.model_copy(update={"groups": ()})
+    await run.append(keys.batches, b"", b"\xff", b"[]", task_of("g0"), another, empty)
+    await redis.xadd(keys.batches, {"other": "field"})
+    assert await run.learner.batches() == [good]
+    assert await redis.xlen(keys.batches) == 1
+    letters = [letter for _, letter in await Journal(redis, keys, "test").dead_letters()]
+    assert [letter.cause for letter in letters] == [Cause.INVALID] * 7
+    assert [letter.stream for letter in letters] == [keys.batches] * 7
+    assert "payload" in letters[4].reason
+    assert "groups: none" in letters[5].reason
+
+
+class TestRewind:
+    """Of a run of four batches, the first covered, the last not trained; g5 is kept, g7 half drawn, g8 screened."""
+
+    @pytest.fixture
+    async def long_run(self, run):
+        for step in range(1, 4):
+            await run.trained(step, f"g{step}")
+        await run.learner.cover((await run.learner.batches())[0])
+        await run.batched(4, "g4")
+        await run.decided("g5", "kept")
+        await run.decided("g6", Release.FILTERED)
+        run.task = await run.dispatched("g7")
+        assert await run.publish(run.task.lease, sample_of(run.keys, "g7", 0))
+        [run.sample] = await run.verifier().read(1, 0.01)
+        assert await run.sampler.dispatch(Lane.TRAIN, task_of("g8", stop=1), STATE)
+        assert await run.counts() == {"dispatched": 8, "trained": 3, "filtered": 1, "pending": 4}
+        return run
+
+    async def back(self, run, step, resumption=1, posteriors=()):
+        pending = sorted(one.decode() for one in await run.redis.smembers(run.streams.pending))
+        records = [one for _, one in await Journal(run.redis, run.keys, "test").steps() if one.step > step]
+        groups = [Reopened(task_of(name), trained=False) for name in pending]
+        groups += [Reopened(task_of(name), trained=True) for one in records for name in one.groups]
+        return await rewind(
+            run.redis, run.keys, "sampler", run.sampler.epoch, resumption=resumption, step=step, groups=groups,
+            posteriors=dict(posteriors),
+        )  # fmt: skip
+
+    async def test_later_steps_leave_and_their_groups_are_asked_for_again(self, long_run, redis, keys):
+        run = long_run
+        assert await self.back(run, 1, posteriors={"p0": "2:1:0", "p1": "1:2:0"}.items())
+        assert await run.counts() == {"dispatched": 8, "trained": 1, "filtered": 1, "pending": 6}
+        journal = Journal(redis, keys, "test")
+        assert [record.step for _, record in await journal.steps()] == [1]
+        policy = await journal.policy()
+        assert (policy.step, policy.weights, policy.resumption) == (1, "", 1)
+        assert await run.learner.batches() == []
+        assert await redis.hgetall(keys.posteriors) == {b"p0": b"2:1:0", b"p1": b"1:2:0"}
+        assert [await redis.hget(keys.queue, name) for name in ("step", "last")] == [b"1", b"0"]
+        tasks = [Task.model_validate_json(fields[b"m"]) for _, fields in await redis.xrange(run.streams.tasks)]
+        assert {one.group for one in tasks} == {"g2", "g3", "g4", "g5", "g7", "g8"}
+        assert all(one.stop is None for one in tasks), "no screen is left half way"
+        for one in tasks:
+            assert await missing_samples(redis, keys, one) == [0, 1], "nothing that was generated stays"
+
+    async def test_once_per_resumption(self, long_run, redis, keys):
+        assert await self.back(long_run, 1)
+        before = await contents(redis, keys)
+        assert not await self.back(long_run, 1)
+        assert await contents(redis, keys) == before
+        assert await self.back(long_run, 0, resumption=2)
+        assert await long_run.counts() == {"dispatched": 8, "filtered": 1, "pending": 7}
+
+    async def test_nothing_of_the_abandoned_history_counts(self, long_run, redis, keys):
+        run = long_run
+        logged = (await run.learner.batches())[-1]
+        assert await self.back(run, 2)
+        before = await contents(redis, keys)
+        assert not await run.publish(run.task.lease, sample_of(keys, "g7", 1)), "drawn by an abandoned policy"
+        verdict = verdict_on(run.sample.message)
+        assert not await run.effects.publish_verdict(Lane.TRAIN, run.sample.lease, verdict)
+        assert not await run.rollout().still_owned(run.task.lease)
+        assert not await run.learner.cover(logged)
+        assert not await run.sampler.publish_batch(batch_of(keys, 3, ["g5"]), snapshot_at(3)), "it is no longer kept"
+        assert await contents(redis, keys) == before
+
+    async def test_the_steps_are_trained_again_under_versions_that_nobody_held(self, long_run, redis, keys):
+        run = long_run
+        policy = await run.learner.policy()
+        assert (policy.version, policy.announced) == (2, 2)
+        assert await self.back(run, 1)
+        assert await run.learner.announce(1, "w1") == 3
+        await run.learner.commit_policy(3, 1, "w1")
+        assert await run.rollout("r1").read(1, 0.01) == [], "the consumer group is made anew"
+        [delivery] = [one for one in await run.rollout("r1").read(6, 0.01) if one.message.group == "g2"]
+        for index in range(2):
+            assert await run.publish(delivery.lease, sample_of(keys, "g2", index, started_at=9.0))
+        await run.verifier().open()
+        for one in await run.verifier().read(4, 0.01):
+            await run.effects.publish_verdict(Lane.TRAIN, one.lease, verdict_on(one.message))
+        await run.judge().open()
+        for one in await run.judge().read(4, 0.01):
+            await run.sampler.record_verdict(Lane.TRAIN, one.lease, one.message, "kept" if one.message.index else "", 2)
+        assert await run.sampler.publish_batch(batch_of(keys, 2, ["g2"]), snapshot_at(2))
+        [logged] = await run.learner.batches()
+        version = await run.learner.announce(2, "w2")
+        assert version == 4
+        assert await run.learner.commit_step(record_of(logged.batch, version))
+        assert await run.counts() == {"dispatched": 8, "trained": 2, "filtered": 1, "pending": 5}
+        steps = [record.groups for _, record in await Journal(redis, keys, "test").steps()]
+        assert steps == [("g1",), ("g2",)], "each group once within the history that survives"
+
+    async def test_a_batch_that_stays_trained_and_was_not_covered_leaves_nothing_behind(self, long_run, redis, keys):
+        assert await self.back(long_run, 2)
+        assert await payload_groups(redis, keys) == set()
+        assert [key async for key in redis.scan_iter(match=keys.key("sampler-snapshot:*"))] == []
+        released = {name.decode() for name in await redis.lrange(long_run.streams.released, 0, -1)}
+        assert released == {keys.group(name) for name in ("g1", "g2", "g6")}

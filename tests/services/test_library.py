@@ -1,0 +1,252 @@
+"""The library of Redis functions: loaded once per code, fenced, repeatable, and usable when Redis is full."""
+
+import asyncio
+import re
+
+import pytest
+from redis.exceptions import ResponseError
+
+from services.contracts import Cause, Lane, Release
+from services.streams import library
+from services.streams.connection import connect
+from services.streams.dead import NotRedrivableError
+from services.streams.effects import become_owner
+from services.streams.keys import RunKeys
+from services.streams.leases import Lease
+from services.streams.library import FencedError, RedisFullError, library_code, library_name
+from tests.services.driven import (
+    STATE,
+    DrivenRun,
+    batch_of,
+    contents,
+    record_of,
+    sample_of,
+    snapshot_at,
+    task_of,
+    verdict_on,
+)
+from tests.services.function_cases import CASES
+
+FENCED = sorted(name for name, case in CASES.items() if case.role)
+
+
+class Watched:
+    """A connection that notes which functions are called; with `repeat` it calls each twice, as if a reply was lost."""
+
+    def __init__(self, redis):
+        self._redis = redis
+        self.called = []
+        self.repeat = None
+        self.between = {}
+        self.after = {}
+
+    def __getattr__(self, name):
+        return getattr(self._redis, name)
+
+    async def fcall(self, full_name, *rest):
+        name = full_name.removeprefix(library_name() + "_")
+        self.called.append(name)
+        reply = await self._redis.fcall(full_name, *rest)
+        if self.repeat:
+            self.between[name] = await contents(self._redis, self.repeat)
+            reply = await self._redis.fcall(full_name, *rest)
+            self.after[name] = await contents(self._redis, self.repeat)
+        return reply
+
+
+@pytest.fixture
+def keys(run_id):
+    return RunKeys(run_id)
+
+
+def sources():
+    return library._sources()[1]
+
+
+def test_every_function_has_a_case_here():
+    assert set(CASES) == set(sources())
+
+
+def test_every_function_that_asks_for_a_fence_has_one_here():
+    asks = {name for name, body in sources().items() if re.search(r"\bfenced\(", body)}
+    assert asks == set(FENCED)
+
+
+def test_every_function_says_what_it_is_given():
+    for name, body in sources().items():
+        head = body[: body.index("\n", body.index("args:"))]
+        assert re.match(r"-- \w.*\n(-- .*\n)*-- keys: ", head), name
+
+
+async def ready(run, name):
+    """The case's call, and what Redis holds before it."""
+    call = await CASES[name].prepare(run)
+    run.redis.called.clear()
+    return call, await contents(run.redis, run.keys)
+
+
+@pytest.mark.parametrize("name", FENCED)
+async def test_former_owner_is_refused_and_changes_nothing(redis, keys, name):
+    run = await DrivenRun.open(Watched(redis), keys)
+    call, _ = await ready(run, name)
+    await become_owner(redis, keys, CASES[name].role)
+    before = await contents(redis, keys)
+    with pytest.raises(FencedError, match=f"epoch:{CASES[name].role}"):
+        await call()
+    assert run.redis.called == [name]
+    assert await contents(redis, keys) == before
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_a_call_whose_reply_was_lost_is_repeated_without_harm(redis, keys, name):
+    run = await DrivenRun.open(Watched(redis), keys)
+    call, before = await ready(run, name)
+    run.redis.repeat = keys
+    if name == "redrive":
+        with pytest.raises(NotRedrivableError, match="drawn again already, as g0-r1"):
+            await call()
+    else:
+        await call()
+    assert run.redis.called[0] == name
+    between, after = run.redis.between[name], run.redis.after[name]
+    if name == "become_owner":
+        epochs = [found.pop(keys.epoch("sampler")) for found in (before, between, after)]
+        assert epochs == [("string", b"1"), ("string", b"2"), ("string", b"3")], "one too many fences nobody else"
+    elif name != "renew":
+        assert between != before, "the first call changes something"
+    assert after == between
+
+
+@pytest.fixture
+async def full(own_server, keys):
+    """A run on a server of the test's own, and how to set its maxmemory (bytes; 0: none)."""
+    _, client = own_server
+    yield client, lambda limit: client.config_set("maxmemory", limit)
+    await client.config_set("maxmemory", 0)
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_when_redis_is_full_only_what_grows_it_is_refused(full, keys, name):
+    client, limit = full
+    run = await DrivenRun.open(Watched(client), keys)
+    call, before = await ready(run, name)
+    await limit(1)
+    if name in library.GROWING or name == "create_record":  # no new run begins on a full server
+        with pytest.raises(RedisFullError, match="maxmemory"):
+            await call()
+        assert await contents(client, keys) == before
+        await limit(0)
+    await call()
+    assert name in run.redis.called
+    if name != "renew":
+        assert await contents(client, keys) != before
+
+
+async def test_a_full_redis_lets_a_run_drain_although_every_process_is_replaced(full, keys):
+    client, limit = full
+    run = await DrivenRun.open(client, keys)
+    for group in ("g0", "g1"):
+        await run.published(group)
+    await run.lapse((await run.dispatched("g2")).lease)
+    for entry in await client.xpending_range(run.streams.samples, "verifier", "-", "+", 10):
+        await run.lapse(Lease(run.streams.samples, "verifier", "v0", entry["message_id"].decode()))
+    await limit(1)
+    run = await DrivenRun.open(client, keys)
+    [again] = await run.rollout("r1").read(1, 0.01)
+    with pytest.raises(RedisFullError):
+        await run.publish(again.lease, sample_of(keys, "g2", 0))
+    await run.rollout("r1").give_up(again, "test", Cause.DELIVERIES)
+    assert await run.sampler.release(Lane.TRAIN, "g2", Release.DEAD, 2)
+    for delivery in await run.verifier("v1").read(4, 0.01):
+        assert await run.effects.publish_verdict(Lane.TRAIN, delivery.lease, verdict_on(delivery.message))
+    for delivery in await run.judge("s1").read(4, 0.01):
+        verdict = delivery.message
+        decision = "kept" if verdict.index else ""
+        assert await run.sampler.record_verdict(Lane.TRAIN, delivery.lease, verdict, decision, 2)
+    assert await run.sampler.publish_batch(batch_of(keys, 1, ["g0", "g1"]), snapshot_at(1))
+    [logged] = await run.learner.batches()
+    version = await run.learner.announce(1, "w1")
+    assert await run.learner.commit_step(record_of(logged.batch, version))
+    assert await run.learner.cover(logged)
+    assert await run.counts() == {"dispatched": 3, "trained": 2, "dead": 1}
+    assert [key async for key in client.scan_iter(match=keys.key("payload:*"))] == []
+
+
+def names(listed):
+    """The libraries' names in a reply to FUNCTION LIST."""
+    return [dict(zip(one[::2], one[1::2], strict=True))[b"library_name"].decode() for one in listed]
+
+
+async def test_library_is_loaded_once_per_code_and_again_after_a_flush(own_server, keys):
+    server, client = own_server
+    others = [await connect(f"redis://127.0.0.1:{server.port}/0") for _ in range(8)]
+    try:
+        assert names(await client.function_list()) == []
+        epochs = await asyncio.gather(*(become_owner(one, keys, "sampler") for one in [client, *others]))
+        assert sorted(epochs) == list(range(1, 10)), "nobody's call is lost among nine that find no library"
+        assert names(await client.function_list()) == [library_name()]
+        await client.function_flush()
+        epochs = await asyncio.gather(*(become_owner(one, keys, "sampler") for one in [client, *others]))
+        assert sorted(epochs) == list(range(10, 19))
+        assert names(await client.function_list()) == [library_name()]
+    finally:
+        for one in others:
+            await one.aclose()
+
+
+@pytest.fixture
+def another_code(monkeypatch):
+    """Call it to give the library another source: `changed(shared, functions)` of what it is now."""
+    original = library._sources
+
+    def give(changed):
+        shared, functions = original()
+        monkeypatch.setattr(library, "_sources", lambda: changed(shared, dict(functions)))
+        library_name.cache_clear()
+        library_code.cache_clear()
+
+    yield give
+    monkeypatch.undo()
+    library_name.cache_clear()
+    library_code.cache_clear()
+
+
+async def test_two_codes_live_side_by_side_in_a_rolling_upgrade(own_server, keys, another_code):
+    _, client = own_server
+    run = await DrivenRun.open(client, keys)
+    await run.dispatched("g0")
+    old = library_name()
+    another_code(
+        lambda shared, functions: (shared, functions | {"dispatch": "-- the next release\n" + functions["dispatch"]})
+    )
+    assert library_name() != old
+    assert not await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE), "the new code knows the old one's group"
+    assert await run.sampler.dispatch(Lane.TRAIN, task_of("g1"), STATE)
+    assert sorted(names(await client.function_list())) == sorted([old, library_name()])
+    assert await client.fcall(f"{old}_dispatch", 6, *await dispatch_keys(run, "g2"), 1, "g2", "{}", 2, "") == 1
+    assert await run.counts() == {"dispatched": 3, "pending": 3}
+
+
+async def dispatch_keys(run, group):
+    keys, streams = run.keys, run.streams
+    return (
+        keys.epoch("sampler"),
+        streams.tasks,
+        keys.group(group),
+        streams.counters,
+        streams.pending,
+        keys.sampler_state,
+    )
+
+
+async def test_the_flags_of_a_function_are_part_of_the_code(monkeypatch, another_code):
+    before = library_name()
+    monkeypatch.setattr(library, "GROWING", library.GROWING | {"release"})
+    another_code(lambda shared, functions: (shared, functions))
+    assert library_name() != before
+
+
+async def test_an_error_of_a_function_is_not_taken_for_a_fence_or_a_full_redis(redis, keys):
+    await redis.set(keys.lane(Lane.TRAIN).tasks, "not a stream")
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        await (await DrivenRun.open(redis, keys)).dispatched("g0")

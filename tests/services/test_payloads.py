@@ -1,0 +1,41 @@
+"""Payloads on a real server: they come back as they were written, or are named as damaged."""
+
+import numpy as np
+import pytest
+
+from services.streams.keys import RunKeys
+from services.streams.payloads import PayloadMissingError, fetch, fetch_text, pack, unpack
+from tests.services.driven import BODY
+
+
+@pytest.fixture
+def keys(run_id):
+    return RunKeys(run_id)
+
+
+async def test_payload_survives_the_round_trip(redis, keys):
+    key = keys.payload("g0", 0)
+    await redis.hset(key, mapping=pack(BODY))
+    whole, damaged = await fetch(redis, [key, "no-such-key"])
+    assert list(whole) == [key]
+    assert whole[key].text == await fetch_text(redis, key) == "zwölf"
+    assert whole[key].spans == BODY.spans
+    np.testing.assert_array_equal(whole[key].response_ids, [8, 9])
+    np.testing.assert_array_equal(whole[key].behaviour_logprobs, np.array([-0.5, -1.25], np.float32))
+    assert "payload no-such-key is missing" in damaged["no-such-key"]
+
+
+@pytest.mark.parametrize("field", pack(BODY))
+async def test_a_payload_that_lost_a_bit_or_a_field_is_noticed(redis, keys, field):
+    key, packed = keys.payload("g0", 0), pack(BODY)
+    for fields in (packed | {field: bytes([packed[field][0] ^ 1]) + packed[field][1:]}, packed | {field: b""}):
+        stored = {name.encode(): value for name, value in fields.items()}
+        await redis.hset(key, mapping=stored)
+        if field == "text_crc":
+            unpack(key, stored)
+        else:
+            with pytest.raises(PayloadMissingError, match=f"payload {key} is missing or damaged"):
+                unpack(key, stored)
+        if field.startswith("text"):
+            with pytest.raises(PayloadMissingError, match=f"payload {key} is missing or damaged"):
+                await fetch_text(redis, key)

@@ -1,0 +1,212 @@
+"""A run's record changes in one step: fenced, repeatable, and while Redis is full."""
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from services.contracts import RunState, Transition
+from services.settings import parse_recipe
+from services.streams.effects import become_owner
+from services.streams.journal import Journal
+from services.streams.keys import RUNS, RunKeys
+from services.streams.library import FencedError, RedisFullError, call
+from services.streams.records import EndedRunError, NoCheckpointError, RunRecords, RunStateError, UnknownRunError
+from tests.conftest import recipe_document
+
+RECIPE = parse_recipe(recipe_document("/model"))
+
+
+@pytest.fixture
+async def records(redis, run_id):
+    """The records, with one queued run."""
+    found = RunRecords(redis)
+    await found.create(run_id, RECIPE)
+    return found
+
+
+async def test_transitions_are_a_history_with_times_and_reasons(records, run_id):
+    began = time.time()
+    for state in (RunState.STARTING, RunState.RUNNING, RunState.PAUSED, RunState.RUNNING, RunState.FAILED):
+        record = await records.transition(run_id, state, f'because "{state}" \\ [é]]')
+    assert [one.state.value for one in record.history] == [
+        "queued", "starting", "running", "paused", "running", "failed",
+    ]  # fmt: skip
+    assert record.reason == 'because "failed" \\ [é]]'
+    assert began <= record.history[1].at <= record.history[-1].at <= time.time()
+    with pytest.raises(EndedRunError, match="has ended: it is failed"):
+        await records.transition(run_id, RunState.RUNNING, "never")
+    assert (await records.get(run_id)).state is RunState.FAILED
+
+
+async def test_changes_at_once_are_all_kept(records, run_id):
+    changes = [records.transition(run_id, RunState.RUNNING, f"change {number}") for number in range(40)]
+    await asyncio.gather(*changes, *(records.scale(run_id, 1 + number) for number in range(40)))
+    record = await records.get(run_id)
+    assert sorted(one.reason for one in record.history[1:]) == sorted(f"change {number}" for number in range(40))
+
+
+async def test_a_former_controller_is_fenced(redis, records, run_id):
+    keys = RunKeys(run_id)
+    former, owner = [await become_owner(redis, keys, "controller") for _ in range(2)]
+    with pytest.raises(FencedError, match="newer owner"):
+        await records.transition(run_id, RunState.FAILED, "a former controller's", epoch=former)
+    with pytest.raises(FencedError):
+        await records.set_summary(run_id, {"run": run_id}, epoch=former)
+    with pytest.raises(FencedError):
+        await records.set_paths(run_id, epoch=former, model_path="/former")
+    assert (await records.transition(run_id, RunState.STARTING, "placing", epoch=owner)).state is RunState.STARTING
+    await records.set_paths(run_id, epoch=owner, model_path="/owner")
+    await records.set_summary(run_id, {"steps": 3}, epoch=owner)
+    record = await records.get(run_id)
+    assert (record.model_path, record.summary) == ("/owner", {"steps": 3})
+    assert (await records.request_cancel(run_id)).cancel_requested, "people are not fenced"
+
+
+async def test_a_change_whose_reply_was_lost_can_be_repeated(redis, records, run_id):
+    keys = RunKeys(run_id)
+    ended = Transition(state=RunState.FAILED, at=time.time(), reason="broken").model_dump_json()
+    args = ["", ",queued,", ended, "resumptions", 0, "state", "failed"]
+    assert [await call(redis, "change_record", [keys.record, keys.epoch("controller")], args) for _ in range(3)] == [
+        1
+    ] * 3
+    record = await records.get(run_id)
+    assert ([one.state.value for one in record.history], record.resumptions) == (["queued", "failed"], 1)
+
+
+async def test_creation_is_whole_and_can_be_repeated(redis, records, run_id):
+    with pytest.raises(ValueError, match="in use"):
+        await records.create(run_id, RECIPE)
+    created = (await redis.hget(RunKeys(run_id).record, "created_at")).decode()
+    assert await call(redis, "create_record", [RunKeys(run_id).record], [created, "state", "lost reply"]) == 1
+    assert (await records.get(run_id)).state is RunState.QUEUED
+    await redis.zadd(RUNS, {f"{run_id}-announced": 1.0})
+    assert run_id in [record.id for record in await records.all()]
+
+
+@pytest.mark.parametrize("run", ["missing", "UPPER", "a}b"])
+async def test_unknown_runs_are_named(records, run):
+    for change in (
+        records.get(run), records.transition(run, RunState.RUNNING, ""), records.request_pause(run),
+        records.request_cancel(run), records.resume(run), records.scale(run, 2), records.set_paths(run, model_path=""),
+        records.set_summary(run, {}),
+    ):  # fmt: skip
+        with pytest.raises(UnknownRunError, match="does not exist"):
+            await change
+
+
+async def in_state(records, run, state):
+    if state is not RunState.QUEUED:
+        await records.transition(run, state, "test")
+
+
+@pytest.mark.parametrize("state", [one for one in RunState if one is not RunState.RUNNING])
+async def test_only_a_running_run_can_be_paused(records, run_id, state):
+    await in_state(records, run_id, state)
+    with pytest.raises(RunStateError, match=f"is {state.value}; only a running one can be paused"):
+        await records.request_pause(run_id)
+    assert not (await records.get(run_id)).pause_requested
+
+
+async def test_a_paused_run_goes_on(redis, records, run_id):
+    starved = RunKeys(run_id).starved
+    await records.transition(run_id, RunState.RUNNING, "test")
+    assert (await records.request_pause(run_id)).pause_requested
+    await records.transition(run_id, RunState.PAUSED, "on request")
+    await redis.set(starved, "0:5 1:0")
+    with pytest.raises(RunStateError, match="is paused; cancel it first"):
+        await records.resume(run_id, 0)
+    assert await redis.exists(starved)
+    record = await records.resume(run_id)
+    assert (record.state, record.pause_requested, record.resumptions) == (RunState.PAUSED, False, 0)
+    assert not await redis.exists(starved)
+
+
+async def test_a_pause_that_has_not_begun_is_withdrawn(records, run_id):
+    await records.transition(run_id, RunState.RUNNING, "test")
+    await records.request_pause(run_id)
+    assert not (await records.resume(run_id)).pause_requested
+    with pytest.raises(RunStateError, match="is running; cancel it first"):
+        await records.resume(run_id)
+
+
+@pytest.mark.parametrize("state", [RunState.FAILED, RunState.CANCELLED])
+async def test_an_ended_run_is_queued_again(redis, records, run_id, state):
+    keys = RunKeys(run_id)
+    await redis.set(keys.checkpoints, json.dumps([2, 4]))
+    await redis.set(keys.starved, "0:5 1:0")
+    await records.transition(run_id, RunState.RUNNING, "test")
+    await records.request_pause(run_id)
+    await records.request_cancel(run_id)
+    await records.set_summary(run_id, {"steps": 4})
+    await records.set_paths(run_id, model_path="/model", export_path="/export")
+    await records.transition(run_id, state, "test")
+    first = await records.resume(run_id)
+    assert (first.state, first.reason, first.resumptions, first.resume_step) == (RunState.QUEUED, "resumed", 1, None)
+    assert (first.cancel_requested, first.pause_requested, first.summary) == (False, False, None)
+    assert (first.model_path, first.export_path) == ("/model", "/export")
+    assert not await redis.exists(keys.starved)
+    await records.transition(run_id, state, "test")
+    second = await records.resume(run_id, 4)
+    assert (second.reason, second.resumptions, second.resume_step) == ("resumed from step 4", 2, 4)
+    assert second.export_path is None, "its weights leave the history"
+    await records.transition(run_id, state, "test")
+    assert (await records.resume(run_id, 0)).resume_step == 0
+    await records.transition(run_id, state, "test")
+    assert (await records.resume(run_id)).resume_step is None
+
+
+async def test_a_step_without_a_checkpoint_is_refused(redis, records, run_id):
+    await records.transition(run_id, RunState.FAILED, "test")
+    with pytest.raises(NoCheckpointError, match=r"^from_step: value 3 is not accepted; .*: 0$"):
+        await records.resume(run_id, 3)
+    await redis.set(RunKeys(run_id).checkpoints, json.dumps([4, 2]))
+    with pytest.raises(NoCheckpointError, match=r"^from_step: value 3 is not accepted; .*: 0, 2, 4$"):
+        await records.resume(run_id, 3)
+    record = await records.get(run_id)
+    assert (record.state, record.resumptions) == (RunState.FAILED, 0)
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (RunState.QUEUED, "is queued; cancel it first"),
+        (RunState.STARTING, "is starting; cancel it first"),
+        (RunState.RUNNING, "is running; cancel it first"),
+        (RunState.SUCCEEDED, "is succeeded; there is nothing left to do"),
+    ],
+)
+async def test_a_run_that_neither_waits_nor_failed_cannot_be_resumed(records, run_id, state, says):
+    await in_state(records, run_id, state)
+    for step in (None, 0):
+        with pytest.raises(RunStateError, match=says):
+            await records.resume(run_id, step)
+
+
+async def test_of_many_resumptions_at_once_one_counts(records, run_id):
+    await records.transition(run_id, RunState.CANCELLED, "test")
+    results = await asyncio.gather(*(records.resume(run_id) for _ in range(20)), return_exceptions=True)
+    assert sum(isinstance(one, RunStateError) for one in results) == 19
+    record = await records.get(run_id)
+    assert ([one.state.value for one in record.history], record.resumptions) == (["queued", "cancelled", "queued"], 1)
+
+
+async def test_a_full_redis_takes_every_change_but_no_new_run(own_server, run_id):
+    _, redis = own_server
+    records, keys = RunRecords(redis), RunKeys(run_id)
+    await records.create(run_id, RECIPE)
+    await redis.config_set("maxmemory", 1)
+    with pytest.raises(RedisFullError, match="maxmemory"):
+        await records.create(f"{run_id}-2", RECIPE)
+    await records.transition(run_id, RunState.RUNNING, "test")
+    await records.request_pause(run_id)
+    await records.transition(run_id, RunState.PAUSED, "on request")
+    await records.resume(run_id)
+    await records.scale(run_id, 3)
+    await records.request_cancel(run_id)
+    await records.set_summary(run_id, {"steps": 0})
+    await records.transition(run_id, RunState.CANCELLED, "on request")
+    await Journal(redis, keys, "test").event("test", "told")
+    assert (await records.resume(run_id)).resumptions == 1
+    assert [record.id for record in await records.all()] == [run_id]

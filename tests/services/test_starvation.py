@@ -1,0 +1,145 @@
+"""The starvation ladder: which rung after how many judged groups, and each change told once."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.sampler.starvation import Ladder, Rung, Starvation
+from services.settings import sampling
+
+NORMAL, WIDEN, BOUNDARY, PARTIAL, PAUSE = Rung
+OFF = Ladder(None, None, None, None)
+HISTOGRAM = "groups by correct answers of 4: 9 with 0, 0 with 1, 0 with 2, 0 with 3, 1 with 4"
+
+
+def test_the_settings_are_the_ladder_s() -> None:
+    assert Ladder(**sampling.Starvation().model_dump()) == Ladder()
+    assert set(sampling.Starvation.model_fields) == {field.name for field in fields(Ladder)}
+
+
+STEEP = Ladder(2, 4, 8, 16)
+
+
+@pytest.mark.parametrize(
+    ("judged", "kept", "expected"),
+    [
+        (0, 0, NORMAL), (31, 0, NORMAL), (32, 0, WIDEN), (63, 0, WIDEN), (64, 0, BOUNDARY), (127, 3, BOUNDARY),
+        (128, 3, PARTIAL),
+        (128, 0, BOUNDARY),  # a partial batch of nothing is none
+        (255, 0, BOUNDARY), (256, 0, PAUSE),
+        (256, 1, PARTIAL), (9999, 1, PARTIAL),  # what is there is trained rather than left
+        (9999, 8, NORMAL),  # a whole batch is there: it waits for the learner
+    ],
+)  # fmt: skip
+def test_the_default_ladder(judged: int, kept: int, expected: Rung) -> None:
+    assert Ladder().rung(judged, kept, groups_per_step=8) is expected
+
+
+@pytest.mark.parametrize(
+    ("ladder", "judged", "kept", "expected"),
+    [
+        (OFF, 9999, 0, NORMAL), (OFF, 9999, 3, NORMAL),
+        (Ladder(None, 4, 8, 16), 31, 0, NORMAL), (Ladder(None, 4, 8, 16), 32, 0, BOUNDARY),
+        (Ladder(2, None, 8, 16), 64, 0, WIDEN), (Ladder(2, None, 8, 16), 64, 1, PARTIAL),
+        (Ladder(2, 4, None, 16), 127, 3, BOUNDARY),
+        (Ladder(2, 4, None, 16), 128, 3, PAUSE),  # nobody wants a partial batch: what was kept waits
+        (Ladder(2, 4, 8, None), 9999, 0, BOUNDARY),
+        (Ladder(None, None, None, 1), 8, 0, PAUSE),
+    ],
+)  # fmt: skip
+def test_rungs_may_be_left_out(ladder: Ladder, judged: int, kept: int, expected: Rung) -> None:
+    assert ladder.rung(judged, kept, groups_per_step=8) is expected
+
+
+@pytest.mark.parametrize(
+    ("rungs", "named"),
+    [((0, 4, 8, 16), "widen_after = 0"), ((2, 2, 8, 16), "boundary_after = 2"), ((2, 4, 3, 16), "partial_after = 3"),
+     ((5, None, None, 5), "pause_after = 5"), ((None, 4, None, 3), "pause_after = 3")],
+)  # fmt: skip
+def test_rungs_must_rise(rungs: tuple[int | None, ...], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        Ladder(*rungs)
+
+
+@st.composite
+def ladders(draw: st.DrawFn) -> Ladder:
+    after = sorted(draw(st.sets(st.integers(1, 40), min_size=4, max_size=4)))
+    return Ladder(*(one if draw(st.booleans()) else None for one in after))
+
+
+@given(ladder=ladders(), kept=st.integers(0, 10), groups=st.integers(1, 10), judged=st.lists(st.integers(0, 500)))
+def test_more_judged_groups_never_lead_down(ladder: Ladder, kept: int, groups: int, judged: list[int]) -> None:
+    rungs = [ladder.rung(one, kept, groups) for one in sorted(judged)]
+    assert rungs == sorted(rungs)
+    assert all(kept < groups for rung in rungs if rung)
+    assert all(kept for rung in rungs if rung is PARTIAL)
+    assert all(not kept or ladder.partial_after is None for rung in rungs if rung is PAUSE)
+
+
+@given(ladder=ladders(), groups=st.integers(1, 6), events=st.lists(st.sampled_from("jjjjjjkb"), max_size=200))
+def test_each_change_is_told_once_and_none_is_missed(ladder: Ladder, groups: int, events: list[str]) -> None:
+    """j: a filtered group, k: a kept one, b: a batch of what is there."""
+    starvation, kept, told = Starvation(ladder, groups), 0, [NORMAL]
+    for event in events:
+        if event == "b":
+            starvation.begin()
+            kept = 0
+        else:
+            starvation.group_judged()
+            kept += event == "k"
+        change = starvation.update(kept, HISTOGRAM)
+        assert starvation.update(kept, HISTOGRAM) is None
+        if change is not None:
+            told.append(change.rung)
+        assert told[-1] is starvation.rung is ladder.rung(starvation.judged, kept, groups)
+    assert all(one is not other for one, other in pairwise(told))
+
+
+def test_what_is_told_names_the_state_the_action_and_the_histogram() -> None:
+    starvation = Starvation(STEEP, 4)
+    told = []
+    for kept in [0] * 33 + [1] + [0] * 30:
+        starvation.group_judged()
+        told.append(starvation.update(kept, HISTOGRAM))
+    starvation.begin()
+    told.append(starvation.update(0, HISTOGRAM))
+    changes = [change for change in told if change is not None]
+    assert [change.kind for change in changes] == [
+        "starvation-widen", "starvation-boundary", "starvation-partial", "starvation-boundary", "starvation-pause",
+        "starvation-over",
+    ]  # fmt: skip
+    assert changes[0].text == (
+        "8 groups judged since the last batch, 0 of 4 kept: as many groups as limits.max_inflight_groups lets in are "
+        f"under way now; {HISTOGRAM}"
+    )
+    assert "34 groups judged since the last batch, 1 of 4 kept: the kept ones are trained" in changes[2].text
+    assert "the run pauses" in changes[4].text
+    assert all(HISTOGRAM in change.text for change in changes[:-1])
+
+
+def test_a_successor_that_has_its_state_goes_on_silently() -> None:
+    first = Starvation(STEEP, 4)
+    for _ in range(9):
+        first.group_judged()
+    assert first.update(0, HISTOGRAM) is not None
+    successor = Starvation(STEEP, 4, first.judged, first.rung)
+    assert successor.update(0, HISTOGRAM) is None
+
+
+def test_where_nothing_more_may_be_generated_the_last_rungs_come_at_once() -> None:
+    starvation = Starvation(OFF, 4)
+    partial = starvation.force(3, HISTOGRAM)
+    assert partial is not None
+    assert partial.rung is PARTIAL
+    assert starvation.force(3, HISTOGRAM) is None
+    pause = starvation.force(0, HISTOGRAM)
+    assert pause is not None
+    assert pause.kind == "starvation-pause"
+    over = starvation.force(4, HISTOGRAM)
+    assert over is not None
+    assert over.rung is NORMAL

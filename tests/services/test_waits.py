@@ -1,0 +1,304 @@
+"""Waits are named, announced with the process, told when they last, and shown as metrics."""
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from prometheus_client import REGISTRY
+
+from services.contracts import ProcessInfo
+from services.settings import parse_recipe
+from services.shell import host_service
+from services.streams import presence as presence_module
+from services.streams.connection import connect
+from services.streams.journal import Journal
+from services.streams.keys import RunKeys
+from services.streams.presence import Presence, live_processes
+from services.streams.records import RunRecords
+from services.waits import TELL_AFTER_S, Waits, tell
+from tests.conftest import recipe_document
+
+
+class Clock:
+    """Unix seconds that pass when the test says so."""
+
+    def __init__(self, now=1000.0):
+        self.now = now
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_wait_keeps_its_beginning_while_its_text_changes():
+    clock = Clock()
+    waits = Waits(clock)
+    waits.pending("verdicts", "5 groups", 60)
+    clock.now += 10
+    waits.pending("verdicts", "3 groups", 90, idle=True)
+    [wait] = waits.current(clock.now)
+    assert (wait.name, wait.waits_for, wait.since, wait.deadline_s, wait.idle) == (
+        "verdicts",
+        "3 groups",
+        1000,
+        90,
+        True,
+    )
+    assert tell("sampler-1", wait, clock.now) == (
+        "sampler-1: waits for 3 groups (verdicts) for 10 s of at most 90 s"
+    )  # fmt: skip
+    waits.done("verdicts")
+    waits.done("verdicts")
+    waits.pending("verdicts", "3 groups", 90)
+    assert waits.current(clock.now) == ()
+    assert [one.since for one in waits.current(clock.now + 1)] == [1010]
+
+
+def test_waits_are_shown_oldest_first_once_they_last_a_second():
+    clock = Clock()
+    waits = Waits(clock)
+    for name in ("b", "a", "c"):
+        waits.pending(name, "x", 60)
+        clock.now += 1
+    assert [one.name for one in waits.current(clock.now)] == ["b", "a", "c"]
+    assert [one.name for one in waits.current(clock.now - 1)] == ["b", "a"]
+
+
+def test_a_stall_is_reported_once_a_wait():
+    clock = Clock()
+    waits = Waits(clock)
+    waits.pending("sync", "replica 1", 10)
+    assert waits.newly_stalled(clock.now + 10) == []
+    [stalled] = waits.newly_stalled(clock.now + 10.5)
+    assert stalled.name == "sync"
+    waits.pending("sync", "replica 2", 10)
+    assert waits.newly_stalled(clock.now + 50) == []
+    assert waits.newly_long(clock.now + 50) == [], "what is known to stall need not be told again"
+    waits.done("sync")
+    clock.now += 60
+    waits.pending("sync", "replica 2", 10)
+    assert [one.waits_for for one in waits.newly_stalled(clock.now + 11)] == ["replica 2"]
+
+
+def test_what_lasts_is_told_within_a_minute_unless_it_is_idle():
+    clock = Clock()
+    waits = Waits(clock)
+    waits.pending("batch", "the sampler", 600)
+    waits.pending("tasks", "work", 600, idle=True)
+    assert TELL_AFTER_S + presence_module.HEARTBEAT_S + presence_module.PATIENCE_S < 60
+    assert waits.newly_long(clock.now + TELL_AFTER_S) == []
+    assert [one.name for one in waits.newly_long(clock.now + TELL_AFTER_S + 0.1)] == ["batch"]
+    assert waits.newly_long(clock.now + 100) == []
+    assert {one.name for one in waits.newly_stalled(clock.now + 601)} == {"batch", "tasks"}
+
+
+def test_a_wait_ends_with_its_body_whatever_happens_there():
+    waits = Waits(Clock())
+
+    def fail():
+        with waits.on("sync", "replica", 5):
+            assert [one.name for one in waits.current(1001)] == ["sync"]
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        fail()
+    assert waits.current(1001) == ()
+
+
+def test_bodies_that_wait_under_one_name_wait_until_the_last_one_ends():
+    clock = Clock()
+    waits = Waits(clock)
+    with waits.on("memory", "sample 1", 5):
+        clock.now += 1
+        with waits.on("memory", "sample 2", 5):
+            pass
+        [wait] = waits.current(clock.now)
+        assert wait.since == 1000
+    assert waits.current(clock.now) == ()
+
+
+def test_a_body_does_not_end_the_wait_that_followed_its_own():
+    clock = Clock()
+    waits = Waits(clock)
+    with waits.on("sync", "replica 1", 5):
+        waits.done("sync")
+        waits.pending("sync", "replica 2", 5)
+    assert [one.waits_for for one in waits.current(1001)] == ["replica 2"]
+
+
+@pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_no_wait_without_a_deadline(deadline_s):
+    with pytest.raises(ValueError, match=f"deadline_s = {deadline_s}: not accepted for wait 'sync'"):
+        Waits().pending("sync", "replica", deadline_s)
+
+
+def test_threads_share_the_waits_of_their_process():
+    waits = Waits()
+
+    def work(number):
+        for _ in range(300):
+            with waits.on(f"rank-{number % 4}", "rank 0", 5):
+                waits.current(time.time() + 2)
+                waits.newly_stalled(time.time() + 9)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8), timeout=20))
+    assert waits.current(time.time() + 2) == ()
+
+
+def info_of(run, name="learner-1"):
+    return ProcessInfo(id=name, service=name.split("-")[0], run=run, host="h", pid=1, metrics="h:9")
+
+
+def metric(name, run, wait):
+    return REGISTRY.get_sample_value(name, {"run": run, "service": "learner", "wait": wait})
+
+
+async def until(condition, deadline_s=15.0):
+    """The first true answer of `condition`, a coroutine function."""
+    ends = time.monotonic() + deadline_s
+    while not (found := await condition()):
+        assert time.monotonic() < ends, "did not come true in time"
+        await asyncio.sleep(0.02)
+    return found
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(presence_module, "HEARTBEAT_S", 0.05)
+
+
+async def test_the_heartbeat_announces_waits_and_tells_of_stalls(redis, run_id, quick):
+    keys = RunKeys(run_id)
+    journal = Journal(redis, keys, "learner")
+    clock = Clock(time.time() - 50)
+    waits = Waits(clock)
+    waits.pending("batch", "the sampler's batch 7", 600)
+    waits.pending("sync", "replica rollout-2", 20)
+    clock.now = time.time()
+    waits.pending("short", "nothing much", 5)
+    async with Presence(redis, info_of(run_id), waits, journal):
+        await until(lambda: _at_least(journal, 2))
+        [found] = await live_processes(redis, run_id)
+        assert {one.name: one.deadline_s for one in found.waits} == {"batch": 600, "sync": 20}
+        assert metric("penstock_wait_seconds", run_id, "sync") == pytest.approx(50, abs=10)
+        assert metric("penstock_stalled_waits", run_id, "sync") == 1
+        assert metric("penstock_stalled_waits", run_id, "batch") == 0
+        waits.done("sync")
+        await until(lambda: _announced(redis, run_id, {"batch"}))
+        assert metric("penstock_wait_seconds", run_id, "sync") is None
+        assert metric("penstock_stalled_waits", run_id, "sync") is None
+    told = {event.phase: event.text for _, event in await journal.events()}
+    assert set(told) == {"stalled", "waiting"}
+    assert told["stalled"].startswith("learner-1: waits for replica rollout-2 (sync) for 5")
+    assert told["stalled"].endswith(" s of at most 20 s")
+    assert told["waiting"].startswith("learner-1: waits for the sampler's batch 7 (batch) for 5")
+    assert len(await journal.events()) == 2, "each is told once"
+    assert metric("penstock_wait_seconds", run_id, "batch") is None, "gone with its process"
+
+
+async def _at_least(journal, count):
+    events = await journal.events()
+    return events if len(events) >= count else []
+
+
+async def _announced(redis, run, names):
+    [found] = await live_processes(redis, run)
+    return {one.name for one in found.waits} <= names
+
+
+async def test_the_heartbeat_survives_redis_and_tells_what_it_missed(own_server, run_id, quick, monkeypatch, caplog):
+    server, redis = own_server
+    port = server.port
+    journal = Journal(redis, RunKeys(run_id), "learner")
+    clock = Clock(time.time() - 100)
+    waits = Waits(clock)
+    caplog.set_level(logging.WARNING)
+    async with Presence(redis, info_of(run_id), waits, journal):
+        server.stop()
+        waits.pending("redis", "Redis to come back", 30)
+        await until(lambda: _logged(caplog, "heartbeat of learner-1 failed"))
+        assert await _logged(caplog, "stalled: learner-1: waits for Redis to come back (redis)")
+        server._desired_port = port
+        server.start()
+        [(_, event)] = await until(journal.events, 30)
+        assert (event.phase, event.text[:47]) == ("stalled", "learner-1: waits for Redis to come back (redis)")
+        assert [one.id for one in await live_processes(redis, run_id)] == ["learner-1"]
+
+
+async def test_a_redis_that_hangs_does_not_silence_the_log(own_server, run_id, quick, monkeypatch, caplog):
+    monkeypatch.setattr(presence_module, "PATIENCE_S", 0.3)
+    server, redis = own_server
+    clock = Clock(time.time() - 100)
+    waits = Waits(clock)
+    async with Presence(redis, info_of(run_id), waits, Journal(redis, RunKeys(run_id), "learner")) as presence:
+        os.kill(server._process.pid, signal.SIGSTOP)
+        try:
+            await until(lambda: _logged(caplog, "heartbeat of learner-1 failed: TimeoutError"), 5)
+            waits.pending("redis", "Redis to answer", 30)
+            await until(lambda: _logged(caplog, "stalled: learner-1: waits for Redis to answer (redis)"), 5)
+        finally:
+            os.kill(server._process.pid, signal.SIGCONT)
+        await until(lambda: _announced(redis, run_id, {"redis"}))
+        await presence.update(state="ready")
+
+
+async def _logged(caplog, text):
+    return any(text in record.getMessage() for record in caplog.records)
+
+
+async def test_a_full_redis_still_takes_heartbeats_and_events(own_server, run_id, quick):
+    _, redis = own_server
+    journal = Journal(redis, RunKeys(run_id), "learner")
+    waits = Waits(Clock(time.time() - 100))
+    async with Presence(redis, info_of(run_id), waits, journal) as presence:
+        await redis.config_set("maxmemory", 1)
+        waits.pending("redis-memory", "room in Redis", 30)
+        [(_, event)] = await until(journal.events)
+        assert event.phase == "stalled"
+        await presence.update(state="ready", version=3)
+        [found] = await live_processes(redis, run_id)
+        assert (found.state, [one.name for one in found.waits]) == ("ready", ["redis-memory"])
+
+
+async def test_an_announcement_that_cannot_be_read_is_left_out(redis, run_id):
+    keys = RunKeys(run_id)
+    async with Presence(redis, info_of(run_id)):
+        await redis.set(keys.process("broken"), b'{"id": 7}')
+        await redis.sadd(keys.processes, "broken")
+        assert [one.id for one in await live_processes(redis, run_id)] == ["learner-1"]
+
+
+async def test_a_service_names_its_waits_in_its_context(redis, redis_url, run_id, quick):
+    class Waiter:
+        name = "waiter"
+
+        async def run(self, context):
+            with context.waits.on("work", "somebody to stop this", 600, idle=True):
+                await context.stopping.wait()
+
+    await RunRecords(redis).create(run_id, parse_recipe(recipe_document("/model")))
+    stopping = asyncio.Event()
+    serving = asyncio.create_task(host_service(Waiter(), run_id, redis_url, stopping))
+
+    async def announced():
+        return [wait for one in await live_processes(redis, run_id) for wait in one.waits]
+
+    [wait] = await until(announced)
+    assert (wait.name, wait.waits_for, wait.idle) == ("work", "somebody to stop this", True)
+    stopping.set()
+    await asyncio.wait_for(serving, 10)
+    assert await live_processes(redis, run_id) == []
+
+
+async def test_an_announcement_survives_a_broken_connection(redis_url, run_id):
+    redis = await connect(redis_url)
+    async with Presence(redis, info_of(run_id)) as presence:
+        await redis.connection_pool.disconnect()
+        await presence.update(state="ready")
+        [found] = await live_processes(redis, run_id)
+        assert found.state == "ready"
+    await redis.aclose()
