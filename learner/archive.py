@@ -119,10 +119,10 @@ class RunArchive:
         self._records = folder / "records"
         self._failures = folder / "failures"
 
-    def begin(self, facts: RunFacts) -> None:
-        """Start the archive of a run that begins with its model. Raises ArchiveError if an earlier run left records."""
+    def begin(self, facts: RunFacts, *, resumed: bool = False) -> None:
+        """Start a run's archive, or go on with it if `resumed`. Raises ArchiveError if another run left records."""
         earlier = [path for part in (self._records, self.checkpoints) for path in part.glob("step-*")]
-        if earlier:
+        if earlier and not resumed:
             raise ArchiveError(
                 f"{self.folder}: holds {len(earlier)} records and checkpoints of an earlier run of this id; "
                 "move the folder away, or submit the run under another id"
@@ -209,6 +209,13 @@ class RunArchive:
             if path.exists():
                 return read_message(path, StepRecord)
         return None
+
+    def forget_after(self, step: int) -> None:
+        """Delete the batches and records of the steps behind `step`, which have left the run's history."""
+        for part in (self._batches, self._records, self._failures):
+            for path in part.glob("step-*"):
+                if int(path.name[len("step-") :].partition(".")[0]) > step:
+                    path.unlink()
 
     def forget_batches(self, up_to: int) -> None:
         """Delete the batches of the steps at or below `up_to`; their records stay."""

@@ -1,133 +1,270 @@
-"""Owns a run's checkpoints on disk: written whole, checked by digest, found again, deleted when newer ones suffice.
+"""Owns a run's checkpoints on disk: written whole, found again, deleted when newer ones suffice.
 
-Must not decide when to write one. What a checkpoint holds of the policy is the trainer's; here it is files.
+Must not decide when to write one, nor import torch. What a rank's file holds is the trainer's; here it is bytes.
 
-    checkpoints/step-000010/checkpoint.json   written last: a folder without it is no checkpoint
-    checkpoints/step-000010/engine/           model, optimizer and schedule, as DeepSpeed writes them
+    checkpoints/.step-000010-3f9a2c1b/       being written; one rename makes it the next line
+    checkpoints/step-000010-3f9a2c1b/
+        rank-0000.safetensors                by that rank, see training_state
+        rank-0000.json                       until all have written: that the rank has, or that it could not
+        sampler.json                         what the sampler wants to know when the run goes on; not ours to read
+        checkpoint.json                      written last, with the digest of every file; without it: no checkpoint
+    checkpoints/damaged-step-000010-3f9a2c1b/    set aside: it was to be used and could not be
 
-A checkpoint of step k holds the policy after rollout step k: replay of step k + 1 begins with it. Training draws no
-random numbers, so there is no generator's state to keep. DeepSpeed's files are pickles: load only what a run of yours
-wrote.
+A checkpoint of step k holds the policy after rollout step k: training or replay of step k + 1 begins with it. A name is
+never used again, so that no checkpoint has to go before another of its step is whole.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
+import re
+import secrets
 import shutil
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from learner.archive import ArchiveError, RunArchive, read_message, step_name, write_message
-from services.contracts import Value
+from learner.archive import FIRST_STEP, ArchiveError, RunArchive, step_name, write_message
+from learner.checkpoint_files import (
+    MANIFEST,
+    SAMPLER,
+    STATE_SUFFIX,
+    Checkpoint,
+    CheckpointError,
+    Cut,
+    Part,
+    all_parts,
+    check_files,
+    rank_files,
+    read_manifest,
+    sync_folder,
+    write_hashed,
+    write_manifest,
+)
 
 log = logging.getLogger(__name__)
 
-MANIFEST = "checkpoint.json"
-ENGINE = "engine"
+DAMAGED = "damaged-"
+FOLDER = re.compile(r"step-(\d{6,})-[0-9a-f]{8}$")
+WRITING_S = 1800.0
+"""Seconds that rank 0 waits for all ranks' files."""
 
 
-class FileFacts(Value):
-    """A file of a checkpoint: its size in bytes, and SHA-256 as hexadecimal digits."""
+class Writable(Protocol):
+    """A copy of what one rank keeps; nobody changes it any more."""
 
-    size: int
-    sha256: str
-
-
-class Checkpoint(Value):
-    """checkpoint.json: the step it stands behind, the policy version, and its files by relative path."""
-
-    step: int
-    version: int
-    ranks: int
-    zero_stage: int
-    files: dict[str, FileFacts]
+    def chunks(self) -> Iterator[memoryview]:
+        """The content of the rank's file, front to back."""
 
 
-class Saveable(Protocol):
-    """What writes itself into a folder and reads itself back; collective on all ranks."""
+class Restorable(Protocol):
+    """What reads itself back; collective on all ranks."""
 
-    def save(self, folder: Path, tag: str) -> None:
-        """Write to `folder`/`tag`."""
-
-    def load(self, folder: Path, tag: str) -> None:
-        """Read what `save` wrote."""
+    def restore(self, files: Sequence[Path]) -> None:
+        """Read what all ranks wrote."""
 
 
 class Checkpoints:
-    """The checkpoints of one run. `write` is collective, everything else is one process's."""
+    """The checkpoints of one run. Blocking. Ranks only `write` and `load`; all else is rank 0's, or only looks.
+
+    One at a time is written: `begin` by rank 0, `write` by every rank, `commit` by rank 0. None of this is collective.
+    """
 
     def __init__(self, archive: RunArchive) -> None:
         self._archive = archive
         self._folder = archive.checkpoints
 
-    def path(self, step: int) -> Path:
-        """The folder of a step's checkpoint."""
-        return self._folder / step_name(step)
+    def path(self, checkpoint: Checkpoint) -> Path:
+        """The folder of a checkpoint."""
+        return self._folder / checkpoint.name
 
-    def _partial(self, step: int) -> Path:
-        return self._folder / f".{step_name(step)}"
+    def _partial(self, name: str) -> Path:
+        return self._folder / f".{name}"
 
-    def write(self, trainer: Saveable, step: int, rank: int) -> None:
-        """Write the trainer's state to a partial folder. Collective; rank 0 then calls `commit`."""
-        partial = self._partial(step)
-        if rank == 0:
-            # No other rank writes before rank 0 takes part in the collective call.
-            shutil.rmtree(partial, ignore_errors=True)
-        trainer.save(partial, ENGINE)
+    def begin(self, step: int) -> str:
+        """Make room for a checkpoint behind `step`: its name, for the ranks to `write` to. Raises CheckpointError."""
+        name = f"{step_name(step)}-{secrets.token_hex(4)}"
+        try:
+            self._partial(name).mkdir(parents=True)
+        except OSError as error:
+            raise _failed(self._partial(name), error) from None
+        return name
 
-    def commit(self, step: int, version: int, ranks: int, zero_stage: int) -> Checkpoint:
-        """Make what all ranks wrote a checkpoint. Reads every file once, so call it off the learning thread."""
-        partial, final = self._partial(step), self.path(step)
-        files = {str(path.relative_to(partial)): _facts(path) for path in sorted(partial.rglob("*")) if path.is_file()}
-        checkpoint = Checkpoint(step=step, version=version, ranks=ranks, zero_stage=zero_stage, files=files)
-        write_message(partial / MANIFEST, checkpoint)
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
+    def write(self, name: str, rank: int, state: Writable, stop: threading.Event) -> None:
+        """Write a rank's file and say so, or leave none and say why. Raises CheckpointError; `stop` is one reason."""
+        file, word = rank_files(self._partial(name), rank)
+        try:
+            facts = write_hashed(file, state.chunks(), stop)
+            write_message(word, Part(files={file.name: facts}))
+        except FileNotFoundError:
+            raise CheckpointError(f"{file}: given up by rank 0") from None
+        except (OSError, CheckpointError) as error:
+            failure = _failed(file, error)
+            try:
+                file.unlink(missing_ok=True)
+                write_message(word, Part(error=str(failure)))
+            except OSError as second:
+                log.warning("rank 0 will hear of it at its deadline only: %s", second)
+            raise failure from None
+
+    def commit(
+        self, name: str, cut: Cut, stop: threading.Event, *, sampler: str | None = None, deadline_s: float = WRITING_S
+    ) -> Checkpoint:
+        """Wait until all ranks have written, and make a checkpoint of it. Reads none of it again.
+
+        `sampler` becomes its sampler.json. Raises CheckpointError, and then nothing of it is left.
+        """
+        partial = self._partial(name)
+        try:
+            files = all_parts(partial, cut.ranks, stop, deadline_s)
+            if sampler is not None:
+                files[SAMPLER] = write_hashed(partial / SAMPLER, [memoryview(sampler.encode())], stop)
+            consumed = self._consumed(cut.step)
+            checkpoint = Checkpoint(**cut.model_dump(), name=name, consumed=consumed, files=files)
+            checkpoint = write_manifest(partial, checkpoint)
+            partial.rename(self._folder / name)
+            sync_folder(self._folder)
+        except (OSError, ArchiveError, CheckpointError) as error:
+            self.abandon(name)
+            raise _failed(partial, error) from None
         return checkpoint
 
-    def complete(self) -> list[Checkpoint]:
-        """All checkpoints with a manifest, by step; one whose manifest cannot be read is logged and left out."""
-        found = []
-        for path in self._folder.glob(f"step-*/{MANIFEST}"):
+    def abandon(self, name: str) -> None:
+        """Delete what was written of a checkpoint that is not to be. A rank that still writes to it will fail."""
+        gone = self._folder / f".abandoned-{name}"
+        try:
+            # After this no rank can put a file into it.
+            self._partial(name).rename(gone)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            log.warning("left as it is: %s", error)
+        else:
+            _clear(gone)
+
+    def clear(self) -> list[str]:
+        """Delete what interrupted writes left, and return their names. By rank 0, before any rank writes."""
+        left = sorted([*self._folder.glob(".step-*"), *self._folder.glob(".abandoned-*")])
+        for path in left:
+            _clear(path)
+        return [path.name for path in left]
+
+    def _consumed(self, step: int) -> dict[int, tuple[str, ...]]:
+        """Read from the archived batches, which stay at least until the next checkpoint. Raises ArchiveError."""
+        before = max((one.step for one in self.complete() if one.step < step), default=FIRST_STEP - 1)
+        batches = [self._archive.batch(one) for one in range(before + 1, step + 1)]
+        return {batch.step: tuple(group.group for group in batch.groups) for batch in batches}
+
+    def _listed(self) -> list[tuple[Path, Checkpoint | ArchiveError]]:
+        """Every folder of a checkpoint and what its manifest says, oldest step first."""
+        found: list[tuple[Path, Checkpoint | ArchiveError]] = []
+        for path in self._folder.glob("step-*"):
             try:
-                found.append(read_message(path, Checkpoint))
+                found.append((path, read_manifest(path)))
             except ArchiveError as error:
+                found.append((path, error))
+        return sorted(found, key=_order)
+
+    def complete(self) -> list[Checkpoint]:
+        """All checkpoints with a manifest that is whole, oldest step first, of a step's several the latest last; others
+        are logged and left out.
+        """
+        listed = [one for _, one in self._listed()]
+        for error in listed:
+            if isinstance(error, ArchiveError):
                 log.warning("passed over: %s", error)
-        return sorted(found, key=lambda one: one.step)
+        return [one for one in listed if isinstance(one, Checkpoint)]
+
+    def newest_whole(self, up_to: int) -> tuple[Checkpoint | None, dict[str, str]]:
+        """The newest checkpoint at or below step `up_to` of which every bit is as it was written; and what was passed
+        over on the way there, by name, and why.
+        """
+        passed_over: dict[str, str] = {}
+        for path, found in reversed(self._listed()):
+            if _step(path) > up_to:
+                continue
+            try:
+                if isinstance(found, ArchiveError):
+                    raise found
+                self.check(found)
+            except ArchiveError as error:
+                passed_over[path.name] = str(error)
+            else:
+                return found, passed_over
+        return None, passed_over
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Compare every file with the manifest. Raises ArchiveError, naming the file."""
-        for name, facts in checkpoint.files.items():
-            path = self.path(checkpoint.step) / name
-            if not path.is_file():
-                raise ArchiveError(f"{path}: missing")
-            if path.stat().st_size != facts.size or _facts(path) != facts:
-                raise ArchiveError(f"{path}: damaged (its content does not match {MANIFEST})")
+        check_files(self.path(checkpoint), checkpoint.files)
 
-    def load(self, trainer: Saveable, checkpoint: Checkpoint) -> None:
-        """Bring the trainer to where the checkpoint stands. Collective."""
-        trainer.load(self.path(checkpoint.step), ENGINE)
+    def load(self, trainer: Restorable, name: str) -> None:
+        """Bring the trainer to where the checkpoint stands. Collective. Raises ArchiveError."""
+        folder = self._folder / name
+        files = sorted(read_manifest(folder).files)
+        trainer.restore([folder / file for file in files if file.endswith(STATE_SUFFIX)])
+
+    def sampler(self, checkpoint: Checkpoint) -> str | None:
+        """What was committed as the sampler's; None where nothing was."""
+        return (self.path(checkpoint) / SAMPLER).read_text() if SAMPLER in checkpoint.files else None
 
     def prune(self, kept: int) -> None:
-        """Keep the newest `kept` checkpoints, and the batches behind the oldest of them.
+        """Keep the newest checkpoint of each of the last `kept` steps that have one, and the batches behind the oldest.
 
-        While there are fewer, the run's model is where replay can begin, and all batches stay. Also deletes what an
-        interrupted `write` left, so none may be under way.
+        While there are fewer, the run's model is where one can begin, and all batches stay. What is being written is
+        left alone.
         """
-        checkpoints = self.complete()
-        newest = checkpoints[-kept:]
-        for one in checkpoints[:-kept]:
-            # Without its manifest a folder is no checkpoint, should deletion be interrupted.
-            (self.path(one.step) / MANIFEST).unlink()
-        keep = {self.path(one.step) for one in newest}
-        for path in {*self._folder.glob("step-*"), *self._folder.glob(".step-*")} - keep:
-            shutil.rmtree(path)
-        if len(newest) == kept:
-            self._archive.forget_batches(newest[0].step)
+        listed = self._listed()
+        newest = {one.step: path for path, one in listed if isinstance(one, Checkpoint)}
+        last = sorted(newest)[-kept:]
+        if not last:
+            return
+        keep = {newest[step] for step in last}
+        for path, found in listed:
+            if path not in keep and (isinstance(found, Checkpoint) or _step(path) < last[0]):
+                _delete(path)
+        for path in self._folder.glob(f"{DAMAGED}step-*"):
+            if _step(path) < last[0]:
+                _clear(path)
+        if len(last) == kept:
+            self._archive.forget_batches(last[0])
+
+    def discard_after(self, step: int) -> list[str]:
+        """Delete the checkpoints behind later steps, which have left the run's history, and return their names."""
+        later = [path for path, _ in self._listed() if _step(path) > step]
+        for path in later:
+            _delete(path)
+        return [path.name for path in later]
+
+    def set_aside(self, names: Iterable[str]) -> None:
+        """Count damaged checkpoints no more, or `prune` would take them for ones to go back to."""
+        for name in names:
+            (self._folder / name).rename(self._folder / f"{DAMAGED}{name}")
 
 
-def _facts(path: Path) -> FileFacts:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return FileFacts(size=path.stat().st_size, sha256=digest)
+def _failed(path: Path, error: Exception) -> CheckpointError:
+    if isinstance(error, OSError):
+        return CheckpointError(f"{path}: could not be written ({error.strerror})")
+    return error if isinstance(error, CheckpointError) else CheckpointError(str(error))
+
+
+def _order(listed: tuple[Path, Checkpoint | ArchiveError]) -> tuple[int, int, str]:
+    path, found = listed
+    return _step(path), found.version if isinstance(found, Checkpoint) else 0, path.name
+
+
+def _step(path: Path) -> int:
+    """0 for a folder that has no such name: it comes before every other."""
+    match = FOLDER.search(path.name)
+    return int(match[1]) if match else 0
+
+
+def _delete(path: Path) -> None:
+    # Without its manifest a folder is no checkpoint, should deletion be interrupted.
+    (path / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(path)
+
+
+def _clear(path: Path) -> None:
+    """Delete what counts for nothing; what cannot be deleted now may be later."""
+    shutil.rmtree(path, onerror=lambda _, where, error: log.warning("not deleted: %s: %s", where, error[1]))

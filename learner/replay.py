@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from learner.archive import FIRST_STEP, ArchiveError, RunArchive, RunFacts
-from learner.checkpoints import Checkpoint, Checkpoints
+from learner.checkpoint_files import Checkpoint
+from learner.checkpoints import Checkpoints
+from learner.recovery import archived_payloads, archiving_ranks
 from services.contracts import OptimizerStepRecord, StepRecord, Value
 
 if TYPE_CHECKING:
@@ -55,11 +57,13 @@ class Plan:
     steps: tuple[int, ...]
     passed_over: tuple[str, ...]
     """Nearer checkpoints that are damaged, a line each."""
+    recorded_ranks: int = 1
+    """The most ranks that trained one of the steps; a run may go on with fewer than it began with."""
 
     @property
     def exact(self) -> bool:
-        """Whether loss and norm must be equal bit by bit: on one CPU rank."""
-        return self.facts.ranks == 1 and self.facts.device == "cpu"
+        """Whether loss and norm must be equal bit by bit: on one CPU rank, then and now."""
+        return self.facts.ranks == self.recorded_ranks == 1 and self.facts.device == "cpu"
 
     @property
     def tolerance(self) -> float:
@@ -103,8 +107,9 @@ def plan_replay(folder: Path, step: int) -> Plan:
             passed_over.append(str(error))
             continue
         steps = tuple(range(_first(start), step + 1))
-        _check_batches(archive, facts.ranks, steps)
-        return Plan(facts, start, steps, tuple(passed_over))
+        _check_batches(archive, steps)
+        ranks = max(len(archiving_ranks(archive, one)) for one in steps)
+        return Plan(facts, start, steps, tuple(passed_over), ranks)
     raise ArchiveError("; ".join(passed_over))
 
 
@@ -127,12 +132,10 @@ def _ranges(steps: list[int]) -> str:
     return ", ".join("-".join(str(one) for one in run) for run in runs) or "none"
 
 
-def _check_batches(archive: RunArchive, ranks: int, steps: tuple[int, ...]) -> None:
+def _check_batches(archive: RunArchive, steps: tuple[int, ...]) -> None:
     """Raise ArchiveError before any rank starts: one that fails alone would leave the others waiting."""
     for step in steps:
-        archive.batch(step)
-        for rank in range(ranks):
-            archive.share(step, rank)
+        archived_payloads(archive, archive.batch(step))
 
 
 def replay(folder: Path, plan: Plan, deadline_s: float, say: Callable[[str], None]) -> list[Comparison]:
@@ -161,6 +164,7 @@ def _start(folder: Path, plan: Plan, out: Path, logs: list[Path], deadline_s: fl
     common = [
         sys.executable, "-m", "learner.replay", str(folder), *("--steps", str(plan.steps[0]), str(plan.steps[-1])),
         *("--port", str(port), "--out", str(out), "--deadline", str(deadline_s)),
+        *(("--start", plan.start.name) if plan.start else ()),
     ]  # fmt: skip
     ranks = []
     for rank, path in enumerate(logs):
@@ -251,8 +255,10 @@ def _close(recorded: float | None, replayed: float | None, tolerance: float) -> 
     return abs(recorded - replayed) <= tolerance * max(abs(recorded), SMALLEST_SCALE)
 
 
-def run_rank(folder: Path, rank: int, steps: tuple[int, int], port: int, out: Path, deadline_s: float) -> None:
-    """One rank of a replay: load what stands before the first step, train the steps, report them from rank 0."""
+def run_rank(
+    folder: Path, start: str | None, steps: tuple[int, int], rank: int, port: int, out: Path, deadline_s: float
+) -> None:
+    """One rank of a replay: load the `start` checkpoint, train the steps, report them from rank 0."""
     from learner.ranks import Ranks, keep_freed_memory
     from learner.trainer import Trainer, leave
 
@@ -264,6 +270,8 @@ def run_rank(folder: Path, rank: int, steps: tuple[int, int], port: int, out: Pa
         if ranks.device.type != facts.device:
             raise ReplayError(f"the run trained on {facts.device}, this machine offers {ranks.device.type}")
         trainer = Trainer(Path(facts.model_path), facts.recipe, ranks)
+        if start is not None:
+            Checkpoints(archive).load(trainer, start)
         _train(trainer, archive, steps, rank, out)
         trainer.close()
     finally:
@@ -271,12 +279,12 @@ def run_rank(folder: Path, rank: int, steps: tuple[int, int], port: int, out: Pa
 
 
 def _train(trainer: Trainer, archive: RunArchive, steps: tuple[int, int], rank: int, out: Path) -> None:
-    first, last = steps
-    if first > FIRST_STEP:
-        checkpoints = Checkpoints(archive)
-        checkpoints.load(trainer, next(one for one in checkpoints.complete() if one.step == first - 1))
-    for step in range(first, last + 1):
-        trained = trainer.train(trainer.plan(archive.batch(step)), archive.share(step, rank))
+    for step in range(steps[0], steps[1] + 1):
+        batch = archive.batch(step)
+        plans = trainer.plan(batch)
+        payloads = archived_payloads(archive, batch)
+        own = {one.payload: payloads[one.payload] for plan in plans for one in plan.shares[rank]}
+        trained = trainer.train(plans, own)
         if rank == 0:
             with out.open("a") as file:
                 file.write(ReplayedStep(step=step, optimizer=trained.optimizer).model_dump_json() + "\n")
@@ -287,12 +295,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m learner.replay", description="One rank of `penstock replay`.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, nargs=2, required=True, metavar=("FIRST", "LAST"))
+    parser.add_argument("--start", metavar="CHECKPOINT", help="its folder's name; without it, the run's model")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--deadline", type=float, required=True)
     given = parser.parse_args(argv)
-    run_rank(given.folder, given.rank, tuple(given.steps), given.port, given.out, given.deadline)
+    run_rank(given.folder, given.start, tuple(given.steps), given.rank, given.port, given.out, given.deadline)
     return 0
 
 

@@ -5,8 +5,9 @@ Must not talk to anybody but the learner's own ranks.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -35,6 +36,17 @@ class Snapshot:
     def checksums(self) -> Tensor:
         """int64 [buckets]: each bucket's sum as int32, accumulated in int64."""
         return torch.stack([bucket.view(torch.int32).sum(dtype=torch.int64) for bucket in self.buckets])
+
+    @cached_property
+    def digest(self) -> str:
+        """What tells these weights from others: SHA-256 of the checksums, as hexadecimal digits."""
+        return hashlib.sha256(self.checksums.numpy().tobytes()).hexdigest()[:32]
+
+    def numbered(self, version: int) -> Snapshot:
+        """The same weights as policy `version`."""
+        copy = replace(self, version=version)
+        copy.__dict__["checksums"] = self.checksums  # what is cached of the weights holds for the copy
+        return copy
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, tensor) in manifest order; views into the buckets."""

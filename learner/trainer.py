@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,8 @@ from learner.batches import MicroBatch, MiniBatch, filler, micro_batches, plan_s
 from learner.engines import frozen, prepare_environment, training_engine
 from learner.policy import can_share_prompts, inputs, load_policy
 from learner.ranks import Ranks
+from learner.tensor_files import HostBlock, tensor_files
+from learner.training_state import Counters, put, take
 from services.contracts import Batch, OptimizerStepRecord
 from services.settings import Recipe
 from services.streams.payloads import SamplePayload
@@ -43,6 +45,8 @@ class Trained:
 
     metrics: dict[str, float]
     optimizer: tuple[OptimizerStepRecord, ...]
+    damaged: tuple[str, ...] = ()
+    """Payloads that could not be trained, and why; their loss was masked."""
 
     @property
     def optimizer_steps(self) -> int:
@@ -91,6 +95,8 @@ class Trainer:
         self._ranks = ranks
         self._short_cut = short_cut
         self._rollout_steps = 0
+        self.non_finite_in_a_row = 0
+        """Optimizer steps without a finite gradient since the last one with, across rollout steps; up to the limit."""
         self._interrupted = threading.Event()
         prepare_environment()
         torch.set_num_threads(recipe.learner.threads)
@@ -144,7 +150,14 @@ class Trainer:
         proximal, reference = self._proximal(work), self._reference_logprobs(work)
         steps = [self._optimizer_step(*one) for one in zip(work, proximal, reference, strict=True)]
         self._rollout_steps += 1
+        self._count_non_finite(steps)
         return self._summary(plans, steps, rate, time.monotonic() - started)
+
+    def _count_non_finite(self, steps: list[OptimizerStep]) -> None:
+        for step in steps:
+            self.non_finite_in_a_row = 0 if step.applied else self.non_finite_in_a_row + 1
+            if self.non_finite_in_a_row == self._settings.max_non_finite_steps:
+                break
 
     def interrupt(self) -> None:
         """Make a running train() raise InterruptedTrainingError before its next micro-batch, on all ranks alike."""
@@ -260,17 +273,20 @@ class Trainer:
         if self._reference is not None and self.partitioned:
             self._reference.destroy()
 
-    def save(self, folder: Path, tag: str) -> None:
-        """Write model, optimizer and the schedule's counter to `folder`/`tag`; a reference policy stays out."""
-        state = {"rollout_steps": self._rollout_steps}
-        self._engine.save_checkpoint(str(folder), tag=tag, client_state=state, save_latest=False)
+    def capture(self) -> HostBlock:
+        """A copy in host memory of what this rank keeps of the state; a reference policy stays out. Collective."""
+        counters = Counters(self._rollout_steps, self.non_finite_in_a_row)
+        return take(self._engine, self._named(), self._settings.zero_stage, self._ranks, counters)
 
-    def load(self, folder: Path, tag: str) -> None:
-        """The reverse of `save`, on as many ranks, before anything was trained. Raises FileNotFoundError."""
-        if not any((folder / tag).glob("*_states.pt")):
-            raise FileNotFoundError(f"{folder / tag}: holds no checkpoint of the engine")
-        _, state = self._engine.load_checkpoint(str(folder), tag=tag)
-        self._rollout_steps = int(state["rollout_steps"])
+    def restore(self, files: Sequence[Path]) -> None:
+        """Go on from the files of `capture`, of any number of ranks and at any ZeRO stage. Raises ArchiveError."""
+        with tensor_files(files) as opened:
+            counters = put(self._engine, self._named(), self._settings.zero_stage, self._ranks, opened)
+        self._rollout_steps, self.non_finite_in_a_row = counters
+
+    def _named(self) -> dict[str, Any]:
+        # Tied tensors come once.
+        return dict(self.causal_lm.named_parameters())
 
 
 def leave(ranks: Ranks) -> None:

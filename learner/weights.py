@@ -22,9 +22,10 @@ from services.contracts import ProcessInfo, WeightAck, WeightManifest, WeightPla
 from services.metrics import SYNC_SECONDS
 from services.settings import Weights
 from services.streams.connection import Redis
+from services.streams.history import History
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
-from services.streams.leases import tail
+from services.streams.leases import tail_messages
 from services.streams.presence import live_processes
 
 log = logging.getLogger(__name__)
@@ -78,15 +79,18 @@ def in_thread(work: Callable[[], R]) -> asyncio.Future[R]:
 
 
 class Publisher:
-    """Rank 0's side of the weight protocol. `epoch` is the learner's fence; generations rise with it."""
+    """Rank 0's side of the weight protocol. Generations rise with the learner's epoch, which `history` holds."""
 
-    def __init__(self, redis: Redis, keys: RunKeys, journal: Journal, settings: Weights, host: str, epoch: int) -> None:
+    def __init__(
+        self, redis: Redis, keys: RunKeys, journal: Journal, settings: Weights, host: str, history: History
+    ) -> None:
+        self._history = history
         self._redis = redis
         self._keys = keys
         self._journal = journal
         self._settings = settings
         self._host = host
-        self._generation = epoch << 20
+        self._generation = history.epoch << 20
         self._acks_read = "0-0"
         self._current: Snapshot | None = None
         self._held: _Held | None = None
@@ -188,7 +192,7 @@ class Publisher:
         return True
 
     async def _carry_out(self, plan: WeightPlan, snapshot: Snapshot, group: BroadcastGroup | None) -> BroadcastGroup:
-        await self._redis.xadd(self._keys.weight_plans, {"m": plan.model_dump_json()}, maxlen=1000, approximate=True)
+        await self._history.publish_plan(plan)
         sync = _Sync(plan, asyncio.get_running_loop().create_future())
         if group is None:
             started = time.monotonic()
@@ -223,9 +227,9 @@ class Publisher:
 
     async def _read_acks(self, sync: _Sync) -> None:
         """Take in new acks of this plan. Raises SyncError for a failed one."""
-        for entry, body in await tail(self._redis, self._keys.weight_acks, self._acks_read):
+        acks = await tail_messages(self._redis, self._keys, self._keys.weight_acks, WeightAck, self._acks_read)
+        for entry, ack in acks:
             self._acks_read = entry
-            ack = WeightAck.model_validate_json(body)
             if (ack.generation, ack.version) != (sync.plan.generation, sync.plan.version):
                 continue
             if ack.phase == "failed":

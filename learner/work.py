@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
-import torch.distributed as dist
 
 from learner.archive import RunArchive, RunFacts, run_folder
-from learner.batches import MiniBatch
-from learner.checkpoints import Checkpoint, Checkpoints
+from learner.checkpoint_files import Checkpoint, CheckpointError, Cut
+from learner.checkpoints import Checkpoints
 from learner.ranks import Ranks, keep_freed_memory
+from learner.recovery import Recovery, archived_payloads, recover
 from learner.snapshot import Snapshot, make_manifest, take_snapshot
+from learner.tensor_files import HostBlock
 from learner.trainer import InterruptedTrainingError, Trained, Trainer, leave
 from services.contracts import Batch, Value, WeightManifest
 from services.shell import Context
@@ -31,15 +34,36 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
+UNPUBLISHED = -1
 VERSIONS_OF = ("torch", "deepspeed", "transformers")
 
 
 class Command(Value):
-    """rank 0 -> all ranks: what to do next, together. `train` comes with a batch, `save` with a step."""
+    """rank 0 -> all ranks: what to do next, together.
 
-    do: Literal["idle", "train", "save", "stop"]
+    `train` and `retrain` (from the archive) come with a batch, `save` with a step, `load` with a checkpoint's name.
+    """
+
+    do: Literal["idle", "train", "retrain", "snapshot", "save", "load", "stop"]
     batch: Batch | None = None
     step: int | None = None
+    name: str | None = None
+
+
+def _masked(batch: Batch, payloads: list[str]) -> Batch:
+    """The batch without the loss of these samples; they stay in their groups' statistics."""
+    gone = set(payloads)
+    groups = [
+        group.model_copy(
+            update={
+                "samples": tuple(
+                    one.model_copy(update={"masked": True}) if one.payload in gone else one for one in group.samples
+                )
+            }
+        )
+        for group in batch.groups
+    ]
+    return batch.model_copy(update={"groups": tuple(groups)})
 
 
 class NonFiniteGradientError(RuntimeError):
@@ -60,9 +84,10 @@ class RankWork:
         self._ranks: Ranks
         self.manifest: WeightManifest
         self.archive = RunArchive(run_folder(context.record.id))
-        self._checkpoints = Checkpoints(self.archive)
-        self.non_finite_in_a_row = 0
-        """Optimizer steps without a finite gradient since the last one with, across rollout steps."""
+        self.checkpoints = Checkpoints(self.archive)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._ending = threading.Event()
+        self._saving: tuple[str, asyncio.Future[None]] | None = None
 
     async def in_order(self, task: Callable[[], R]) -> R:
         """Run blocking `task` on the learning thread, between two collectives."""
@@ -84,9 +109,13 @@ class RankWork:
         self.archive.prepare()
 
     async def close(self) -> None:
-        """Let go of the engine and leave the ranks, however far `open` came."""
+        """Let go of the engine and leave the ranks, however far `open` came. What is being written is given up."""
+        self._ending.set()
         await self.in_order(self._close)
         self._thread.shutdown()
+        await asyncio.to_thread(self._writer.shutdown)
+        if self._saving is not None and self._rank == 0:
+            await asyncio.to_thread(self.checkpoints.abandon, self._saving[0])
 
     def _close(self) -> None:
         if hasattr(self, "_trainer"):
@@ -99,14 +128,17 @@ class RankWork:
         """The Hugging Face model in training."""
         return self._trainer.causal_lm
 
-    async def begin_archive(self) -> None:
-        """Note in the run's folder what is trained here; by rank 0. Raises ArchiveError if it holds another run."""
+    async def begin_archive(self, *, resumed: bool) -> None:
+        """Note in the run's folder what is trained here; by rank 0.
+
+        Raises ArchiveError if it holds another run and this one is not `resumed`.
+        """
         record = self._context.record
         facts = RunFacts(
             run=record.id, recipe=record.recipe, model_path=str(record.model_path), ranks=self._world,
             device=self._ranks.device.type, versions={name: metadata.version(name) for name in VERSIONS_OF},
         )  # fmt: skip
-        await asyncio.to_thread(self.archive.begin, facts)
+        await asyncio.to_thread(lambda: self.archive.begin(facts, resumed=resumed))
 
     async def send(self, command: Command) -> None:
         """Rank 0 tells the others what comes next."""
@@ -117,14 +149,17 @@ class RankWork:
         """Every other rank hears it."""
         return Command.model_validate_json(await self.in_order(lambda: self._ranks.broadcast_bytes(None)))
 
-    async def snapshot(self, version: int) -> Snapshot | None:
-        """Copy the policy; only rank 0 keeps the copy. Collective."""
+    async def snapshot(self) -> Snapshot | None:
+        """Copy the policy; only rank 0 keeps the copy, which has no version yet. Collective."""
         keep = self._rank == 0
-        return await self.in_order(lambda: take_snapshot(self._trainer, self.manifest, version, keep=keep))
+        return await self.in_order(lambda: take_snapshot(self._trainer, self.manifest, UNPUBLISHED, keep=keep))
 
-    async def train(self, batch: Batch) -> Trained | None:
-        """One rollout step; None when `stopping` was set meanwhile and cut the work short. Collective."""
-        work = asyncio.ensure_future(self._train(batch))
+    async def train(self, batch: Batch, *, archived: bool = False) -> Trained | None:
+        """One rollout step; None when `stopping` was set meanwhile and cut the work short. Collective.
+
+        With `archived` its payloads come from the archive, which training it the first time left.
+        """
+        work = asyncio.ensure_future(self._train(batch, archived))
         stopping = asyncio.create_task(self._context.stopping.wait())
         try:
             await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -137,38 +172,67 @@ class RankWork:
         finally:
             stopping.cancel()
 
-    async def _train(self, batch: Batch) -> Trained:
-        plans = self._trainer.plan(batch)
-        payloads, error = await self._prepare(batch, plans)
-        # Were one rank to stay away from training, the others would wait for it until the group's timeout.
-        failures = await self.in_order(
-            lambda: int(self._ranks.all_reduce(torch.tensor([int(error is not None)]), dist.ReduceOp.SUM))
-        )
+    async def _train(self, batch: Batch, archived: bool) -> Trained:
+        damaged: dict[str, str] = {}
+        while True:
+            plans = self._trainer.plan(batch)
+            keys = [one.payload for plan in plans for one in plan.shares[self._rank]]
+            payloads, found, error = await self._payloads(batch, keys, archived)
+            places = await self._exchange(batch, found, error)
+            if not places:
+                break
+            # What one rank cannot train all ranks leave out, for they agree on every token's weight.
+            damaged |= {key: found.get(key, f"payload {key} is damaged") for key in places}
+            batch = _masked(batch, places)
+        error = None if archived else await self._archived(batch, payloads)
+        await self._exchange(batch, {}, error)
+        trained = await self.in_order(lambda: self._trainer.train(plans, payloads))
+        return replace(trained, damaged=tuple(damaged.values()))
+
+    async def _payloads(
+        self, batch: Batch, keys: list[str], archived: bool
+    ) -> tuple[dict[str, SamplePayload], dict[str, str], Exception | None]:
+        """This rank's share: the payloads that are whole, why others are not, and what else went wrong."""
+        try:
+            if archived:
+                found = await asyncio.to_thread(archived_payloads, self.archive, batch)
+                return {key: found[key] for key in keys}, {}, None
+            whole, damaged = await fetch(self._context.redis, keys)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the other ranks must hear of it; it is raised then
+            return {}, {}, error
+        return whole, damaged, None
+
+    async def _exchange(self, batch: Batch, damaged: Mapping[str, str], error: Exception | None) -> list[str]:
+        """The payloads that any rank found damaged. Collective. Raises `error`, RuntimeError for another rank's.
+
+        Were one rank to stay away from training, the others would wait for it until the group's timeout.
+        """
+        keys = [sample.payload for group in batch.groups for sample in group.samples]
+        flags = torch.tensor([int(error is not None), *(int(key in damaged) for key in keys)])
+        failures, *found = (await self.in_order(lambda: self._ranks.all_reduce(flags))).tolist()
         if error:
             raise error
         if failures:
             raise RuntimeError(f"{failures} other ranks could not fetch or archive their share of step {batch.step}")
-        trained = await self.in_order(lambda: self._trainer.train(plans, payloads))
-        for step in trained.optimizer:
-            self.non_finite_in_a_row = 0 if step.applied else self.non_finite_in_a_row + 1
-            if self.non_finite_in_a_row == self._settings.max_non_finite_steps:
-                break
-        return trained
+        return [key for key, count in zip(keys, found, strict=True) if count]
 
-    async def _prepare(self, batch: Batch, plans: list[MiniBatch]) -> tuple[dict[str, SamplePayload], Exception | None]:
-        """Fetch this rank's share and archive it, so that whatever training makes of it can be replayed."""
-        keys = [one.payload for plan in plans for one in plan.shares[self._rank]]
+    async def _archived(self, batch: Batch, payloads: dict[str, SamplePayload]) -> Exception | None:
+        """Archive the batch and this rank's share, so that whatever training makes of it can be replayed."""
         try:
-            payloads = dict(zip(keys, await fetch(self._context.redis, keys), strict=True))
             await asyncio.to_thread(self._archive, batch, payloads)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the other ranks must hear of it; it is raised then
-            return {}, error
-        return payloads, None
+        except Exception as error:  # noqa: BLE001 - as above
+            return error
+        return None
 
     def _archive(self, batch: Batch, payloads: dict[str, SamplePayload]) -> None:
         self.archive.write_share(batch, self._rank, payloads)
         if self._rank == 0:
             self.archive.write_batch(batch)
+
+    @property
+    def non_finite_in_a_row(self) -> int:
+        """Optimizer steps without a finite gradient since the last one with, across rollout steps."""
+        return self._trainer.non_finite_in_a_row
 
     def check_gradients(self, step: int) -> None:
         """Raise NonFiniteGradientError when the limit of steps in a row is reached; on every rank alike."""
@@ -186,15 +250,98 @@ class RankWork:
         every = self._settings.checkpoint_every
         return every > 0 and step % every == 0
 
+    @property
+    def checkpoints_wanted(self) -> bool:
+        """Whether this run writes any."""
+        return self._settings.checkpoint_every > 0
+
+    @property
+    def saving(self) -> bool:
+        """Whether a checkpoint is being written: on rank 0 until `commit_checkpoint` is done with it."""
+        return self._saving is not None
+
     async def save(self, step: int) -> None:
-        """Write this rank's part of a checkpoint. Collective; rank 0 then commits it."""
-        await self.in_order(lambda: self._checkpoints.write(self._trainer, step, self._rank))
+        """Copy this rank's state, and begin to write it while training goes on. Collective; rank 0 then commits it.
 
-    async def commit_checkpoint(self, step: int, version: int) -> Checkpoint:
-        """Make what all ranks wrote a checkpoint, and delete what it makes dispensable; by rank 0."""
-        return await asyncio.to_thread(self._commit_checkpoint, step, version)
+        Rank 0 calls it while none is `saving`. There it raises CheckpointError if nothing can be written.
+        """
+        if self._rank == 0 and self._saving is not None:
+            raise RuntimeError(f"step {step} cannot be saved while {self._saving[0]} is being written")
+        captured = await self.in_order(lambda: self._capture(step))
+        if captured is None:
+            return
+        name, state = captured
+        writing = asyncio.get_running_loop().run_in_executor(
+            self._writer, self.checkpoints.write, name, self._rank, state, self._ending
+        )
+        self._saving = name, writing
+        if self._rank:
+            writing.add_done_callback(self._written)
 
-    def _commit_checkpoint(self, step: int, version: int) -> Checkpoint:
-        checkpoint = self._checkpoints.commit(step, version, self._world, self._settings.zero_stage)
-        self._checkpoints.prune(self._settings.checkpoints_kept)
+    def _capture(self, step: int) -> tuple[str, HostBlock] | None:
+        begun, failure = "", None
+        if self._rank == 0:
+            try:
+                begun = self.checkpoints.begin(step)
+            except CheckpointError as error:
+                failure = error
+        # The others are waiting for a name, be it none.
+        name = self._ranks.broadcast_bytes(None if self._rank else begun.encode()).decode()
+        if failure:
+            raise failure
+        return (name, self._trainer.capture()) if name else None
+
+    def _written(self, writing: asyncio.Future[None]) -> None:
+        self._saving = None
+        if not writing.cancelled() and (error := writing.exception()):
+            log.warning("rank %d: %s", self._rank, error)
+
+    async def commit_checkpoint(
+        self, step: int, version: int, *, weights: str = "", sampler: str | None = None
+    ) -> Checkpoint:
+        """Make what all ranks write a checkpoint, and delete what it makes dispensable; by rank 0, after `save`.
+
+        Nothing of it needs the learning thread. `weights`: the digest of those published as `version`; `sampler`: see
+        Checkpoints. Raises CheckpointError, after which the next may be saved.
+        """
+        assert self._saving is not None, "rank 0 has saved"
+        name, writing = self._saving
+        cut = Cut(
+            step=step, version=version, ranks=self._world, zero_stage=self._settings.zero_stage,
+            dtype=self._settings.dtype, weights=weights,
+        )  # fmt: skip
+        try:
+            await writing
+            checkpoint = await asyncio.to_thread(self._commit_checkpoint, name, cut, sampler)
+        except CheckpointError:
+            await asyncio.to_thread(self.checkpoints.abandon, name)
+            self._saving = None
+            raise
+        self._saving = None
         return checkpoint
+
+    def _commit_checkpoint(self, name: str, cut: Cut, sampler: str | None) -> Checkpoint:
+        checkpoint = self.checkpoints.commit(name, cut, self._ending, sampler=sampler)
+        try:
+            self.checkpoints.prune(self._settings.checkpoints_kept)
+        except OSError as error:
+            log.warning("older checkpoints stay until the next is written: %s", error)
+        return checkpoint
+
+    async def recover(self, committed: int) -> Recovery:
+        """How to come back to rollout step `committed`; by rank 0, before it saves. Raises MissingBatchesError.
+
+        Deletes what interrupted writes left and the checkpoints behind later steps, and sets damaged ones aside.
+        """
+        return await asyncio.to_thread(self._recover, committed)
+
+    def _recover(self, committed: int) -> Recovery:
+        for name in [*self.checkpoints.clear(), *self.checkpoints.discard_after(committed)]:
+            log.info("deleted %s", name)
+        recovery = recover(self.archive, self.checkpoints, committed)
+        self.checkpoints.set_aside(recovery.passed_over)
+        return recovery
+
+    async def restore(self, name: str) -> None:
+        """Go on from the checkpoint of that name. Collective. Raises ArchiveError."""
+        await self.in_order(lambda: self.checkpoints.load(self._trainer, name))

@@ -15,16 +15,19 @@ from numpy.typing import NDArray
 from rollout.engine import Generation, RolloutEngine
 from rollout.prompts import ChatTokenizer, PromptError
 from services.cancellation import end
-from services.contracts import Lane, Sample, SampleFacts, Task
+from services.contracts import Cause, Lane, Sample, SampleFacts, Task
 from services.metrics import MESSAGES, TOKENS
 from services.shell import Context
-from services.streams.effects import Effects, missing_samples
+from services.streams.effects import Effects, RefusedMessageError, missing_samples
 from services.streams.leases import Consumer, Delivery
+from services.streams.library import RedisFullError
 from services.streams.payloads import SamplePayload
 
 log = logging.getLogger(__name__)
 
 STRADDLE_TRIES = 3
+MEMORY = "redis-memory"
+FULL_PAUSE_S = 1.0
 
 
 class StraddledError(RuntimeError):
@@ -44,17 +47,20 @@ class GroupWorker:
     async def work(self, lane: Lane, consumer: Consumer[Task], delivery: Delivery[Task]) -> None:
         """Draw what the group lacks under the task's lease; acked with the group's last sample.
 
-        A group that was released is acked without work. A prompt that cannot be answered goes to the dead-letter
-        stream with the reason and the cause. When this raises, the task stays unacked and is delivered again.
+        A group that was released is acked without work. A prompt that cannot be answered, and a task that is not of
+        this run, go to the dead-letter stream with the reason and the cause. When this raises, the task stays unacked
+        and is delivered again.
         """
         task = delivery.message
         try:
             async with consumer.renewing(delivery.lease):
                 await self._draw(lane, consumer, delivery)
         except PromptError as error:
-            body = task.model_dump_json().encode()
-            await consumer.give_up(delivery.lease, body, str(error), delivery.deliveries, error.cause)
+            await consumer.give_up(delivery, str(error), error.cause)
             self._count(lane, "given-up")
+        except RefusedMessageError as error:
+            await consumer.give_up(delivery, str(error), Cause.INVALID)
+            self._count(lane, "refused")
         except StraddledError as error:
             # Unacked: the lease lapses and the task is delivered again, at most limits.max_deliveries times.
             log.error("group %s is left to be delivered again: %s", task.group, error)
@@ -72,6 +78,12 @@ class GroupWorker:
             await consumer.ack(delivery.lease)
             return
         prompt_ids = self._tokenizer.prompt_ids(task.prompt)
+        room = self._context.record.recipe.model.max_model_len - len(prompt_ids)
+        if task.sampling.max_new_tokens > room:
+            raise RefusedMessageError(
+                f"sampling.max_new_tokens = {task.sampling.max_new_tokens} must not exceed {room}, what the prompt "
+                "leaves of model.max_model_len"
+            )
         samples = [asyncio.create_task(self._sample(lane, delivery, index, prompt_ids)) for index in missing]
         try:
             await asyncio.gather(*samples)
@@ -89,8 +101,23 @@ class GroupWorker:
             group=task.group, index=index, verifier=task.prompt.verifier, reference=task.prompt.reference,
             facts=self._facts(task, index, body, started_at),
         )  # fmt: skip
-        if await self._effects.publish_sample(lane, delivery.lease, task.samples, sample, body):
+        if await self._publish(lane, delivery, sample, body):
             TOKENS.labels(self._context.record.id).inc(len(generation.response_ids))
+
+    async def _publish(self, lane: Lane, delivery: Delivery[Task], sample: Sample, body: SamplePayload) -> bool:
+        """Publish, and wait for room in a full Redis; whether this sample was the first. Raises RedisFullError."""
+        deadline_s = self._context.record.recipe.limits.stall_timeout_s
+        ends = time.monotonic() + deadline_s
+        while True:
+            try:
+                fresh = await self._effects.publish_sample(lane, delivery.lease, delivery.message.wanted, sample, body)
+                self._context.waits.done(MEMORY)
+                return fresh
+            except RedisFullError as error:
+                if time.monotonic() > ends:
+                    raise
+                self._context.waits.pending(MEMORY, f"room for samples: {error}", deadline_s)
+                await asyncio.sleep(FULL_PAUSE_S)
 
     def _facts(self, task: Task, index: int, body: SamplePayload, started_at: float) -> SampleFacts:
         versions = [span.version for span in body.spans]

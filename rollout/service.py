@@ -31,6 +31,8 @@ READ_WAIT_S = 0.2
 # Below what the host grants before it kills the process (deploy.hosting.fleet.SHUTDOWN_S).
 DRAIN_S = 8.0
 LANES = (Lane.EVALUATION, Lane.TRAIN)
+TASKS, GENERATION = "tasks", "generation"
+"""A replica's waits, beside `weights` before its first version and `redis-memory`."""
 
 
 class RolloutService:
@@ -108,14 +110,22 @@ class Replica:
 
     async def _pull(self) -> None:
         # No work before a published version: what the model's folder holds may be older than the policy.
-        while not self._follower.ready.is_set():
-            self._engine.check()
-            await _either(self._follower.ready.wait(), READ_WAIT_S)
+        waits, patience = self._context.waits, self._context.record.recipe.limits.stall_timeout_s
+        with waits.on("weights", "a policy version published by the learner", patience):
+            while not self._follower.ready.is_set():
+                self._engine.check()
+                await _either(self._follower.ready.wait(), READ_WAIT_S)
         while not self._context.stopping.is_set():
             self._engine.check()
             for group in [one for one in self._groups if one.done()]:
                 del self._groups[group]
                 group.result()
+                waits.done(GENERATION)
+            if self._groups:
+                waits.done(TASKS)
+                waits.pending(GENERATION, f"{len(self._groups)} groups in the engine", patience)
+            else:
+                waits.pending(TASKS, "tasks of the sampler", patience, idle=True)
             if sum(self._groups.values()) >= self._slots:
                 await asyncio.wait(self._groups, timeout=READ_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
                 continue

@@ -17,12 +17,15 @@ from services.contracts import WeightAck, WeightManifest, WeightPlan
 from services.metrics import POLICY_VERSION, SYNC_SECONDS
 from services.settings import Recipe
 from services.shell import Context
-from services.streams.leases import tail
+from services.streams.journal import note
+from services.streams.leases import tail_messages
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.05
 PLANS_WAIT_S = 0.5
+FAILURES_ALLOWED = 5
+ACKS_KEPT = 1000
 
 
 class SyncError(RuntimeError):
@@ -50,6 +53,8 @@ class WeightFollower:
         self._member = context.presence.info.id
         self._read_to = "0-0"
         self._next: WeightPlan | None = None
+        self._generation = 0
+        self._failures = 0
         self._closing = False
         self.ready = asyncio.Event()
         self.version: int | None = None
@@ -59,7 +64,11 @@ class WeightFollower:
         self._closing = True
 
     async def run(self) -> None:
-        """Follow plans until `close`. Raises PoisonedError when weights were applied in part."""
+        """Follow plans until `close`.
+
+        Raises PoisonedError when weights were applied in part, SyncError after FAILURES_ALLOWED plans in a row that
+        were not received: the host then replaces this replica.
+        """
         while not self._closing:
             await self._look(PLANS_WAIT_S)
             if self._next is None:
@@ -81,12 +90,12 @@ class WeightFollower:
 
     async def _look(self, wait_s: float) -> None:
         """Read new plans; keep the newest that names this replica."""
-        redis, stream = self._context.redis, self._context.keys.weight_plans
-        for entry, body in await tail(redis, stream, self._read_to, 1000, wait_s):
+        redis, keys = self._context.redis, self._context.keys
+        for entry, plan in await tail_messages(redis, keys, keys.weight_plans, WeightPlan, self._read_to, 1000, wait_s):
             self._read_to = entry
-            plan = WeightPlan.model_validate_json(body)
-            if self._member in plan.members:
-                self._next = plan
+            # Generations rise with the learner's epoch: an older one is a former learner's.
+            if plan.generation >= self._generation and self._member in plan.members:
+                self._next, self._generation = plan, plan.generation
 
     async def _follow(self, plan: WeightPlan) -> None:
         if self.version is not None and plan.version < self.version:
@@ -97,11 +106,15 @@ class WeightFollower:
         except SyncError as error:
             log.warning("version %d (generation %d) was not received: %s", plan.version, plan.generation, error)
             await self._ack(plan, "failed", str(error))
+            self._failures += 1
+            if self._failures >= FAILURES_ALLOWED:
+                raise
             return
         except PoisonedError as error:
             await self._context.presence.update(state="poisoned")
             await self._ack(plan, "failed", str(error))
             raise
+        self._failures = 0
         await self._hold(plan.version)
         await self._ack(plan, "applied", "", followed)
         self.ready.set()
@@ -166,4 +179,4 @@ class WeightFollower:
             member=self._member, generation=plan.generation, version=plan.version, phase=phase, detail=detail,
             staging_s=followed.staging_s if followed else 0.0, pause_s=followed.pause_s if followed else 0.0,
         )  # fmt: skip
-        await self._context.redis.xadd(self._context.keys.weight_acks, {"m": ack.model_dump_json()})
+        await note(self._context.redis, self._context.keys.weight_acks, ack, ACKS_KEPT)

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import time
 
-from services.contracts import Lane, Outcome, Sample, Verdict
+from services.contracts import Cause, Lane, Outcome, Sample, Verdict
 from services.metrics import MESSAGES, VERDICT_SECONDS
 from services.shell import Context
-from services.streams.effects import Effects
+from services.streams.effects import Effects, RefusedMessageError
 from services.streams.leases import Consumer, Delivery
 from services.streams.payloads import PayloadMissingError, fetch_text
 from verifier.sandbox import Finding, Sandbox
@@ -56,11 +56,18 @@ class _LaneJudge:
 
     async def run(self) -> None:
         await self._consumer.open()
+        waits, patience = self._context.waits, self._context.record.recipe.limits.stall_timeout_s
+        idle, judging = f"{self._lane.value}-samples", f"{self._lane.value}-judgements"
         while not self._context.stopping.is_set():
+            waits.pending(idle, f"samples of lane {self._lane.value}", patience, idle=True)
             deliveries = await self._consumer.read(AT_ONCE, 0.5)
-            async with asyncio.TaskGroup() as judgements:
-                for delivery in deliveries:
-                    judgements.create_task(self._judge(delivery))
+            if not deliveries:
+                continue
+            waits.done(idle)
+            with waits.on(judging, f"{len(deliveries)} judgements in the sandbox", patience):
+                async with asyncio.TaskGroup() as judgements:
+                    for delivery in deliveries:
+                        judgements.create_task(self._judge(delivery))
 
     async def _judge(self, delivery: Delivery[Sample]) -> None:
         sample = delivery.message
@@ -71,9 +78,13 @@ class _LaneJudge:
                 group=sample.group, index=sample.index, outcome=finding.outcome, score=finding.score,
                 reason=finding.reason, answer=finding.answer, facts=sample.facts,
             )  # fmt: skip
-            fresh = await self._effects.publish_verdict(self._lane, delivery.lease, verdict)
+            try:
+                fresh = await self._effects.publish_verdict(self._lane, delivery.lease, verdict)
+                result = "published" if fresh else "duplicate"
+            except RefusedMessageError as error:
+                await self._consumer.give_up(delivery, str(error), Cause.INVALID)
+                result = "refused"
         VERDICT_SECONDS.labels(self._context.keys.run, finding.outcome.value).observe(time.monotonic() - started)
-        result = "published" if fresh else "duplicate"
         MESSAGES.labels(self._context.keys.run, delivery.lease.stream, result).inc()
 
     async def _find(self, sample: Sample) -> Finding:

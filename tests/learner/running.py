@@ -20,7 +20,7 @@ from learner.service import LearnerService
 from services.contracts import AFTER, Batch, BatchGroup, BatchSample, EvaluationRecord, Lane, SamplerState
 from services.settings import HELD_OUT, parse_recipe
 from services.shell import ServiceThread
-from services.streams.journal import Journal
+from services.streams.journal import Journal, note
 from services.streams.keys import RunKeys
 from services.streams.payloads import SamplePayload, pack
 from services.streams.records import RunRecords
@@ -51,7 +51,7 @@ def draw_batch(keys: RunKeys, version: int, logprob: float = -4.5) -> tuple[Batc
                 payload=key, tokens=tokens, advantage=advantage, reward=1.0, correct=index == 0, masked=False,
                 staleness=0,
             ))  # fmt: skip
-        groups.append(BatchGroup(group=name, samples=tuple(samples)))
+        groups.append(BatchGroup(group=name, samples=tuple(samples), prompt=f"prompt of {name}"))
     batch = Batch(
         step=version + 1, version=version, groups=tuple(groups), sampler_state=SamplerState(cursor=0, next_group=0),
         sampling_metrics={"accuracy": 0.25}, generation_started_at=1.0, generation_finished_at=2.0,
@@ -65,7 +65,7 @@ async def put_batch(redis: Any, keys: RunKeys, version: int, logprob: float = -4
     for key, payload in payloads.items():
         await redis.hset(key, mapping=pack(payload))
     for group in batch.groups:
-        await redis.hset(keys.group(group.group), "state", "batched")
+        await redis.hset(keys.group(group.group), mapping={"state": "batched", "samples": 4, "step": batch.step})
         await redis.sadd(keys.lane(Lane.TRAIN).pending, group.group)
         await redis.hincrby(keys.lane(Lane.TRAIN).counters, "dispatched", 1)
     await redis.xadd(keys.batches, {"m": batch.model_dump_json()})
@@ -78,7 +78,7 @@ async def put_evaluation(redis: Any, keys: RunKeys, evaluated: str = HELD_OUT, n
         name=name, set=evaluated, version=1, prompts=8, samples_per_prompt=2, accuracy=0.5, standard_error=0.1,
         unknown=0,
     )  # fmt: skip
-    await Journal(redis, keys, "test").evaluation(record)
+    await note(redis, keys.evaluations, record, 0)
     return record
 
 

@@ -1,96 +1,428 @@
-"""A trainer that goes on from a checkpoint does what the one that wrote it did, bit by bit, at every ZeRO stage."""
+"""Checkpoints on disk: whole or not there, whatever fails or dies; a damaged one is told from them and passed over."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from learner.archive import ArchiveError, RunArchive
+from learner.checkpoint_files import MANIFEST, CheckpointError
+from learner.checkpoints import Checkpoints
 from learner.ranks import Ranks
-from learner.trainer import Trainer, leave
-from services.contracts import OptimizerStepRecord
-from services.settings import parse_recipe
-from services.streams.keys import RunKeys
-from tests.conftest import recipe_document
-from tests.learner.running import draw_batch, end_ranks, start_programs
+from learner.trainer import leave
+from tests.learner import crashing
+from tests.learner.checkpointing import (
+    NEVER,
+    Slow,
+    archive_with,
+    bits,
+    block_of,
+    cut,
+    open_trainer,
+    save,
+    tensors_of,
+    train,
+)
+from tests.learner.running import ROOT
 
 pytestmark = [
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:(torch|deepspeed)"),
     pytest.mark.filterwarnings("ignore::FutureWarning:(torch|deepspeed)"),
 ]
-STAGES = (0, 1, 2, 3)
+STEPS = 6
 
 
-def trainer(model: Path, stage: int, dtype: str, ranks: Ranks) -> Trainer:
-    # The rate of a warming-up schedule tells whether its counter was restored, weight decay whether the weights were.
-    learner = {"zero_stage": stage, "dtype": dtype, "warmup_rollout_steps": 4, "weight_decay": 0.1}
-    return Trainer(model, parse_recipe(recipe_document(model, learner=learner)), ranks)
+@pytest.fixture
+def archive(tmp_path: Path) -> RunArchive:
+    return archive_with(tmp_path / "run", STEPS)
 
 
-def train(one: Trainer, version: int, rank: int) -> tuple[OptimizerStepRecord, ...]:
-    batch, payloads = draw_batch(RunKeys("run"), version)
-    plans = one.plan(batch)
-    own = {sample.payload for plan in plans for sample in plan.shares[rank]}
-    return one.train(plans, {key: payloads[key] for key in own}).optimizer
+@pytest.fixture
+def checkpoints(archive: RunArchive) -> Checkpoints:
+    return Checkpoints(archive)
 
 
-def check_continuation(model: Path, folder: Path, stage: int, dtype: str, ranks: Ranks) -> None:
-    """Two steps, a checkpoint, two steps; then the last two again from the checkpoint, and all without one."""
-    writer = trainer(model, stage, dtype, ranks)
-    before = [train(writer, version, ranks.rank) for version in (0, 1)]
-    writer.save(folder, "engine")
-    after = [train(writer, version, ranks.rank) for version in (2, 3)]
-    writer.close()
-    reader = trainer(model, stage, dtype, ranks)
-    reader.load(folder, "engine")
-    assert [train(reader, version, ranks.rank) for version in (2, 3)] == after
-    reader.close()
-    undisturbed = trainer(model, stage, dtype, ranks)
-    assert [train(undisturbed, version, ranks.rank) for version in range(4)] == before + after
-    undisturbed.close()
-    assert len({one.gradient_norm for part in before + after for one in part}) == 8
+def groups(archive: RunArchive, step: int) -> tuple[str, ...]:
+    return tuple(group.group for group in archive.batch(step).groups)
 
 
-@pytest.mark.parametrize(("stage", "dtype"), [*((stage, "float32") for stage in STAGES), (2, "bfloat16")])
-def test_one_rank_goes_on_from_a_checkpoint(tiny_model: Path, tmp_path: Path, stage: int, dtype: str) -> None:
-    ranks = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
-    try:
-        check_continuation(tiny_model, tmp_path, stage, dtype, ranks)
-    finally:
-        leave(ranks)
+def names(archive: RunArchive) -> list[str]:
+    return sorted(path.name for path in archive.checkpoints.iterdir())
 
 
-def test_two_ranks_go_on_from_a_checkpoint(tiny_model: Path, tmp_path: Path) -> None:
-    code = (
-        "from tests.learner.test_checkpoints import main; "
-        f"main({str(tiny_model)!r}, {str(tmp_path)!r}, {{rank}}, {{world}}, {{port}})"
+def test_what_is_written_is_found_again(archive: RunArchive, checkpoints: Checkpoints) -> None:
+    assert checkpoints.newest_whole(STEPS) == (None, {})
+    first = save(checkpoints, cut(2), block_of(1000), block_of(10, seed=1))
+    sampler = json.dumps({"cursor": 7, "text": "é"})
+    second = save(checkpoints, cut(5, version=8), block_of(1000, seed=2), sampler=sampler)
+    assert (second.step, second.version, second.ranks, second.zero_stage, second.dtype) == (5, 8, 1, 1, "float32")
+    assert first.consumed == {step: groups(archive, step) for step in (1, 2)}
+    assert second.consumed == {step: groups(archive, step) for step in (3, 4, 5)}
+    assert names(archive) == [first.name, second.name]
+    folder = checkpoints.path(first)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        MANIFEST, "rank-0000.safetensors", "rank-0001.safetensors",
+    ]  # fmt: skip
+    for name, facts in first.files.items():
+        data = (folder / name).read_bytes()
+        assert (facts.size, facts.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    assert checkpoints.newest_whole(STEPS) == (second, {})
+    assert checkpoints.newest_whole(4) == (first, {})
+    assert checkpoints.complete() == [first, second]
+    assert (checkpoints.sampler(first), checkpoints.sampler(second)) == (None, sampler)
+    assert torch.equal(tensors_of(checkpoints.path(second))["master.weight"], block_of(1000, seed=2)["master.weight"])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def count_on(path: Path) -> None:
+    """A manifest that reads as well as before."""
+    text = path.read_text()
+    assert '"version":4' in text
+    path.write_text(text.replace('"version":4', '"version":5'))
+
+
+@pytest.mark.parametrize(
+    ("file", "harm", "reason"),
+    [
+        ("rank-0001.safetensors", flip, "damaged (its content does not match checkpoint.json)"),
+        ("rank-0001.safetensors", cut_short, "damaged (its content does not match checkpoint.json)"),
+        ("rank-0000.safetensors", Path.unlink, "missing"),
+        ("sampler.json", flip, "damaged (its content does not match checkpoint.json)"),
+        (MANIFEST, count_on, "damaged (its content does not match its digest or its folder)"),
+        (MANIFEST, cut_short, "damaged (Invalid JSON"),
+        (MANIFEST, Path.unlink, "missing"),
+    ],
+)
+def test_a_damaged_one_is_passed_over_and_reported(
+    archive: RunArchive, checkpoints: Checkpoints, file: str, harm: Callable[[Path], None], reason: str
+) -> None:
+    good = save(checkpoints, cut(2), block_of(1000), block_of(1000), sampler="{}")
+    bad = save(checkpoints, cut(4), block_of(1000), block_of(1000), sampler="{}")
+    path = checkpoints.path(bad) / file
+    harm(path)
+    found, passed_over = checkpoints.newest_whole(STEPS)
+    assert (found, list(passed_over)) == (good, [bad.name])
+    assert passed_over[bad.name].startswith(f"{path}: {reason}")
+    # Set aside, it no longer takes the place of one that could be used.
+    checkpoints.set_aside(passed_over)
+    save(checkpoints, cut(5), block_of(10))
+    checkpoints.prune(2)
+    assert [one.step for one in checkpoints.complete()] == [2, 5]
+    assert archive.steps() == [3, 4, 5, 6]
+    assert f"damaged-{bad.name}" in names(archive)
+    save(checkpoints, cut(6), block_of(10))
+    checkpoints.prune(2)
+    assert [name[:11] for name in names(archive)] == ["step-000005", "step-000006"]
+
+
+def test_a_renamed_folder_is_no_checkpoint(archive: RunArchive, checkpoints: Checkpoints) -> None:
+    one = save(checkpoints, cut(2), block_of(10))
+    checkpoints.path(one).rename(archive.checkpoints / one.name.replace("000002", "000004"))
+    found, passed_over = checkpoints.newest_whole(STEPS)
+    assert (found, len(passed_over)) == (None, 1)
+
+
+def test_of_several_of_a_step_the_latest_version_counts(archive: RunArchive, checkpoints: Checkpoints) -> None:
+    save(checkpoints, cut(2, version=2), block_of(10))
+    later = save(checkpoints, cut(2, version=7), block_of(10, seed=1))
+    earlier = save(checkpoints, cut(2, version=3), block_of(10))
+    assert checkpoints.newest_whole(STEPS) == (later, {})
+    flip(checkpoints.path(later) / "rank-0000.safetensors")
+    assert checkpoints.newest_whole(STEPS)[0] == earlier
+    checkpoints.set_aside([later.name])
+    checkpoints.prune(1)
+    assert names(archive) == [f"damaged-{later.name}", earlier.name]
+
+
+def test_only_the_last_are_kept_and_what_is_being_written_is_left_alone(
+    archive: RunArchive, checkpoints: Checkpoints
+) -> None:
+    under_way = checkpoints.begin(6)
+    checkpoints.write(under_way, 0, block_of(10), NEVER)
+    for step in (1, 2):
+        save(checkpoints, cut(step), block_of(10))
+        checkpoints.prune(3)
+    assert archive.steps() == [1, 2, 3, 4, 5, 6]
+    for step in (3, 4):
+        save(checkpoints, cut(step), block_of(10))
+        checkpoints.prune(3)
+    assert [one.step for one in checkpoints.complete()] == [2, 3, 4]
+    assert archive.steps() == [3, 4, 5, 6]
+    checkpoints.discard_after(3)
+    assert [one.step for one in checkpoints.complete()] == [2, 3]
+    checkpoints.commit(under_way, cut(6), NEVER)
+    assert [one.step for one in checkpoints.complete()] == [2, 3, 6]
+    assert checkpoints.clear() == []
+
+
+def test_rank_0_waits_for_the_others_without_reading_what_they_wrote(
+    archive: RunArchive, checkpoints: Checkpoints
+) -> None:
+    late = Slow(block_of(1000, seed=1), threading.Event(), threading.Event())
+    name = checkpoints.begin(2)
+    with ThreadPoolExecutor(2) as threads:
+        other = threads.submit(checkpoints.write, name, 1, late, NEVER)
+        checkpoints.write(name, 0, block_of(1000), NEVER)
+        committing = threads.submit(checkpoints.commit, name, cut(2, ranks=2), NEVER)
+        assert late.begun.wait(20)
+        time.sleep(0.3)
+        assert (committing.done(), checkpoints.complete()) == (False, [])
+        # Rank 0 takes a rank's word for the content: were it read again, this would be noticed now.
+        flip(archive.checkpoints / f".{name}" / "rank-0000.safetensors")
+        late.go.set()
+        other.result(20)
+        checkpoint = committing.result(20)
+    assert checkpoint.ranks == 2
+    assert checkpoints.newest_whole(STEPS)[0] is None
+
+
+def test_a_rank_that_never_writes_is_named_at_the_deadline(archive: RunArchive, checkpoints: Checkpoints) -> None:
+    before = save(checkpoints, cut(2), block_of(10))
+    name = checkpoints.begin(4)
+    checkpoints.write(name, 0, block_of(10), NEVER)
+    with pytest.raises(CheckpointError, match=r"ranks \[1, 2\] did not write their files within 0\.3 s"):
+        checkpoints.commit(name, cut(4, ranks=3), NEVER, deadline_s=0.3)
+    assert names(archive) == [before.name]
+    # One that wakes up later cannot bring it back.
+    with pytest.raises(CheckpointError, match="given up by rank 0"):
+        checkpoints.write(name, 1, block_of(10), NEVER)
+    assert names(archive) == [before.name]
+
+
+def test_one_that_is_given_up_while_a_rank_writes_leaves_nothing(archive: RunArchive, checkpoints: Checkpoints) -> None:
+    slow = Slow(block_of(10_000_000), threading.Event(), threading.Event())
+    name = checkpoints.begin(2)
+    with ThreadPoolExecutor(1) as threads:
+        writing = threads.submit(checkpoints.write, name, 1, slow, NEVER)
+        assert slow.begun.wait(20)
+        checkpoints.abandon(name)
+        slow.go.set()
+        with pytest.raises(CheckpointError, match="given up by rank 0"):
+            writing.result(20)
+    assert names(archive) == []
+
+
+def test_a_learner_that_stops_does_not_wait(archive: RunArchive, checkpoints: Checkpoints) -> None:
+    stop = threading.Event()
+    name = checkpoints.begin(2)
+    with ThreadPoolExecutor(1) as threads:
+        committing = threads.submit(checkpoints.commit, name, cut(2), stop)
+        time.sleep(0.2)
+        stop.set()
+        with pytest.raises(CheckpointError, match="the learner stops"):
+            committing.result(5)
+    with pytest.raises(CheckpointError, match="given up by rank 0"):
+        checkpoints.write(name, 0, block_of(10), stop)
+    assert names(archive) == []
+    name = checkpoints.begin(2)
+    with pytest.raises(CheckpointError, match="the learner stops"):
+        checkpoints.write(name, 0, block_of(10), stop)
+
+
+def test_a_batch_that_is_missing_fails_the_checkpoint_and_names_it(
+    archive: RunArchive, checkpoints: Checkpoints
+) -> None:
+    archive.batch_path(3).unlink()
+    save(checkpoints, cut(2), block_of(10))
+    with pytest.raises(CheckpointError, match=r"step-000003\.json: missing"):
+        save(checkpoints, cut(4), block_of(10))
+    assert [one.step for one in checkpoints.complete()] == [2]
+
+
+@contextmanager
+def small_disk(folder: Path, mib: int) -> Iterator[None]:
+    """A file system of its own at `folder`."""
+    folder.mkdir(parents=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(folder)], capture_output=True, text=True
     )
-    processes = start_programs(code, 2)
+    if mounted.returncode:
+        pytest.skip(f"a full disk needs a file system that may be mounted: {mounted.stderr.strip()}")
     try:
-        errors = [process.communicate(timeout=200)[1] for process in processes]
+        yield
     finally:
-        end_ranks(processes)
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
-    # Each rank wrote its part of the optimizer's state.
-    names = [path.name for path in (tmp_path / "2/engine").glob("*optim_states.pt")]
-    assert sorted(name.split("_mp_")[0] for name in names) == ["zero_pp_rank_0", "zero_pp_rank_1"]
+        subprocess.run(["umount", str(folder)], check=True)
 
 
-def main(model: str, folder: str, rank: int, world: int, port: int) -> None:
-    """One rank of several, at every stage."""
-    ranks = Ranks(rank, world, "127.0.0.1", port, timeout_s=100)
-    for stage in STAGES:
-        check_continuation(Path(model), Path(folder) / str(stage), stage, "float32", ranks)
-    leave(ranks)
+def test_a_full_disk_fails_the_checkpoint_and_nothing_else(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "run", 4):
+        archive = archive_with(tmp_path / "run", 3)
+        checkpoints = Checkpoints(archive)
+        one = save(checkpoints, cut(1), block_of(400_000))
+        name = checkpoints.begin(2)
+        with pytest.raises(CheckpointError, match=r"rank-0001.*could not be written \(No space left on device\)"):
+            checkpoints.write(name, 1, block_of(800_000), NEVER)
+        # Rank 0 hears of it from the other rank's word, long before its deadline.
+        checkpoints.write(name, 0, block_of(100), NEVER)
+        with pytest.raises(CheckpointError, match=r"rank-0001.*No space left on device"):
+            checkpoints.commit(name, cut(2, ranks=2), NEVER)
+        assert (names(archive), checkpoints.newest_whole(3)) == ([one.name], (one, {}))
+        fill(tmp_path / "run/full")
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            save(checkpoints, cut(2), block_of(100_000))
+        left = set(names(archive)) - {one.name}
+        (tmp_path / "run/full").unlink()
+        # Not even a word can be written to a disk this full: the rank's own service gives it up.
+        for partial in left:
+            checkpoints.abandon(partial.removeprefix("."))
+        another = save(checkpoints, cut(3), block_of(1000))
+        assert names(archive) == [one.name, another.name]
 
 
-def test_a_checkpoint_that_is_not_there_is_named(tiny_model: Path, tmp_path: Path) -> None:
-    ranks = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
-    one = trainer(tiny_model, 1, "float32", ranks)
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        _write_on(file)
+
+
+def _write_on(file: Any) -> None:
+    while True:
+        file.write(bytes(4096))
+
+
+def test_a_file_that_grows_too_large_fails_the_checkpoint_too(archive: RunArchive, checkpoints: Checkpoints) -> None:
+    one = save(checkpoints, cut(1), block_of(10))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
-        with pytest.raises(FileNotFoundError, match="engine"):
-            one.load(tmp_path, "engine")
+        name = checkpoints.begin(2)
+        with pytest.raises(CheckpointError, match=r"could not be written \(File too large\)"):
+            checkpoints.write(name, 0, block_of(1_000_000), NEVER)
+        with pytest.raises(CheckpointError, match=r"could not be written \(File too large\)"):
+            checkpoints.commit(name, cut(2), NEVER)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(archive) == [one.name]
+
+
+def test_a_folder_that_cannot_be_made_fails_the_checkpoint(archive: RunArchive, checkpoints: Checkpoints) -> None:
+    shutil.rmtree(archive.checkpoints)
+    archive.checkpoints.write_text("in the way")
+    with pytest.raises(CheckpointError, match=r"could not be written \(Not a directory\)"):
+        checkpoints.begin(2)
+
+
+def test_killed_in_the_middle_of_writing_the_former_one_is_used(archive: RunArchive, checkpoints: Checkpoints) -> None:
+    before = save(checkpoints, cut(2), block_of(1000))
+    code = f"from tests.learner.test_checkpoints import write_for_ever; write_for_ever({str(archive.folder)!r})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        name = process.stdout.readline().strip()
+        partial = archive.checkpoints / f".{name}" / "rank-0000.safetensors"
+        ends = time.monotonic() + 60
+        while not (partial.exists() and partial.stat().st_size > 1 << 20):
+            assert process.poll() is None
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
+    assert checkpoints.newest_whole(STEPS) == (before, {})
+    assert checkpoints.clear() == [f".{name}"]
+    after = save(checkpoints, cut(4), block_of(1000))
+    assert names(archive) == [before.name, after.name]
+
+
+class Endless:
+    """A state that is never written to its end."""
+
+    def chunks(self) -> Iterator[memoryview]:
+        while True:
+            yield memoryview(bytes(1 << 18))
+            time.sleep(0.01)
+
+
+def write_for_ever(folder: str) -> None:
+    """The process that is killed."""
+    checkpoints = Checkpoints(RunArchive(Path(folder)))
+    name = checkpoints.begin(4)
+    print(name, flush=True)
+    checkpoints.write(name, 0, Endless(), NEVER)
+
+
+def test_dying_at_any_moment_leaves_the_old_checkpoints_or_the_new_one_as_well(tmp_path: Path) -> None:
+    folder = archive_with(tmp_path / "run", 3).folder
+    for step in (1, 2):
+        crashing.write(folder, step)
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.learner.crashing", str(folder)], cwd=ROOT, capture_output=True, text=True,
+        timeout=100,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    *deaths, calls = found.stdout.splitlines()
+    # All that was there before the rename was there after each death up to it, and the new one after each later one.
+    renamed = calls.split().index("rename")
+    assert len(deaths) == len(calls.split()) >= 20
+    assert set(deaths[: renamed + 1]) == {"1,2"}
+    assert deaths[renamed + 1] == "1,2,3"
+    assert set(deaths[renamed + 1 :]) <= {"1,2,3", "2,3"}
+    # Content, then names, then the one name that makes it count; before anything is deleted.
+    assert calls.split()[renamed - 1 : renamed + 3] == ["fsync", "rename", "fsync", "unlink"]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(
+    tiny_model: Path, archive: RunArchive, checkpoints: Checkpoints
+) -> None:
+    ranks = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
+    one = open_trainer(tiny_model, 1, "float32", ranks)
+    try:
+        train(one, 0, 0)
+        captured = one.capture()
+        same = one.capture()
+        slow = Slow(captured, threading.Event(), threading.Event())
+        name = checkpoints.begin(1)
+        with ThreadPoolExecutor(1) as threads:
+            writing = threads.submit(checkpoints.write, name, 0, slow, NEVER)
+            assert slow.begun.wait(20)
+            # The header is written; the tensors are while these steps change every one of them.
+            trained = [train(one, version, 0) for version in (1, 2)]
+            assert not writing.done()
+            slow.go.set()
+            writing.result(20)
+        checkpoint = checkpoints.commit(name, cut(1), NEVER)
+        kept = tensors_of(checkpoints.path(checkpoint))
+        now = one.capture()
+        assert all(torch.equal(bits(tensor), bits(same[key])) for key, tensor in kept.items())
+        assert all(not torch.equal(tensor, now[key]) for key, tensor in kept.items() if key.startswith("master"))
+        checkpoints.load(one, checkpoint.name)
+        assert [train(one, version, 0) for version in (1, 2)] == trained
     finally:
         one.close()
         leave(ranks)
+
+
+def test_a_checkpoint_that_is_not_there_is_named(checkpoints: Checkpoints) -> None:
+    class Nobody:
+        def restore(self, files: object) -> None:
+            raise AssertionError("nothing can be restored")
+
+    with pytest.raises(ArchiveError, match=r"step-000001-00000000/checkpoint\.json: missing"):
+        checkpoints.load(Nobody(), "step-000001-00000000")

@@ -18,6 +18,7 @@ from learner.snapshot import Snapshot
 from learner.weights import Publisher
 from services.contracts import TensorEntry, WeightManifest
 from services.settings import Weights
+from services.streams.history import History
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.weight_layout import bucket_layout, cut_buckets
@@ -66,7 +67,8 @@ def holds(receiver: Receiver, expected: Snapshot) -> bool:
 async def publisher(redis: Any, run_id: str) -> AsyncIterator[Publisher]:
     keys = RunKeys(run_id)
     settings = Weights(bucket_mib=1, timeout_s=15.0)
-    one = Publisher(redis, keys, Journal(redis, keys, "learner"), settings, "127.0.0.1", epoch=3)
+    history = await History.fenced(redis, keys, "learner")
+    one = Publisher(redis, keys, Journal(redis, keys, "learner"), settings, "127.0.0.1", history)
     await one.open(snapshot(0).manifest)
     yield one
     await one.close()
@@ -106,7 +108,7 @@ async def test_a_version_reaches_all_and_a_healthy_group_is_reused(
         assert seconds < 15
     used = {plan.generation for plan in first.plans if plan.members.keys() == {"one", "two"}}
     assert len(used) == 1
-    assert used.pop() >> 20 == 3
+    assert used.pop() >> 20 == publisher._history.epoch
 
 
 async def test_a_joiner_is_served_while_the_learner_computes(publisher: Publisher, start: Any) -> None:

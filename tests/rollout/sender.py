@@ -63,10 +63,14 @@ def broadcast(group: Any, tensor: torch.Tensor) -> None:
     group.broadcast([tensor], options).wait()
 
 
+DYING = 3
+"""The generation of the group whose sender dies."""
+
+
 def send_one_bucket_and_die(port: int, bucket_bytes: int) -> None:
     """A learner's process that is lost in the middle of a broadcast; it hosts the store as well."""
     store = TCPStore(HOST, port, is_master=True, wait_for_workers=False)
-    group = form(port, 666, 2, 20.0)
+    group = form(port, DYING, 2, 20.0)
     broadcast(group, torch.zeros(bucket_bytes, dtype=torch.uint8))
     del store
     os._exit(9)

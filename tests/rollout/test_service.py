@@ -148,7 +148,9 @@ async def test_a_joiner_works_only_once_it_holds_a_published_version(fleet: Flee
 
     samples = await fleet.samples(Lane.TRAIN, "g0", 4)
     assert [one.index for one in samples] == [0, 1, 2, 3]
-    bodies = await fetch(fleet.context.redis, [one.facts.payload for one in samples])
+    whole, damaged = await fetch(fleet.context.redis, [one.facts.payload for one in samples])
+    bodies = list(whole.values())
+    assert damaged == {}
     tokenizer = ChatTokenizer(str(fleet.folder), 240)
     expected_prompt = tokenizer.prompt_ids(task("g0").prompt).tolist()
     assert expected_prompt[:2] == [2, 4]  # <bos><user>
@@ -182,7 +184,8 @@ async def test_a_dead_replicas_group_is_completed_not_repeated(fleet: Fleet) -> 
     await until(fleet.all_acked, 20)
     samples = await fleet.samples(Lane.TRAIN, "dead", 4)
     assert [one.index for one in samples] == [0, 1, 2, 3]
-    texts = [one.text for one in await fetch(fleet.context.redis, [one.facts.payload for one in samples])]
+    whole, _ = await fetch(fleet.context.redis, [one.facts.payload for one in samples])
+    texts = [one.text for one in whole.values()]
     assert texts[1] == "left"
     assert "left" not in (texts[0], texts[2], texts[3])
 

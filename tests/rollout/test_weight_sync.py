@@ -18,7 +18,7 @@ from services.streams.leases import Consumer
 from services.streams.payloads import fetch
 from tests.rollout.reference import Policy, assert_written_by
 from tests.rollout.replica import Replica, started_replica
-from tests.rollout.sender import free_port, manifest_of, send_one_bucket_and_die
+from tests.rollout.sender import DYING, free_port, manifest_of, send_one_bucket_and_die
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -95,7 +95,9 @@ async def test_on_policy_samples_are_drawn_from_one_version(replica: Replica, po
     ack = await replica.sender.send(replica.sender.plan(2, 4), policies[4].weights)
     assert ack.phase == "applied", ack.detail
     await work
-    for body in await fetch(context.redis, [context.keys.payload("g0", index) for index in range(2)]):
+    whole, damaged = await fetch(context.redis, [context.keys.payload("g0", index) for index in range(2)])
+    assert (len(whole), damaged) == (2, {})
+    for body in whole.values():
         assert [(s.version, s.start, s.end) for s in body.spans] == [(4, 0, 600)]
 
 
@@ -106,22 +108,22 @@ async def test_a_sender_that_dies_leaves_the_old_weights_whole(replica: Replica,
     first = sum(np.prod(entry.shape) * 4 for entry in manifest.buckets[0])
     dying = multiprocessing.get_context("spawn").Process(target=send_one_bucket_and_die, args=(port, int(first)))
     dying.start()
-    await replica.sender.announce(replica.sender.plan(666, 5, timeout_s=20.0, port=port), manifest)
+    await replica.sender.announce(replica.sender.plan(DYING, 5, timeout_s=20.0, port=port), manifest)
     ack = await replica.sender.ack()
-    assert (ack.phase, ack.generation) == ("failed", 666)
+    assert (ack.phase, ack.generation) == ("failed", DYING)
     await asyncio.to_thread(dying.join, 20)
     assert dying.exitcode == 9
     assert (replica.context.presence.info.state, replica.follower.version) == ("ready", 4)
     generation = await replica.engine.generate(PROMPT, sampling(30), "after-death")
     assert generation.spans[0].version == 4
     assert_written_by(policies, PROMPT, generation)
-    ack = await replica.sender.send(replica.sender.plan(3, 5), policies[5].weights)
+    ack = await replica.sender.send(replica.sender.plan(4, 5), policies[5].weights)
     assert ack.phase == "applied", ack.detail
     assert_written_by(policies, PROMPT, await replica.engine.generate(PROMPT, sampling(30), "after-repair"))
 
 
 async def test_a_wrong_checksum_is_refused(replica: Replica, policies: dict[int, Policy]) -> None:
-    ack = await replica.sender.send(replica.sender.plan(4, 6), policies[6].weights, corruption=1)
+    ack = await replica.sender.send(replica.sender.plan(5, 6), policies[6].weights, corruption=1)
     assert ack.phase == "failed"
     assert "checksums of buckets [0]" in ack.detail
     generation = await replica.engine.generate(PROMPT, sampling(30), "refused")
@@ -130,20 +132,32 @@ async def test_a_wrong_checksum_is_refused(replica: Replica, policies: dict[int,
 
 
 async def test_a_newer_plan_interrupts_an_older_one(replica: Replica, policies: dict[int, Policy]) -> None:
-    await replica.sender.announce(replica.sender.plan(5, 6, timeout_s=30.0), manifest_of(policies[6].weights))
+    await replica.sender.announce(replica.sender.plan(6, 6, timeout_s=30.0), manifest_of(policies[6].weights))
     await asyncio.sleep(0.3)
     async with asyncio.timeout(15):
-        superseded = await replica.sender.send(replica.sender.plan(6, 6), policies[6].weights)
+        superseded = await replica.sender.send(replica.sender.plan(7, 6), policies[6].weights)
         applied = await replica.sender.ack()
-    assert (superseded.phase, superseded.generation) == ("failed", 5)
-    assert (applied.phase, applied.generation, applied.version) == ("applied", 6, 6)
+    assert (superseded.phase, superseded.generation) == ("failed", 6)
+    assert (applied.phase, applied.generation, applied.version) == ("applied", 7, 6)
     assert_written_by(policies, PROMPT, await replica.engine.generate(PROMPT, sampling(30), "newer"))
 
 
+async def test_a_former_learners_plan_is_not_followed(replica: Replica, policies: dict[int, Policy]) -> None:
+    manifest = manifest_of(policies[7].weights)
+    await replica.sender.announce(replica.sender.plan(2, 9), manifest)
+    await replica.context.redis.xadd(replica.context.keys.weight_plans, {"m": "not a plan"})
+    await asyncio.sleep(1.0)
+    assert replica.follower.version == 6
+    with pytest.raises(TimeoutError):
+        await replica.sender.ack(1.0)
+    [(_, letter)] = await replica.context.journal.dead_letters()
+    assert letter.reason.startswith("not a valid WeightPlan")
+
+
 async def test_a_version_is_applied_once_and_never_an_older_one(replica: Replica, policies: dict[int, Policy]) -> None:
-    again = await replica.sender.send(replica.sender.plan(6, 6), policies[7].weights)
+    again = await replica.sender.send(replica.sender.plan(7, 6), policies[7].weights)
     assert (again.phase, again.pause_s) == ("applied", 0.0)
-    await replica.sender.announce(replica.sender.plan(7, 2), manifest_of(policies[2].weights))
+    await replica.sender.announce(replica.sender.plan(8, 2), manifest_of(policies[2].weights))
     older = await replica.sender.ack()
     assert older.phase == "failed"
     assert "version 6 is held; 2 is older" in older.detail

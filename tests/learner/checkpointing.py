@@ -1,0 +1,122 @@
+"""Owns trainers whose state is saved and restored in tests, and states on disk without a checkpoint around them.
+
+Must not be used outside tests.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from learner.archive import RunArchive
+from learner.checkpoint_files import Checkpoint, Cut
+from learner.checkpoints import Checkpoints, Writable
+from learner.ranks import Ranks
+from learner.tensor_files import HostBlock, Layout
+from learner.trainer import Trainer
+from services.contracts import OptimizerStepRecord
+from services.settings import parse_recipe
+from services.streams.keys import RunKeys
+from tests.conftest import recipe_document
+from tests.learner.running import draw_batch
+
+NEVER = threading.Event()
+
+
+def open_trainer(model: Path, stage: int, dtype: str, ranks: Ranks) -> Trainer:
+    # The rate of a warming-up schedule tells whether its counter was restored, weight decay whether the weights were.
+    learner = {"zero_stage": stage, "dtype": dtype, "warmup_rollout_steps": 8, "weight_decay": 0.1}
+    return Trainer(model, parse_recipe(recipe_document(model, learner=learner)), ranks)
+
+
+def train(one: Trainer, version: int, rank: int) -> tuple[OptimizerStepRecord, ...]:
+    """Two optimizer steps."""
+    batch, payloads = draw_batch(RunKeys("run"), version)
+    plans = one.plan(batch)
+    own = {sample.payload for plan in plans for sample in plan.shares[rank]}
+    return one.train(plans, {key: payloads[key] for key in own}).optimizer
+
+
+def put_down(block: HostBlock, folder: Path, rank: int) -> None:
+    """A rank's file, as a checkpoint has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"rank-{rank:04d}.safetensors").write_bytes(b"".join(block.chunks()))
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    """All ranks' tensors, read by the format's own library; each must be there once."""
+    found: dict[str, Tensor] = {}
+    for path in files_of(folder):
+        tensors = load_file(path)
+        assert not found.keys() & tensors.keys()
+        found |= tensors
+    return found
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """To be compared: 0.0 is not -0.0."""
+    return tensor.contiguous().view(torch.uint8 if tensor.dim() else tensor.dtype)
+
+
+def parameters_of(one: Trainer) -> dict[str, Tensor]:
+    """The policy's parameters, whole, on every rank."""
+    found = {}
+    for name, parameter in one.causal_lm.named_parameters():
+        with one.gathered([parameter]):
+            found[name] = parameter.detach().clone()
+    return found
+
+
+def block_of(values: int, seed: int = 0) -> HostBlock:
+    """Four bytes a value."""
+    block = HostBlock({"master.weight": Layout(torch.float32, (values,))})
+    block["master.weight"].copy_(torch.randn(values, generator=torch.Generator().manual_seed(seed)))
+    return block
+
+
+@dataclass
+class Slow:
+    """A state of which the first chunk is written at once, and the rest when `go` is set."""
+
+    state: Writable
+    begun: threading.Event
+    go: threading.Event
+
+    def chunks(self) -> Iterator[memoryview]:
+        for chunk in self.state.chunks():
+            yield chunk
+            self.begun.set()
+            assert self.go.wait(60), "nobody let it go on"
+
+
+def archive_with(folder: Path, steps: int) -> RunArchive:
+    """A run's archive with the batches of steps 1 to `steps`, each trained by one rank."""
+    archive = RunArchive(folder)
+    archive.prepare()
+    for version in range(steps):
+        batch, payloads = draw_batch(RunKeys("run"), version)
+        archive.write_share(batch, 0, payloads)
+        archive.write_batch(batch)
+    return archive
+
+
+def cut(step: int, ranks: int = 1, version: int | None = None) -> Cut:
+    return Cut(step=step, version=step if version is None else version, ranks=ranks, zero_stage=1, dtype="float32")
+
+
+def save(checkpoints: Checkpoints, at: Cut, *states: Writable, sampler: str | None = None) -> Checkpoint:
+    """A whole checkpoint, of as many ranks as there are states."""
+    name = checkpoints.begin(at.step)
+    for rank, state in enumerate(states):
+        checkpoints.write(name, rank, state, NEVER)
+    return checkpoints.commit(name, at.model_copy(update={"ranks": len(states)}), NEVER, sampler=sampler)

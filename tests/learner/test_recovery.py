@@ -1,0 +1,172 @@
+"""Where a learner begins that takes over, and that it ends with the same bits wherever the former one was killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from learner.archive import ArchiveError, RunArchive
+from learner.checkpoints import Checkpoints
+from learner.ranks import Ranks
+from learner.recovery import MissingBatchesError, Recovery, archived_payloads, recover
+from learner.trainer import leave
+from services.streams.keys import RunKeys
+from tests.learner.checkpointing import archive_with, bits, block_of, cut, open_trainer, put_down, save, tensors_of
+from tests.learner.running import ROOT, draw_batch
+
+pytestmark = [
+    pytest.mark.timeout(200),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:(torch|deepspeed)"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:(torch|deepspeed)"),
+]
+STEPS = 6
+COMMITTED = "committed"
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> RunArchive:
+    return archive_with(tmp_path / "run", STEPS)
+
+
+@pytest.fixture
+def checkpoints(archive: RunArchive) -> Checkpoints:
+    return Checkpoints(archive)
+
+
+def test_from_the_newest_whole_checkpoint_to_the_last_step(archive: RunArchive, checkpoints: Checkpoints) -> None:
+    assert recover(archive, checkpoints, 0) == Recovery(None, (), {})
+    assert recover(archive, checkpoints, 2) == Recovery(None, (1, 2), {})
+    second = save(checkpoints, cut(2), block_of(10))
+    fourth = save(checkpoints, cut(4), block_of(10))
+    assert recover(archive, checkpoints, 6) == Recovery(fourth, (5, 6), {})
+    assert recover(archive, checkpoints, 4) == Recovery(fourth, (), {})
+    # Rewound to step 3: what lies behind it is of no use.
+    assert recover(archive, checkpoints, 3) == Recovery(second, (3,), {})
+    (checkpoints.path(fourth) / "rank-0000.safetensors").unlink()
+    damaged = recover(archive, checkpoints, 6)
+    assert (damaged.start, damaged.steps, list(damaged.passed_over)) == (second, (3, 4, 5, 6), [fourth.name])
+    (checkpoints.path(second) / "checkpoint.json").write_text("{")
+    from_the_model = recover(archive, checkpoints, 6)
+    assert (from_the_model.start, from_the_model.steps) == (None, (1, 2, 3, 4, 5, 6))
+    assert list(from_the_model.passed_over) == [fourth.name, second.name]
+
+
+def test_batches_that_are_missing_or_damaged_are_named(archive: RunArchive, checkpoints: Checkpoints) -> None:
+    save(checkpoints, cut(2), block_of(10))
+    damaged = save(checkpoints, cut(3), block_of(10))
+    (checkpoints.path(damaged) / "rank-0000.safetensors").unlink()
+    archive.batch_path(3).unlink()
+    archive.share_path(5, 0).write_bytes(archive.share_path(5, 0).read_bytes()[:-20])
+    archive.share_path(6, 0).unlink()
+    with pytest.raises(MissingBatchesError) as found:
+        recover(archive, checkpoints, 6)
+    assert list(found.value.reasons) == [3, 5, 6]
+    text = str(found.value)
+    assert text.startswith("3 steps after the checkpoint of step 2 cannot be trained again: ")
+    for part in (
+        "step-000003.json: missing", "step-000005.rank-0.parquet: damaged", "step-000006.rank-0.parquet: missing",
+        f"{damaged.name}/rank-0000.safetensors: missing",
+    ):  # fmt: skip
+        assert part in text
+    # What comes before and after is there.
+    assert recover(archive, checkpoints, 2).steps == ()
+
+
+def test_shares_of_any_number_of_ranks_make_a_whole_batch(archive: RunArchive) -> None:
+    batch, payloads = draw_batch(RunKeys("run"), 3)
+    masked = batch.groups[0].samples[1].payload
+    groups = [
+        group.model_copy(update={"samples": tuple(
+            one.model_copy(update={"masked": one.payload == masked}) for one in group.samples
+        )}) for group in batch.groups
+    ]  # fmt: skip
+    batch = batch.model_copy(update={"groups": tuple(groups)})
+    keys = [key for key in payloads if key != masked]
+    for rank in range(3):
+        archive.write_share(batch, rank, {key: payloads[key] for key in keys[rank::3]})
+    found = archived_payloads(archive, batch)
+    assert found.keys() == set(keys)
+    assert all((found[key].response_ids == payloads[key].response_ids).all() for key in keys)
+    archive.share_path(4, 1).unlink()
+    with pytest.raises(ArchiveError, match=r"step-000004\.rank-\*\.parquet: missing 5 of 15 payloads"):
+        archived_payloads(archive, batch)
+
+
+def work(folder: str, model: str) -> None:
+    """A learner of one rank without a service: come back to the step that was committed, and go on to the last."""
+    archive = RunArchive(Path(folder))
+    checkpoints = Checkpoints(archive)
+    committed = archive.folder / COMMITTED
+    at = int(committed.read_text()) if committed.exists() else 0
+    checkpoints.clear()
+    way = recover(archive, checkpoints, at)
+    ranks = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
+    one = open_trainer(Path(model), 1, "float32", ranks)
+    if way.start:
+        checkpoints.load(one, way.start.name)
+    for step in [*way.steps, *range(at + 1, STEPS + 1)]:
+        batch = archive.batch(step)
+        one.train(one.plan(batch), archived_payloads(archive, batch))
+        if step > at:
+            committed.with_suffix(".new").write_text(str(step))
+            committed.with_suffix(".new").replace(committed)
+            print(step, way.start.step if way.start else 0, flush=True)
+        if step % 2 == 0:
+            save(checkpoints, cut(step), one.capture())
+            checkpoints.prune(2)
+    put_down(one.capture(), archive.folder / "end", 0)
+    one.close()
+    leave(ranks)
+
+
+def begin(folder: Path, model: Path) -> subprocess.Popen[str]:
+    code = f"from tests.learner.test_recovery import work; work({str(folder)!r}, {str(model)!r})"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def test_killed_again_and_again_it_ends_with_the_same_bits(tiny_model: Path, tmp_path: Path) -> None:
+    folders = [archive_with(tmp_path / name, STEPS).folder for name in ("undisturbed", "killed")]
+    undisturbed = begin(folders[0], tiny_model)
+    starts: list[int] = []
+    try:
+        # After the commits of steps 1, 3 and 4: with no checkpoint, behind one, and while one is written.
+        starts += [killed_after(begin(folders[1], tiny_model), last) for last in (1, 3, 4)]
+        output, _ = begin(folders[1], tiny_model).communicate(timeout=60)
+        starts.append(int(output.splitlines()[-1].split()[1]))
+        assert undisturbed.wait(60) == 0
+    finally:
+        undisturbed.kill()
+        undisturbed.communicate(timeout=10)
+    assert starts[:2] == [0, 0]
+    assert starts[2] == 2
+    assert starts[3] in (2, 4)
+    ends = [tensors_of(folder / "end") for folder in folders]
+    assert ends[0].keys() == ends[1].keys()
+    assert all(torch.equal(bits(tensor), bits(ends[1][name])) for name, tensor in ends[0].items())
+    assert int(ends[0]["rollout_steps"]) == STEPS
+
+
+def killed_after(process: subprocess.Popen[str], last: int) -> int:
+    """Kill it once step `last` is committed: the step that it began with."""
+    watchdog = threading.Timer(60, process.kill)
+    watchdog.start()
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            step, start = map(int, line.split())
+            if step == last:
+                time.sleep(0.002)
+                return start
+        raise AssertionError(f"it ended with {process.wait(10)} before step {last}")
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.communicate(timeout=10)

@@ -1,0 +1,230 @@
+"""What a trainer leaves any number of ranks read at any ZeRO stage, bit by bit, and train on as if undisturbed."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from learner.archive import ArchiveError
+from learner.ranks import Ranks
+from learner.trainer import Trainer, leave
+from services.contracts import OptimizerStepRecord
+from tests.learner.checkpointing import (
+    bits,
+    files_of,
+    open_trainer,
+    parameters_of,
+    put_down,
+    tensors_of,
+    train,
+)
+from tests.learner.running import end_ranks, start_programs
+from tests.tiny_model import write_tiny_model
+
+pytestmark = [
+    pytest.mark.timeout(280),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:(torch|deepspeed)"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:(torch|deepspeed)"),
+]
+STAGES = (0, 1, 2, 3)
+NEXT = "next.json"
+"""What the writer's next rollout step gave: [loss, norm] of its two optimizer steps."""
+
+
+@pytest.fixture
+def alone() -> Ranks:
+    """The only rank; its group is left after the test."""
+    ranks = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
+    yield ranks
+    leave(ranks)
+
+
+def check_continuation(model: Path, folder: Path, stage: int, dtype: str, ranks: Ranks) -> None:
+    """Two steps, a state on disk, two steps; then the last two again from the disk, and all without it."""
+    writer = open_trainer(model, stage, dtype, ranks)
+    before = [train(writer, version, ranks.rank) for version in (0, 1)]
+    put_down(writer.capture(), folder, ranks.rank)
+    after = [train(writer, version, ranks.rank) for version in (2, 3)]
+    ended = parameters_of(writer)
+    writer.close()
+    ranks.all_reduce(torch.zeros(1))  # all files are there
+    reader = open_trainer(model, stage, dtype, ranks)
+    reader.restore(files_of(folder))
+    assert [train(reader, version, ranks.rank) for version in (2, 3)] == after
+    assert all(torch.equal(bits(one), bits(ended[name])) for name, one in parameters_of(reader).items())
+    reader.close()
+    undisturbed = open_trainer(model, stage, dtype, ranks)
+    assert [train(undisturbed, version, ranks.rank) for version in range(4)] == before + after
+    undisturbed.close()
+    assert len({one.gradient_norm for part in before + after for one in part}) == 8
+
+
+@pytest.mark.parametrize(
+    ("stage", "dtype"),
+    [*((stage, dtype) for stage in STAGES for dtype in ("float32", "bfloat16")), (0, "float64")],
+)
+def test_one_rank_goes_on_as_if_it_had_not_stopped(
+    tiny_model: Path, tmp_path: Path, alone: Ranks, stage: int, dtype: str
+) -> None:
+    check_continuation(tiny_model, tmp_path, stage, dtype, alone)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_policy_that_no_step_has_touched_can_be_kept_too(
+    tiny_model: Path, tmp_path: Path, alone: Ranks, stage: int
+) -> None:
+    writer = open_trainer(tiny_model, stage, "float32", alone)
+    put_down(writer.capture(), tmp_path, 0)
+    wanted = [train(writer, version, 0) for version in (0, 1)]
+    writer.close()
+    kept = tensors_of(tmp_path)
+    assert all(float(one.abs().max()) == 0 for name, one in kept.items() if name.startswith(("exp_avg", "step")))
+    reader = open_trainer(tiny_model, stage, "float32", alone)
+    train(reader, 5, 0)  # what was trained before leaves no trace
+    reader.restore(files_of(tmp_path))
+    assert [train(reader, version, 0) for version in (0, 1)] == wanted
+    reader.close()
+
+
+def leave_states(model: Path, folder: Path, ranks: Ranks) -> None:
+    """One of each stage: two rollout steps in, and what the third gives."""
+    for stage in STAGES:
+        writer = open_trainer(model, stage, "float32", ranks)
+        for version in (0, 1):
+            train(writer, version, ranks.rank)
+        writer.non_finite_in_a_row = 2
+        source = folder / f"{ranks.world}-ranks-stage-{stage}"
+        put_down(writer.capture(), source, ranks.rank)
+        record = train(writer, 2, ranks.rank)
+        if ranks.rank == 0:
+            (source / NEXT).write_text(json.dumps([(one.loss, one.gradient_norm) for one in record]))
+        writer.close()
+
+
+def check_reading(model: Path, folder: Path, stage: int, ranks: Ranks) -> int:
+    """Restore every state of `folder`: the same bits are captured, and the third step gives the same: how many."""
+    reader = open_trainer(model, stage, "float32", ranks)
+    sources = sorted(folder.iterdir())
+    for source in sources:
+        wanted = tensors_of(source)
+        reader.restore(files_of(source))
+        check_same(reader, wanted, ranks)
+        if (source / NEXT).exists():
+            found = [(one.loss, one.gradient_norm) for one in train(reader, 2, ranks.rank)]
+            for one, other in zip(found, json.loads((source / NEXT).read_text()), strict=True):
+                assert one == pytest.approx(other, rel=1e-4, abs=1e-6), (source.name, stage)
+    reader.close()
+    return len(sources)
+
+
+def check_same(reader: Trainer, wanted: dict[str, torch.Tensor], ranks: Ranks) -> None:
+    names = [name for name, _ in reader.causal_lm.named_parameters()]
+    block = reader.capture()
+    own = [name for index, name in enumerate(names) if index % ranks.world == ranks.rank]
+    kinds = ("master", "exp_avg", "exp_avg_sq", "step")
+    kept = [f"{kind}.{name}" for name in own for kind in kinds]
+    kept += ["rollout_steps", "non_finite_in_a_row"] if ranks.rank == 0 else []
+    assert len(wanted) == 4 * len(names) + 2
+    different = [name for name in kept if not torch.equal(bits(block[name]), bits(wanted[name]))]
+    assert different == []
+    for name, parameter in parameters_of(reader).items():
+        assert torch.equal(bits(parameter), bits(wanted[f"master.{name}"].to(parameter.dtype))), name
+
+
+def with_negative_zeros(source: Path, folder: Path) -> None:
+    """A state that only exact copying leaves as it is."""
+    tensors = tensors_of(source)
+    for name, one in tensors.items():
+        if name.startswith(("master", "exp_avg.")):
+            one.flatten()[::3] = -0.0
+    folder.mkdir()
+    save_file(tensors, folder / "rank-0000.safetensors")
+
+
+def test_any_ranks_and_stage_read_what_any_other_wrote(tiny_model: Path, tmp_path: Path, alone: Ranks) -> None:
+    folder = tmp_path / "states"
+    leave_states(tiny_model, folder, alone)
+    with_negative_zeros(folder / "1-ranks-stage-0", folder / "negative-zeros")
+    # Two ranks add theirs and read all; three, by which few tensors can be divided, only read.
+    for world, stages in ((2, STAGES), (3, (1, 3))):
+        run_ranks(tiny_model, folder, world, stages)
+    assert [check_reading(tiny_model, folder, stage, alone) for stage in STAGES] == [9] * 4
+    assert len(files_of(folder / "2-ranks-stage-3")) == 2
+
+
+def run_ranks(model: Path, folder: Path, world: int, stages: tuple[int, ...]) -> None:
+    code = (
+        "from tests.learner.test_training_state import main; "
+        f"main({str(model)!r}, {str(folder)!r}, {stages!r}, {{rank}}, {{world}}, {{port}})"
+    )
+    processes = start_programs(code, world)
+    try:
+        errors = [process.communicate(timeout=200)[1] for process in processes]
+    finally:
+        end_ranks(processes)
+    assert [process.returncode for process in processes] == [0] * world, "\n".join(errors)
+
+
+def main(model: str, folder: str, stages: tuple[int, ...], rank: int, world: int, port: int) -> None:
+    """One rank of several."""
+    ranks = Ranks(rank, world, "127.0.0.1", port, timeout_s=100)
+    if world == 2:
+        leave_states(Path(model), Path(folder), ranks)
+    ranks.all_reduce(torch.zeros(1))  # all files are there
+    for stage in stages:
+        assert check_reading(Path(model), Path(folder), stage, ranks) == 9
+        ranks.all_reduce(torch.zeros(1))
+    if world == 2:
+        for stage in STAGES:
+            check_continuation(Path(model), Path(folder).with_name(f"continued-{stage}"), stage, "float32", ranks)
+    leave(ranks)
+
+
+def test_in_bfloat16_parameters_are_what_the_masters_round_to(tiny_model: Path, tmp_path: Path, alone: Ranks) -> None:
+    for stage in STAGES:
+        writer = open_trainer(tiny_model, stage, "bfloat16", alone)
+        for version in (0, 1):
+            train(writer, version, 0)
+        put_down(writer.capture(), tmp_path / str(stage), 0)
+        writer.close()
+    masters = tensors_of(tmp_path / "1")
+    unrounded = [
+        name for name, one in masters.items() if name.startswith("master") and bool((one != one.bfloat16()).any())
+    ]
+    assert len(unrounded) == 20
+    for stage in STAGES:
+        reader = open_trainer(tiny_model, stage, "bfloat16", alone)
+        for source in STAGES:
+            reader.restore(files_of(tmp_path / str(source)))
+            check_same(reader, tensors_of(tmp_path / str(source)), alone)
+        reader.close()
+
+
+def test_a_state_of_another_policy_is_refused(tiny_model: Path, tmp_path: Path, alone: Ranks) -> None:
+    untied = write_tiny_model(tmp_path / "untied", tied=False)
+    for name, model, stage, dtype in (("untied", untied, 1, "float32"), ("wide", tiny_model, 0, "float64")):
+        writer = open_trainer(model, stage, dtype, alone)
+        put_down(writer.capture(), tmp_path / name, 0)
+        writer.close()
+    reader = open_trainer(tiny_model, 1, "float32", alone)
+    for name, text in (
+        ("untied", r"'exp_avg\.lm_head\.weight' is float32 \[107, 128\]; this policy accepts none"),
+        ("wide", r"'exp_avg\.model\.embed_tokens\.weight' is float64 \[107, 128\]; this policy accepts float32 \["),
+    ):
+        with pytest.raises(ArchiveError, match=text):
+            reader.restore(files_of(tmp_path / name))
+    with pytest.raises(ArchiveError, match="is none; this policy accepts float32"):
+        reader.restore([])
+    truncated = tmp_path / "truncated.safetensors"
+    truncated.write_bytes((tmp_path / "wide/rank-0000.safetensors").read_bytes()[:-1])
+    with pytest.raises(ArchiveError, match=r"truncated\.safetensors: cannot be read"):
+        reader.restore([truncated])
+    # It is as it was.
+    record: tuple[OptimizerStepRecord, ...] = train(reader, 0, 0)
+    assert all(one.applied and math.isfinite(one.loss or 0.0) for one in record)
+    reader.close()

@@ -1,0 +1,182 @@
+"""A rank's checkpoints: begun between two steps, written beside the next, given up without harm, and gone on from."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.archive import RunArchive
+from learner.checkpoint_files import CheckpointError
+from learner.checkpoints import Checkpoints
+from learner.recovery import MissingBatchesError
+from learner.work import RankWork
+from services.contracts import Batch
+from services.streams.journal import Journal
+from services.streams.keys import RunKeys
+from tests.conftest import service_context
+from tests.learner.checkpointing import Slow
+from tests.learner.running import drain_ranks, end_ranks, put_batch, put_evaluation, start_ranks, submit, until_event
+
+pytestmark = [
+    pytest.mark.timeout(200),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:(torch|deepspeed)"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:(torch|deepspeed)"),
+]
+LEARNER = {"warmup_rollout_steps": 8, "checkpoint_every": 1, "checkpoints_kept": 2}
+
+
+@asynccontextmanager
+async def working(redis: Any, run: str) -> AsyncIterator[RankWork]:
+    """The only rank of a submitted run."""
+    async with service_context(redis, run, {}, "learner") as context:
+        work = RankWork(context, 0, 1, ("127.0.0.1", 0))
+        try:
+            await work.open()
+            yield work
+        finally:
+            await work.close()
+
+
+async def train(work: RankWork, batch: Batch, *, archived: bool = False) -> Any:
+    trained = await work.train(batch, archived=archived)
+    assert trained is not None
+    return trained.optimizer
+
+
+async def test_steps_are_trained_beside_a_write_and_again_from_the_archive(
+    redis: Any, run_id: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = RunKeys(run_id)
+    await submit(redis, run_id, tiny_model, learner=LEARNER)
+    batches = [await put_batch(redis, keys, version) for version in range(4)]
+    async with working(redis, run_id) as work:
+        recorded = [await train(work, batches[0])]
+        slow = slowed(work, monkeypatch)
+        await work.save(1)
+        committing = asyncio.create_task(work.commit_checkpoint(1, 1, weights="ab", sampler="{}"))
+        assert await asyncio.to_thread(slow.begun.wait, 20)
+        recorded += [await train(work, batch) for batch in batches[1:]]
+        assert (work.saving, committing.done()) == (True, False)
+        with pytest.raises(RuntimeError, match=r"step 4 cannot be saved while step-000001-.* is being written"):
+            await work.save(4)
+        slow.go.set()
+        checkpoint = await committing
+        assert (work.saving, checkpoint.weights, checkpoint.step) == (False, "ab", 1)
+        assert work.checkpoints.sampler(checkpoint) == "{}"
+    # What the archive holds is all that is needed.
+    for batch in batches:
+        await redis.delete(*[one.payload for group in batch.groups for one in group.samples])
+    async with working(redis, run_id) as work:
+        way = await work.recover(4)
+        assert (way.start, way.steps) == (checkpoint, (2, 3, 4))
+        await work.restore(checkpoint.name)
+        again = [await train(work, work.archive.batch(step), archived=True) for step in way.steps]
+    assert again == recorded[1:]
+
+
+def slowed(work: RankWork, monkeypatch: pytest.MonkeyPatch) -> Slow:
+    """Let the next state that is captured be written to its end only when told."""
+    capture = work._trainer.capture
+    slow = Slow(None, threading.Event(), threading.Event())  # type: ignore[arg-type]
+
+    def captured() -> Slow:
+        slow.state = capture()
+        return slow
+
+    monkeypatch.setattr(work._trainer, "capture", captured)
+    return slow
+
+
+async def test_what_cannot_be_written_is_told_and_the_next_can(redis: Any, run_id: str, tiny_model: Path) -> None:
+    keys = RunKeys(run_id)
+    await submit(redis, run_id, tiny_model, learner=LEARNER)
+    async with working(redis, run_id) as work:
+        await train(work, await put_batch(redis, keys, 0))
+        folder = work.archive.checkpoints
+        shutil.rmtree(folder)
+        folder.write_text("in the way")
+        with pytest.raises(CheckpointError, match="Not a directory"):
+            await work.save(1)
+        folder.unlink()
+        assert not work.saving
+        await work.save(1)
+        # The folder vanishes under the write, or before its commit.
+        shutil.rmtree(folder)
+        with pytest.raises(CheckpointError):
+            await work.commit_checkpoint(1, 1)
+        folder.mkdir()
+        await train(work, await put_batch(redis, keys, 1))
+        await work.save(2)
+        assert (await work.commit_checkpoint(2, 2)).step == 2
+        assert [path.name[:11] for path in folder.iterdir()] == ["step-000002"]
+
+
+async def test_a_write_under_way_is_given_up_when_the_learner_ends(
+    redis: Any, run_id: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = RunKeys(run_id)
+    await submit(redis, run_id, tiny_model, learner=LEARNER)
+    async with working(redis, run_id) as work:
+        await train(work, await put_batch(redis, keys, 0))
+        slow = slowed(work, monkeypatch)
+        await work.save(1)
+        assert await asyncio.to_thread(slow.begun.wait, 20)
+        assert len(list(work.archive.checkpoints.iterdir())) == 1
+        threading.Timer(0.5, slow.go.set).start()
+    assert list(work.archive.checkpoints.iterdir()) == []
+
+
+async def test_recovery_clears_up(redis: Any, run_id: str, tiny_model: Path) -> None:
+    keys = RunKeys(run_id)
+    await submit(redis, run_id, tiny_model, learner=LEARNER)
+    async with working(redis, run_id) as work:
+        written = []
+        for version in range(3):
+            await train(work, await put_batch(redis, keys, version))
+            await work.save(version + 1)
+            written.append(await work.commit_checkpoint(version + 1, version + 1))
+        work.checkpoints.begin(3)  # and then it died
+        (work.checkpoints.path(written[1]) / "rank-0000.safetensors").write_bytes(b"")
+        (work.archive.batch_path(1)).write_text("")
+        # Step 1 is behind the oldest that is kept, and step 3 was rewound; between them nothing whole is left.
+        assert work.archive.steps() == [1, 3]
+        with pytest.raises(MissingBatchesError, match=r"2 steps after the run's model .*: .*step-000001\.json"):
+            await work.recover(2)
+        assert work.checkpoints.complete() == [written[1]]
+        left = [path.name for path in work.archive.checkpoints.iterdir()]
+        assert left == [written[1].name]
+
+
+async def test_two_ranks_train_on_when_nothing_can_be_written(
+    redis: Any, redis_url: str, run_id: str, tiny_model: Path, runs_folder: Path
+) -> None:
+    keys = RunKeys(run_id)
+    await submit(redis, run_id, tiny_model, limits={"rollout_steps": 3}, learner=LEARNER | {"ranks": 2})
+    ranks = start_ranks(run_id, redis_url, 2)
+    try:
+        await until_event(redis, keys, "ready", 60)
+        folder = runs_folder / run_id / "checkpoints"
+        folder.rmdir()
+        folder.write_text("in the way")
+        await put_batch(redis, keys, 0)
+        assert "step 1: " in await until_event(redis, keys, "checkpoint-failed", 60)
+        folder.unlink()
+        await put_batch(redis, keys, 1)
+        await until_event(redis, keys, "checkpoint", 60)
+        await put_batch(redis, keys, 2)
+        await put_evaluation(redis, keys)
+        await until_event(redis, keys, "exported", 60)
+        await drain_ranks(ranks)
+    finally:
+        end_ranks(ranks)
+    found = Checkpoints(RunArchive(runs_folder / run_id)).complete()
+    assert [(one.step, one.ranks, len(one.files)) for one in found] == [(2, 2, 2)]
+    failures = [event.text for _, event in await Journal(redis, keys, "test").events() if "failed" in event.phase]
+    assert len(failures) == 1
