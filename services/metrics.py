@@ -25,6 +25,16 @@ SYNC_SECONDS = Histogram(
 )  # fmt: skip
 VERDICT_SECONDS = Histogram("penstock_verdict_seconds", "Time of one judgement.", ["run", "outcome"])
 RUNS = Gauge("penstock_runs", "Runs by state.", ["state"])
+REDIS_MEMORY = Gauge("penstock_redis_memory_share", "Share of Redis' maxmemory in use; 0 without one.", ["run"])
+STARVATION_RUNG = Gauge(
+    "penstock_starvation_rung", "Rung of the starvation ladder, 0 (none) to 4 (the run pauses).", ["run"]
+)  # fmt: skip
+WAIT_SECONDS = Gauge(
+    "penstock_wait_seconds", "How long a process has been waiting, by what for.", ["run", "service", "wait"]
+)  # fmt: skip
+STALLED_WAITS = Gauge(
+    "penstock_stalled_waits", "1 for a wait past its deadline, 0 for another.", ["run", "service", "wait"]
+)  # fmt: skip
 
 
 def serve_metrics(host: str) -> int:

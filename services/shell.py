@@ -26,13 +26,17 @@ from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.presence import Presence
 from services.streams.records import RunRecord, RunRecords, UnknownRunError
+from services.waits import Waits
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a service gets to work with. It returns from run() soon after `stopping` is set."""
+    """What a service gets to work with. It returns from run() soon after `stopping` is set.
+
+    Whatever it waits for, it names in `waits`, with a deadline.
+    """
 
     redis: Redis
     keys: RunKeys
@@ -41,6 +45,7 @@ class Context:
     journal: Journal
     stopping: asyncio.Event
     host: str
+    waits: Waits
 
 
 class Service(Protocol):
@@ -68,10 +73,10 @@ async def host_service(service: Service, run: str, redis_url: str, stopping: asy
             id=f"{service.name}-{uuid.uuid4().hex[:8]}", service=service.name, run=run, host=host, pid=os.getpid(),
             metrics=f"{host}:{serve_metrics(host)}", workers=workers, started_at=time.time(),
         )  # fmt: skip
-        journal = Journal(redis, keys, service.name)
-        async with Presence(redis, info) as presence:
+        journal, waits = Journal(redis, keys, service.name), Waits()
+        async with Presence(redis, info, waits, journal) as presence:
             try:
-                await service.run(Context(redis, keys, record, presence, journal, stopping, host))
+                await service.run(Context(redis, keys, record, presence, journal, stopping, host, waits))
             except Exception as error:
                 await journal.event("service-failed", f"{info.id}: {type(error).__name__}: {error}")
                 raise

@@ -24,6 +24,7 @@ from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.presence import Presence
 from services.streams.records import RunRecords
+from services.waits import Waits
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -45,6 +46,15 @@ async def redis(redis_url: str) -> AsyncIterator[Any]:
     client = await connect(redis_url)
     yield client
     await client.aclose()
+
+
+@pytest.fixture
+async def own_server() -> AsyncIterator[tuple[ValkeyServer, Any]]:
+    """A server of the test's own, to fill, stop or hang; and a connection to it."""
+    with ValkeyServer() as server:
+        client = await connect(f"redis://127.0.0.1:{server.port}/0")
+        yield server, client
+        await client.aclose()
 
 
 @pytest.fixture
@@ -92,5 +102,6 @@ async def service_context(redis: Any, run: str, document: dict[str, Any], servic
     info = ProcessInfo(id=f"{service}-{uuid.uuid4().hex[:6]}", service=service, run=run, host="127.0.0.1", pid=0,
                        metrics="127.0.0.1:0")  # fmt: skip
     keys = RunKeys(run)
-    async with Presence(redis, info) as presence:
-        yield Context(redis, keys, record, presence, Journal(redis, keys, service), asyncio.Event(), "127.0.0.1")
+    journal, waits = Journal(redis, keys, service), Waits()
+    async with Presence(redis, info, waits, journal) as presence:
+        yield Context(redis, keys, record, presence, journal, asyncio.Event(), "127.0.0.1", waits)

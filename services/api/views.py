@@ -9,7 +9,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.contracts import EvaluationRecord, Event, GroupCounts, ProcessInfo, RunState, StepRecord, Transition
+from services.contracts import (
+    Cause,
+    EvaluationRecord,
+    Event,
+    GroupCounts,
+    ProcessInfo,
+    RunState,
+    StepRecord,
+    Transition,
+)
 from services.settings import Recipe
 
 
@@ -32,6 +41,12 @@ class ScaleRequest(Request):
     rollout: int = Field(ge=1, le=1024)
 
 
+class ResumeRequest(Request):
+    """Where to go on: `from_step` names a rollout step that has a checkpoint, 0 the initial model."""
+
+    from_step: int | None = Field(default=None, ge=0, lt=2**31, description="as far as the run had come when absent")
+
+
 class RunSummary(BaseModel):
     """A run in a list."""
 
@@ -43,7 +58,10 @@ class RunSummary(BaseModel):
 
 
 class RunView(RunSummary):
-    """A run, whole. Times are Unix seconds; `events` are the last 50."""
+    """A run, whole. Times are Unix seconds; `events` are the last 50.
+
+    `alerts`: what wants somebody's attention now: waits past their deadline, and why a run that starves is paused.
+    """
 
     recipe: Recipe
     history: list[Transition]
@@ -53,9 +71,55 @@ class RunView(RunSummary):
     groups: GroupCounts
     processes: list[ProcessInfo]
     events: list[Event]
+    alerts: list[str]
     evaluations: list[EvaluationRecord]
     export_path: str | None
     summary: dict[str, Any] | None
+    pause_requested: bool
+    resumptions: int
+    resume_step: int | None
+
+
+class WaitView(BaseModel):
+    """What a process waits for; it has done so for `seconds`, and it is `stalled` once they exceed `deadline_s`."""
+
+    process: str
+    service: str
+    name: str
+    waits_for: str
+    since: float
+    seconds: float
+    deadline_s: float
+    idle: bool
+    stalled: bool
+
+
+class DeadView(BaseModel):
+    """A message that was given up; `excerpt` is its beginning.
+
+    `size` is in bytes. `redriven`: the name under which its group is drawn again, null if it is not.
+    """
+
+    entry: str
+    at: float
+    stream: str
+    cause: Cause
+    reason: str
+    deliveries: int
+    group: str | None
+    prompt: str | None
+    size: int
+    excerpt: str
+    redriven: str | None
+
+
+class RedriveView(BaseModel):
+    """What came of redriving one letter: the new name of its group, or null and why."""
+
+    entry: str
+    group: str | None
+    redriven: str | None
+    reason: str
 
 
 class StepView(StepRecord):

@@ -3,19 +3,11 @@
 Must not import an engine or Redis.
 """
 
+from services.settings.data import HELD_OUT, Data, EvaluationSet, Source
 from services.settings.presets import PRESETS
 from services.settings.recipe import Recipe, RecipeError, load_recipe, parse_recipe
-from services.settings.sections import (
-    HELD_OUT,
-    NO_TEMPLATE,
-    Algorithm,
-    Data,
-    EvaluationSet,
-    Learner,
-    Model,
-    Source,
-    Weights,
-)
+from services.settings.sampling import Starvation
+from services.settings.sections import NO_TEMPLATE, Algorithm, Learner, Model, Weights
 
 __all__ = [
     "HELD_OUT",
@@ -29,6 +21,7 @@ __all__ = [
     "Recipe",
     "RecipeError",
     "Source",
+    "Starvation",
     "Weights",
     "load_recipe",
     "parse_recipe",

@@ -11,20 +11,10 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from services.settings.base import Section
+from services.settings.data import HELD_OUT, Data, Evaluation
 from services.settings.presets import with_preset
-from services.settings.sections import (
-    HELD_OUT,
-    Algorithm,
-    Data,
-    Evaluation,
-    Learner,
-    Limits,
-    Model,
-    Rollout,
-    Section,
-    Verifier,
-    Weights,
-)
+from services.settings.sections import Algorithm, Learner, Limits, Model, Rollout, Verifier, Weights
 
 
 class RecipeError(ValueError):
@@ -74,6 +64,12 @@ class Recipe(Section):
             raise ValueError(
                 f"algorithm.overlong.cache = {overlong.cache} must not exceed "
                 f"rollout.max_new_tokens = {self.rollout.max_new_tokens}"
+            )
+        screened = sampling.selection.screen_samples
+        if sampling.selection.strategy == "screen" and screened >= self.algorithm.group_size:
+            raise ValueError(
+                f"algorithm.dynamic_sampling.selection.screen_samples = {screened} must be below "
+                f"algorithm.group_size = {self.algorithm.group_size}"
             )
         known = self.algorithm.dynamic_sampling.min_known
         if known is not None and known > self.algorithm.group_size:

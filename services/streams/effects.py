@@ -1,33 +1,55 @@
-"""Owns the effects services have on a run: each is one Lua call that also acks its input.
+"""Owns the effects that services have on a run's groups: each is one call of a Redis function that also acks its input.
 
 Must not decide anything; callers decide, these make it so exactly once.
 """
 
 from __future__ import annotations
 
-from importlib.resources import files
+import zlib
+from enum import IntEnum
 from typing import Any
 
-from redis.exceptions import ResponseError
-
-from services.contracts import Batch, GroupCounts, Lane, Release, Sample, SamplerState, StepRecord, Task, Verdict
+from services.contracts import Batch, GroupCounts, Lane, Release, Sample, SamplerSnapshot, SamplerState, Task, Verdict
 from services.streams.connection import Redis
 from services.streams.keys import RunKeys
 from services.streams.leases import Lease
+from services.streams.library import call
 from services.streams.payloads import SamplePayload, pack
 
-RELEASED_TTL_S = 3600
 EVALUATED_TTL_S = 7 * 24 * 3600
 """An evaluation that is resumed must still know which of its groups were answered, however long it takes."""
+MORE, KEPT, EVALUATED = "more", "kept", "evaluated"
+"""How a pending group goes on, beside the releases: the rest of it is drawn, it waits for a batch, it is done."""
 
 
-class FencedError(RuntimeError):
-    """A newer owner of this role exists; the caller must stop."""
+class Effect(IntEnum):
+    """What came of an effect on a group."""
+
+    FRESH = 1
+    LATE = 0
+    UNKNOWN_GROUP = -1
+    OUTSIDE_GROUP = -2
 
 
-def script(redis: Redis, name: str) -> Any:
-    """The Lua script `lua/{name}.lua`, loaded into the server on first use."""
-    return redis.register_script(files("services.streams").joinpath(f"lua/{name}.lua").read_text())
+class RefusedMessageError(ValueError):
+    """A well-formed message that fits nothing in this run; the text says why."""
+
+
+def _effect(reply: int, group: str, index: int) -> bool:
+    """Whether the effect was the first. Raises RefusedMessageError."""
+    if reply == Effect.UNKNOWN_GROUP:
+        raise RefusedMessageError(f"group {group!r} is not one of this run")
+    if reply == Effect.OUTSIDE_GROUP:
+        raise RefusedMessageError(f"index {index} is not one of group {group!r}")
+    return reply == Effect.FRESH
+
+
+async def become_owner(redis: Redis, keys: RunKeys, role: str) -> int:
+    """Raise the role's epoch and return it: every former owner's writes are refused from now on.
+
+    A repeated call (the reply was lost) raises it twice, which fences nobody else.
+    """
+    return await call(redis, "become_owner", [keys.epoch(role)], [])
 
 
 class Effects:
@@ -38,93 +60,108 @@ class Effects:
         self._keys = keys
         self._epoch_key = keys.epoch(role)
         self._epoch = epoch
-        names = (
-            "dispatch", "publish_sample", "publish_verdict", "record_verdict", "release", "publish_batch",
-            "commit_step",
-        )  # fmt: skip
-        self._scripts = {name: script(redis, name) for name in names}
 
     @classmethod
     async def fenced(cls, redis: Redis, keys: RunKeys, role: str) -> Effects:
-        """Become the role's owner: every former owner's writes are refused from now on."""
-        return cls(redis, keys, role, int(await redis.incr(keys.epoch(role))))
+        """Become the role's owner."""
+        return cls(redis, keys, role, await become_owner(redis, keys, role))
 
     @property
     def epoch(self) -> int:
         """The fence this caller writes with."""
         return self._epoch
 
-    async def _call(self, name: str, keys: list[str], args: list[Any]) -> bool:
-        try:
-            return bool(await self._scripts[name](keys=keys, args=args))
-        except ResponseError as error:
-            if str(error).startswith("FENCED"):
-                raise FencedError(str(error)) from None
-            raise
-
     async def dispatch(self, lane: Lane, task: Task, state: SamplerState | None) -> bool:
-        """Publish a task and count its group as dispatched. False if it had been dispatched before."""
+        """Publish a task and count its group as dispatched. False if it had been dispatched before.
+
+        Raises RedisFullError when Redis takes no more, FencedError.
+        """
         streams = self._keys.lane(lane)
         keys = [self._epoch_key, streams.tasks, self._keys.group(task.group), streams.counters, streams.pending]
-        args = [self._epoch, task.group, task.model_dump_json(), state.model_dump_json() if state else ""]
-        return await self._call("dispatch", [*keys, self._keys.sampler_state], args)
+        args = [
+            self._epoch, task.group, task.model_dump_json(), task.samples, state.model_dump_json() if state else "",
+        ]  # fmt: skip
+        return bool(await call(self._redis, "dispatch", [*keys, self._keys.sampler_state], args))
 
-    async def publish_sample(self, lane: Lane, lease: Lease, total: int, sample: Sample, body: SamplePayload) -> bool:
-        """Store a payload and announce its sample; acks the task with the last of `total`. False if not first."""
+    async def publish_sample(self, lane: Lane, lease: Lease, wanted: int, sample: Sample, body: SamplePayload) -> bool:
+        """Store a payload and announce its sample; acks the task once `wanted` are there. False if not first.
+
+        Raises RefusedMessageError for a group or sample that this run does not have, RedisFullError.
+        """
         streams = self._keys.lane(lane)
         keys = [self._keys.group(sample.group), sample.facts.payload, streams.samples, streams.tasks]
         fields = [part for pair in pack(body).items() for part in pair]
-        args = [lease.consumer_group, lease.entry, total, sample.model_dump_json(), *fields]
-        return await self._call("publish_sample", keys, args)
+        args = [lease.consumer_group, lease.entry, wanted, sample.index, sample.model_dump_json(), *fields]
+        return _effect(await call(self._redis, "publish_sample", keys, args), sample.group, sample.index)
 
     async def publish_verdict(self, lane: Lane, lease: Lease, verdict: Verdict) -> bool:
-        """Announce a verdict and ack its sample. False if the sample had been judged before."""
+        """Announce a verdict and ack its sample. False if the sample had been judged before.
+
+        Raises RefusedMessageError for a group or sample that this run does not have.
+        """
         streams = self._keys.lane(lane)
         keys = [self._keys.group(verdict.group), streams.verdicts, streams.samples]
         args = [lease.consumer_group, lease.entry, verdict.index, verdict.model_dump_json()]
-        return await self._call("publish_verdict", keys, args)
+        return _effect(await call(self._redis, "publish_verdict", keys, args), verdict.group, verdict.index)
 
-    async def record_verdict(self, lane: Lane, lease: Lease, verdict: Verdict, decision: str, samples: int) -> bool:
-        """Keep a verdict and ack it; `decision` is '' before the last one, then 'kept' or a release."""
+    async def record_verdict(
+        self, lane: Lane, lease: Lease, verdict: Verdict, decision: str, samples: int, *, rest: Task | None = None,
+        posterior: tuple[str, str] = ("", ""),
+    ) -> bool:  # fmt: skip
+        """Keep a verdict and ack it; `decision` is '' unless it decides, then MORE, KEPT, EVALUATED or a release.
+
+        `rest`: with MORE, the task that asks for the group's other samples. `posterior`: what the decided group taught
+        of its prompt, as (prompt id, value). Raises RefusedMessageError for a group or sample that this run does not
+        have, FencedError.
+        """
         streams = self._keys.lane(lane)
-        keys = [self._epoch_key, self._keys.group(verdict.group), streams.verdicts, streams.counters, streams.pending]
-        args = [
-            self._epoch, lease.consumer_group, lease.entry, verdict.index, verdict.model_dump_json(),
-            verdict.group, decision, RELEASED_TTL_S if lane is Lane.TRAIN else EVALUATED_TTL_S, RELEASED_TTL_S,
-            verdict.facts.response_tokens,
+        keys = [
+            self._epoch_key, self._keys.group(verdict.group), streams.verdicts, streams.counters, streams.pending,
+            streams.released, streams.tasks, self._keys.posteriors, *self._payloads(verdict.group, samples),
         ]  # fmt: skip
-        return await self._call("record_verdict", [*keys, *self._payloads(verdict.group, samples)], args)
+        args = [
+            self._epoch, lease.consumer_group, lease.entry, verdict.index, verdict.model_dump_json(), verdict.group,
+            decision, verdict.facts.response_tokens, rest.model_dump_json() if rest else "", *posterior,
+            EVALUATED_TTL_S,
+        ]  # fmt: skip
+        return _effect(await call(self._redis, "record_verdict", keys, args), verdict.group, verdict.index)
 
     async def release(self, lane: Lane, group: str, release: Release, samples: int) -> bool:
         """End a pending or kept group without training it. False if it had ended or was batched."""
         streams = self._keys.lane(lane)
-        keys = [self._epoch_key, self._keys.group(group), streams.counters, streams.pending]
-        args = [self._epoch, group, release.value, RELEASED_TTL_S]
-        return await self._call("release", [*keys, *self._payloads(group, samples)], args)
+        keys = [self._epoch_key, self._keys.group(group), streams.counters, streams.pending, streams.released]
+        args: list[Any] = [self._epoch, group, release.value]
+        return bool(await call(self._redis, "release", [*keys, *self._payloads(group, samples)], args))
 
-    async def publish_batch(self, batch: Batch) -> bool:
-        """Publish a batch of kept groups. False if one of them is not kept."""
+    async def publish_batch(self, batch: Batch, snapshot: SamplerSnapshot) -> bool:
+        """Publish a batch of kept groups with the sampler's snapshot. False if one of the groups is not kept."""
         groups = [self._keys.group(one.group) for one in batch.groups]
-        keys = [self._epoch_key, self._keys.batches, self._keys.sampler_state, *groups]
-        args = [self._epoch, batch.model_dump_json(), batch.sampler_state.model_dump_json()]
-        return await self._call("publish_batch", keys, args)
-
-    async def commit_step(self, lease: Lease, batch: Batch, record: StepRecord) -> bool:
-        """Record a rollout step and its policy version, and ack its batch. False if the version is not new."""
-        streams = self._keys.lane(Lane.TRAIN)
-        payloads = [sample.payload for group in batch.groups for sample in group.samples]
         keys = [
-            self._epoch_key, self._keys.batches, self._keys.steps, self._keys.version, streams.counters,
-            streams.pending, *(self._keys.group(name) for name in record.groups), *payloads,
+            self._epoch_key, self._keys.batches, self._keys.sampler_state, self._keys.snapshot(batch.step),
+            self._keys.queue, self._keys.lane(Lane.TRAIN).counters, *groups,
         ]  # fmt: skip
-        args = [
-            self._epoch, lease.consumer_group, lease.entry, record.model_dump_json(), record.version,
-            RELEASED_TTL_S, len(record.groups), *record.groups,
-        ]  # fmt: skip
-        return await self._call("commit_step", keys, args)
+        state = batch.sampler_state.model_dump_json()
+        args = [self._epoch, batch.step, batch.model_dump_json(), state, compress(snapshot), int(batch.last)]
+        return bool(await call(self._redis, "publish_batch", keys, args))
+
+    async def forget_evaluated(self, groups: list[str]) -> None:
+        """Let go of an evaluation's groups, whose record has been written."""
+        for start in range(0, len(groups), 100):
+            await self._redis.unlink(*(self._keys.group(name) for name in groups[start : start + 100]))
 
     def _payloads(self, group: str, samples: int) -> list[str]:
         return [self._keys.payload(group, index) for index in range(samples)]
+
+
+def compress(snapshot: SamplerSnapshot) -> bytes:
+    """A snapshot as it lies under its claim check."""
+    return zlib.compress(snapshot.model_dump_json().encode(), 1)
+
+
+async def read_snapshot(redis: Redis, key: str) -> SamplerSnapshot | None:
+    """The sampler's snapshot under a batch's claim check; None when it is gone."""
+    body = await redis.get(key) if key else None
+    return SamplerSnapshot.model_validate_json(zlib.decompress(body)) if body else None
 
 
 async def group_counts(redis: Redis, keys: RunKeys, lane: Lane = Lane.TRAIN) -> GroupCounts:
@@ -143,12 +180,19 @@ async def response_tokens(redis: Redis, keys: RunKeys, lane: Lane = Lane.TRAIN) 
 
 
 async def missing_samples(redis: Redis, keys: RunKeys, task: Task) -> list[int]:
-    """The sample indices of a group that nobody has published; empty when the group was released."""
+    """The sample indices a task asks for that nobody has published; empty when the group was released.
+
+    Raises RefusedMessageError for a group that this run does not have, or that has fewer samples.
+    """
     async with redis.pipeline(transaction=True) as pipe:
-        pipe.hget(keys.group(task.group), "state")
-        for index in range(task.samples):
+        pipe.hmget(keys.group(task.group), "state", "samples")
+        for index in range(task.wanted):
             pipe.exists(keys.payload(task.group, index))
-        state, *exists = await pipe.execute()
+        (state, samples), *exists = await pipe.execute()
+    if state is None:
+        raise RefusedMessageError(f"group {task.group!r} is not one of this run")
+    if task.wanted > int(samples):
+        raise RefusedMessageError(f"samples {task.wanted} exceed those of group {task.group!r}, {int(samples)}")
     if state != b"pending":
         return []
     return [index for index, there in enumerate(exists) if not there]

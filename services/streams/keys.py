@@ -12,7 +12,8 @@ from services.contracts import Lane
 
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,95}")
 RUNS = "penstock:runs"
-SHARED_PROCESSES = "penstock:processes"
+SHARED_PROCESSES = "penstock:{-}:processes"
+"""Of processes that belong to no run; no run id is a dash."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,10 @@ class LaneKeys:
     def pending(self) -> str:
         return f"{self.prefix}pending"
 
+    @property
+    def released(self) -> str:
+        return f"{self.prefix}released"
+
 
 @dataclass(frozen=True)
 class RunKeys:
@@ -65,6 +70,9 @@ class RunKeys:
 
     def payload(self, group: str, index: int) -> str:
         return self.key(f"payload:{group}:{index}")
+
+    def snapshot(self, step: int) -> str:
+        return self.key(f"sampler-snapshot:{step}")
 
     def epoch(self, role: str) -> str:
         return self.key(f"epoch:{role}")
@@ -97,12 +105,32 @@ class RunKeys:
         return self.key("dead")
 
     @property
-    def version(self) -> str:
-        return self.key("version")
+    def redriven(self) -> str:
+        return self.key("redriven")
+
+    @property
+    def policy(self) -> str:
+        return self.key("policy")
 
     @property
     def sampler_state(self) -> str:
         return self.key("sampler-state")
+
+    @property
+    def queue(self) -> str:
+        return self.key("queue")
+
+    @property
+    def posteriors(self) -> str:
+        return self.key("posteriors")
+
+    @property
+    def starved(self) -> str:
+        return self.key("starved")
+
+    @property
+    def checkpoints(self) -> str:
+        return self.key("checkpoints")
 
     @property
     def weight_plans(self) -> str:

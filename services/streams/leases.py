@@ -11,16 +11,16 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from importlib.resources import files
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from pydantic import ValidationError
 from redis.exceptions import ResponseError
 
 from services.cancellation import end
 from services.contracts import Cause, DeadLetter, Message
+from services.streams.admission import Malformed, admit, dead_letter, origin
 from services.streams.connection import Redis
 from services.streams.keys import RunKeys
+from services.streams.library import call
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class Delivery(Generic[M]):
 class Consumer(Generic[M]):
     """One member of a consumer group on one stream.
 
-    An entry whose lease lapsed is taken over; one delivered more than `max_deliveries` times, or that is not
-    a valid `model`, goes to the dead-letter stream with its reason.
+    An entry whose lease lapsed is taken over; one delivered more than `max_deliveries` times, or that is no `model` of
+    this run, goes to the dead-letter stream with its reason.
     """
 
     def __init__(
@@ -66,20 +66,24 @@ class Consumer(Generic[M]):
         self._lease_ms = int(lease_s * 1000)
         self._max_deliveries = max_deliveries
         self._next_reclaim = 0.0
-        lua = files("services.streams").joinpath("lua")
-        self._renew = redis.register_script(lua.joinpath("renew.lua").read_text())
-        self._give_up = redis.register_script(lua.joinpath("give_up.lua").read_text())
 
     async def open(self) -> None:
         """Create the consumer group at the stream's beginning, unless it exists."""
-        try:
-            await self._redis.xgroup_create(self._stream, self._group, id="0", mkstream=True)
-        except ResponseError as error:
-            if not str(error).startswith("BUSYGROUP"):
-                raise
+        await call(self._redis, "join", [self._stream], [self._group])
 
     async def read(self, count: int, block_s: float) -> list[Delivery[M]]:
         """Up to `count` messages: lapsed leases first, then new entries; waits at most `block_s` seconds."""
+        try:
+            return await self._read(count, block_s)
+        except ResponseError as error:
+            if not str(error).startswith("NOGROUP"):
+                raise
+            # The run was taken back to an older step: its streams began anew.
+            log.info("%s: consumer group %s is gone; making it anew", self._stream, self._group)
+            await self.open()
+            return []
+
+    async def _read(self, count: int, block_s: float) -> list[Delivery[M]]:
         if time.monotonic() >= self._next_reclaim:
             reclaimed = await self._reclaim(count)
             if reclaimed:
@@ -87,56 +91,56 @@ class Consumer(Generic[M]):
             self._next_reclaim = time.monotonic() + self._lease_ms / 3000
         block = max(1, int(block_s * 1000))
         reply = await self._redis.xreadgroup(self._group, self._name, {self._stream: ">"}, count=count, block=block)
-        found = []
-        for _, entries in reply or []:
-            for entry, fields in entries:
-                delivery = await self._open_entry(entry.decode(), fields, 1)
-                if delivery:
-                    found.append(delivery)
-        return found
+        entries = [(entry, fields, 1) for _, found in reply or [] for entry, fields in found]
+        return await self._open_entries(entries)
 
     async def _reclaim(self, count: int) -> list[Delivery[M]]:
-        reply = await self._redis.xautoclaim(
-            self._stream, self._group, self._name, min_idle_time=self._lease_ms, count=count
-        )
-        found = []
-        for entry, fields in reply[1]:
+        # One call looks at ten leases for each entry wanted; live ones at the front must not hide those behind them.
+        start = b"0-0"
+        claimed: list[tuple[bytes, dict[bytes, bytes]]] = []
+        while not claimed:
+            start, claimed, *_ = await self._redis.xautoclaim(
+                self._stream, self._group, self._name, self._lease_ms, start, count
+            )
+            if start == b"0-0":
+                break
+        entries = []
+        for entry, fields in claimed:
             pending = await self._redis.xpending_range(self._stream, self._group, entry, entry, 1)
             deliveries = int(pending[0]["times_delivered"]) if pending else 1
             log.warning("%s: entry %s taken over (delivery %d)", self._stream, entry.decode(), deliveries)
-            delivery = await self._open_entry(entry.decode(), fields, deliveries)
-            if delivery:
-                found.append(delivery)
-        return found
+            entries.append((entry, fields, deliveries))
+        return await self._open_entries(entries)
+
+    async def _open_entries(self, entries: list[tuple[bytes, dict[bytes, bytes], int]]) -> list[Delivery[M]]:
+        opened = [await self._open_entry(entry.decode(), fields, deliveries) for entry, fields, deliveries in entries]
+        return [one for one in opened if one]
 
     async def _open_entry(self, entry: str, fields: dict[bytes, bytes], deliveries: int) -> Delivery[M] | None:
         body = fields.get(b"m", b"")
         lease = Lease(self._stream, self._group, self._name, entry)
+        admitted = admit(self._keys, self._model, body)
+        if isinstance(admitted, Malformed):
+            await self._bury(lease, admitted.letter(self._stream, entry, body, deliveries))
+            return None
         if deliveries > self._max_deliveries:
             reason = f"delivered {deliveries - 1} times without an ack"
-            await self.give_up(lease, body, reason, deliveries, Cause.DELIVERIES)
+            await self.give_up(Delivery(lease, admitted, deliveries), reason, Cause.DELIVERIES)
             return None
-        try:
-            return Delivery(lease, self._model.model_validate_json(body), deliveries)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            reason = f"not a valid {self._model.__name__}: {where}: {first['msg']}"
-            await self.give_up(lease, body, reason, deliveries, Cause.INVALID)
-            return None
+        return Delivery(lease, admitted, deliveries)
 
-    async def give_up(self, lease: Lease, body: bytes, reason: str, deliveries: int, cause: Cause) -> None:
-        """Move an entry to the dead-letter stream, with its reason."""
-        text = body.decode(errors="replace")
-        group, prompt = _origin(self._model, body)
-        letter = DeadLetter(
-            stream=self._stream, entry=lease.entry, reason=reason, deliveries=deliveries, cause=cause, group=group,
-            prompt=prompt, body=text[:65536],
+    async def give_up(self, delivery: Delivery[M], reason: str, cause: Cause) -> None:
+        """Move a message to the dead-letter stream, with its reason."""
+        body = delivery.message.model_dump_json().encode()
+        letter = dead_letter(
+            self._stream, delivery.lease.entry, body, reason, delivery.deliveries, cause, *origin(delivery.message)
         )  # fmt: skip
-        log.error("%s: entry %s is given up: %s", self._stream, lease.entry, reason)
-        await self._give_up(
-            keys=[self._stream, self._keys.dead], args=[self._group, lease.entry, letter.model_dump_json()]
-        )
+        await self._bury(delivery.lease, letter)
+
+    async def _bury(self, lease: Lease, letter: DeadLetter) -> None:
+        log.error("%s: entry %s is given up: %s", self._stream, lease.entry, letter.reason)
+        args: list[Any] = [self._group, lease.entry, letter.model_dump_json()]
+        await call(self._redis, "give_up", [self._stream, self._keys.dead], args)
 
     async def ack(self, lease: Lease) -> None:
         """Be done with an entry that called for no effect."""
@@ -144,7 +148,8 @@ class Consumer(Generic[M]):
 
     async def still_owned(self, lease: Lease) -> bool:
         """Renew the lease once; False when another consumer owns the entry or it was acked."""
-        return bool(await self._renew(keys=[lease.stream], args=[lease.consumer_group, lease.consumer, lease.entry]))
+        args = [lease.consumer_group, lease.consumer, lease.entry]
+        return bool(await call(self._redis, "renew", [lease.stream], args))
 
     @asynccontextmanager
     async def renewing(self, lease: Lease) -> AsyncIterator[None]:
@@ -163,13 +168,9 @@ class Consumer(Generic[M]):
             await end(task)
 
 
-def _origin(model: type[Message], body: bytes) -> tuple[str | None, str | None]:
-    """The group and the prompt's id that a message is about, as far as it can be read and names them."""
-    try:
-        message = model.model_validate_json(body)
-    except ValidationError:
-        return None, None
-    return getattr(message, "group", None), getattr(getattr(message, "prompt", None), "id", None)
+async def trim(redis: Redis, stream: str, consumer_group: str, gone_after_s: float) -> int:
+    """Drop the entries that a stream's only consumer group has acked; how many. Forgets its consumers long gone."""
+    return await call(redis, "trim", [stream], [consumer_group, int(gone_after_s * 1000)])
 
 
 async def tail(
@@ -182,3 +183,19 @@ async def tail(
     else:
         entries = await redis.xrange(stream, min=f"({after}", count=count)
     return [(entry.decode(), fields.get(b"m", b"")) for entry, fields in entries]
+
+
+async def tail_messages(
+    redis: Redis, keys: RunKeys, stream: str, model: type[M], after: str, count: int = 100, block_s: float = 0.0
+) -> list[tuple[str, M]]:
+    """Entries behind `after` as (id, message); one that is no `model` of this run becomes a dead letter instead."""
+    found = []
+    for entry, body in await tail(redis, stream, after, count, block_s):
+        admitted = admit(keys, model, body)
+        if isinstance(admitted, Malformed):
+            log.error("%s: entry %s is given up: %s", stream, entry, admitted.reason)
+            letter = admitted.letter(stream, entry, body, deliveries=1)
+            await call(redis, "discard", [stream, keys.dead], [entry, letter.model_dump_json()])
+        else:
+            found.append((entry, admitted))
+    return found

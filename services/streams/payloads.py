@@ -6,6 +6,7 @@ Must not interpret tokens.
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,9 @@ from numpy.typing import NDArray
 
 from services.contracts import VersionSpan
 from services.streams.connection import Redis
+
+WHOLE = ("prompt_ids", "response_ids", "behaviour_logprobs", "text", "finish_reason", "spans")
+"""The fields that the payload's checksum is over, in this order."""
 
 
 class PayloadMissingError(LookupError):
@@ -43,7 +47,7 @@ def pack(payload: SamplePayload) -> dict[str, bytes]:
             f"response_ids has shape {payload.response_ids.shape} but behaviour_logprobs "
             f"{payload.behaviour_logprobs.shape}; they must be equal"
         )
-    return {
+    fields = {
         "prompt_ids": payload.prompt_ids.astype("<i4").tobytes(),
         "response_ids": payload.response_ids.astype("<i4").tobytes(),
         "behaviour_logprobs": payload.behaviour_logprobs.astype("<f4").tobytes(),
@@ -51,11 +55,23 @@ def pack(payload: SamplePayload) -> dict[str, bytes]:
         "finish_reason": payload.finish_reason.encode(),
         "spans": json.dumps([[s.version, s.start, s.end] for s in payload.spans]).encode(),
     }
+    sums = {"text_crc": _crc(fields["text"]), "crc": _crc(*(fields[name] for name in WHOLE))}
+    return fields | {name: str(value).encode() for name, value in sums.items()}
+
+
+def _crc(*parts: bytes) -> int:
+    """CRC-32 (as zlib's) of the parts and where they end."""
+    value = 0
+    for part in parts:
+        value = zlib.crc32(part, zlib.crc32(len(part).to_bytes(8, "little"), value))
+    return value
 
 
 def unpack(key: str, fields: dict[bytes, bytes]) -> SamplePayload:
-    """The reverse of `pack`. Raises PayloadMissingError when a field is absent or damaged."""
+    """The reverse of `pack`. Raises PayloadMissingError when a field is absent, or not as it was packed."""
     try:
+        if int(fields[b"crc"]) != _crc(*(fields[name.encode()] for name in WHOLE)):
+            raise ValueError("its checksum does not match")
         return SamplePayload(
             prompt_ids=np.frombuffer(fields[b"prompt_ids"], "<i4"),
             response_ids=np.frombuffer(fields[b"response_ids"], "<i4"),
@@ -68,18 +84,27 @@ def unpack(key: str, fields: dict[bytes, bytes]) -> SamplePayload:
         raise PayloadMissingError(f"payload {key} is missing or damaged: {error!r}") from error
 
 
-async def fetch(redis: Redis, keys: list[str]) -> list[SamplePayload]:
-    """Fetch payloads in one round trip, in the order of `keys`. Raises PayloadMissingError."""
+async def fetch(redis: Redis, keys: list[str]) -> tuple[dict[str, SamplePayload], dict[str, str]]:
+    """Fetch payloads in one round trip: those that are whole by key, and for the others why not."""
     async with redis.pipeline(transaction=False) as pipe:
         for key in keys:
             pipe.hgetall(key)
         found = await pipe.execute()
-    return [unpack(key, fields) for key, fields in zip(keys, found, strict=True)]
+    whole, damaged = {}, {}
+    for key, fields in zip(keys, found, strict=True):
+        try:
+            whole[key] = unpack(key, fields)
+        except PayloadMissingError as error:
+            damaged[key] = str(error)
+    return whole, damaged
 
 
 async def fetch_text(redis: Redis, key: str) -> str:
     """Only the response's text: what a verifier needs. Raises PayloadMissingError."""
-    text: bytes | None = await redis.hget(key, "text")
-    if text is None:
-        raise PayloadMissingError(f"payload {key} is missing or damaged: no text")
-    return text.decode()
+    text, crc = await redis.hmget(key, "text", "text_crc")
+    if text is None or crc is None or not crc.isdigit() or int(crc) != _crc(text):
+        raise PayloadMissingError(f"payload {key} is missing or damaged: no text as it was written")
+    try:
+        return str(text.decode())
+    except UnicodeDecodeError as error:
+        raise PayloadMissingError(f"payload {key} is missing or damaged: {error}") from None

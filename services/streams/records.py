@@ -8,31 +8,52 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from pydantic import ValidationError
-from redis.exceptions import WatchError
+from redis.exceptions import OutOfMemoryError
 
 from services.contracts import RunState, Transition
 from services.settings import Recipe
 from services.streams.connection import Redis
 from services.streams.keys import RUNS, RunKeys
+from services.streams.library import RedisFullError, call
 
 log = logging.getLogger(__name__)
+
+OWNER = "controller"
+"""The role whose epoch fences writes to records."""
+ANY = frozenset(RunState)
+UNDER_WAY = frozenset(state for state in RunState if not state.ended)
+RESUMABLE = frozenset({RunState.FAILED, RunState.CANCELLED})
 
 
 class UnknownRunError(LookupError):
     """No run has this id."""
 
 
-class EndedRunError(RuntimeError):
+class RunStateError(RuntimeError):
+    """The run's state does not allow the change; the text names the state."""
+
+
+class EndedRunError(RunStateError):
     """The run has ended and cannot be changed."""
+
+
+class NoCheckpointError(ValueError):
+    """A run cannot be resumed from the step named; the text says from which it can."""
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as the control plane knows it. `model_path` and `export_path` are set by the controller."""
+    """A run as the control plane knows it. `model_path` and `export_path` are set by the controller and the learner.
+
+    `resumptions`: how often the run was resumed after it had ended; `resume_step`: the rollout step that the last one
+    of them asked to begin from, None for as far as the run had come.
+    """
 
     id: str
     recipe: Recipe
@@ -44,6 +65,9 @@ class RunRecord:
     model_path: str | None
     export_path: str | None
     summary: dict[str, Any] | None
+    pause_requested: bool = False
+    resumptions: int = 0
+    resume_step: int | None = None
 
     @property
     def reason(self) -> str:
@@ -65,30 +89,59 @@ def _decode(run: str, fields: dict[bytes, bytes]) -> RunRecord:
         model_path=text.get("model_path"),
         export_path=text.get("export_path"),
         summary=json.loads(text["summary"]) if "summary" in text else None,
+        pause_requested=text.get("pause_requested") == "1",
+        resumptions=int(text.get("resumptions", 0)),
+        resume_step=int(text["resume_step"]) if "resume_step" in text else None,
     )
 
 
+@dataclass(frozen=True)
+class _Change:
+    """What changes in a record, at once; `forget` names other keys of the run that go with it."""
+
+    state: RunState | None = None
+    reason: str = ""
+    fields: Mapping[str, str] | None = None
+    drop: tuple[str, ...] = ()
+    count: str = ""
+    forget: tuple[str, ...] = ()
+
+    def arguments(self) -> list[Any]:
+        fields = dict(self.fields or {})
+        transition = ""
+        if self.state is not None:
+            transition = Transition(state=self.state, at=time.time(), reason=self.reason).model_dump_json()
+            fields["state"] = self.state.value
+        return [transition, self.count, len(self.drop), *self.drop, *chain.from_iterable(fields.items())]
+
+
 class RunRecords:
-    """All runs of one Redis."""
+    """All runs of one Redis. Every change is one step, and possible while Redis is at its maxmemory.
+
+    A change that carries an `epoch` is the controller's: FencedError once a newer controller has begun.
+    """
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
     async def create(self, run: str, recipe: Recipe) -> RunRecord:
-        """Add a queued run. Raises ValueError for an id in use or not accepted."""
+        """Add a queued run. Raises ValueError for an id in use or not accepted, RedisFullError."""
         key = RunKeys(run).record
         now = time.time()
         first = Transition(state=RunState.QUEUED, at=now, reason="submitted")
-        if not await self._redis.hsetnx(key, "created_at", repr(now)):
-            raise ValueError(f"run id {run!r} is in use")
+        try:
+            # First, so that no run exists that nobody finds; an id without a record is passed over.
+            await self._redis.zadd(RUNS, {run: now}, nx=True)
+        except OutOfMemoryError as error:
+            raise RedisFullError(f"Redis is at its maxmemory: {error}") from None
         fields = {
             "recipe": recipe.model_dump_json(),
             "state": first.state.value,
             "rollout_replicas": str(recipe.rollout.replicas),
-            "history": json.dumps([first.model_dump(mode="json")]),
+            "history": f"[{first.model_dump_json()}]",
         }
-        await self._redis.hset(key, mapping=fields)
-        await self._redis.zadd(RUNS, {run: now})
+        if not await call(self._redis, "create_record", [key], [repr(now), *chain.from_iterable(fields.items())]):
+            raise ValueError(f"run id {run!r} is in use")
         return await self.get(run)
 
     async def get(self, run: str) -> RunRecord:
@@ -98,7 +151,7 @@ class RunRecords:
         except ValueError:
             fields = {}
         if b"history" not in fields:
-            raise UnknownRunError(f"run {run!r} does not exist")
+            raise _unknown(run)
         return _decode(run, fields)
 
     async def all(self) -> list[RunRecord]:
@@ -109,46 +162,92 @@ class RunRecords:
                 found.append(await self.get(run.decode()))
             except ValidationError as error:
                 log.warning("run %s cannot be read and is left out: %s", run.decode(), error.errors()[0]["msg"])
+            except UnknownRunError:
+                log.debug("run %s was announced and never recorded", run.decode())
         return found
 
-    async def transition(self, run: str, state: RunState, reason: str) -> RunRecord:
-        """Change a run's state, with a time and a reason. Raises EndedRunError when it has ended."""
-        key = RunKeys(run).record
-        while True:
-            async with self._redis.pipeline(transaction=True) as pipe:
-                await pipe.watch(key)
-                record = _decode(run, await pipe.hgetall(key))
-                if record.state.ended:
-                    raise EndedRunError(f"run {run!r} has {record.state.value}")
-                history = [*record.history, Transition(state=state, at=time.time(), reason=reason)]
-                pipe.multi()
-                fields = {"state": state.value, "history": json.dumps([h.model_dump(mode="json") for h in history])}
-                pipe.hset(key, mapping=fields)
-                try:
-                    await pipe.execute()
-                except WatchError:
-                    continue  # somebody else changed the record between our read and our write
-                return await self.get(run)
+    async def transition(self, run: str, state: RunState, reason: str, epoch: int | None = None) -> RunRecord:
+        """Change a run's state, with a time and a reason. Raises EndedRunError when it has ended, FencedError."""
+        return await self._change(run, UNDER_WAY, _Change(state, reason), epoch)
 
     async def request_cancel(self, run: str) -> RunRecord:
         """Ask the controller to stop a run. Raises UnknownRunError, EndedRunError."""
-        return await self._change(run, cancel_requested="1")
+        return await self._change(run, UNDER_WAY, _Change(fields={"cancel_requested": "1"}))
+
+    async def request_pause(self, run: str) -> RunRecord:
+        """Ask the controller to pause a running run. Raises UnknownRunError, RunStateError."""
+        refusal = "only a running one can be paused"
+        return await self._change(run, {RunState.RUNNING}, _Change(fields={"pause_requested": "1"}), refusal=refusal)
+
+    async def resume(self, run: str, from_step: int | None = None) -> RunRecord:
+        """Take a paused run on, or queue one again that failed or was cancelled; `from_step`: from its checkpoint.
+
+        A pause that was asked for and has not begun is withdrawn. Raises UnknownRunError, RunStateError,
+        NoCheckpointError.
+        """
+        record = await self.get(run)
+        if record.state in RESUMABLE:
+            return await self._queue_again(run, from_step)
+        if record.state is not RunState.PAUSED and not (record.state is RunState.RUNNING and record.pause_requested):
+            hint = "there is nothing left to do" if record.state.ended else "cancel it first"
+            raise RunStateError(f"run {run!r} is {record.state.value}; {hint}")
+        if from_step is not None:
+            raise RunStateError(f"run {run!r} is {record.state.value}; cancel it first, then resume it from a step")
+        change = _Change(drop=("pause_requested",), forget=(RunKeys(run).starved,))
+        return await self._change(run, {record.state}, change, refusal="look at it again")
+
+    async def _queue_again(self, run: str, from_step: int | None) -> RunRecord:
+        drop = ["cancel_requested", "pause_requested", "summary"]
+        if from_step is None:
+            reason, fields = "resumed", None
+            drop.append("resume_step")
+        else:
+            await self._check_step(run, from_step)
+            reason, fields = f"resumed from step {from_step}", {"resume_step": str(from_step)}
+            drop.append("export_path")  # it holds weights that leave the history
+        change = _Change(RunState.QUEUED, reason, fields, tuple(drop), "resumptions", (RunKeys(run).starved,))
+        return await self._change(run, RESUMABLE, change, refusal="look at it again")
+
+    async def _check_step(self, run: str, step: int) -> None:
+        stored = await self._redis.get(RunKeys(run).checkpoints)
+        accepted = sorted({0, *(json.loads(stored) if stored else ())})
+        if step not in accepted:
+            raise NoCheckpointError(
+                f"from_step: value {step} is not accepted; the rollout steps with a checkpoint are, and 0 for the "
+                f"initial model: {', '.join(map(str, accepted))}"
+            )
 
     async def scale(self, run: str, rollout: int) -> RunRecord:
         """Ask for another number of rollout replicas. Raises UnknownRunError, EndedRunError."""
-        return await self._change(run, rollout_replicas=str(rollout))
+        return await self._change(run, UNDER_WAY, _Change(fields={"rollout_replicas": str(rollout)}))
 
-    async def set_paths(self, run: str, **paths: str) -> None:
-        """Note model_path or export_path."""
-        await self._redis.hset(RunKeys(run).record, mapping=paths)
+    async def set_paths(self, run: str, epoch: int | None = None, **paths: str) -> None:
+        """Note model_path or export_path. Raises UnknownRunError, FencedError."""
+        await self._change(run, ANY, _Change(fields=paths), epoch)
 
-    async def set_summary(self, run: str, summary: dict[str, Any]) -> None:
-        """Note what the run came to."""
-        await self._redis.hset(RunKeys(run).record, mapping={"summary": json.dumps(summary)})
+    async def set_summary(self, run: str, summary: dict[str, Any], epoch: int | None = None) -> None:
+        """Note what the run came to. Raises UnknownRunError, FencedError."""
+        await self._change(run, ANY, _Change(fields={"summary": json.dumps(summary)}), epoch)
 
-    async def _change(self, run: str, **fields: str) -> RunRecord:
-        state = (await self.get(run)).state
-        if state.ended:
-            raise EndedRunError(f"run {run!r} has {state.value}")
-        await self._redis.hset(RunKeys(run).record, mapping=fields)
-        return await self.get(run)
+    async def _change(
+        self, run: str, states: Collection[RunState], change: _Change, epoch: int | None = None, refusal: str = ""
+    ) -> RunRecord:  # fmt: skip
+        try:
+            keys = RunKeys(run)
+        except ValueError:
+            raise _unknown(run) from None
+        accepted = "," + ",".join(one.value for one in states) + ","
+        args = ["" if epoch is None else epoch, accepted, *change.arguments()]
+        done = await call(self._redis, "change_record", [keys.record, keys.epoch(OWNER), *change.forget], args)
+        if done < 0:
+            raise _unknown(run)
+        record = await self.get(run)
+        if done:
+            return record
+        if refusal:
+            raise RunStateError(f"run {run!r} is {record.state.value}; {refusal}")
+        raise EndedRunError(f"run {run!r} has ended: it is {record.state.value}")
+
+
+def _unknown(run: str) -> UnknownRunError:
+    return UnknownRunError(f"run {run!r} does not exist")

@@ -1,0 +1,150 @@
+"""Owns the REST routes of runs: submit, look at, scale, pause, resume, cancel.
+
+Must not act on a run; it changes the record, the controller acts.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query
+
+from services.api.views import (
+    MetricsView,
+    ResumeRequest,
+    RunList,
+    RunSummary,
+    RunView,
+    ScaleRequest,
+    StepView,
+    SubmitRequest,
+    WaitView,
+)  # fmt: skip
+from services.contracts import ProcessInfo
+from services.settings import RecipeError, parse_recipe
+from services.streams.connection import Redis
+from services.streams.effects import group_counts
+from services.streams.journal import Journal
+from services.streams.keys import RunKeys
+from services.streams.presence import live_processes
+from services.streams.records import RunRecord, RunRecords
+from services.waits import tell
+
+EVENTS_SHOWN = 50
+
+
+def add_run_routes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
+    """Add every route under /v1/runs that is about a run as a whole."""
+    _add_looks(app, redis, records)
+    _add_changes(app, redis, records)
+
+
+def _add_looks(app: FastAPI, redis: Redis, records: RunRecords) -> None:
+    @app.get("/v1/runs")
+    async def runs() -> RunList:
+        """All runs, oldest first."""
+        return RunList(runs=[RunSummary(**_summary(record)) for record in await records.all()])
+
+    @app.get("/v1/runs/{run}")
+    async def show(run: str) -> RunView:
+        """One run: state, counters, processes, events, alerts, evaluations."""
+        return await _view(redis, await records.get(run))
+
+    @app.get("/v1/runs/{run}/metrics")
+    async def metrics(run: str, after: Annotated[str, Query(pattern=r"^\d{1,15}(-\d{1,15})?$")] = "0-0") -> MetricsView:
+        """The run's time series, behind the step whose id is `after`."""
+        await records.get(run)
+        steps = await Journal(redis, RunKeys(run), "api").steps(after)
+        return MetricsView(steps=[StepView(id=entry, **step.model_dump()) for entry, step in steps])
+
+    @app.get("/v1/runs/{run}/waits")
+    async def waits(run: str) -> list[WaitView]:
+        """What the run's live processes wait for, longest first. One that hangs drops out of it after 10 s."""
+        await records.get(run)
+        return _waits(await live_processes(redis, run), time.time())
+
+
+def _add_changes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
+    @app.post("/v1/runs", status_code=201)
+    async def submit(request: SubmitRequest) -> RunView:
+        """Add a run; it starts as soon as the cluster has room."""
+        recipe = parse_recipe(request.recipe)
+        run = request.id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        try:
+            record = await records.create(run, recipe)
+        except ValueError as error:
+            raise RecipeError(f"id: {error}") from None
+        return await _view(redis, record)
+
+    @app.post("/v1/runs/{run}/cancel", status_code=202)
+    async def cancel(run: str) -> RunView:
+        """Ask for a run's end; it is `cancelled` once nothing of it runs."""
+        return await _view(redis, await records.request_cancel(run))
+
+    @app.post("/v1/runs/{run}/pause", status_code=202)
+    async def pause(run: str) -> RunView:
+        """Ask a running run to pause: its processes stay, and nothing new is dispatched."""
+        return await _view(redis, await records.request_pause(run))
+
+    @app.post("/v1/runs/{run}/resume", status_code=202)
+    async def resume(run: str, request: ResumeRequest | None = None) -> RunView:
+        """Take a paused run on, or queue one again that failed or was cancelled."""
+        return await _view(redis, await records.resume(run, request.from_step if request else None))
+
+    @app.patch("/v1/runs/{run}/scale", status_code=202)
+    async def scale(run: str, request: ScaleRequest) -> RunView:
+        """Ask for another number of rollout replicas, while the run goes on."""
+        return await _view(redis, await records.scale(run, request.rollout))
+
+
+def _summary(record: RunRecord) -> dict[str, Any]:
+    return {
+        "id": record.id, "state": record.state, "reason": record.reason, "created_at": record.created_at,
+        "rollout_replicas": record.rollout_replicas,
+    }  # fmt: skip
+
+
+def _waits(processes: list[ProcessInfo], now: float) -> list[WaitView]:
+    found = [
+        WaitView(
+            process=process.id, service=process.service, seconds=max(0.0, now - wait.since), stalled=wait.stalled(now),
+            **wait.model_dump(),
+        )
+        for process in processes
+        for wait in process.waits
+    ]  # fmt: skip
+    return sorted(found, key=lambda one: one.seconds, reverse=True)
+
+
+async def _alerts(redis: Redis, keys: RunKeys, processes: list[ProcessInfo]) -> list[str]:
+    now = time.time()
+    stalled = [tell(process.id, wait, now) for process in processes for wait in process.waits if wait.stalled(now)]
+    starved: bytes | None = await redis.get(keys.starved)
+    return [*([starved.decode(errors="replace")] if starved else []), *stalled]
+
+
+async def _view(redis: Redis, record: RunRecord) -> RunView:
+    keys = RunKeys(record.id)
+    journal = Journal(redis, keys, "api")
+    policy = await journal.policy()
+    processes = await live_processes(redis, record.id)
+    return RunView(
+        **_summary(record),
+        recipe=record.recipe,
+        history=list(record.history),
+        policy_version=policy.version if policy else None,
+        rollout_steps=policy.step if policy else 0,
+        rollout_steps_total=record.recipe.limits.rollout_steps,
+        groups=await group_counts(redis, keys),
+        processes=processes,
+        events=[event for _, event in await journal.events()][-EVENTS_SHOWN:],
+        alerts=await _alerts(redis, keys, processes),
+        evaluations=await journal.evaluations(),
+        export_path=record.export_path,
+        summary=record.summary,
+        pause_requested=record.pause_requested,
+        resumptions=record.resumptions,
+        resume_step=record.resume_step,
+    )

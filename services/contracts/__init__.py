@@ -1,0 +1,75 @@
+"""Owns the messages that services exchange: frozen pydantic models, one per stream entry.
+
+Must not import any engine, Redis, or another package of this project.
+"""
+
+from services.contracts.base import SCHEMA_VERSION, Count, Finite, Lane, Message, Value
+from services.contracts.evaluation import AFTER, ALONE, BEFORE, EvaluationRecord, PassAt
+from services.contracts.groups import (
+    GroupCounts,
+    Outcome,
+    Prompt,
+    Release,
+    Sample,
+    SampleFacts,
+    Sampling,
+    Task,
+    Verdict,
+    VersionSpan,
+)
+from services.contracts.journal import Cause, DeadLetter, Event
+from services.contracts.runs import ProcessInfo, RunState, Transition, Wait
+from services.contracts.training import (
+    Batch,
+    BatchGroup,
+    BatchSample,
+    OptimizerStepRecord,
+    Policy,
+    SamplerSnapshot,
+    SamplerState,
+    StepRecord,
+)
+from services.contracts.weights import TensorEntry, WeightAck, WeightManifest, WeightPlan
+
+__all__ = [
+    "AFTER",
+    "ALONE",
+    "BEFORE",
+    "SCHEMA_VERSION",
+    "Batch",
+    "BatchGroup",
+    "BatchSample",
+    "Cause",
+    "Count",
+    "DeadLetter",
+    "EvaluationRecord",
+    "Event",
+    "Finite",
+    "GroupCounts",
+    "Lane",
+    "Message",
+    "OptimizerStepRecord",
+    "Outcome",
+    "PassAt",
+    "Policy",
+    "ProcessInfo",
+    "Prompt",
+    "Release",
+    "RunState",
+    "Sample",
+    "SampleFacts",
+    "SamplerSnapshot",
+    "SamplerState",
+    "Sampling",
+    "StepRecord",
+    "Task",
+    "TensorEntry",
+    "Transition",
+    "Value",
+    "Verdict",
+    "VersionSpan",
+    "Wait",
+    "WeightAck",
+    "WeightManifest",
+    "WeightPlan",
+]

@@ -1,0 +1,50 @@
+"""Owns the record of an evaluation, and the names evaluations have.
+
+Must not compute a score.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from services.contracts.base import Message, Value
+
+BEFORE, AFTER, ALONE = "before", "after", "evaluation"
+"""Names of evaluations: of the initial policy, of the last version, and of a run that only evaluates."""
+
+
+class PassAt(Value):
+    """pass@k: the probability that at least one of k answers is right, over prompts; Chen et al., arXiv 2107.03374."""
+
+    k: int
+    value: float
+    standard_error: float
+
+
+class EvaluationRecord(Message):
+    """sampler -> everyone: how one held-out set was answered; standard errors are over prompts.
+
+    `name` says when ("before", "step-5", "after"), `set` what. `version` is the oldest policy version that answered,
+    `newest_version` the newest. `accuracy` is avg@k, `majority` maj@k, k = `samples_per_prompt`. `unknown` verdicts
+    count nowhere; `dropped` prompts got no answer (too long, or given up).
+    """
+
+    kind: Literal["evaluation"] = "evaluation"
+    name: str
+    set: str = "held-out"
+    version: int
+    newest_version: int | None = None
+    prompts: int
+    samples_per_prompt: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    accuracy: float
+    standard_error: float
+    pass_at: tuple[PassAt, ...] = ()
+    majority: float | None = None
+    majority_standard_error: float | None = None
+    response_length: float | None = None
+    truncated_share: float | None = None
+    unknown: int
+    dropped: int = 0
+    at: float = 0.0

@@ -1,0 +1,136 @@
+"""Owns the messages between sampler and learner: batches, and what a rollout step made of one.
+
+Must not hold tokens; payloads are claim checks.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from services.contracts.base import Message, Value
+from services.contracts.groups import GroupCounts
+
+
+class BatchSample(Value):
+    """One response of a batch: its claim check, response tokens, advantage, and whether its loss is masked.
+
+    `staleness` = the version that consumes it - the version of its oldest token.
+    """
+
+    payload: str
+    tokens: int
+    advantage: float
+    reward: float
+    correct: bool
+    masked: bool
+    staleness: int
+
+
+class BatchGroup(Value):
+    """A whole group; it is never split. `prompt`: the id of its prompt.
+
+    `lag` = the version that was to consume it - the version of its oldest token.
+    """
+
+    group: str
+    samples: tuple[BatchSample, ...]
+    prompt: str = ""
+    lag: int = 0
+
+
+class SamplerState(Value):
+    """Where the sampler stood when it published a batch or dispatched a group: enough to go on drawing from there.
+
+    `generation_batches` counts those drawn for the batch that is being filled (refill `generation_batches`); one that
+    its sampler's death cut short counts too. `scan` and `draws` are the selection's, as `cursor` is.
+    """
+
+    cursor: int
+    next_group: int
+    generation_batches: int = 0
+    scan: int = 0
+    draws: int = 0
+
+
+class SamplerSnapshot(Message):
+    """sampler -> checkpoints: all that the sampler knew when it published the batch of `step`; stored by claim check.
+
+    `queue` are the ids of the groups that had been dispatched and were neither released nor batched. `posteriors` are
+    per prompt id what the sampler's selection holds of its pass rate, in its own notation.
+    """
+
+    kind: Literal["sampler-snapshot"] = "sampler-snapshot"
+    step: int
+    state: SamplerState
+    counts: GroupCounts
+    queue: tuple[str, ...] = ()
+    posteriors: dict[str, str] = Field(default_factory=dict)
+
+
+class Batch(Message):
+    """sampler -> learner: the groups of one rollout step, to be consumed at policy `version`; none follows `last`.
+
+    `snapshot` is the key of the sampler's snapshot, which a checkpoint that covers this step takes along.
+    """
+
+    kind: Literal["batch"] = "batch"
+    step: int
+    version: int
+    groups: tuple[BatchGroup, ...]
+    sampler_state: SamplerState
+    sampling_metrics: dict[str, float]
+    generation_started_at: float
+    generation_finished_at: float
+    last: bool = False
+    snapshot: str = ""
+
+
+class OptimizerStepRecord(Value):
+    """One optimizer step: loss, gradient norm before clipping, and whether it was applied.
+
+    Both are None where they are not finite; such a step is skipped.
+    """
+
+    loss: float | None
+    gradient_norm: float | None
+    applied: bool
+
+
+class StepRecord(Message):
+    """learner -> everyone: what one rollout step did and the policy version it published.
+
+    `prompts` and `lags` belong to `groups`, one each: the prompt's id, and the versions between the group's oldest
+    token and the policy that trained it. `weights` is the digest of the version's weights.
+    """
+
+    kind: Literal["step"] = "step"
+    step: int
+    version: int
+    optimizer_steps: int
+    groups: tuple[str, ...]
+    metrics: dict[str, float]
+    optimizer: tuple[OptimizerStepRecord, ...] = ()
+    generation_started_at: float
+    generation_finished_at: float
+    learning_started_at: float
+    learning_finished_at: float
+    prompts: tuple[str, ...] = ()
+    lags: tuple[int, ...] = ()
+    weights: str = ""
+
+
+class Policy(Value):
+    """A run's committed policy: rollout step `step` of its weight history, published as `version`; see `StepRecord`.
+
+    Versions count publications and are never reused; after a run is resumed from an older checkpoint they run ahead of
+    the steps. `announced` is the highest version that a broadcast may have carried, committed or not. `resumption`:
+    the how-manieth one last took the history back to an older step.
+    """
+
+    version: int
+    step: int
+    weights: str = ""
+    announced: int = 0
+    resumption: int = 0

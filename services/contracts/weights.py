@@ -1,0 +1,53 @@
+"""Owns the messages of the weight plane: what travels, to whom, and how far it got.
+
+Must not carry weights.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from services.contracts.base import Message, Value
+
+
+class TensorEntry(Value):
+    """One tensor of a policy: Hugging Face name, shape, and torch dtype name ('float32')."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class WeightManifest(Value):
+    """The order in which a policy's tensors travel, cut into buckets of whole tensors."""
+
+    buckets: tuple[tuple[TensorEntry, ...], ...]
+
+
+class WeightPlan(Message):
+    """learner -> fleet: join broadcast group `generation` at host:port and receive `version`.
+
+    `members` maps a replica's process id to the rank of its first worker; rank 0 is the learner.
+    """
+
+    kind: Literal["weight-plan"] = "weight-plan"
+    generation: int
+    version: int
+    host: str
+    port: int
+    world: int
+    members: dict[str, int]
+    timeout_s: float
+
+
+class WeightAck(Message):
+    """fleet -> learner: how far one replica got with one plan."""
+
+    kind: Literal["weight-ack"] = "weight-ack"
+    member: str
+    generation: int
+    version: int
+    phase: Literal["applied", "failed"]
+    detail: str = ""
+    staging_s: float = 0.0
+    pause_s: float = 0.0

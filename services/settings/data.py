@@ -1,0 +1,129 @@
+"""Owns the settings of prompts: where they come from, how rows are read, which sets are evaluated.
+
+Must not read a file.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from services.settings.base import Positive, Section
+
+HELD_OUT = "held-out"
+"""The name of the evaluation set that the run's own data gives."""
+
+
+class FieldMapping(Section):
+    """Which field of a row holds what; a dotted path goes into nested objects (`reward_model.ground_truth`).
+
+    Either `question` (text) or `messages` (a chat) gives the prompt; `answer` becomes `{"answer": ...}`, the reference
+    of `data.verifier`. A row may name its own verifier in `verifier` and bring its whole `reference`. `answer_after`:
+    the answer is what follows the last such mark (`####` in GSM8K's worked solutions).
+    """
+
+    question: str | None = "question"
+    messages: str | None = None
+    answer: str | None = "answer"
+    answer_after: Annotated[str, Field(min_length=1)] | None = None
+    verifier: str | None = None
+    reference: str | None = None
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> FieldMapping:
+        if (self.question is None) == (self.messages is None):
+            raise ValueError("fields: give exactly one of question and messages; set the other to null")
+        if (self.answer is None) == (self.reference is None):
+            raise ValueError("fields: give exactly one of answer and reference; set the other to null")
+        if self.answer_after is not None and self.answer is None:
+            raise ValueError(f"fields: answer_after = {self.answer_after!r} needs answer; null is accepted without one")
+        return self
+
+
+class Source(Section):
+    """Where prompts come from.
+
+    `reasoning-gym` generates `task` with `options`; `jsonl`, `parquet` and `hf` (a dataset folder as `datasets` saves
+    it) read `path`, whose rows have the `layout`: `penstock` (question, verifier, reference), `dapo-math-17k` (the
+    published schema), or `fields` (as mapped by `fields`). `prompt_format: dapo` asks for a last line `Answer: ...`.
+    """
+
+    source: Literal["reasoning-gym", "jsonl", "parquet", "hf"] = "reasoning-gym"
+    task: str = "chain_sum"
+    options: dict[str, Any] = Field(default_factory=dict)
+    path: str | None = None
+    split: str | None = None
+    layout: Literal["penstock", "dapo-math-17k", "fields"] = "penstock"
+    fields: FieldMapping = FieldMapping()
+    verifier: Literal["math", "answer-line", "pattern"] = "math"
+    prompt_format: Literal["plain", "dapo"] = "plain"
+    seed: int = 17
+    system_prompt: str | None = None
+    suffix: str = ""
+
+    @model_validator(mode="after")
+    def _path_of_files(self) -> Source:
+        if (self.source == "reasoning-gym") == (self.path is not None):
+            raise ValueError("path belongs to source = 'jsonl', 'parquet' or 'hf', and is required there")
+        if self.split is not None and self.source != "hf":
+            raise ValueError(f"split = {self.split!r} belongs to source = 'hf'; null is accepted elsewhere")
+        if self.layout == "dapo-math-17k" and self.prompt_format != "plain":
+            raise ValueError(
+                f"prompt_format = {self.prompt_format!r} is not accepted with layout = 'dapo-math-17k', "
+                "whose prompts hold their instruction; 'plain' is"
+            )
+        return self
+
+
+class Data(Source):
+    """Prompts of the run. The two splits share no question; `train: null` takes all that `held_out` leaves.
+
+    A prompt of more than `max_prompt_tokens` (null: what model.max_model_len leaves for it) is dropped and counted.
+    """
+
+    train: Positive | None = 128
+    held_out: Annotated[int, Field(ge=0)] = 64
+    max_prompt_tokens: Positive | None = None
+
+    @model_validator(mode="after")
+    def _end_of_training_prompts(self) -> Data:
+        if self.train is None and self.path is None:
+            raise ValueError("train = null takes all of a file; source = 'reasoning-gym' has no end and needs a number")
+        return self
+
+
+class EvaluationSet(Source):
+    """One more held-out set: its first `prompts` questions (null: all); `samples` for each (null: as the others)."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+    prompts: Positive | None = None
+    samples: Positive | None = None
+
+    @model_validator(mode="after")
+    def _end_of_prompts(self) -> EvaluationSet:
+        if self.prompts is None and self.path is None:
+            raise ValueError("prompts = null takes all of a file; source = 'reasoning-gym' has no end: give a number")
+        return self
+
+
+class Evaluation(Section):
+    """avg@k, pass@k and maj@k with k = `samples`, on the held-out split (`held-out`) and on every set of `sets`.
+
+    Before the first rollout step, after every `every` of them (0: never) while training goes on, and after the last.
+    `max_new_tokens`: null takes rollout.max_new_tokens.
+    """
+
+    samples: Positive = 4
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.7
+    every: Annotated[int, Field(ge=0)] = 0
+    max_new_tokens: Positive | None = None
+    sets: tuple[EvaluationSet, ...] = ()
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Evaluation:
+        names = [HELD_OUT, *(one.name for one in self.sets)]
+        if len(set(names)) < len(names):
+            raise ValueError(f"sets: names {names[1:]} must differ from each other and from {HELD_OUT!r}")
+        return self

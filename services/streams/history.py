@@ -1,0 +1,148 @@
+"""Owns a run's weight history in Redis: versions announced, steps committed, batches waiting to be covered, rewinding.
+
+Must not hold weights, nor decide when a checkpoint covers a step.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from itertools import chain
+
+from services.contracts import Batch, Lane, Policy, SamplerSnapshot, StepRecord, Task, WeightPlan
+from services.streams.connection import Redis
+from services.streams.effects import become_owner, compress
+from services.streams.journal import Journal, read_all, read_policy
+from services.streams.keys import RunKeys
+from services.streams.leases import tail_messages
+from services.streams.library import call
+
+log = logging.getLogger(__name__)
+
+PLANS_KEPT = 1000
+
+
+@dataclass(frozen=True)
+class LoggedBatch:
+    """A batch in the log, with its entry."""
+
+    entry: str
+    batch: Batch
+
+
+class History:
+    """The learner's side. `epoch` is its fence; raises FencedError from every write once a newer learner exists."""
+
+    def __init__(self, redis: Redis, keys: RunKeys, role: str, epoch: int) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._epoch_key = keys.epoch(role)
+        self.epoch = epoch
+
+    @classmethod
+    async def fenced(cls, redis: Redis, keys: RunKeys, role: str) -> History:
+        """Become the role's owner."""
+        return cls(redis, keys, role, await become_owner(redis, keys, role))
+
+    async def policy(self) -> Policy | None:
+        """The committed policy; None before the first."""
+        return await read_policy(self._redis, self._keys)
+
+    async def announce(self, step: int, weights: str) -> int:
+        """The version to publish the weights of `step` under: the one that they have, or a new one."""
+        return await call(
+            self._redis, "announce", [self._epoch_key, self._keys.policy], [self.epoch, step, weights]
+        )  # fmt: skip
+
+    async def commit_policy(self, version: int, step: int, weights: str) -> None:
+        """Make an announced version current without training: the first, or what a resumed run begins with."""
+        keys = [self._epoch_key, self._keys.policy]
+        await call(self._redis, "commit_policy", keys, [self.epoch, version, step, weights])
+
+    async def commit_step(self, record: StepRecord) -> bool:
+        """Record a rollout step and make its version current; its groups are trained. False if it was before."""
+        streams = self._keys.lane(Lane.TRAIN)
+        keys = [
+            self._epoch_key, self._keys.policy, self._keys.steps, streams.counters, streams.pending,
+            *(self._keys.group(name) for name in record.groups),
+        ]  # fmt: skip
+        lags = record.lags or (0,) * len(record.groups)
+        pairs = chain.from_iterable(zip(record.groups, lags, strict=True))
+        args = [self.epoch, record.version, record.step, record.weights, record.model_dump_json(), *pairs]
+        return bool(await call(self._redis, "commit_step", keys, args))
+
+    async def cover(self, logged: LoggedBatch) -> bool:
+        """Let go of a batch whose step a checkpoint covers, and of its payloads. False if that was done before."""
+        batch = logged.batch
+        payloads = [sample.payload for group in batch.groups for sample in group.samples]
+        keys = [
+            self._epoch_key, self._keys.batches, self._keys.lane(Lane.TRAIN).released, self._keys.snapshot(batch.step),
+            *(self._keys.group(one.group) for one in batch.groups), *payloads,
+        ]  # fmt: skip
+        return bool(await call(self._redis, "cover", keys, [self.epoch, logged.entry, len(batch.groups)]))
+
+    async def batches(self, after: str = "0-0", block_s: float = 0.0) -> list[LoggedBatch]:
+        """The batches behind entry `after` that no checkpoint covers yet, oldest first; waits at most `block_s`.
+
+        An entry that is no batch of this run is moved to the dead-letter stream.
+        """
+        found = await tail_messages(self._redis, self._keys, self._keys.batches, Batch, after, block_s=block_s)
+        return [LoggedBatch(entry, batch) for entry, batch in found]
+
+    async def ended_at(self) -> int | None:
+        """The rollout step whose batch was published as the run's last; None while that is open."""
+        step, last = await self._redis.hmget(self._keys.queue, "step", "last")
+        return int(step) if last == b"1" else None
+
+    async def offer_snapshot(self, snapshot: SamplerSnapshot) -> None:
+        """Lay the sampler's snapshot of a checkpoint down for the sampler, which takes the run back to it."""
+        await self._keep(self._keys.snapshot(snapshot.step), compress(snapshot))
+
+    async def list_checkpoints(self, steps: list[int]) -> None:
+        """Tell people which rollout steps the run can be resumed from."""
+        await self._keep(self._keys.checkpoints, json.dumps(steps))
+
+    async def publish_plan(self, plan: WeightPlan) -> None:
+        """Call the fleet to a broadcast. Raises FencedError."""
+        keys = [self._epoch_key, self._keys.weight_plans]
+        await call(self._redis, "note_fenced", keys, [self.epoch, plan.model_dump_json(), PLANS_KEPT])
+
+    async def _keep(self, key: str, value: str | bytes) -> None:
+        await call(self._redis, "keep", [self._epoch_key, key], [self.epoch, value])
+
+
+@dataclass(frozen=True)
+class Reopened:
+    """A group that goes back to pending: the task that asks for it, and whether it had been trained."""
+
+    task: Task
+    trained: bool
+
+
+async def rewind(
+    redis: Redis, keys: RunKeys, role: str, epoch: int, *, resumption: int, step: int, groups: list[Reopened],
+    posteriors: dict[str, str],
+) -> bool:  # fmt: skip
+    """Take a run back to rollout step `step`, once per `resumption`. False when it was done before.
+
+    Later steps leave the history, `groups` are asked for again, and the sampler's posteriors are those given. Raises
+    FencedError.
+    """
+    streams = keys.lane(Lane.TRAIN)
+    dropped = [entry for entry, record in await Journal(redis, keys, role).steps() if record.step > step]
+    logged = [batch for _, batch in await read_all(redis, keys, keys.batches, Batch)]
+    stay = [group for batch in logged if batch.step <= step for group in batch.groups]
+    all_keys = [
+        keys.epoch(role), keys.policy, streams.counters, streams.pending, streams.tasks, streams.samples,
+        streams.verdicts, keys.batches, keys.steps, keys.queue, keys.posteriors, streams.released,
+        keys.snapshot(step), *(keys.snapshot(batch.step) for batch in logged),
+        *(sample.payload for group in stay for sample in group.samples),
+    ]  # fmt: skip
+    args: list[str | int] = [
+        epoch, resumption, step, keys.group(""), keys.payload("", 0).removesuffix(":0"), len(dropped), *dropped,
+        len(posteriors), *chain.from_iterable(posteriors.items()), len(stay), *(group.group for group in stay),
+    ]  # fmt: skip
+    for one in groups:
+        args += [one.task.group, one.task.model_dump_json(), one.task.samples, int(one.trained)]
+    return bool(await call(redis, "rewind", all_keys, args))

@@ -1,0 +1,143 @@
+"""Owns one run under faults: submitted, struck, carried to its end, judged.
+
+Must not decide which faults; whoever calls it does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tests.chaos import disk, lookups
+from tests.chaos.evidence import collect
+from tests.chaos.injector import Outcome, inject
+from tests.chaos.oracle import Judgement, judge
+from tests.chaos.scene import Scene
+from tests.chaos.stack import Stack
+from tests.chaos.tail import Tail
+
+log = logging.getLogger(__name__)
+
+START_S = 300.0
+SILENCE_S = 300.0
+"""A run in which nothing comes to an end for so long is taken for hung."""
+POLL_S = 0.3
+Say = Callable[[str], None]
+
+
+class RunHungError(RuntimeError):
+    """The run did not get where it had to be in time, or failed; the text tells how it stands."""
+
+
+@dataclass
+class Played:
+    """A run that was played to its end. `reason`: of its state, as the run's record has it."""
+
+    run: str
+    state: str
+    reason: str
+    seconds: float
+    judgement: Judgement
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        """Whether the run succeeded and the oracle found nothing."""
+        return self.state == "succeeded" and not self.judgement.findings
+
+    def told(self) -> dict[str, Any]:
+        """As a line of the results."""
+        return {
+            "kind": "run", "run": self.run, "state": self.state, "reason": self.reason, "seconds": self.seconds,
+            "lost": self.judgement.lost, "duplicated": self.judgement.duplicated,
+            "findings": [str(one) for one in self.judgement.findings], "figures": self.judgement.figures,
+        }  # fmt: skip
+
+
+@dataclass
+class Episode:
+    """How a run is played. `own_disk`: its checkpoints go to a disk that can be full; `say` is told of progress."""
+
+    stack: Stack
+    run: str
+    recipe: dict[str, Any]
+    seed: int
+    direct_url: str
+    proxy: Any = None
+    own_disk: bool = False
+    say: Say = log.info
+
+    def play(self, rounds: Iterable[list[str]]) -> Played:
+        """Strike each round's faults at once, one round after another, until the run nears its end; then judge it."""
+        folder = self.stack.folder / self.run
+        folder.mkdir(parents=True)
+        began = time.monotonic()
+        server = lookups.client(self.direct_url)
+        scene = Scene(
+            self.run, server, self.stack, folder, self.recipe, random.Random(self.seed), self.proxy
+        )  # fmt: skip
+        with ExitStack() as held:
+            held.callback(server.close)
+            if self.own_disk:
+                held.enter_context(disk.own_disk(folder / "checkpoints"))
+            tail = held.enter_context(Tail(self.direct_url, self.run, folder / "tail.jsonl"))
+            self.stack.submit(self.run, self.recipe)
+            self._until(scene, lambda: bool(lookups.policy(server, self.run)), "its first policy version", START_S)
+            outcomes = self._strike(scene, rounds)
+            self._to_the_end(scene)
+            tail.close()
+            (folder / "injected.json").write_text(json.dumps(scene.injected))
+            evidence = collect(server, self.run, folder / "tail.jsonl", folder, scene.injected)
+            reason = json.loads(server.hget(lookups.key(self.run, "record"), "history"))[-1]["reason"]
+        return Played(self.run, evidence.state, reason, time.monotonic() - began, judge(evidence), outcomes)
+
+    def _strike(self, scene: Scene, rounds: Iterable[list[str]]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        last = self.recipe["limits"]["rollout_steps"]
+
+        def one(name: str) -> Outcome:
+            # A choice of its own: threads that shared one would make the seed worthless.
+            return inject(replace(scene, rng=random.Random(f"{self.seed} {len(outcomes)} {name}")), name)
+
+        for faults in rounds:
+            if scene.ended() or scene.step() >= last - 2:
+                break
+            self.say(f"{self.run}: step {scene.step()} of {last}: {' + '.join(faults)}")
+            with ThreadPoolExecutor(len(faults)) as threads:
+                for outcome in list(threads.map(one, faults)):
+                    outcomes.append(outcome)
+                    took = f"recovered in {outcome.seconds:.1f} s" if outcome.seconds is not None else "NOT RECOVERED"
+                    self.say(f"{self.run}:   {outcome.fault}: {took if outcome.at else outcome.why}")
+            time.sleep(scene.rng.uniform(0.0, 2.0))
+        return outcomes
+
+    def _to_the_end(self, scene: Scene) -> None:
+        """Wait for the run's end, as long as something comes of it. A run that hangs is cancelled, and judged so."""
+        endings, since = scene.endings(), time.monotonic()
+        while not scene.ended():
+            self.stack.check()
+            now = scene.endings()
+            if now != endings:
+                endings, since = now, time.monotonic()
+            if time.monotonic() - since > SILENCE_S:
+                self.say(f"{self.run}: HUNG: nothing has come to an end for {SILENCE_S:g} s; it is cancelled")
+                self.stack.api.post(f"/v1/runs/{self.run}/cancel")
+                self._until(scene, scene.ended, "its end by request", START_S)
+            time.sleep(POLL_S)
+
+    def _until(self, scene: Scene, condition: Callable[[], bool], what: str, deadline_s: float) -> None:
+        ends = time.monotonic() + deadline_s
+        while not condition():
+            self.stack.check()
+            if time.monotonic() > ends or scene.ended():
+                view = self.stack.api.get(f"/v1/runs/{self.run}").json()
+                told = json.dumps({**view, "recipe": None}, indent=1)[-6000:]
+                raise RunHungError(f"{self.run}: {what}: not within {deadline_s:g} s\n{told}")
+            time.sleep(POLL_S)

@@ -1,0 +1,75 @@
+"""Owns the table of faults: who is struck, when it counts, what is done, when it is over, how often it is done.
+
+Must not do anything itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tests.chaos import moments, recovery, strikes
+from tests.chaos.moments import Look
+from tests.chaos.recovery import Recovered
+from tests.chaos.strikes import Strike
+
+EMBEDDED, PROXY, DISK = "embedded", "proxy", "disk"
+"""What a fault needs: the stack's own Redis, a proxy before Redis, a disk for checkpoints that can be filled."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`look` finds a moment in which it counts, `strike` does it, `recovered` says when it is over.
+
+    `times`: how often the long campaign does it. `engine`: whether it is a kill of an engine.
+    """
+
+    look: Look
+    strike: Strike
+    recovered: Recovered
+    times: int
+    needs: str = ""
+    engine: bool = False
+
+
+_REPLACED = {
+    service: recovery.all_of(recovery.work_done, recovery.manned(service))
+    for service in ("rollout", "verifier", "sampler", "learner")
+}
+_GATEWAY = recovery.all_of(recovery.answering, recovery.going_on)
+_EVERYBODY = recovery.all_of(recovery.work_done, recovery.going_on)
+_MESSAGES = moments.message_under_way("tasks", "samples", "verdicts", "batches", "evaluation:tasks")
+
+FAULTS: Mapping[str, Fault] = {
+    "kill engine core at work": Fault(
+        moments.inside(moments.working("rollout")), strikes.kill, _REPLACED["rollout"], 18, engine=True
+    ),
+    "kill engine core in a sync": Fault(
+        moments.inside(moments.syncing), strikes.kill, _REPLACED["rollout"], 6, engine=True
+    ),
+    "kill rollout replica at work": Fault(moments.working("rollout"), strikes.kill, _REPLACED["rollout"], 12),
+    "kill rollout replica in a sync": Fault(moments.syncing, strikes.kill, _REPLACED["rollout"], 6),
+    "kill verifier": Fault(moments.working("verifier"), strikes.kill, _REPLACED["verifier"], 18),
+    "kill sampler": Fault(moments.working("sampler"), strikes.kill, _REPLACED["sampler"], 18),
+    "kill learner rank with a batch": Fault(moments.learning, strikes.kill, _REPLACED["learner"], 16),
+    "kill learner rank in a sync": Fault(moments.publishing, strikes.kill, _REPLACED["learner"], 6),
+    "kill gateway": Fault(moments.keeping, strikes.kill, _GATEWAY, 12),
+    "kill Redis": Fault(moments.serving, strikes.kill_redis, _EVERYBODY, 12, EMBEDDED),
+    "stop engine core": Fault(
+        moments.inside(moments.working("rollout")), strikes.stop, _REPLACED["rollout"], 6
+    ),
+    "stop rollout replica": Fault(moments.working("rollout"), strikes.stop, _REPLACED["rollout"], 8),
+    "stop verifier": Fault(moments.working("verifier"), strikes.stop, _REPLACED["verifier"], 8),
+    "stop sampler": Fault(moments.working("sampler"), strikes.stop, _REPLACED["sampler"], 8),
+    "stop learner rank": Fault(moments.learning, strikes.stop, _REPLACED["learner"], 8),
+    "stop gateway": Fault(moments.keeping, strikes.stop, _GATEWAY, 4),
+    "stop Redis": Fault(moments.serving, strikes.stop_redis, _EVERYBODY, 4, EMBEDDED),
+    "drop connections": Fault(moments.connected, strikes.drop_connections, _EVERYBODY, 10, PROXY),
+    "delay connections": Fault(moments.connected, strikes.delay_connections, _EVERYBODY, 6, PROXY),
+    "full disk": Fault(moments.checkpoint_coming, strikes.fill_disk, recovery.checkpoint_written, 6, DISK),
+    "damaged checkpoint": Fault(moments.checkpointed, strikes.spoil_checkpoint, _REPLACED["learner"], 6),
+    "damaged payload": Fault(moments.payload_waiting, strikes.spoil_payload, recovery.group_ended, 8),
+    "damaged message": Fault(_MESSAGES, strikes.spoil_message, recovery.refused, 14),
+    "duplicated message": Fault(_MESSAGES, strikes.duplicate_message, recovery.entry_dealt_with, 14),
+}  # fmt: skip
+"""Every fault by name."""

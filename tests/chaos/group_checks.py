@@ -1,0 +1,169 @@
+"""Owns the oracle's checks of groups: each dispatched once, answered once, ended once, and none forgotten.
+
+Must not import the code under test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.chaos.finding import Finding, Kind
+from tests.chaos.lookups import LANES
+from tests.chaos.story import Asked, Story
+
+RELEASED = ("filtered", "stale", "dead")
+OPEN = ("pending", "kept", "batched")
+TOMBSTONES = 512
+"""Released groups whose hash is still there (docs/streams.md); older ones may be gone."""
+
+
+def every_group_has_its_place(story: Story) -> Iterator[Finding]:
+    """Each dispatched training group was trained, released, or is counted as pending; one of these."""
+    evidence = story.evidence
+    pending = evidence.lanes["train"].pending
+    for name in story.dispatched("train"):
+        state = evidence.groups.get(name, {}).get("state")
+        trained = name in story.trained
+        if trained and state in (None, "trained"):
+            wrong = name in pending and "trained, and yet counted as pending"
+        elif trained:
+            wrong = f"a step names it as trained, its state is {state!r}"
+        elif state in RELEASED:
+            wrong = name in pending and f"released as {state}, and yet counted as pending"
+        elif state in OPEN:
+            wrong = name not in pending and f"its state is {state!r}, but nobody counts it as pending"
+        elif state is None:
+            wrong = not _may_be_buried(story) and "dispatched, and nothing is known of it any more"
+        else:
+            wrong = f"its state is {state!r}, and no step of the history names it"
+        if wrong:
+            yield Finding(Kind.LOST, name, wrong)
+
+
+def _may_be_buried(story: Story) -> bool:
+    counters = story.evidence.lanes["train"].counters
+    return sum(counters.get(name, 0) for name in (*RELEASED, "trained")) > TOMBSTONES
+
+
+def every_prompt_was_answered(story: Story) -> Iterator[Finding]:
+    """Each evaluation group was judged or given up, is pending, or belongs to an evaluation that is on record."""
+    evidence = story.evidence
+    recorded = {(one["set"], one["name"]) for one in evidence.bodies("evaluations")}
+    pending = evidence.lanes["evaluation"].pending
+    for name in story.dispatched("evaluation"):
+        state = evidence.groups.get(name, {}).get("state")
+        _, which, when, _ = name.split(".")
+        if state not in ("evaluated", "dead") and name not in pending and (which, when) not in recorded:
+            yield Finding(Kind.LOST, name, f"an evaluation's prompt, and its state is {state!r}")
+
+
+def nothing_is_stranded(story: Story) -> Iterator[Finding]:
+    """A group that counts as pending must have something on its way that will end it."""
+    evidence = story.evidence
+    for lane, prefix in LANES.items():
+        asked = story.dispatched(lane)
+        for name in sorted(evidence.lanes[lane].pending):
+            state = evidence.groups.get(name, {}).get("state")
+            if name not in asked:
+                yield Finding(Kind.COUNTERS, name, f"counted as pending in lane {lane}, and was never dispatched")
+            elif state == "batched" and evidence.state == "succeeded":
+                yield Finding(Kind.LOST, name, "in a batch that the run succeeded without")
+            elif state == "pending" and (why := _stranded(story, lane, prefix, name, asked[name])):
+                yield Finding(Kind.LOST, name, f"pending for ever: {why}")
+
+
+def _stranded(story: Story, lane: str, prefix: str, name: str, asked: Asked) -> str | None:
+    """Why nothing will ever end a pending group; None when something will."""
+    if name in story.letters:
+        return None  # it was given up, and the sampler will hear of it
+    evidence = story.evidence
+
+    def waiting(stream: str) -> set[int | None]:
+        """What of the group a consumer still has to deal with on a stream: indices, None for a task."""
+        found = [one for one in evidence.entries[stream] if one.id in evidence.unacked[stream] and one.body]
+        return {one.body.get("index") for one in found if one.body and one.body.get("group") == name}
+
+    published = {one["index"] for one in evidence.bodies(f"{prefix}samples") if one["group"] == name}
+    judged = set(story.verdicts(lane).get(name, {}))
+    recorded = {int(one.removeprefix("verdict:")) for one in evidence.groups[name] if one.startswith("verdict:")}
+    missing = set(range(asked.wanted)) - published
+    if missing and not waiting(f"{prefix}tasks"):
+        return f"samples {sorted(missing)} were never drawn, and its task was acked"
+    if unjudged := (published & set(range(asked.wanted))) - judged - waiting(f"{prefix}samples"):
+        return f"samples {sorted(unjudged)} were never judged, and are acked"
+    if unheard := judged - recorded - waiting(f"{prefix}verdicts"):
+        return f"verdicts {sorted(unheard)} were never recorded, and are acked"
+    if not missing and recorded >= set(range(asked.wanted)):
+        return "all of its verdicts are recorded, and nobody decided"
+    return None
+
+
+def nothing_came_twice(story: Story) -> Iterator[Finding]:
+    """Of each life: a group is dispatched once, and each of its samples announced and judged once."""
+    for prefix in LANES.values():
+        seen: dict[tuple[int, str], list[int | None]] = {}
+        for life, body in story.told(f"{prefix}tasks"):
+            stops = seen.setdefault((life, body["group"]), [])
+            # A screened group's second task asks for the rest of it.
+            if stops and (stops[-1] is None or body.get("stop") is not None):
+                yield Finding(Kind.DUPLICATED, body["group"], f"dispatched {len(stops) + 1} times")
+            stops.append(body.get("stop"))
+        for stream, verb in ((f"{prefix}samples", "announced"), (f"{prefix}verdicts", "judged")):
+            yield from _each_once(story, stream, verb)
+
+
+def _each_once(story: Story, stream: str, verb: str) -> Iterator[Finding]:
+    seen: set[tuple[int, str, int]] = set()
+    for life, body in story.told(stream):
+        one = (life, body["group"], body["index"])
+        if one in seen:
+            yield Finding(Kind.DUPLICATED, body["group"], f"sample {body['index']} was {verb} more than once")
+        seen.add(one)
+
+
+def groups_were_judged_by_the_rule(story: Story) -> Iterator[Finding]:
+    """How a group ended is what its verdicts make of it: 0 < correct < known is kept, all else is not trained."""
+    accepted = {"trained": {"kept"}, "stale": {"kept"}, "kept": {"kept"}, "batched": {"kept"}, "filtered": {"filtered"}}
+    screened = story.evidence.recipe["algorithm"]["dynamic_sampling"].get("selection", {}).get("strategy") == "screen"
+    for name, asked in story.dispatched("train").items():
+        state = story.evidence.groups.get(name, {}).get("state")
+        state = "trained" if name in story.trained else state
+        decision = story.decision(name, asked)
+        if state == "dead" and decision != "dead" and name not in story.letters:
+            yield Finding(Kind.RULE, name, f"dead, but its verdicts make it {decision}, and no letter tells why")
+        if state == "filtered" and screened:
+            continue
+        if state in accepted and decision not in accepted[state]:
+            yield Finding(Kind.RULE, name, f"{state}, but its verdicts make it {decision}")
+
+
+def only_what_was_injected_is_invalid(story: Story) -> Iterator[Finding]:
+    """No message that the run itself wrote was refused as none of its own."""
+    for letter in story.evidence.bodies("dead"):
+        stream = letter["stream"].split("}:")[-1]
+        if letter["cause"] == "invalid" and letter["entry"] not in story.evidence.injected.get(stream, ()):
+            yield Finding(Kind.RULE, f"{stream} {letter['entry']}", f"refused: {letter['reason']}")
+
+
+def counters_reconcile(story: Story) -> Iterator[Finding]:
+    """What Redis counts is what the streams show, and it adds up."""
+    evidence = story.evidence
+    for lane, endings in (("train", ("trained", *RELEASED)), ("evaluation", ("evaluated", "dead"))):
+        counters, pending = evidence.lanes[lane].counters, evidence.lanes[lane].pending
+        told = {name: counters.get(name, 0) for name in ("dispatched", *endings)}
+        seen = len(story.dispatched(lane))
+        if told["dispatched"] != seen:
+            yield Finding(Kind.COUNTERS, lane, f"{told['dispatched']} groups counted as dispatched, {seen} tasks seen")
+        if told["dispatched"] != sum(told[name] for name in endings) + len(pending):
+            yield Finding(Kind.COUNTERS, lane, f"{told} with {len(pending)} pending do not add up")
+    counters = evidence.lanes["train"].counters
+    seen_trained = sum(len(steps) for steps in story.trained.values())
+    if counters.get("trained", 0) != seen_trained:
+        text = f"{counters.get('trained', 0)} groups counted as trained, the steps name {seen_trained}"
+        yield Finding(Kind.COUNTERS, "train", text)
+    if not _may_be_buried(story):
+        states = [fields.get("state") for fields in evidence.groups.values()]
+        for name in ("filtered", "stale"):
+            if counters.get(name, 0) != states.count(name):
+                text = f"{counters.get(name, 0)} groups counted as {name}, {states.count(name)} are"
+                yield Finding(Kind.COUNTERS, "train", text)

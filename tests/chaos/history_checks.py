@@ -1,0 +1,172 @@
+"""Owns the oracle's checks of a run's history: each batch trained once, steps and versions in order, the archive true.
+
+Must not import the code under test.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from copy import deepcopy
+from itertools import pairwise
+from typing import Any
+
+from tests.chaos.finding import Finding, Kind
+from tests.chaos.story import REWOUND, Story
+
+RESTARTED = ("tasks", "samples", "verdicts", "batches")
+"""Streams that a rewind begins anew: their count of entries starts again."""
+DAMAGED = "payload-damaged"
+PAYLOAD = re.compile(r":payload:(?P<group>[^:]+):(?P<index>\d+)$")
+
+
+def the_tail_is_whole(story: Story) -> Iterator[Finding]:
+    """Every entry that a stream ever had is in our file, and no entry of our file was forgotten by Redis."""
+    evidence = story.evidence
+    rewound = any(one.get("phase") == REWOUND for one in evidence.bodies("events"))
+    for stream, added in evidence.added.items():
+        read = evidence.read[stream]
+        if added < 0:
+            yield Finding(Kind.GAP, stream, "the tail did not come to its end")
+        elif added > read:
+            yield Finding(Kind.GAP, stream, f"{added} entries were added, the tail saw {read}")
+        elif added < read and not (rewound and stream in RESTARTED):
+            yield Finding(Kind.GAP, stream, f"the tail saw {read} entries, Redis remembers {added}")
+
+
+def no_group_is_trained_twice(story: Story) -> Iterator[Finding]:
+    """In the surviving history a group is in one step, once."""
+    for name, steps in story.trained.items():
+        if len(steps) > 1:
+            yield Finding(Kind.DUPLICATED, name, f"trained in steps {steps}")
+
+
+def each_batch_is_published_once(story: Story) -> Iterator[Finding]:
+    """Of each life: one batch a step, and no group in two batches."""
+    published: dict[tuple[int, int], dict[str, Any]] = {}
+    placed: dict[tuple[int, str], int] = {}
+    for life, batch in story.told("batches"):
+        earlier = published.setdefault((life, batch["step"]), batch)
+        if earlier != batch:
+            yield Finding(Kind.DUPLICATED, f"step {batch['step']}", "two different batches were published for it")
+        for group in batch["groups"]:
+            step = placed.setdefault((life, group["group"]), batch["step"])
+            if step != batch["step"]:
+                text = f"in the batches of steps {step} and {batch['step']}"
+                yield Finding(Kind.DUPLICATED, group["group"], text)
+
+
+def steps_and_versions_rise(story: Story) -> Iterator[Finding]:
+    """Steps are 1, 2, 3 ... to the committed one, each with a higher version; a run that succeeded came to its end."""
+    evidence = story.evidence
+    steps = [record["step"] for record in evidence.steps]
+    if steps != list(range(1, len(steps) + 1)):
+        yield Finding(Kind.HISTORY, "steps", f"{steps} are not 1 to {len(steps)}")
+    versions = [record["version"] for record in evidence.steps]
+    if any(later <= earlier for earlier, later in pairwise(versions)):
+        yield Finding(Kind.HISTORY, "versions", f"{versions} do not rise")
+    if steps and (int(evidence.policy["step"]), int(evidence.policy["version"])) != (steps[-1], versions[-1]):
+        yield Finding(Kind.HISTORY, "policy", f"{evidence.policy} is not what the last step says")
+    last = next((step for step, batch in story.batches.items() if batch["last"]), None)
+    if evidence.state == "succeeded" and (not steps or steps[-1] != last):
+        yield Finding(Kind.HISTORY, "steps", f"the run succeeded after step {steps[-1:]}, its last batch is of {last}")
+
+
+def steps_train_their_batches(story: Story) -> Iterator[Finding]:
+    """A step's groups are those of its published batch, of its archived one, and of its record on disk."""
+    evidence = story.evidence
+    covered = max(evidence.checkpoints, default=0)
+    for record in evidence.steps:
+        step, groups = record["step"], list(record["groups"])
+        where = f"step {step}"
+        published = story.batches.get(step)
+        if published is None or _names(published) != groups:
+            yield Finding(Kind.HISTORY, where, "its groups are not those of the batch that was published for it")
+        archived = evidence.archive.get(step)
+        if archived is None and step > covered:
+            yield Finding(Kind.ARCHIVE, where, "its batch is not archived, and no checkpoint covers it")
+        if archived is not None and published is not None and (why := _differs(story, archived, published)):
+            yield Finding(Kind.ARCHIVE, where, f"the archived batch is not the published one: {why}")
+        written = evidence.records.get(step)
+        if written is None:
+            yield Finding(Kind.ARCHIVE, where, "no record of it is in the run's folder")
+        elif any(written[name] != record[name] for name in ("step", "version", "groups")):
+            yield Finding(Kind.ARCHIVE, where, "its record in the run's folder is another one than in the stream")
+
+
+def _differs(story: Story, archived: dict[str, Any], published: dict[str, Any]) -> str | None:
+    """What an archived batch says otherwise; None when nothing. Samples whose payload was damaged are masked in it."""
+    told = [one["text"] for one in story.evidence.bodies("events") if one["phase"] == DAMAGED]
+    archived = deepcopy(archived)
+    for group, original in zip(archived["groups"], published["groups"], strict=False):
+        for sample, whole in zip(group["samples"], original["samples"], strict=False):
+            if sample["masked"] and not whole["masked"] and any(sample["payload"] in text for text in told):
+                sample["masked"] = False
+    return None if archived == published else "other groups, samples or masks"
+
+
+def _names(batch: dict[str, Any]) -> list[str]:
+    return [one["group"] for one in batch["groups"]]
+
+
+def payloads_are_archived_once(story: Story) -> Iterator[Finding]:
+    """The archived shares of a step hold each response of its batch that enters the loss, once, and no other."""
+    for step, batch in story.evidence.archive.items():
+        if step not in {record["step"] for record in story.evidence.steps}:
+            continue
+        wanted = sorted(
+            (sample["payload"], group["group"])
+            for group in batch["groups"]
+            for sample in group["samples"]
+            if sample["tokens"] and not sample["masked"]
+        )
+        found = sorted(story.evidence.shares.get(step, []))
+        if found != wanted:
+            text = f"{len(found)} payloads ({len(set(found))} different) are archived, its batch has {len(wanted)}"
+            yield Finding(Kind.ARCHIVE, f"step {step}", text)
+
+
+def staleness_is_kept(story: Story) -> Iterator[Finding]:
+    """No response was older than limits.max_staleness versions when it was trained, and the batch says its age."""
+    bound = story.evidence.recipe["limits"]["max_staleness"]
+    consuming = 0
+    for record in story.evidence.steps:
+        batch = story.batches.get(record["step"])
+        for group in batch["groups"] if batch else ():
+            for sample in group["samples"]:
+                oldest = _oldest(story, sample["payload"])
+                where = f"step {record['step']}"
+                if oldest is None:
+                    yield Finding(Kind.HISTORY, where, f"{sample['payload']} was trained without a verdict")
+                elif consuming - oldest > bound:
+                    text = f"{sample['payload']} of version {oldest} was trained at {consuming}; {bound} is the bound"
+                    yield Finding(Kind.STALENESS, where, text)
+                elif batch is not None and (age := batch["version"] - oldest) != sample["staleness"]:
+                    text = f"{sample['payload']} says staleness {sample['staleness']}, it is {age}"
+                    yield Finding(Kind.STALENESS, where, text)
+        consuming = record["version"]
+
+
+def _oldest(story: Story, payload: str) -> int | None:
+    match = PAYLOAD.search(payload)
+    if match is None:
+        return None
+    verdict = story.judged.get(match["group"], {}).get(int(match["index"]))
+    return None if verdict is None else int(verdict["facts"]["oldest_version"])
+
+
+def evaluations_are_complete(story: Story) -> Iterator[Finding]:
+    """Each evaluation is on record once, and answers or drops every prompt that was asked for it."""
+    asked: dict[tuple[str, str], int] = {}
+    for name in story.dispatched("evaluation"):
+        _, which, when, _ = name.split(".")
+        asked[which, when] = asked.get((which, when), 0) + 1
+    seen = set()
+    for record in story.evidence.bodies("evaluations"):
+        one = (record["set"], record["name"])
+        if one in seen:
+            yield Finding(Kind.DUPLICATED, " ".join(one), "evaluated more than once")
+        seen.add(one)
+        if record["prompts"] + record["dropped"] != asked.get(one, 0):
+            text = f"{asked.get(one, 0)} prompts were asked, {record['prompts']} answered, {record['dropped']} dropped"
+            yield Finding(Kind.COUNTERS, " ".join(one), text)

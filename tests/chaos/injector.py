@@ -1,0 +1,98 @@
+"""Owns one fault from the wait for its moment to its recovery, and the record of it.
+
+Must not let anything it stopped, filled or delayed stay so, whatever happens.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import redis
+
+from tests.chaos.faults import FAULTS, Fault
+from tests.chaos.scene import Scene
+from tests.chaos.strikes import Struck
+
+MOMENT_S = 60.0
+"""How long a fault waits for a moment in which it counts."""
+RECOVERY_S = 240.0
+LOOK_S = 0.002
+POLL_S = 0.1
+
+
+@dataclass
+class Outcome:
+    """What came of one fault. It counts when its victim held something and it had an effect; `why` says why not.
+
+    `at`: Unix seconds; `seconds` from the strike until the fault was recovered from, None where it never was.
+    """
+
+    fault: str
+    run: str
+    counted: bool
+    why: str = ""
+    at: float = 0.0
+    seconds: float | None = None
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def recovered(self) -> bool:
+        """Whether the system came back from it in time."""
+        return self.seconds is not None
+
+    def told(self) -> dict[str, Any]:
+        """As a line of the results."""
+        return {"kind": "fault", **asdict(self)}
+
+
+def inject(scene: Scene, name: str) -> Outcome:
+    """Wait for the fault's moment, strike, wait for the recovery."""
+    fault = FAULTS[name]
+    struck = _strike(scene, fault)
+    if struck is None:
+        return Outcome(name, scene.run, False, f"nobody held anything within {MOMENT_S:g} s, or the run ended")
+    try:
+        seconds = _recovery(scene, fault, struck)
+        bitten = struck.bitten()
+    finally:
+        if struck.release is not None:
+            struck.release()
+    evidence = struck.moment.told() | struck.facts | ({"entry": list(struck.entry)} if struck.entry else {})
+    why = "" if bitten else "it had no effect: what it was to hit was gone by then"
+    return Outcome(name, scene.run, bitten, why, struck.at, seconds, evidence)
+
+
+def _strike(scene: Scene, fault: Fault) -> Struck | None:
+    ends = time.monotonic() + MOMENT_S
+    while time.monotonic() < ends:
+        try:
+            moment = fault.look(scene)
+            struck = fault.strike(scene, moment) if moment else None
+            if struck is not None:
+                return struck
+            if scene.ended():
+                return None
+        except redis.exceptions.RedisError:
+            time.sleep(POLL_S)  # another fault has just struck Redis itself
+        time.sleep(LOOK_S)
+    return None
+
+
+def _recovery(scene: Scene, fault: Fault, struck: Struck) -> float | None:
+    """Seconds from the strike to the recovery; None when it did not come in time."""
+    ends = time.monotonic() + RECOVERY_S
+    while time.monotonic() < ends:
+        try:
+            if struck.release is not None and struck.due():
+                struck.release()
+                struck.release = None
+            if struck.release is None and (fault.recovered(scene, struck) or scene.succeeded()):
+                return time.time() - struck.at
+            if scene.ended():
+                return None
+        except redis.exceptions.RedisError:
+            time.sleep(POLL_S)
+        time.sleep(POLL_S)
+    return None

@@ -1,0 +1,165 @@
+"""Owns the chaos suite's own view of Redis: a run's key names, and who holds what, by raw commands.
+
+Must not import the code under test: what it says of itself is no evidence.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
+
+BODY = b"m"
+"""The one field of a stream entry: the message as JSON."""
+READERS = {
+    "tasks": "rollout",
+    "samples": "verifier",
+    "verdicts": "sampler",
+    "evaluation:tasks": "rollout",
+    "evaluation:samples": "verifier",
+    "evaluation:verdicts": "sampler",
+}
+"""The streams that are worked on under leases, and the consumer group (which is also the service) that reads each."""
+STREAMS = (*READERS, "batches", "steps", "events", "dead", "evaluations", "weight-plans", "weight-acks")
+"""Every stream of a run."""
+LANES = {"train": "", "evaluation": "evaluation:"}
+"""By lane: what stands before the names of its streams and counters."""
+READY = "ready"
+
+
+def key(run: str, name: str) -> str:
+    """The key called `name` in a run."""
+    return f"penstock:{{{run}}}:{name}"
+
+
+def client(url: str, patience_s: float = 40.0) -> Any:
+    """A connection of our own, past every proxy; a server that is down is waited for `patience_s` seconds."""
+    pause = 0.1
+    return redis.Redis.from_url(
+        url,
+        protocol=2,
+        socket_connect_timeout=2,
+        socket_timeout=30,
+        retry=Retry(ConstantBackoff(pause), int(patience_s / pause)),
+        retry_on_error=[redis.exceptions.ConnectionError, redis.exceptions.BusyLoadingError],
+    )
+
+
+def texts(fields: dict[bytes, bytes]) -> dict[str, str]:
+    """A hash with names and values as text; undecodable bytes survive as surrogates."""
+    return {name.decode(): value.decode(errors="surrogateescape") for name, value in fields.items()}
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process as it announces itself."""
+
+    id: str
+    service: str
+    pid: int
+    state: str
+    version: int | None
+
+
+def processes(server: Any, run: str, service: str | None = None) -> list[Process]:
+    """The run's live processes, those of one service where it is given."""
+    found = []
+    for member in sorted(server.smembers(key(run, "processes"))):
+        body = server.get(key(run, f"process:{member.decode()}"))
+        if body is not None:
+            told = json.loads(body)
+            found.append(Process(*(told[name] for name in ("id", "service", "pid", "state", "version"))))
+    return [one for one in found if service in (None, one.service)]
+
+
+@dataclass(frozen=True)
+class Held:
+    """An entry under lease: the stream's name in the run, the entry's id, who holds it."""
+
+    stream: str
+    entry: str
+    consumer: str
+
+
+def leases(server: Any, run: str, service: str | None = None, consumer: str | None = None) -> list[Held]:
+    """The leases of one service (else of all), or of the process `consumer` alone; at most 50 a stream."""
+    found = []
+    for stream, reader in READERS.items():
+        if service not in (None, reader):
+            continue
+        try:
+            pending = server.xpending_range(key(run, stream), reader, "-", "+", 50, consumername=consumer)
+        except redis.exceptions.ResponseError as error:
+            if not str(error).startswith("NOGROUP"):
+                raise
+            continue  # nobody has read it yet
+        found += [Held(stream, one["message_id"].decode(), one["consumer"].decode()) for one in pending]
+    return found
+
+
+def still_leased(server: Any, run: str, held: tuple[Held, ...]) -> list[Held]:
+    """Those of `held` that nobody has acked yet, whoever has them now."""
+    return [
+        one for one in held if server.xpending_range(key(run, one.stream), READERS[one.stream], one.entry, one.entry, 1)
+    ]
+
+
+def policy(server: Any, run: str) -> tuple[int, int] | None:
+    """The committed (version, rollout step); None before the first."""
+    version, step = server.hmget(key(run, "policy"), "version", "step")
+    return None if version is None else (int(version), int(step))
+
+
+def batch_in_hand(server: Any, run: str) -> tuple[str, int] | None:
+    """The oldest batch in the log behind the committed step: (entry, step); None when the learner has nothing to do."""
+    committed = policy(server, run)
+    if committed is None:
+        return None
+    for entry, fields in server.xrange(key(run, "batches")):
+        body = message(fields)
+        if body is not None and body.get("step", 0) > committed[1]:
+            return entry.decode(), int(body["step"])
+    return None
+
+
+@dataclass(frozen=True)
+class Sync:
+    """A weight sync under way: the plan's group and version, and who has not answered it yet."""
+
+    generation: int
+    version: int
+    missing: frozenset[str]
+
+
+def open_sync(server: Any, run: str) -> Sync | None:
+    """The newest weight plan, unless all of its members have answered it."""
+    plans = server.xrevrange(key(run, "weight-plans"), count=1)
+    plan = message(plans[0][1]) if plans else None
+    if plan is None:
+        return None
+    wanted = (plan["generation"], plan["version"])
+    answered = set()
+    for _, fields in server.xrevrange(key(run, "weight-acks"), count=50):
+        ack = message(fields)
+        if ack is not None and (ack["generation"], ack["version"]) == wanted:
+            answered.add(ack["member"])
+    missing = frozenset(plan["members"]) - answered
+    return Sync(*wanted, missing) if missing else None
+
+
+def state(server: Any, run: str) -> str:
+    """The run's state."""
+    return str((server.hget(key(run, "record"), "state") or b"").decode())
+
+
+def message(fields: dict[bytes, bytes]) -> dict[str, Any] | None:
+    """The message of a stream entry; None where it is not a JSON object."""
+    try:
+        body = json.loads(fields.get(BODY, b""))
+    except ValueError:
+        return None
+    return body if isinstance(body, dict) else None

@@ -1,0 +1,191 @@
+"""Owns when a fault counts: its victim holds a lease, a batch or a sync, as raw commands to Redis show.
+
+Must not harm anything; each look gives what it found, or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from tests.chaos import lookups
+from tests.chaos.lookups import BODY, READERS, Process, key
+from tests.chaos.scene import Moment, Scene
+from tests.chaos.stack import engine_core, exists
+
+Look = Callable[[Scene], Moment | None]
+PAYLOADS_SCANNED = 400
+OPEN = (b"pending", b"kept", b"batched")
+
+
+def _chosen(scene: Scene, service: str) -> list[Process]:
+    """The service's processes in a random order, those that are still there."""
+    found = [one for one in lookups.processes(scene.server, scene.run, service) if exists(one.pid)]
+    scene.rng.shuffle(found)
+    return found
+
+
+def working(service: str) -> Look:
+    """A process of the service that has entries under lease."""
+
+    def look(scene: Scene) -> Moment | None:
+        for one in _chosen(scene, service):
+            if held := lookups.leases(scene.server, scene.run, service, one.id):
+                return Moment(one.id, one.pid, leases=tuple(held))
+        return None
+
+    return look
+
+
+def syncing(scene: Scene) -> Moment | None:
+    """A rollout replica that a weight plan names and that has not answered it."""
+    sync = lookups.open_sync(scene.server, scene.run)
+    for one in _chosen(scene, "rollout") if sync else ():
+        if sync and one.id in sync.missing:
+            return Moment(one.id, one.pid, sync=sync)
+    return None
+
+
+def inside(look: Look) -> Look:
+    """The same, of the engine core below the replica."""
+
+    def deeper(scene: Scene) -> Moment | None:
+        found = look(scene)
+        if found is None or found.pid is None:
+            return None
+        core = engine_core(found.pid)
+        facts = {"replica": found.pid}
+        return Moment(found.process, core, found.leases, found.batch, found.sync, facts) if core else None
+
+    return deeper
+
+
+def learning(scene: Scene) -> Moment | None:
+    """A learner rank while a batch is in the log that is not committed."""
+    batch = lookups.batch_in_hand(scene.server, scene.run)
+    for one in _chosen(scene, "learner") if batch else ():
+        if batch and one.state == lookups.READY:
+            return Moment(one.id, one.pid, batch=batch[1])
+    return None
+
+
+def publishing(scene: Scene) -> Moment | None:
+    """A learner rank in the middle of a weight sync."""
+    sync = lookups.open_sync(scene.server, scene.run)
+    for one in _chosen(scene, "learner") if sync else ():
+        return Moment(one.id, one.pid, sync=sync)
+    return None
+
+
+def _running(scene: Scene) -> Moment | None:
+    """What all services together hold, while the run is running."""
+    if lookups.state(scene.server, scene.run) != "running":
+        return None
+    held = lookups.leases(scene.server, scene.run)
+    batch = lookups.batch_in_hand(scene.server, scene.run)
+    sync = lookups.open_sync(scene.server, scene.run)
+    return Moment(leases=tuple(held), batch=batch[1] if batch else None, sync=sync) if held or batch or sync else None
+
+
+def confirmed(scene: Scene, moment: Moment) -> Moment | None:
+    """What the victim of an earlier look holds now. Asked while it is stopped, so that the answer stays true."""
+    if moment.sync is not None:
+        sync = lookups.open_sync(scene.server, scene.run)
+        sender = any(one.id == moment.process for one in lookups.processes(scene.server, scene.run, "learner"))
+        return replace(moment, sync=sync) if sync and (sender or moment.process in sync.missing) else None
+    if moment.batch is not None:
+        batch = lookups.batch_in_hand(scene.server, scene.run)
+        return replace(moment, batch=batch[1]) if batch else None
+    held = lookups.leases(scene.server, scene.run, consumer=moment.process)
+    return replace(moment, leases=tuple(held)) if held else None
+
+
+def keeping(scene: Scene) -> Moment | None:
+    """The gateway while it keeps a run whose services hold something: it holds no lease of its own."""
+    found, pid = _running(scene), scene.stack.gateway()
+    return Moment(None, pid, found.leases, found.batch, found.sync, {"keeps": scene.run}) if found and pid else None
+
+
+def serving(scene: Scene) -> Moment | None:
+    """The embedded Redis while it keeps somebody's lease, batch or sync."""
+    found, pid = _running(scene), scene.stack.redis()
+    return Moment(None, pid, found.leases, found.batch, found.sync) if found and pid else None
+
+
+def connected(scene: Scene) -> Moment | None:
+    """All connections through the proxy, while somebody holds something over them."""
+    found = _running(scene)
+    return Moment(None, None, found.leases, found.batch, found.sync) if found and scene.proxy else None
+
+
+def checkpoint_coming(scene: Scene) -> Moment | None:
+    """The disk that a checkpoint will be written to, while a batch that leads to it is in the learner's hands.
+
+    Only where it is one of its own (disk.py), which nobody else needs.
+    """
+    if not (scene.folder / "checkpoints").is_mount():
+        return None
+    batch = lookups.batch_in_hand(scene.server, scene.run)
+    every, last = scene.recipe["learner"]["checkpoint_every"], scene.recipe["limits"]["rollout_steps"]
+    # The last checkpoint of a run is written before its end, where nobody could see the next one succeed.
+    if batch is None or batch[1] > last - 4 * every:
+        return None
+    return Moment(None, None, batch=batch[1])
+
+
+def checkpointed(scene: Scene) -> Moment | None:
+    """A learner rank with a batch in hand, and a newest checkpoint to go back to."""
+    found = learning(scene)
+    if found is None:
+        return None
+    newest = newest_checkpoint(scene.folder)
+    return Moment(found.process, found.pid, batch=found.batch, facts={"checkpoint": newest.name}) if newest else None
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint of the highest step that has its manifest."""
+    whole = [path.parent for path in (folder / "checkpoints").glob("step-*/checkpoint.json")]
+    return max(whole, key=lambda path: path.name, default=None)
+
+
+def payload_waiting(scene: Scene) -> Moment | None:
+    """A payload of a group that is on its way to a batch that nobody has trained."""
+    step = scene.step()
+    prefix = key(scene.run, "payload:")
+    for name in scene.server.scan_iter(match=f"{prefix}*", count=PAYLOADS_SCANNED):
+        group = name.decode().removeprefix(prefix).rsplit(":", 1)[0]
+        if group.startswith("e."):
+            continue
+        state, batched = scene.server.hmget(key(scene.run, f"group:{group}"), "state", "step")
+        if state in OPEN and (batched is None or int(batched) > step):
+            return Moment(None, None, facts={"payload": name.decode(), "group": group, "state": state.decode()})
+    return None
+
+
+def message_under_way(*streams: str) -> Look:
+    """An entry under lease on one of the streams; of the batches, one that is not committed."""
+
+    def look(scene: Scene) -> Moment | None:
+        for stream in scene.rng.sample(streams, len(streams)):
+            found = _entry(scene, stream)
+            if found:
+                return found
+        return None
+
+    return look
+
+
+def _entry(scene: Scene, stream: str) -> Moment | None:
+    if stream == "batches":
+        batch = lookups.batch_in_hand(scene.server, scene.run)
+        entry, held, step = (batch[0], (), batch[1]) if batch else (None, (), None)
+    else:
+        leases = [one for one in lookups.leases(scene.server, scene.run, READERS[stream]) if one.stream == stream]
+        entry, held, step = (leases[0].entry, (leases[0],), None) if leases else (None, (), None)
+    if entry is None:
+        return None
+    found = scene.server.xrange(key(scene.run, stream), entry, entry)
+    if not found:
+        return None
+    return Moment(None, None, held, step, facts={"stream": stream, "entry": entry, "body": found[0][1][BODY]})

@@ -1,0 +1,105 @@
+"""Owns when a fault is recovered from: what has to be seen in Redis, on disk or at the API, by raw commands.
+
+Must not do anything about it. A run that has ended well has recovered from everything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from tests.chaos import lookups
+from tests.chaos.lookups import READERS, key, message
+from tests.chaos.scene import Scene
+from tests.chaos.strikes import Struck, same
+
+Recovered = Callable[[Scene, Struck], bool]
+ENDED_GROUPS = (b"trained", b"filtered", b"stale", b"dead")
+
+
+def work_done(scene: Scene, struck: Struck) -> bool:
+    """What the victim held is done: its entries acked, its batch committed, its sync's version held by the fleet."""
+    held = struck.moment
+    if held.batch is not None and scene.step() < held.batch:
+        return False
+    if held.sync is not None and not _synced(scene, held.sync.version):
+        return False
+    return not lookups.still_leased(scene.server, scene.run, held.leases)
+
+
+def _synced(scene: Scene, version: int) -> bool:
+    policy = lookups.policy(scene.server, scene.run)
+    if policy is None or policy[0] < version:
+        return False
+    return all((one.version or 0) >= version for one in scene.ready("rollout"))
+
+
+def manned(service: str) -> Recovered:
+    """As many processes of the service as the run wants are ready, and none of them is the one that was killed."""
+
+    def look(scene: Scene, struck: Struck) -> bool:
+        return sum(not same(one, struck) for one in scene.ready(service)) >= scene.wanted(service)
+
+    return look
+
+
+def going_on(scene: Scene, struck: Struck) -> bool:
+    """Something has come to its end since: a group, an evaluation's prompt, a rollout step."""
+    return scene.endings() > struck.endings
+
+
+def answering(scene: Scene, struck: Struck) -> bool:
+    """The API shows the run, from a process that is not the one that was killed."""
+    pid = scene.stack.gateway()
+    return pid is not None and pid not in struck.dead and scene.stack.answers(f"/v1/runs/{scene.run}")
+
+
+def checkpoint_written(scene: Scene, struck: Struck) -> bool:
+    """A checkpoint is whole on disk that is newer than the step that was committed at the fault."""
+    for path in (scene.folder / "checkpoints").glob("step-*/checkpoint.json"):
+        try:
+            if json.loads(path.read_text())["step"] > struck.step:
+                return True
+        except (OSError, ValueError):
+            continue  # it is being replaced by a newer one at this moment
+    return False
+
+
+def group_ended(scene: Scene, struck: Struck) -> bool:
+    """The group of the payload was trained or released."""
+    state = scene.server.hget(key(scene.run, f"group:{struck.moment.facts['group']}"), "state")
+    return state in ENDED_GROUPS
+
+
+def entry_dealt_with(scene: Scene, struck: Struck) -> bool:
+    """The added entry was acked; one of the batches was refused, or a step behind it is committed."""
+    assert struck.entry is not None
+    stream, entry = struck.entry
+    name = key(scene.run, stream)
+    if stream == "batches":
+        return refused(scene, struck) or scene.step() > (struck.moment.batch or 0)
+    reader = READERS[stream]
+    groups = [one for one in scene.server.xinfo_groups(name) if one["name"].decode() == reader]
+    delivered = groups[0]["last-delivered-id"].decode() if groups else "0-0"
+    if _order(delivered) < _order(entry):
+        return False
+    return not scene.server.xpending_range(name, reader, entry, entry, 1)
+
+
+def refused(scene: Scene, struck: Struck) -> bool:
+    """The added entry is in the dead-letter stream, as no message of this run."""
+    assert struck.entry is not None
+    stream, entry = struck.entry
+    letters = [message(fields) for _, fields in scene.server.xrange(key(scene.run, "dead"))]
+    about = (key(scene.run, stream), entry, "invalid")
+    return any(one and (one["stream"], one["entry"], one["cause"]) == about for one in letters)
+
+
+def _order(entry: str) -> tuple[int, int]:
+    milliseconds, number = entry.split("-")
+    return int(milliseconds), int(number)
+
+
+def all_of(*conditions: Recovered) -> Recovered:
+    """Every one of the conditions, at the same moment."""
+    return lambda scene, struck: all(one(scene, struck) for one in conditions)

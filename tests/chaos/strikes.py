@@ -1,0 +1,240 @@
+"""Owns what faults do: to processes, connections, the disk, payloads and messages.
+
+Must not touch a process below another stack; gives None where the victim held nothing any more, and nothing happened.
+"""
+
+from __future__ import annotations
+
+import errno
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.lookups import BODY, Process, key, message
+from tests.chaos.moments import confirmed
+from tests.chaos.scene import Moment, Scene
+from tests.chaos.spoiling import MESSAGES, PAYLOADS
+from tests.chaos.stack import exists, freeze, send
+
+BITE_S = 30.0
+"""How long a full disk or a broken connection lasts where nothing else ends it."""
+FILLER = ".filler"
+CHUNK = bytes(64 * 1024)
+
+
+@dataclass
+class Struck:
+    """What was done to whom, when (Unix seconds), and how many endings the run had by then.
+
+    `release` undoes it as soon as `due` says so. `entry`: what was added, as (stream, id). `dead`: process ids that do
+    not come back. `facts`: more evidence; `bitten` tells, when it is over, whether the fault had an effect at all.
+    """
+
+    moment: Moment
+    at: float
+    endings: int
+    step: int
+    release: Callable[[], None] | None = None
+    due: Callable[[], bool] = lambda: True
+    entry: tuple[str, str] | None = None
+    dead: frozenset[int] = frozenset()
+    facts: dict[str, Any] = field(default_factory=dict)
+    bitten: Callable[[], bool] = lambda: True
+
+
+Strike = Callable[[Scene, Moment], Struck | None]
+
+
+def _now(scene: Scene, moment: Moment, **more: Any) -> Struck:
+    return Struck(moment, time.time(), scene.endings(), scene.step(), **more)
+
+
+def kill(scene: Scene, moment: Moment) -> Struck | None:
+    """kill -9, in the moment: the victim is stopped first, so that what it holds is certain."""
+    return _on_stopped(scene, moment, lambda pid, held: _killed(scene, pid, held))
+
+
+def _killed(scene: Scene, pid: int, moment: Moment) -> Struck:
+    struck = _now(scene, moment, dead=frozenset({pid}))
+    send(pid, signal.SIGKILL)
+    return struck
+
+
+def stop(scene: Scene, moment: Moment) -> Struck | None:
+    """SIGSTOP for one and a half to three leases, then SIGCONT."""
+    seconds = scene.lease_s * scene.rng.uniform(1.5, 3.0)
+
+    def stopped(pid: int, held: Moment) -> Struck:
+        ends = time.monotonic() + seconds
+        return _now(
+            scene, held, release=lambda: _continue(pid), due=lambda: time.monotonic() >= ends,
+            facts={"stopped_s": seconds},
+        )  # fmt: skip
+
+    return _on_stopped(scene, moment, stopped)
+
+
+def _continue(pid: int) -> None:
+    send(pid, signal.SIGCONT)
+
+
+def _on_stopped(scene: Scene, moment: Moment, then: Callable[[int, Moment], Struck]) -> Struck | None:
+    pid = moment.pid
+    if pid is None or not exists(pid) or not freeze(pid):
+        return None
+    try:
+        held = moment if moment.process is None else confirmed(scene, moment)
+        if held is not None:
+            return then(pid, held)
+    except BaseException:  # Redis may be down just now: nobody may stay stopped for that
+        _continue(pid)
+        raise
+    _continue(pid)
+    return None
+
+
+def kill_redis(scene: Scene, moment: Moment) -> Struck | None:
+    """kill -9 of the embedded server; nobody could ask a stopped one what it holds."""
+    assert moment.pid is not None
+    struck = _now(scene, moment, dead=frozenset({moment.pid}))
+    return struck if send(moment.pid, signal.SIGKILL) else None
+
+
+def stop_redis(scene: Scene, moment: Moment) -> Struck | None:
+    """SIGSTOP of the embedded server for longer than a lease."""
+    pid, seconds = moment.pid, scene.lease_s * scene.rng.uniform(1.2, 2.0)
+    assert pid is not None
+    struck = _now(scene, moment, release=lambda: _continue(pid), facts={"stopped_s": seconds})
+    ends = time.monotonic() + seconds
+    struck.due = lambda: time.monotonic() >= ends
+    return struck if freeze(pid) else None
+
+
+def spoil_checkpoint(scene: Scene, moment: Moment) -> Struck | None:
+    """Flip one bit of the newest checkpoint, and kill -9 the learner, which has to go back further."""
+    folder = scene.folder / "checkpoints" / str(moment.facts["checkpoint"])
+
+    def spoiled(pid: int, held: Moment) -> Struck:
+        if not flip_a_bit(folder, scene.rng.random()):
+            _continue(pid)
+            return _now(scene, held, bitten=lambda: False)
+        struck = _killed(scene, pid, held)
+        struck.bitten = lambda: _told(scene, folder.name, "checkpoint-damaged")
+        return struck
+
+    return _on_stopped(scene, moment, spoiled)
+
+
+def flip_a_bit(folder: Path, where: float) -> bool:
+    """Flip a bit of the checkpoint's biggest file, at this share of its length; False when it is gone."""
+    try:
+        path = max(folder.glob("*.safetensors"), key=lambda one: one.stat().st_size)
+        with path.open("r+b") as file:
+            offset = int(where * (path.stat().st_size - 1))
+            file.seek(offset)
+            byte = file.read(1)[0]
+            file.seek(offset)
+            file.write(bytes([byte ^ 0x10]))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _told(scene: Scene, word: str, phase: str | None = None, since: str = "-") -> bool:
+    """Whether an event (of this phase, behind that entry) has the word in its text."""
+    for _, fields in scene.server.xrange(key(scene.run, "events"), min=since):
+        body = message(fields)
+        if body and word in body.get("text", "") and phase in (None, body.get("phase")):
+            return True
+    return False
+
+
+def fill_disk(scene: Scene, moment: Moment) -> Struck | None:
+    """Leave not one byte on the checkpoints' disk until a checkpoint has failed for it."""
+    filler = scene.folder / "checkpoints" / FILLER
+    since = f"({_last_event(scene)}"
+    _fill(filler)
+    ends = time.monotonic() + BITE_S
+
+    def failed() -> bool:
+        return _told(scene, "", "checkpoint-failed", since)
+
+    return _now(
+        scene, moment, release=lambda: filler.unlink(missing_ok=True), bitten=failed,
+        due=lambda: failed() or time.monotonic() >= ends,
+    )  # fmt: skip
+
+
+def _fill(filler: Path) -> None:
+    with filler.open("wb", buffering=0) as file:
+        for chunk in (CHUNK, b"\0"):
+            try:
+                while True:
+                    file.write(chunk)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+
+
+def _last_event(scene: Scene) -> str:
+    found = scene.server.xrevrange(key(scene.run, "events"), count=1)
+    return found[0][0].decode() if found else "0-0"
+
+
+def drop_connections(scene: Scene, moment: Moment) -> Struck | None:
+    """Cut every connection to Redis, and again a few times in a row."""
+    struck = _now(scene, moment)
+    times = scene.rng.randint(1, 4)
+    for _ in range(times):
+        struck.facts["dropped"] = struck.facts.get("dropped", 0) + scene.proxy.drop()
+        time.sleep(scene.rng.uniform(0.05, 0.6))
+    return struck
+
+
+def delay_connections(scene: Scene, moment: Moment) -> Struck | None:
+    """Hold every byte to and from Redis back for a while; the longest delays are beyond a lease."""
+    seconds, lasting = scene.rng.uniform(0.05, 1.5) * scene.lease_s, scene.rng.uniform(2.0, 4.0) * scene.lease_s
+    ends = time.monotonic() + lasting
+    scene.proxy.delay(seconds)
+    return _now(
+        scene, moment, release=lambda: scene.proxy.delay(0.0), due=lambda: time.monotonic() >= ends,
+        facts={"delay_s": seconds, "lasting_s": lasting},
+    )  # fmt: skip
+
+
+def spoil_payload(scene: Scene, moment: Moment) -> Struck | None:
+    """Overwrite a part of one response's payload; None when it was let go meanwhile."""
+    name = str(moment.facts["payload"])
+    how = scene.rng.choice(sorted(PAYLOADS))
+    struck = _now(scene, moment, facts={"how": how})
+    return struck if PAYLOADS[how](scene.server, name, scene.rng) else None
+
+
+def duplicate_message(scene: Scene, moment: Moment) -> Struck | None:
+    """Append a copy of an entry that somebody works on."""
+    return _append(scene, moment, moment.facts["body"])
+
+
+def spoil_message(scene: Scene, moment: Moment) -> Struck | None:
+    """Append a damaged copy of an entry that somebody works on."""
+    how = scene.rng.choice(sorted(MESSAGES))
+    struck = _append(scene, moment, MESSAGES[how](moment.facts["body"], scene.rng))
+    struck.facts["how"] = how
+    return struck
+
+
+def _append(scene: Scene, moment: Moment, body: bytes) -> Struck:
+    stream = str(moment.facts["stream"])
+    struck = _now(scene, replace(moment, facts={"stream": stream, "of": moment.facts["entry"]}))
+    entry = scene.server.xadd(key(scene.run, stream), {BODY: body}).decode()
+    struck.entry = (stream, entry)
+    scene.injected.append(struck.entry)
+    return struck
+
+
+def same(one: Process, struck: Struck) -> bool:
+    """Whether a process is one that a kill has ended, or that sits on one: a replica whose engine core is gone."""
+    return one.pid in struck.dead or (bool(struck.dead) and one.id == struck.moment.process)

@@ -1,0 +1,310 @@
+"""The oracle on a made-up run: a clean one passes, and everything that must not be is found, under its right name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.chaos import synthetic
+from tests.chaos.evidence import Evidence
+from tests.chaos.finding import Kind
+from tests.chaos.oracle import CHECKS, judge
+from tests.chaos.synthetic import FILTERED, KEPT, PENDING, PROMPTS, append, batch, clean_run, sample, task, verdict
+
+LATER = "9000-0"
+NOBODY = {"kind": "dead", "stream": "penstock:{run}:tasks", "reason": "not a valid Task", "group": None}
+
+
+def test_a_clean_run_has_no_finding():
+    judgement = judge(clean_run())
+    assert judgement.findings == ()
+    assert (judgement.lost, judgement.duplicated) == (0, 0)
+    assert judgement.figures["dispatched"] == 8
+    assert judgement.figures["trained"] == 4
+
+
+def lose_a_hash(run: Evidence) -> None:
+    del run.groups[FILTERED]
+
+
+def lose_a_pending_group(run: Evidence) -> None:
+    run.lanes["train"].pending.remove(PENDING)
+
+
+def lose_a_task(run: Evidence) -> None:
+    run.unacked["tasks"].clear()
+
+
+def lose_a_sample(run: Evidence) -> None:
+    for index in range(synthetic.SAMPLES):
+        append(run, "samples", sample(PENDING, index), f"{9000 + index}-0")
+
+
+def lose_a_verdict(run: Evidence) -> None:
+    lose_a_sample(run)
+    for index in range(synthetic.SAMPLES):
+        append(run, "verdicts", verdict(PENDING, index, "correct"), f"{9100 + index}-0")
+
+
+def forget_to_decide(run: Evidence) -> None:
+    lose_a_verdict(run)
+    run.groups[PENDING] |= {f"verdict:{index}": "{}" for index in range(synthetic.SAMPLES)}
+
+
+def lose_a_trained_group(run: Evidence) -> None:
+    run.groups["g9"] = {"state": "trained"}
+    append(run, "tasks", task("g9"), LATER)
+
+
+def leave_a_batch_behind(run: Evidence) -> None:
+    run.groups[KEPT]["state"] = "batched"
+
+
+def lose_a_prompt(run: Evidence) -> None:
+    append(run, "evaluation:tasks", task("e.held-out.after.000000"), LATER)
+
+
+def train_in_two_steps(run: Evidence) -> None:
+    run.steps[1]["groups"][1] = "g0"
+
+
+def train_twice_in_one_step(run: Evidence) -> None:
+    run.steps[1]["groups"].append("g3")
+
+
+def judge_twice(run: Evidence) -> None:
+    append(run, "verdicts", verdict("g0", 0, "wrong"), LATER)
+
+
+def judge_a_prompt_twice(run: Evidence) -> None:
+    append(run, "evaluation:verdicts", verdict(PROMPTS[0], 0, "wrong"), LATER)
+
+
+def announce_twice(run: Evidence) -> None:
+    append(run, "samples", sample("g0", 1), LATER)
+
+
+def dispatch_twice(run: Evidence) -> None:
+    append(run, "tasks", task("g0"), LATER)
+
+
+def publish_another_batch(run: Evidence) -> None:
+    append(run, "batches", batch(2, ("g2", KEPT), last=True), LATER)
+
+
+def put_a_group_into_two_batches(run: Evidence) -> None:
+    append(run, "batches", batch(3, ("g0",), last=True), LATER)
+
+
+def evaluate_twice(run: Evidence) -> None:
+    append(run, "evaluations", run.entries["evaluations"][0].body, LATER)
+
+
+def miss_an_entry(run: Evidence) -> None:
+    run.added["events"] += 1
+
+
+def forget_an_entry(run: Evidence) -> None:
+    run.added["samples"] -= 1
+
+
+def break_the_tail(run: Evidence) -> None:
+    run.added["tasks"] = -1
+
+
+def count_wrongly(run: Evidence) -> None:
+    run.lanes["train"].counters["filtered"] += 1
+
+
+def count_one_too_many(run: Evidence) -> None:
+    run.lanes["train"].counters["dispatched"] += 1
+
+
+def count_a_stranger(run: Evidence) -> None:
+    run.lanes["train"].pending.add("g99")
+
+
+def count_a_trained_group_less(run: Evidence) -> None:
+    run.lanes["train"].counters |= {"trained": 3, "dispatched": 7}
+
+
+def skip_a_step(run: Evidence) -> None:
+    run.steps[1]["step"] = 3
+
+
+def repeat_a_version(run: Evidence) -> None:
+    run.steps[1]["version"] = 1
+
+
+def stop_early(run: Evidence) -> None:
+    run.steps.pop()
+    run.policy = {"version": "1", "step": "1"}
+
+
+def disagree_about_the_policy(run: Evidence) -> None:
+    run.policy["version"] = "7"
+
+
+def train_something_else(run: Evidence) -> None:
+    run.steps[0]["groups"] = ["g1", "g0"]
+
+
+def archive_something_else(run: Evidence) -> None:
+    run.archive[1]["groups"].reverse()
+
+
+def archive_nothing(run: Evidence) -> None:
+    run.checkpoints.clear()
+    del run.archive[2]
+
+
+def mask_what_is_whole(run: Evidence) -> None:
+    run.archive[1]["groups"][0]["samples"][0]["masked"] = True
+    run.shares[1].pop(0)
+
+
+def lose_a_record(run: Evidence) -> None:
+    del run.records[1]
+
+
+def archive_a_payload_twice(run: Evidence) -> None:
+    run.shares[1].append(run.shares[1][0])
+
+
+def train_what_was_filtered(run: Evidence) -> None:
+    for entry in run.entries["verdicts"]:
+        if entry.body and entry.body["group"] == "g2":
+            entry.body["outcome"] = "correct"
+
+
+def filter_what_was_mixed(run: Evidence) -> None:
+    run.groups[KEPT]["state"] = "filtered"
+
+
+def die_without_a_letter(run: Evidence) -> None:
+    run.groups[FILTERED]["state"] = "dead"
+
+
+def refuse_an_own_message(run: Evidence) -> None:
+    append(run, "dead", {**NOBODY, "cause": "invalid", "entry": run.entries["tasks"][0].id}, LATER)
+
+
+def train_too_late(run: Evidence) -> None:
+    run.recipe["limits"]["max_staleness"] = 0
+
+
+def lie_about_staleness(run: Evidence) -> None:
+    run.entries["batches"][1].body["groups"][0]["samples"][0]["staleness"] = 0
+
+
+def drop_a_prompt_silently(run: Evidence) -> None:
+    run.entries["evaluations"][0].body["prompts"] = 1
+
+
+WRONGS: tuple[tuple[Callable[[Evidence], None], Kind, str], ...] = (
+    (lose_a_hash, Kind.LOST, FILTERED),
+    (lose_a_pending_group, Kind.LOST, PENDING),
+    (lose_a_task, Kind.LOST, PENDING),
+    (lose_a_sample, Kind.LOST, PENDING),
+    (lose_a_verdict, Kind.LOST, PENDING),
+    (forget_to_decide, Kind.LOST, PENDING),
+    (lose_a_trained_group, Kind.LOST, "g9"),
+    (leave_a_batch_behind, Kind.LOST, KEPT),
+    (lose_a_prompt, Kind.LOST, "e.held-out.after.000000"),
+    (train_in_two_steps, Kind.DUPLICATED, "g0"),
+    (train_twice_in_one_step, Kind.DUPLICATED, "g3"),
+    (judge_twice, Kind.DUPLICATED, "g0"),
+    (judge_a_prompt_twice, Kind.DUPLICATED, PROMPTS[0]),
+    (announce_twice, Kind.DUPLICATED, "g0"),
+    (dispatch_twice, Kind.DUPLICATED, "g0"),
+    (publish_another_batch, Kind.DUPLICATED, "step 2"),
+    (put_a_group_into_two_batches, Kind.DUPLICATED, "g0"),
+    (evaluate_twice, Kind.DUPLICATED, "held-out before"),
+    (miss_an_entry, Kind.GAP, "events"),
+    (forget_an_entry, Kind.GAP, "samples"),
+    (break_the_tail, Kind.GAP, "tasks"),
+    (count_wrongly, Kind.COUNTERS, "train"),
+    (count_one_too_many, Kind.COUNTERS, "train"),
+    (count_a_stranger, Kind.COUNTERS, "g99"),
+    (count_a_trained_group_less, Kind.COUNTERS, "train"),
+    (skip_a_step, Kind.HISTORY, "steps"),
+    (repeat_a_version, Kind.HISTORY, "versions"),
+    (stop_early, Kind.HISTORY, "steps"),
+    (disagree_about_the_policy, Kind.HISTORY, "policy"),
+    (train_something_else, Kind.HISTORY, "step 1"),
+    (archive_something_else, Kind.ARCHIVE, "step 1"),
+    (archive_nothing, Kind.ARCHIVE, "step 2"),
+    (mask_what_is_whole, Kind.ARCHIVE, "step 1"),
+    (lose_a_record, Kind.ARCHIVE, "step 1"),
+    (archive_a_payload_twice, Kind.ARCHIVE, "step 1"),
+    (train_what_was_filtered, Kind.RULE, "g2"),
+    (filter_what_was_mixed, Kind.RULE, KEPT),
+    (die_without_a_letter, Kind.RULE, FILTERED),
+    (refuse_an_own_message, Kind.RULE, "tasks"),
+    (train_too_late, Kind.STALENESS, "step 2"),
+    (lie_about_staleness, Kind.STALENESS, "step 2"),
+    (drop_a_prompt_silently, Kind.COUNTERS, "held-out before"),
+)
+"""What is done to the clean run, and what must be found about whom."""
+
+
+@pytest.mark.parametrize(("wrong", "kind", "subject"), WRONGS, ids=[one[0].__name__ for one in WRONGS])
+def test_what_must_not_be_is_found(wrong: Callable[[Evidence], None], kind: Kind, subject: str):
+    run = clean_run()
+    wrong(run)
+    found = judge(run).of(kind)
+    assert any(one.subject.startswith(subject) for one in found), judge(run)
+
+
+def test_every_check_can_fail():
+    """Each check is the one that finds at least one of the wrongs."""
+    from tests.chaos.story import Story
+
+    finds = dict.fromkeys(CHECKS, 0)
+    for wrong, _, _ in WRONGS:
+        run = clean_run()
+        wrong(run)
+        for check in CHECKS:
+            finds[check] += any(True for _ in check(Story(run)))
+    assert [check.__name__ for check, count in finds.items() if not count] == []
+
+
+@pytest.mark.parametrize(
+    ("stream", "body"),
+    [("tasks", task("g0")), ("samples", sample("g0", 0)), ("verdicts", verdict("g0", 0, "wrong")), ("tasks", None)],
+)
+def test_what_the_injector_added_is_not_held_against_the_run(stream: str, body: dict[str, Any] | None):
+    run = clean_run()
+    append(run, stream, body, LATER)
+    letter = {**NOBODY, "cause": "invalid", "stream": f"penstock:{{run}}:{stream}", "entry": LATER}
+    append(run, "dead", letter, "9001-0")
+    run.injected = {stream: {LATER}}
+    assert judge(run).findings == ()
+
+
+def test_a_damaged_payload_may_be_left_out():
+    run = clean_run()
+    mask_what_is_whole(run)
+    append(run, "events", {"phase": "payload-damaged", "text": f"step 1: {synthetic.payload('g0', 0)} is gone"}, LATER)
+    assert judge(run).findings == ()
+
+
+def test_a_rewind_opens_a_second_life():
+    """Step 2 left the history: its groups are asked for, drawn, judged and trained once more, which is no duplicate."""
+    run = clean_run()
+    writer = synthetic.Writer()
+    writer._clock = 9000
+    for group in ("g2", "g3"):
+        synthetic.generate(writer, group, ("correct", "wrong"))
+    writer.add("events", {"kind": "event", "phase": "rewound"})
+    writer.add("batches", batch(2, ("g2", "g3"), last=True))
+    for stream, entries in writer.entries.items():
+        for entry in entries:
+            append(run, stream, entry.body, entry.id)
+            run.added[stream] -= stream in ("tasks", "samples", "verdicts", "batches")
+    assert judge(run).findings == ()
+    judge_twice(run)
+    append(run, "verdicts", verdict("g0", 0, "wrong"), "9900-0")
+    assert judge(run).duplicated == 1

@@ -1,0 +1,125 @@
+"""The tail on a real server: nothing missed over kill -9 of the server, and a gap is noticed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.evidence import collect, read_tail
+from tests.chaos.finding import Kind
+from tests.chaos.lookups import client, key
+from tests.chaos.oracle import judge
+from tests.chaos.server import Server
+from tests.chaos.synthetic import clean_run
+from tests.chaos.tail import Tail
+
+RUN = "tailed"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with Server(tmp_path / "valkey") as one:
+        yield one
+
+
+@pytest.fixture
+def redis_client(server: Server) -> Iterator[Any]:
+    one = client(server.url)
+    yield one
+    one.close()
+
+
+def add(redis_client: Any, stream: str, *numbers: int) -> None:
+    for number in numbers:
+        redis_client.xadd(key(RUN, stream), {"m": json.dumps({"group": f"g{number}", "samples": 1})})
+
+
+def test_every_entry_is_kept_although_the_server_is_killed_twice(server, redis_client, tmp_path):
+    tail = Tail(server.url, RUN, tmp_path / "tail.jsonl")
+    with tail:
+        for start in (0, 100, 200):
+            add(redis_client, "tasks", *range(start, start + 100))
+            redis_client.xadd(key(RUN, "events"), {"m": b"\xff no text", "other": "x"})
+            if start < 200:
+                server.kill()
+                time.sleep(0.3)
+                server.start()
+                redis_client.ping()
+        tail.close()
+    entries, end = read_tail(tmp_path / "tail.jsonl")
+    assert [one.body["group"] for one in entries["tasks"] if one.body] == [f"g{number}" for number in range(300)]
+    assert [one.body for one in entries["events"]] == [None, None, None]
+    assert end["tasks"] == {"added": 300, "read": 300}
+    assert end["steps"] == {"added": 0, "read": 0}
+    outages = [line for line in (tmp_path / "tail.jsonl").read_text().splitlines() if "outage" in line]
+    assert len(outages) == 2
+
+
+def test_what_was_trimmed_before_it_was_read_is_noticed(server, redis_client, tmp_path):
+    add(redis_client, "samples", *range(10))
+    redis_client.xtrim(key(RUN, "samples"), maxlen=4, approximate=False)
+    tail = Tail(server.url, RUN, tmp_path / "tail.jsonl")
+    with tail:
+        tail.close()
+    _, end = read_tail(tmp_path / "tail.jsonl")
+    assert end["samples"] == {"added": 10, "read": 4}
+
+
+def write_to(redis_client: Any, folder: Path) -> None:
+    """The made-up run of the oracle's tests, as a real one leaves it: in Redis and on disk."""
+    run = clean_run()
+    for reader, streams in {"rollout": ["tasks", "evaluation:tasks"], "verifier": ["samples", "evaluation:samples"],
+                            "sampler": ["verdicts", "evaluation:verdicts"]}.items():  # fmt: skip
+        for stream in streams:
+            redis_client.xgroup_create(key(RUN, stream), reader, id="0", mkstream=True)
+    redis_client.hset(key(RUN, "record"), mapping={"recipe": json.dumps(run.recipe), "state": run.state})
+    for stream, entries in run.entries.items():
+        for entry in entries:
+            redis_client.xadd(key(RUN, stream), {"m": json.dumps(entry.body)}, id=entry.id)
+    for stream, reader in (("tasks", "rollout"), ("samples", "verifier"), ("verdicts", "sampler")):
+        held = redis_client.xreadgroup(reader, "someone", {key(RUN, stream): ">"}, count=1000)[0][1]
+        done = [entry for entry, _ in held if entry.decode() not in run.unacked[stream]]
+        redis_client.xack(key(RUN, stream), reader, *done)
+    for prefix, lane in (("", run.lanes["train"]), ("evaluation:", run.lanes["evaluation"])):
+        redis_client.hset(key(RUN, f"{prefix}counters"), mapping=lane.counters)
+        if lane.pending:
+            redis_client.sadd(key(RUN, f"{prefix}pending"), *lane.pending)
+    for name, fields in run.groups.items():
+        redis_client.hset(key(RUN, f"group:{name}"), mapping=fields)
+    redis_client.hset(key(RUN, "policy"), mapping=run.policy)
+    for part, documents in (("batches", run.archive), ("records", run.records)):
+        (folder / part).mkdir(parents=True)
+        for step, document in documents.items():
+            (folder / part / f"step-{step:06d}.json").write_text(json.dumps(document))
+
+
+def write_shares(folder: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for step, rows in clean_run().shares.items():
+        payloads, groups = zip(*rows, strict=True)
+        table = pa.table({"payload": list(payloads), "group": list(groups)})
+        pq.write_table(table, folder / "batches" / f"step-{step:06d}.rank-0.parquet")
+
+
+def test_evidence_is_collected_from_redis_and_disk(server, redis_client, tmp_path):
+    folder = tmp_path / "runs" / RUN
+    tail = Tail(server.url, RUN, tmp_path / "tail.jsonl")
+    with tail:
+        write_to(redis_client, folder)
+        write_shares(folder)
+        tail.close()
+    collected = collect(redis_client, RUN, tmp_path / "tail.jsonl", folder)
+    # The made-up evaluation's streams were never read, and there is no checkpoint: neither hides nor makes a finding.
+    assert judge(collected).findings == ()
+    assert collected.unacked["tasks"] == clean_run().unacked["tasks"]
+    assert collected.shares == clean_run().shares
+    redis_client.delete(key(RUN, "group:g4"))
+    collected = collect(redis_client, RUN, tmp_path / "tail.jsonl", folder)
+    assert [one.subject for one in judge(collected).of(Kind.LOST)] == ["g4"]
