@@ -17,7 +17,7 @@ from services.contracts import WeightAck, WeightManifest, WeightPlan
 from services.metrics import POLICY_VERSION, SYNC_SECONDS
 from services.settings import Recipe
 from services.shell import Context
-from services.streams.journal import note
+from services.streams.journal import WEIGHT_MESSAGES_KEPT, note
 from services.streams.leases import tail_messages
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 POLL_S = 0.05
 PLANS_WAIT_S = 0.5
 FAILURES_ALLOWED = 5
-ACKS_KEPT = 1000
 
 
 class SyncError(RuntimeError):
@@ -179,4 +178,4 @@ class WeightFollower:
             member=self._member, generation=plan.generation, version=plan.version, phase=phase, detail=detail,
             staging_s=followed.staging_s if followed else 0.0, pause_s=followed.pause_s if followed else 0.0,
         )  # fmt: skip
-        await note(self._context.redis, self._context.keys.weight_acks, ack, ACKS_KEPT)
+        await note(self._context.redis, self._context.keys.weight_acks, ack, WEIGHT_MESSAGES_KEPT)

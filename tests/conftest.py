@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -29,6 +30,13 @@ from services.waits import Waits
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
+def free_port() -> int:
+    """A port that nobody listens on; where a server is left to choose, it tries the same few as every other."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a real server: PENSTOCK_TEST_REDIS where it is set, else an embedded Valkey."""
@@ -36,7 +44,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if given:
         yield given
         return
-    with ValkeyServer() as server:
+    with ValkeyServer(free_port()) as server:
         yield f"redis://127.0.0.1:{server.port}/0"
 
 
@@ -51,7 +59,7 @@ async def redis(redis_url: str) -> AsyncIterator[Any]:
 @pytest.fixture
 async def own_server() -> AsyncIterator[tuple[ValkeyServer, Any]]:
     """A server of the test's own, to fill, stop or hang; and a connection to it."""
-    with ValkeyServer() as server:
+    with ValkeyServer(free_port()) as server:
         client = await connect(f"redis://127.0.0.1:{server.port}/0")
         yield server, client
         await client.aclose()

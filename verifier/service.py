@@ -22,6 +22,7 @@ from verifier.sandbox import Finding, Sandbox
 ATTEMPTS = 2  # an unknown outcome is tried once more before it is published
 PROCESSES = 1
 AT_ONCE = 64
+REASON_CHARACTERS = 300
 
 
 class VerifierService:
@@ -76,7 +77,7 @@ class _LaneJudge:
             finding = await self._find(sample)
             verdict = Verdict(
                 group=sample.group, index=sample.index, outcome=finding.outcome, score=finding.score,
-                reason=finding.reason, answer=finding.answer, facts=sample.facts,
+                reason=finding.reason[:REASON_CHARACTERS], answer=finding.answer, facts=sample.facts,
             )  # fmt: skip
             try:
                 fresh = await self._effects.publish_verdict(self._lane, delivery.lease, verdict)

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 TIMEOUT_S = 30.0
+LONG_TIMEOUT_S = 600.0
 
 
 class ApiError(RuntimeError):
@@ -35,7 +36,8 @@ class Api:
 
     def submit(self, recipe: dict[str, Any], run: str | None = None) -> dict[str, Any]:
         """Add a run; its view."""
-        return self._call("POST", "/v1/runs", {"recipe": recipe} | ({"id": run} if run else {}))
+        found: dict[str, Any] = self._call("POST", "/v1/runs", {"recipe": recipe} | ({"id": run} if run else {}))
+        return found
 
     def runs(self) -> list[dict[str, Any]]:
         """All runs, oldest first."""
@@ -44,7 +46,8 @@ class Api:
 
     def show(self, run: str) -> dict[str, Any]:
         """One run's view."""
-        return self._call("GET", f"/v1/runs/{run}")
+        found: dict[str, Any] = self._call("GET", f"/v1/runs/{run}")
+        return found
 
     def steps(self, run: str, after: str = "0-0") -> list[dict[str, Any]]:
         """The run's rollout steps behind the one whose id is `after`."""
@@ -53,15 +56,51 @@ class Api:
 
     def cancel(self, run: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """Ask for the run's end."""
-        return self._call("POST", f"/v1/runs/{run}/cancel", timeout_s=timeout_s)
+        found: dict[str, Any] = self._call("POST", f"/v1/runs/{run}/cancel", timeout_s=timeout_s)
+        return found
 
     def scale(self, run: str, rollout: int) -> dict[str, Any]:
         """Ask for another number of rollout replicas."""
-        return self._call("PATCH", f"/v1/runs/{run}/scale", {"rollout": rollout})
+        found: dict[str, Any] = self._call("PATCH", f"/v1/runs/{run}/scale", {"rollout": rollout})
+        return found
+
+    def pause(self, run: str) -> dict[str, Any]:
+        """Ask a running run to pause."""
+        found: dict[str, Any] = self._call("POST", f"/v1/runs/{run}/pause")
+        return found
+
+    def resume(self, run: str, from_step: int | None = None) -> dict[str, Any]:
+        """Take a run on that is paused, or queue one again that failed or was cancelled."""
+        found: dict[str, Any] = self._call("POST", f"/v1/runs/{run}/resume", {"from_step": from_step})
+        return found
+
+    def waits(self, run: str) -> list[dict[str, Any]]:
+        """What the run's processes wait for, longest first."""
+        found: list[dict[str, Any]] = self._call("GET", f"/v1/runs/{run}/waits")
+        return found
+
+    def dead(self, run: str) -> list[dict[str, Any]]:
+        """All dead letters of the run, oldest first."""
+        found: list[dict[str, Any]] = []
+        after = "0-0"
+        while page := self._call("GET", f"/v1/runs/{run}/dead?after={after}"):
+            found += page
+            after = page[-1]["entry"]
+        return found
+
+    def redrive(self, run: str, entry: str) -> dict[str, Any]:
+        """Draw a dead letter's group again."""
+        found: dict[str, Any] = self._call("POST", f"/v1/runs/{run}/dead/{entry}/redrive")
+        return found
+
+    def redrive_all(self, run: str) -> list[dict[str, Any]]:
+        """Draw the groups of all dead letters again that can be; what came of each."""
+        found: list[dict[str, Any]] = self._call("POST", f"/v1/runs/{run}/dead/redrive", timeout_s=LONG_TIMEOUT_S)
+        return found
 
     def _call(
         self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S
-    ) -> dict[str, Any]:
+    ) -> Any:  # fmt: skip
         try:
             answer = self._http.request(method, path, json=body, timeout=timeout_s)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -70,8 +109,7 @@ class Api:
             ) from None
         if answer.is_error:
             raise ApiError(_detail(answer))
-        found: dict[str, Any] = answer.json()
-        return found
+        return answer.json()
 
 
 def _detail(answer: httpx.Response) -> str:

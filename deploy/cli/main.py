@@ -17,6 +17,7 @@ import typer
 
 from deploy.cli.algorithm import app as algorithm_commands
 from deploy.cli.conformance import conformance
+from deploy.cli.dead import dead
 from deploy.cli.evaluate import evaluate
 from deploy.cli.options import (
     DEFAULT_API,
@@ -28,8 +29,10 @@ from deploy.cli.options import (
     RunArgument,
     RunsOption,
 )
+from deploy.cli.plain import plain
 from deploy.cli.plan import plan
 from deploy.cli.replay import replay
+from deploy.cli.waits import waits
 
 if TYPE_CHECKING:
     from deploy.cli.client import Api
@@ -50,9 +53,11 @@ app = typer.Typer(
 
 app.add_typer(algorithm_commands, name="algorithm")
 app.command()(conformance)
+app.command()(dead)
 app.command("eval")(evaluate)
 app.command()(plan)
 app.command()(replay)
+app.command()(waits)
 
 
 def say(text: str) -> None:
@@ -72,7 +77,8 @@ def obstacles() -> Iterator[None]:
     try:
         yield
     except (ApiError, ModelSourceError, StackError, RecipeError, RedisUnavailableError) as error:
-        print(f"penstock: {error}", file=sys.stderr)
+        lines = [plain(line) for line in str(error).split("\n")]
+        print("penstock: " + "\n".join(lines), file=sys.stderr)
         raise typer.Exit(OBSTACLE) from None
 
 
@@ -117,7 +123,7 @@ def runs(api: ApiOption = DEFAULT_API) -> None:
     with obstacles(), open_api(api) as client:
         for one in client.runs():
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one["created_at"]))
-            say(f"{one['id']}  {one['state']:<9}  {at}  {one['reason']}")
+            say(plain(f"{one['id']}  {one['state']:<9}  {at}  {one['reason']}"))
 
 
 @app.command()
@@ -154,6 +160,28 @@ def cancel(run: RunArgument, api: ApiOption = DEFAULT_API) -> None:
     with obstacles(), open_api(api) as client:
         client.cancel(run)
         say(f"{run}: cancelling")
+
+
+@app.command()
+def pause(run: RunArgument, api: ApiOption = DEFAULT_API) -> None:
+    """Ask a running run to pause: its processes stay, and nothing new is generated."""
+    with obstacles(), open_api(api) as client:
+        client.pause(run)
+        say(f"{run}: pausing; `penstock resume {run}` takes it on")
+
+
+@app.command()
+def resume(
+    run: RunArgument,
+    step: Annotated[
+        int | None, typer.Option("--from", min=0, metavar="STEP", help="Begin from this rollout step's checkpoint.")
+    ] = None,
+    api: ApiOption = DEFAULT_API,
+) -> None:
+    """Take a paused run on, or queue one again that failed or was cancelled."""
+    with obstacles(), open_api(api) as client:
+        view = client.resume(run, step)
+        say(plain(f"{run}: {view['state']}, {view['reason']}" if view["state"] == "queued" else f"{run}: resuming"))
 
 
 @app.command()

@@ -32,7 +32,7 @@ def plan(
         "runs"
     ),
 ) -> None:
-    """Compute what a recipe needs: memory per rank and replica, bytes per weight sync, time per rollout step.
+    """Compute what a recipe needs: memory per rank, per replica and in Redis, bytes per weight sync, time per step.
 
     State the throughputs that you measured. Their defaults are assumptions for a 32B model on 80 GB GPUs, nobody's
     measurements; the table's title says which figures the times follow from.
@@ -50,7 +50,10 @@ def plan(
     stated = Throughput(generation, learning, link * 1e9, survival, tokens)
     out = console()
     out.print(f"{loaded.name}: {shape.name}, {shape.parameters / 1e9:.3f} billion parameters, {shape.layers} layers")
-    for table in (_learner(loaded, shape, gpu_gib), _fleet(loaded, shape, gpu_gib), _step(loaded, shape, stated)):
+    tables = (
+        _learner(loaded, shape, gpu_gib), _fleet(loaded, shape, gpu_gib), _redis(loaded), _step(loaded, shape, stated),
+    )  # fmt: skip
+    for table in tables:
         out.print(table)
 
 
@@ -91,6 +94,18 @@ def _fleet(recipe: Recipe, shape: ModelShape, gpu_gib: float) -> Table:
         ("tokens that the cache holds", f"{need.kv_tokens:,.0f}"),
         ("sequences of model.max_model_len that it holds", f"{need.longest_sequences:.1f}"),
     ])  # fmt: skip
+
+
+def _redis(recipe: Recipe) -> Table:
+    from services.streams.footprint import footprint
+
+    need = footprint(recipe)
+    rows = [(name, f"{size / 2**20:,.1f} MiB") for name, size in need.parts.items()]
+    if recipe.data.train is None:
+        rows.append(("and for each training prompt of the file", f"{need.per_training_prompt:,} bytes"))
+    if (recipe.data.path and recipe.data.held_out) or any(one.prompts is None for one in recipe.evaluation.sets):
+        rows.append(("and for each prompt of a whole file evaluated", f"{need.per_held_out_prompt:,} bytes"))
+    return _pairs("Redis, at most", [*rows, ("sum, with Redis' own share", f"{need.total / 2**20:,.0f} MiB")])
 
 
 def _step(recipe: Recipe, shape: ModelShape, stated: Throughput) -> Table:

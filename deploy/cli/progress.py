@@ -11,6 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from deploy.cli.plain import plain
+
 # Heading, metric, format. What a step does not report is shown as "-".
 COLUMNS = (
     ("accuracy", "accuracy", "{:.2f}"),
@@ -26,6 +28,7 @@ HEADING = (
     + f"  {'kept/filtered/stale':>19}  {'staleness':>9}  {'tokens/s':>8}  {'left':>6}"
 )
 HEADING_EVERY = 20
+PAUSED = "paused"
 
 
 def duration(seconds: float) -> str:
@@ -128,6 +131,10 @@ class Follower:
         if view["state"] != self._state:
             self._state = view["state"]
             self._line(time.time(), f"run is {self._state}: {view['reason']}", style="bold")
+            if self._state == PAUSED:
+                for alert in view["alerts"]:
+                    self._line(time.time(), alert, style="bold")
+                self._line(time.time(), f"`penstock resume {view['id']}` takes it on")
 
     def _events(self, events: list[dict[str, Any]]) -> None:
         for event in events:
@@ -142,7 +149,7 @@ class Follower:
 
     def _line(self, at: float, text: str, style: str = "dim") -> None:
         elapsed = at - (self._began or at)
-        self._say(f"[{duration(elapsed):>6}] {text}", style=style)
+        self._say(f"[{duration(elapsed):>6}] {plain(text)}", style=style)
 
     def _say(self, text: str, style: str = "") -> None:
         # A pipe or a log file gets each line whole, whatever the width of the terminal.

@@ -13,14 +13,12 @@ from itertools import chain
 from services.contracts import Batch, Lane, Policy, SamplerSnapshot, StepRecord, Task, WeightPlan
 from services.streams.connection import Redis
 from services.streams.effects import become_owner, compress
-from services.streams.journal import Journal, read_all, read_policy
+from services.streams.journal import WEIGHT_MESSAGES_KEPT, Journal, read_all, read_policy
 from services.streams.keys import RunKeys
 from services.streams.leases import tail_messages
 from services.streams.library import call
 
 log = logging.getLogger(__name__)
-
-PLANS_KEPT = 1000
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ class History:
     async def publish_plan(self, plan: WeightPlan) -> None:
         """Call the fleet to a broadcast. Raises FencedError."""
         keys = [self._epoch_key, self._keys.weight_plans]
-        await call(self._redis, "note_fenced", keys, [self.epoch, plan.model_dump_json(), PLANS_KEPT])
+        await call(self._redis, "note_fenced", keys, [self.epoch, plan.model_dump_json(), WEIGHT_MESSAGES_KEPT])
 
     async def _keep(self, key: str, value: str | bytes) -> None:
         await call(self._redis, "keep", [self._epoch_key, key], [self.epoch, value])

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Message)
 
+WEIGHT_MESSAGES_KEPT = 1000
+"""Weight plans, and as many acks, that Redis keeps; only the newest are read."""
 EVENTS_KEPT = 10_000
 """Events of a run that Redis keeps; older ones are in the processes' logs."""
 

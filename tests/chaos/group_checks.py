@@ -33,7 +33,8 @@ def every_group_has_its_place(story: Story) -> Iterator[Finding]:
         elif state in OPEN:
             wrong = name not in pending and f"its state is {state!r}, but nobody counts it as pending"
         elif state is None:
-            wrong = not _may_be_buried(story) and "dispatched, and nothing is known of it any more"
+            ended = _may_be_buried(story) and story.ending(name)
+            wrong = not ended and "dispatched, and nothing is known of it any more"
         else:
             wrong = f"its state is {state!r}, and no step of the history names it"
         if wrong:
@@ -123,6 +124,7 @@ def _each_once(story: Story, stream: str, verb: str) -> Iterator[Finding]:
 
 def groups_were_judged_by_the_rule(story: Story) -> Iterator[Finding]:
     """How a group ended is what its verdicts make of it: 0 < correct < known is kept, all else is not trained."""
+    # Of a group whose hash is gone the verdicts are all there is: `ending` goes by them.
     accepted = {"trained": {"kept"}, "stale": {"kept"}, "kept": {"kept"}, "batched": {"kept"}, "filtered": {"filtered"}}
     screened = story.evidence.recipe["algorithm"]["dynamic_sampling"].get("selection", {}).get("strategy") == "screen"
     for name, asked in story.dispatched("train").items():
@@ -161,9 +163,8 @@ def counters_reconcile(story: Story) -> Iterator[Finding]:
     if counters.get("trained", 0) != seen_trained:
         text = f"{counters.get('trained', 0)} groups counted as trained, the steps name {seen_trained}"
         yield Finding(Kind.COUNTERS, "train", text)
-    if not _may_be_buried(story):
-        states = [fields.get("state") for fields in evidence.groups.values()]
-        for name in ("filtered", "stale"):
-            if counters.get(name, 0) != states.count(name):
-                text = f"{counters.get(name, 0)} groups counted as {name}, {states.count(name)} are"
-                yield Finding(Kind.COUNTERS, "train", text)
+    endings = [story.ending(name) for name in story.dispatched("train")]
+    for name in RELEASED:
+        if counters.get(name, 0) != endings.count(name):
+            text = f"{counters.get(name, 0)} groups counted as {name}, {endings.count(name)} are"
+            yield Finding(Kind.COUNTERS, "train", text)

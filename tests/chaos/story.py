@@ -63,14 +63,26 @@ class Story:
 
     def dispatched(self, lane: str) -> dict[str, Asked]:
         """The lane's groups and what their last task asks for."""
-        found = {}
-        for body in self.evidence.bodies(f"{LANES[lane]}tasks"):
-            stop = body.get("stop")
-            found[body["group"]] = Asked(body["samples"], body["samples"] if stop is None else stop)
+        return self._dispatched[lane]
+
+    @cached_property
+    def _dispatched(self) -> dict[str, dict[str, Asked]]:
+        found: dict[str, dict[str, Asked]] = {lane: {} for lane in LANES}
+        for lane, prefix in LANES.items():
+            for body in self.evidence.bodies(f"{prefix}tasks"):
+                stop = body.get("stop")
+                found[lane][body["group"]] = Asked(body["samples"], body["samples"] if stop is None else stop)
         return found
 
     def verdicts(self, lane: str) -> dict[str, dict[int, dict[str, Any]]]:
         """By group: the first verdict of each sample, in the last life in which the group was judged at all."""
+        return self._verdicts[lane]
+
+    @cached_property
+    def _verdicts(self) -> dict[str, dict[str, dict[int, dict[str, Any]]]]:
+        return {lane: self._judged(lane) for lane in LANES}
+
+    def _judged(self, lane: str) -> dict[str, dict[int, dict[str, Any]]]:
         found: dict[str, tuple[int, dict[int, dict[str, Any]]]] = {}
         for life, body in self.told(f"{LANES[lane]}verdicts"):
             latest, known = found.get(body["group"], (life, {}))
@@ -104,6 +116,21 @@ class Story:
         """By group: the dead letter that ends it. A message that was no message of this run ends nothing."""
         letters = self.evidence.bodies("dead")
         return {one["group"]: one for one in letters if one.get("group") and one["cause"] != "invalid"}
+
+    def ending(self, name: str) -> str | None:
+        """How a training group ended, None while it is open: as its hash says, or, where that is gone, as it must have.
+
+        A hash goes long after its group was released. One that was kept and not trained can only have grown stale.
+        """
+        if name in self.trained:
+            return "trained"
+        state = self.evidence.groups.get(name, {}).get("state")
+        if state is not None:
+            return state if state in ("filtered", "stale", "dead") else None
+        if name in self.letters:
+            return "dead"
+        decision = self.decision(name, self.dispatched("train")[name])
+        return "stale" if decision == "kept" else decision
 
     def decision(self, name: str, asked: Asked) -> str | None:
         """What the verdicts make of a training group by the rule of dynamic sampling; None while one is missing."""

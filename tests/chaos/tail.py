@@ -2,14 +2,20 @@
 
 Must not import the code under test, nor understand a message.
 
-One JSON object a line: an entry {"stream", "id", "at", "m", "more"}, an outage {"outage", "from", "until"}, and at the
-end {"end": {STREAM: {"added", "read"}}}: how many entries each stream ever had and how many of them are in this file.
+A process of its own, ahead of all others where the machine lets it: the sampler drops a sample from its stream a few
+milliseconds after it was announced, once it was judged, and by then we must have read it. One JSON object a line: an
+entry {"stream", "id", "at", "m", "more"}, an outage {"outage", "from", "until"}, and at the end {"end": {STREAM:
+{"added", "read"}}}: how many entries each stream ever had, and how many of them are in this file.
 """
 
 from __future__ import annotations
 
 import json
-import threading
+import os
+import select
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +32,8 @@ COUNT = 500
 AGAIN_S = 0.01
 """Between two attempts to reach a server that is down: readers must not get far ahead of us when it is back."""
 END_S = 60.0
+BEGIN_S = 30.0
+DOWN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.BusyLoadingError)
 
 
 class TailBrokenError(RuntimeError):
@@ -33,50 +41,52 @@ class TailBrokenError(RuntimeError):
 
 
 class Tail:
-    """Follows one run's streams from their first entry until it is closed. Starts as a thread of its own."""
+    """Follows one run's streams from their first entry until it is closed."""
 
     def __init__(self, url: str, run: str, path: Path) -> None:
+        self._command = [sys.executable, "-m", __name__, url, run, str(path)]
+        self._run = run
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Tail:
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], BEGIN_S)
+        if not ready or not self._process.stdout.readline():
+            self.__exit__()
+            raise TailBrokenError(f"the tail of {self._run} did not begin within {BEGIN_S:g} s")
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+    def close(self) -> None:
+        """Read what is left, and write down whether that is everything. Raises TailBrokenError."""
+        assert self._process is not None
+        try:
+            self._process.communicate(timeout=2 * END_S)
+        except subprocess.TimeoutExpired:
+            raise TailBrokenError(f"the tail of {self._run} did not end within {2 * END_S:g} s") from None
+        if self._process.returncode:
+            raise TailBrokenError(f"the tail of {self._run} ended with {self._process.returncode}")
+
+
+class Follower:
+    """The process's work. `file` gets the lines."""
+
+    def __init__(self, url: str, run: str, file: IO[str]) -> None:
         self._url = url
         self._run = run
-        self._path = path
-        self._after = {key(run, name): "0-0" for name in STREAMS}
+        self._file = file
+        self._after: dict[Any, Any] = {key(run, name): "0-0" for name in STREAMS}
         self._names = {key(run, name).encode(): name for name in STREAMS}
         self._read = dict.fromkeys(STREAMS, 0)
         self._server: Any = None
         self._lost_at: float | None = None
-        self._closing = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._main, name=f"tail of {run}", daemon=True)
 
-    def __enter__(self) -> Tail:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._closing.set()
-        self._thread.join(2 * END_S)
-
-    def close(self) -> None:
-        """Read what is left, and write down whether that is everything. Raises TailBrokenError."""
-        self._closing.set()
-        self._thread.join(2 * END_S)
-        if self._thread.is_alive():
-            raise TailBrokenError(f"the tail of {self._run} did not end within {2 * END_S:g} s")
-        if self._error is not None:
-            raise TailBrokenError(f"the tail of {self._run} broke: {self._error!r}") from self._error
-
-    def _main(self) -> None:
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                while not self._closing.is_set():
-                    self._step(file)
-                self._end(file)
-        except BaseException as error:  # noqa: BLE001 - it is raised again by close()
-            self._error = error
-        finally:
-            self._disconnect()
-
-    def _step(self, file: IO[str]) -> int:
+    def step(self) -> int:
         """Read once; how many entries came. A server that is down is tried again."""
         try:
             if self._server is None:
@@ -84,42 +94,42 @@ class Tail:
                     self._url, protocol=2, socket_connect_timeout=1, socket_timeout=30, retry=Retry(NoBackoff(), 0)
                 )
             reply = self._server.xread(self._after, count=COUNT, block=BLOCK_MS) or []
-        except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.BusyLoadingError):
+        except DOWN:
             self._lost_at = self._lost_at or time.time()
             self._disconnect()
             time.sleep(AGAIN_S)
             return 0
         if self._lost_at is not None:
-            _write(file, {"outage": True, "from": self._lost_at, "until": time.time()})
+            self._write({"outage": True, "from": self._lost_at, "until": time.time()})
             self._lost_at = None
-        return sum(self._keep(file, stream, entries) for stream, entries in reply)
+        if not reply:
+            self._file.flush()
+        return sum(self._keep(stream, entries) for stream, entries in reply)
 
-    def _keep(self, file: IO[str], stream: bytes, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> int:
+    def _keep(self, stream: bytes, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> int:
         name = self._names[stream]
         for entry, fields in entries:
             more = {one.decode(errors="replace"): len(value) for one, value in fields.items() if one != BODY}
             body = fields.get(BODY, b"").decode(errors="surrogateescape")
-            _write(file, {"stream": name, "id": entry.decode(), "at": time.time(), "m": body, "more": more})
-        file.flush()
-        self._after[stream.decode()] = entries[-1][0].decode()
+            self._write({"stream": name, "id": entry.decode(), "at": time.time(), "m": body, "more": more})
+        self._after[stream.decode()] = entries[-1][0]
         self._read[name] += len(entries)
         return len(entries)
 
-    def _end(self, file: IO[str]) -> None:
+    def end(self) -> None:
+        """Read on until nothing comes any more, and count. Raises TailBrokenError."""
         ends = time.monotonic() + END_S
         while time.monotonic() < ends:
-            came = self._step(file)
-            if came or self._server is None:
+            if self.step() or self._server is None:
                 continue
             try:
                 added = {name: self._added(name) for name in STREAMS}
-            except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
+            except DOWN:
                 self._disconnect()
                 continue
             # Nothing may have come between the last read and this look.
-            if self._step(file) == 0 and self._server is not None:
-                counts = {name: {"added": added[name], "read": self._read[name]} for name in STREAMS}
-                _write(file, {"end": counts})
+            if self.step() == 0 and self._server is not None:
+                self._write({"end": {name: {"added": added[name], "read": self._read[name]} for name in STREAMS}})
                 return
         raise TailBrokenError(f"the streams did not come to rest within {END_S:g} s, or Redis did not come back")
 
@@ -137,6 +147,33 @@ class Tail:
             self._server.close()
             self._server = None
 
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line) + "\n")
 
-def _write(file: IO[str], line: dict[str, Any]) -> None:
-    file.write(json.dumps(line) + "\n")
+
+def go_first() -> str | None:
+    """Be scheduled before every ordinary process; why that is not possible, or None."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    except (AttributeError, OSError) as error:
+        return f"no real-time priority: {error}"
+    return None
+
+
+def main(url: str, run: str, path: str) -> None:
+    """Follow until standard input is closed, which it also is when whoever started us has died."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
+    refusal = go_first()
+    if refusal:
+        print(f"tail: {refusal}; entries may be trimmed before they are read", file=sys.stderr, flush=True)
+    with Path(path).open("a", encoding="utf-8") as file:
+        follower = Follower(url, run, file)
+        follower.step()
+        print("following", flush=True)
+        while not select.select([sys.stdin], [], [], 0)[0]:
+            follower.step()
+        follower.end()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

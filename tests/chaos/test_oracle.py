@@ -53,6 +53,13 @@ def forget_to_decide(run: Evidence) -> None:
     run.groups[PENDING] |= {f"verdict:{index}": "{}" for index in range(synthetic.SAMPLES)}
 
 
+def forget_in_a_long_run(run: Evidence) -> None:
+    """Hashes of old groups may be gone in a long run, but not before they have come to an end."""
+    run.lanes["train"].counters |= {"filtered": 1000, "dispatched": 1007}
+    run.lanes["train"].pending.remove(PENDING)
+    del run.groups[PENDING]
+
+
 def lose_a_trained_group(run: Evidence) -> None:
     run.groups["g9"] = {"state": "trained"}
     append(run, "tasks", task("g9"), LATER)
@@ -210,6 +217,7 @@ WRONGS: tuple[tuple[Callable[[Evidence], None], Kind, str], ...] = (
     (lose_a_sample, Kind.LOST, PENDING),
     (lose_a_verdict, Kind.LOST, PENDING),
     (forget_to_decide, Kind.LOST, PENDING),
+    (forget_in_a_long_run, Kind.LOST, PENDING),
     (lose_a_trained_group, Kind.LOST, "g9"),
     (leave_a_batch_behind, Kind.LOST, KEPT),
     (lose_a_prompt, Kind.LOST, "e.held-out.after.000000"),

@@ -34,24 +34,24 @@ def write_model(folder: Path) -> Path:
 
 
 def recipe(model: Path, questions: Path, *, steps: int, replicas: int, ranks: int, staleness: int) -> dict[str, Any]:
-    """A run with short leases and a checkpoint every other step."""
+    """A run with short leases and a checkpoint every few steps."""
     return {
         "name": "chaos",
         "model": {"path": str(model), "max_model_len": 256},
         "data": {"source": "jsonl", "path": str(questions), "train": 44, "held_out": 8, "options": {}},
-        "algorithm": {"group_size": 4, "overlong": {"cache": 4}},
+        "algorithm": {"group_size": 4, "overlong": {"cache": 8}},
         "verifier": {"replicas": 2},
         "rollout": {
-            "max_new_tokens": 16, "max_sequences": 16, "kv_cache_mib": 64, "cpus": 0.2, "replicas": replicas,
+            "max_new_tokens": 48, "max_sequences": 16, "kv_cache_mib": 64, "cpus": 0.2, "replicas": replicas,
         },
         "learner": {
             "mini_batch_groups": 2, "learning_rate": 1e-4, "warmup_rollout_steps": 0, "cpus": 0.2, "ranks": ranks,
-            "checkpoint_every": 2, "checkpoints_kept": 2,
+            "checkpoint_every": 4, "checkpoints_kept": 2,
         },
         "weights": {"timeout_s": 20.0},
         "limits": {
             "rollout_steps": steps, "groups_per_step": 4, "lease_s": LEASE_S, "max_inflight_groups": 32,
             "max_staleness": staleness, "startup_timeout_s": 300.0, "stall_timeout_s": 300.0,
         },
-        "evaluation": {"samples": 2, "every": 4},
+        "evaluation": {"samples": 2, "every": 20},
     }  # fmt: skip

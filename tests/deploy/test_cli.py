@@ -48,7 +48,7 @@ from services.streams.keys import RunKeys
 from services.streams.presence import Presence
 from services.streams.records import RunRecords
 from services.waits import Waits
-from tests.conftest import recipe_document
+from tests.conftest import free_port, recipe_document
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "http://127.0.0.1:1"
@@ -58,12 +58,6 @@ def penstock(*arguments: str) -> tuple[int, str]:
     """Run the command in this process; exit status and all output."""
     result = CliRunner().invoke(app, list(arguments))
     return result.exit_code, result.output
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def processes_of(runs: Path) -> list[psutil.Process]:

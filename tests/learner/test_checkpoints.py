@@ -144,7 +144,8 @@ def test_a_renamed_folder_is_no_checkpoint(archive: RunArchive, checkpoints: Che
     one = save(checkpoints, cut(2), block_of(10))
     checkpoints.path(one).rename(archive.checkpoints / one.name.replace("000002", "000004"))
     found, passed_over = checkpoints.newest_whole(STEPS)
-    assert (found, len(passed_over)) == (None, 1)
+    assert found is None
+    assert ["does not match its digest or its folder" in reason for reason in passed_over.values()] == [True]
 
 
 def test_of_several_of_a_step_the_latest_version_counts(archive: RunArchive, checkpoints: Checkpoints) -> None:
@@ -214,9 +215,19 @@ def test_a_rank_that_never_writes_is_named_at_the_deadline(archive: RunArchive, 
     assert names(archive) == [before.name]
 
 
-def test_one_that_is_given_up_while_a_rank_writes_leaves_nothing(archive: RunArchive, checkpoints: Checkpoints) -> None:
+def test_one_that_is_given_up_while_ranks_write_leaves_nothing(
+    archive: RunArchive, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow = Slow(block_of(10_000_000), threading.Event(), threading.Event())
     name = checkpoints.begin(2)
+    remove = shutil.rmtree
+
+    def late(path: Path, **given: Any) -> None:
+        with pytest.raises(CheckpointError, match="given up by rank 0"):
+            checkpoints.write(name, 2, block_of(10), NEVER)
+        remove(path, **given)
+
+    monkeypatch.setattr(shutil, "rmtree", late)
     with ThreadPoolExecutor(1) as threads:
         writing = threads.submit(checkpoints.write, name, 1, slow, NEVER)
         assert slow.begun.wait(20)

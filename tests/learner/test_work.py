@@ -143,15 +143,21 @@ async def test_recovery_clears_up(redis: Any, run_id: str, tiny_model: Path) -> 
             await work.save(version + 1)
             written.append(await work.commit_checkpoint(version + 1, version + 1))
         work.checkpoints.begin(3)  # and then it died
+        (work.checkpoints.path(written[2]) / "rank-0000.safetensors").write_bytes(b"")
+        way = await work.recover(3)
+        assert (way.start, way.steps, list(way.passed_over)) == (written[1], (3,), [written[2].name])
+        aside = f"damaged-{written[2].name}"
+        assert sorted(path.name for path in work.archive.checkpoints.iterdir()) == [aside, written[1].name]
+        await train(work, await put_batch(redis, keys, 2))
+        await work.save(3)
+        await work.commit_checkpoint(3, 3)
         (work.checkpoints.path(written[1]) / "rank-0000.safetensors").write_bytes(b"")
-        (work.archive.batch_path(1)).write_text("")
-        # Step 1 is behind the oldest that is kept, and step 3 was rewound; between them nothing whole is left.
-        assert work.archive.steps() == [1, 3]
+        # The batches up to the oldest kept are gone, step 3 is rewound, and the checkpoint of step 2 is damaged.
+        assert work.archive.steps() == [3]
         with pytest.raises(MissingBatchesError, match=r"2 steps after the run's model .*: .*step-000001\.json"):
             await work.recover(2)
         assert work.checkpoints.complete() == [written[1]]
-        left = [path.name for path in work.archive.checkpoints.iterdir()]
-        assert left == [written[1].name]
+        assert sorted(path.name for path in work.archive.checkpoints.iterdir()) == [aside, written[1].name]
 
 
 async def test_two_ranks_train_on_when_nothing_can_be_written(

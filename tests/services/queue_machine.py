@@ -1,80 +1,251 @@
-"""Owns the interleavings of the queue's test: every call that services make of a run's groups, in any order.
+"""Owns the interleavings of the queue's test: what happens next, to whom, and what is made ready for it.
 
-Must not decide what is right; the model says what a call must do, the view what must hold after it.
+Must not touch Redis or the model but through the actors.
 """
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, replace
+import sys
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from services.contracts import Cause, Lane, Release
-from services.streams.dead import NotRedrivableError, letters, redrive
-from services.streams.effects import Effects, RefusedMessageError, missing_samples
-from services.streams.history import History, Reopened, rewind
-from services.streams.journal import Journal
-from services.streams.keys import RunKeys
-from services.streams.leases import Delivery, trim
-from services.streams.library import FencedError
-from tests.services.driven import BODY, STATE, DrivenRun, batch_of, record_of, sample_of, snapshot_at, task_of, verdict_on
-from tests.services.queue_model import MAX_DELIVERIES, SAMPLES, STREAMS, TASKS, VERDICTS, Entry, LoggedBatch, Model
-from tests.services.queue_view import READERS, View
+from services.contracts import Cause, Release
+from tests.services.queue_actors import NAMES, Actors, Held, Server
+from tests.services.queue_model import SAMPLES, STREAMS, TASKS, VERDICTS
 
-RUN = "model"
-G = 2
-"""Samples of a group; a screen draws one."""
-NAMES = ("a", "b")
-"""Consumers of each kind."""
-LEASE_S = 3600.0
+OPEN_GROUPS = 6
+DECISIONS = ("kept", "kept", "kept", "more", "filtered", "dead")
+DATA = st.data()
 
 
-@dataclass(frozen=True)
-class Held:
-    """A delivery in the hands of a consumer, alive or taken for dead. `owner`: the sampler's writes, as of then."""
-
-    stream: str
-    name: str
-    delivery: Delivery[Any]
-    entry: Entry
-    owner: Effects
-
-
-@dataclass(frozen=True)
-class Server:
-    """What the machines of one test share: a server of their own, a loop, and two clients of it."""
-
-    runner: asyncio.Runner
-    client: Any
-    view: Any
-
-
-def one_of(what: str):
-    """Any element of the machine's attribute or property."""
-    return st.runner().flatmap(lambda machine: st.sampled_from(list(getattr(machine, what))))
-
-
-def some(what: str):
-    """A rule that needs elements of the machine's attribute or property."""
-    return precondition(lambda machine: bool(getattr(machine, what)))
+def pick(data: Any, options: Any) -> Any:
+    return data.draw(st.sampled_from(list(options)))
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Samplers, rollouts, verifiers and learners of one run, which die, hang and come back as they please."""
+    """The processes of one run, which die, hang and come back as they please.
+
+    What a rule needs is made ready by healthy processes first, so that no step is without effect.
+    """
 
     def __init__(self, server: Server) -> None:
         super().__init__()
-        self.server = server
-        server.view.flushdb()
-        self.keys = RunKeys(RUN)
-        self.model = Model()
-        self.seen = View(server.view, RUN)
-        self.held: list[Held] = []
-        self.nonce = 0.0
-        self.next_group = 0
+        self.actors = Actors(server)
 
-    def do(self, call: Any) -> Any:
-        return self.server.runner.run(call)
+    @initialize()
+    def begin(self) -> None:
+        self.some_pending()
+
+    @invariant()
+    def holds(self) -> None:
+        self.actors.check()
+
+    # What is made ready.
+
+    def some_pending(self) -> None:
+        if not self.actors.model.by_state("pending"):
+            self.actors.dispatch(self.actors.samplers[-1], None)
+
+    def some_held(self, stream: str) -> list[Held]:
+        """Deliveries in hand; when there are none, groups are brought that far."""
+        acts = self.actors
+        for _ in range(3):
+            if held := acts.holding(stream):
+                return held
+            self.some_pending()
+            for earlier in STREAMS[: STREAMS.index(stream)]:
+                for one in acts.read(earlier, "a", 2):
+                    (acts.draw if earlier == TASKS else acts.judge)(one)
+            acts.read(stream, "a", 2)
+        return acts.holding(stream)
+
+    def some_kept(self) -> list[str]:
+        for _ in range(3):
+            if kept := self.actors.model.by_state("kept"):
+                return kept
+            for one in self.some_held(VERDICTS):
+                self.actors.record(one, "kept")
+            self.actors.held = [one for one in self.actors.held if one.stream != VERDICTS]
+        return self.actors.model.by_state("kept")
+
+    def some_batch(self, trained: bool) -> list[Any]:
+        """The next batch to be trained; or those that were, and are not covered."""
+        acts = self.actors
+        if not [one for one in acts.model.log if trained or not one.trained] and (kept := self.some_kept()):
+            acts.publish_batch(acts.samplers[-1], kept[:1])
+        waiting = [one for one in acts.model.log if not one.trained][:1]
+        if not trained:
+            return waiting
+        if waiting and not [one for one in acts.model.log if one.trained]:
+            acts.announce(acts.learners[-1], waiting[0], f"w{waiting[0].step}")
+            acts.commit()
+        return [one for one in acts.model.log if one.trained]
+
+    # What happens.
+
+    @rule(data=DATA, stop=st.sampled_from([None, None, 1]), times=st.sampled_from([1, 1, 2]))
+    def dispatch(self, data: Any, stop: int | None, times: int) -> None:
+        if len(self.actors.model.by_state("pending", "kept", "batched")) < OPEN_GROUPS:
+            self.actors.dispatch(pick(data, self.actors.samplers), stop, times)
+
+    @rule(stream=st.sampled_from(STREAMS), name=st.sampled_from(NAMES), count=st.integers(1, 3))
+    def deliver(self, stream: str, name: str, count: int) -> None:
+        self.actors.read(stream, name, count)
+
+    @rule(data=DATA)
+    def publish(self, data: Any) -> None:
+        if held := self.some_held(TASKS):
+            one = pick(data, held)
+            self.actors.publish(one, data.draw(st.integers(0, one.entry.wanted - 1)))
+
+    @rule(data=DATA)
+    def draw(self, data: Any) -> None:
+        if held := self.some_held(TASKS):
+            self.actors.draw(pick(data, held))
+
+    @rule(data=DATA)
+    def judge(self, data: Any) -> None:
+        if held := self.some_held(SAMPLES):
+            self.actors.judge(pick(data, held))
+
+    @rule(data=DATA, decision=st.sampled_from(DECISIONS), early=st.sampled_from([""] * 9 + ["filtered"]))
+    def record(self, data: Any, decision: str, early: str) -> None:
+        if held := self.some_held(VERDICTS):
+            self.actors.record(pick(data, held), decision, early)
+
+    @rule(decision=st.sampled_from(DECISIONS))
+    def go_on(self, decision: str) -> None:
+        """Consumers that nothing happens to."""
+        for one in self.actors.read(TASKS, "b", 3):
+            self.actors.draw(one)
+        for one in self.actors.read(SAMPLES, "b", 4):
+            self.actors.judge(one)
+        for one in self.actors.read(VERDICTS, "b", 4):
+            self.actors.record(one, decision)
+
+    @rule(data=DATA)
+    def lapse(self, data: Any) -> None:
+        if leases := self.actors.leases():
+            self.actors.lapse(*pick(data, leases))
+
+    @rule(name=st.sampled_from(NAMES))
+    def crash(self, name: str) -> None:
+        """All consumers of this name die, and time passes for what they held."""
+        self.actors.held = [one for one in self.actors.held if one.name != name]
+        for stream, entry in self.actors.leases():
+            if entry.owner == name:
+                self.actors.lapse(stream, entry)
+
+    @rule(data=DATA, stream=st.sampled_from(STREAMS), name=st.sampled_from(NAMES))
+    def take_over(self, data: Any, stream: str, name: str) -> None:
+        """A consumer hangs for longer than its lease; it comes back and still holds its delivery."""
+        held = [one for one in self.some_held(stream) if one.entry.state == "leased"]
+        if held:
+            self.actors.check()
+            self.actors.lapse(stream, pick(data, held).entry)
+            self.actors.read(stream, name, 1)
+
+    @rule(data=DATA)
+    def renew(self, data: Any) -> None:
+        if self.actors.held:
+            self.actors.renew(pick(data, self.actors.held))
+
+    @rule(data=DATA, stream=st.sampled_from(STREAMS))
+    def give_up(self, data: Any, stream: str) -> None:
+        if held := self.some_held(stream):
+            self.actors.give_up(pick(data, held), Cause.TOO_LONG)
+
+    @rule()
+    def bury_dead(self) -> None:
+        self.actors.bury_dead()
+
+    @rule(data=DATA)
+    def redrive(self, data: Any) -> None:
+        if self.actors.model.letters:
+            self.actors.redrive(pick(data, self.actors.model.letters))
+
+    @rule(data=DATA, release=st.sampled_from([Release.STALE, Release.DEAD]))
+    def release(self, data: Any, release: Release) -> None:
+        known = [name for name, one in self.actors.model.groups.items() if not one.gone]
+        if known:
+            self.actors.release(pick(data, known), release)
+
+    @rule(stream=st.sampled_from(STREAMS))
+    def trim(self, stream: str) -> None:
+        self.actors.trim(stream)
+
+    @rule(data=DATA, size=st.integers(1, 2), spoilt=st.sampled_from([False] * 4 + [True]))
+    def publish_batch(self, data: Any, size: int, spoilt: bool) -> None:
+        names = self.some_kept()[:size]
+        others = sorted(set(self.actors.model.groups) - set(self.actors.model.by_state("kept")))
+        if spoilt and others:
+            names = [*names, pick(data, others)]
+        if names:
+            self.actors.publish_batch(pick(data, self.actors.samplers), names)
+
+    @rule(data=DATA, rounded=st.sampled_from(["", "", "~"]), dies=st.sampled_from([False, False, True]))
+    def train(self, data: Any, rounded: str, dies: bool) -> None:
+        """A learner trains the next batch; it may die between its broadcast and its commit."""
+        if batches := self.some_batch(trained=False):
+            [batch] = batches
+            self.actors.announce(pick(data, self.actors.learners), batch, f"w{batch.step}{rounded}")
+            if not dies and self.actors.announced:
+                self.actors.commit()
+
+    @rule()
+    def commit_late(self) -> None:
+        """Whoever announced last commits, although another may have done so."""
+        if self.actors.announced:
+            self.actors.commit()
+
+    @rule(data=DATA, times=st.sampled_from([1, 1, 2]))
+    def cover(self, data: Any, times: int) -> None:
+        if trained := self.some_batch(trained=True):
+            self.actors.cover(pick(data, self.actors.learners), pick(data, trained), times)
+
+    @rule()
+    def new_sampler(self) -> None:
+        self.actors.new_sampler()
+
+    @rule()
+    def new_learner(self) -> None:
+        self.actors.new_learner()
+
+    @rule(data=DATA)
+    def rewind(self, data: Any) -> None:
+        if self.actors.model.committed and self.actors.model.committed[1]:
+            self.actors.rewind(data.draw(st.integers(0, self.actors.model.committed[1] - 1)))
+
+    def teardown(self) -> None:
+        if sys.exc_info()[0] is None:
+            self.drain()
+
+    def drain(self) -> None:
+        """Everybody dies; fresh processes bring every group to its end."""
+        acts = self.actors
+        acts.new_sampler()
+        acts.new_learner()
+        for _ in range(40):
+            acts.check()
+            if not acts.model.by_state("pending"):
+                break
+            for stream, entry in acts.leases():
+                acts.lapse(stream, entry)
+            self.go_on("kept")
+            acts.bury_dead()
+        assert acts.model.by_state("pending") == [], "groups that never end"
+        while kept := acts.model.by_state("kept"):
+            acts.publish_batch(acts.samplers[-1], kept[:2])
+        while waiting := [one for one in acts.model.log if not one.trained]:
+            acts.announce(acts.learners[-1], waiting[0], f"w{waiting[0].step}")
+            acts.commit()
+        for batch in list(acts.model.log):
+            acts.cover(acts.learners[-1], batch)
+        for stream in STREAMS:
+            acts.trim(stream)
+        acts.check()
+        assert acts.model.counts()["pending"] == 0
+        assert acts.seen.payloads == {}
+        assert all(len(seen.entries) <= 1 for seen in acts.seen.streams.values())

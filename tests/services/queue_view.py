@@ -52,8 +52,8 @@ class View:
         for name in (*STREAMS, "batches", "steps", "dead"):
             pipe.xrange(key + name)
         for name in STREAMS:
-            pipe.execute_command("XPENDING", key + name, READERS[name], "-", "+", 1000)
-            pipe.execute_command("XINFO", "GROUPS", key + name)
+            pipe.xpending_range(key + name, READERS[name], "-", "+", 1000)
+            pipe.xinfo_groups(key + name)
         pipe.hgetall(key + "counters").smembers(key + "pending").lrange(key + "released", 0, -1)
         pipe.hgetall(key + "policy").hgetall(key + "queue")
         names, *reply = pipe.execute(raise_on_error=False)
@@ -195,6 +195,5 @@ def _told(body: dict[str, Any]) -> tuple[str, int, int, float]:
 def _leases(pending: Any, groups: Any) -> tuple[dict[str, tuple[str, int]], tuple[int, int]]:
     if isinstance(pending, ResponseError) or isinstance(groups, ResponseError):
         return {}, (0, 0)
-    about = dict(zip(groups[0][::2], groups[0][1::2], strict=True))
-    leases = {entry.decode(): (owner.decode(), int(times)) for entry, owner, _, times in pending}
-    return leases, order(about[b"last-delivered-id"].decode())
+    leases = {one["message_id"].decode(): (one["consumer"].decode(), one["times_delivered"]) for one in pending}
+    return leases, order(groups[0]["last-delivered-id"].decode())

@@ -48,18 +48,22 @@ class HandFleet:
                     self.tasks.append(delivery.message)
                 await self.answer(lane, delivery)
 
+    def payload(self, text):
+        return SamplePayload(
+            np.zeros(3, np.int32), np.zeros(4, np.int32), np.zeros(4, np.float32), text, "stop",
+            (VersionSpan(version=self.version, start=0, end=4),),
+        )  # fmt: skip
+
     async def answer(self, lane, delivery):
         task = delivery.message
         right = str(task.prompt.reference["entry"]["answer"])
         for index in await missing_samples(self.redis, self.keys, task):
             text = right if self.random.random() < self.skill else "no idea"
             now = time.time()
-            body = SamplePayload(
-                np.zeros(3, np.int32), np.zeros(4, np.int32), np.zeros(4, np.float32), text, "stop",
-                (VersionSpan(version=self.version, start=0, end=4),),
-            )  # fmt: skip
+            body = self.payload(text)
             facts = SampleFacts(
-                payload=self.keys.payload(task.group, index), prompt_tokens=3, response_tokens=4, truncated=False,
+                payload=self.keys.payload(task.group, index), prompt_tokens=len(body.prompt_ids),
+                response_tokens=len(body.response_ids), truncated=False,
                 mean_logprob=0.0, oldest_version=self.version, newest_version=self.version, started_at=now,
                 finished_at=now,
             )  # fmt: skip
@@ -99,7 +103,10 @@ class HandLearner:
                     learning_finished_at=0.0,
                 )  # fmt: skip
                 assert await history.commit_step(record)
-                assert await history.cover(logged)
+                await self.cover(history, logged)
+
+    async def cover(self, history, logged):
+        assert await history.cover(logged)
 
 
 @asynccontextmanager
@@ -111,13 +118,13 @@ async def running(*coroutines):
         await end(*tasks)
 
 
-async def until(condition, tasks, what):
-    ends = time.monotonic() + DEADLINE_S
+async def until(condition, tasks, what, deadline_s=DEADLINE_S):
+    ends = time.monotonic() + deadline_s
     while not await condition():
         for task in tasks:
             if task.done():
                 task.result()
-        assert time.monotonic() < ends, f"{what} did not happen within {DEADLINE_S} s"
+        assert time.monotonic() < ends, f"{what} did not happen within {deadline_s} s"
         await asyncio.sleep(0.05)
 
 

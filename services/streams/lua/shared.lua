@@ -1,6 +1,8 @@
 -- What several functions need. Every function gets `keys` and `args`; all keys of a call share the run's hash tag.
 
-local RELEASED_KEPT = 512  -- tombstones of released groups, so that late results still meet them; see footprint.py
+-- Bounds of what is kept; footprint.py reckons with them.
+local RELEASED_KEPT = 512  -- tombstones of released groups, so that late results still meet them
+local DEAD_KEPT = 1024  -- dead letters
 
 local function fenced(key, epoch)
   if tonumber(redis.call('GET', key) or '0') > tonumber(epoch) then
@@ -10,6 +12,11 @@ end
 
 local function publish(stream, body)
   redis.call('XADD', stream, '*', 'm', body)
+end
+
+local function lay_down(dead, letter)
+  publish(dead, letter)
+  redis.call('XTRIM', dead, 'MAXLEN', DEAD_KEPT)
 end
 
 -- A line for a stream that nobody acks, of which the last `longest` are kept (0: all). The reply to a first call may

@@ -1,0 +1,94 @@
+"""Owns the bound on a run's memory in Redis, computed from its recipe: what can be there at once, and how large it is.
+
+Must not talk to Redis. tests/services/test_soak.py holds it against a server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.settings import Recipe
+from services.streams.admission import LARGEST_LETTER
+from services.streams.journal import EVENTS_KEPT, WEIGHT_MESSAGES_KEPT
+
+TEXT_BYTES = 8
+"""Assumed bytes of text of a token, on average over a prompt or response; English has about four."""
+REFERENCE_BYTES = 4096
+"""Assumed longest reference of a prompt, as JSON."""
+RELEASED_KEPT, DEAD_KEPT = 512, 1024
+"""As in lua/shared.lua."""
+SLACK = 1.3
+"""Redis' own share: dictionary and stream nodes, allocation classes, tables that grow by doubling."""
+
+TASK, SAMPLE, VERDICT, HASH, PAYLOAD = 900, 900, 1500, 700, 900
+"""Bytes beyond texts, references and tokens. A verdict's includes its answer (200 characters) and reason (300)."""
+BATCH_SAMPLE, BATCH_GROUP, POSTERIOR, STEP, EVENT, PLAN = 330, 250, 220, 6000, 600, 1200
+ALWAYS = 2 * 2**20
+"""The library, presence, the record, counters."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes by what takes them; and those of each prompt of a file that the recipe takes whole, without its number."""
+
+    parts: dict[str, int]
+    per_training_prompt: int
+    per_held_out_prompt: int
+
+    @property
+    def total(self) -> int:
+        """The bound, with Redis' own share."""
+        return int(SLACK * sum(self.parts.values())) + ALWAYS
+
+
+def footprint(recipe: Recipe) -> Footprint:
+    """The most that a run of this recipe has in Redis, while its checkpoints can be written."""
+    limits, learner = recipe.limits, recipe.learner
+    group = _Group(recipe, recipe.algorithm.group_size, recipe.rollout.max_new_tokens)
+    # While one checkpoint is written, no more steps are trained than lead to the next.
+    uncovered = limits.groups_per_step * max(1, 2 * learner.checkpoint_every)
+    batches = 1 + limits.max_staleness + max(1, 2 * learner.checkpoint_every)
+    prompts = recipe.data.train or 0
+    evaluation = max((_evaluation(recipe, prompts, samples) for prompts, samples in _sets(recipe)), default=0)
+    return Footprint(
+        {
+            "groups under way": limits.max_inflight_groups * (group.hash + group.payloads),
+            "trained groups that no checkpoint covers": uncovered * (group.hash + group.payloads),
+            "streams of groups under way": 2 * limits.max_inflight_groups * group.messages,
+            "batches and sampler snapshots": batches * (group.batch * limits.groups_per_step + prompts * POSTERIOR),
+            "released groups": RELEASED_KEPT * group.hash,
+            "evaluation": evaluation,
+            "pass rates of prompts": prompts * POSTERIOR,
+            "step records": limits.rollout_steps * (STEP + 120 * limits.groups_per_step),
+            "events, dead letters, weight messages": (
+                EVENTS_KEPT * EVENT + DEAD_KEPT * min(LARGEST_LETTER, group.task) + 2 * WEIGHT_MESSAGES_KEPT * PLAN
+            ),
+        },
+        int(SLACK * (1 + batches) * POSTERIOR),
+        int(SLACK * _evaluation(recipe, 1, recipe.evaluation.samples)),
+    )
+
+
+class _Group:
+    """Bytes of one group of `samples` responses of at most `new_tokens`."""
+
+    def __init__(self, recipe: Recipe, samples: int, new_tokens: int) -> None:
+        prompt, tokens = recipe.max_prompt_tokens, new_tokens
+        self.task = TASK + prompt * TEXT_BYTES + REFERENCE_BYTES
+        self.payloads = samples * (PAYLOAD + 4 * prompt + tokens * (4 + 4 + TEXT_BYTES))
+        self.hash = HASH + self.task + samples * VERDICT
+        self.messages = self.task + samples * (SAMPLE + REFERENCE_BYTES + VERDICT)
+        self.batch = BATCH_GROUP + samples * BATCH_SAMPLE
+
+
+def _sets(recipe: Recipe) -> list[tuple[int, int]]:
+    """Every evaluated set whose size is known: its prompts, and samples of each."""
+    own = [(recipe.data.held_out, recipe.evaluation.samples)] if recipe.data.held_out else []
+    return own + [
+        (one.prompts, one.samples or recipe.evaluation.samples) for one in recipe.evaluation.sets if one.prompts
+    ]  # fmt: skip
+
+
+def _evaluation(recipe: Recipe, prompts: int, samples: int) -> int:
+    group = _Group(recipe, samples, recipe.evaluation_new_tokens)
+    return prompts * (group.hash + group.payloads + group.messages)

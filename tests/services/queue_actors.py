@@ -1,0 +1,367 @@
+"""Owns what the services of the queue's test do: each act is done to Redis and to the model, whose replies must agree.
+
+Must not choose what is done, nor say what is right: the machine does the one, the model the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from services.contracts import Cause, Lane, Release
+from services.streams.dead import NotRedrivableError, letters, redrive
+from services.streams.effects import Effects, RefusedMessageError, missing_samples
+from services.streams.history import History, Reopened, rewind
+from services.streams.journal import Journal
+from services.streams.keys import RunKeys
+from services.streams.leases import Delivery, Lease, trim
+from services.streams.library import FencedError
+from tests.services.driven import (
+    BODY,
+    STATE,
+    DrivenRun,
+    batch_of,
+    record_of,
+    sample_of,
+    snapshot_at,
+    task_of,
+    verdict_on,
+)
+from tests.services.queue_model import (
+    ENDED,
+    MAX_DELIVERIES,
+    SAMPLES,
+    STREAMS,
+    TASKS,
+    VERDICTS,
+    Entry,
+    Letter,
+    LoggedBatch,
+    Model,
+)
+from tests.services.queue_view import READERS, View
+
+RUN = "model"
+G = 2
+"""Samples of a group; a screen draws one of them."""
+NAMES = ("a", "b")
+"""Consumers of each kind."""
+LEASE_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """What all machines of a test share: a loop, two clients of a server of their own, and what they met so far."""
+
+    runner: asyncio.Runner
+    client: Any
+    view: Any
+    met: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A delivery in the hands of a consumer, alive or taken for dead. `owner`: as what a sampler then read it."""
+
+    stream: str
+    name: str
+    delivery: Delivery[Any]
+    entry: Entry
+    owner: Effects
+
+
+class Hasty:
+    """A client that does not wait for entries: the model knows whether one will come."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def xreadgroup(self, *arguments: Any, block: int | None = None, **others: Any) -> Any:
+        assert block, "it would have waited"
+        return await self._client.xreadgroup(*arguments, **others)
+
+
+class Actors:
+    """Samplers, rollouts, verifiers and learners of one run. The last of `samplers` and `learners` owns its role."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        server.view.flushdb()
+        self.keys = RunKeys(RUN)
+        self.model = Model()
+        self.seen = View(server.view, RUN)
+        self.held: list[Held] = []
+        self.announced: tuple[History, LoggedBatch, int, str] | None = None
+        self._versions: dict[int, tuple[int, str, int]] = {}
+        self._nonce = 0.0
+        self._next_group = 0
+        self.run: DrivenRun = self.do(DrivenRun.open(Hasty(server.client), self.keys, LEASE_S, MAX_DELIVERIES))
+        self._journal = Journal(self.run.redis, self.keys, "test")
+        self.samplers = [self.run.sampler]
+        self.learners = [self.run.learner]
+        self.commit_policy(0)
+
+    def do(self, call: Coroutine[Any, Any, Any]) -> Any:
+        return self._server.runner.run(call)
+
+    def met(self, what: str, *conditions: Any) -> None:
+        """Count a situation that came about, so that the test can say whether it was met at all."""
+        self._server.met[what] += all(conditions)
+
+    def check(self) -> None:
+        self.seen.look()
+        self.seen.check(self.model)
+
+    def holding(self, stream: str) -> list[Held]:
+        return [one for one in self.held if one.stream == stream]
+
+    def leases(self) -> list[tuple[str, Entry]]:
+        return [(name, one) for name in STREAMS for one in self.model.streams[name].of("leased")]
+
+    def consumer(self, stream: str, name: str) -> Any:
+        return {TASKS: self.run.rollout, SAMPLES: self.run.verifier, VERDICTS: self.run.judge}[stream](name)
+
+    def key(self, stream: str) -> str:
+        return str(getattr(self.run.streams, stream))
+
+    def owned(self, writer: Effects | History, call: Coroutine[Any, Any, Any]) -> tuple[bool, Any]:
+        """Whether the writer still owns its role, and the reply; a former owner must be refused."""
+        name = call.__name__
+        if writer in (self.samplers[-1], self.learners[-1]):
+            return True, self.do(call)
+        try:
+            self.do(call)
+        except FencedError:
+            self.met(f"{name} by a former owner")
+            return False, None
+        raise AssertionError(f"a former owner wrote: {name}")
+
+    def refused(self, one: Held, call: Coroutine[Any, Any, Any]) -> None:
+        """The message's group left no trace: the call is refused, and the message becomes a letter."""
+        name = call.__name__
+        try:
+            self.do(call)
+        except RefusedMessageError:
+            self.met(f"{name} for a group that left no trace")
+            self.give_up(one, Cause.INVALID)
+        else:
+            raise AssertionError(f"a group that is gone was taken for one of this run: {name}")
+
+    # Groups on their way.
+
+    def dispatch(self, sampler: Effects, stop: int | None, times: int = 1) -> None:
+        name = f"g{self._next_group}"
+        for _ in range(times):
+            owned, reply = self.owned(sampler, sampler.dispatch(Lane.TRAIN, task_of(name, G, stop), STATE))
+            if owned:
+                assert reply == self.model.dispatch(name, G, stop or G)
+                self._next_group += reply
+
+    def read(self, stream: str, name: str, count: int) -> list[Held]:
+        taken, lost = self.model.streams[stream].take(name, count)
+        for entry in lost:
+            self.model.give_up(stream, entry, Cause.DELIVERIES.value)
+        found = self.do(self.consumer(stream, name).read(count, 0.001))
+        assert [(one.message.group, one.deliveries) for one in found] == [(one.group, one.deliveries) for one in taken]
+        self.met("a lease taken over", any(one.deliveries > 1 for one in taken))
+        self.met("given up after too many deliveries", lost)
+        new = [Held(stream, name, *pair, self.samplers[-1]) for pair in zip(found, taken, strict=True)]
+        self.held += new
+        return new
+
+    def publish(self, one: Held, index: int) -> None:
+        self._nonce += 1.0
+        entry, group = one.entry, self.model.groups[one.entry.group]
+        sample = sample_of(self.keys, group.name, index, started_at=self._nonce)
+        body = replace(BODY, text=str(self._nonce))
+        call = self.run.effects.publish_sample(Lane.TRAIN, one.delivery.lease, entry.wanted, sample, body)
+        if group.gone:
+            return self.refused(one, call)
+        state, leased = group.state, entry.state
+        fresh = self.model.publish(entry, index, self._nonce)
+        assert self.do(call) == fresh
+        self.met("a sample of one whose lease was taken over", fresh, entry.owner != one.name)
+        self.met("a second sample", not fresh, state == "pending", leased == "leased")
+        self.met("a sample under a lease of an abandoned history", state == "pending", leased == "abandoned")
+        self.met("a sample of a group that has ended", state in ENDED)
+        return None
+
+    def draw(self, one: Held) -> None:
+        """All that a rollout does with a task."""
+        call = missing_samples(self.run.redis, self.keys, one.delivery.message)
+        if self.model.groups[one.entry.group].gone:
+            return self.refused(one, call)
+        missing = self.do(call)
+        assert missing == self.model.missing(one.entry)
+        self.met("a group of which a part is missing", 0 < len(missing) < one.entry.wanted)
+        for index in missing:
+            self.publish(one, index)
+        if not missing:
+            self.do(self.consumer(TASKS, one.name).ack(one.delivery.lease))
+            self.model.ack(one.entry)
+        return None
+
+    def judge(self, one: Held) -> None:
+        entry, group = one.entry, self.model.groups[one.entry.group]
+        call = self.run.effects.publish_verdict(Lane.TRAIN, one.delivery.lease, verdict_on(one.delivery.message))
+        if group.gone:
+            return self.refused(one, call)
+        leased = entry.state
+        fresh = self.model.judge(entry)
+        assert self.do(call) == fresh
+        self.met("a second verdict", leased == "done")
+        self.met("a verdict of an abandoned history", leased == "abandoned")
+        self.met("a verdict on a sample of a group that has ended", fresh, group.state in ENDED)
+        return None
+
+    def record(self, one: Held, decision: str, early: str = "") -> None:
+        """A group is decided with its last verdict; `early`: what a sampler says that knows it sooner."""
+        group, verdict = self.model.groups[one.entry.group], one.delivery.message
+        if not self.model.complete_with(one.entry):
+            decision = early
+        elif decision == "more" and group.wanted == G:
+            decision = "kept"
+        rest = task_of(group.name, G) if decision == "more" else None
+        call = one.owner.record_verdict(Lane.TRAIN, one.delivery.lease, verdict, decision, G, rest=rest)
+        if group.gone and one.owner is self.samplers[-1]:
+            return self.refused(one, call)
+        owned, reply = self.owned(one.owner, call)
+        if owned:
+            before = group.state
+            assert reply == self.model.record(one.entry, decision)
+            self.met(f"decided: {decision}", decision, before == "pending")
+            self.met("a verdict for a group that has ended", before in ENDED)
+            self.met("a verdict for a group that is kept or batched", before in ("kept", "batched"))
+        return None
+
+    def release(self, name: str, release: Release) -> None:
+        before = self.model.groups[name].state
+        reply = self.do(self.samplers[-1].release(Lane.TRAIN, name, release, G))
+        assert reply == self.model.release(name, release.value)
+        self.met(f"release of a {before} group")
+
+    # What goes wrong with deliveries.
+
+    def lapse(self, stream: str, entry: Entry) -> None:
+        """Time passes for one lease. Its id is where the last look saw the entry."""
+        place = self.model.streams[stream].entries.index(entry)
+        name = self.seen.streams[stream].entries[place][0]
+        self.do(self.run.lapse(Lease(self.key(stream), READERS[stream], entry.owner, name)))
+        entry.lapsed = True
+
+    def renew(self, one: Held) -> None:
+        owned = self.model.renew(one.entry, one.name)
+        assert self.do(self.consumer(one.stream, one.name).still_owned(one.delivery.lease)) == owned
+        self.met("a late renewal", not owned, one.entry.state == "leased")
+        self.met("a renewal in an abandoned history", one.entry.state == "abandoned")
+
+    def give_up(self, one: Held, cause: Cause) -> None:
+        self.do(self.consumer(one.stream, one.name).give_up(one.delivery, "test", cause))
+        given_up = self.model.give_up(one.stream, one.entry, cause.value)
+        self.met("given up by one who no longer holds it", not given_up)
+
+    def bury_dead(self) -> None:
+        """What a sampler does about letters: those of an abandoned history say nothing of a group."""
+        found = self.do(self._journal.dead_letters())
+        assert [letter.group for _, letter in found] == [one.group for one in self.model.letters]
+        for one in self.model.letters:
+            group = self.model.groups[one.group]
+            if one.cause != "invalid" and group.state == "pending" and one.life == group.life:
+                self.met("a group ended by a letter")
+                self.release(one.group, Release.DEAD)
+
+    def redrive(self, letter: Letter) -> None:
+        found = self.do(letters(self.run.redis, self.keys))[self.model.letters.index(letter)]
+        expected = self.model.redrive(letter)
+        try:
+            done = self.do(redrive(self.run.redis, self.keys, found, self._journal))
+        except NotRedrivableError:
+            assert expected is None
+            self.met("a letter that is not redriven")
+        else:
+            assert done.redriven == expected
+            self.met("a letter redriven")
+
+    def trim(self, stream: str) -> None:
+        dropped = self.model.streams[stream].trim()
+        assert self.do(trim(self.run.redis, self.key(stream), READERS[stream], LEASE_S)) == dropped
+        self.met("trimmed up to a lease", dropped, self.model.streams[stream].of("leased"))
+        self.met("trimmed up to what was delivered", dropped, self.model.streams[stream].of("new"))
+
+    # Batches and the weight history.
+
+    def publish_batch(self, sampler: Effects, names: list[str]) -> None:
+        batch = batch_of(self.keys, self.model.queue_step + 1, names, G)
+        owned, reply = self.owned(sampler, sampler.publish_batch(batch, snapshot_at(batch.step)))
+        if owned:
+            assert reply == self.model.publish_batch(names)
+            self.met(f"a batch {'published' if reply else 'refused'}")
+
+    def announce(self, learner: History, batch: LoggedBatch, weights: str) -> None:
+        """A learner has trained a batch, and broadcasts; it may die before it commits."""
+        owned, version = self.owned(learner, learner.announce(batch.step, weights))
+        if owned:
+            self._note_version(version, batch.step, weights)
+            self.announced = learner, batch, version, weights
+
+    def _note_version(self, version: int, step: int, weights: str) -> None:
+        assert version == self.model.announce(step, weights)
+        told = step, weights, self.model.rewinds
+        assert self._versions.setdefault(version, told) == told, f"version {version} is used twice"
+
+    def commit(self) -> None:
+        """Commit what was announced last, by whoever announced it."""
+        assert self.announced
+        learner, batch, version, weights = self.announced
+        logged = batch_of(self.keys, batch.step, batch.groups, G)
+        owned, reply = self.owned(learner, learner.commit_step(record_of(logged, version, weights)))
+        if owned:
+            assert reply == self.model.commit(batch, version, weights)
+            self.met(f"a step {'committed' if reply else 'not committed twice'}")
+            self.met("a step committed again after a rewind", reply, self.model.rewinds)
+
+    def cover(self, learner: History, batch: LoggedBatch, times: int = 1) -> None:
+        log = self.do(self.learners[-1].batches())
+        assert [one.batch.step for one in log] == [one.step for one in self.model.log]
+        logged = log[self.model.log.index(batch)]
+        for _ in range(times):
+            owned, reply = self.owned(learner, learner.cover(logged))
+            if owned:
+                assert reply == self.model.cover(batch)
+                self.met(f"a batch {'covered' if reply else 'not covered twice'}")
+
+    def new_sampler(self) -> None:
+        """A new owner; the one of old is still there, and writes."""
+        self.samplers = [*self.samplers[-1:], self.do(Effects.fenced(self.run.redis, self.keys, "sampler"))]
+
+    def new_learner(self) -> None:
+        self.learners = [*self.learners[-1:], self.do(History.fenced(self.run.redis, self.keys, "learner"))]
+
+    def rewind(self, step: int) -> None:
+        """The run is resumed from an older checkpoint. Rollouts and verifiers still hold what they held."""
+        self.new_learner()
+        self.new_sampler()
+        groups = [Reopened(task_of(name, G), trained) for name, trained in self.model.reopened(step).items()]
+        done = rewind(
+            self.run.redis, self.keys, "sampler", self.samplers[-1].epoch, resumption=self.model.rewinds + 1,
+            step=step, groups=groups, posteriors={},
+        )  # fmt: skip
+        assert self.do(done)
+        uncovered = [one.step for one in self.model.log if one.trained]
+        self.met("rewound over a covered step", any(at > step and at not in uncovered for at, _ in self.model.steps))
+        self.met("rewound to a step that was not covered", any(at <= step for at in uncovered))
+        self.model.rewind(step)
+        self.commit_policy(step)
+
+    def commit_policy(self, step: int) -> None:
+        learner, weights = self.learners[-1], f"w{step}"
+        version = self.do(learner.announce(step, weights))
+        self._note_version(version, step, weights)
+        self.do(learner.commit_policy(version, step, weights))
+        self.model.committed = version, step, weights

