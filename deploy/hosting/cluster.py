@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,18 +16,21 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayTaskError
-from ray.util import list_named_actors
 
 from deploy.hosting import factories
-from deploy.hosting.environment import NAMESPACE, process_environment, runs_folder
+from deploy.hosting.actors import named_actor, named_actors
+from deploy.hosting.environment import process_environment, runs_folder
 from deploy.hosting.fleet import Fleet
-from deploy.hosting.roles import Role, learner_placement, release_placement
+from deploy.hosting.roles import Rank, Role, RoleError, Sampler, learner_placement, rank_name, release_placement
 from services.streams.records import RunRecord
 
 log = logging.getLogger(__name__)
 
 PREPARE_S = 600.0
 POLL_S = 0.2
+ADOPT_S = 20.0
+"""How long ranks that a former gateway started may take to answer its successor."""
+KILLED_S = 20.0
 
 
 class PlacementError(RuntimeError):
@@ -43,15 +47,13 @@ def _prepare(document: dict[str, Any], cache: str) -> str:
 
 @dataclass
 class _Placed:
-    """What this process knows to run for one run."""
+    """What this process knows to run for one run. `lost`: what is wrong with the learner beyond its ranks' faults."""
 
     rollout: Fleet
     verifier: Fleet
-    roles: list[Role] = field(default_factory=list)
-
-    @property
-    def fleets(self) -> tuple[Fleet, Fleet]:
-        return (self.rollout, self.verifier)
+    sampler: Sampler
+    ranks: list[Rank] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
 
 
 class RayCluster:
@@ -76,13 +78,13 @@ class RayCluster:
             raise error.cause from None
 
     async def start(self, record: RunRecord) -> None:
-        """Start everything of a run; one of no rollout steps has no learner. Raises PlacementError when the learner
-        finds no place."""
+        """Start everything of a run, or find again what a former gateway started; one of no rollout steps has no
+        learner. Raises PlacementError when the learner finds no place."""
         run, recipe = record.id, record.recipe
         if run in self._placed:
             return
-        placed = self._placed[run] = _Placed(Fleet(run, "rollout"), Fleet(run, "verifier"))
-        placed.roles.append(Role.sampler(run, factories.sampler, self._redis_url))
+        sampler = Sampler(run, factories.sampler, self._redis_url)
+        placed = _Placed(Fleet(run, "rollout"), Fleet(run, "verifier"), sampler)
         # The engine takes longest to load, so its fleet goes first.
         await asyncio.to_thread(
             placed.rollout.start, factories.rollout, self._redis_url, replicas=record.rollout_replicas,
@@ -95,47 +97,92 @@ class RayCluster:
         )  # fmt: skip
         if recipe.limits.rollout_steps:
             await self._start_learner(record, placed)
+        self._placed[run] = placed
 
     async def _start_learner(self, record: RunRecord, placed: _Placed) -> None:
         wanted, run = record.recipe.learner, record.id
-        deadline = record.recipe.limits.startup_timeout_s
+        names = {rank_name(run, rank) for rank in range(wanted.ranks)}
+        adopting = bool(there := names.intersection(await asyncio.to_thread(named_actors, rank_name(run))))
+        if adopting and there != names:
+            # A new rank cannot join the others midway, so what is left of them has to begin anew.
+            placed.lost = [f"{name} died while no gateway lived" for name in sorted(names - there)]
+            return
         group = learner_placement(run, wanted.ranks, wanted.cpus, wanted.gpus)
-        ranks = [
-            Role.learner(run, rank, group, wanted.threads, wanted.cpus, wanted.gpus) for rank in range(wanted.ranks)
+        placed.ranks = [
+            Rank(run, rank, group, wanted.threads, wanted.cpus, wanted.gpus) for rank in range(wanted.ranks)
         ]
-        placed.roles += ranks
+        deadline = ADOPT_S if adopting else record.recipe.limits.startup_timeout_s
         try:
-            host, port = await ranks[0].address(deadline)
-            await asyncio.gather(*(
-                role.begin(
-                    partial(factories.learner, rank, wanted.ranks, host, port), run, self._redis_url, deadline
-                )
-                for rank, role in enumerate(ranks)
-            ))  # fmt: skip
+            await self._begin_learner(run, placed.ranks, deadline)
+        except RoleError as error:
+            placed.lost = [str(error)]
         except TimeoutError:
-            raise PlacementError(
-                f"the learner ({wanted.ranks} x {wanted.cpus:g} CPUs, {wanted.gpus:g} GPUs) was not placed "
-                f"within limits.startup_timeout_s = {deadline:g} s"
-            ) from None
+            if not adopting:
+                raise PlacementError(
+                    f"the learner ({wanted.ranks} x {wanted.cpus:g} CPUs, {wanted.gpus:g} GPUs) was not placed "
+                    f"within limits.startup_timeout_s = {deadline:g} s"
+                ) from None
+            placed.lost = [f"the learner did not answer its new gateway within {deadline:g} s"]
+
+    async def _begin_learner(self, run: str, ranks: list[Rank], deadline_s: float) -> None:
+        """Start each rank's service, unless it runs. Raises TimeoutError, RoleError."""
+        host, port = await ranks[0].address(deadline_s)
+        await asyncio.gather(*(
+            rank.begin(partial(factories.learner, number, len(ranks), host, port), run, self._redis_url, deadline_s)
+            for number, rank in enumerate(ranks)
+        ))  # fmt: skip
+
+    async def restart_learner(self, record: RunRecord) -> None:
+        """End all ranks at once, whatever they do, and start them all anew. Raises PlacementError, TimeoutError."""
+        placed = self._placed[record.id]
+        prefix = rank_name(record.id)
+        for name in await asyncio.to_thread(named_actors, prefix):
+            if actor := named_actor(name):
+                Role(name, actor).kill()
+        release_placement(record.id)
+        ends = time.monotonic() + KILLED_S
+        while left := await asyncio.to_thread(named_actors, prefix):
+            if time.monotonic() > ends:
+                raise TimeoutError(f"killed {KILLED_S:g} s ago and still there: {', '.join(left)}")
+            await asyncio.sleep(POLL_S)
+        placed.ranks, placed.lost = [], []
+        await self._start_learner(record, placed)
+
+    async def restart_sampler(self, run: str) -> None:
+        """Kill the sampler's process, whatever it does; another takes its place."""
+        self._placed[run].sampler.restart()
 
     async def scale_rollout(self, run: str, replicas: int) -> None:
         """Change the number of rollout replicas; those that stay keep their processes."""
         if placed := self._placed.get(run):
             await asyncio.to_thread(placed.rollout.scale, replicas)
 
-    async def faults(self, run: str) -> list[str]:
-        """Roles that died for good and fleets whose replacing does not help, one line each."""
+    async def faults(self, run: str, ready: Collection[int]) -> list[str]:
+        """What will not work again, one line each: a sampler or a fleet whose processes die before they are ready.
+
+        `ready`: the ids of the run's processes that are ready, or were until they died lately.
+        """
         placed = self._placed.get(run)
         if placed is None:
             return []
+        fleets = (placed.rollout, placed.verifier)
         found = await asyncio.gather(
-            *(role.fault() for role in placed.roles), *(asyncio.to_thread(fleet.fault) for fleet in placed.fleets)
+            placed.sampler.fault(ready), *(asyncio.to_thread(fleet.fault, ready) for fleet in fleets)
         )
         return [fault for fault in found if fault]
 
+    async def learner_fault(self, run: str) -> str | None:
+        """Why the learner has to be started anew: a rank that failed, died, or was lost; None while it can go on."""
+        placed = self._placed.get(run)
+        if placed is None:
+            return None
+        found = await asyncio.gather(*(rank.fault() for rank in placed.ranks))
+        return "; ".join([*placed.lost, *(fault for fault in found if fault)]) or None
+
     async def shortage(self, record: RunRecord) -> str | None:
         """Why the run does not fit now: what it books, what the cluster has, what is free."""
-        if record.id in self._placed or self._lost_roles(record.id):
+        there = await asyncio.to_thread(named_actors, f"{record.id}/")
+        if there or record.id in self._placed:
             return None  # what it needs it holds
         total, free = await asyncio.to_thread(lambda: (ray.cluster_resources(), ray.available_resources()))
         for kind, needed in _needs(record).items():
@@ -146,24 +193,21 @@ class RayCluster:
 
     async def stop(self, run: str, deadline_s: float) -> None:
         """Drain all of a run's processes at once, then end what is left at the deadline."""
-        placed = self._placed.pop(run, None) or _Placed(Fleet(run, "rollout"), Fleet(run, "verifier"))
+        self._placed.pop(run, None)
         ends = time.monotonic() + deadline_s
-        roles = placed.roles or self._lost_roles(run)
-        for fleet in placed.fleets:
+        fleets = (Fleet(run, "rollout"), Fleet(run, "verifier"))
+        for fleet in fleets:
             await asyncio.to_thread(fleet.begin_stop)
+        names = await asyncio.to_thread(named_actors, f"{run}/")
+        roles = [Role(name, actor) for name in names if (actor := named_actor(name))]
         await asyncio.gather(*(role.stop(max(1.0, deadline_s - 2)) for role in roles))
         release_placement(run)
-        for fleet in placed.fleets:
+        for fleet in fleets:
             while not await asyncio.to_thread(fleet.gone):
                 if time.monotonic() > ends:
                     log.warning("the %s fleet of %s is still draining after %g s", fleet.name, run, deadline_s)
                     break
                 await asyncio.sleep(POLL_S)
-
-    def _lost_roles(self, run: str) -> list[Role]:
-        """Roles of a run that an earlier gateway started."""
-        names = [one["name"] for one in list_named_actors(all_namespaces=True) if one["name"].startswith(f"{run}/")]
-        return [Role(name, ray.get_actor(name, NAMESPACE), 0) for name in names]
 
 
 def _needs(record: RunRecord) -> dict[str, float]:

@@ -7,48 +7,51 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray import serve
+from ray.exceptions import GetTimeoutError, RayActorError
 from ray.serve._private.common import DeploymentID
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
+from deploy.hosting.actors import EARLY_DEATHS
 from deploy.hosting.environment import process_environment
 from deploy.hosting.process import DRAIN_S, HostedService
 from services.shell import Service
 
 log = logging.getLogger(__name__)
 
-# Serve replaces a replica after three failed checks in a row, or at once when its process is gone.
+T = TypeVar("T")
+
+# Serve replaces a replica after three checks in a row that had no answer in time, or at once when its process is gone:
+# one that hangs after about 40 s. A service that starts holds its interpreter for a few seconds at a time.
 HEALTH_PERIOD_S = 2.0
-HEALTH_TIMEOUT_S = 30.0
+HEALTH_TIMEOUT_S = 11.0
 SHUTDOWN_S = 10.0
 CALL_S = 20.0
-REPLACEMENTS = 5
-REPLACEMENT_WINDOW_S = 300.0
+# Serve's controller is an actor like others: when it dies, Ray restarts it within seconds.
+CONTROLLER_S = 60.0
+POLL_S = 0.5
 
 
 class ReplicaFailedError(RuntimeError):
-    """The service in this replica failed; Serve shows the text and replaces the replica."""
+    """The service in this replica is over; Serve replaces the replica."""
 
 
 class Replica:
-    """A Serve replica that hosts one service."""
+    """A Serve replica that hosts one service. It exits with a fault of the service: then it is replaced at once."""
 
     def __init__(self, make: Callable[[], Service], run: str, redis_url: str, workers: int) -> None:
-        self._hosted = HostedService(make, run, redis_url, workers=workers)
+        self._hosted = HostedService(make, run, redis_url, workers=workers, exit_on_fault=True)
 
     def check_health(self) -> None:
         """Called by Serve. Raises ReplicaFailedError when the service ended although nobody asked it to."""
-        if fault := self._hosted.fault():
-            raise ReplicaFailedError(fault)
         if self._hosted.done:
-            raise ReplicaFailedError(f"{self._hosted.name} ended although its run goes on")
+            raise ReplicaFailedError(self._hosted.fault() or f"{self._hosted.name} ended although its run goes on")
 
     def __del__(self) -> None:
         """Called by Serve once, before it ends the replica: leases go back to the stream."""
@@ -58,24 +61,40 @@ class Replica:
 
 @dataclass
 class Replacements:
-    """Counts replicas that came although nobody asked for more: the bound on replacing for ever."""
+    """Counts replicas that died before they became ready, since the last that did: the bound on replacing for ever.
 
-    expected: int
-    seen: set[str] = field(default_factory=set)
-    times: deque[float] = field(default_factory=deque)
+    `leaving`: how many replicas go because fewer are wanted.
+    """
 
-    def observe(self, replicas: set[str], now: float) -> int:
-        """Note the replicas alive now; how many replacements happened in the last window (monotonic seconds)."""
-        for replica in sorted(replicas - self.seen):
-            self.seen.add(replica)
-            if self.expected > 0:
-                self.expected -= 1
-            else:
-                log.warning("replica %s replaces one that failed", replica)
-                self.times.append(now)
-        while self.times and now - self.times[0] > REPLACEMENT_WINDOW_S:
-            self.times.popleft()
-        return len(self.times)
+    leaving: int = 0
+    early: int = 0
+    _pids: dict[str, int] = field(default_factory=dict)
+    _ready: set[str] = field(default_factory=set)
+
+    def observe(self, replicas: Mapping[str, int | None], ready: Collection[int]) -> int:
+        """Note the replicas there are, with their processes' ids where known; how many in a row have died early.
+
+        `ready`: the ids of processes that are ready, or were until they died lately.
+        """
+        for replica, pid in replicas.items():
+            self._pids[replica] = pid or self._pids.get(replica, 0)
+        for replica, pid in self._pids.items():
+            if pid in ready and replica not in self._ready:
+                self._ready.add(replica)
+                self.early = 0
+        for replica in sorted(self._pids.keys() - replicas.keys()):
+            self._depart(replica)
+        return self.early
+
+    def _depart(self, replica: str) -> None:
+        del self._pids[replica]
+        was_ready = replica in self._ready
+        self._ready.discard(replica)
+        if self.leaving:
+            self.leaving -= 1
+            return
+        self.early += not was_ready
+        log.warning("replica %s is gone, %s; it is replaced", replica, "ready" if was_ready else "never ready")
 
 
 def start_serve() -> None:
@@ -83,40 +102,56 @@ def start_serve() -> None:
     serve.start(proxy_location="Disabled")
 
 
-def _client() -> Any:
-    return _get_global_client()
+def _controller() -> Any:
+    return _get_global_client()._controller
 
 
 def _details(application: str) -> dict[str, Any]:
+    """What Serve knows of an application; empty where there is none. Raises RayActorError, GetTimeoutError."""
     try:
-        applications = _client().get_serve_details()["applications"]
+        controller = _controller()
     except RayServeException:
         return {}
-    found: dict[str, Any] = applications.get(application, {})
+    known = ray.get(controller.get_serve_instance_details.remote(), timeout=CALL_S)["applications"]
+    found: dict[str, Any] = known.get(application, {})
     return found
 
 
+def _persist(do: Callable[[], T]) -> T:
+    """The result of `do`, tried again for a minute while Serve's controller is being restarted."""
+    ends = time.monotonic() + CONTROLLER_S
+    while True:
+        try:
+            return do()
+        except (RayActorError, GetTimeoutError) as error:
+            if time.monotonic() > ends:
+                raise
+            log.warning("Serve's controller does not answer (%s); trying again", type(error).__name__)
+            time.sleep(POLL_S)
+
+
 class Fleet:
-    """One fleet of one run. Its calls block (seconds at most): keep them off an event loop."""
+    """One fleet of one run. Its calls block (seconds, as a rule): keep them off an event loop."""
 
     def __init__(self, run: str, name: str) -> None:
         self.name = name
         self._run = run
         self._application = f"{run}.{name}"
-        self._target = 0
-        self._replacements = Replacements(0)
+        self._replacements = Replacements()
         self._message = ""
 
     def start(
         self, make: Callable[[], Service], redis_url: str, *, replicas: int, workers: int, threads: int, cpus: float,
         gpus: float,
     ) -> None:  # fmt: skip
-        """Deploy the fleet unless it runs; replicas start as resources allow."""
-        self._target = replicas
-        self._replacements = Replacements(replicas)
-        if _details(self._application):
+        """Deploy the fleet, or bring the one that runs to `replicas`; replicas start as resources allow.
+
+        Raises TimeoutError while a former fleet of this name is still being ended.
+        """
+        self._await_end()
+        if _persist(self.exists):
+            self.scale(replicas)
             return
-        start_serve()
         deployment = serve.deployment(
             name=self.name,
             num_replicas=replicas,
@@ -134,50 +169,80 @@ class Fleet:
             deployment.bind(make, self._run, redis_url, workers), name=self._application, route_prefix=None,
             external_scaler_enabled=True,
         )  # fmt: skip
-        serve.run_many([target], wait_for_applications_running=False)
+        _persist(lambda: self._deploy(target))
+
+    def _deploy(self, target: Any) -> None:
+        if not self.exists():
+            start_serve()
+            serve.run_many([target], wait_for_applications_running=False)
+
+    def _await_end(self) -> None:
+        ends = time.monotonic() + CONTROLLER_S
+        while str(_persist(lambda: _details(self._application)).get("status")) == "DELETING":
+            if time.monotonic() > ends:
+                raise TimeoutError(f"the former {self.name} fleet of {self._run} is there after {CONTROLLER_S:g} s")
+            time.sleep(POLL_S)
+
+    def exists(self) -> bool:
+        """Whether Serve holds anything of the fleet. Raises RayActorError, GetTimeoutError."""
+        return bool(_details(self._application))
 
     def scale(self, replicas: int) -> None:
-        """Change the number of replicas; those that stay go on undisturbed.
+        """Change the number of replicas; those that stay go on undisturbed. Raises TimeoutError.
 
         Serve's external-scaler call changes the target alone. A new `serve.run` would give the deployment a new code
         version, and with it a restart of every replica.
         """
-        if replicas == self._target:
+        before = self._target()
+        if replicas == before:
             return
         identity = DeploymentID(name=self.name, app_name=self._application)
-        ray.get(_client()._controller.update_deployment_replicas.remote(identity, replicas), timeout=CALL_S)
-        self._replacements.expected += max(0, replicas - self._target)
-        self._target = replicas
+        _persist(
+            lambda: ray.get(_controller().update_deployment_replicas.remote(identity, replicas), timeout=CALL_S),
+        )
+        self._replacements.leaving += max(0, before - replicas)
 
-    def replicas(self) -> list[dict[str, Any]]:
-        """The replicas as Serve knows them: replica_id, state, pid and more."""
-        deployments = _details(self._application).get("deployments", {})
-        found: list[dict[str, Any]] = deployments.get(self.name, {}).get("replicas", [])
-        return found
+    def _target(self) -> int:
+        """How many replicas Serve was last told to run: it remembers, also when this process is a new one."""
+        ends = time.monotonic() + CALL_S
+        while True:
+            deployment = _persist(lambda: _details(self._application)).get("deployments", {}).get(self.name)
+            if deployment is not None:
+                return int(deployment["target_num_replicas"])
+            if time.monotonic() > ends:
+                raise TimeoutError(f"Serve does not know the {self.name} fleet of {self._run} after {CALL_S:g} s")
+            time.sleep(POLL_S)
 
-    def fault(self) -> str | None:
-        """Why the fleet cannot go on: Serve gave up, or replacing did not help. None while it can."""
-        details = _details(self._application)
+    def fault(self, ready: Collection[int]) -> str | None:
+        """Why the fleet cannot go on: Serve gave up, or replacing does not help. None while it can.
+
+        `ready`: the ids of processes that are ready, or were until they died lately.
+        """
+        try:
+            details = _details(self._application)
+        except (RayActorError, GetTimeoutError) as error:
+            log.warning("the %s fleet of %s: Serve's controller: %s", self.name, self._run, type(error).__name__)
+            return None
         deployment = details.get("deployments", {}).get(self.name, {})
         status = str(getattr(deployment.get("status"), "value", deployment.get("status", "")))
         message = _first_line(str(deployment.get("message", "")))
         self._message = message or self._message
         if status == "DEPLOY_FAILED" or str(details.get("status")) == "DEPLOY_FAILED":
             return f"{self.name} fleet: Ray Serve gave up: {message or _first_line(str(details.get('message', '')))}"
-        alive = {str(one["replica_id"]) for one in deployment.get("replicas", [])}
-        count = self._replacements.observe(alive, time.monotonic())
-        if count > REPLACEMENTS:
-            return f"{self.name} fleet: {count} replicas failed within {REPLACEMENT_WINDOW_S:g} s; {self._message}"
+        alive = {str(one["replica_id"]): one.get("pid") for one in deployment.get("replicas", [])}
+        early = self._replacements.observe(alive, ready)
+        if early > EARLY_DEATHS:
+            return f"{self.name} fleet: {early} replicas in a row died before they were ready; {self._message}"
         return None
 
     def begin_stop(self) -> None:
         """Ask Serve to drain and end the fleet; returns at once."""
-        if _details(self._application):
+        if _persist(self.exists):
             serve.delete(self._application, _blocking=False)
 
     def gone(self) -> bool:
         """Whether Serve holds nothing of the fleet any more."""
-        return not _details(self._application)
+        return not _persist(self.exists)
 
 
 def _first_line(text: str) -> str:

@@ -20,7 +20,8 @@ from services.shell import configure_logging
 
 log = logging.getLogger(__name__)
 
-RESTARTS = 3
+RESTARTS = -1  # for ever; what watches the gateway bounds those in a row that never came to serve
+KNOCK_S = 0.2
 
 
 class Gateway:
@@ -32,6 +33,7 @@ class Gateway:
         self._cluster = RayCluster(redis_url)
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
+        self._serves = False
         self._thread = threading.Thread(target=self._main, name="gateway", daemon=True)
         self._thread.start()
 
@@ -56,12 +58,24 @@ class Gateway:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(Controller(redis, self._cluster, Path(runs_folder())).run(self._stopping))
                 tasks.create_task(serve_api(redis, host, port, self._stopping))
+                tasks.create_task(self._note_serving(host, port))
         finally:
             await redis.aclose()
 
-    def ping(self) -> int:
-        """The gateway's process id."""
-        return os.getpid()
+    async def _note_serving(self, host: str, port: int) -> None:
+        """End as soon as the API can be reached; a listener that cannot be had ends this task too."""
+        while not self._serves and not self._stopping.is_set():
+            try:
+                _, writer = await asyncio.open_connection(host, port)
+            except OSError:
+                await asyncio.sleep(KNOCK_S)
+            else:
+                writer.close()
+                self._serves = True
+
+    def serves(self) -> bool:
+        """Whether this process has come to serve the API."""
+        return self._serves
 
     def stop(self, deadline_s: float) -> bool:
         """End the API and the controller, which stops every run's processes; the runs' records stay as they are."""

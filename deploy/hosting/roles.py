@@ -1,13 +1,13 @@
 """Owns a run's single processes: the sampler and the learner ranks, each a named Ray actor.
 
-Must not replace a learner rank: its optimizer state would be lost without a word.
+Must not replace a learner rank on its own: all ranks begin anew together, or none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import ray
@@ -15,13 +15,14 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from deploy.hosting.actors import EARLY_DEATHS, Restarts, actor_state
 from deploy.hosting.environment import NAMESPACE, process_environment
 from deploy.hosting.process import HostedService, free_address
 from services.shell import Service
 
 log = logging.getLogger(__name__)
 
-SAMPLER_RESTARTS = 3
+FOR_EVER = -1
 PROBE_S = 5.0
 
 
@@ -35,6 +36,7 @@ class RoleActor:
     def __init__(self, exit_on_fault: bool, begin_with: tuple[Callable[[], Service], str, str] | None = None) -> None:
         self._exit_on_fault = exit_on_fault
         self._hosted: HostedService | None = None
+        self._address: tuple[str, int] | None = None
         if begin_with:
             self.begin(*begin_with)
 
@@ -44,8 +46,9 @@ class RoleActor:
             self._hosted = HostedService(make, run, redis_url, exit_on_fault=self._exit_on_fault)
 
     def address(self) -> tuple[str, int]:
-        """A free host:port of this actor's machine."""
-        return free_address()
+        """A host:port of this actor's machine that was free when it was first asked for; always the same."""
+        self._address = self._address or free_address()
+        return self._address
 
     def fault(self) -> str | None:
         """One line when the service failed, else None."""
@@ -65,33 +68,79 @@ async def _result(reference: Any, deadline_s: float) -> Any:
 class Role:
     """A handle on one named actor."""
 
-    def __init__(self, name: str, actor: Any, restarts: int) -> None:
+    def __init__(self, name: str, actor: Any) -> None:
         self.name = name
         self._actor = actor
-        self._restarts = restarts
 
-    @classmethod
-    def sampler(cls, run: str, make: Callable[[], Service], redis_url: str) -> Role:
-        """The sampler; Ray restarts it, and it rebuilds its state from Redis."""
-        name = f"{run}/sampler"
-        options = {**_options(name, threads=1, cpus=0.0, gpus=0.0), "max_restarts": SAMPLER_RESTARTS}
+    def kill(self) -> None:
+        """End the actor for good, at once; one that was stopped by a signal ends within about 5 s."""
+        ray.kill(self._actor, no_restart=True)
+
+    async def stop(self, deadline_s: float) -> None:
+        """Drain, then end the actor."""
+        try:
+            await _result(self._actor.stop.remote(deadline_s), deadline_s + 1)
+        except (RayActorError, TimeoutError) as error:
+            log.warning("%s did not drain: %s", self.name, type(error).__name__)
+        self.kill()
+
+    async def _probe(self) -> str | None:
+        """The service's fault, or its process's. A silent actor is no fault: it may be busy or stopped."""
+        try:
+            text: str | None = await _result(self._actor.fault.remote(), PROBE_S)
+        except ActorDiedError as error:
+            return self._death(str(error))
+        except (ActorUnavailableError, TimeoutError, GetTimeoutError) as error:
+            log.warning("%s does not answer: %s", self.name, type(error).__name__)
+            return None
+        return text
+
+    def _death(self, text: str) -> str:
+        if "creation task" in text:  # its constructor raised; Ray's text ends with the exception's line
+            return f"{self.name}: {text.strip().splitlines()[-1]}"
+        return f"{self.name}: its process died"
+
+
+class Sampler(Role):
+    """The sampler; Ray restarts it, and it rebuilds its state from Redis."""
+
+    def __init__(self, run: str, make: Callable[[], Service], redis_url: str) -> None:
+        options = {**_options(f"{run}/sampler", threads=1, cpus=0.0, gpus=0.0), "max_restarts": FOR_EVER}
         actor = ray.remote(RoleActor).options(**options).remote(True, (make, run, redis_url))
-        return cls("sampler", actor, SAMPLER_RESTARTS)
+        super().__init__("sampler", actor)
+        self._restarts = Restarts()
 
-    @classmethod
-    def learner(cls, run: str, rank: int, group: PlacementGroup | None, threads: int, cpus: float, gpus: float) -> Role:
-        """One learner rank, without its service yet; never restarted."""
-        options = _options(f"{run}/learner-{rank}", threads, cpus, gpus)
+    async def fault(self, ready: Collection[int]) -> str | None:
+        """Why it will not work again, or None. `ready`: the pids of processes that are or lately were ready."""
+        state = await asyncio.to_thread(actor_state, self._actor)
+        if state.dead:
+            return await self._probe() or f"{self.name}: its process ended for good"
+        early = self._restarts.observe(state, ready)
+        if early > EARLY_DEATHS:
+            return f"{self.name}: its process died {early} times in a row before it was ready"
+        return None
+
+    def restart(self) -> None:
+        """Kill the process, whatever it is doing; Ray starts another."""
+        ray.kill(self._actor, no_restart=False)
+
+
+class Rank(Role):
+    """One learner rank, without its service at first; Ray never restarts it."""
+
+    def __init__(
+        self, run: str, rank: int, group: PlacementGroup | None, threads: int, cpus: float, gpus: float
+    ) -> None:
+        options = {**_options(rank_name(run, rank), threads, cpus, gpus), "max_restarts": 0}
         if group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-        actor = ray.remote(RoleActor).options(**options).remote(False)
-        return cls(f"learner rank {rank}", actor, 0)
+        super().__init__(f"learner rank {rank}", ray.remote(RoleActor).options(**options).remote(False))
 
     async def address(self, deadline_s: float) -> tuple[str, int]:
-        """A free host:port where the actor runs. Raises TimeoutError while it cannot be placed, RoleError."""
+        """A host:port where the actor runs. Raises TimeoutError while it cannot be placed, RoleError."""
         try:
             host, port = await _result(self._actor.address.remote(), deadline_s)
-        except ActorDiedError as error:
+        except RayActorError as error:
             raise RoleError(self._death(str(error))) from None
         return str(host), int(port)
 
@@ -101,33 +150,17 @@ class Role:
             await _result(self._actor.begin.remote(make, run, redis_url), deadline_s)
         except RayTaskError as error:
             raise RoleError(f"{self.name}: {type(error.cause).__name__}: {error.cause}") from None
-        except ActorDiedError:
+        except RayActorError:
             raise RoleError(f"{self.name}: its process died before its service began") from None
 
     async def fault(self) -> str | None:
-        """Why the role will not work again, or None. A silent actor is no fault: it may be busy or restarting."""
-        try:
-            text: str | None = await _result(self._actor.fault.remote(), PROBE_S)
-        except ActorDiedError as error:
-            return self._death(str(error))
-        except (ActorUnavailableError, TimeoutError, GetTimeoutError) as error:
-            log.warning("%s does not answer: %s", self.name, type(error).__name__)
-            return None
-        # A restarted role exits with its fault; one that is still there is about to be restarted.
-        return None if self._restarts else text
+        """Why the rank will not work again, or None."""
+        return await self._probe()
 
-    def _death(self, text: str) -> str:
-        if "creation task" in text:  # its constructor raised; Ray's text ends with the exception's line
-            return f"{self.name}: {text.strip().splitlines()[-1]}"
-        return f"{self.name}: its process died, and was restarted {self._restarts} times as allowed"
 
-    async def stop(self, deadline_s: float) -> None:
-        """Drain, then end the actor."""
-        try:
-            await _result(self._actor.stop.remote(deadline_s), deadline_s + 1)
-        except (RayActorError, TimeoutError) as error:
-            log.warning("%s did not drain: %s", self.name, type(error).__name__)
-        ray.kill(self._actor, no_restart=True)
+def rank_name(run: str, rank: int | str = "") -> str:
+    """The name of a rank's actor; of no rank, what all their names begin with."""
+    return f"{run}/learner-{rank}"
 
 
 def _options(name: str, threads: int, cpus: float, gpus: float) -> dict[str, Any]:
@@ -138,7 +171,6 @@ def _options(name: str, threads: int, cpus: float, gpus: float) -> dict[str, Any
         "get_if_exists": True,
         "num_cpus": cpus,
         "num_gpus": gpus,
-        "max_restarts": 0,
         # A drain blocks one thread; probes need another.
         "max_concurrency": 4,
         "runtime_env": {"env_vars": process_environment(threads)},
@@ -158,7 +190,7 @@ def learner_placement(run: str, ranks: int, cpus: float, gpus: float) -> Placeme
 
 
 def release_placement(run: str) -> None:
-    """Give the learner's bundles back; harmless when there are none."""
+    """Give the learner's bundles back, and end what still runs in them; harmless when there are none."""
     try:
         remove_placement_group(ray.util.get_placement_group(f"{run}/learner"))
     except ValueError:

@@ -6,13 +6,15 @@ Must not be used on a cluster, where Ray is there already.
 from __future__ import annotations
 
 import logging
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import serve
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError
 
+from deploy.hosting.actors import EARLY_DEATHS, Restarts, actor_state
 from deploy.hosting.environment import NAMESPACE
 from deploy.hosting.fleet import start_serve
 from deploy.hosting.gateway import start_gateway
@@ -23,7 +25,19 @@ OBJECT_STORE_BYTES = 200 * 2**20
 
 
 class GatewayFailedError(RuntimeError):
-    """The gateway died more often than it is restarted."""
+    """The gateway dies again and again without having come to serve."""
+
+
+class RayLostError(RuntimeError):
+    """Ray does not restart what it was told to restart: the node on which this process started it is lost."""
+
+
+class Gateway(Enum):
+    """What the gateway is seen to do. SILENT: its process is there, but says nothing."""
+
+    SERVES = "serves"
+    STARTS = "starts"
+    SILENT = "is silent"
 
 
 def start_ray(folder: Path, cores: int) -> None:
@@ -46,17 +60,27 @@ class Session:
 
     def __init__(self, redis_url: str, host: str, port: int) -> None:
         self._gateway: Any = start_gateway(redis_url, host, port)
+        self._restarts = Restarts()
         start_serve()  # while the gateway loads; the first run would have to wait for it
 
-    def check(self, deadline_s: float) -> bool:
-        """Whether the gateway answers. Raises GatewayFailedError when it is dead for good."""
+    def check(self, deadline_s: float) -> Gateway:
+        """What the gateway does. Raises GatewayFailedError, RayLostError."""
         try:
-            ray.get(self._gateway.ping.remote(), timeout=deadline_s)
-        except ActorDiedError:
-            raise GatewayFailedError("the gateway failed for good; its log tells why") from None
+            serves = bool(ray.get(self._gateway.serves.remote(), timeout=deadline_s))
+            seen = Gateway.SERVES if serves else Gateway.STARTS
         except (GetTimeoutError, RayActorError):
-            return False
-        return True
+            seen = Gateway.SILENT
+        state = actor_state(self._gateway)
+        early = self._restarts.observe(state, {state.pid} if seen is Gateway.SERVES else ())
+        if state.dead:
+            raise RayLostError("the gateway is dead for good, which only a lost node explains")
+        if early > EARLY_DEATHS:
+            raise GatewayFailedError(f"the gateway died {early} times in a row before it served; its log tells why")
+        return seen if state.alive else Gateway.STARTS
+
+    def restart_gateway(self) -> None:
+        """Kill the gateway's process, whatever it does; Ray starts another, which finds everything again."""
+        ray.kill(self._gateway, no_restart=False)
 
     def stop(self, deadline_s: float) -> None:
         """Drain the runs for at most `deadline_s` seconds, then end the gateway and Serve."""

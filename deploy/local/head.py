@@ -7,17 +7,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
+import math
+import os
 import signal
 import time
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from services.shell import configure_logging
 
+if TYPE_CHECKING:
+    from deploy.hosting.session import Session
+
+log = logging.getLogger(__name__)
+
 PING_S = 5.0
-READY_S = 120.0
-SILENCE_S = 60.0
 DRAIN_S = 12.0
+# How long the gateway may start, wait for Redis among other things; how long its process may be there without a word.
+STARTS_S = 120.0
+SILENT_S = 20.0
 
 
 def _say(phase: str, text: str = "") -> None:
@@ -53,6 +63,11 @@ def _serve(arguments: argparse.Namespace) -> None:
     except GatewayFailedError as error:
         _say("failed", str(error))
         raise SystemExit(1) from None
+    except Exception:
+        # Ray itself is lost. There is nothing to drain that could hear of it; the supervisor ends what is left.
+        log.exception("the head ends")
+        logging.shutdown()
+        os._exit(1)
     finally:
         _say("stopping", "draining")
         if session is not None:
@@ -61,20 +76,23 @@ def _serve(arguments: argparse.Namespace) -> None:
         _say("stopped")
 
 
-def _watch(session: object) -> None:
-    from deploy.hosting.session import GatewayFailedError, Session
+def _watch(session: Session) -> None:
+    """Say when the gateway serves for the first time; replace one that hangs. Raises GatewayFailedError."""
+    from deploy.hosting.session import Gateway
 
-    assert isinstance(session, Session)
-    ready = False
-    last = time.monotonic()
+    patience = {Gateway.STARTS: STARTS_S, Gateway.SILENT: SILENT_S, Gateway.SERVES: math.inf}
+    ready, seen, since = False, Gateway.STARTS, time.monotonic()
     while True:
-        if session.check(PING_S):
-            last = time.monotonic()
-            if not ready:
-                ready = True
-                _say("ready")
-        elif time.monotonic() - last > (SILENCE_S if ready else READY_S):
-            raise GatewayFailedError("the gateway does not answer")
+        state = session.check(PING_S)
+        if state is not seen:
+            seen, since = state, time.monotonic()
+        if state is Gateway.SERVES and not ready:
+            ready = True
+            _say("ready")
+        if time.monotonic() - since > patience[state]:
+            log.warning("the gateway %s for %g s; its process is replaced", state.value, patience[state])
+            session.restart_gateway()
+            since = time.monotonic()
         time.sleep(1.0)
 
 

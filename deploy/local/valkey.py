@@ -1,15 +1,20 @@
-"""Owns the embedded Redis: a Valkey server of our own on a free loopback port, with its data in the stack's folder.
+"""Owns the embedded Redis: a Valkey server of our own on a loopback port, with its data in the stack's folder.
 
 Must not be used when the user gives a Redis of their own.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
+import random
 import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
+from typing import IO
 
 from deploy.local.descendants import end_with_parent
 from deploy.local.preflight import StackError
@@ -18,7 +23,15 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
 READY_S = 30.0
+LOADING_S = 600.0
+"""How long a server that answers may load its file: a few GB take a minute."""
 STOP_S = 4.0
+CALM_S = 10.0
+DEATHS = 5
+"""Deaths in a row, each within CALM_S seconds of the start before it, that are made good."""
+# Below the ports that systems give to outgoing connections (Linux: from 32768): while the server is away, a client
+# that knocks at its port must not be given that very port.
+PORTS = range(20000, 32000)
 
 
 def server_binary() -> Path:
@@ -35,50 +48,111 @@ def server_binary() -> Path:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Raises StackError when a hundred ports in a row are taken."""
+    for port in random.sample(PORTS, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise StackError(f"Redis: no free port found in {PORTS.start}-{PORTS.stop - 1}; give --redis URL")
 
 
 class EmbeddedValkey:
-    """The server's process. What Redis holds survives the stack: it is logged to an append-only file."""
+    """The server's process. What Redis holds survives it and the stack: it is logged to an append-only file.
 
-    def __init__(self, folder: Path) -> None:
+    Once `ending` is set no server is started any more, and no start is waited for.
+    """
+
+    def __init__(self, folder: Path, ending: threading.Event | None = None) -> None:
         self._folder = folder
+        self._ending = ending or threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
-        self.url = ""
+        self._lock: IO[str] | None = None
+        self._port = 0
+        self._since = 0.0
+        self._deaths = 0
+
+    @property
+    def url(self) -> str:
+        """The server's address; the same from its first start on."""
+        return f"redis://127.0.0.1:{self._port}/0"
+
+    @property
+    def log_file(self) -> Path:
+        """The server's own log."""
+        return self._folder / "valkey.log"
 
     def start(self) -> str:
         """Start the server and wait until it answers; its address. Raises StackError."""
-        binary = server_binary()
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._take_folder()
         for attempt in range(1, ATTEMPTS + 1):
-            port = _free_port()
-            self._process = self._launch(binary, port)
-            if self._answers(port):
-                self.url = f"redis://127.0.0.1:{port}/0"
+            self._port = _free_port()
+            if self._launch():
                 return self.url
-            log.warning("Valkey did not start on port %d (attempt %d of %d)", port, attempt, ATTEMPTS)
-            self.stop()
-        raise StackError(f"Redis: the embedded server does not start; its log is {self._folder / 'valkey.log'}")
+            log.warning("Valkey did not start on port %d (attempt %d of %d)", self._port, attempt, ATTEMPTS)
+        raise StackError(f"Redis: the embedded server does not start; its log is {self.log_file}")
 
-    def _launch(self, binary: Path, port: int) -> subprocess.Popen[bytes]:
+    def revive(self) -> None:
+        """Start the server that died again, on its port and its data. Raises StackError when that does not help."""
+        self._deaths = self._deaths + 1 if time.monotonic() - self._since < CALM_S else 1
+        if self._deaths > DEATHS:
+            raise StackError(
+                f"Redis: the embedded server died {self._deaths} times in a row, each time within {CALM_S:g} s of its "
+                f"start; its log is {self.log_file}"
+            )
+        self.stop()  # reaps the one that died
+        for attempt in range(1, ATTEMPTS + 1):
+            if self._launch():
+                return
+            log.warning("Valkey did not start again on port %d (attempt %d of %d)", self._port, attempt, ATTEMPTS)
+            if self._ending.wait(attempt):
+                break
+        raise StackError(f"Redis: the embedded server does not start again; its log is {self.log_file}")
+
+    def _take_folder(self) -> None:
+        """Hold the folder's lock, and let the server hold it too: a killed stack's server may still be writing."""
+        self._lock = self._lock or (self._folder / "lock").open("a")
+        ends = time.monotonic() + STOP_S
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > ends:
+                    raise StackError(f"Redis: another server uses {self._folder}; end it first") from None
+                time.sleep(0.05)
+
+    def _launch(self) -> bool:
+        """Start the process; whether it answers before the deadline. One that does not is ended."""
+        assert self._lock is not None
+        drop_zeros(self._folder)
         arguments = [
-            str(binary), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(self._folder), "--daemonize", "no",
-            "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--logfile", "valkey.log",
-            "--maxmemory-policy", "noeviction",
+            str(server_binary()), "--port", str(self._port), "--bind", "127.0.0.1", "--dir", str(self._folder),
+            "--daemonize", "no", "--appendonly", "yes", "--appendfsync", "everysec", "--aof-load-truncated", "yes",
+            "--save", "", "--logfile", "valkey.log", "--maxmemory-policy", "noeviction",
         ]  # fmt: skip
         # A session of its own: Ctrl-C must reach us alone, and Redis must outlive the drain.
-        return subprocess.Popen(
+        self._process = subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True, preexec_fn=end_with_parent,
+            start_new_session=True, preexec_fn=end_with_parent, pass_fds=(self._lock.fileno(),),
         )  # fmt: skip
+        self._since = time.monotonic()
+        if self._answers():
+            return True
+        self.stop()
+        return False
 
-    def _answers(self, port: int) -> bool:
-        ends = time.monotonic() + READY_S
-        while time.monotonic() < ends and self.alive:
-            if _ping(port):
+    def _answers(self) -> bool:
+        patience = READY_S
+        while time.monotonic() - self._since < patience and self.alive and not self._ending.is_set():
+            reply = _ping(self._port)
+            if reply.startswith(b"+PONG"):
                 return True
+            if reply.startswith(b"-LOADING"):
+                patience = LOADING_S
             time.sleep(0.05)
         return False
 
@@ -104,11 +178,42 @@ class EmbeddedValkey:
             self._process.kill()
             self._process.wait(STOP_S)
 
+    def close(self) -> None:
+        """Leave the folder to others; after `stop`."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
-def _ping(port: int) -> bool:
+
+def drop_zeros(folder: Path) -> int:
+    """Cut off the zeros that a power cut can leave at the end of the append-only file; how many there were.
+
+    A file system may have made the file longer before the data reached it. Every record ends with a line feed, so that
+    no zero at the end is a record's. A record that is cut short is then dropped by the server itself.
+    """
+    dropped = 0
+    for file in (folder / "appendonlydir").glob("*.incr.aof"):
+        with file.open("r+b") as records:
+            size = kept = records.seek(0, os.SEEK_END)
+            while kept:
+                start = max(0, kept - 2**16)
+                records.seek(start)
+                left = len(records.read(kept - start).rstrip(b"\0"))
+                kept = start + left
+                if left:
+                    break
+            records.truncate(kept)
+        if size > kept:
+            log.warning("Redis: %d zeros at the end of %s are cut off", size - kept, file)
+        dropped += size - kept
+    return dropped
+
+
+def _ping(port: int) -> bytes:
+    """What the server answers to a PING; nothing when it does not within a second."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as server:
             server.sendall(b"PING\r\n")
-            return server.recv(64).startswith(b"+PONG")
+            return server.recv(64)
     except OSError:
-        return False
+        return b""

@@ -12,14 +12,16 @@ from pathlib import Path
 
 from services.contracts import AFTER, ALONE, Lane, RunState
 from services.controller.cluster import Cluster
+from services.controller.recovery import Recovery, RunFailedError
 from services.controller.summary import summarise, write_summary
 from services.settings import Recipe
-from services.streams.connection import Redis
-from services.streams.effects import group_counts
+from services.streams.connection import Redis, RedisUnavailableError
+from services.streams.effects import become_owner, group_counts
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
+from services.streams.library import FencedError
 from services.streams.presence import live_processes
-from services.streams.records import RunRecord, RunRecords
+from services.streams.records import OWNER, RunRecord, RunRecords
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +34,6 @@ WITHOUT_TRAINING = ("sampler", "verifier", "rollout")
 def services_of(recipe: Recipe) -> tuple[str, ...]:
     """The services of a run; one of no rollout steps only evaluates, and learns nothing."""
     return SERVICES if recipe.limits.rollout_steps else WITHOUT_TRAINING
-
-
-class RunFailedError(RuntimeError):
-    """The run cannot go on; the text is the reason people see."""
 
 
 class RunCancelledError(RuntimeError):
@@ -58,33 +56,46 @@ class RunKeeper:
         self._cluster = cluster
         self._folder = runs / run
         self._run = run
-        self._journal = Journal(redis, RunKeys(run), "controller")
+        self._replicas = 0
+        self._epoch = 0
+        self._keys = RunKeys(run)
+        self._journal = Journal(redis, self._keys, OWNER)
 
     async def keep(self) -> None:
-        """Carry the run to its end, and leave nothing of it running."""
+        """Carry the run to its end, and leave nothing of it running.
+
+        Raises RedisUnavailableError: the run goes on, and is taken up again when Redis is back; FencedError: another
+        controller keeps it.
+        """
+        self._epoch = await become_owner(self._redis, self._keys, OWNER)
         try:
-            await self._place()
-            await self._until_running()
-            state, reason = RunState.SUCCEEDED, await self._follow()
+            recovery = Recovery(self._redis, self._cluster, self._journal, await self._place())
+            await self._until_running(recovery)
+            state, reason = RunState.SUCCEEDED, await self._follow(recovery)
         except RunCancelledError:
             state, reason = RunState.CANCELLED, "cancelled on request"
         except ControllerStoppingError:
             await self._cluster.stop(self._run, STOP_DEADLINE_S)
             return
+        except (RedisUnavailableError, FencedError):
+            raise
         except Exception as error:
             log.exception("run %s failed", self._run)
             state, reason = RunState.FAILED, str(error) or type(error).__name__
         summary = await summarise(self._redis, await self._records.get(self._run))
         write_summary(self._folder, summary | {"state": state.value, "reason": reason})
-        await self._records.set_summary(self._run, summary)
+        await self._records.set_summary(self._run, summary, self._epoch)
         try:
             await self._cluster.stop(self._run, STOP_DEADLINE_S)
         except Exception as error:
             log.exception("run %s: its services could not be stopped", self._run)
             reason += f"; stopping its services failed: {error}"
-        await self._records.transition(self._run, state, reason)
+        await self._change(state, reason)
 
-    async def _place(self) -> None:
+    async def _change(self, state: RunState, reason: str) -> None:
+        await self._records.transition(self._run, state, reason, self._epoch)
+
+    async def _place(self) -> RunRecord:
         record = await self._current()
         told = ""
         while shortage := await self._cluster.shortage(record):
@@ -94,21 +105,24 @@ class RunKeeper:
             await asyncio.sleep(PERIOD_S)
             record = await self._current()
         if record.state is RunState.QUEUED:
-            await self._records.transition(self._run, RunState.STARTING, "placing services")
+            await self._change(RunState.STARTING, "placing services")
         if record.model_path is None:
             await self._journal.event("preparing-model", record.recipe.model.package or str(record.recipe.model.path))
-            await self._records.set_paths(self._run, model_path=await self._cluster.prepare_model(record))
+            model_path = await self._cluster.prepare_model(record)
+            await self._records.set_paths(self._run, self._epoch, model_path=model_path)
         await self._journal.event("starting-services", ", ".join(services_of(record.recipe)))
-        await self._cluster.start(await self._current())
+        record = await self._current()
+        await self._cluster.start(record)
+        self._replicas = record.rollout_replicas
+        return record
 
-    async def _until_running(self) -> None:
+    async def _until_running(self, recovery: Recovery) -> None:
         recipe = (await self._current()).recipe
         deadline = recipe.limits.startup_timeout_s
         ends = time.monotonic() + deadline
         announced: set[str] = set()
-        while await self._journal.policy_version() is None and not await self._fleet_holds_weights():
-            await self._current()
-            await self._check_faults()
+        while not await self._fleet_holds_weights():
+            await recovery.look(await self._current())
             ready = {p.service for p in await live_processes(self._redis, self._run) if p.state == "ready"}
             for service in sorted(ready - announced):
                 await self._journal.event("service-ready", service)
@@ -118,28 +132,44 @@ class RunKeeper:
                 raise RunFailedError(f"not ready within {deadline:g} s (limits.startup_timeout_s): {missing}")
             await asyncio.sleep(PERIOD_S)
         if (await self._current()).state is RunState.STARTING:
-            await self._records.transition(self._run, RunState.RUNNING, "the fleet holds the first policy version")
+            await self._change(RunState.RUNNING, "the fleet holds a policy version")
 
-    async def _follow(self) -> str:
+    async def _follow(self, recovery: Recovery) -> str:
         """Watch over the run until it is done; why it has succeeded. Raises RunFailedError for want of progress."""
-        replicas = (await self._current()).recipe.rollout.replicas
         stall_s = (await self._current()).recipe.limits.stall_timeout_s
         seen, since = await self._progress(), time.monotonic()
         while True:
             record = await self._current()
-            await self._check_faults()
-            if record.rollout_replicas != replicas:
-                await self._journal.event("scaling", f"rollout {replicas} -> {record.rollout_replicas} replicas")
-                replicas = record.rollout_replicas
-                await self._cluster.scale_rollout(self._run, replicas)
             if reason := await self._done(record):
                 return reason
+            await recovery.look(record)
+            await self._scale(record.rollout_replicas)
+            paused = await self._pause(record)
             now = await self._progress()
-            if now != seen:
+            if now != seen or paused:
                 seen, since = now, time.monotonic()
             elif time.monotonic() - since > stall_s:
                 raise RunFailedError(f"no progress for {stall_s:g} s (limits.stall_timeout_s) since {now}")
             await asyncio.sleep(PERIOD_S)
+
+    async def _pause(self, record: RunRecord) -> bool:
+        """Pause the run, or let it go on, as somebody or the sampler asked for; whether it is paused."""
+        starved = await self._redis.get(self._keys.starved)
+        wanted = "paused on request" if record.pause_requested else starved.decode() if starved else None
+        if wanted and record.state is RunState.RUNNING:
+            await self._change(RunState.PAUSED, wanted)
+            await self._journal.event("paused", f"{wanted}; `penstock resume {self._run}` takes it on")
+        elif wanted is None and record.state is RunState.PAUSED:
+            await self._change(RunState.RUNNING, "resumed")
+            await self._journal.event("resumed", "the run goes on")
+        return wanted is not None
+
+    async def _scale(self, replicas: int) -> None:
+        if replicas == self._replicas:
+            return
+        await self._journal.event("scaling", f"rollout {self._replicas} -> {replicas} replicas")
+        await self._cluster.scale_rollout(self._run, replicas)
+        self._replicas = replicas
 
     async def _done(self, record: RunRecord) -> str | None:
         """What the run has come to, once every set has its last evaluation and there is an export; else None."""
@@ -157,20 +187,16 @@ class RunKeeper:
         return any(p.service == "rollout" and p.state == "ready" and p.version is not None for p in processes)
 
     async def _progress(self) -> str:
-        counts = await group_counts(self._redis, RunKeys(self._run))
+        counts = await group_counts(self._redis, self._keys)
         # An evaluation of a big set may take longer than any step.
-        evaluating = await group_counts(self._redis, RunKeys(self._run), Lane.EVALUATION)
+        evaluating = await group_counts(self._redis, self._keys, Lane.EVALUATION)
         evaluations = len(await self._journal.evaluations())
-        version = await self._journal.policy_version()
+        policy = await self._journal.policy()
+        stands = f"rollout step {policy.step}, policy version {policy.version}" if policy else "no policy version"
         return (
-            f"policy version {version}, {evaluations} evaluations, {evaluating.pending} of {evaluating.dispatched} "
+            f"{stands}, {evaluations} evaluations, {evaluating.pending} of {evaluating.dispatched} "
             f"evaluation prompts pending, groups {counts.model_dump()}"
         )
-
-    async def _check_faults(self) -> None:
-        faults = await self._cluster.faults(self._run)
-        if faults:
-            raise RunFailedError("; ".join(faults))
 
     async def _current(self) -> RunRecord:
         if self._stopping.is_set():

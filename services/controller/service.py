@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -21,7 +22,8 @@ from services.metrics import RUNS
 from services.streams.connection import Redis
 from services.streams.records import RunRecords
 
-FAILURES_ALLOWED = 60
+FAILING_S = 300.0
+"""How long the run records may be out of reach: each look waits a while for a Redis that is away."""
 KEEPERS_DEADLINE_S = STOP_DEADLINE_S + 3.0
 
 log = logging.getLogger(__name__)
@@ -39,10 +41,10 @@ class Controller:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Keep runs until `stopping` is set; a keeper that breaks is logged and taken up again."""
-        failures = 0
+        read_at = time.monotonic()
         try:
             while not stopping.is_set():
-                failures = await self._try_to_take_up(stopping, failures)
+                read_at = await self._try_to_take_up(stopping, read_at)
                 await asyncio.sleep(PERIOD_S)
         finally:
             stopping.set()
@@ -50,16 +52,17 @@ class Controller:
                 await asyncio.wait(self._keepers.values(), timeout=KEEPERS_DEADLINE_S)
             await end(*self._keepers.values())
 
-    async def _try_to_take_up(self, stopping: asyncio.Event, failures: int) -> int:
-        """A look that fails leaves the keepers alone; failures in a row so far. Raises the FAILURES_ALLOWED-th."""
+    async def _try_to_take_up(self, stopping: asyncio.Event, read_at: float) -> float:
+        """A look that fails leaves the keepers alone; when one last succeeded. Raises what fails for FAILING_S."""
         try:
             await self._take_up(stopping)
         except Exception:
-            if failures + 1 >= FAILURES_ALLOWED:
+            failing_s = time.monotonic() - read_at
+            if failing_s >= FAILING_S:
                 raise
-            log.exception("run records could not be read (%d in a row); the runs go on", failures + 1)
-            return failures + 1
-        return 0
+            log.exception("run records cannot be read for %.0f s; the runs go on", failing_s)
+            return read_at
+        return time.monotonic()
 
     async def _take_up(self, stopping: asyncio.Event) -> None:
         records = await self._records.all()

@@ -1,32 +1,58 @@
-"""Owns the connection to Redis: one checked client per process, with bounded retries.
+"""Owns the connection to Redis: one checked client per process, which waits for a Redis that is away.
 
 Must not hold keys or messages.
+
+Every command, pipeline, script and connection attempt is repeated with exponential back-off while Redis is away, for
+RECONNECT_S seconds. A command whose answer was lost may thus be done twice. What Penstock sends bears that: sets and
+deletes are the same twice; a fence that is raised twice still refuses every former owner; an effect's second run finds
+the first and changes nothing (and says so: False need not mean that another was first); entries that a lost read had
+delivered stay pending and are delivered again when their lease lapses; an event may be told twice. A transaction that
+watches keys is not repeated here: WatchError tells its owner to begin again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from redis import asyncio as redis_asyncio
 from redis import exceptions as redis_errors
 from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
+from redis.backoff import NoBackoff
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # redis-py types each reply as a union over both protocols and both decodings. `client` fixes both (RESP2, bytes),
 # which its types cannot express.
 Redis: TypeAlias = Any
 
 OLDEST_SERVER = (7, 0)
+RECONNECT_S = 60.0
+"""How long a command waits for a Redis that is away: a restart, and the loading of a big append-only file."""
+ANSWER_S = 15.0
+"""How long one answer may take. Longer than any BLOCK, else a read that waits for news would be taken for a dead one;
+far shorter than RECONNECT_S, so that a connection that died without a word leaves time for another."""
+CONNECT_S = 5.0
+BACKOFF_S = (0.05, 1.0)
+LOG_S = 5.0
+# Each command that waits for an absent Redis holds a connection; a fleet's samples may all finish in that time.
+CONNECTIONS = 1000
 
 
 class RedisUnavailableError(RuntimeError):
     """Redis cannot be used: unreachable, refused, or too old. The text names the address, never a password."""
+
+
+class RedisAwayError(RedisUnavailableError, redis_errors.ConnectionError):
+    """Redis was there and has been away for longer than a command waits."""
 
 
 def redacted(url: str) -> str:
@@ -35,51 +61,135 @@ def redacted(url: str) -> str:
     return f"{parts.scheme}://{parts.hostname or ''}:{parts.port or 6379}{parts.path}"
 
 
-def client(url: str) -> Redis:
-    """A client that retries a broken connection five times with back-off (at most about 5 s)."""
+_within: ContextVar[bool] = ContextVar("_within", default=False)
+
+
+class Patience(Retry):
+    """What all connections of one client do about a Redis that is away: try again until `limit_s` seconds have passed.
+
+    redis-py nests its retries: a command connects, and a connection tests itself, each with the same object. Only the
+    outermost call repeats, else the limits would multiply.
+    """
+
+    def __init__(self, address: str, limit_s: float) -> None:
+        super().__init__(NoBackoff(), -1)
+        self._address = address
+        self._limit_s = limit_s
+        self._away_since: float | None = None
+        self._told_at = float("-inf")
+        self.reason = "no answer"
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Patience:
+        # Each connection copies its retry; what is known about the server is known to all of them.
+        return self
+
+    async def call_with_retry(
+        self, do: Callable[[], Awaitable[T]], fail: Callable[..., Any],
+        is_retryable: Callable[[Exception], bool] | None = None, with_failure_count: bool = False,
+    ) -> T:  # fmt: skip
+        """The result of `do`. Raises RedisAwayError, and at once what waiting does not cure."""
+        if _within.get():
+            return await do()
+        token = _within.set(True)
+        try:
+            return await self._persist(do, fail, with_failure_count)
+        finally:
+            _within.reset(token)
+
+    async def _persist(self, do: Callable[[], Awaitable[T]], fail: Callable[..., Any], counted: bool) -> T:
+        failures, ends = 0, float("inf")
+        while True:
+            try:
+                result = await do()
+            except (redis_errors.AuthenticationError, redis_errors.AuthorizationError):
+                raise
+            except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
+                now = time.monotonic()
+                failures, ends = failures + 1, min(ends, now + self._limit_s)
+                await fail(*((error, failures) if counted else (error,)))
+                if now >= ends:
+                    raise RedisAwayError(
+                        f"Redis at {self._address} has been away for {self._limit_s:g} s: {error}"
+                    ) from None
+                self._note(error, ends - now)
+                await asyncio.sleep(min(_pause(failures), ends - now))
+            else:
+                self._note_answer()
+                return result
+
+    def _note(self, error: Exception, left_s: float) -> None:
+        now = time.monotonic()
+        self.reason = str(error).rstrip(".") or type(error).__name__
+        self._away_since = self._away_since or now
+        if now - self._told_at >= LOG_S:
+            self._told_at = now
+            log.warning("Redis at %s is away: %s; trying again for another %.0f s", self._address, self.reason, left_s)
+
+    def _note_answer(self) -> None:
+        if self._away_since is not None:
+            log.warning("Redis at %s answers again after %.1f s", self._address, time.monotonic() - self._away_since)
+            self._away_since, self._told_at = None, float("-inf")
+
+
+def _pause(failures: int) -> float:
+    """Seconds before the next attempt; random, so that not all clients come at once."""
+    first, longest = BACKOFF_S
+    return min(longest, first * 2.0 ** min(failures, 30)) * random.uniform(0.5, 1.0)
+
+
+class _Pool(redis_asyncio.ConnectionPool):
+    """redis-py's pool, but what it does to a connection before a command waits for Redis like the command itself."""
+
+    async def ensure_connection(self, connection: Any) -> None:
+        await connection.retry.call_with_retry(
+            lambda: super(_Pool, self).ensure_connection(connection), lambda _: connection.disconnect(nowait=True)
+        )
+
+
+def client(url: str, patience_s: float = RECONNECT_S, answer_s: float = ANSWER_S) -> Redis:
+    """A client whose every command waits `patience_s` seconds for a Redis that is away, then raises RedisAwayError.
+
+    A connection whose answer takes longer than `answer_s` seconds is given up for another.
+    """
     try:
-        return redis_asyncio.Redis.from_url(
+        pool = _Pool.from_url(
             url,
             protocol=2,
-            socket_connect_timeout=5,
-            socket_timeout=30,
+            socket_connect_timeout=min(CONNECT_S, answer_s),
+            socket_timeout=answer_s,
             health_check_interval=15,
-            retry=Retry(ExponentialBackoff(cap=2, base=0.1), 5),
-            retry_on_error=[redis_errors.ConnectionError, redis_errors.TimeoutError],
+            max_connections=CONNECTIONS,
+            retry=Patience(redacted(url), patience_s),
         )
+        return redis_asyncio.Redis.from_pool(pool)
     except ValueError as error:
         raise RedisUnavailableError(
             f"--redis: {redacted(url)} is not accepted ({error}); redis://host:port/db is"
         ) from None
 
 
-async def connect(url: str, deadline_s: float = 10.0) -> Redis:
-    """Open a connection and check the server. Raises RedisUnavailableError after `deadline_s` seconds."""
-    redis = client(url)
-    ends = time.monotonic() + deadline_s
-    while True:
-        try:
-            async with asyncio.timeout(deadline_s):
-                info = await redis.info("server")
-            break
-        except redis_errors.AuthenticationError as error:
-            await redis.aclose()
-            raise RedisUnavailableError(f"Redis at {redacted(url)} refused the credentials: {error}") from None
-        except (redis_errors.RedisError, OSError, TimeoutError) as error:
-            if time.monotonic() >= ends:
-                await redis.aclose()
-                raise RedisUnavailableError(
-                    f"Redis at {redacted(url)} cannot be reached within {deadline_s:g} s: {error}"
-                ) from None
-            log.warning("Redis at %s is not ready (%s); trying again", redacted(url), error)
-            await asyncio.sleep(0.3)
+async def connect(url: str, deadline_s: float = RECONNECT_S) -> Redis:
+    """A client of a server that was seen and is new enough. Raises RedisUnavailableError after `deadline_s` seconds."""
+    probe = client(url, deadline_s, min(ANSWER_S, deadline_s))
+    try:
+        async with asyncio.timeout(deadline_s):
+            info = await probe.info("server")
+    except redis_errors.AuthenticationError as error:
+        raise RedisUnavailableError(f"Redis at {redacted(url)} refused the credentials: {error}") from None
+    except (RedisAwayError, TimeoutError):
+        raise RedisUnavailableError(
+            f"Redis at {redacted(url)} cannot be reached within {deadline_s:g} s: {probe.get_retry().reason}"
+        ) from None
+    except redis_errors.RedisError as error:
+        raise RedisUnavailableError(f"Redis at {redacted(url)} cannot be used: {error}") from None
+    finally:
+        await probe.aclose()
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < OLDEST_SERVER:
-        await redis.aclose()
         raise RedisUnavailableError(
             f"Redis at {redacted(url)} is version {info['redis_version']}; 7.0 or newer (or Valkey) is needed"
         )
-    return redis
+    return client(url)
 
 
 async def trouble(redis: Redis, deadline_s: float = 5.0) -> str | None:
@@ -87,6 +197,8 @@ async def trouble(redis: Redis, deadline_s: float = 5.0) -> str | None:
     try:
         async with asyncio.timeout(deadline_s):
             await redis.ping()
+    except TimeoutError:
+        return f"no answer within {deadline_s:g} s: {redis.get_retry().reason}"
     except (redis_errors.RedisError, OSError) as error:
-        return str(error) or f"no answer within {deadline_s:g} s"
+        return str(error)
     return None

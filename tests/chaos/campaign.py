@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tests.chaos import disk, results
 from tests.chaos.episode import Episode, RunHungError
 from tests.chaos.faults import DISK, EMBEDDED, FAULTS, PROXY
-from tests.chaos.ground import proxied_server
+from tests.chaos.ground import ProxyThread, proxied_server
 from tests.chaos.stack import Stack, StackDownError
 from tests.chaos.workload import recipe, write_model, write_questions
 
@@ -93,7 +92,7 @@ class Campaign:
             yield deck[:count]
             del deck[:count]
 
-    def play(self, stack: Stack, shape: Shape, number: int, direct_url: str, proxy: Any) -> None:
+    def play(self, stack: Stack, shape: Shape, number: int, direct_url: str, proxy: ProxyThread | None) -> None:
         """One run; its results are in the file afterwards."""
         run = f"chaos-{self._seed}-{number:03d}-{int(time.time()) % 100_000}"
         document = recipe(

@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.chaos import disk, lookups
 from tests.chaos.evidence import collect
+from tests.chaos.ground import ProxyThread
 from tests.chaos.injector import Outcome, inject
 from tests.chaos.oracle import Judgement, judge
 from tests.chaos.scene import Scene
@@ -70,7 +71,7 @@ class Episode:
     recipe: dict[str, Any]
     seed: int
     direct_url: str
-    proxy: Any = None
+    proxy: ProxyThread | None = None
     own_disk: bool = False
     say: Say = log.info
 

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import redis
 
+from tests.chaos import redis_log
 from tests.chaos.lookups import LANES, READERS, STREAMS, key, message, texts
 
 
@@ -43,9 +44,10 @@ class Lane:
 class Evidence:
     """Everything that is known of one run. Streams and lanes by name; `recipe` as the run's record has it.
 
-    `added`: entries that each stream ever had, `read`: those in the tail's file. `unacked`: entries that a consumer
-    group still has to deal with. `groups`: the hashes of all groups that still have one. `steps`: the step records that
-    are the run's history now. `archive`, `records`, `shares` by rollout step; a share's rows are (payload, group).
+    `added`: entries that each stream ever had, `read`: those that we have, of which `filled` were trimmed before the
+    tail saw them and come from the server's append-only file. `unacked`: entries that a consumer group still has to
+    deal with. `groups`: the hashes of all groups that still have one. `steps`: the step records that are the history
+    now. `archive`, `records`, `shares` by rollout step; a share's rows are (payload, group).
     `injected`: entries that the injector added, by stream.
     """
 
@@ -63,6 +65,7 @@ class Evidence:
     records: dict[int, dict[str, Any]]
     shares: dict[int, list[tuple[str, str]]]
     checkpoints: set[int]
+    filled: int = 0
     injected: dict[str, set[str]] = field(default_factory=dict)
 
     def own(self, stream: str) -> list[Entry]:
@@ -94,6 +97,7 @@ def collect(
     entries, end = read_tail(tail)
     added = {name: end.get(name, {}).get("added", -1) for name in STREAMS}
     read = {name: end.get(name, {}).get("read", 0) for name in STREAMS}
+    filled = {name: _filled(server, run, name, entries) for name in STREAMS if read[name] < added[name]}
     dispatched = {one.body["group"] for lane in LANES.values() for one in entries[f"{lane}tasks"] if _named(one)}
     record = texts(server.hgetall(key(run, "record")))
     by_stream: dict[str, set[str]] = {}
@@ -104,7 +108,8 @@ def collect(
         state=record["state"],
         entries=entries,
         added=added,
-        read=read,
+        read={name: count + filled.get(name, 0) for name, count in read.items()},
+        filled=sum(filled.values()),
         unacked={name: _unacked(server, run, name) for name in READERS},
         lanes={name: _lane(server, run, prefix) for name, prefix in LANES.items()},
         groups={name: fields for name in sorted(dispatched) if (fields := _group(server, run, name))},
@@ -119,6 +124,18 @@ def collect(
         },
         injected=by_stream,
     )
+
+
+def _filled(server: Any, run: str, name: str, entries: dict[str, list[Entry]]) -> int:
+    """Take in what was trimmed before the tail saw it, as far as the server has logged it; how many entries."""
+    path = redis_log.folder(server)
+    if path is None:
+        return 0
+    known = {one.id for one in entries[name]}
+    missed = [one for one in redis_log.added_to(path, key(run, name)) if one[0] not in known]
+    found = [*entries[name], *(Entry(entry, message(fields)) for entry, fields in missed)]
+    entries[name] = sorted(found, key=lambda one: one.order)
+    return len(missed)
 
 
 def _named(entry: Entry) -> bool:

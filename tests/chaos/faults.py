@@ -66,6 +66,8 @@ FAULTS: Mapping[str, Fault] = {
     "stop Redis": Fault(moments.serving, strikes.stop_redis, _EVERYBODY, 4, EMBEDDED),
     "drop connections": Fault(moments.connected, strikes.drop_connections, _EVERYBODY, 10, PROXY),
     "delay connections": Fault(moments.connected, strikes.delay_connections, _EVERYBODY, 6, PROXY),
+    "swallow connections": Fault(moments.connected, strikes.swallow_connections, _EVERYBODY, 4, PROXY),
+    "refuse connections": Fault(moments.connected, strikes.refuse_connections, _EVERYBODY, 6, PROXY),
     "full disk": Fault(moments.checkpoint_coming, strikes.fill_disk, recovery.checkpoint_written, 6, DISK),
     "damaged checkpoint": Fault(moments.checkpointed, strikes.spoil_checkpoint, _REPLACED["learner"], 6),
     "damaged payload": Fault(moments.payload_waiting, strikes.spoil_payload, recovery.group_ended, 8),

@@ -76,5 +76,6 @@ def _figures(story: Story) -> dict[str, int]:
         "steps": len(evidence.steps),
         "rewinds": len(story.rewinds),
         "letters": len(evidence.entries["dead"]),
+        "filled": evidence.filled,
         "entries": sum(len(entries) for entries in evidence.entries.values()),
     }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos import lookups
+from tests.chaos.ground import ProxyThread
 from tests.chaos.lookups import Held, Process, Sync
 from tests.chaos.stack import Stack
 
@@ -27,7 +28,7 @@ class Scene:
     folder: Path
     recipe: dict[str, Any]
     rng: random.Random
-    proxy: Any = None
+    proxy: ProxyThread | None = None
     injected: list[tuple[str, str]] = field(default_factory=list)
 
     @property

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.ground import ProxyThread
 from tests.chaos.lookups import BODY, Process, key, message
 from tests.chaos.moments import confirmed
 from tests.chaos.scene import Moment, Scene
@@ -184,25 +185,46 @@ def _last_event(scene: Scene) -> str:
     return found[0][0].decode() if found else "0-0"
 
 
+def _proxy(scene: Scene) -> ProxyThread:
+    assert scene.proxy is not None, "a moment is found only where there is one"
+    return scene.proxy
+
+
 def drop_connections(scene: Scene, moment: Moment) -> Struck | None:
     """Cut every connection to Redis, and again a few times in a row."""
     struck = _now(scene, moment)
     times = scene.rng.randint(1, 4)
     for _ in range(times):
-        struck.facts["dropped"] = struck.facts.get("dropped", 0) + scene.proxy.drop()
+        struck.facts["dropped"] = struck.facts.get("dropped", 0) + _proxy(scene).drop()
         time.sleep(scene.rng.uniform(0.05, 0.6))
     return struck
 
 
 def delay_connections(scene: Scene, moment: Moment) -> Struck | None:
-    """Hold every byte to and from Redis back for a while; the longest delays are beyond a lease."""
-    seconds, lasting = scene.rng.uniform(0.05, 1.5) * scene.lease_s, scene.rng.uniform(2.0, 4.0) * scene.lease_s
+    """Hold every byte to and from Redis back for a while, by 10 ms to 3 s."""
+    seconds, lasting = 10 ** scene.rng.uniform(-2.0, 0.5), scene.rng.uniform(2.0, 4.0) * scene.lease_s
     ends = time.monotonic() + lasting
-    scene.proxy.delay(seconds)
+    _proxy(scene).delay(seconds)
     return _now(
-        scene, moment, release=lambda: scene.proxy.delay(0.0), due=lambda: time.monotonic() >= ends,
+        scene, moment, release=lambda: _proxy(scene).delay(0.0), due=lambda: time.monotonic() >= ends,
         facts={"delay_s": seconds, "lasting_s": lasting},
     )  # fmt: skip
+
+
+def swallow_connections(scene: Scene, moment: Moment) -> Struck | None:
+    """Let every connection to Redis hang, open and silent, as behind a router that has lost its table."""
+    struck = _now(scene, moment)
+    struck.facts["swallowed"] = _proxy(scene).swallow()
+    return struck
+
+
+def refuse_connections(scene: Scene, moment: Moment) -> Struck | None:
+    """Cut every connection to Redis, and let nobody in again for longer than a lease."""
+    seconds = scene.lease_s * scene.rng.uniform(0.5, 2.0)
+    struck = _now(scene, moment, facts={"refused_s": seconds})
+    _proxy(scene).refuse(seconds)
+    struck.facts["dropped"] = _proxy(scene).drop()
+    return struck
 
 
 def spoil_payload(scene: Scene, moment: Moment) -> Struck | None:

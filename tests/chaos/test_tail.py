@@ -70,6 +70,22 @@ def test_what_was_trimmed_before_it_was_read_is_noticed(server, redis_client, tm
     assert end["samples"] == {"added": 10, "read": 4}
 
 
+def test_what_was_trimmed_too_early_is_found_in_the_servers_log(server, redis_client, tmp_path):
+    tail = Tail(server.url, RUN, tmp_path / "tail.jsonl")
+    write_to(redis_client, tmp_path / RUN)
+    write_shares(tmp_path / RUN)
+    redis_client.xtrim(key(RUN, "samples"), maxlen=2, approximate=False)
+    with tail:
+        tail.close()
+    collected = collect(redis_client, RUN, tmp_path / "tail.jsonl", tmp_path / RUN)
+    assert collected.filled > 0
+    assert [one.body for one in collected.entries["samples"]] == [one.body for one in clean_run().entries["samples"]]
+    assert judge(collected).findings == ()
+    redis_client.config_set("appendonly", "no")
+    collected = collect(redis_client, RUN, tmp_path / "tail.jsonl", tmp_path / RUN)
+    assert [one.subject for one in judge(collected).of(Kind.GAP)] == ["samples"]
+
+
 def write_to(redis_client: Any, folder: Path) -> None:
     """The made-up run of the oracle's tests, as a real one leaves it: in Redis and on disk."""
     run = clean_run()

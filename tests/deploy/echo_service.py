@@ -13,17 +13,20 @@ from services.shell import Context
 class EchoService:
     """Announces itself, waits for its end, and says when it has drained.
 
-    `fails` makes it raise instead; `child` gives it a process of its own, as an engine is to a rollout replica.
+    `fails` makes it raise instead, after it has become ready or, with `gets_ready` False, before; `child` gives it a
+    process of its own, as an engine is to a rollout replica.
     """
 
-    def __init__(self, name: str, fails: str = "", child: bool = False) -> None:
+    def __init__(self, name: str, fails: str = "", child: bool = False, gets_ready: bool = True) -> None:
         self.name = name
         self._fails = fails
         self._child = child
+        self._gets_ready = gets_ready
 
     async def run(self, context: Context) -> None:
         child = await asyncio.create_subprocess_exec("sleep", "600") if self._child else None
-        await context.presence.update(state="ready")
+        if self._gets_ready:
+            await context.presence.update(state="ready")
         if self._fails:
             await asyncio.sleep(0.2)
             raise RuntimeError(self._fails)
@@ -34,6 +37,6 @@ class EchoService:
         await context.journal.event("drained", context.presence.info.id)
 
 
-def echo(name: str, child: bool = False) -> EchoService:
+def echo(name: str, child: bool = False, fails: str = "", gets_ready: bool = True) -> EchoService:
     """A factory as hosting wants it; fix its arguments with functools.partial."""
-    return EchoService(name, child=child)
+    return EchoService(name, fails, child, gets_ready)

@@ -106,6 +106,22 @@ async def eventually(
         await asyncio.sleep(0.1)
 
 
+async def faults(cluster: Any, redis: Any, run: str) -> list[str]:
+    """What the cluster complains of, asked as the controller asks."""
+    ready = {one.pid for one in await live_processes(redis, run) if one.state == "ready"}
+    found: list[str] = await cluster.faults(run, ready)
+    return found
+
+
+async def learner_fault(cluster: Any, run: str) -> str:
+    """Why the learner has to begin anew, as soon as the cluster has noticed."""
+    ends = time.monotonic() + 30
+    while not (fault := await cluster.learner_fault(run)):
+        assert time.monotonic() < ends
+        await asyncio.sleep(0.2)
+    return str(fault)
+
+
 def runs(pid: int) -> bool:
     """Whether the process is there and no zombie."""
     try:
@@ -150,7 +166,7 @@ async def test_life_of_a_run(cluster: Any, redis: Any, run_id: str, ray_session:
         pid for pid in await eventually(redis, run_id, "rollout", lambda pids: bool(set(pids) - {left})) if pid != left
     ]
     print(f"replaced after {time.monotonic() - killed:.1f} s")
-    assert await cluster.faults(run_id) == [], "a replaced replica is no fault of the run"
+    assert await faults(cluster, redis, run_id) == [], "a replaced replica is no fault of the run"
 
     pids = [one.pid for one in await live_processes(redis, run_id) if one.pid != left]
     assert replacement in pids
@@ -164,23 +180,122 @@ async def test_life_of_a_run(cluster: Any, redis: Any, run_id: str, ray_session:
 
 
 @pytest.mark.timeout(180)
-async def test_sampler_is_restarted_and_a_learner_rank_is_not(
+async def test_a_failed_rank_is_a_fault_and_names_it(
     cluster: Any, redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from deploy.hosting import factories
 
     monkeypatch.setattr(factories, "learner", failing_learner)
+    await cluster.start(await submitted(redis, run_id, ranks=2))
+    fault = await learner_fault(cluster, run_id)
+    assert f"RuntimeError: {FAULT} (rank 1 of 2)" in fault
+    assert await faults(cluster, redis, run_id) == [], "the controller may still start the learner anew"
+
+
+@pytest.mark.timeout(180)
+async def test_kills_are_made_good_and_processes_that_never_get_ready_are_given_up(
+    cluster: Any, redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deploy.hosting import factories
+
+    allowed = 2
+    for module in ("fleet", "roles"):
+        monkeypatch.setattr(f"deploy.hosting.{module}.EARLY_DEATHS", allowed)
+    monkeypatch.setattr(factories, "verifier", partial(echo, "verifier", fails="no sandbox", gets_ready=False))
+    await cluster.start(await submitted(redis, run_id))
+    killed: dict[int, float] = {}
+    found: set[str] = set()
+    ends = time.monotonic() + 120
+    while not found or len(killed) < allowed + 2:
+        assert time.monotonic() < ends, (killed, found)
+        found.update(await faults(cluster, redis, run_id))
+        for one in await live_processes(redis, run_id):
+            if one.service == "sampler" and one.state == "ready" and one.pid not in killed:
+                if killed:
+                    print(f"the sampler was ready again {time.monotonic() - max(killed.values()):.1f} s after its kill")
+                killed[one.pid] = time.monotonic()
+                os.kill(one.pid, signal.SIGKILL)
+        await asyncio.sleep(0.1)
+    await eventually(redis, run_id, "sampler", lambda pids: bool(set(pids) - killed.keys()))
+    found.update(await faults(cluster, redis, run_id))
+    assert all(one.startswith("verifier fleet: ") for one in found), "kills of a sampler that was ready are no fault"
+    assert f"{allowed + 1} replicas in a row died before they were ready" in min(found)
+
+
+@pytest.mark.timeout(180)
+async def test_successor_finds_everything_again_and_restarts_the_learner(
+    cluster: Any, redis: Any, redis_url: str, run_id: str
+) -> None:
+    from deploy.hosting.cluster import RayCluster
+
+    async def pids(service: str, count: int) -> set[int]:
+        return set(await eventually(redis, run_id, service, lambda found: len(found) == count))
+
     record = await submitted(redis, run_id, ranks=2)
     await cluster.start(record)
-    (sampler,) = await eventually(redis, run_id, "sampler", lambda pids: len(pids) == 1)
-    os.kill(sampler, signal.SIGKILL)
-    await eventually(redis, run_id, "sampler", lambda pids: any(pid != sampler for pid in pids))
-    ends = time.monotonic() + 30
-    while not (faults := await cluster.faults(run_id)):
-        assert time.monotonic() < ends
-        await asyncio.sleep(0.2)
-    assert len(faults) == 1
-    assert f"RuntimeError: {FAULT} (rank 1 of 2)" in faults[0]
+    services = {"sampler": 1, "verifier": 1, "rollout": 1, "learner": 2}
+    before = {service: await pids(service, count) for service, count in services.items()}
+
+    successor = RayCluster(redis_url)
+    assert await successor.shortage(record) is None
+    await successor.start(record)
+    assert await successor.learner_fault(run_id) is None
+    assert await faults(successor, redis, run_id) == []
+    assert {service: await pids(service, count) for service, count in services.items()} == before
+    await successor.scale_rollout(run_id, 2)
+    assert await pids("rollout", 2) > before["rollout"]
+
+    # Both learners end at once, though one of them is stopped and the other is told nothing.
+    stopped, killed = sorted(before["learner"])
+    os.kill(stopped, signal.SIGSTOP)
+    os.kill(killed, signal.SIGKILL)
+    await until_gone([killed], 5.0)
+    third = RayCluster(redis_url)
+    await third.start(await RunRecords(redis).scale(run_id, 2))
+    assert "died while no gateway lived" in await learner_fault(third, run_id)
+    began = time.monotonic()
+    await third.restart_learner(record)
+    await until_gone([stopped], 10.0)
+    anew = set(await eventually(redis, run_id, "learner", lambda found: len(set(found) - before["learner"]) == 2))
+    print(f"the learner began anew within {time.monotonic() - began:.1f} s")
+    assert await third.learner_fault(run_id) is None
+    assert {service: await pids(service, 1) for service in ("sampler", "verifier")} == {
+        service: before[service] for service in ("sampler", "verifier")
+    }
+
+    # One that died, noticed by the gateway that lives; and a sampler that hangs.
+    os.kill(max(anew - before["learner"]), signal.SIGKILL)
+    assert re.fullmatch(r"learner rank [01]: its process died", await learner_fault(third, run_id))
+    [sampler] = before["sampler"]
+    os.kill(sampler, signal.SIGSTOP)
+    await third.restart_sampler(run_id)
+    await eventually(redis, run_id, "sampler", lambda found: bool(set(found) - {sampler}))
+    await until_gone([sampler], 3.0)
+
+
+@pytest.mark.timeout(180)
+async def test_a_replica_that_hangs_is_replaced_even_if_serve_has_died_meanwhile(
+    cluster: Any, redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from deploy.hosting import fleet
+    from deploy.hosting.actors import actor_state
+
+    assert 3 * (fleet.HEALTH_TIMEOUT_S + fleet.HEALTH_PERIOD_S) < 45
+    monkeypatch.setattr(fleet, "HEALTH_TIMEOUT_S", 1.0)
+    await cluster.start(await submitted(redis, run_id))
+    (stopped,) = await eventually(redis, run_id, "verifier", lambda pids: len(pids) == 1)
+    serve = actor_state(ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve"))
+    os.kill(serve.pid, signal.SIGKILL)
+    assert await faults(cluster, redis, run_id) == []
+    await cluster.scale_rollout(run_id, 2)
+    os.kill(stopped, signal.SIGSTOP)
+    began = time.monotonic()
+    await eventually(redis, run_id, "verifier", lambda pids: bool(set(pids) - {stopped}))
+    print(f"replaced {time.monotonic() - began:.1f} s after it stopped")
+    await until_gone([stopped], 15.0)
+    await eventually(redis, run_id, "rollout", lambda pids: len(pids) == 2)
 
 
 @pytest.mark.timeout(120)
@@ -216,13 +331,34 @@ def test_no_serve_proxy_takes_a_port(ray_session: Path) -> None:
         probe.bind(("127.0.0.1", 8000))
 
 
-def test_replacements_are_bounded_and_scaling_is_none() -> None:
-    from deploy.hosting.fleet import REPLACEMENT_WINDOW_S, Replacements
+def test_only_replicas_that_never_got_ready_count() -> None:
+    from deploy.hosting.fleet import Replacements
 
-    replacements = Replacements(expected=2)
-    assert replacements.observe({"a", "b"}, now=0.0) == 0
-    replacements.expected += 1
-    assert replacements.observe({"a", "b", "c"}, now=1.0) == 0
-    assert replacements.observe({"a", "b", "d"}, now=2.0) == 1
-    assert replacements.observe({"a", "e", "d"}, now=3.0) == 2
-    assert replacements.observe({"a", "e", "d"}, now=2.5 + REPLACEMENT_WINDOW_S) == 1
+    replacements = Replacements()
+    assert replacements.observe({"a": 1, "b": None}, ready={1}) == 0
+    assert replacements.observe({"a": 1, "b": 2}, ready={1}) == 0
+    assert replacements.observe({"c": 3, "b": 2}, ready={1}) == 0, "a had been ready"
+    assert replacements.observe({"d": 4, "b": 2}, ready=set()) == 1, "c had not"
+    assert replacements.observe({"d": 4, "e": None}, ready=set()) == 2
+    assert replacements.observe({"d": 4, "e": 5}, ready={5}) == 0, "e got ready, so replacing helps"
+    replacements.leaving = 1
+    assert replacements.observe({"e": 5}, ready={5}) == 0, "fewer were wanted"
+    assert replacements.observe({}, ready=set()) == 0
+
+
+def test_only_restarts_of_actors_that_never_got_ready_count() -> None:
+    from deploy.hosting.actors import ActorState, Restarts
+
+    def alive(restarts: int, pid: int) -> ActorState:
+        return ActorState(alive=True, dead=False, restarts=restarts, pid=pid)
+
+    def between(restarts: int) -> ActorState:
+        return ActorState(alive=False, dead=False, restarts=restarts, pid=0)
+
+    restarts = Restarts()
+    assert restarts.observe(alive(20, 1), ready=()) == 0, "what was before is forgiven"
+    assert restarts.observe(between(21), ready=()) == 1
+    assert restarts.observe(alive(22, 3), ready=()) == 2
+    assert restarts.observe(between(23), ready={3}) == 0, "it had been ready when it died"
+    assert restarts.observe(alive(23, 4), ready={3}) == 0
+    assert restarts.observe(between(24), ready={3}) == 1

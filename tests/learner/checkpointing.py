@@ -6,6 +6,7 @@ Must not be used outside tests.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +98,15 @@ class Slow:
             yield chunk
             self.begun.set()
             assert self.go.wait(60), "nobody let it go on"
+
+
+class Endless:
+    """A state that is never written to its end."""
+
+    def chunks(self) -> Iterator[memoryview]:
+        while True:
+            yield memoryview(bytes(1 << 18))
+            time.sleep(0.01)
 
 
 def archive_with(folder: Path, steps: int) -> RunArchive:

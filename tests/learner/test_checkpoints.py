@@ -28,6 +28,7 @@ from learner.trainer import leave
 from tests.learner import crashing
 from tests.learner.checkpointing import (
     NEVER,
+    Endless,
     Slow,
     archive_with,
     bits,
@@ -360,15 +361,6 @@ def test_killed_in_the_middle_of_writing_the_former_one_is_used(archive: RunArch
     assert checkpoints.clear() == [f".{name}"]
     after = save(checkpoints, cut(4), block_of(1000))
     assert names(archive) == [before.name, after.name]
-
-
-class Endless:
-    """A state that is never written to its end."""
-
-    def chunks(self) -> Iterator[memoryview]:
-        while True:
-            yield memoryview(bytes(1 << 18))
-            time.sleep(0.01)
 
 
 def write_for_ever(folder: str) -> None:

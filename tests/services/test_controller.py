@@ -2,16 +2,20 @@
 
 import asyncio
 import json
+import re
 import time
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from unittest.mock import AsyncMock
 
 import pytest
 
 from services.contracts import EvaluationRecord, Lane, ProcessInfo, Prompt, RunState, Sampling, Task
+from services.controller.recovery import Silence
 from services.controller.service import Controller
 from services.settings import parse_recipe
-from services.streams.effects import Effects
-from services.streams.journal import Journal
+from services.streams.connection import RedisAwayError
+from services.streams.effects import Effects, become_owner
+from services.streams.journal import Journal, note
 from services.streams.keys import RunKeys
 from services.streams.presence import Presence
 from services.streams.records import RunRecords
@@ -25,6 +29,8 @@ class HandCluster:
         self.only = only
         self.asked = []
         self.fault = []
+        self.broken_learner = None
+        self.ready = set()
         self.short = None
 
     async def prepare_model(self, record):
@@ -37,8 +43,19 @@ class HandCluster:
     async def scale_rollout(self, run, replicas):
         self.asked.append(f"scale {replicas}")
 
-    async def faults(self, run):
+    async def faults(self, run, ready):
+        self.ready = set(ready)
         return self.fault
+
+    async def learner_fault(self, run):
+        return self.broken_learner
+
+    async def restart_learner(self, record):
+        self.asked.append("restart learner")
+        self.broken_learner = None
+
+    async def restart_sampler(self, run):
+        self.asked.append("restart sampler")
 
     async def shortage(self, record):
         return self.short
@@ -78,6 +95,11 @@ def replica(run, state="ready", version=0):
                        version=version)  # fmt: skip
 
 
+async def commit(redis, run, step):
+    """What a learner's step leaves behind, as far as the controller looks."""
+    await redis.hset(RunKeys(run).policy, mapping={"version": step + 2, "step": step})
+
+
 async def evaluate(redis, run, name, accuracy, kind="held-out"):
     record = EvaluationRecord(
         name=name,
@@ -89,7 +111,7 @@ async def evaluate(redis, run, name, accuracy, kind="held-out"):
         standard_error=0.1,
         unknown=0,
     )
-    await Journal(redis, RunKeys(run), "test").evaluation(record)
+    await note(redis, RunKeys(run).evaluations, record, 0)
 
 
 async def test_life_of_a_run(redis, run_id, tmp_path):
@@ -178,6 +200,56 @@ async def test_run_waits_for_room_and_says_why(redis, run_id, tmp_path):
     assert "needs 8 GPUs, 0 are free" in events
 
 
+async def test_a_paused_run_goes_on_when_it_is_resumed_and_does_not_stall(redis, run_id, tmp_path):
+    keys = RunKeys(run_id)
+    async with (
+        controlled(redis, run_id, tmp_path, limits={"stall_timeout_s": 2.0}) as (records, _),
+        Presence(redis, replica(run_id)),
+    ):
+        await until_state(records, run_id, RunState.RUNNING)
+        await records.request_pause(run_id)
+        await until_state(records, run_id, RunState.PAUSED)
+        await asyncio.sleep(3.0)
+        assert (await records.get(run_id)).state is RunState.PAUSED, "a pause is no stall"
+        await records.resume(run_id)
+        await until_state(records, run_id, RunState.RUNNING)
+        await redis.set(keys.starved, "512 groups judged, 0 of 4 kept; 512 with 0")
+        record = await until_state(records, run_id, RunState.PAUSED)
+        assert record.reason == "512 groups judged, 0 of 4 kept; 512 with 0"
+        await records.resume(run_id)
+        await until_state(records, run_id, RunState.RUNNING)
+        assert await redis.exists(keys.starved) == 0
+        told = await events_of(redis, run_id, "paused")
+    assert told[0] == f"paused on request; `penstock resume {run_id}` takes it on"
+
+
+async def test_a_run_that_failed_is_resumed(redis, run_id, tmp_path):
+    async with controlled(redis, run_id, tmp_path) as (records, cluster):
+        await until_state(records, run_id, RunState.STARTING)
+        cluster.fault = ["learner rank 0 died"]
+        await until_state(records, run_id, RunState.FAILED)
+        cluster.fault = []
+        await records.resume(run_id)
+        async with Presence(redis, replica(run_id)):
+            record = await until_state(records, run_id, RunState.RUNNING)
+    assert [change.state for change in record.history] == [
+        "queued", "starting", "failed", "queued", "starting", "running",
+    ]  # fmt: skip
+    assert record.resumptions == 1
+    assert [one for one in cluster.asked if one != "stop"] == ["prepare", "start /prepared", "start /prepared"]
+
+
+async def test_a_former_controller_writes_nothing_more(redis, run_id, tmp_path):
+    async with controlled(redis, run_id, tmp_path) as (records, cluster):
+        await until_state(records, run_id, RunState.STARTING)
+        await become_owner(redis, RunKeys(run_id), "controller")
+        cluster.fault = ["seen by the former one alone"]
+        await asyncio.sleep(1.0)
+        # Its own controller takes the run up again, as the owner.
+        record = await until_state(records, run_id, RunState.FAILED)
+    assert [change.state for change in record.history] == ["queued", "starting", "failed"]
+
+
 async def test_cancel_stops_everything(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         await until_state(records, run_id, RunState.STARTING)
@@ -193,6 +265,137 @@ async def test_fault_fails_the_run_with_its_reason(redis, run_id, tmp_path):
         record = await until_state(records, run_id, RunState.FAILED)
     assert record.reason == "learner rank 0 died"
     assert cluster.asked[-1] == "stop"
+
+
+async def until(condition, deadline_s=20.0):
+    """Wait for a condition, or a coroutine's answer; fails at the deadline."""
+    ends = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < ends
+        await asyncio.sleep(0.05)
+
+
+async def events_of(redis, run, phase):
+    return [event.text for _, event in await Journal(redis, RunKeys(run), "test").events() if event.phase == phase]
+
+
+@asynccontextmanager
+async def present(redis, run, **processes):
+    """Announcements of services that are ready, by id; yields them, to be silenced by leaving them."""
+    async with AsyncExitStack() as stack:
+        yield {
+            name: await stack.enter_async_context(
+                Presence(redis, ProcessInfo(id=name, service=service, run=run, host="h", pid=pid, metrics="h:1",
+                                            state="ready"))
+            )
+            for pid, (name, service) in enumerate(processes.items(), 100)
+        }  # fmt: skip
+
+
+async def silence(presence):
+    """What a stopped process does: its announcement lapses."""
+    await presence.__aexit__()
+
+
+async def test_learner_is_started_anew_and_progress_forgives(redis, run_id, tmp_path, monkeypatch):
+    monkeypatch.setattr("services.controller.recovery.LEARNER_RESTARTS", 3)
+    async with (
+        controlled(redis, run_id, tmp_path) as (records, cluster),
+        Presence(redis, replica(run_id)),
+    ):
+        await until_state(records, run_id, RunState.RUNNING)
+        await until(lambda: cluster.ready == {1})
+        for step in (0, 0, 0, 7, 7, 7):
+            if step:
+                await commit(redis, run_id, step)
+            cluster.broken_learner = f"learner rank 1: its process died at step {step}"
+            await until(lambda: cluster.broken_learner is None)
+        assert (await records.get(run_id)).state is RunState.RUNNING
+        told = await events_of(redis, run_id, "learner-restarted")
+        cluster.broken_learner = "learner rank 0: RuntimeError: no CUDA device"
+        record = await until_state(records, run_id, RunState.FAILED)
+    assert [re.search(r"\((.+)\)", line)[1] for line in told] == [
+        *(f"{count} of 3 at rollout step 0" for count in (1, 2, 3)),
+        *(f"{count} of 3 at rollout step 7" for count in (1, 2, 3)),
+    ]  # fmt: skip
+    assert told[0].startswith("learner rank 1: its process died at step 0; all ranks begin anew")
+    assert record.reason == (
+        "learner rank 0: RuntimeError: no CUDA device "
+        "(the learner was started anew 3 times without a new rollout step)"
+    )
+    assert cluster.asked.count("restart learner") == 6
+    assert cluster.asked[-1] == "stop"
+
+
+async def test_silent_sampler_and_learner_are_started_anew(redis, run_id, tmp_path, monkeypatch):
+    monkeypatch.setattr("services.controller.recovery.SILENT_S", 1.0)
+    processes = {"sampler-a": "sampler", "learner-a": "learner", "learner-b": "learner"}
+    async with (
+        controlled(redis, run_id, tmp_path, learner={"ranks": 2}) as (records, cluster),
+        Presence(redis, replica(run_id)),
+        present(redis, run_id, **processes) as there,
+    ):
+        await until_state(records, run_id, RunState.RUNNING)
+        await asyncio.sleep(2.0)
+        assert not [one for one in cluster.asked if one.startswith("restart")]
+        await silence(there["learner-b"])
+        await until(lambda: "restart learner" in cluster.asked, 4.0)
+        await silence(there["sampler-a"])
+        await until(lambda: "restart sampler" in cluster.asked, 4.0)
+        await asyncio.sleep(2.0)
+        asked = [one for one in cluster.asked if one.startswith("restart")]
+        assert asked == ["restart learner", "restart sampler"], "what was started anew is given time to appear"
+        [learner] = await events_of(redis, run_id, "learner-restarted")
+        [sampler] = await events_of(redis, run_id, "sampler-restarted")
+    assert re.match(r"learner: 1 of 2 processes silent for 1\d s; all ranks begin anew \(1 of 10", learner)
+    assert re.fullmatch(r"sampler: 1 of 1 processes silent for 1\d s", sampler)
+
+
+def test_time_in_which_nobody_could_be_heard_is_no_silence(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("services.controller.recovery.time.monotonic", lambda: clock[0])
+    silence = Silence("sampler", 1)
+    assert silence.observe(["a"], startup_s=60) is None
+    clock[0] += 300  # Redis was away, and every announcement has lapsed
+    assert silence.observe([], startup_s=60) is None
+    clock[0] += 2
+    assert silence.observe(["a"], startup_s=60) is None
+    for _ in range(20):
+        clock[0] += 1
+        assert silence.observe([], startup_s=60) is None
+    clock[0] += 1
+    assert silence.observe([], startup_s=60) == "sampler: 1 of 1 processes silent for 31 s"
+    silence.begin_anew(["a"])
+    for _ in range(59):
+        clock[0] += 1
+        assert silence.observe(["a"], startup_s=60) is None, "that is the former process, whose presence has not lapsed"
+    clock[0] += 2
+    assert silence.observe([], startup_s=60) == "sampler: 1 of 1 processes silent for 61 s"
+
+
+async def test_a_fault_comes_with_the_service_s_last_words(redis, run_id, tmp_path):
+    async with controlled(redis, run_id, tmp_path) as (records, cluster):
+        await until_state(records, run_id, RunState.STARTING)
+        journal = Journal(redis, RunKeys(run_id), "verifier")
+        await journal.event("service-failed", "verifier-1: RuntimeError: no sandbox")
+        cluster.fault = ["verifier fleet: 6 replicas in a row died before they were ready"]
+        record = await until_state(records, run_id, RunState.FAILED)
+    assert record.reason == (
+        "verifier fleet: 6 replicas in a row died before they were ready; verifier-1: RuntimeError: no sandbox"
+    )
+
+
+async def test_a_run_outlives_a_redis_that_was_away_for_long(redis, run_id, tmp_path, monkeypatch):
+    async with controlled(redis, run_id, tmp_path) as (records, cluster):
+        await until_state(records, run_id, RunState.STARTING)
+        away = RedisAwayError("Redis at redis://h:1/0 has been away for 60 s: refused")
+        monkeypatch.setattr(cluster, "faults", AsyncMock(side_effect=away))
+        await until(lambda: cluster.faults.await_count >= 2)
+        assert (await records.get(run_id)).state is RunState.STARTING, "its keeper is taken up again, it has not failed"
+        monkeypatch.undo()
+        async with Presence(redis, replica(run_id)):
+            await until_state(records, run_id, RunState.RUNNING)
+    assert cluster.asked[:3] == ["prepare", "start /prepared", "start /prepared"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,260 @@
+"""A Redis that is killed, restarted, slow or cut off: real servers, and a proxy between them and the client."""
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import WatchError
+
+from deploy.local.valkey import EmbeddedValkey, server_binary
+from services.streams.connection import RedisAwayError, RedisUnavailableError, client, connect, trouble
+from tests.chaos.proxy import Proxy
+
+LIBRARY = """#!lua name=counting
+redis.register_function('count', function(keys, args) return redis.call('INCR', keys[1]) end)"""
+
+
+@pytest.fixture
+def server(tmp_path):
+    valkey = EmbeddedValkey(tmp_path / "valkey")
+    valkey.start()
+    yield valkey
+    valkey.stop()
+    valkey.close()
+
+
+@pytest.fixture
+async def away(server):
+    """A client of its own for the server that is killed."""
+    redis = await connect(server.url)
+    yield redis
+    await redis.aclose()
+
+
+async def kill_and_restart(server, after_s=0.7):
+    """`kill -9`, and a start on the same data a while later; when it answered again (monotonic seconds)."""
+    os.kill(server.pid, signal.SIGKILL)
+    await asyncio.sleep(after_s)
+    await asyncio.to_thread(server.revive)
+    return time.monotonic()
+
+
+def port_of(server):
+    return int(re.search(r":(\d+)/", server.url)[1])
+
+
+async def keep_at_it(do, until):
+    """Repeat a command; how often it was done, and the longest it took."""
+    count, longest = 0, 0.0
+    while not until.is_set():
+        began = time.monotonic()
+        await do()
+        count, longest = count + 1, max(longest, time.monotonic() - began)
+        await asyncio.sleep(0.01)
+    return count, longest
+
+
+@pytest.mark.timeout(60)
+async def test_every_kind_of_call_survives_kill_and_restart(server, away):
+    script = away.register_script("return redis.call('INCR', KEYS[1])")
+    await away.function_load(LIBRARY)
+
+    async def pipeline(transaction):
+        async with away.pipeline(transaction=transaction) as pipe:
+            pipe.incr(f"pipeline-{transaction}")
+            pipe.get(f"pipeline-{transaction}")
+            first, second = await pipe.execute()
+            assert first == int(second)
+
+    calls = {
+        "command": lambda: away.incr("command"),
+        "script": lambda: script(keys=["script"]),  # the server forgets scripts: EVALSHA must fall back
+        "function": lambda: away.fcall("count", 1, "function"),  # functions are data, and kept
+        "pipeline-True": lambda: pipeline(True),
+        "pipeline-False": lambda: pipeline(False),
+    }
+    over = asyncio.Event()
+    tasks = {name: asyncio.create_task(keep_at_it(do, over)) for name, do in calls.items()}
+    await asyncio.sleep(0.3)
+    for _ in range(2):
+        await kill_and_restart(server)
+        await asyncio.sleep(0.5)
+    over.set()
+    for name, task in tasks.items():
+        count, longest = await task
+        stored = int(await away.get(name))
+        assert longest > 0.5, f"{name} was not under way when the server was away"
+        # A call whose answer was lost may have been done twice; none is lost.
+        assert count <= stored <= count + 2, name
+
+
+@pytest.mark.timeout(60)
+async def test_blocked_read_goes_on_after_a_restart(server, away):
+    await away.xgroup_create("stream", "group", id="0", mkstream=True)
+    read = asyncio.create_task(away.xreadgroup("group", "reader", {"stream": ">"}, count=1, block=10_000))
+    await asyncio.sleep(0.2)
+    restarted = await kill_and_restart(server)
+    await away.xadd("stream", {"m": "news"})
+    [[_, [(_, fields)]]] = await read
+    assert fields == {b"m": b"news"}
+    print(f"commands work {time.monotonic() - restarted:.2f} s after the server does")
+
+
+@pytest.mark.timeout(60)
+async def test_many_tasks_wait_at_once(server, away):
+    over = asyncio.Event()
+    tasks = [asyncio.create_task(keep_at_it(lambda i=i: away.incr(f"counter-{i}"), over)) for i in range(200)]
+    await asyncio.sleep(0.3)
+    restarted = await kill_and_restart(server)
+    await asyncio.gather(*(away.incr(f"late-{i}") for i in range(200)))
+    assert time.monotonic() - restarted < 5.0
+    over.set()
+    assert all(longest > 0.5 for _, longest in await asyncio.gather(*tasks))
+
+
+@pytest.mark.timeout(60)
+async def test_a_server_that_loads_its_file_is_waited_for(server, away, tmp_path):
+    async with away.pipeline(transaction=False) as pipe:
+        for number in range(3000):
+            pipe.set(f"key-{number}", number)
+        await pipe.execute()
+    server.stop()
+    command = [
+        server_binary(), "--port", str(port_of(server)), "--dir", tmp_path / "valkey", "--appendonly", "yes",
+        "--save", "", "--bind", "127.0.0.1", "--key-load-delay", "500", "--logfile", "slow.log",
+    ]  # fmt: skip
+    with subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL) as slow:
+        try:
+            assert await away.get("key-2999") == b"2999"
+        finally:
+            slow.terminate()
+    assert "loading the dataset" in away.get_retry().reason
+
+
+@pytest.mark.timeout(60)
+async def test_watched_transaction_is_begun_again_by_its_owner(server):
+    async with Proxy("127.0.0.1", port_of(server)) as proxy:
+        redis = client(f"redis://127.0.0.1:{proxy.port}/0")
+        async with redis.pipeline(transaction=True) as pipe:
+            await pipe.watch("key")
+            assert await pipe.get("key") is None
+            pipe.multi()
+            pipe.set("key", 1)
+            proxy.drop_all()
+            with pytest.raises(WatchError):
+                await pipe.execute()
+        assert await redis.get("key") is None
+        await redis.aclose()
+
+
+@pytest.mark.timeout(60)
+async def test_dropped_refused_and_slow_connections(server):
+    async with Proxy("127.0.0.1", port_of(server)) as proxy:
+        redis = await connect(f"redis://127.0.0.1:{proxy.port}/0")
+        over = asyncio.Event()
+        tasks = [asyncio.create_task(keep_at_it(lambda i=i: redis.incr(f"counter-{i}"), over)) for i in range(20)]
+        for _ in range(5):
+            await asyncio.sleep(0.2)
+            assert proxy.drop_all() > 0
+        proxy.refuse(1.0)
+        proxy.drop_all()
+        await asyncio.sleep(1.2)
+        proxy.delay(0.2)
+        await asyncio.sleep(1.0)
+        proxy.delay(0.0)
+        over.set()
+        found = await asyncio.gather(*tasks)
+        assert all(longest > 0.8 for _, longest in found), "all waited while connections were refused"
+        for number, (count, _) in enumerate(found):
+            assert int(await redis.get(f"counter-{number}")) >= count
+        assert proxy.accepted > 40
+        await redis.aclose()
+
+
+@pytest.mark.timeout(60)
+async def test_blocked_read_notices_a_connection_that_died_without_a_word(server):
+    async with Proxy("127.0.0.1", port_of(server)) as proxy:
+        redis = client(f"redis://127.0.0.1:{proxy.port}/0", answer_s=2.0)
+        await redis.xgroup_create("stream", "group", id="0", mkstream=True)
+        read = asyncio.create_task(redis.xreadgroup("group", "reader", {"stream": ">"}, count=1, block=1_500))
+        await asyncio.sleep(0.2)
+        assert proxy.swallow() > 0
+        began = time.monotonic()
+        # The entry goes to the read whose connection is dead; it stays pending, for whoever takes its lease over.
+        await redis.xadd("stream", {"m": "lost"})
+        assert await read == []
+        assert 1.0 < time.monotonic() - began < 6.0
+        assert (await redis.xpending("stream", "group"))["pending"] == 1
+        await redis.aclose()
+
+
+@pytest.mark.timeout(60)
+async def test_patience_ends_with_the_address_and_without_the_password(server, caplog):
+    port = port_of(server)
+    redis = client(f"redis://:secret@127.0.0.1:{port}/0", patience_s=3.0)
+    server.stop()
+    began = time.monotonic()
+    with caplog.at_level(logging.WARNING, "services.streams.connection"):
+        found = await asyncio.gather(*(redis.get("key") for _ in range(50)), return_exceptions=True)
+    assert 2.9 < time.monotonic() - began < 6.0
+    for error in found:
+        assert isinstance(error, RedisAwayError)
+        assert isinstance(error, RedisUnavailableError)
+        assert isinstance(error, RedisConnectionError)
+        assert str(error).startswith(f"Redis at redis://127.0.0.1:{port}/0 has been away for 3 s: ")
+        assert "secret" not in str(error)
+    lines = [one.message for one in caplog.records]
+    assert len(lines) == 1, "one line in a few seconds, however many wait"
+    assert re.fullmatch(rf"Redis at redis://127.0.0.1:{port}/0 is away: .+; trying again for another 3 s", lines[0])
+    told = await trouble(redis, 1.0)
+    assert told.startswith("no answer within 1 s: "), told
+    assert "refused" in told or "connecting" in told.lower()
+    await redis.aclose()
+
+
+@pytest.mark.timeout(60)
+async def test_connect_waits_for_a_server_that_comes_late(server):
+    restart = asyncio.create_task(kill_and_restart(server, after_s=1.5))
+    began = time.monotonic()
+    redis = await connect(server.url)
+    assert 1.0 < time.monotonic() - began < 6.0
+    assert await redis.ping()
+    await restart
+    await redis.aclose()
+
+
+@pytest.mark.timeout(60)
+async def test_refused_credentials_are_told_at_once(server, away):
+    await away.config_set("requirepass", "right")
+    began = time.monotonic()
+    wrong = server.url.replace("//", "//:wrong@")
+    with pytest.raises(RedisUnavailableError, match=r"^Redis at redis://127\.0\.0\.1:\d+/0 refused the credentials"):
+        await connect(wrong)
+    assert time.monotonic() - began < 2.0
+
+
+@pytest.mark.timeout(60)
+async def test_silent_server_does_not_hold_connect_beyond_its_deadline():
+    async def say_nothing(reader, writer):
+        await reader.read()
+        writer.close()
+
+    silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    began = time.monotonic()
+    with pytest.raises(RedisUnavailableError, match=rf"^Redis at redis://127\.0\.0\.1:{port}/0 cannot be reached"):
+        await connect(f"redis://127.0.0.1:{port}/0", 1.5)
+    assert time.monotonic() - began < 3.0
+    silent.close()
+
+
+def test_embedded_server_takes_no_port_that_a_client_may_be_given(server):
+    lowest = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    assert port_of(server) < (int(lowest.read_text().split()[0]) if lowest.exists() else 32768)
