@@ -59,10 +59,14 @@ async def redis(redis_url: str) -> AsyncIterator[Any]:
 @pytest.fixture
 async def own_server() -> AsyncIterator[tuple[ValkeyServer, Any]]:
     """A server of the test's own, to fill, stop or hang; and a connection to it."""
-    with ValkeyServer(free_port()) as server:
+    server = ValkeyServer(free_port())
+    server.start()
+    try:
         client = await connect(f"redis://127.0.0.1:{server.port}/0")
         yield server, client
         await client.aclose()
+    finally:
+        server.terminate()  # which bears that the test has stopped it
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ START_S = 120.0
 HEAD_STOP_S = 15.5
 GRACE_S = 1.5
 SUPERVISE_S = 0.2
+HEAD_MODULE = "deploy.local.head"
 CALM_S = 10.0
 HEAD_DEATHS = 5
 """Deaths of Ray in a row, each before it had been ready for CALM_S seconds, that are made good."""
@@ -153,7 +154,7 @@ class LocalStack:
         with self._head_log.open("a") as errors:
             self._head = subprocess.Popen(
                 [
-                    sys.executable, "-m", "deploy.local.head", "--redis", str(self.redis_url), "--host", host,
+                    sys.executable, "-m", HEAD_MODULE, "--redis", str(self.redis_url), "--host", host,
                     "--port", str(port), "--cores", str(os.cpu_count() or 1), "--folder", str(self._ray_folder),
                 ],
                 env=head_environment("127.0.0.1", str(self.runs)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

@@ -10,7 +10,6 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +25,10 @@ FAULTS_WANTED = 200
 ENGINE_KILLS_WANTED = 20
 HOURS = 4.0
 RUNS_A_STACK = 3
-FAULTS_A_RUN = 14
-AT_ONCE = (1, 1, 2, 2, 2, 3)
-STEPS = 90
+FAULTS_A_RUN = 24
+AT_ONCE = (2, 3, 1, 3)
+"""How many faults overlap, run after run."""
+STEPS = 120
 
 
 @dataclass(frozen=True)
@@ -81,16 +81,11 @@ class Campaign:
         """The faults left that a run of this shape can have, each as often as it is left."""
         return [one for one in self.left().elements() if FAULTS[one].needs in ("", shape.redis, DISK)]
 
-    def rounds(self, shape: Shape, number: int) -> Iterator[list[str]]:
-        """What strikes together, round after round, in the run of this number."""
-        rng = random.Random(f"{self._seed} {number}")
+    def deck(self, shape: Shape, number: int) -> list[str]:
+        """What may strike the run of this number, in order; it takes as much of it as it lasts for."""
         deck = self.open_to(shape)
-        rng.shuffle(deck)
-        deck = deck[:FAULTS_A_RUN]
-        while deck:
-            count = rng.choice(AT_ONCE)
-            yield deck[:count]
-            del deck[:count]
+        random.Random(f"deck {self._seed} {number}").shuffle(deck)
+        return deck[:FAULTS_A_RUN]
 
     def play(self, stack: Stack, shape: Shape, number: int, direct_url: str, proxy: ProxyThread | None) -> None:
         """One run; its results are in the file afterwards."""
@@ -99,13 +94,13 @@ class Campaign:
             self._model, self._questions, steps=self._steps, replicas=shape.replicas, ranks=shape.ranks,
             staleness=shape.staleness,
         )  # fmt: skip
-        rounds = list(self.rounds(shape, number))
-        wants_disk = any(FAULTS[name].needs == DISK for faults in rounds for name in faults)
+        deck = self.deck(shape, number)
+        wants_disk = any(FAULTS[name].needs == DISK for name in deck)
         episode = Episode(
             stack, run, document, hash_of(self._seed, number), direct_url, proxy, own_disk=wants_disk, say=say
         )  # fmt: skip
         try:
-            played = episode.play(rounds)
+            played = episode.play(deck, AT_ONCE[number % len(AT_ONCE)])
         except (RunHungError, StackDownError) as error:
             results.add_broken(self._folder, run, str(error))
             say(f"{run}: BROKEN: {error}")

@@ -9,7 +9,8 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,9 @@ START_S = 300.0
 SILENCE_S = 300.0
 """A run in which nothing comes to an end for so long is taken for hung."""
 POLL_S = 0.3
+PAUSE_S = (0.2, 2.0)
+STEPS_TO_SPARE = 3
+"""So near to its end a run is left alone: nothing could be seen to come of a fault."""
 Say = Callable[[str], None]
 
 
@@ -75,8 +79,8 @@ class Episode:
     own_disk: bool = False
     say: Say = log.info
 
-    def play(self, rounds: Iterable[list[str]]) -> Played:
-        """Strike each round's faults at once, one round after another, until the run nears its end; then judge it."""
+    def play(self, faults: Sequence[str], at_once: int) -> Played:
+        """Strike the faults in this order, `at_once` at any time, until the run nears its end; then judge it."""
         folder = self.stack.folder / self.run
         folder.mkdir(parents=True)
         began = time.monotonic()
@@ -90,8 +94,8 @@ class Episode:
                 held.enter_context(disk.own_disk(folder / "checkpoints"))
             tail = held.enter_context(Tail(self.direct_url, self.run, folder / "tail.jsonl"))
             self.stack.submit(self.run, self.recipe)
-            self._until(scene, lambda: bool(lookups.policy(server, self.run)), "its first policy version", START_S)
-            outcomes = self._strike(scene, rounds)
+            self._until(scene, lambda: scene.step() >= 1, "its first rollout step", START_S)
+            outcomes = self._strike(scene, faults, at_once)
             self._to_the_end(scene)
             tail.close()
             (folder / "injected.json").write_text(json.dumps(scene.injected))
@@ -99,24 +103,26 @@ class Episode:
             reason = json.loads(server.hget(lookups.key(self.run, "record"), "history"))[-1]["reason"]
         return Played(self.run, evidence.state, reason, time.monotonic() - began, judge(evidence), outcomes)
 
-    def _strike(self, scene: Scene, rounds: Iterable[list[str]]) -> list[Outcome]:
-        outcomes: list[Outcome] = []
+    def _strike(self, scene: Scene, faults: Sequence[str], at_once: int) -> list[Outcome]:
+        """Each of `at_once` threads takes the next fault as soon as its last one has been recovered from."""
+        left = deque(enumerate(faults))
         last = self.recipe["limits"]["rollout_steps"]
+        outcomes: list[Outcome] = []
 
-        def one(name: str) -> Outcome:
-            # A choice of its own: threads that shared one would make the seed worthless.
-            return inject(replace(scene, rng=random.Random(f"{self.seed} {len(outcomes)} {name}")), name)
+        def take() -> None:
+            while left and not scene.ended() and scene.step() < last - STEPS_TO_SPARE:
+                number, name = left.popleft()
+                # A choice of its own: threads that shared one would make the seed worthless.
+                rng = random.Random(f"{self.seed} {number} {name}")
+                time.sleep(rng.uniform(*PAUSE_S))
+                outcome = inject(replace(scene, rng=rng), name)
+                outcomes.append(outcome)
+                took = f"recovered from in {outcome.seconds:.1f} s" if outcome.recovered else "NOT RECOVERED FROM"
+                self.say(f"{self.run}: step {scene.step()}: {name}: {took if outcome.counted else outcome.why}")
 
-        for faults in rounds:
-            if scene.ended() or scene.step() >= last - 2:
-                break
-            self.say(f"{self.run}: step {scene.step()} of {last}: {' + '.join(faults)}")
-            with ThreadPoolExecutor(len(faults)) as threads:
-                for outcome in list(threads.map(one, faults)):
-                    outcomes.append(outcome)
-                    took = f"recovered in {outcome.seconds:.1f} s" if outcome.seconds is not None else "NOT RECOVERED"
-                    self.say(f"{self.run}:   {outcome.fault}: {took if outcome.at else outcome.why}")
-            time.sleep(scene.rng.uniform(0.0, 2.0))
+        with ThreadPoolExecutor(at_once) as threads:
+            for done in [threads.submit(take) for _ in range(at_once)]:
+                done.result()
         return outcomes
 
     def _to_the_end(self, scene: Scene) -> None:

@@ -6,63 +6,84 @@ Must not look at what it carries.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from services.cancellation import end
 
 CHUNK = 65536
+CALL_S = 10.0
+
+T = TypeVar("T")
 
 
 class _Link:
     """One connection through the proxy, both ways."""
 
     def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
-        self.ends = (near, far)
+        self._ends = (near, far)
         self.mute = False
 
     def abort(self) -> None:
-        for end in self.ends:
-            end.transport.abort()
+        for one in self._ends:
+            one.transport.abort()
 
 
 class Proxy:
-    """Carries bytes between a port of its own and `host:port`. Use as an asynchronous context manager.
+    """Carries bytes between a port of its own and `target`, in a thread of its own. Use as a context manager.
 
-    Faults hold until they are taken back, or for the seconds given; all may hold at once.
+    Its faults may be called from any thread, and hold until they are taken back, or for the seconds given.
     """
 
-    def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
         self._links: set[_Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._delay_s = 0.0
         self._refuses_until = 0.0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self.port = 0
         self.accepted = 0
 
-    async def __aenter__(self) -> Proxy:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+    @property
+    def url(self) -> str:
+        """The proxy's own address, as a client of Redis takes it."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def __enter__(self) -> Proxy:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(CALL_S)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        self.drop_all()
-        await end(*self._tasks)
-        await self._server.wait_closed()
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(CALL_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CALL_S)
+        self._loop.close()
 
-    def drop_all(self) -> int:
+    def drop(self) -> int:
         """Reset every connection; how many there were. New ones are let in."""
-        links = list(self._links)
-        for link in links:
-            link.abort()
-        return len(links)
+
+        def reset() -> int:
+            links = list(self._links)
+            for link in links:
+                link.abort()
+            return len(links)
+
+        return self._within(reset)
 
     def swallow(self) -> int:
         """From now on every connection that exists carries nothing, and stays open; how many those are."""
-        for link in self._links:
-            link.mute = True
-        return len(self._links)
+
+        def mute() -> int:
+            for link in self._links:
+                link.mute = True
+            return len(self._links)
+
+        return self._within(mute)
 
     def delay(self, seconds: float) -> None:
         """Hold every chunk back for that long, either way; 0 ends it."""
@@ -72,13 +93,30 @@ class Proxy:
         """Reset whoever connects within that time; connections that exist go on."""
         self._refuses_until = time.monotonic() + seconds
 
+    def _within(self, do: Callable[[], T]) -> T:
+        async def call() -> T:
+            return do()
+
+        return asyncio.run_coroutine_threadsafe(call(), self._loop).result(CALL_S)
+
+    async def _open(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _close(self) -> None:
+        self._server.close()
+        for link in list(self._links):
+            link.abort()
+        await end(*self._tasks)
+        await self._server.wait_closed()
+
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
         task = asyncio.create_task(self._carry(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.accepted += 1
         if time.monotonic() < self._refuses_until:
             writer.transport.abort()
             return

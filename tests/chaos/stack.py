@@ -73,7 +73,7 @@ class Stack:
 
     def _await_ready(self) -> None:
         ends = time.monotonic() + READY_S
-        while not self.answers():
+        while not (self.answers() and REDIS_URL.search(self.output)):
             self.check()
             if time.monotonic() > ends:
                 raise StackDownError(f"not ready within {READY_S:g} s\n{self.output}")

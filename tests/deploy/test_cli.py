@@ -274,6 +274,7 @@ def test_embedded_valkey_keeps_its_data_and_ends(tmp_path: Path) -> None:
             assert call(server.start(), command) == answer
         finally:
             server.stop()
+            server.close()
         assert not server.alive
 
 

@@ -3,16 +3,20 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 
 from deploy.local.preflight import StackError
-from deploy.local.stack import LocalStack
+from deploy.local.stack import HEAD_DEATHS
 from deploy.local.valkey import DEATHS, EmbeddedValkey, drop_zeros
 from services.streams.connection import connect
 
@@ -139,43 +143,132 @@ def test_the_next_stack_waits_for_the_server_of_a_killed_one(tmp_path):
             second.close()
 
 
-class Head:
-    """Stands in for Ray's head process: says what the real one says, and dies when it is told to."""
-
-    PROGRAM = textwrap.dedent("""
-        import json, os, sys, threading, time
-        from http.server import BaseHTTPRequestHandler, HTTPServer
-        port = int(sys.argv[sys.argv.index("--port") + 1])
-        class Ready(BaseHTTPRequestHandler):
-            def do_GET(self):
-                self.send_response(200); self.end_headers()
-            def log_message(self, *_): pass
-        server = HTTPServer(("127.0.0.1", port), Ready)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        print(json.dumps({"phase": "ray", "text": "starting Ray"}), flush=True)
-        print(json.dumps({"phase": "ready", "text": ""}), flush=True)
-        if os.path.exists("fail"):
-            print(json.dumps({"phase": "failed", "text": "the gateway is broken"}), flush=True)
-            sys.exit(1)
-        time.sleep(600)
-    """)
-
-
 SUPERVISED = """
-    import deploy.local.stack as stack, sys, time, pathlib
-    folder = pathlib.Path(sys.argv[1])
-    program = folder / "head.py"
-    real = stack.subprocess.Popen
-    def popen(command, **options):
-        return real([sys.executable, str(program), *command[3:]], cwd=folder, **options)
-    stack.subprocess.Popen = popen
-    with stack.LocalStack(folder, port=int(sys.argv[2]), report=lambda line: print(line, flush=True)) as one:
-        print("PIDS", one._valkey.pid, one._head.pid, flush=True)
+    import sys, time
+    from pathlib import Path
+    import deploy.local.stack as stack
+
+    stack.HEAD_MODULE = "tests.deploy.stand_in_head"
+    with stack.LocalStack(Path(sys.argv[1]), port=int(sys.argv[2]), report=lambda line: print(line, flush=True)) as one:
+        print("serving", flush=True)
         try:
-            while True:
-                one.check_alive()
-                print("PIDS", one._valkey.pid, one._head.pid, flush=True)
-                time.sleep(0.1)
+            one.wait()
         except stack.StackError as error:
-            print("STACK", error, flush=True)
+            print("given up:", error, flush=True)
 """
+
+
+class Stack:
+    """A stack in a process of its own, and what it says."""
+
+    def __init__(self, folder, command, environment=None):
+        self._log = folder / "said"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [str(part).format(port=self.port) for part in command], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+            )  # fmt: skip
+
+    def said(self):
+        return self._log.read_text()
+
+    def until(self, condition, what, deadline_s=90.0):
+        ends = time.monotonic() + deadline_s
+        while not condition():
+            assert time.monotonic() < ends, f"{what}: {self.said()}"
+            time.sleep(0.02)
+
+    def serves(self):
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.port}/readyz", timeout=2.0).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def find(self, words):
+        """The pid of the first process of the stack with these words on its command line; 0 when there is none."""
+        for one in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                if words in " ".join(one.cmdline()):
+                    return one.pid
+            except psutil.Error:
+                continue
+        return 0
+
+    def kill(self, words, number=signal.SIGKILL):
+        """Send a signal to that process; how long it takes until another one is there and the API serves."""
+        victim, began = self.find(words), time.monotonic()
+        assert victim, words
+        os.kill(victim, number)
+        self.until(lambda: self.find(words) not in (0, victim) and self.serves(), f"recovery from killing {words}")
+        return time.monotonic() - began
+
+    def end(self):
+        """Ctrl-C; what is left of its processes."""
+        everything = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(30)
+        return [one for one in everything if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+@contextmanager
+def running(folder, command, environment=None):
+    stack = Stack(folder, command, environment)
+    try:
+        yield stack
+    finally:
+        if stack.process.poll() is None:
+            stack.end()
+
+
+def supervised(folder):
+    return [sys.executable, "-c", textwrap.dedent(SUPERVISED), folder / "runs", "{port}"]
+
+
+@pytest.mark.timeout(120)
+def test_supervisor_starts_again_whatever_dies(tmp_path):
+    with running(tmp_path, supervised(tmp_path)) as stack:
+        stack.until(lambda: "serving" in stack.said(), "start")
+        for _ in range(3):
+            stack.kill("valkey-server")
+        stack.kill("stand_in_head")
+        os.kill(stack.find("valkey-server"), signal.SIGKILL)
+        stack.kill("stand_in_head")
+        stack.until(lambda: stack.said().count("Ray is up again") == 2, "two starts of Ray")
+        stack.until(lambda: stack.find("valkey-server"), "both at once")
+        assert stack.said().count("starting it again on its data") == 4
+        assert stack.said().count("head process ended with -9; starting Ray again") == 2
+        assert stack.end() == []
+
+
+@pytest.mark.timeout(120)
+def test_a_head_that_gives_up_or_never_comes_up_is_not_started_again(tmp_path):
+    with running(tmp_path, supervised(tmp_path)) as stack:
+        stack.until(lambda: "serving" in stack.said(), "start")
+        (tmp_path / "runs" / "fail").touch()
+        stack.process.wait(30)
+        assert "given up: the gateway is broken (log: " in stack.said()
+    with running(tmp_path, supervised(tmp_path)) as stack:  # it fails before it is ready
+        stack.process.wait(30)
+        assert "StackError: the gateway is broken (log: " in stack.said()
+
+
+@pytest.mark.timeout(120)
+def test_a_head_that_dies_again_and_again_is_given_up(tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "die").touch()
+    with running(tmp_path, supervised(tmp_path)) as stack:
+        stack.process.wait(90)
+        assert f"Ray's head process ended with 3, {HEAD_DEATHS + 1} times in a row: " in stack.said()
+
+
+@pytest.mark.timeout(300)
+def test_the_real_stack_survives_kills_of_redis_gateway_and_ray(tmp_path):
+    command = [Path(sys.executable).parent / "penstock", "up", "--port", "{port}", "--runs", tmp_path / "runs"]
+    with running(tmp_path, command) as stack:
+        stack.until(lambda: "Penstock is up" in stack.said(), "start", 150)
+        for words in ("valkey-server", "ray::Gateway", "deploy.local.head", "valkey-server", "ray::Gateway"):
+            print(f"{words}: served again {stack.kill(words):.1f} s after its kill")
+        assert stack.end() == []

@@ -1,6 +1,5 @@
 """Whole runs through `penstock up` and REST: real Redis, Ray, vLLM, DeepSpeed, on a model of 0.3 M parameters."""
 
-import asyncio
 import json
 import os
 import random
@@ -9,18 +8,18 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+import redis
 from transformers import AutoModelForCausalLM
 
 from services.contracts import Lane, Verdict
-from services.streams.connection import connect
 from services.streams.keys import RunKeys
-from services.streams.leases import tail
 from tests.conftest import recipe_document
 
 RUN_DEADLINE_S = 240
@@ -63,7 +62,7 @@ class Stack:
             assert self.process.poll() is None, self.output()
             assert time.monotonic() < ends, self.output()
             try:
-                if self.api.get("/readyz").status_code == 200:
+                if self.api.get("/readyz").status_code == 200 and "redis://" in self.output():
                     return
             except httpx.TransportError:
                 time.sleep(0.2)
@@ -138,14 +137,33 @@ def document(model, questions, max_staleness, steps):
     )
 
 
-async def trained_samples(stack, run, steps):
-    """When each trained sample was generated, by its own time stamps: (start, end) in Unix seconds."""
-    redis = await connect(stack.redis_url)
-    trained = {group for step in steps for group in step["groups"]}
-    entries = await tail(redis, RunKeys(run).lane(Lane.TRAIN).verdicts, "0-0", count=100_000)
-    await redis.aclose()
-    facts = [(one.group, one.facts) for one in (Verdict.model_validate_json(body) for _, body in entries)]
-    return [(fact.started_at, fact.finished_at) for group, fact in facts if group in trained]
+class Verdicts(threading.Thread):
+    """Reads a run's verdicts as they come, for the stream is trimmed below what the sampler has taken in."""
+
+    def __init__(self, stack, run):
+        super().__init__(daemon=True)
+        self._redis = redis.Redis.from_url(stack.redis_url)
+        self._stream = RunKeys(run).lane(Lane.TRAIN).verdicts
+        self._done = threading.Event()
+        self.found = []
+        self.start()
+
+    def run(self):
+        after = "0"
+        while not self._done.is_set():
+            for _, entries in self._redis.xread({self._stream: after}, block=200) or []:
+                for entry, fields in entries:
+                    after = entry
+                    self.found.append(Verdict.model_validate_json(fields[b"m"]))
+
+    def trained(self, steps):
+        """When each trained sample was generated, by its own time stamps: (start, end) in Unix seconds."""
+        self._done.set()
+        self.join(10)
+        self._redis.close()
+        trained = {group for step in steps for group in step["groups"]}
+        facts = {(one.group, one.index): one.facts for one in self.found if one.group in trained}
+        return [(fact.started_at, fact.finished_at) for fact in facts.values()]
 
 
 def generated_while_learning(samples, steps):
@@ -201,6 +219,7 @@ def test_asynchronous_run_survives_kills_and_scaling(stack, tiny_model, question
     more = {"name": "more", "source": "jsonl", "path": str(questions), "prompts": 4, "samples": 1}
     recipe = document(tiny_model, questions, max_staleness=1, steps=STEPS)
     run = stack.submit(recipe | {"evaluation": {"samples": 2, "every": 1, "sets": [more]}})
+    verdicts = Verdicts(stack, run)
     stack.until(run, lambda view: (view["policy_version"] or 0) >= 1, "the first policy version")
     killed = {kill_one(stack, run, "verifier"), kill_one(stack, run, "rollout")}
 
@@ -221,7 +240,7 @@ def test_asynchronous_run_survives_kills_and_scaling(stack, tiny_model, question
     summary = json.loads((stack.folder / run / "summary.json").read_text())
     check_reconciled(view, summary, STEPS)
     steps = stack.steps(run)
-    assert generated_while_learning(asyncio.run(trained_samples(stack, run, steps)), steps) > 0
+    assert generated_while_learning(verdicts.trained(steps), steps) > 0
     assert max(step["metrics"]["staleness_max"] for step in steps) >= 1
     assert all(step["metrics"]["staleness_max"] <= 1 for step in steps)
     # A batch right behind another has seen no group of its own, and reports no accuracy.
@@ -263,10 +282,11 @@ def test_on_policy_run_starts_from_an_export_and_never_overlaps(stack, questions
     exports = sorted(stack.folder.glob("*/export"))
     assert exports, "the run before has exported its policy"
     run = stack.submit(document(exports[0], questions, max_staleness=0, steps=2))
+    verdicts = Verdicts(stack, run)
     view = stack.until(run, lambda view: view["state"] == "succeeded", "success")
     check_reconciled(view, json.loads((stack.folder / run / "summary.json").read_text()), 2)
     steps = stack.steps(run)
-    samples = asyncio.run(trained_samples(stack, run, steps))
+    samples = verdicts.trained(steps)
     assert len(samples) == 2 * 4 * 4
     assert generated_while_learning(samples, steps) == 0
     assert [step["metrics"]["staleness_max"] for step in steps] == [0.0, 0.0]

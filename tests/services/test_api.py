@@ -24,6 +24,7 @@ from services.contracts import (
     StepRecord,
     Task,
 )
+from services.streams.connection import client
 from services.streams.effects import Effects
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
@@ -353,6 +354,19 @@ async def test_a_full_redis_is_503_for_a_new_run_and_serves_the_others(own_serve
         assert (await api.post(f"{path}/pause")).status_code == 202
         assert (await api.post(f"{path}/cancel")).status_code == 202
         assert (await api.get(path)).json()["pause_requested"]
+
+
+async def test_a_redis_that_is_away_is_503(own_server, run_id):
+    server, _ = own_server
+    redis = client(f"redis://127.0.0.1:{server.port}/0", patience_s=0.5)
+    transport = httpx.ASGITransport(app=create_app(redis))
+    async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as api:
+        path = await submitted(api, redis, run_id)
+        server.stop()
+        for answer in (await api.get(path), await api.post(f"{path}/cancel")):
+            assert (answer.status_code, "has been away for 0.5 s" in answer.json()["detail"]) == (503, True)
+        assert (await api.get("/healthz")).status_code == 200
+    await redis.aclose()
 
 
 async def test_longest_accepted_name_can_be_submitted(api):

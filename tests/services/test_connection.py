@@ -130,24 +130,25 @@ async def test_a_server_that_loads_its_file_is_waited_for(server, away, tmp_path
         server_binary(), "--port", str(port_of(server)), "--dir", tmp_path / "valkey", "--appendonly", "yes",
         "--save", "", "--bind", "127.0.0.1", "--key-load-delay", "500", "--logfile", "slow.log",
     ]  # fmt: skip
-    with subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL) as slow:
-        try:
-            assert await away.get("key-2999") == b"2999"
-        finally:
-            slow.terminate()
+    slow = await asyncio.create_subprocess_exec(*map(str, command), stdout=subprocess.DEVNULL)
+    try:
+        assert await away.get("key-2999") == b"2999"
+    finally:
+        slow.terminate()
+        await slow.wait()
     assert "loading the dataset" in away.get_retry().reason
 
 
 @pytest.mark.timeout(60)
 async def test_watched_transaction_is_begun_again_by_its_owner(server):
-    async with Proxy("127.0.0.1", port_of(server)) as proxy:
-        redis = client(f"redis://127.0.0.1:{proxy.port}/0")
+    with Proxy(("127.0.0.1", port_of(server))) as proxy:
+        redis = client(proxy.url)
         async with redis.pipeline(transaction=True) as pipe:
             await pipe.watch("key")
             assert await pipe.get("key") is None
             pipe.multi()
             pipe.set("key", 1)
-            proxy.drop_all()
+            proxy.drop()
             with pytest.raises(WatchError):
                 await pipe.execute()
         assert await redis.get("key") is None
@@ -156,15 +157,15 @@ async def test_watched_transaction_is_begun_again_by_its_owner(server):
 
 @pytest.mark.timeout(60)
 async def test_dropped_refused_and_slow_connections(server):
-    async with Proxy("127.0.0.1", port_of(server)) as proxy:
-        redis = await connect(f"redis://127.0.0.1:{proxy.port}/0")
+    with Proxy(("127.0.0.1", port_of(server))) as proxy:
+        redis = await connect(proxy.url)
         over = asyncio.Event()
         tasks = [asyncio.create_task(keep_at_it(lambda i=i: redis.incr(f"counter-{i}"), over)) for i in range(20)]
         for _ in range(5):
             await asyncio.sleep(0.2)
-            assert proxy.drop_all() > 0
+            assert proxy.drop() > 0
         proxy.refuse(1.0)
-        proxy.drop_all()
+        proxy.drop()
         await asyncio.sleep(1.2)
         proxy.delay(0.2)
         await asyncio.sleep(1.0)
@@ -180,8 +181,8 @@ async def test_dropped_refused_and_slow_connections(server):
 
 @pytest.mark.timeout(60)
 async def test_blocked_read_notices_a_connection_that_died_without_a_word(server):
-    async with Proxy("127.0.0.1", port_of(server)) as proxy:
-        redis = client(f"redis://127.0.0.1:{proxy.port}/0", answer_s=2.0)
+    with Proxy(("127.0.0.1", port_of(server))) as proxy:
+        redis = client(proxy.url, answer_s=2.0)
         await redis.xgroup_create("stream", "group", id="0", mkstream=True)
         read = asyncio.create_task(redis.xreadgroup("group", "reader", {"stream": ">"}, count=1, block=1_500))
         await asyncio.sleep(0.2)

@@ -1,0 +1,61 @@
+"""One short run under a handful of faults: it succeeds, and the oracle finds nothing lost and nothing trained twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+
+import pytest
+
+from tests.chaos.episode import Episode, Played
+from tests.chaos.stack import Stack
+from tests.chaos.workload import recipe, write_model, write_questions
+
+SEED = int(os.environ.get("PENSTOCK_CHAOS_SEED", "1"))
+STEPS = 64
+FAULTS = (
+    "kill engine core at work",
+    "kill verifier",
+    "duplicated message",
+    "kill sampler",
+    "damaged payload",
+    "kill learner rank with a batch",
+    "kill gateway",
+    "kill Redis",
+)
+"""What strikes, two at any time; PENSTOCK_CHAOS_SEED chooses who exactly, and which message."""
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    folder = tmp_path_factory.mktemp("chaos")
+    document = recipe(
+        write_model(folder / "model"), write_questions(folder / "questions.jsonl"), steps=STEPS, replicas=2, ranks=1,
+        staleness=1,
+    )  # fmt: skip
+    with Stack(folder / "runs") as stack:
+        run = f"chaos-{random.Random(SEED).getrandbits(32):08x}"
+        episode = Episode(stack, run, document, SEED, stack.redis_url, say=print)
+        return episode.play(FAULTS, at_once=2)
+
+
+@pytest.mark.timeout(900)
+def test_a_run_survives_a_handful_of_faults(played: Played):
+    told = "\n".join(json.dumps(one.told()) for one in played.outcomes)
+    assert played.state == "succeeded", f"{played.reason}\n{told}"
+    assert not played.judgement.findings, f"{played.judgement}\n{told}"
+    assert (played.judgement.lost, played.judgement.duplicated) == (0, 0)
+
+
+def test_every_fault_counted_and_was_recovered_from(played: Played):
+    assert sorted(one.fault for one in played.outcomes if one.counted) == sorted(FAULTS)
+    assert [one.fault for one in played.outcomes if not one.recovered] == []
+
+
+def test_the_oracle_saw_the_whole_run(played: Played):
+    figures = played.judgement.figures
+    assert figures["steps"] == STEPS
+    assert figures["trained"] == 4 * STEPS
+    assert figures["dispatched"] >= figures["trained"]
+    assert figures["entries"] > 4 * figures["trained"]

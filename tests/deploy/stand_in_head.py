@@ -1,0 +1,48 @@
+"""Owns what stands in for Ray's head process in tests of its supervisor: an API that is always ready.
+
+Must not be used where Ray is what matters.
+
+It says that it gives up once the file `fail` is in the runs folder, and dies after it was ready where `die` is.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+
+class Ready(BaseHTTPRequestHandler):
+    """Answers every question with yes."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+def say(phase, text=""):
+    print(json.dumps({"phase": phase, "text": text}), flush=True)
+
+
+def main():
+    runs = Path(os.environ["PENSTOCK_RUNS"])
+    server = HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Ready)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    say("ray", "starting Ray")
+    if not (runs / "fail").exists():
+        say("ready")
+    while not (runs / "fail").exists():
+        if (runs / "die").exists():
+            sys.exit(3)
+        time.sleep(0.1)
+    say("failed", "the gateway is broken")
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
