@@ -100,7 +100,7 @@ class Publisher:
 
     async def open(self, manifest: WeightManifest) -> None:
         """Store the manifest, serve the rendezvous, and begin to reconcile."""
-        await self._redis.set(self._keys.manifest, manifest.model_dump_json())
+        await self._history.publish_manifest(manifest)
         self._rendezvous = Rendezvous(self._host, self._settings.backend, self._settings.timeout_s)
         self._task = asyncio.create_task(self._reconcile())
 

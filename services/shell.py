@@ -21,7 +21,7 @@ from typing import Protocol
 
 from services.contracts import ProcessInfo
 from services.metrics import serve_metrics
-from services.streams.connection import Redis, RedisUnavailableError, connect
+from services.streams.connection import RECONNECT_S, Redis, RedisUnavailableError, connect
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.presence import Presence
@@ -29,6 +29,9 @@ from services.streams.records import RunRecord, RunRecords, UnknownRunError
 from services.waits import Waits
 
 log = logging.getLogger(__name__)
+
+START_S = 10.0
+"""How long a service that somebody starts by hand waits for Redis."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,12 @@ def advertised_host() -> str:
     return os.environ.get("PENSTOCK_HOST", "127.0.0.1")
 
 
-async def host_service(service: Service, run: str, redis_url: str, stopping: asyncio.Event, workers: int = 1) -> None:
-    """Run one service of one run to its end, with everything around it."""
-    redis = await connect(redis_url)
+async def host_service(
+    service: Service, run: str, redis_url: str, stopping: asyncio.Event, *, workers: int = 1,
+    patience_s: float = RECONNECT_S,
+) -> None:  # fmt: skip
+    """Run one service of one run to its end, with everything around it; waits `patience_s` seconds for Redis."""
+    redis = await connect(redis_url, patience_s)
     try:
         keys = RunKeys(run)
         record = await RunRecords(redis).get(run)
@@ -100,7 +106,8 @@ class ServiceThread:
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(host_service(self._service, *self._arguments, self._stopping, self._workers))
+            hosting = host_service(self._service, *self._arguments, self._stopping, workers=self._workers)
+            self._loop.run_until_complete(hosting)
         except BaseException as error:
             log.exception("%s failed", self._service.name)
             self.error = error
@@ -135,7 +142,7 @@ async def _until_signalled(service: Service, run: str, redis_url: str) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    await host_service(service, run, redis_url, stopping)
+    await host_service(service, run, redis_url, stopping, patience_s=START_S)
 
 
 def main(make: Callable[[], Service], argv: list[str] | None = None) -> int:

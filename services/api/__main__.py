@@ -11,7 +11,7 @@ import signal
 import sys
 
 from services.api.server import serve_api
-from services.shell import configure_logging
+from services.shell import START_S, configure_logging
 from services.streams.connection import RedisUnavailableError, connect
 
 
@@ -19,7 +19,7 @@ async def _serve(redis_url: str, host: str, port: int) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    redis = await connect(redis_url)
+    redis = await connect(redis_url, START_S)
     try:
         await serve_api(redis, host, port, stopping)
     finally:

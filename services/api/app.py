@@ -91,5 +91,6 @@ def _add_probe_routes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
         labelled = [
             TargetGroup(targets=[one.metrics], labels={"service": one.service, "run": one.run or "", "process": one.id})
             for one in found
+            if one.metrics  # the controller's own are this process's
         ]
         return [own, *labelled]

@@ -7,27 +7,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
+import uuid
 from pathlib import Path
 
-from services.contracts import AFTER, ALONE, Lane, RunState
+from services.contracts import AFTER, ALONE, Lane, ProcessInfo, RunState
 from services.controller.cluster import Cluster
 from services.controller.recovery import Recovery, RunFailedError
 from services.controller.summary import summarise, write_summary
 from services.settings import Recipe
+from services.shell import advertised_host
 from services.streams.connection import Redis, RedisUnavailableError
 from services.streams.effects import become_owner, group_counts
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.library import FencedError
-from services.streams.presence import live_processes
+from services.streams.presence import Presence, live_processes
 from services.streams.records import OWNER, RunRecord, RunRecords
+from services.waits import Waits
 
 log = logging.getLogger(__name__)
 
 PERIOD_S = 0.5
 STOP_DEADLINE_S = 12.0
 SERVICES = ("sampler", "verifier", "rollout", "learner")
+QUEUED_S = 7 * 24 * 3600.0
+"""After a week without room for a run somebody should hear of it."""
 WITHOUT_TRAINING = ("sampler", "verifier", "rollout")
 
 
@@ -60,6 +66,7 @@ class RunKeeper:
         self._epoch = 0
         self._keys = RunKeys(run)
         self._journal = Journal(redis, self._keys, OWNER)
+        self._waits = Waits()
 
     async def keep(self) -> None:
         """Carry the run to its end, and leave nothing of it running.
@@ -68,6 +75,14 @@ class RunKeeper:
         controller keeps it.
         """
         self._epoch = await become_owner(self._redis, self._keys, OWNER)
+        info = ProcessInfo(
+            id=f"{OWNER}-{uuid.uuid4().hex[:8]}", service=OWNER, run=self._run, host=advertised_host(), pid=os.getpid(),
+            metrics="", state="ready", started_at=time.time(),
+        )  # fmt: skip
+        async with Presence(self._redis, info, self._waits, self._journal):
+            await self._keep()
+
+    async def _keep(self) -> None:
         try:
             recovery = Recovery(self._redis, self._cluster, self._journal, await self._place())
             await self._until_running(recovery)
@@ -99,16 +114,19 @@ class RunKeeper:
         record = await self._current()
         told = ""
         while shortage := await self._cluster.shortage(record):
+            self._waits.pending("placement", shortage, QUEUED_S, idle=True)
             if shortage != told:
                 await self._journal.event("queued", shortage)
                 told = shortage
             await asyncio.sleep(PERIOD_S)
             record = await self._current()
+        self._waits.done("placement")
         if record.state is RunState.QUEUED:
             await self._change(RunState.STARTING, "placing services")
         if record.model_path is None:
             await self._journal.event("preparing-model", record.recipe.model.package or str(record.recipe.model.path))
-            model_path = await self._cluster.prepare_model(record)
+            with self._waits.on("model", "the model to be made ready", record.recipe.limits.startup_timeout_s):
+                model_path = await self._cluster.prepare_model(record)
             await self._records.set_paths(self._run, self._epoch, model_path=model_path)
         await self._journal.event("starting-services", ", ".join(services_of(record.recipe)))
         record = await self._current()
@@ -127,10 +145,13 @@ class RunKeeper:
             for service in sorted(ready - announced):
                 await self._journal.event("service-ready", service)
             announced |= ready
+            lacking = sorted(set(services_of(recipe)) - ready)
+            self._waits.pending("start", f"{', '.join(lacking) or 'a replica'} to be ready", deadline)
             if time.monotonic() > ends:
-                missing = ", ".join(sorted(set(services_of(recipe)) - ready))
+                missing = ", ".join(lacking)
                 raise RunFailedError(f"not ready within {deadline:g} s (limits.startup_timeout_s): {missing}")
             await asyncio.sleep(PERIOD_S)
+        self._waits.done("start")
         if (await self._current()).state is RunState.STARTING:
             await self._change(RunState.RUNNING, "the fleet holds a policy version")
 
@@ -148,6 +169,10 @@ class RunKeeper:
             now = await self._progress()
             if now != seen or paused:
                 seen, since = now, time.monotonic()
+                self._waits.done("progress")
+            self._waits.pending("progress", f"any progress since {now}", stall_s)
+            if paused:
+                self._waits.done("progress")
             elif time.monotonic() - since > stall_s:
                 raise RunFailedError(f"no progress for {stall_s:g} s (limits.stall_timeout_s) since {now}")
             await asyncio.sleep(PERIOD_S)

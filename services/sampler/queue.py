@@ -106,7 +106,15 @@ class SamplingQueue:
         for delivery in await self._verdicts.read(256, 0.25):
             await self._take_in(delivery)
         await self._housekeeping.tick()
+        await self._release_orphans()
         self._note_waits()
+
+    async def _release_orphans(self) -> None:
+        """End groups of which no stream holds anything any more, so that nothing will ever be heard of them."""
+        for name in await self._housekeeping.orphans(self._ledger.generating):
+            await self._context.journal.event("group-orphaned", f"{name}: what was on its way is gone from all streams")
+            await self._release(name, Release.DEAD)
+            del self._ledger.generating[name]
 
     async def _paused(self) -> bool:
         """Whether nothing may be dispatched now: somebody paused the run, or it starves."""
@@ -142,7 +150,7 @@ class SamplingQueue:
         await self._context.journal.event(change.kind, change.text)
         self._housekeeping.report_rung(change.rung)
         if change.rung is Rung.PAUSE:
-            await self._context.redis.set(self._context.keys.starved, change.text)
+            await self._effects.keep(self._context.keys.starved, change.text)
 
     async def _take_in(self, delivery: Delivery[Verdict]) -> None:
         self._context.waits.done(VERDICTS)

@@ -144,6 +144,10 @@ class Effects:
         args = [self._epoch, batch.step, batch.model_dump_json(), state, compress(snapshot), int(batch.last)]
         return bool(await call(self._redis, "publish_batch", keys, args))
 
+    async def keep(self, key: str, value: str) -> None:
+        """Set one of the run's values as the owner of the role. Raises FencedError."""
+        await call(self._redis, "keep", [self._epoch_key, key], [self._epoch, value])
+
     async def forget_evaluated(self, groups: list[str]) -> None:
         """Let go of an evaluation's groups, whose record has been written."""
         for start in range(0, len(groups), 100):

@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 from itertools import chain
 
-from services.contracts import Batch, Lane, Policy, SamplerSnapshot, StepRecord, Task, WeightPlan
+from services.contracts import Batch, Lane, Policy, SamplerSnapshot, StepRecord, Task, WeightManifest, WeightPlan
 from services.streams.connection import Redis
 from services.streams.effects import become_owner, compress
 from services.streams.journal import WEIGHT_MESSAGES_KEPT, Journal, read_all, read_policy
@@ -105,6 +105,10 @@ class History:
         """Call the fleet to a broadcast. Raises FencedError."""
         keys = [self._epoch_key, self._keys.weight_plans]
         await call(self._redis, "note_fenced", keys, [self.epoch, plan.model_dump_json(), WEIGHT_MESSAGES_KEPT])
+
+    async def publish_manifest(self, manifest: WeightManifest) -> None:
+        """Tell the fleet in which order tensors travel. Raises FencedError."""
+        await self._keep(self._keys.manifest, manifest.model_dump_json())
 
     async def _keep(self, key: str, value: str | bytes) -> None:
         await call(self._redis, "keep", [self._epoch_key, key], [self.epoch, value])

@@ -6,17 +6,11 @@ Must not look at what it carries.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
 
 from services.cancellation import end
 
 CHUNK = 65536
-CALL_S = 10.0
-
-T = TypeVar("T")
 
 
 class _Link:
@@ -32,58 +26,43 @@ class _Link:
 
 
 class Proxy:
-    """Carries bytes between a port of its own and `target`, in a thread of its own. Use as a context manager.
+    """Carries bytes between a port of its own and `host:port`. Use as an asynchronous context manager.
 
-    Its faults may be called from any thread, and hold until they are taken back, or for the seconds given.
+    Faults hold until they are taken back, or for the seconds given; all may hold at once.
     """
 
-    def __init__(self, target: tuple[str, int]) -> None:
-        self._target = target
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
         self._links: set[_Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._delay_s = 0.0
         self._refuses_until = 0.0
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self.port = 0
         self.accepted = 0
 
-    @property
-    def url(self) -> str:
-        """The proxy's own address, as a client of Redis takes it."""
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    def __enter__(self) -> Proxy:
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(CALL_S)
+    async def __aenter__(self) -> Proxy:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
         return self
 
-    def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(CALL_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CALL_S)
-        self._loop.close()
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.drop_all()
+        await end(*self._tasks)
+        await self._server.wait_closed()
 
-    def drop(self) -> int:
+    def drop_all(self) -> int:
         """Reset every connection; how many there were. New ones are let in."""
-
-        def reset() -> int:
-            links = list(self._links)
-            for link in links:
-                link.abort()
-            return len(links)
-
-        return self._within(reset)
+        links = list(self._links)
+        for link in links:
+            link.abort()
+        return len(links)
 
     def swallow(self) -> int:
         """From now on every connection that exists carries nothing, and stays open; how many those are."""
-
-        def mute() -> int:
-            for link in self._links:
-                link.mute = True
-            return len(self._links)
-
-        return self._within(mute)
+        for link in self._links:
+            link.mute = True
+        return len(self._links)
 
     def delay(self, seconds: float) -> None:
         """Hold every chunk back for that long, either way; 0 ends it."""
@@ -92,23 +71,6 @@ class Proxy:
     def refuse(self, seconds: float) -> None:
         """Reset whoever connects within that time; connections that exist go on."""
         self._refuses_until = time.monotonic() + seconds
-
-    def _within(self, do: Callable[[], T]) -> T:
-        async def call() -> T:
-            return do()
-
-        return asyncio.run_coroutine_threadsafe(call(), self._loop).result(CALL_S)
-
-    async def _open(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def _close(self) -> None:
-        self._server.close()
-        for link in list(self._links):
-            link.abort()
-        await end(*self._tasks)
-        await self._server.wait_closed()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1

@@ -13,7 +13,7 @@ from tests.chaos.stack import Stack
 from tests.chaos.workload import recipe, write_model, write_questions
 
 SEED = int(os.environ.get("PENSTOCK_CHAOS_SEED", "1"))
-STEPS = 64
+STEPS = 48
 FAULTS = (
     "kill engine core at work",
     "kill verifier",

@@ -120,6 +120,11 @@ def archive_with(folder: Path, steps: int) -> RunArchive:
     return archive
 
 
+def names(archive: RunArchive) -> list[str]:
+    """All that lies in the folder of its checkpoints."""
+    return sorted(path.name for path in archive.checkpoints.iterdir())
+
+
 def cut(step: int, ranks: int = 1, version: int | None = None) -> Cut:
     return Cut(step=step, version=step if version is None else version, ranks=ranks, zero_stage=1, dtype="float32")
 

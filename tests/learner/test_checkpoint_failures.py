@@ -1,0 +1,161 @@
+"""Checkpoints are whole or not there, whatever fails or dies while one is written: the disk, the process, at any call."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.archive import RunArchive
+from learner.checkpoint_files import CheckpointError
+from learner.checkpoints import Checkpoints
+from tests.learner import crashing
+from tests.learner.checkpointing import NEVER, Endless, archive_with, block_of, cut, names, save
+from tests.learner.running import ROOT
+
+pytestmark = pytest.mark.timeout(120)
+STEPS = 4
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> RunArchive:
+    return archive_with(tmp_path / "run", STEPS)
+
+
+@pytest.fixture
+def checkpoints(archive: RunArchive) -> Checkpoints:
+    return Checkpoints(archive)
+
+
+@contextmanager
+def small_disk(folder: Path, mib: int) -> Iterator[None]:
+    """A file system of its own at `folder`."""
+    folder.mkdir(parents=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(folder)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a full disk needs a file system that may be mounted: {mounted.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_fails_the_checkpoint_and_nothing_else(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "run", 4):
+        archive = archive_with(tmp_path / "run", 3)
+        checkpoints = Checkpoints(archive)
+        one = save(checkpoints, cut(1), block_of(400_000))
+        name = checkpoints.begin(2)
+        with pytest.raises(CheckpointError, match=r"rank-0001.*could not be written \(No space left on device\)"):
+            checkpoints.write(name, 1, block_of(800_000), NEVER)
+        # Rank 0 hears of it from the other rank's word, long before its deadline.
+        checkpoints.write(name, 0, block_of(100), NEVER)
+        with pytest.raises(CheckpointError, match=r"rank-0001.*No space left on device"):
+            checkpoints.commit(name, cut(2, ranks=2), NEVER)
+        assert (names(archive), checkpoints.newest_whole(3)) == ([one.name], (one, {}))
+        fill(tmp_path / "run/full")
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            save(checkpoints, cut(2), block_of(100_000))
+        left = set(names(archive)) - {one.name}
+        (tmp_path / "run/full").unlink()
+        # Not even a word can be written to a disk this full: the rank's own service gives it up.
+        for partial in left:
+            checkpoints.abandon(partial.removeprefix("."))
+        another = save(checkpoints, cut(3), block_of(1000))
+        assert names(archive) == [one.name, another.name]
+
+
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        _write_on(file)
+
+
+def _write_on(file: Any) -> None:
+    while True:
+        file.write(bytes(4096))
+
+
+def test_a_file_that_grows_too_large_fails_the_checkpoint_too(archive: RunArchive, checkpoints: Checkpoints) -> None:
+    one = save(checkpoints, cut(1), block_of(10))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        name = checkpoints.begin(2)
+        with pytest.raises(CheckpointError, match=r"could not be written \(File too large\)"):
+            checkpoints.write(name, 0, block_of(1_000_000), NEVER)
+        with pytest.raises(CheckpointError, match=r"could not be written \(File too large\)"):
+            checkpoints.commit(name, cut(2), NEVER)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(archive) == [one.name]
+
+
+def test_a_folder_that_cannot_be_made_fails_the_checkpoint(archive: RunArchive, checkpoints: Checkpoints) -> None:
+    shutil.rmtree(archive.checkpoints)
+    archive.checkpoints.write_text("in the way")
+    with pytest.raises(CheckpointError, match=r"could not be written \(Not a directory\)"):
+        checkpoints.begin(2)
+
+
+def test_killed_in_the_middle_of_writing_the_former_one_is_used(archive: RunArchive, checkpoints: Checkpoints) -> None:
+    before = save(checkpoints, cut(2), block_of(1000))
+    code = f"from tests.learner.test_checkpoint_failures import write_for_ever; write_for_ever({str(archive.folder)!r})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        name = process.stdout.readline().strip()
+        partial = archive.checkpoints / f".{name}" / "rank-0000.safetensors"
+        ends = time.monotonic() + 60
+        while not (partial.exists() and partial.stat().st_size > 1 << 20):
+            assert process.poll() is None
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
+    assert checkpoints.newest_whole(STEPS) == (before, {})
+    assert checkpoints.clear() == [f".{name}"]
+    after = save(checkpoints, cut(4), block_of(1000))
+    assert names(archive) == [before.name, after.name]
+
+
+def write_for_ever(folder: str) -> None:
+    """The process that is killed."""
+    checkpoints = Checkpoints(RunArchive(Path(folder)))
+    name = checkpoints.begin(4)
+    print(name, flush=True)
+    checkpoints.write(name, 0, Endless(), NEVER)
+
+
+def test_dying_at_any_moment_leaves_the_old_checkpoints_or_the_new_one_as_well(tmp_path: Path) -> None:
+    folder = archive_with(tmp_path / "run", 3).folder
+    for step in (1, 2):
+        crashing.write(folder, step)
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.learner.crashing", str(folder)], cwd=ROOT, capture_output=True, text=True,
+        timeout=100,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    *deaths, calls = found.stdout.splitlines()
+    # All that was there before the rename was there after each death up to it, and the new one after each later one.
+    renamed = calls.split().index("rename")
+    assert len(deaths) == len(calls.split()) >= 20
+    assert set(deaths[: renamed + 1]) == {"1,2"}
+    assert deaths[renamed + 1] == "1,2,3"
+    assert set(deaths[renamed + 1 :]) <= {"1,2,3", "2,3"}
+    # Content, then names, then the one name that makes it count; before anything is deleted.
+    assert calls.split()[renamed - 1 : renamed + 3] == ["fsync", "rename", "fsync", "unlink"]
