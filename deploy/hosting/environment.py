@@ -24,6 +24,8 @@ RAY = {
     "RAY_process_group_cleanup_enabled": "1",
     # Every process here has variables of its own, so a prestarted worker could serve none of them.
     "RAY_prestart_worker_first_driver": "0",
+    # A replica that hangs cannot drain, and would keep its GPU from its replacement while it is asked to.
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     # Ray would otherwise advise on standard error about settings that are deliberate here.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos import disk, results
-from tests.chaos.episode import Episode, RunHungError
+from tests.chaos.episode import Episode
 from tests.chaos.faults import DISK, EMBEDDED, FAULTS, PROXY
 from tests.chaos.ground import ProxyThread, proxied_server
-from tests.chaos.stack import Stack, StackDownError
+from tests.chaos.stack import Stack
 from tests.chaos.workload import recipe, write_model, write_questions
 
 FAULTS_WANTED = 200
@@ -50,6 +50,10 @@ SHAPES = (
     Shape(PROXY, 2, 1, 0),
 )
 """Run after run; a stack serves RUNS_A_STACK runs of one shape."""
+
+
+class BrokenRunError(RuntimeError):
+    """A run could not be played to its end, or not be judged; its results say why."""
 
 
 class Campaign:
@@ -101,10 +105,10 @@ class Campaign:
         )  # fmt: skip
         try:
             played = episode.play(deck, AT_ONCE[number % len(AT_ONCE)])
-        except (RunHungError, StackDownError) as error:
-            results.add_broken(self._folder, run, str(error))
-            say(f"{run}: BROKEN: {error}")
-            raise
+        except Exception as error:
+            results.add_broken(self._folder, run, f"{type(error).__name__}: {error}")
+            say(f"{run}: BROKEN: {error!r}")
+            raise BrokenRunError(run) from error
         results.add(self._folder, played)
         say(f"{run}: {played.state} after {played.seconds:.0f} s; {played.judgement}")
 
@@ -149,6 +153,7 @@ def run(campaign: Campaign, folder: Path, asked: argparse.Namespace) -> None:
             continue
         say(f"a stack for {RUNS_A_STACK} runs: {shape}")
         with ExitStack() as held:
+            held.callback(lambda: note_left(folder, stack))
             direct, proxy = "", None
             if shape.redis == PROXY:
                 direct, proxy = held.enter_context(proxied_server(folder / "valkey"))
@@ -156,7 +161,7 @@ def run(campaign: Campaign, folder: Path, asked: argparse.Namespace) -> None:
             for _ in range(RUNS_A_STACK):
                 try:
                     campaign.play(stack, shape, number, direct or stack.redis_url, proxy)
-                except (RunHungError, StackDownError):
+                except BrokenRunError:
                     break  # the next run gets a stack of its own
                 finally:
                     number += 1
@@ -164,10 +169,18 @@ def run(campaign: Campaign, folder: Path, asked: argparse.Namespace) -> None:
                     break
 
 
+def note_left(folder: Path, stack: Stack) -> None:
+    """Count against the campaign what a stack has left running at its end."""
+    if stack.left:
+        say(f"LEFT BEHIND: {stack.left}")
+        results.add_broken(folder, "the end of a stack", f"left behind: {stack.left}")
+
+
 def main() -> int:
     """Run what is left, print the table; 0 when nothing was lost, nothing came twice and every run succeeded."""
     asked = arguments()
     folder = asked.runs.absolute() / f"seed-{asked.seed}"
+    disk.free(folder)
     campaign = Campaign(folder, asked.seed, asked.steps)
     if campaign.disk_refusal:
         say(f"SKIPPED: full disk: {campaign.disk_refusal}")

@@ -51,6 +51,14 @@ def refusal() -> str | None:
     return None
 
 
+def free(folder: Path) -> None:
+    """Unmount what an interrupted campaign has left in the runs of `folder`."""
+    for path in folder.glob("*/checkpoints"):
+        if path.is_mount():
+            log.warning("unmounting %s, left by an interrupted run", path)
+            _unmount(path)
+
+
 @contextmanager
 def own_disk(folder: Path) -> Iterator[None]:
     """`folder` is a disk of MIB MiB while the body works. Nothing of it stays. Raises MountError."""

@@ -14,7 +14,6 @@ from tests.chaos.scene import Scene
 from tests.chaos.strikes import Struck, same
 
 Recovered = Callable[[Scene, Struck], bool]
-ENDED_GROUPS = (b"trained", b"filtered", b"stale", b"dead")
 
 
 def work_done(scene: Scene, struck: Struck) -> bool:
@@ -66,9 +65,8 @@ def checkpoint_written(scene: Scene, struck: Struck) -> bool:
 
 
 def group_ended(scene: Scene, struck: Struck) -> bool:
-    """The group of the payload was trained or released."""
-    state = scene.server.hget(key(scene.run, f"group:{struck.moment.facts['group']}"), "state")
-    return state in ENDED_GROUPS
+    """The group of the payload was trained or released: it is not pending any more."""
+    return not scene.server.sismember(key(scene.run, "pending"), str(struck.moment.facts["group"]))
 
 
 def entry_dealt_with(scene: Scene, struck: Struck) -> bool:

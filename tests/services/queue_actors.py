@@ -50,6 +50,8 @@ G = 2
 NAMES = ("a", "b")
 """Consumers of each kind."""
 LEASE_S = 3600.0
+HELD = 8
+"""Deliveries in hand, the older ones forgotten."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,9 @@ class Held:
     delivery: Delivery[Any]
     entry: Entry
     owner: Effects
+
+    def __repr__(self) -> str:
+        return f"<{self.stream} {self.entry.group}:{self.entry.index} of {self.name}, {self.entry.state}>"
 
 
 class Hasty:
@@ -172,7 +177,7 @@ class Actors:
         self.met("a lease taken over", any(one.deliveries > 1 for one in taken))
         self.met("given up after too many deliveries", lost)
         new = [Held(stream, name, *pair, self.samplers[-1]) for pair in zip(found, taken, strict=True)]
-        self.held += new
+        self.held = [*self.held, *new][-HELD:]
         return new
 
     def publish(self, one: Held, index: int) -> None:

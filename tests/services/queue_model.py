@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 TASKS, SAMPLES, VERDICTS = "tasks", "samples", "verdicts"
 STREAMS = (TASKS, SAMPLES, VERDICTS)
 MAX_DELIVERIES = 2
-TOMBSTONES = 3
+TOMBSTONES = 2
 ENDED = ("trained", "filtered", "stale", "dead")
 
 
@@ -39,6 +39,11 @@ class Stream:
 
     def of(self, state: str) -> list[Entry]:
         return [one for one in self.entries if one.state == state]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether somebody is not done with an entry."""
+        return any(one.state in ("new", "leased") for one in self.entries)
 
     def take(self, consumer: str, count: int) -> tuple[list[Entry], list[Entry]]:
         """What one read delivers, and what it gives up: lapsed leases first, else new entries."""
