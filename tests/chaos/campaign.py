@@ -10,6 +10,7 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,38 +143,43 @@ def done(campaign: Campaign, folder: Path, asked: argparse.Namespace) -> bool:
     return enough or not campaign.left()
 
 
+def on_one_stack(campaign: Campaign, folder: Path, shape: Shape, number: int, enough: Callable[[], bool]) -> int:
+    """Up to RUNS_A_STACK runs on a stack of their own; the number of the run to come after them."""
+    with ExitStack() as held:
+        direct, proxy = "", None
+        if shape.redis == PROXY:
+            direct, proxy = held.enter_context(proxied_server(folder / "valkey"))
+        stack = held.enter_context(Stack(folder, proxy.url if proxy else None))
+        for _ in range(RUNS_A_STACK):
+            number += 1
+            try:
+                campaign.play(stack, shape, number - 1, direct or stack.redis_url, proxy)
+            except BrokenRunError:
+                break  # the next run gets a stack of its own
+            if enough():
+                break
+    if stack.left:
+        say(f"LEFT BEHIND: {stack.left}")
+        results.add_broken(folder, "the end of a stack", f"left behind: {stack.left}")
+    return number
+
+
+def over(ends: float) -> bool:
+    """Whether that moment (monotonic seconds) has passed."""
+    return time.monotonic() > ends
+
+
 def run(campaign: Campaign, folder: Path, asked: argparse.Namespace) -> None:
     """Stack after stack, run after run, until enough has counted or the time is over."""
     ends = time.monotonic() + 3600 * asked.hours
     number, shapes = len(results.read(folder).runs), 0
-    while not done(campaign, folder, asked) and time.monotonic() < ends:
+    while not done(campaign, folder, asked) and not over(ends):
         shape = SHAPES[(number // RUNS_A_STACK + shapes) % len(SHAPES)]
         if not campaign.open_to(shape):
             shapes += 1
             continue
         say(f"a stack for {RUNS_A_STACK} runs: {shape}")
-        with ExitStack() as held:
-            held.callback(lambda: note_left(folder, stack))
-            direct, proxy = "", None
-            if shape.redis == PROXY:
-                direct, proxy = held.enter_context(proxied_server(folder / "valkey"))
-            stack = held.enter_context(Stack(folder, proxy.url if proxy else None))
-            for _ in range(RUNS_A_STACK):
-                try:
-                    campaign.play(stack, shape, number, direct or stack.redis_url, proxy)
-                except BrokenRunError:
-                    break  # the next run gets a stack of its own
-                finally:
-                    number += 1
-                if done(campaign, folder, asked) or time.monotonic() > ends:
-                    break
-
-
-def note_left(folder: Path, stack: Stack) -> None:
-    """Count against the campaign what a stack has left running at its end."""
-    if stack.left:
-        say(f"LEFT BEHIND: {stack.left}")
-        results.add_broken(folder, "the end of a stack", f"left behind: {stack.left}")
+        number = on_one_stack(campaign, folder, shape, number, lambda: done(campaign, folder, asked) or over(ends))
 
 
 def main() -> int:

@@ -85,12 +85,14 @@ def _recovery(scene: Scene, fault: Fault, struck: Struck) -> float | None:
     ends = time.monotonic() + RECOVERY_S
     while time.monotonic() < ends:
         try:
-            if struck.release is not None and struck.due():
-                struck.release()
-                struck.release = None
-            if struck.release is None and (fault.recovered(scene, struck) or scene.succeeded()):
+            if struck.release is not None:
+                # No question to Redis before that: it may be what is stopped.
+                if struck.due():
+                    struck.release()
+                    struck.release = None
+            elif fault.recovered(scene, struck) or scene.succeeded():
                 return time.time() - struck.at
-            if scene.ended():
+            elif scene.ended():
                 return None
         except redis.exceptions.RedisError:
             time.sleep(POLL_S)

@@ -29,6 +29,7 @@ STREAMS = (*READERS, "batches", "steps", "events", "dead", "evaluations", "weigh
 LANES = {"train": "", "evaluation": "evaluation:"}
 """By lane: what stands before the names of its streams and counters."""
 READY = "ready"
+DOWN = (redis.exceptions.ConnectionError, redis.exceptions.BusyLoadingError)
 
 
 def key(run: str, name: str) -> str:
@@ -43,9 +44,9 @@ def client(url: str, patience_s: float = 40.0) -> Any:
         url,
         protocol=2,
         socket_connect_timeout=2,
-        socket_timeout=30,
-        retry=Retry(ConstantBackoff(pause), int(patience_s / pause)),
-        retry_on_error=[redis.exceptions.ConnectionError, redis.exceptions.BusyLoadingError],
+        socket_timeout=15,
+        # One that is there and silent is stopped, and not asked again before the caller has looked after that.
+        retry=Retry(ConstantBackoff(pause), int(patience_s / pause), supported_errors=DOWN),
     )
 
 

@@ -45,7 +45,7 @@ def recipe(model: Path, questions: Path, *, steps: int, replicas: int, ranks: in
             "max_new_tokens": 48, "max_sequences": 16, "kv_cache_mib": 64, "cpus": 0.2, "replicas": replicas,
         },
         "learner": {
-            "mini_batch_groups": 2, "learning_rate": 1e-4, "warmup_rollout_steps": 0, "cpus": 0.2, "ranks": ranks,
+            "mini_batch_groups": 2, "learning_rate": 1e-6, "warmup_rollout_steps": 0, "cpus": 0.2, "ranks": ranks,
             "checkpoint_every": 4, "checkpoints_kept": 2,
         },
         "weights": {"timeout_s": 20.0},
