@@ -69,9 +69,9 @@ class Api:
         found: dict[str, Any] = self._call("POST", f"/v1/runs/{run}/pause")
         return found
 
-    def resume(self, run: str, from_step: int | None = None) -> dict[str, Any]:
-        """Take a run on that is paused, or queue one again that failed or was cancelled."""
-        found: dict[str, Any] = self._call("POST", f"/v1/runs/{run}/resume", {"from_step": from_step})
+    def resume(self, run: str, **wish: int | None) -> dict[str, Any]:
+        """Take a run on that is paused, or queue one again that failed or was cancelled; `wish` as the route has it."""
+        found: dict[str, Any] = self._call("POST", f"/v1/runs/{run}/resume", wish)
         return found
 
     def waits(self, run: str) -> list[dict[str, Any]]:

@@ -176,11 +176,15 @@ def resume(
     step: Annotated[
         int | None, typer.Option("--from", min=0, metavar="STEP", help="Begin from this rollout step's checkpoint.")
     ] = None,
+    ranks: Annotated[
+        int | None, typer.Option("--learner-ranks", min=1, help="Another number of learner ranks.")
+    ] = None,
+    rollout: Annotated[int | None, typer.Option("--rollout", min=1, help="Another number of rollout replicas.")] = None,
     api: ApiOption = DEFAULT_API,
 ) -> None:
     """Take a paused run on, or queue one again that failed or was cancelled."""
     with obstacles(), open_api(api) as client:
-        view = client.resume(run, step)
+        view = client.resume(run, from_step=step, learner_ranks=ranks, rollout=rollout)
         say(plain(f"{run}: {view['state']}, {view['reason']}" if view["state"] == "queued" else f"{run}: resuming"))
 
 

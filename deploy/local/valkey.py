@@ -148,10 +148,11 @@ class EmbeddedValkey:
     def _answers(self) -> bool:
         patience = READY_S
         while time.monotonic() - self._since < patience and self.alive and not self._ending.is_set():
-            reply = _ping(self._port)
-            if reply.startswith(b"+PONG"):
-                return True
-            if reply.startswith(b"-LOADING"):
+            reply = _greet(self._port)
+            # Somebody else's server may have taken the port in the meantime.
+            if f"process_id:{self.pid}\r\n".encode() in reply:
+                if reply.startswith(b"+PONG"):
+                    return True
                 patience = LOADING_S
             time.sleep(0.05)
         return False
@@ -209,11 +210,14 @@ def drop_zeros(folder: Path) -> int:
     return dropped
 
 
-def _ping(port: int) -> bytes:
-    """What the server answers to a PING; nothing when it does not within a second."""
+def _greet(port: int) -> bytes:
+    """What the server answers to PING and to the question who it is; nothing when it does not within a second."""
+    reply = b""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as server:
-            server.sendall(b"PING\r\n")
-            return server.recv(64)
+            server.sendall(b"PING\r\nINFO server\r\n")
+            while b"config_file:" not in reply and (part := server.recv(4096)):
+                reply += part
     except OSError:
         return b""
+    return reply

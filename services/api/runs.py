@@ -29,7 +29,7 @@ from services.streams.effects import group_counts
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.presence import live_processes
-from services.streams.records import RunRecord, RunRecords
+from services.streams.records import AS_IT_WAS, Resumption, RunRecord, RunRecords
 from services.waits import tell
 
 EVENTS_SHOWN = 50
@@ -91,7 +91,9 @@ def _add_changes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
     @app.post("/v1/runs/{run}/resume", status_code=202)
     async def resume(run: str, request: ResumeRequest | None = None) -> RunView:
         """Take a paused run on, or queue one again that failed or was cancelled."""
-        return await _view(redis, await records.resume(run, request.from_step if request else None))
+        return await _view(
+            redis, await records.resume(run, Resumption(**request.model_dump()) if request else AS_IT_WAS)
+        )
 
     @app.patch("/v1/runs/{run}/scale", status_code=202)
     async def scale(run: str, request: ScaleRequest) -> RunView:

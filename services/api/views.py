@@ -42,9 +42,14 @@ class ScaleRequest(Request):
 
 
 class ResumeRequest(Request):
-    """Where to go on: `from_step` names a rollout step that has a checkpoint, 0 the initial model."""
+    """Where to go on, and with how many; what is absent stays as it was.
 
-    from_step: int | None = Field(default=None, ge=0, lt=2**31, description="as far as the run had come when absent")
+    `from_step` names a rollout step that has a checkpoint, 0 the initial model; absent: as far as the run had come.
+    """
+
+    from_step: int | None = Field(default=None, ge=0, lt=2**31)
+    learner_ranks: int | None = Field(default=None, ge=1, le=65536)
+    rollout: int | None = Field(default=None, ge=1, le=1024)
 
 
 class RunSummary(BaseModel):

@@ -115,6 +115,18 @@ class _Change:
         return [transition, self.count, len(self.drop), *self.drop, *chain.from_iterable(fields.items())]
 
 
+@dataclass(frozen=True)
+class Resumption:
+    """How a run that ended is to go on: from an older step's checkpoint, with other numbers; None: as it was."""
+
+    from_step: int | None = None
+    learner_ranks: int | None = None
+    rollout: int | None = None
+
+
+AS_IT_WAS = Resumption()
+
+
 class RunRecords:
     """All runs of one Redis. Every change is one step, and possible while Redis is at its maxmemory.
 
@@ -179,32 +191,40 @@ class RunRecords:
         refusal = "only a running one can be paused"
         return await self._change(run, {RunState.RUNNING}, _Change(fields={"pause_requested": "1"}), refusal=refusal)
 
-    async def resume(self, run: str, from_step: int | None = None) -> RunRecord:
-        """Take a paused run on, or queue one again that failed or was cancelled; `from_step`: from its checkpoint.
+    async def resume(self, run: str, wish: Resumption = AS_IT_WAS) -> RunRecord:
+        """Take a paused run on, or queue one again that failed or was cancelled.
 
         A pause that was asked for and has not begun is withdrawn. Raises UnknownRunError, RunStateError,
         NoCheckpointError.
         """
         record = await self.get(run)
         if record.state in RESUMABLE:
-            return await self._queue_again(run, from_step)
+            return await self._queue_again(record, wish)
         if record.state is not RunState.PAUSED and not (record.state is RunState.RUNNING and record.pause_requested):
             hint = "there is nothing left to do" if record.state.ended else "cancel it first"
             raise RunStateError(f"run {run!r} is {record.state.value}; {hint}")
-        if from_step is not None:
-            raise RunStateError(f"run {run!r} is {record.state.value}; cancel it first, then resume it from a step")
+        if wish != AS_IT_WAS:
+            raise RunStateError(f"run {run!r} is {record.state.value}; cancel it first, then resume it otherwise")
         change = _Change(drop=("pause_requested",), forget=(RunKeys(run).starved,))
         return await self._change(run, {record.state}, change, refusal="look at it again")
 
-    async def _queue_again(self, run: str, from_step: int | None) -> RunRecord:
+    async def _queue_again(self, record: RunRecord, wish: Resumption) -> RunRecord:
+        run, fields = record.id, {}
         drop = ["cancel_requested", "pause_requested", "summary"]
-        if from_step is None:
-            reason, fields = "resumed", None
+        if wish.from_step is None:
+            reason = "resumed"
             drop.append("resume_step")
         else:
-            await self._check_step(run, from_step)
-            reason, fields = f"resumed from step {from_step}", {"resume_step": str(from_step)}
+            await self._check_step(run, wish.from_step)
+            reason, fields["resume_step"] = f"resumed from step {wish.from_step}", str(wish.from_step)
             drop.append("export_path")  # it holds weights that leave the history
+        if wish.learner_ranks is not None:
+            learner = record.recipe.learner.model_copy(update={"ranks": wish.learner_ranks})
+            fields["recipe"] = record.recipe.model_copy(update={"learner": learner}).model_dump_json()
+            reason += f", {wish.learner_ranks} learner ranks"
+        if wish.rollout is not None:
+            fields["rollout_replicas"] = str(wish.rollout)
+            reason += f", {wish.rollout} rollout replicas"
         change = _Change(RunState.QUEUED, reason, fields, tuple(drop), "resumptions", (RunKeys(run).starved,))
         return await self._change(run, RESUMABLE, change, refusal="look at it again")
 

@@ -17,7 +17,7 @@ import pytest
 
 from deploy.local.preflight import StackError
 from deploy.local.stack import HEAD_DEATHS
-from deploy.local.valkey import DEATHS, EmbeddedValkey, drop_zeros
+from deploy.local.valkey import DEATHS, EmbeddedValkey, drop_zeros, server_binary
 from services.streams.connection import connect
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,6 +77,20 @@ def test_life_in_between_forgives_deaths(valkey, monkeypatch):
         time.sleep(0.25)
         kill(valkey)
         valkey.revive()
+
+
+def test_a_server_of_somebody_else_on_its_port_is_not_taken_for_it(valkey, tmp_path, monkeypatch):
+    monkeypatch.setattr("deploy.local.valkey.ATTEMPTS", 1)
+    port = int(valkey.url.rsplit(":", 1)[1].removesuffix("/0"))
+    kill(valkey)
+    command = [server_binary(), "--port", port, "--dir", tmp_path, "--save", "", "--bind", "127.0.0.1"]
+    with subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL) as other:
+        try:
+            assert asyncio.run(entries(valkey.url, 1)) == 1
+            with pytest.raises(StackError, match="does not start again"):
+                valkey.revive()
+        finally:
+            other.terminate()
 
 
 @pytest.mark.parametrize("zeros", [0, 5000, 200_000])

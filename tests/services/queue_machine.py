@@ -16,20 +16,24 @@ from tests.services.queue_actors import NAMES, Actors, Held, Server
 from tests.services.queue_model import SAMPLES, STREAMS, TASKS, VERDICTS
 
 OPEN_GROUPS = 6
-DECISIONS = ("kept", "kept", "more", "more", "filtered", "dead")
-COMES_BACK = ("never", "renews", "works", "gives up")
+DATA = st.data()
+STREAM = st.sampled_from(STREAMS)
+NAME = st.sampled_from(NAMES)
+DECISION = st.sampled_from(["kept", "more", "filtered", "dead"])
+COMES_BACK = st.sampled_from(["never", "renews", "works", "gives up"])
 TIMES = st.sampled_from([1, 2])
 """How often a call is made: the reply to the first one may have been lost."""
-DATA = st.data()
 
 
 def pick(data: Any, options: Any) -> Any:
-    return data.draw(st.sampled_from(list(options)))
+    """One of them; each as likely, however many were drawn before."""
+    found = list(options)
+    return found[data.draw(st.integers(0, 10**6)) % len(found)]
 
 
 def writer(data: Any, owners: list[Any]) -> Any:
     """The owner of a role, or the one before."""
-    return {"owner": owners[-1], "former owner": owners[0]}[pick(data, ["owner", "owner", "former owner"])]
+    return owners[pick(data, [-1, -1, 0])]
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -40,222 +44,226 @@ class QueueMachine(RuleBasedStateMachine):
 
     def __init__(self, server: Server) -> None:
         super().__init__()
-        self.actors = Actors(server)
+        self.acts = Actors(server)
+        self._dispatched = 0
 
     @initialize()
     def begin(self) -> None:
-        self.some_pending()
+        self.some_new()
 
     @invariant()
     def holds(self) -> None:
-        self.actors.check()
+        self.acts.check()
 
     # What is made ready.
 
-    def some_pending(self) -> None:
-        if not self.actors.model.by_state("pending"):
-            self.actors.dispatch(self.actors.samplers[-1], None)
+    def some_new(self) -> None:
+        """One more group; every other one is screened."""
+        self._dispatched += 1
+        self.acts.dispatch(self.acts.samplers[-1], 1 if self._dispatched % 2 else None)
 
-    def some_held(self, stream: str) -> list[Held]:
-        """Deliveries in hand; when there are none, groups are brought that far."""
-        acts = self.actors
+    def some_held(self, stream: str, leased: bool = True) -> list[Held]:
+        """Deliveries in hand, by default such as nobody was done with; if there are none, groups are brought so far."""
         for _ in range(3):
-            if held := acts.holding(stream):
+            held = [one for one in self.acts.holding(stream) if one.entry.state == "leased" or not leased]
+            if held:
                 return held
-            self.some_pending()
-            for earlier in STREAMS[: STREAMS.index(stream)]:
-                for one in acts.read(earlier, "a", 2):
-                    (acts.draw if earlier == TASKS else acts.judge)(one)
-            acts.read(stream, "a", 2)
-        return acts.holding(stream)
+            before = STREAMS[: STREAMS.index(stream)]
+            if not any(self.acts.model.streams[name].of("new") for name in (*before, stream)):
+                self.some_new()
+            for earlier in before:
+                for one in self.acts.read(earlier, "a", 2):
+                    (self.acts.draw if earlier == TASKS else self.acts.judge)(one)
+            self.acts.read(stream, "a", 2)
+        return []
 
     def some_kept(self) -> list[str]:
-        for _ in range(3):
-            if kept := self.actors.model.by_state("kept"):
+        for _ in range(4):
+            if kept := self.acts.model.by_state("kept"):
                 return kept
             for one in self.some_held(VERDICTS):
-                self.actors.record(one, "kept")
-            self.actors.held = [one for one in self.actors.held if one.stream != VERDICTS]
-        return self.actors.model.by_state("kept")
+                self.acts.record(one, "kept")
+        return []
 
-    def some_batch(self, trained: bool) -> list[Any]:
-        """The next batch to be trained; or those that were, and are not covered."""
-        acts = self.actors
-        if not [one for one in acts.model.log if trained or not one.trained] and (kept := self.some_kept()):
-            acts.publish_batch(acts.samplers[-1], kept[:1])
-        waiting = [one for one in acts.model.log if not one.trained][:1]
-        if not trained:
-            return waiting
-        if not [one for one in acts.model.log if one.trained]:
-            self.train_well()
-        return [one for one in acts.model.log if one.trained]
+    def some_batch(self) -> list[Any]:
+        """The next batch to be trained."""
+        waiting = [one for one in self.acts.model.log if not one.trained]
+        if not waiting and (kept := self.some_kept()):
+            self.acts.publish_batch(self.acts.samplers[-1], kept[:1])
+        return [one for one in self.acts.model.log if not one.trained][:1]
 
     def train_well(self) -> None:
         """One more rollout step, by the learner that owns the role."""
-        acts = self.actors
-        for batch in self.some_batch(trained=False):
-            acts.announce(acts.learners[-1], batch, f"w{batch.step}")
-            acts.commit()
+        for batch in self.some_batch():
+            self.acts.announce(self.acts.learners[-1], batch, f"w{batch.step}")
+            self.acts.commit()
 
     # What happens.
 
     @rule(data=DATA, stop=st.sampled_from([None, 1]), times=TIMES)
     def dispatch(self, data: Any, stop: int | None, times: int) -> None:
-        if len(self.actors.model.by_state("pending", "kept", "batched")) < OPEN_GROUPS:
-            self.actors.dispatch(writer(data, self.actors.samplers), stop, times)
+        if len(self.acts.model.by_state("pending", "kept", "batched")) < OPEN_GROUPS:
+            self.acts.dispatch(writer(data, self.acts.samplers), stop, times)
 
-    @rule(stream=st.sampled_from(STREAMS), name=st.sampled_from(NAMES), count=st.integers(1, 3))
+    @rule(stream=STREAM, name=NAME, count=st.integers(1, 3))
     def deliver(self, stream: str, name: str, count: int) -> None:
-        self.actors.read(stream, name, count)
+        self.acts.read(stream, name, count)
 
     def act(self, data: Any, one: Held) -> None:
         """What a consumer does with what it holds, whatever became of it meanwhile."""
         if one.stream == TASKS:
-            self.actors.publish(one, data.draw(st.integers(0, one.entry.wanted - 1)))
+            self.acts.publish(one, pick(data, range(one.entry.wanted)))
         elif one.stream == SAMPLES:
-            self.actors.judge(one)
+            self.acts.judge(one)
         else:
-            self.actors.record(one, pick(data, DECISIONS))
+            self.acts.record(one, data.draw(DECISION))
 
-    @rule(data=DATA, stream=st.sampled_from(STREAMS), times=TIMES)
-    def work(self, data: Any, stream: str, times: int) -> None:
-        if held := self.some_held(stream):
+    @rule(data=DATA, stream=STREAM, times=TIMES, leased=st.booleans())
+    def work(self, data: Any, stream: str, times: int, leased: bool) -> None:
+        if held := self.some_held(stream, leased):
             one = pick(data, held)
             for _ in range(times):
                 self.act(data, one)
 
     @rule(data=DATA)
-    def draw(self, data: Any) -> None:
+    def publish_twice(self, data: Any) -> None:
         if held := self.some_held(TASKS):
-            self.actors.draw(pick(data, held))
+            one = pick(data, held)
+            index = pick(data, range(one.entry.wanted))
+            self.acts.publish(one, index)
+            self.acts.publish(one, index)
 
-    @rule(data=DATA, decision=st.sampled_from(DECISIONS), early=st.sampled_from(["", "", "filtered"]))
+    @rule(data=DATA, leased=st.booleans())
+    def draw(self, data: Any, leased: bool) -> None:
+        if held := self.some_held(TASKS, leased):
+            self.acts.draw(pick(data, held))
+
+    @rule(data=DATA, decision=DECISION, early=st.sampled_from(["", "", "filtered"]))
     def record(self, data: Any, decision: str, early: str) -> None:
         if held := self.some_held(VERDICTS):
-            self.actors.record(pick(data, held), decision, early)
+            self.acts.record(pick(data, held), decision, early)
 
-    @rule(decision=st.sampled_from(DECISIONS))
+    @rule(decision=DECISION)
     def go_on(self, decision: str) -> None:
         """Consumers that nothing happens to."""
-        for one in self.actors.read(TASKS, "b", 3):
-            self.actors.draw(one)
-        for one in self.actors.read(SAMPLES, "b", 4):
-            self.actors.judge(one)
-        for one in self.actors.read(VERDICTS, "b", 4):
-            self.actors.record(one, decision)
+        for one in self.acts.read(TASKS, "b", 3):
+            self.acts.draw(one)
+        for one in self.acts.read(SAMPLES, "b", 4):
+            self.acts.judge(one)
+        for one in self.acts.read(VERDICTS, "b", 4):
+            self.acts.record(one, decision)
 
     @rule(data=DATA)
     def lapse(self, data: Any) -> None:
-        if leases := self.actors.leases():
-            self.actors.lapse(*pick(data, leases))
+        if leases := self.acts.leases():
+            self.acts.lapse(*pick(data, leases))
 
-    @rule(name=st.sampled_from(NAMES))
+    @rule(name=NAME)
     def crash(self, name: str) -> None:
         """All consumers of this name die, and time passes for what they held."""
-        self.actors.held = [one for one in self.actors.held if one.name != name]
-        for stream, entry in self.actors.leases():
+        self.acts.held = [one for one in self.acts.held if one.name != name]
+        for stream, entry in self.acts.leases():
             if entry.owner == name:
-                self.actors.lapse(stream, entry)
+                self.acts.lapse(stream, entry)
 
-    @rule(
-        data=DATA, stream=st.sampled_from(STREAMS), comes_back=st.sampled_from(["never", "renews", "works", "gives up"])
-    )
+    @rule(data=DATA, stream=STREAM, comes_back=COMES_BACK)
     def take_over(self, data: Any, stream: str, comes_back: str) -> None:
         """A consumer hangs for longer than its lease, and another one takes over."""
-        held = [one for one in self.some_held(stream) if one.entry.state == "leased"]
-        if not held:
+        if not (held := self.some_held(stream)):
             return
         one = pick(data, held)
-        self.actors.check()
-        self.actors.lapse(stream, one.entry)
-        self.actors.read(stream, "ab".replace(one.name, ""), 1)
+        self.acts.check()
+        self.acts.lapse(stream, one.entry)
+        self.acts.read(stream, "ab".replace(one.name, ""), 1)
         if comes_back == "renews":
-            self.actors.renew(one)
+            self.acts.renew(one)
         elif comes_back == "works":
             self.act(data, one)
         elif comes_back == "gives up":
-            self.actors.give_up(one, Cause.TOO_LONG)
+            self.acts.give_up(one, Cause.TOO_LONG)
 
     @rule(data=DATA)
     def renew(self, data: Any) -> None:
-        if self.actors.held:
-            self.actors.renew(pick(data, self.actors.held))
+        if self.acts.held:
+            self.acts.renew(pick(data, self.acts.held))
 
-    @rule(data=DATA, stream=st.sampled_from(STREAMS))
-    def give_up(self, data: Any, stream: str) -> None:
-        if held := self.some_held(stream):
-            self.actors.give_up(pick(data, held), Cause.TOO_LONG)
+    @rule(data=DATA, stream=STREAM, leased=st.booleans(), times=TIMES)
+    def give_up(self, data: Any, stream: str, leased: bool, times: int) -> None:
+        if held := self.some_held(stream, leased):
+            one = pick(data, held)
+            for _ in range(times):
+                self.acts.give_up(one, Cause.TOO_LONG)
 
     @rule()
     def bury_dead(self) -> None:
-        self.actors.bury_dead()
+        self.acts.bury_dead()
 
-    @rule(data=DATA)
-    def redrive(self, data: Any) -> None:
-        if not self.actors.model.letters and (held := self.some_held(TASKS)):
-            self.actors.give_up(pick(data, held), Cause.TOO_LONG)
-            self.actors.bury_dead()
-        if self.actors.model.letters:
-            self.actors.redrive(pick(data, self.actors.model.letters))
+    @rule(data=DATA, times=TIMES)
+    def redrive(self, data: Any, times: int) -> None:
+        if not self.acts.model.letters and (held := self.some_held(TASKS)):
+            self.acts.give_up(pick(data, held), Cause.TOO_LONG)
+            self.acts.bury_dead()
+        if self.acts.model.letters:
+            letter = pick(data, self.acts.model.letters)
+            for _ in range(times):
+                self.acts.redrive(letter)
 
     @rule(data=DATA, release=st.sampled_from([Release.STALE, Release.DEAD]))
     def release(self, data: Any, release: Release) -> None:
-        known = [name for name, one in self.actors.model.groups.items() if not one.gone]
+        known = [name for name, one in self.acts.model.groups.items() if not one.gone]
         if known:
-            self.actors.release(pick(data, known), release)
+            self.acts.release(pick(data, known), release)
 
-    @rule(stream=st.sampled_from(STREAMS))
+    @rule(stream=STREAM)
     def trim(self, stream: str) -> None:
-        self.actors.trim(stream)
+        self.acts.trim(stream)
 
-    @rule(data=DATA, size=st.integers(1, 2), spoilt=st.sampled_from([False] * 4 + [True]))
+    @rule(data=DATA, size=st.integers(1, 2), spoilt=st.sampled_from([False, False, True]))
     def publish_batch(self, data: Any, size: int, spoilt: bool) -> None:
         names = self.some_kept()[:size]
-        others = sorted(set(self.actors.model.groups) - set(self.actors.model.by_state("kept")))
+        others = sorted(set(self.acts.model.groups) - set(self.acts.model.by_state("kept")))
         if spoilt and others:
             names = [*names, pick(data, others)]
         if names:
-            self.actors.publish_batch(writer(data, self.actors.samplers), names)
+            self.acts.publish_batch(writer(data, self.acts.samplers), names)
 
-    @rule(data=DATA, rounded=st.sampled_from(["", "", "~"]), dies=st.sampled_from([False, False, True]))
+    @rule(data=DATA, rounded=st.sampled_from(["", "~"]), dies=st.booleans())
     def train(self, data: Any, rounded: str, dies: bool) -> None:
         """A learner trains the next batch; it may die between its broadcast and its commit."""
-        if batches := self.some_batch(trained=False):
-            [batch] = batches
-            self.actors.announce(writer(data, self.actors.learners), batch, f"w{batch.step}{rounded}")
-            if not dies and self.actors.announced:
-                self.actors.commit()
+        for batch in self.some_batch():
+            self.acts.announce(writer(data, self.acts.learners), batch, f"w{batch.step}{rounded}")
+            if not dies and self.acts.announced:
+                self.acts.commit()
 
     @rule()
     def commit_late(self) -> None:
         """Whoever announced last commits, although another may have done so."""
-        if self.actors.announced:
-            self.actors.commit()
+        if self.acts.announced:
+            self.acts.commit()
 
-    @rule(data=DATA, times=st.sampled_from([1, 1, 2]))
+    @rule(data=DATA, times=TIMES)
     def cover(self, data: Any, times: int) -> None:
-        if trained := self.some_batch(trained=True):
-            self.actors.cover(writer(data, self.actors.learners), pick(data, trained), times)
+        if not any(one.trained for one in self.acts.model.log):
+            self.train_well()
+        if trained := [one for one in self.acts.model.log if one.trained]:
+            self.acts.cover(writer(data, self.acts.learners), pick(data, trained), times)
 
-    @rule()
-    def new_sampler(self) -> None:
-        self.actors.new_sampler()
-
-    @rule()
-    def new_learner(self) -> None:
-        self.actors.new_learner()
+    @rule(sampler=st.booleans())
+    def replace(self, sampler: bool) -> None:
+        (self.acts.new_sampler if sampler else self.acts.new_learner)()
 
     @rule(data=DATA, steps=st.integers(0, 2))
     def rewind(self, data: Any, steps: int) -> None:
         """Back to an older step, `steps` of them trained only now; whoever holds something goes on with it."""
         for _ in range(steps):
             self.train_well()
-        if last := self.actors.model.committed[1]:
-            held = list(self.actors.held)
-            self.actors.rewind(data.draw(st.integers(0, last - 1)))
-            self.actors.check()
-            for one in held:
-                pick(data, [self.act, lambda _, one: self.actors.renew(one), lambda *_: None])(data, one)
+        held, last = list(self.acts.held), self.acts.model.committed[1]
+        if not last:
+            return
+        self.acts.rewind(pick(data, range(last)))
+        self.acts.check()
+        for one in held:
+            pick(data, [self.act, lambda _, one: self.acts.renew(one), lambda *_: None])(data, one)
 
     def teardown(self) -> None:
         if sys.exc_info()[0] is None:
@@ -263,7 +271,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def drain(self) -> None:
         """Everybody dies; fresh processes bring every group to its end."""
-        acts = self.actors
+        acts = self.acts
         acts.new_sampler()
         acts.new_learner()
         for _ in range(40):

@@ -12,7 +12,14 @@ from services.streams.effects import become_owner
 from services.streams.journal import Journal
 from services.streams.keys import RUNS, RunKeys
 from services.streams.library import FencedError, RedisFullError, call
-from services.streams.records import EndedRunError, NoCheckpointError, RunRecords, RunStateError, UnknownRunError
+from services.streams.records import (
+    EndedRunError,
+    NoCheckpointError,
+    Resumption,
+    RunRecords,
+    RunStateError,
+    UnknownRunError,
+)
 from tests.conftest import recipe_document
 
 RECIPE = parse_recipe(recipe_document("/model"))
@@ -116,7 +123,7 @@ async def test_a_paused_run_goes_on(redis, records, run_id):
     await records.transition(run_id, RunState.PAUSED, "on request")
     await redis.set(starved, "0:5 1:0")
     with pytest.raises(RunStateError, match="is paused; cancel it first"):
-        await records.resume(run_id, 0)
+        await records.resume(run_id, Resumption(0))
     assert await redis.exists(starved)
     record = await records.resume(run_id)
     assert (record.state, record.pause_requested, record.resumptions) == (RunState.PAUSED, False, 0)
@@ -148,11 +155,11 @@ async def test_an_ended_run_is_queued_again(redis, records, run_id, state):
     assert (first.model_path, first.export_path) == ("/model", "/export")
     assert not await redis.exists(keys.starved)
     await records.transition(run_id, state, "test")
-    second = await records.resume(run_id, 4)
+    second = await records.resume(run_id, Resumption(4))
     assert (second.reason, second.resumptions, second.resume_step) == ("resumed from step 4", 2, 4)
     assert second.export_path is None, "its weights leave the history"
     await records.transition(run_id, state, "test")
-    assert (await records.resume(run_id, 0)).resume_step == 0
+    assert (await records.resume(run_id, Resumption(0))).resume_step == 0
     await records.transition(run_id, state, "test")
     assert (await records.resume(run_id)).resume_step is None
 
@@ -160,10 +167,10 @@ async def test_an_ended_run_is_queued_again(redis, records, run_id, state):
 async def test_a_step_without_a_checkpoint_is_refused(redis, records, run_id):
     await records.transition(run_id, RunState.FAILED, "test")
     with pytest.raises(NoCheckpointError, match=r"^from_step: value 3 is not accepted; .*: 0$"):
-        await records.resume(run_id, 3)
+        await records.resume(run_id, Resumption(3))
     await redis.set(RunKeys(run_id).checkpoints, json.dumps([4, 2]))
     with pytest.raises(NoCheckpointError, match=r"^from_step: value 3 is not accepted; .*: 0, 2, 4$"):
-        await records.resume(run_id, 3)
+        await records.resume(run_id, Resumption(3))
     record = await records.get(run_id)
     assert (record.state, record.resumptions) == (RunState.FAILED, 0)
 
@@ -181,7 +188,7 @@ async def test_a_run_that_neither_waits_nor_failed_cannot_be_resumed(records, ru
     await in_state(records, run_id, state)
     for step in (None, 0):
         with pytest.raises(RunStateError, match=says):
-            await records.resume(run_id, step)
+            await records.resume(run_id, Resumption(step))
 
 
 async def test_of_many_resumptions_at_once_one_counts(records, run_id):
@@ -210,3 +217,14 @@ async def test_a_full_redis_takes_every_change_but_no_new_run(own_server, run_id
     await Journal(redis, keys, "test").event("test", "told")
     assert (await records.resume(run_id)).resumptions == 1
     assert [record.id for record in await records.all()] == [run_id]
+
+
+async def test_a_run_goes_on_with_other_numbers(records, run_id):
+    await records.transition(run_id, RunState.FAILED, "lost a machine")
+    record = await records.resume(run_id, Resumption(learner_ranks=3, rollout=2))
+    assert (record.recipe.learner.ranks, record.rollout_replicas, record.resume_step) == (3, 2, None)
+    assert record.reason == "resumed, 3 learner ranks, 2 rollout replicas"
+    await records.transition(run_id, RunState.PAUSED, "tired")
+    with pytest.raises(RunStateError, match="cancel it first"):
+        await records.resume(run_id, Resumption(learner_ranks=2))
+    assert (await records.get(run_id)).recipe.learner.ranks == 3
