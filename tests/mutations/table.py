@@ -193,9 +193,10 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
          "return consuming_version - oldest_version - 1"),
     ],
     "services/sampler/dispatch.py": [
-        ("generation batches: without end", "if 0 < allowed <= self._waves:", "if allowed < 0:"),
+        ("generation batches: without end",
+         "return 0 < self._rule.max_generation_batches <= self._waves", "return False"),
     ],
-    "services/sampler/service.py": [
+    "services/sampler/queue.py": [
         ("staleness: the surplus is always thrown away",
          "group.oldest_version) > self._recipe.limits.max_staleness", "group.oldest_version) > 0"),
         ("staleness: the bound is not kept",
