@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 
 from learner.checkpoint_files import CheckpointError
@@ -19,7 +20,8 @@ from services.streams.history import History, LoggedBatch
 
 log = logging.getLogger(__name__)
 
-WAIT = "checkpoint"
+WAIT, OWED = "checkpoint", "checkpoint-owed"
+RETRY_S = 30.0
 
 
 class Checkpointing:
@@ -33,11 +35,19 @@ class Checkpointing:
         self._covered = covered
         self._uncovered: deque[LoggedBatch] = deque()
         self._writing: asyncio.Task[None] | None = None
+        self._try_at = 0.0
 
     @property
     def writing(self) -> bool:
         """Whether one is being written."""
         return self._writing is not None and not self._writing.done()
+
+    @property
+    def owed(self) -> bool:
+        """Whether a checkpoint is overdue, because writing one failed or nobody came to it, and may be tried now."""
+        every = self._context.record.recipe.learner.checkpoint_every
+        late = self._work.checkpoints_wanted and len(self._uncovered) >= every
+        return late and not self.writing and time.monotonic() >= self._try_at
 
     async def trained(self, logged: LoggedBatch) -> None:
         """Note a batch whose step is committed; it stays in Redis until a checkpoint covers it.
@@ -82,6 +92,7 @@ class Checkpointing:
             await self._failed(record, error)
             return
         self._covered = record.step
+        self._context.waits.done(OWED)
         await self._cover()
         await self.list()
         mib = checkpoint.size / 2**20
@@ -90,6 +101,9 @@ class Checkpointing:
         )
 
     async def _failed(self, record: StepRecord, error: CheckpointError) -> None:
+        self._try_at = time.monotonic() + RETRY_S
+        patience = self._context.record.recipe.limits.stall_timeout_s
+        self._context.waits.pending(OWED, f"room for a checkpoint: {error}", patience)
         await self._context.journal.event("checkpoint-failed", f"step {record.step}: {error}; training goes on")
 
     async def _cover(self) -> None:

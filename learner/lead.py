@@ -59,6 +59,7 @@ class Lead:
         self._work = work
         self._world = world
         self._policy = Policy(version=0, step=0)
+        self._committed: StepRecord | None = None
         self._done = False
         self._after = "0-0"
 
@@ -88,16 +89,20 @@ class Lead:
         """Bring the policy to where the run stands: the committed step, or the older one it is resumed from."""
         record, policy = self._context.record, await self._history.policy()
         await self._work.begin_archive(resumed=policy is not None)
-        rewinds = record.resume_step is not None and (policy is None or policy.resumption < record.resumptions)
+        # Before the first policy version there is nothing to go back from.
+        rewinds = policy is not None and record.resume_step is not None and policy.resumption < record.resumptions
         step = record.resume_step if rewinds and record.resume_step is not None else policy.step if policy else 0
         recovery = await self._recover(step)
         self._checkpointing = Checkpointing(
             self._context, self._history, self._work, recovery.start.step if recovery.start else 0
         )
-        await self._checkpointing.list()
         snapshot = await self._snapshot()
         if rewinds:
             await self._rewind(step, recovery)
+        records = [one for _, one in await self._context.journal.steps()]
+        await self._meanwhile_idle(self._work.forget_after(step, records))
+        self._committed = records[-1] if records and records[-1].step == step else None
+        await self._checkpointing.list()
         version = await self._history.announce(step, snapshot.digest)
         await self._history.commit_policy(version, step, snapshot.digest)
         self._policy = Policy(version=version, step=step, weights=snapshot.digest)
@@ -112,10 +117,11 @@ class Lead:
         )  # fmt: skip
 
     async def _recover(self, step: int) -> Recovery:
-        recovery = await self._work.recover(step)
+        deadline_s = self._recipe.limits.startup_timeout_s
+        with self._context.waits.on("recovery", f"the checkpoints up to rollout step {step} to be checked", deadline_s):
+            recovery = await self._meanwhile_idle(self._work.recover(step))
         for name, why in recovery.passed_over.items():
             await self._context.journal.event("checkpoint-damaged", f"{name} is passed over: {why}")
-        deadline_s = self._recipe.limits.startup_timeout_s
         if recovery.start:
             await self._work.send(Command(do="load", name=recovery.start.name))
             await self._work.restore(recovery.start.name)
@@ -129,7 +135,6 @@ class Lead:
 
     async def _rewind(self, step: int, recovery: Recovery) -> None:
         """Lay the sampler's snapshot down and wait until the sampler has taken the run back to `step` too."""
-        await asyncio.to_thread(self._work.archive.forget_after, step)
         exact = recovery.start is not None and recovery.start.step == step
         text = self._work.checkpoints.sampler(recovery.start) if recovery.start and exact else None
         snapshot = (
@@ -176,19 +181,24 @@ class Lead:
                 waits.done("batches")
                 self._after = logged.entry
                 await self._handle(logged)
+            if self._committed and self._checkpointing.owed:
+                await self._save(self._committed)
 
     async def _handle(self, logged: LoggedBatch) -> None:
         batch = logged.batch
-        if batch.step > self._policy.step + 1:
-            raise RuntimeError(f"batch of step {batch.step} came, but step {self._policy.step} is the last trained")
+        if batch.step > self._policy.step and not await self._history.accepts(logged, self._policy.step + 1):
+            return
         record = await self._train(batch) if batch.step == self._policy.step + 1 else None
         if record is None:
             log.info("step %d was trained before", batch.step)
         await self._checkpointing.trained(logged)
         if record and self._work.due(batch.step) and not self._done:
-            await self._meanwhile_idle(self._checkpointing.settle())
-            await self._work.send(Command(do="save", step=batch.step))
-            await self._checkpointing.begin(record, batch.snapshot)
+            await self._save(record)
+
+    async def _save(self, record: StepRecord) -> None:
+        await self._meanwhile_idle(self._checkpointing.settle())
+        await self._work.send(Command(do="save", step=record.step))
+        await self._checkpointing.begin(record, self._context.keys.snapshot(record.step))
 
     async def _train(self, batch: Batch) -> StepRecord:
         started_at = time.time()
@@ -209,6 +219,7 @@ class Lead:
         record = record.model_copy(update={"metrics": record.metrics | {"publish_seconds": seconds}})
         await self._history.commit_step(record)
         self._policy = Policy(version=version, step=batch.step, weights=snapshot.digest)
+        self._committed = record
         self._done = batch.last or batch.step >= self._recipe.limits.rollout_steps
         await self._context.presence.update(version=version)
         for name, value in record.metrics.items():
@@ -287,10 +298,15 @@ class Lead:
         run = self._context.record.id
         source, template = Path(str(self._context.record.model_path)), self._recipe.model.chat_template
         tokenizer = tokenizer_of(source, template)
-        folder = await self._work.in_order(
-            lambda: export(self._work.causal_lm, self._last, tokenizer, export_folder(run), evaluations)
-        )
-        await RunRecords(self._context.redis).set_paths(run, export_path=str(folder))
+        what, patience = "the export to be written", self._recipe.limits.stall_timeout_s
+        with self._context.waits.on("export", what, patience):
+            # Of the model in training only the names are read.
+            writing = asyncio.to_thread(
+                export, self._work.causal_lm, self._last, tokenizer, export_folder(run), evaluations
+            )
+            folder = await self._meanwhile_idle(writing)
+        records = RunRecords(self._context.redis)
+        await records.set_paths(run, self._history.epoch, "learner", export_path=str(folder))
         await self._context.journal.event("exported", f"policy version {self._policy.version} is in {folder}")
 
 

@@ -205,7 +205,8 @@ class Publisher:
             self._observe("broadcast", await self._watched(sending, sync, "the broadcast"))
             await self._watched(sync.all_applied, sync, "applying the weights")
         except BaseException:
-            formed.abort()
+            # To leave a group with a member that was stopped blocks until its timeout.
+            in_thread(formed.abort)
             raise
         return formed
 
@@ -245,7 +246,7 @@ class Publisher:
 
     def _drop_group(self) -> None:
         if self._held:
-            self._held.group.abort()
+            in_thread(self._held.group.abort)
             self._held = None
 
 

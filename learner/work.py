@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import metadata
@@ -26,7 +26,7 @@ from learner.recovery import Recovery, archived_payloads, recover
 from learner.snapshot import Snapshot, make_manifest, take_snapshot
 from learner.tensor_files import HostBlock
 from learner.trainer import InterruptedTrainingError, Trained, Trainer, leave
-from services.contracts import Batch, Value, WeightManifest
+from services.contracts import Batch, StepRecord, Value, WeightManifest
 from services.shell import Context
 from services.streams.payloads import SamplePayload, fetch
 
@@ -331,12 +331,27 @@ class RankWork:
     async def recover(self, committed: int) -> Recovery:
         """How to come back to rollout step `committed`; by rank 0, before it saves. Raises MissingBatchesError.
 
-        Deletes what interrupted writes left and the checkpoints behind later steps, and sets damaged ones aside.
+        Deletes what interrupted writes left, and sets damaged checkpoints aside.
         """
         return await asyncio.to_thread(self._recover, committed)
 
+    async def forget_after(self, step: int, records: Sequence[StepRecord]) -> None:
+        """Delete what the archive has of steps behind `step`, once the way back to it is behind us; by rank 0.
+
+        Writes those of `records`, the surviving history, that a learner had no time to write.
+        """
+        await asyncio.to_thread(self._forget_after, step, records)
+
+    def _forget_after(self, step: int, records: Sequence[StepRecord]) -> None:
+        for name in self.checkpoints.discard_after(step):
+            log.info("deleted %s", name)
+        self.archive.forget_after(step)
+        for record in records:
+            if self.archive.record(record.step) != record:
+                self.archive.write_record(record)
+
     def _recover(self, committed: int) -> Recovery:
-        for name in [*self.checkpoints.clear(), *self.checkpoints.discard_after(committed)]:
+        for name in self.checkpoints.clear():
             log.info("deleted %s", name)
         recovery = recover(self.archive, self.checkpoints, committed)
         self.checkpoints.set_aside(recovery.passed_over)

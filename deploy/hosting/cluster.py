@@ -21,7 +21,7 @@ from deploy.hosting import factories
 from deploy.hosting.actors import named_actor, named_actors
 from deploy.hosting.environment import process_environment, runs_folder
 from deploy.hosting.fleet import Fleet
-from deploy.hosting.roles import Rank, Role, RoleError, Sampler, learner_placement, rank_name, release_placement
+from deploy.hosting.roles import DIED, Rank, Role, RoleError, Sampler, learner_placement, rank_name, release_placement
 from services.streams.records import RunRecord
 
 log = logging.getLogger(__name__)
@@ -176,8 +176,9 @@ class RayCluster:
         placed = self._placed.get(run)
         if placed is None:
             return None
-        found = await asyncio.gather(*(rank.fault() for rank in placed.ranks))
-        return "; ".join([*placed.lost, *(fault for fault in found if fault)]) or None
+        found = [fault for fault in await asyncio.gather(*(rank.fault() for rank in placed.ranks)) if fault]
+        # A process that died is the cause of what the other ranks complain of.
+        return "; ".join([*placed.lost, *sorted(found, key=lambda fault: DIED not in fault)]) or None
 
     async def shortage(self, record: RunRecord) -> str | None:
         """Why the run does not fit now: what it books, what the cluster has, what is free."""

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 FOR_EVER = -1
 PROBE_S = 5.0
+DIED = "its process died"
 
 
 class RoleError(RuntimeError):
@@ -98,7 +99,7 @@ class Role:
     def _death(self, text: str) -> str:
         if "creation task" in text:  # its constructor raised; Ray's text ends with the exception's line
             return f"{self.name}: {text.strip().splitlines()[-1]}"
-        return f"{self.name}: its process died"
+        return f"{self.name}: {DIED}"
 
 
 class Sampler(Role):
@@ -117,7 +118,7 @@ class Sampler(Role):
             return await self._probe() or f"{self.name}: its process ended for good"
         early = self._restarts.observe(state, ready)
         if early > EARLY_DEATHS:
-            return f"{self.name}: its process died {early} times in a row before it was ready"
+            return f"{self.name}: {DIED} {early} times in a row before it was ready"
         return None
 
     def restart(self) -> None:
@@ -151,7 +152,7 @@ class Rank(Role):
         except RayTaskError as error:
             raise RoleError(f"{self.name}: {type(error.cause).__name__}: {error.cause}") from None
         except RayActorError:
-            raise RoleError(f"{self.name}: its process died before its service began") from None
+            raise RoleError(f"{self.name}: {DIED} before its service began") from None
 
     async def fault(self) -> str | None:
         """Why the rank will not work again, or None."""

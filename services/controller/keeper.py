@@ -20,6 +20,7 @@ from services.settings import Recipe
 from services.shell import advertised_host
 from services.streams.connection import Redis, RedisUnavailableError
 from services.streams.effects import become_owner, group_counts
+from services.streams.ending import sweep
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.library import FencedError
@@ -105,6 +106,8 @@ class RunKeeper:
         except Exception as error:
             log.exception("run %s: its services could not be stopped", self._run)
             reason += f"; stopping its services failed: {error}"
+        if state is RunState.SUCCEEDED:
+            await sweep(self._redis, self._keys)
         await self._change(state, reason)
 
     async def _change(self, state: RunState, reason: str) -> None:
@@ -139,6 +142,7 @@ class RunKeeper:
         deadline = recipe.limits.startup_timeout_s
         ends = time.monotonic() + deadline
         announced: set[str] = set()
+        recovered: set[str] = set()
         while not await self._fleet_holds_weights():
             await recovery.look(await self._current())
             ready = {p.service for p in await live_processes(self._redis, self._run) if p.state == "ready"}
@@ -147,6 +151,11 @@ class RunKeeper:
             announced |= ready
             lacking = sorted(set(services_of(recipe)) - ready)
             self._waits.pending("start", f"{', '.join(lacking) or 'a replica'} to be ready", deadline)
+            if (news := await self._recovering()) - recovered:
+                # A learner that trains archived steps again takes as long as they are many.
+                recovered |= news
+                ends = time.monotonic() + deadline
+                self._waits.done("start")
             if time.monotonic() > ends:
                 missing = ", ".join(lacking)
                 raise RunFailedError(f"not ready within {deadline:g} s (limits.startup_timeout_s): {missing}")
@@ -159,6 +168,7 @@ class RunKeeper:
         """Watch over the run until it is done; why it has succeeded. Raises RunFailedError for want of progress."""
         stall_s = (await self._current()).recipe.limits.stall_timeout_s
         seen, since = await self._progress(), time.monotonic()
+        recovered: set[str] = set()
         while True:
             record = await self._current()
             if reason := await self._done(record):
@@ -166,8 +176,9 @@ class RunKeeper:
             await recovery.look(record)
             await self._scale(record.rollout_replicas)
             paused = await self._pause(record)
-            now = await self._progress()
-            if now != seen or paused:
+            now, news = await self._progress(), await self._recovering()
+            if now != seen or paused or news - recovered:
+                recovered = news if now != seen else recovered | news
                 seen, since = now, time.monotonic()
                 self._waits.done("progress")
             self._waits.pending("progress", f"any progress since {now}", stall_s)
@@ -210,6 +221,11 @@ class RunKeeper:
     async def _fleet_holds_weights(self) -> bool:
         processes = await live_processes(self._redis, self._run)
         return any(p.service == "rollout" and p.state == "ready" and p.version is not None for p in processes)
+
+    async def _recovering(self) -> set[str]:
+        """What a learner that begins anew says of the archived steps that it trains again; each counts once."""
+        processes = [one for one in await live_processes(self._redis, self._run) if one.service == "learner"]
+        return {wait.waits_for for one in processes for wait in one.waits if wait.name == "recovery"}
 
     async def _progress(self) -> str:
         counts = await group_counts(self._redis, self._keys)

@@ -22,7 +22,11 @@ SILENT_S = 20.0
 LOOK_S = 6.0
 """The most that one look adds to a silence: while Redis or this process was away, nobody could be heard."""
 LEARNER_RESTARTS = 10
-"""Starts of the learner in a row without a new rollout step in between. Starts that led to one are not counted."""
+"""Starts of the learner in a row without a new rollout step. A kill of one that had become ready is forgiven."""
+
+
+FAILED = "failed: "
+"""In a fault that a service reported itself, as against one whose process was killed or fell silent."""
 
 
 class RunFailedError(RuntimeError):
@@ -73,6 +77,8 @@ class Recovery:
         self._sampler = Silence("sampler", 1)
         self._learner = Silence("learner", record.recipe.learner.ranks)
         self._learner_starts = 0
+        self._former_learners: set[str] = set()
+        self._learner_was_ready = False
         self._step = -1
 
     async def look(self, record: RunRecord) -> None:
@@ -89,16 +95,21 @@ class Recovery:
             await self._journal.event("sampler-restarted", silence)
             await self._cluster.restart_sampler(self._run)
             self._sampler.begin_anew(present["sampler"])
+        learners = {one.id for one in processes if one.service == "learner" and one.state == "ready"}
+        self._learner_was_ready |= bool(learners - self._former_learners)
         if record.recipe.limits.rollout_steps:
             silence = self._learner.observe(present["learner"], startup_s)
             if fault := await self._cluster.learner_fault(self._run) or silence:
                 await self._restart_learner(record, fault)
+                self._former_learners = learners
                 self._learner.begin_anew(present["learner"])
 
     async def _restart_learner(self, record: RunRecord, fault: str) -> None:
         step = await self._journal.step()
-        self._learner_starts = 1 if step != self._step else self._learner_starts + 1
-        self._step = step
+        # A learner that was well until it was killed is no sign of a fault, however often; one that failed is.
+        forgiven = step != self._step or (self._learner_was_ready and FAILED not in fault)
+        self._learner_starts = 1 if forgiven else self._learner_starts + 1
+        self._step, self._learner_was_ready = step, False
         if self._learner_starts > LEARNER_RESTARTS:
             raise RunFailedError(
                 f"{fault} (the learner was started anew {LEARNER_RESTARTS} times without a new rollout step)"

@@ -15,6 +15,7 @@ from services.contracts import Cause, EvaluationRecord, Lane, Outcome, PassAt, P
 from services.metrics import EVALUATION
 from services.sampler.data import load_set, load_splits
 from services.sampler.ledger import Group
+from services.sampler.orphans import Orphans
 from services.sampler.scores import Response, Score, average, majority, over_questions, passes, sizes
 from services.settings import HELD_OUT, Recipe
 from services.shell import Context
@@ -27,6 +28,8 @@ SHARE_BESIDE_TRAINING = 0.5
 """Of the fleet's sequence slots, how many an evaluation may take while training goes on: replicas serve it first."""
 HASHES_AT_ONCE = 100
 WAIT = "evaluation"
+EVALUATION_GROUP = "e."
+"""What the ids of this lane's groups begin with; those of training groups never do."""
 CORRECTNESS = {Outcome.CORRECT: True, Outcome.WRONG: False, Outcome.UNKNOWN: None}
 
 
@@ -139,6 +142,7 @@ class Evaluator:
         self._context = context
         self._effects = effects
         self._sets = sets
+        self._orphans = Orphans(context, Lane.EVALUATION)
         self._dead_after = "0-0"
         recipe = self._recipe = context.record.recipe
         self._consumer = Consumer(
@@ -193,6 +197,8 @@ class Evaluator:
                     waits.done(WAIT)
                     await self._take_in(under_way, delivery)
                 await self._drop_given_up(under_way)
+                for orphan in await self._orphans.among(under_way.open):
+                    await self._drop(under_way, orphan, "what was on its way is gone from all streams")
         finally:
             waits.done(WAIT)
         return under_way
@@ -217,7 +223,7 @@ class Evaluator:
     @staticmethod
     def _group(name: str, one: HeldOut, number: int) -> str:
         # Neither names of sets nor of evaluations hold a full stop.
-        return f"e.{one.name}.{name}.{number:06d}"
+        return f"{EVALUATION_GROUP}{one.name}.{name}.{number:06d}"
 
     async def _room(self, one: HeldOut) -> int:
         """How many groups may be under way beside training."""
@@ -241,7 +247,7 @@ class Evaluator:
         group = under_way.open.get(verdict.group)
         decision, samples = "", 0
         if group is not None and verdict.index < group.task.samples:
-            group.verdicts[verdict.index] = verdict
+            group.verdicts.setdefault(verdict.index, verdict)
             decision, samples = EVALUATED if group.judged else "", group.task.samples
         try:
             await self._effects.record_verdict(Lane.EVALUATION, delivery.lease, verdict, decision, samples)
@@ -257,8 +263,11 @@ class Evaluator:
             self._dead_after = entry
             if letter.cause is Cause.INVALID:
                 continue
-            group = under_way.open.pop(letter.group or "", None)
-            if group is not None:
-                await self._effects.release(Lane.EVALUATION, group.task.group, Release.DEAD, group.task.samples)
-                under_way.dropped += 1
-                await self._context.journal.event("group-dead", f"{group.task.group}: {letter.reason}")
+            if letter.group in under_way.open:
+                await self._drop(under_way, letter.group, letter.reason)
+
+    async def _drop(self, under_way: Round, name: str, reason: str) -> None:
+        task = under_way.open.pop(name).task
+        await self._effects.release(Lane.EVALUATION, name, Release.DEAD, task.samples)
+        under_way.dropped += 1
+        await self._context.journal.event("group-dead", f"{name}: {reason}")

@@ -5,17 +5,14 @@ Must not touch a group.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import time
-from collections.abc import Mapping
 
-from services.contracts import Lane, RunState, Sample, Task, Verdict
+from services.contracts import Lane, RunState
 from services.metrics import GROUPS, REDIS_MEMORY, STARVATION_RUNG
-from services.sampler.ledger import Group
 from services.sampler.starvation import Rung
 from services.shell import Context
 from services.streams.effects import group_counts
-from services.streams.journal import read_all
 from services.streams.leases import trim
 from services.streams.memory import memory_share
 
@@ -26,7 +23,6 @@ CONSUMER_GONE_S = 3600.0
 HIGH_WATER = 0.85
 """Share of Redis' maxmemory from which on nothing new is dispatched, so that what is under way has room to finish."""
 MEMORY = "redis-memory"
-ORPHANED_AFTER_S = 30.0
 
 
 class Housekeeping:
@@ -34,18 +30,16 @@ class Housekeeping:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._next = 0.0
         self._full: str | None = None
         self._told = False
-        self._stands = ("", 0)
-        self._look_at = 0.0
-        self._suspects: set[str] = set()
 
-    async def tick(self) -> None:
-        """Trim the streams and report the counters. Call it often."""
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + EVERY_S
+    async def run(self) -> None:
+        """Trim the streams, report the counters and watch Redis' memory, until cancelled."""
+        while True:
+            await self._look()
+            await asyncio.sleep(EVERY_S)
+
+    async def _look(self) -> None:
         redis, keys = self._context.redis, self._context.keys
         for streams in map(keys.lane, Lane):
             readers = {streams.tasks: "rollout", streams.samples: "verifier", streams.verdicts: "sampler"}
@@ -60,32 +54,6 @@ class Housekeeping:
             self._full = f"{share:.0%} of Redis' maxmemory are in use"
         else:
             self._full = None
-
-    async def orphans(self, generating: Mapping[str, Group]) -> list[str]:
-        """Groups under way that no stream mentions, twice in a row; looked for once the oldest has not moved for long.
-
-        The streams are trimmed below what was taken in, so whatever is still to come of a group is an entry of one.
-        Only an entry that was damaged, and became a dead letter that names no group, leaves none.
-        """
-        oldest = min(generating, default="")
-        stands = oldest, len(generating[oldest].verdicts) if oldest else 0
-        if stands != self._stands:
-            self._stands, self._look_at, self._suspects = stands, time.monotonic() + ORPHANED_AFTER_S, set()
-        if not oldest or time.monotonic() < self._look_at:
-            return []
-        self._look_at = time.monotonic() + ORPHANED_AFTER_S / 3
-        missing = set(generating) - await self._mentioned()
-        certain, self._suspects = missing & self._suspects, missing
-        return sorted(certain)
-
-    async def _mentioned(self) -> set[str]:
-        redis, keys = self._context.redis, self._context.keys
-        streams = keys.lane(Lane.TRAIN)
-        tasks = await read_all(redis, keys, streams.tasks, Task)
-        samples = await read_all(redis, keys, streams.samples, Sample)
-        verdicts = await read_all(redis, keys, streams.verdicts, Verdict)
-        named = ({one.group for _, one in tasks}, {one.group for _, one in samples}, {one.group for _, one in verdicts})
-        return set().union(*named)
 
     def refused(self, reason: str) -> None:
         """Redis took no more."""

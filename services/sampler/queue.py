@@ -13,8 +13,10 @@ from services.sampler.batching import Window, make_batch
 from services.sampler.credit.filtering import KEPT, decide
 from services.sampler.data import Splits
 from services.sampler.dispatch import PROMPT_FAULTS, Dispatcher
+from services.sampler.evaluation import EVALUATION_GROUP
 from services.sampler.housekeeping import Housekeeping
 from services.sampler.ledger import Group, Ledger, recall, recover
+from services.sampler.orphans import Orphans
 from services.sampler.pacing import SurvivalEstimate, staleness
 from services.sampler.selection.screening import COMPLETE, screen
 from services.sampler.starvation import Ladder, Rung, Starvation
@@ -34,7 +36,10 @@ UNBOUNDED = Ladder(None, None, None, None)
 class SamplingQueue:
     """The training lane: dispatch with refill until the run's steps are done."""
 
-    def __init__(self, context: Context, effects: Effects, splits: Splits, ledger: Ledger, state: SamplerState) -> None:
+    def __init__(
+        self, context: Context, effects: Effects, splits: Splits, ledger: Ledger, state: SamplerState,
+        housekeeping: Housekeeping,
+    ) -> None:  # fmt: skip
         self._context = context
         self._recipe = context.record.recipe
         self._effects = effects
@@ -50,7 +55,8 @@ class SamplingQueue:
         waves = self._sampling.refill == "generation_batches"
         ladder = UNBOUNDED if waves else Ladder(**self._sampling.starvation.model_dump())
         self._starvation = Starvation(ladder, limits.groups_per_step)
-        self._housekeeping = Housekeeping(context)
+        self._housekeeping = housekeeping
+        self._orphans = Orphans(context, Lane.TRAIN)
         self._dead_after = "0-0"
         self._awaited: dict[str, str] = {}
         self._verdicts = Consumer(
@@ -59,13 +65,15 @@ class SamplingQueue:
         )  # fmt: skip
 
     @classmethod
-    async def open(cls, context: Context, effects: Effects, splits: Splits) -> SamplingQueue:
+    async def open(
+        cls, context: Context, effects: Effects, splits: Splits, housekeeping: Housekeeping
+    ) -> SamplingQueue:  # fmt: skip
         """Go on where an earlier sampler of this run stopped, or begin."""
         redis, keys = context.redis, context.keys
         ledger = await recover(redis, keys, Lane.TRAIN)
         stored = await redis.get(keys.sampler_state)
         state = SamplerState.model_validate_json(stored) if stored else SamplerState(cursor=0, next_group=0)
-        queue = cls(context, effects, splits, ledger, state)
+        queue = cls(context, effects, splits, ledger, state, housekeeping)
         posteriors = await redis.hgetall(keys.posteriors)
         queue._dispatcher.rates.load({prompt.decode(): entry.decode() for prompt, entry in posteriors.items()})
         out = {name.decode(): int(value) for name, value in (await redis.hgetall(keys.queue)).items()}
@@ -76,6 +84,8 @@ class SamplingQueue:
         queue._starvation.judged = judged - out.get("judged", 0)
         # Whoever was there before has told of the rung.
         queue._starvation.update(len(ledger.kept), "")
+        if queue._dispatcher.exhausted and not ledger.generating and not await redis.exists(keys.starved):
+            queue._dispatcher.begin_batch()  # somebody took the starved run on
         await queue._verdicts.open()
         return queue
 
@@ -91,27 +101,28 @@ class SamplingQueue:
                 policy = await self._context.journal.policy() or Policy(version=0, step=0)
                 if policy.step >= self._last_step:
                     return
-                await timetable.tick(policy.step)
-                await self._turn(policy)
+                paused = await self._paused()
+                if not paused:
+                    await timetable.tick(policy.step)
+                await self._turn(policy, paused)
         finally:
             for name in self._awaited:
                 self._context.waits.done(name)
 
-    async def _turn(self, policy: Policy) -> None:
+    async def _turn(self, policy: Policy, paused: bool) -> None:
         self._ledger.trained(policy.step)
         await self._publish_batches(policy)
         await self._bury_dead()
-        if not await self._paused():
+        if not paused:
             await self._dispatch(policy)
         for delivery in await self._verdicts.read(256, 0.25):
             await self._take_in(delivery)
-        await self._housekeeping.tick()
         await self._release_orphans()
         self._note_waits()
 
     async def _release_orphans(self) -> None:
         """End groups of which no stream holds anything any more, so that nothing will ever be heard of them."""
-        for name in await self._housekeeping.orphans(self._ledger.generating):
+        for name in await self._orphans.among(self._ledger.generating):
             await self._context.journal.event("group-orphaned", f"{name}: what was on its way is gone from all streams")
             await self._release(name, Release.DEAD)
             del self._ledger.generating[name]
@@ -158,7 +169,7 @@ class SamplingQueue:
         group = self._ledger.generating.get(verdict.group) or await self._recalled(verdict.group)
         decision, rest, posterior = "", None, ("", "")
         if group is not None and verdict.index < group.task.samples:
-            group.verdicts[verdict.index] = verdict
+            group.verdicts.setdefault(verdict.index, verdict)
             decision, rest = self._decide(group)
             posterior = self._learnt(group, decision)
         try:
@@ -211,7 +222,8 @@ class SamplingQueue:
 
     async def _recalled(self, name: str) -> Group | None:
         """A dead group that was delivered again is taken up as soon as something is heard of it."""
-        group = None if name in self._ledger.kept else await recall(self._context.redis, self._context.keys, name)
+        known = name in self._ledger.kept or name.startswith(EVALUATION_GROUP)
+        group = None if known else await recall(self._context.redis, self._context.keys, name)
         if group is not None:
             self._ledger.generating[name] = group
         return group

@@ -9,11 +9,13 @@ import asyncio
 import logging
 import time
 
-from services.contracts import Lane, Policy, Prompt, SamplerSnapshot, Task
+from services.contracts import AFTER, EvaluationRecord, Lane, Prompt, SamplerSnapshot, Task
 from services.sampler.dispatch import task_of
+from services.sampler.timetable import STEP
 from services.shell import Context
 from services.streams.effects import Effects, read_snapshot
 from services.streams.history import Reopened, rewind
+from services.streams.journal import read_all
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +30,13 @@ class ResumptionError(RuntimeError):
 async def resume(context: Context, effects: Effects, prompts: tuple[Prompt, ...]) -> None:
     """Take the run back to the step that its record asks for, unless that was done. Raises ResumptionError."""
     record, step = context.record, context.record.resume_step
-    policy = await context.journal.policy() or Policy(version=0, step=0)
-    if step is None or policy.resumption >= record.resumptions:
+    policy = await context.journal.policy()
+    if step is None or policy is None or policy.resumption >= record.resumptions:
         return
     snapshot = await _snapshot(context, step)
     if snapshot is None:
         return
+    await _forget_evaluations(context, step)
     groups = await _open_groups(context) + await _trained_after(context, step, {one.id: one for one in prompts})
     done = await rewind(
         context.redis, context.keys, "sampler", effects.epoch, resumption=record.resumptions, step=step,
@@ -58,6 +61,19 @@ async def _snapshot(context: Context, step: int) -> SamplerSnapshot | None:
                 raise ResumptionError(f"the checkpoint of rollout step {step} was not loaded within {deadline_s:g} s")
             await asyncio.sleep(POLL_S)
     return None
+
+
+async def _forget_evaluations(context: Context, step: int) -> None:
+    """Drop the evaluations of steps behind `step` and those under way: other weights will answer them."""
+    redis, keys = context.redis, context.keys
+    for entry, record in await read_all(redis, keys, keys.evaluations, EvaluationRecord):
+        number = record.name.removeprefix(STEP)
+        if record.name == AFTER or (number.isdigit() and int(number) > step):
+            await redis.xdel(keys.evaluations, entry)
+    lane = keys.lane(Lane.EVALUATION)
+    await redis.unlink(lane.tasks, lane.samples, lane.verdicts, lane.counters, lane.pending, lane.released)
+    async for key in redis.scan_iter(keys.group("e.*"), 1000):
+        await redis.unlink(key)
 
 
 async def _open_groups(context: Context) -> list[Reopened]:

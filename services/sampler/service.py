@@ -12,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from services.cancellation import end
 from services.contracts import ALONE
 from services.sampler.data import load_splits
 from services.sampler.evaluation import Evaluator, held_out_sets, load_held_out
+from services.sampler.housekeeping import Housekeeping
 from services.sampler.queue import SamplingQueue
 from services.sampler.resumption import resume
 from services.sampler.timetable import Timetable
@@ -34,11 +36,21 @@ class SamplerService:
 
         A run of no rollout steps is evaluated once.
         """
-        if context.record.recipe.limits.rollout_steps == 0:
-            await self._evaluate(context)
-        else:
-            await self._train(context)
-        await context.stopping.wait()
+        housekeeping = Housekeeping(context)
+        works = (
+            self._train(context, housekeeping)
+            if context.record.recipe.limits.rollout_steps
+            else self._evaluate(context)
+        )
+        working, keeping = asyncio.create_task(works), asyncio.create_task(housekeeping.run(), name="housekeeping")
+        try:
+            await asyncio.wait({working, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (working, keeping):
+                if task.done():
+                    task.result()
+            await context.stopping.wait()
+        finally:
+            await end(working, keeping)
 
     async def _evaluate(self, context: Context) -> None:
         recipe = context.record.recipe
@@ -47,7 +59,7 @@ class SamplerService:
         await context.presence.update(state="ready")
         await Evaluator(context, effects, sets).run(ALONE)
 
-    async def _train(self, context: Context) -> None:
+    async def _train(self, context: Context, housekeeping: Housekeeping) -> None:
         recipe = context.record.recipe
         # In a thread: reading a big file must not stop this process's sign of life.
         splits = await asyncio.to_thread(load_splits, recipe.data, recipe.evaluation.sets)
@@ -56,7 +68,7 @@ class SamplerService:
         await resume(context, effects, splits.train)
         evaluator = Evaluator(context, effects, held_out_sets(recipe, splits.held_out, splits.sets))
         await context.presence.update(state="ready")
-        queue = await SamplingQueue.open(context, effects, splits)
+        queue = await SamplingQueue.open(context, effects, splits, housekeeping)
         timetable = Timetable(context, evaluator)
         await timetable.open(await context.journal.step())
         try:

@@ -66,6 +66,11 @@ class Recipe(Section):
                 f"rollout.max_new_tokens = {self.rollout.max_new_tokens}"
             )
         screened = sampling.selection.screen_samples
+        if sampling.selection.strategy == "screen" and not sampling.enabled:
+            raise ValueError(
+                "algorithm.dynamic_sampling.selection.strategy = 'screen' filters groups: it needs "
+                "algorithm.dynamic_sampling.enabled = true"
+            )
         if sampling.selection.strategy == "screen" and screened >= self.algorithm.group_size:
             raise ValueError(
                 f"algorithm.dynamic_sampling.selection.screen_samples = {screened} must be below "

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from services.contracts import Batch, Lane, Policy, SamplerSnapshot, StepRecord, Task, WeightManifest, WeightPlan
+from services.streams.admission import Malformed
 from services.streams.connection import Redis
 from services.streams.effects import become_owner, compress
 from services.streams.journal import WEIGHT_MESSAGES_KEPT, Journal, read_all, read_policy
@@ -87,6 +88,28 @@ class History:
         """
         found = await tail_messages(self._redis, self._keys, self._keys.batches, Batch, after, block_s=block_s)
         return [LoggedBatch(entry, batch) for entry, batch in found]
+
+    async def accepts(self, logged: LoggedBatch, step: int) -> bool:
+        """Whether a batch is the sampler's for rollout step `step`: all its groups are batched for it.
+
+        Any other is moved to the dead-letter stream.
+        """
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for group in logged.batch.groups:
+                pipe.hmget(self._keys.group(group.group), "state", "step")
+            found = await pipe.execute()
+        wanted = [b"batched", str(step).encode()]
+        wrong = [one.group for one, fields in zip(logged.batch.groups, found, strict=True) if fields != wanted]
+        if logged.batch.step == step and not wrong:
+            return True
+        body = logged.batch.model_dump_json().encode()
+        why = Malformed(f"not the batch of rollout step {step}: {wrong[0] if wrong else logged.batch.step}")
+        log.error("%s: entry %s is given up: %s", self._keys.batches, logged.entry, why.reason)
+        letter = why.letter(self._keys.batches, logged.entry, body, deliveries=1)
+        await call(
+            self._redis, "discard", [self._keys.batches, self._keys.dead], [logged.entry, letter.model_dump_json()]
+        )
+        return False
 
     async def ended_at(self) -> int | None:
         """The rollout step whose batch was published as the run's last; None while that is open."""

@@ -188,14 +188,19 @@ async def tail(
 async def tail_messages(
     redis: Redis, keys: RunKeys, stream: str, model: type[M], after: str, count: int = 100, block_s: float = 0.0
 ) -> list[tuple[str, M]]:
-    """Entries behind `after` as (id, message); one that is no `model` of this run becomes a dead letter instead."""
-    found = []
-    for entry, body in await tail(redis, stream, after, count, block_s):
-        admitted = admit(keys, model, body)
-        if isinstance(admitted, Malformed):
-            log.error("%s: entry %s is given up: %s", stream, entry, admitted.reason)
-            letter = admitted.letter(stream, entry, body, deliveries=1)
-            await call(redis, "discard", [stream, keys.dead], [entry, letter.model_dump_json()])
-        else:
-            found.append((entry, admitted))
+    """Entries behind `after` as (id, message); one that is no `model` of this run becomes a dead letter instead.
+
+    Nothing is found only where nothing is left: however many are no messages, those behind them are read.
+    """
+    found: list[tuple[str, M]] = []
+    while not found and (entries := await tail(redis, stream, after, count, block_s)):
+        after, block_s = entries[-1][0], 0.0
+        for entry, body in entries:
+            admitted = admit(keys, model, body)
+            if isinstance(admitted, Malformed):
+                log.error("%s: entry %s is given up: %s", stream, entry, admitted.reason)
+                letter = admitted.letter(stream, entry, body, deliveries=1)
+                await call(redis, "discard", [stream, keys.dead], [entry, letter.model_dump_json()])
+            else:
+                found.append((entry, admitted))
     return found

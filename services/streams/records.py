@@ -241,16 +241,17 @@ class RunRecords:
         """Ask for another number of rollout replicas. Raises UnknownRunError, EndedRunError."""
         return await self._change(run, UNDER_WAY, _Change(fields={"rollout_replicas": str(rollout)}))
 
-    async def set_paths(self, run: str, epoch: int | None = None, **paths: str) -> None:
-        """Note model_path or export_path. Raises UnknownRunError, FencedError."""
-        await self._change(run, ANY, _Change(fields=paths), epoch)
+    async def set_paths(self, run: str, epoch: int | None = None, owner: str = OWNER, **paths: str) -> None:
+        """Note model_path or export_path, as the owner of a role. Raises UnknownRunError, FencedError."""
+        await self._change(run, ANY, _Change(fields=paths), epoch, owner=owner)
 
     async def set_summary(self, run: str, summary: dict[str, Any], epoch: int | None = None) -> None:
         """Note what the run came to. Raises UnknownRunError, FencedError."""
         await self._change(run, ANY, _Change(fields={"summary": json.dumps(summary)}), epoch)
 
     async def _change(
-        self, run: str, states: Collection[RunState], change: _Change, epoch: int | None = None, refusal: str = ""
+        self, run: str, states: Collection[RunState], change: _Change, epoch: int | None = None, refusal: str = "",
+        owner: str = OWNER,
     ) -> RunRecord:  # fmt: skip
         try:
             keys = RunKeys(run)
@@ -258,7 +259,7 @@ class RunRecords:
             raise _unknown(run) from None
         accepted = "," + ",".join(one.value for one in states) + ","
         args = ["" if epoch is None else epoch, accepted, *change.arguments()]
-        done = await call(self._redis, "change_record", [keys.record, keys.epoch(OWNER), *change.forget], args)
+        done = await call(self._redis, "change_record", [keys.record, keys.epoch(owner), *change.forget], args)
         if done < 0:
             raise _unknown(run)
         record = await self.get(run)

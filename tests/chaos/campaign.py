@@ -26,10 +26,10 @@ FAULTS_WANTED = 200
 ENGINE_KILLS_WANTED = 20
 HOURS = 4.0
 RUNS_A_STACK = 3
-FAULTS_A_RUN = 24
+FAULTS_A_RUN = 16
 AT_ONCE = (2, 3, 1, 3)
 """How many faults overlap, run after run."""
-STEPS = 120
+STEPS = 60
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,12 @@ _REPLACED = {
     service: recovery.all_of(recovery.work_done, recovery.manned(service))
     for service in ("rollout", "verifier", "sampler", "learner")
 }
+_BACK = {
+    service: recovery.all_of(recovery.work_done, recovery.back(service))
+    for service in ("rollout", "verifier", "sampler", "learner")
+}
 _GATEWAY = recovery.all_of(recovery.answering, recovery.going_on)
+_HOSTS = recovery.all_of(recovery.work_done, recovery.answering, recovery.going_on)
 _EVERYBODY = recovery.all_of(recovery.work_done, recovery.going_on)
 _MESSAGES = moments.message_under_way("tasks", "samples", "verdicts", "batches", "evaluation:tasks")
 
@@ -54,14 +59,15 @@ FAULTS: Mapping[str, Fault] = {
     "kill learner rank with a batch": Fault(moments.learning, strikes.kill, _REPLACED["learner"], 16),
     "kill learner rank in a sync": Fault(moments.publishing, strikes.kill, _REPLACED["learner"], 6),
     "kill gateway": Fault(moments.keeping, strikes.kill, _GATEWAY, 12),
+    "kill Ray": Fault(moments.hosting, strikes.kill, _HOSTS, 4),
     "kill Redis": Fault(moments.serving, strikes.kill_redis, _EVERYBODY, 12, EMBEDDED),
     "stop engine core": Fault(
-        moments.inside(moments.working("rollout")), strikes.stop, _REPLACED["rollout"], 6
+        moments.inside(moments.working("rollout")), strikes.stop, _BACK["rollout"], 6
     ),
-    "stop rollout replica": Fault(moments.working("rollout"), strikes.stop, _REPLACED["rollout"], 8),
-    "stop verifier": Fault(moments.working("verifier"), strikes.stop, _REPLACED["verifier"], 8),
-    "stop sampler": Fault(moments.working("sampler"), strikes.stop, _REPLACED["sampler"], 8),
-    "stop learner rank": Fault(moments.learning, strikes.stop, _REPLACED["learner"], 8),
+    "stop rollout replica": Fault(moments.working("rollout"), strikes.stop, _BACK["rollout"], 8),
+    "stop verifier": Fault(moments.working("verifier"), strikes.stop, _BACK["verifier"], 8),
+    "stop sampler": Fault(moments.working("sampler"), strikes.stop, _BACK["sampler"], 8),
+    "stop learner rank": Fault(moments.learning, strikes.stop, _BACK["learner"], 8),
     "stop gateway": Fault(moments.keeping, strikes.stop, _GATEWAY, 4),
     "stop Redis": Fault(moments.serving, strikes.stop_redis, _EVERYBODY, 4, EMBEDDED),
     "drop connections": Fault(moments.connected, strikes.drop_connections, _EVERYBODY, 10, PROXY),

@@ -17,7 +17,7 @@ from tests.chaos.strikes import Struck
 
 MOMENT_S = 60.0
 """How long a fault waits for a moment in which it counts."""
-RECOVERY_S = 240.0
+RECOVERY_S = 300.0
 LOOK_S = 0.002
 POLL_S = 0.1
 

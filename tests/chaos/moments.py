@@ -107,6 +107,12 @@ def keeping(scene: Scene) -> Moment | None:
     return Moment(None, pid, found.leases, found.batch, found.sync, {"keeps": scene.run}) if found and pid else None
 
 
+def hosting(scene: Scene) -> Moment | None:
+    """Ray's head process while the services that it hosts hold something: with it they all die."""
+    found, pid = _running(scene), scene.stack.head()
+    return Moment(None, pid, found.leases, found.batch, found.sync) if found and pid else None
+
+
 def serving(scene: Scene) -> Moment | None:
     """The embedded Redis while it keeps somebody's lease, batch or sync."""
     found, pid = _running(scene), scene.stack.redis()

@@ -42,6 +42,15 @@ def manned(service: str) -> Recovered:
     return look
 
 
+def back(service: str) -> Recovered:
+    """The process that was stopped is ready, or was replaced."""
+
+    def look(scene: Scene, struck: Struck) -> bool:
+        return any(one.id == struck.moment.process for one in scene.ready(service)) or manned(service)(scene, struck)
+
+    return look
+
+
 def going_on(scene: Scene, struck: Struck) -> bool:
     """Something has come to its end since: a group, an evaluation's prompt, a rollout step."""
     return scene.endings() > struck.endings

@@ -110,6 +110,11 @@ class Stack:
         """The process of the controller and the API; None while there is none."""
         return next((one.pid for one in self.below() if "ray::Gateway" in _title(one)), None)
 
+    def head(self) -> int | None:
+        """Ray's head process: all else but Redis hangs on it; None while there is none."""
+        own = psutil.Process(self.process.pid).children()
+        return next((one.pid for one in own if "deploy.local.head" in _title(one)), None)
+
     def redis(self) -> int | None:
         """The embedded server's process; None while it is down, or where the stack was given another one."""
         own = psutil.Process(self.process.pid).children()

@@ -33,6 +33,7 @@ AGAIN_S = 0.01
 """Between two attempts to reach a server that is down: readers must not get far ahead of us when it is back."""
 END_S = 60.0
 BEGIN_S = 30.0
+ROOT = Path(__file__).parents[2]
 DOWN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.BusyLoadingError)
 
 
@@ -44,12 +45,14 @@ class Tail:
     """Follows one run's streams from their first entry until it is closed."""
 
     def __init__(self, url: str, run: str, path: Path) -> None:
-        self._command = [sys.executable, "-m", __name__, url, run, str(path)]
+        self._command = [sys.executable, "-m", __name__, url, run, str(path.absolute())]
         self._run = run
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Tail:
-        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+        )  # fmt: skip
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], BEGIN_S)
         if not ready or not self._process.stdout.readline():

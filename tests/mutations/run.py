@@ -43,7 +43,7 @@ NEAR = {
     "services/sampler/evaluation.py": ("tests/conformance/test_evaluation.py",),
     "services/sampler/pacing.py": ("tests/services/test_pacing.py",),
     "services/sampler/dispatch.py": ("tests/services/test_dispatch.py",),
-    "services/sampler/service.py": ("tests/services/test_dispatch.py",),
+    "services/sampler/queue.py": ("tests/services/test_dispatch.py",),
     "services/sampler/data/splits.py": ("tests/services/test_prompts.py",),
     "services/settings/presets.py": ("tests/conformance/test_presets.py",),
     "rollout/engine.py": ("tests/rollout/test_engine_arguments.py",),

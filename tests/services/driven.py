@@ -107,6 +107,20 @@ def record_of(batch: Batch, version: int, weights: str = "") -> StepRecord:
     )  # fmt: skip
 
 
+class Hasty:
+    """A client that does not wait for entries: the test knows whether one will come."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def xreadgroup(self, *arguments: Any, block: int | None = None, **others: Any) -> Any:
+        assert block, "it would have waited"
+        return await self._client.xreadgroup(*arguments, **others)
+
+
 class DrivenRun:
     """A run's consumers and effects. Make it with `open`, which takes the fences of sampler and learner."""
 

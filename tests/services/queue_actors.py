@@ -23,6 +23,7 @@ from tests.services.driven import (
     BODY,
     STATE,
     DrivenRun,
+    Hasty,
     batch_of,
     record_of,
     sample_of,
@@ -76,20 +77,6 @@ class Held:
 
     def __repr__(self) -> str:
         return f"<{self.stream} {self.entry.group}:{self.entry.index} of {self.name}, {self.entry.state}>"
-
-
-class Hasty:
-    """A client that does not wait for entries: the model knows whether one will come."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-    async def xreadgroup(self, *arguments: Any, block: int | None = None, **others: Any) -> Any:
-        assert block, "it would have waited"
-        return await self._client.xreadgroup(*arguments, **others)
 
 
 class Actors:
@@ -281,17 +268,30 @@ class Actors:
                 self.met("a group ended by a letter")
                 self.release(one.group, Release.DEAD)
 
-    def redrive(self, letter: Letter) -> None:
-        found = self.do(letters(self.run.redis, self.keys))[self.model.letters.index(letter)]
-        expected = self.model.redrive(letter)
-        try:
-            done = self.do(redrive(self.run.redis, self.keys, found, self._journal))
-        except NotRedrivableError:
-            assert expected is None
-            self.met("a letter that is not redriven")
-        else:
-            assert done.redriven == expected
-            self.met("a letter redriven")
+    def redrive(self, letter: Letter, times: int = 1) -> None:
+        """People redrive what they see on their list, which others may have redriven since."""
+        listed = self.do(letters(self.run.redis, self.keys))
+        assert len(listed) == len(self.model.letters)
+        found = listed[self.model.letters.index(letter)]
+        for _ in range(times):
+            expected = self.model.redrive(letter)
+            try:
+                done = self.do(redrive(self.run.redis, self.keys, found, self._journal))
+            except NotRedrivableError:
+                assert expected is None
+                self.met("a letter that is not redriven")
+            else:
+                assert done.redriven == expected
+                self.met("a letter redriven")
+
+    def duplicate(self, stream: str, place: int) -> None:
+        """The network, or somebody, sends a message once more."""
+        entry, body = self.seen.streams[stream].entries[place]
+        raw = self._server.view.xrange(self.key(stream), entry, entry)[0][1]
+        copy = self._server.view.xadd(self.key(stream), raw).decode()
+        self.seen.copies.add(copy)
+        self.model.duplicate(stream, self.model.streams[stream].entries[place])
+        self.met(f"a duplicate of {body['kind']}")
 
     def trim(self, stream: str) -> None:
         dropped = self.model.streams[stream].trim()

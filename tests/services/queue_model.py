@@ -6,12 +6,14 @@ Must not import the code under test, nor talk to Redis.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 TASKS, SAMPLES, VERDICTS = "tasks", "samples", "verdicts"
 STREAMS = (TASKS, SAMPLES, VERDICTS)
 MAX_DELIVERIES = 2
-TOMBSTONES = 2
+TOMBSTONES = 1
+TOKENS = 2
+"""Of each response."""
 ENDED = ("trained", "filtered", "stale", "dead")
 
 
@@ -124,6 +126,7 @@ class Model:
         self.announced: tuple[int, int, str] | None = None
         self.published_as: dict[int, tuple[int, int, str]] = {}
         self.rewinds = 0
+        self.response_tokens = 0
 
     def counts(self) -> Counter[str]:
         """The counters; `pending` is whatever has not ended."""
@@ -182,6 +185,7 @@ class Model:
             return False
         fresh = entry.index not in group.recorded
         group.recorded.setdefault(entry.index, entry.nonce)
+        self.response_tokens += TOKENS if fresh else 0
         if decision == "":
             return fresh
         if decision == "more":
@@ -210,6 +214,9 @@ class Model:
             return False
         self.end(group, state)
         return True
+
+    def duplicate(self, stream: str, entry: Entry) -> None:
+        self.streams[stream].entries.append(replace(entry, state="new", owner="", deliveries=0, lapsed=False))
 
     def ack(self, entry: Entry) -> bool:
         done = entry.state == "leased"

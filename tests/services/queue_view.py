@@ -43,6 +43,7 @@ class View:
         self._prefix = f"penstock:{{{run}}}:"
         self._parsed: dict[tuple[str, str], dict[str, Any]] = {}
         self._announced: Counter[tuple[str, str, int, int]] = Counter()
+        self.copies: set[str] = set()
 
     def look(self) -> None:
         """Read everything, in two transactions: the second one for what the first one names."""
@@ -109,6 +110,7 @@ class View:
         assert dispatched == sum(ended.values()) + len(self.pending)
         found = Counter({**ended, "dispatched": dispatched, "pending": len(self.pending)})
         assert +found == model.counts()
+        assert self.counters.get("response_tokens", 0) == model.response_tokens
 
     def every_group_is_in_one_state(self, model: Model) -> None:
         states = {name: one["state"] for name, one in self.groups.items()}
@@ -147,7 +149,7 @@ class View:
     def _count_announced(self, model: Model, stream: str) -> None:
         """A sample is announced once in a group's life, and judged once."""
         for entry, body in self.streams[stream].entries:
-            if stream != TASKS and not body.get("counted"):
+            if stream != TASKS and entry not in self.copies and not body.get("counted"):
                 body["counted"] = True
                 self._announced[stream, body["group"], model.groups[body["group"]].life, body["index"]] += 1
                 assert max(self._announced.values()) == 1, f"{stream}: {entry} is announced twice"

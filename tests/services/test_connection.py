@@ -161,11 +161,13 @@ async def test_dropped_refused_and_slow_connections(server):
         redis = await connect(f"redis://127.0.0.1:{proxy.port}/0")
         over = asyncio.Event()
         tasks = [asyncio.create_task(keep_at_it(lambda i=i: redis.incr(f"counter-{i}"), over)) for i in range(20)]
-        for _ in range(5):
+        dropped = 0
+        for _ in range(100):  # on a busy machine nobody may be connected again when we look
             await asyncio.sleep(0.2)
-            async with asyncio.timeout(20):
-                while not proxy.drop_all():
-                    await asyncio.sleep(0.02)
+            dropped += bool(proxy.drop_all())
+            if dropped == 5:
+                break
+        assert dropped == 5
         proxy.refuse(1.0)
         proxy.drop_all()
         await asyncio.sleep(1.2)

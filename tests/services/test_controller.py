@@ -304,7 +304,7 @@ async def test_learner_is_started_anew_and_progress_forgives(redis, run_id, tmp_
         Presence(redis, replica(run_id)),
     ):
         await until_state(records, run_id, RunState.RUNNING)
-        await until(lambda: cluster.ready == {1})
+        await until(lambda: cluster.ready >= {1})
         for step in (0, 0, 0, 7, 7, 7):
             if step:
                 await commit(redis, run_id, step)
@@ -320,8 +320,7 @@ async def test_learner_is_started_anew_and_progress_forgives(redis, run_id, tmp_
     ]  # fmt: skip
     assert told[0].startswith("learner rank 1: its process died at step 0; all ranks begin anew")
     assert record.reason == (
-        "learner rank 0: RuntimeError: no CUDA device "
-        "(the learner was started anew 3 times without a new rollout step)"
+        "learner rank 0: RuntimeError: no CUDA device (the learner was started anew 3 times without a new rollout step)"
     )
     assert cluster.asked.count("restart learner") == 6
     assert cluster.asked[-1] == "stop"

@@ -307,7 +307,7 @@ async def test_screening_draws_the_rest_only_of_mixed_groups(redis, run_id):
 
 
 async def test_a_group_whose_messages_are_gone_ends_as_dead(redis, run_id, monkeypatch):
-    monkeypatch.setattr("services.sampler.housekeeping.ORPHANED_AFTER_S", 1.5)
+    monkeypatch.setattr("services.sampler.orphans.ORPHANED_AFTER_S", 1.5)
     document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})
     keys = RunKeys(run_id)
     fleet = HandFleet(redis, keys)
@@ -326,13 +326,14 @@ async def test_a_group_whose_messages_are_gone_ends_as_dead(redis, run_id, monke
         [(entry, _), *_] = await first_task()
         await redis.xdel(streams.tasks, entry)
         await redis.xadd(streams.tasks, {"m": b'{"kind": "task", "group": "g000'})
-        async with running(fleet.run(), learner.run()) as others:
-            await until(lambda: evaluated(redis, keys, "after"), [*tasks, *others], "the last evaluation")
+        async with running(fleet.run()) as generating:
 
-            async def none_left():
+            async def ended():
                 return (await group_counts(redis, keys)).dead == 1
 
-            await until(none_left, [*tasks, *others], "the end of the orphan")
+            await until(ended, [*tasks, *generating], "the end of the orphan")
+            async with running(learner.run()) as learning:
+                await until(lambda: evaluated(redis, keys, "after"), [*tasks, *generating, *learning], "the end")
         counts = await group_counts(redis, keys)
         told = [event.text for _, event in await sampler.journal.events() if event.phase == "group-orphaned"]
     assert counts.reconciled, counts

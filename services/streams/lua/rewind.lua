@@ -22,7 +22,7 @@ while at <= #args do
   local group = args[4] .. id
   for index = 0, tonumber(samples) - 1 do redis.call('UNLINK', args[5] .. id .. ':' .. index) end
   redis.call('DEL', group)
-  redis.call('LREM', keys[12], 1, group)
+  redis.call('LREM', keys[12], 0, group)
   redis.call('HSET', group, 'state', 'pending', 'task', task, 'samples', samples)
   redis.call('SADD', keys[4], id)
   if trained == '1' then redis.call('HINCRBY', keys[3], 'trained', -1) end

@@ -42,6 +42,7 @@ end
 -- A released group's payloads go at once; its hash stays until RELEASED_KEPT others were released after it.
 local function bury(released, group, payloads)
   if #payloads > 0 then redis.call('UNLINK', unpack(payloads)) end
+  redis.call('LREM', released, 0, group)
   redis.call('RPUSH', released, group)
   while redis.call('LLEN', released) > RELEASED_KEPT do
     redis.call('UNLINK', redis.call('LPOP', released))

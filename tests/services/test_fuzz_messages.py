@@ -1,0 +1,340 @@
+"""Hostile messages on every stream that is read, on a real server: each becomes a dead letter that says why, or changes
+no more than its own group; the reader goes on with the next message, and the counters reconcile."""
+
+import asyncio
+import itertools
+import logging
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.contracts import (
+    BEFORE,
+    Cause,
+    DeadLetter,
+    EvaluationRecord,
+    Lane,
+    Sample,
+    Task,
+    Verdict,
+    WeightAck,
+    WeightPlan,
+)
+from services.streams.admission import LARGEST_LETTER, LARGEST_MESSAGE
+from services.streams.connection import connect
+from services.streams.dead import NotRedrivableError, letters, redrive
+from services.streams.effects import RefusedMessageError, missing_samples
+from services.streams.journal import Journal, read_all
+from services.streams.keys import RunKeys
+from services.streams.leases import Consumer, tail_messages
+from tests.services.driven import (
+    EVENT,
+    STATE,
+    DrivenRun,
+    Hasty,
+    batch_of,
+    record_of,
+    sample_of,
+    snapshot_at,
+    task_of,
+    verdict_on,
+)
+from tests.services.hostile import RAW, broken
+
+EXAMPLES = 150
+FUZZED = settings(
+    max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)  # fmt: skip
+RUNS = (f"fuzz-{number}" for number in itertools.count())
+TASK = task_of("g0", 2, 1)
+R = RunKeys("r")
+SAMPLE = sample_of(R, "g0", 0)
+
+
+@pytest.fixture(scope="module")
+def loop(redis_url):
+    """Runs a coroutine that is given a connection to the real server."""
+    with asyncio.Runner() as runner:
+        client = runner.run(connect(redis_url))
+        yield lambda work: runner.run(work(client))
+        runner.run(client.aclose())
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog):
+    caplog.set_level(logging.CRITICAL, "services.streams")
+
+
+def of_run(raw, keys):
+    """A message that was made for run `r`, for this one."""
+    return raw.replace(b"penstock:{r}:", keys.key("").encode())
+
+
+class Fuzzed:
+    """A run with group g0, of which nothing has arrived yet, and the letters that hostile entries must become."""
+
+    @classmethod
+    async def open(cls, redis):
+        self = cls()
+        self.keys = RunKeys(next(RUNS))
+        self.run = await DrivenRun.open(Hasty(redis), self.keys)
+        self.hostile = {}
+        self.met = Counter()
+        return self
+
+    async def send(self, stream, raws):
+        for raw in raws:
+            body = of_run(raw, self.keys)
+            [entry] = await self.run.append(stream, body)
+            self.hostile[entry] = body
+
+    async def read_all(self, consumer, serve):
+        """What a service does with all that is there; the entries that it served."""
+        served = []
+        # A read whose entries are no messages brings nothing, and others may be behind them.
+        for _ in range(3 + len(self.hostile)):
+            deliveries = await consumer.read(8, 0.001)
+            for delivery in deliveries:
+                try:
+                    await serve(delivery)
+                except RefusedMessageError as error:
+                    await consumer.give_up(delivery, str(error), Cause.INVALID)
+                else:
+                    served.append(delivery.lease.entry)
+                    await consumer.ack(delivery.lease)
+        return served
+
+    async def check(self, stream, served):
+        """Each hostile entry was served as a message of this run, or is a letter that says why it is none."""
+        let_in = set(self.hostile) & set(served)
+        self.met.update({"dead": len(self.hostile) - len(let_in), "let in": len(let_in)})
+        journal = Journal(self.run.redis, self.keys, "test")
+        dead = {letter.entry: letter for _, letter in await journal.dead_letters()}
+        assert set(dead) == set(self.hostile) - let_in
+        for entry, letter in dead.items():
+            assert (letter.cause, letter.stream) == (Cause.INVALID, stream)
+            assert 10 < len(letter.reason) < 700, letter.reason
+            assert letter.reason.isprintable(), letter.reason
+            if letter.size == len(self.hostile[entry]):
+                assert letter.body == self.hostile[entry][:LARGEST_LETTER].decode(errors="replace")
+        for shown in await letters(self.run.redis, self.keys):
+            with pytest.raises(NotRedrivableError):
+                await redrive(self.run.redis, self.keys, shown, journal)
+        await self.run.counts()
+
+    async def close(self):
+        found = [key async for key in self.run.redis.scan_iter(match=self.keys.key("*"), count=1000)]
+        await self.run.redis.unlink(*found)
+
+
+def fuzz(loop, message, scenario):
+    """Run `scenario(fuzzed run, hostile messages)` many times; some of them must have been let in, and most not."""
+    met = Counter()
+
+    @FUZZED
+    @given(st.lists(broken(message), min_size=1, max_size=4))
+    def each(raws):
+        async def work(redis):
+            one = await Fuzzed.open(redis)
+            await scenario(one, raws)
+            met.update(one.met)
+            await one.close()
+
+        loop(work)
+
+    each()
+    assert met["let in"] > EXAMPLES // 10, met
+    assert met["dead"] > EXAMPLES // 2, met
+    print(dict(met))
+
+
+def test_hostile_tasks(loop):
+    async def scenario(one, raws):
+        run, drawn = one.run, []
+        await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
+        await one.send(run.streams.tasks, raws)
+        await run.sampler.dispatch(Lane.TRAIN, task_of("g1"), STATE)
+
+        async def serve(delivery):
+            task = delivery.message
+            for index in await missing_samples(run.redis, one.keys, task):
+                await run.publish(delivery.lease, sample_of(one.keys, task.group, index), task.wanted)
+            drawn.append(task.group)
+
+        served = await one.read_all(run.rollout(), serve)
+        assert set(drawn) == {"g0", "g1"}, "it goes on with the next message"
+        await one.check(run.streams.tasks, served)
+        assert await run.counts() == {"dispatched": 2, "pending": 2}
+        assert await run.redis.xlen(run.streams.samples) == 4, "each sample once"
+
+    fuzz(loop, TASK, scenario)
+
+
+def test_hostile_samples(loop):
+    async def scenario(one, raws):
+        run = one.run
+        held = await run.dispatched("g0")
+        await run.publish(held.lease, sample_of(one.keys, "g0", 0))
+        await one.send(run.streams.samples, raws)
+        await run.publish(held.lease, sample_of(one.keys, "g0", 1))
+
+        async def serve(delivery):
+            await run.effects.publish_verdict(Lane.TRAIN, delivery.lease, verdict_on(delivery.message))
+
+        served = await one.read_all(run.verifier(), serve)
+        await one.check(run.streams.samples, served)
+        verdicts = await run.judge().read(20, 0.001)
+        assert sorted(one.message.index for one in verdicts) == [0, 1], "each sample is judged once"
+
+    fuzz(loop, SAMPLE, scenario)
+
+
+def test_hostile_verdicts(loop):
+    async def scenario(one, raws):
+        run, seen = one.run, set()
+        samples = await run.published("g0")
+        await run.effects.publish_verdict(Lane.TRAIN, samples[0].lease, verdict_on(samples[0].message))
+        await one.send(run.streams.verdicts, raws)
+        await run.effects.publish_verdict(Lane.TRAIN, samples[1].lease, verdict_on(samples[1].message))
+
+        async def serve(delivery):
+            verdict = delivery.message
+            decision = "kept" if seen | {verdict.index} == {0, 1} else ""
+            await run.sampler.record_verdict(Lane.TRAIN, delivery.lease, verdict, decision, 2)
+            seen.add(verdict.index)
+
+        served = await one.read_all(run.judge(), serve)
+        await one.check(run.streams.verdicts, served)
+        assert await run.counts() == {"dispatched": 1, "pending": 1}
+        assert await run.state("g0") == "kept"
+        fields = await run.redis.hgetall(one.keys.group("g0"))
+        assert {name for name in fields if name.startswith(b"verdict:")} == {b"verdict:0", b"verdict:1"}
+
+    fuzz(loop, verdict_on(SAMPLE), scenario)
+
+
+def test_hostile_batches(loop):
+    async def scenario(one, raws):
+        run = one.run
+        await one.send(one.keys.batches, raws)
+        await run.decided("g0", "kept")
+        assert await run.sampler.publish_batch(batch_of(one.keys, 1, ["g0"]), snapshot_at(1))
+        await one.send(one.keys.batches, raws[:1])
+        found = await run.learner.batches()
+        await one.check(one.keys.batches, [logged.entry for logged in found if logged.entry in one.hostile])
+        [logged] = [logged for logged in found if logged.entry not in one.hostile]
+        assert await run.redis.xlen(one.keys.batches) == len(found), "what is no batch is no longer in the log"
+        assert await run.learner.commit_step(record_of(logged.batch, await run.learner.announce(1, "w1")))
+        assert await run.counts() == {"dispatched": 1, "trained": 1}
+
+    fuzz(loop, batch_of(R, 1, ["g0"]), scenario)
+
+
+LETTER = DeadLetter(
+    stream=R.lane(Lane.TRAIN).tasks, entry="1-0", reason="why", deliveries=1, cause=Cause.DELIVERIES, group="g0",
+    prompt="p0", body=TASK.model_dump_json(), size=len(TASK.model_dump_json()), at=1.0,
+)  # fmt: skip
+EVALUATION = EvaluationRecord(
+    name=BEFORE, version=0, prompts=1, samples_per_prompt=1, accuracy=0.5, standard_error=0.1, unknown=0
+)  # fmt: skip
+TAILED = {
+    "weight_plans": WeightPlan(generation=1, version=0, host="h", port=1, world=2, members={"a": 1}, timeout_s=1.0),
+    "weight_acks": WeightAck(member="a", generation=1, version=0, phase="applied"),
+    "events": EVENT,
+    "steps": record_of(batch_of(R, 1, ["g0"]), 1),
+    "evaluations": EVALUATION,
+}
+"""The streams that are read by everybody who cares, and acked by nobody; with a message of each."""
+
+
+@pytest.mark.parametrize("stream", TAILED)
+def test_hostile_entries_of_streams_that_nobody_acks(loop, stream):
+    message = TAILED[stream]
+
+    async def scenario(one, raws):
+        key = getattr(one.keys, stream)
+        [first] = await one.run.append(key, message)
+        await one.send(key, raws)
+        [last] = await one.run.append(key, message)
+        found = await tail_messages(one.run.redis, one.keys, key, type(message), "0-0")
+        entries = [entry for entry, _ in found]
+        assert {first, last} <= set(entries)
+        again = await read_all(one.run.redis, one.keys, key, type(message))
+        assert [entry for entry, _ in again] == entries, "what was no message is gone"
+        await one.check(key, entries)
+
+    fuzz(loop, message, scenario)
+
+
+def test_hostile_dead_letters(loop):
+    async def scenario(one, raws):
+        run = one.run
+        await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
+        await run.append(one.keys.dead, LETTER)
+        await one.send(one.keys.dead, raws)
+        journal = Journal(run.redis, one.keys, "test")
+        shown = await letters(run.redis, one.keys)
+        assert len(shown) == len(raws) + 1, "what is no letter is shown all the same"
+        await journal.dead_letters()
+        read = [letter for _, letter in await journal.dead_letters()]
+        assert len(read) == len(raws) + 1, "and becomes one that says so"
+        one.met.update("dead" if letter.stream == one.keys.dead else "let in" for letter in read)
+        for letter in await letters(run.redis, one.keys):
+            with pytest.raises(NotRedrivableError):
+                await redrive(run.redis, one.keys, letter, journal)
+        assert await run.counts() == {"dispatched": 1, "pending": 1}
+
+    fuzz(loop, LETTER, scenario)
+
+
+@pytest.mark.parametrize("lane", Lane)
+@pytest.mark.parametrize(
+    ("stream", "group", "model"),
+    [("tasks", "rollout", Task), ("samples", "verifier", Sample), ("verdicts", "sampler", Verdict)],
+)
+def test_bytes_that_are_no_message_and_an_entry_without_one(loop, lane, stream, group, model):
+    async def work(redis):
+        one = await Fuzzed.open(redis)
+        key = getattr(one.keys.lane(lane), stream)
+        consumer = Consumer(one.run.redis, one.keys, key, group, "c", model, 30.0, 2)
+        await consumer.open()
+        await one.send(key, RAW)
+        one.hostile[(await redis.xadd(key, {"n": b"{}"})).decode()] = b""
+        assert await one.read_all(consumer, None) == []
+        await one.check(key, [])
+        await one.close()
+
+    loop(work)
+
+
+def test_a_message_just_above_the_limit_is_given_up_and_its_letter_is_small(loop):
+    async def work(redis):
+        one = await Fuzzed.open(redis)
+        run, raw = one.run, TASK.model_dump_json().encode()
+        [entry] = await run.append(run.streams.tasks, raw.replace(b'"p0"', b'"' + b"x" * LARGEST_MESSAGE + b'"'))
+        await run.sampler.dispatch(Lane.TRAIN, task_of("g1"), STATE)
+        [delivery] = await run.rollout().read(4, 0.01)
+        assert delivery.message.group == "g1"
+        [shown] = await letters(redis, one.keys)
+        assert shown.letter.reason == f"{LARGEST_MESSAGE + len(raw) - 2} bytes; a Task has at most {LARGEST_MESSAGE}"
+        assert (shown.letter.entry, len(shown.letter.body), shown.letter.whole) == (entry, LARGEST_LETTER, False)
+        with pytest.raises(NotRedrivableError):
+            await redrive(redis, one.keys, shown, Journal(redis, one.keys, "test"))
+        await one.close()
+
+    loop(work)
+
+
+@pytest.mark.parametrize("stream", ["events", "steps", "evaluations"])
+def test_a_page_of_hostile_entries_does_not_hide_what_is_behind_it(loop, stream):
+    async def work(redis):
+        one = await Fuzzed.open(redis)
+        key, message = getattr(one.keys, stream), TAILED[stream]
+        await one.run.append(key, *[b"{}"] * 600, message)
+        found = await read_all(redis, one.keys, key, type(message))
+        assert [body for _, body in found] == [message]
+        await one.close()
+
+    loop(work)

@@ -1,0 +1,150 @@
+"""The services themselves amid hostile messages, on a real server: a run comes to its end, and a verifier lives on."""
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+
+from services.contracts import Cause, Lane, Outcome, Verdict
+from services.sampler.service import SamplerService
+from services.streams.effects import Effects, RefusedMessageError, group_counts
+from services.streams.journal import Journal
+from services.streams.keys import RunKeys
+from services.streams.leases import Consumer
+from tests.conftest import recipe_document, service_context
+from tests.services.driven import BODY, STATE, sample_of, task_of
+from tests.services.hostile import NESTED, VALUES, spoilt
+from tests.services.test_pipeline import HandFleet, HandLearner, evaluated, running, until
+from verifier.service import VerifierService
+
+ATTACKED = ("tasks", "samples", "verdicts", "dead", "events", "evaluations")
+
+
+class SteadyFleet(HandFleet):
+    """Gives up what it cannot answer, as a replica does with a prompt that its template refuses."""
+
+    async def answer(self, lane, delivery):
+        tasks = self.keys.lane(lane).tasks
+        consumer = Consumer(self.redis, self.keys, tasks, "rollout", "hand", type(delivery.message), 5.0, 3)
+        try:
+            await super().answer(lane, delivery)
+            await consumer.ack(delivery.lease)
+        except RefusedMessageError as error:
+            await consumer.give_up(delivery, str(error), Cause.INVALID)
+        except (KeyError, TypeError, AttributeError) as error:
+            await consumer.give_up(delivery, f"no question of this test: {error!r}", Cause.REFUSED)
+
+
+class Attacker:
+    """Puts spoilt copies of what is on the streams beside it, and plain copies, for as long as it runs."""
+
+    def __init__(self, redis, keys, seed):
+        self.redis, self.keys = redis, keys
+        self.random = random.Random(seed)
+        self.sent = set()
+
+    def streams(self):
+        lanes = [self.keys.lane(lane) for lane in Lane]
+        names = [getattr(lane, name) for lane in lanes for name in ATTACKED[:3]]
+        return names + [getattr(self.keys, name) for name in ATTACKED[3:]]
+
+    async def run(self):
+        while True:
+            for stream in self.streams():
+                for entry, fields in await self.redis.xrevrange(stream, count=10):
+                    if (stream, entry) not in self.sent:
+                        await self.attack(stream, fields[b"m"])
+            await asyncio.sleep(0.02)
+
+    async def attack(self, stream, raw):
+        again = raw if self.random.random() < 0.2 else spoilt(self.random.choice, raw)
+        if again.startswith(b'{"kind": "dead"') and b'"invalid"' not in again:
+            return  # a letter that ends a group is the end of it, whoever wrote it
+        self.sent.add((stream, await self.redis.xadd(stream, {"m": again})))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_a_run_comes_to_its_end_amid_hostile_messages(redis, run_id, seed, caplog):
+    caplog.set_level("CRITICAL", "services.streams")
+    document = recipe_document("/none", limits={"rollout_steps": 2})
+    keys = RunKeys(run_id)
+    fleet, attacker = SteadyFleet(redis, keys), Attacker(redis, keys, seed)
+    learner = HandLearner(redis, keys, fleet)
+    async with (
+        service_context(redis, run_id, document, "sampler") as sampler,
+        service_context(redis, run_id, document, "verifier") as verifier,
+        running(
+            SamplerService().run(sampler), VerifierService().run(verifier), fleet.run(), learner.run(), attacker.run()
+        ) as tasks,
+    ):
+        await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
+        counts = await group_counts(redis, keys)
+        letters = [letter for _, letter in await Journal(redis, keys, "test").dead_letters()]
+    assert counts.reconciled, counts
+    assert counts.trained == 8
+    names = [group.group for batch in learner.batches for group in batch.groups]
+    assert len(set(names)) == len(names) == 8
+    assert len(attacker.sent) > 100
+    invalid = [letter for letter in letters if letter.cause is Cause.INVALID]
+    assert len(invalid) > 30
+    assert all(letter.reason for letter in invalid)
+
+
+REFERENCES = [
+    *({name: value} for name in ("pattern", "answer", "entry") for value in VALUES),
+    {}, {"pattern": "(a+)+$"}, {"pattern": "("}, {"answer": "9" * 4000}, {"answer": "\\frac{" * 200},
+    {"answer": "10**10**10"}, {"task": [], "entry": {"answer": 1}}, {"task": "no_such_task", "entry": {"answer": "1"}},
+    {"task": "chain_sum", "entry": {"answer": NESTED}}, {"task": "chain_sum", "entry": 5},
+    {"task": "../../etc", "entry": {"answer": ""}}, {"x": 10**4000}, {"x": float("nan")},
+]  # fmt: skip
+VERIFIERS = ["pattern", "math", "answer-line", "reasoning-gym", "", "no such verifier", "x" * 10_000, "\x00"]
+BACKTRACKING = replace(BODY, text="a" * 40 + "!")
+
+
+async def test_a_verifier_lives_on_whatever_it_is_given(redis, run_id):
+    """Every reference with every verifier: a verdict comes for each, and is never `correct` by accident."""
+    document = recipe_document("/none", verifier={"timeout_s": 2.0}, limits={"lease_s": 60.0})
+    keys = RunKeys(run_id)
+    chosen = random.Random(7)
+    cases = [(name, reference) for name in VERIFIERS for reference in chosen.sample(REFERENCES, 12)]
+    cases.append(("pattern", {"pattern": "(a+)+$"}))
+    sampler = await Effects.fenced(redis, keys, "sampler")
+    effects = Effects(redis, keys, "rollout")
+    streams = keys.lane(Lane.TRAIN)
+    tasks = Consumer(redis, keys, streams.tasks, "rollout", "r", type(task_of("g")), 60.0, 3)
+    await tasks.open()
+    assert await sampler.dispatch(Lane.TRAIN, task_of("g0", len(cases)), STATE)
+    [held] = await tasks.read(1, 1)
+    for index, (name, reference) in enumerate(cases):
+        sample = sample_of(keys, "g0", index).model_copy(update={"verifier": name, "reference": reference})
+        assert await effects.publish_sample(Lane.TRAIN, held.lease, len(cases), sample, BACKTRACKING)
+    verdicts = Consumer(redis, keys, streams.verdicts, "sampler", "s", Verdict, 60.0, 3)
+    await verdicts.open()
+    found = {}
+    async with (
+        service_context(redis, run_id, document, "verifier") as context,
+        running(VerifierService().run(context)) as services,
+    ):
+
+        async def all_judged():
+            for delivery in await verdicts.read(100, 0.1):
+                found[delivery.message.index] = delivery.message
+            return len(found) == len(cases)
+
+        await until(all_judged, services, f"verdicts on {len(cases)} samples", deadline_s=200)
+    for index, (name, reference) in enumerate(cases):
+        verdict = found[index]
+        if name not in VERIFIERS[:4] or not known_to(name, reference):
+            assert verdict.outcome is Outcome.UNKNOWN, (name, reference, verdict)
+            assert verdict.reason
+        assert verdict.score == float(verdict.outcome is Outcome.CORRECT)
+    assert "no judgement within 2 s" in found[len(cases) - 1].reason
+    assert (await redis.xpending(streams.samples, "verifier"))["pending"] == 0
+    assert await Journal(redis, keys, "test").dead_letters() == []
+
+
+def known_to(name, reference):
+    """Whether the reference has what the verifier asks for, of whatever kind."""
+    wants = {"pattern": {"pattern"}, "math": {"answer"}, "answer-line": {"answer"}, "reasoning-gym": {"task", "entry"}}
+    return wants[name] <= set(reference)
