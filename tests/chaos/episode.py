@@ -24,6 +24,7 @@ from tests.chaos.oracle import Judgement, judge
 from tests.chaos.scene import Scene
 from tests.chaos.stack import Stack
 from tests.chaos.tail import Tail
+from tests.chaos.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -93,13 +94,15 @@ class Episode:
             if self.own_disk:
                 held.enter_context(disk.own_disk(folder / "checkpoints"))
             tail = held.enter_context(Tail(self.direct_url, self.run, folder / "tail.jsonl"))
+            watch = held.enter_context(Watch(server, self.run))
             self.stack.submit(self.run, self.recipe)
             self._until(scene, lambda: scene.step() >= 1, "its first rollout step", START_S)
             outcomes = self._strike(scene, faults, at_once)
             self._to_the_end(scene)
             tail.close()
+            watch.close()
             (folder / "injected.json").write_text(json.dumps(scene.injected))
-            evidence = collect(server, self.run, folder / "tail.jsonl", folder, scene.injected)
+            evidence = collect(server, self.run, folder / "tail.jsonl", watch, folder, scene.injected)
             reason = json.loads(server.hget(lookups.key(self.run, "record"), "history"))[-1]["reason"]
         return Played(self.run, evidence.state, reason, time.monotonic() - began, judge(evidence), outcomes)
 

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-import redis
-
 from tests.chaos import redis_log
 from tests.chaos.lookups import LANES, READERS, STREAMS, key, message, texts
+from tests.chaos.watch import Seen, Watch
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,8 @@ class Evidence:
     """Everything that is known of one run. Streams and lanes by name; `recipe` as the run's record has it.
 
     `added`: entries that each stream ever had, `read`: those that we have, of which `filled` were trimmed before the
-    tail saw them and come from the server's append-only file. `unacked`: entries that a consumer group still has to
-    deal with. `groups`: the hashes of all groups that still have one. `steps`: the step records that are the history
+    tail saw them and come from the server's append-only file; of `restarted` streams `added` is the least. `unacked`: entries
+    that a consumer group still had to deal with. `groups`: the hashes of all groups that still have one. `steps`: the step records that are the history
     now. `archive`, `records`, `shares` by rollout step; a share's rows are (payload, group).
     `injected`: entries that the injector added, by stream.
     """
@@ -56,6 +55,7 @@ class Evidence:
     entries: dict[str, list[Entry]]
     added: dict[str, int]
     read: dict[str, int]
+    restarted: set[str]
     unacked: dict[str, set[str]]
     lanes: dict[str, Lane]
     groups: dict[str, dict[str, str]]
@@ -77,10 +77,10 @@ class Evidence:
         return [one.body for one in self.own(stream) if one.body is not None]
 
 
-def read_tail(path: Path) -> tuple[dict[str, list[Entry]], dict[str, dict[str, int]]]:
-    """The tail's file: entries by stream, and its count at the end ({} where it did not come to its end)."""
+def read_tail(path: Path) -> tuple[dict[str, list[Entry]], dict[str, int]]:
+    """The tail's file: entries by stream, and how many it says they are ({} where it did not come to its end)."""
     entries: dict[str, list[Entry]] = {name: [] for name in STREAMS}
-    end: dict[str, dict[str, int]] = {}
+    end: dict[str, int] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         told = json.loads(line)
         if "stream" in told:
@@ -91,13 +91,12 @@ def read_tail(path: Path) -> tuple[dict[str, list[Entry]], dict[str, dict[str, i
 
 
 def collect(
-    server: Any, run: str, tail: Path, folder: Path, injected: Iterable[tuple[str, str]] = ()
+    server: Any, run: str, tail: Path, watch: Watch, folder: Path, injected: Iterable[tuple[str, str]] = ()
 ) -> Evidence:  # fmt: skip
-    """Read everything, after the run has ended and its tail was closed. `folder`: the run's."""
-    entries, end = read_tail(tail)
-    added = {name: end.get(name, {}).get("added", -1) for name in STREAMS}
-    read = {name: end.get(name, {}).get("read", 0) for name in STREAMS}
-    filled = {name: _filled(server, run, name, entries) for name in STREAMS if read[name] < added[name]}
+    """Read everything, after the run has ended and its tail and watch were closed. `folder`: the run's."""
+    entries, read = read_tail(tail)
+    added = {name: one.added for name, one in watch.seen.items()} if read else dict.fromkeys(STREAMS, -1)
+    filled = {name: _filled(server, run, name, entries) for name in STREAMS if read.get(name, 0) < added[name]}
     dispatched = {one.body["group"] for lane in LANES.values() for one in entries[f"{lane}tasks"] if _named(one)}
     record = texts(server.hgetall(key(run, "record")))
     by_stream: dict[str, set[str]] = {}
@@ -108,9 +107,10 @@ def collect(
         state=record["state"],
         entries=entries,
         added=added,
-        read={name: count + filled.get(name, 0) for name, count in read.items()},
+        restarted={name for name, one in watch.seen.items() if one.restarted},
+        read={name: read.get(name, 0) + filled.get(name, 0) for name in STREAMS},
         filled=sum(filled.values()),
-        unacked={name: _unacked(server, run, name) for name in READERS},
+        unacked={name: _unacked(watch.seen[name], entries[name]) for name in READERS},
         lanes={name: _lane(server, run, prefix) for name, prefix in LANES.items()},
         groups={name: fields for name in sorted(dispatched) if (fields := _group(server, run, name))},
         steps=[body for _, fields in server.xrange(key(run, "steps")) if (body := message(fields)) is not None],
@@ -160,21 +160,9 @@ def _group(server: Any, run: str, name: str) -> dict[str, str]:
     return texts(server.hgetall(key(run, f"group:{name}")))
 
 
-def _unacked(server: Any, run: str, stream: str) -> set[str]:
-    """Entries that were delivered and not acked, and those that nobody was given yet."""
-    name = key(run, stream)
-    try:
-        groups = [one for one in server.xinfo_groups(name) if one["name"].decode() == READERS[stream]]
-    except redis.exceptions.ResponseError as error:
-        if "no such key" not in str(error):
-            raise
-        return set()
-    after = f"({groups[0]['last-delivered-id'].decode()}" if groups else "-"
-    new = {entry.decode() for entry, _ in server.xrange(name, min=after)}
-    if not groups:
-        return new
-    held = server.xpending_range(name, READERS[stream], "-", "+", 100_000)
-    return new | {one["message_id"].decode() for one in held}
+def _unacked(seen: Seen, entries: list[Entry]) -> set[str]:
+    """What was unacked when the stream was last looked at, and what came after that look."""
+    return seen.unacked | {one.id for one in entries if one.order[0] >= seen.at}
 
 
 def _numbered(folder: Path) -> dict[int, dict[str, Any]]:

@@ -24,7 +24,10 @@ def every_group_has_its_place(story: Story) -> Iterator[Finding]:
     for name in story.dispatched("train"):
         state = evidence.groups.get(name, {}).get("state")
         trained = name in story.trained
-        if trained and state in (None, "trained"):
+        if name in story.orphaned:
+            # Counted as dead it may be; but what was on its way to it has been lost.
+            wrong: str | bool = story.orphaned[name]
+        elif trained and state in (None, "trained"):
             wrong = name in pending and "trained, and yet counted as pending"
         elif trained:
             wrong = f"a step names it as trained, its state is {state!r}"
@@ -56,6 +59,12 @@ def every_prompt_was_answered(story: Story) -> Iterator[Finding]:
         _, which, when, _ = name.split(".")
         if state not in ("evaluated", "dead") and name not in pending and (which, when) not in recorded:
             yield Finding(Kind.LOST, name, f"an evaluation's prompt, and its state is {state!r}")
+    for record in evidence.bodies("evaluations"):
+        prefix = f"e.{record['set']}.{record['name']}."
+        given_up = [name for name in story.letters if name.startswith(prefix)]
+        if record["dropped"] > len(given_up):
+            text = f"{record['dropped']} prompts were dropped, {len(given_up)} dead letters tell why"
+            yield Finding(Kind.LOST, prefix.strip("."), text)
 
 
 def nothing_is_stranded(story: Story) -> Iterator[Finding]:

@@ -90,7 +90,7 @@ def _recovery(scene: Scene, fault: Fault, struck: Struck) -> float | None:
                 if struck.due():
                     struck.release()
                     struck.release = None
-            elif fault.recovered(scene, struck) or scene.succeeded():
+            elif scene.succeeded() or fault.recovered(scene, struck):
                 return time.time() - struck.at
             elif scene.ended():
                 return None

@@ -104,9 +104,16 @@ def leases(server: Any, run: str, service: str | None = None, consumer: str | No
 
 def still_leased(server: Any, run: str, held: tuple[Held, ...]) -> list[Held]:
     """Those of `held` that nobody has acked yet, whoever has them now."""
-    return [
-        one for one in held if server.xpending_range(key(run, one.stream), READERS[one.stream], one.entry, one.entry, 1)
-    ]
+    return [one for one in held if _leased(server, run, one)]
+
+
+def _leased(server: Any, run: str, one: Held) -> bool:
+    try:
+        return bool(server.xpending_range(key(run, one.stream), READERS[one.stream], one.entry, one.entry, 1))
+    except redis.exceptions.ResponseError as error:
+        if not str(error).startswith("NOGROUP"):
+            raise
+        return False  # the run has ended, and its streams are gone
 
 
 def policy(server: Any, run: str) -> tuple[int, int] | None:

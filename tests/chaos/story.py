@@ -13,7 +13,7 @@ from typing import Any
 from tests.chaos.evidence import Entry, Evidence
 from tests.chaos.lookups import LANES
 
-REWOUND = "rewound"
+REWOUND, ORPHANED = "rewound", "group-orphaned"
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,15 @@ class Story:
         letters = self.evidence.bodies("dead")
         return {one["group"]: one for one in letters if one.get("group") and one["cause"] != "invalid"}
 
+    @cached_property
+    def orphaned(self) -> dict[str, str]:
+        """By group: what the sampler said when it found that a group's messages are gone, and gave it up."""
+        found = {}
+        for event in self.evidence.bodies("events"):
+            if event.get("phase") == ORPHANED:
+                found[event["text"].split(":")[0]] = event["text"]
+        return found
+
     def ending(self, name: str) -> str | None:
         """How a training group ended, None while it is open: as its hash says, or, where that is gone, as it must have.
 
@@ -127,7 +136,7 @@ class Story:
         state = self.evidence.groups.get(name, {}).get("state")
         if state is not None:
             return state if state in ("filtered", "stale", "dead") else None
-        if name in self.letters:
+        if name in self.letters or name in self.orphaned:
             return "dead"
         decision = self.decision(name, self.dispatched("train")[name])
         return "stale" if decision == "kept" else decision

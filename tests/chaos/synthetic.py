@@ -102,6 +102,7 @@ def clean_run() -> Evidence:
         entries=writer.entries,
         added=dict(counts),
         read=counts,
+        restarted=set(),
         unacked={name: {waiting} if name == "tasks" else set() for name in STREAMS},
         lanes={
             "train": Lane({"dispatched": 8, "trained": 4, "filtered": 1, "stale": 1}, {KEPT, PENDING}),

@@ -4,8 +4,8 @@ Must not import the code under test, nor understand a message.
 
 A process of its own, ahead of all others where the machine lets it: the sampler drops a sample from its stream a few
 milliseconds after it was announced, once it was judged, and by then we must have read it. One JSON object a line: an
-entry {"stream", "id", "at", "m", "more"}, an outage {"outage", "from", "until"}, and at the end {"end": {STREAM:
-{"added", "read"}}}: how many entries each stream ever had, and how many of them are in this file.
+entry {"stream", "id", "at", "m", "more"}, an outage {"outage", "from", "until"}, and last {"end": {STREAM: COUNT}}: how
+many entries of each stream are in this file.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Tail:
             self._process.communicate()
 
     def close(self) -> None:
-        """Read what is left, and write down whether that is everything. Raises TailBrokenError."""
+        """Read what is left. Raises TailBrokenError."""
         assert self._process is not None
         try:
             self._process.communicate(timeout=2 * END_S)
@@ -123,27 +123,10 @@ class Follower:
         """Read on until nothing comes any more, and count. Raises TailBrokenError."""
         ends = time.monotonic() + END_S
         while time.monotonic() < ends:
-            if self.step() or self._server is None:
-                continue
-            try:
-                added = {name: self._added(name) for name in STREAMS}
-            except DOWN:
-                self._disconnect()
-                continue
-            # Nothing may have come between the last read and this look.
             if self.step() == 0 and self._server is not None:
-                self._write({"end": {name: {"added": added[name], "read": self._read[name]} for name in STREAMS}})
+                self._write({"end": self._read})
                 return
         raise TailBrokenError(f"the streams did not come to rest within {END_S:g} s, or Redis did not come back")
-
-    def _added(self, name: str) -> int:
-        """How many entries the stream has ever had, trimmed and deleted ones too."""
-        try:
-            return int(self._server.xinfo_stream(key(self._run, name))["entries-added"])
-        except redis.exceptions.ResponseError as error:
-            if "no such key" not in str(error):
-                raise
-            return 0
 
     def _disconnect(self) -> None:
         if self._server is not None:

@@ -11,7 +11,19 @@ from tests.chaos import synthetic
 from tests.chaos.evidence import Evidence
 from tests.chaos.finding import Kind
 from tests.chaos.oracle import CHECKS, judge
-from tests.chaos.synthetic import FILTERED, KEPT, PENDING, PROMPTS, append, batch, clean_run, sample, task, verdict
+from tests.chaos.synthetic import (
+    FILTERED,
+    KEPT,
+    PENDING,
+    PROMPTS,
+    STALE,
+    append,
+    batch,
+    clean_run,
+    sample,
+    task,
+    verdict,
+)
 
 LATER = "9000-0"
 NOBODY = {"kind": "dead", "stream": "penstock:{run}:tasks", "reason": "not a valid Task", "group": None}
@@ -71,6 +83,16 @@ def leave_a_batch_behind(run: Evidence) -> None:
 
 def lose_a_prompt(run: Evidence) -> None:
     append(run, "evaluation:tasks", task("e.held-out.after.000000"), LATER)
+
+
+def orphan_a_group(run: Evidence) -> None:
+    run.groups[STALE]["state"] = "dead"
+    run.lanes["train"].counters |= {"stale": 0, "dead": 1}
+    append(run, "events", {"phase": "group-orphaned", "text": f"{STALE}: what was on its way is gone"}, LATER)
+
+
+def drop_a_prompt_without_a_letter(run: Evidence) -> None:
+    run.entries["evaluations"][0].body.update(prompts=1, dropped=1)
 
 
 def train_in_two_steps(run: Evidence) -> None:
@@ -221,6 +243,8 @@ WRONGS: tuple[tuple[Callable[[Evidence], None], Kind, str], ...] = (
     (lose_a_trained_group, Kind.LOST, "g9"),
     (leave_a_batch_behind, Kind.LOST, KEPT),
     (lose_a_prompt, Kind.LOST, "e.held-out.after.000000"),
+    (orphan_a_group, Kind.LOST, STALE),
+    (drop_a_prompt_without_a_letter, Kind.LOST, "e.held-out.before"),
     (train_in_two_steps, Kind.DUPLICATED, "g0"),
     (train_twice_in_one_step, Kind.DUPLICATED, "g3"),
     (judge_twice, Kind.DUPLICATED, "g0"),
@@ -311,7 +335,8 @@ def test_a_rewind_opens_a_second_life():
     for stream, entries in writer.entries.items():
         for entry in entries:
             append(run, stream, entry.body, entry.id)
-            run.added[stream] -= stream in ("tasks", "samples", "verdicts", "batches")
+    run.restarted = {"tasks", "samples", "verdicts", "batches"}
+    run.added |= dict.fromkeys(run.restarted, 1)
     assert judge(run).findings == ()
     judge_twice(run)
     append(run, "verdicts", verdict("g0", 0, "wrong"), "9900-0")

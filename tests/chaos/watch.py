@@ -1,0 +1,97 @@
+"""Owns what has to be seen of a run's streams while they are there: how many entries each had, and what is unacked.
+
+Must not import the code under test. A run that succeeds deletes most of its streams, and a rewind begins them anew.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import redis
+
+from tests.chaos.lookups import READERS, STREAMS, key
+
+EVERY_S = 0.5
+JOIN_S = 60.0
+MOST = 100_000
+
+
+@dataclass
+class Seen:
+    """One stream, as it was last seen. `added`: entries that it ever had, over all of its beginnings.
+
+    `restarted`: whether it was deleted, at its end or for a new beginning; then `added` is what was seen of it, at
+    least. `unacked`: entries that its consumer group had still to deal with at `at` (milliseconds of Redis' clock).
+    """
+
+    added: int = 0
+    restarted: bool = False
+    unacked: set[str] = field(default_factory=set)
+    at: int = 0
+    current: int = 0
+
+    def take_in(self, added: int) -> None:
+        """Note how many entries the stream says it had; None of an earlier beginning are among them."""
+        if added < self.current:
+            self.restarted = True
+            self.current = 0
+        self.added += added - self.current
+        self.current = added
+
+
+class Watch:
+    """Looks at the streams of a run twice a second, in a thread, until it is closed."""
+
+    def __init__(self, server: Any, run: str) -> None:
+        self._server = server
+        self._run = run
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._main, name=f"watch of {run}", daemon=True)
+        self.seen = {name: Seen() for name in STREAMS}
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._closing.set()
+        self._thread.join(JOIN_S)
+
+    def close(self) -> None:
+        """Look a last time."""
+        self.__exit__()
+        self.look()
+
+    def _main(self) -> None:
+        while not self._closing.wait(EVERY_S):
+            try:
+                self.look()
+            except redis.exceptions.RedisError:
+                time.sleep(EVERY_S)  # a fault has struck Redis; the last look holds
+
+    def look(self) -> None:
+        """See how every stream stands."""
+        for name, seen in self.seen.items():
+            seconds, micros = self._server.time()
+            try:
+                seen.take_in(int(self._server.xinfo_stream(key(self._run, name))["entries-added"]))
+                if name in READERS:
+                    seen.unacked = self._unacked(name)
+                    seen.at = seconds * 1000 + micros // 1000
+            except redis.exceptions.ResponseError as error:
+                if "no such key" not in str(error):
+                    raise
+                seen.take_in(0)
+
+    def _unacked(self, stream: str) -> set[str]:
+        """Entries that were delivered and not acked, and those that nobody was given yet."""
+        name, reader = key(self._run, stream), READERS[stream]
+        groups = [one for one in self._server.xinfo_groups(name) if one["name"].decode() == reader]
+        after = f"({groups[0]['last-delivered-id'].decode()}" if groups else "-"
+        new = {entry.decode() for entry, _ in self._server.xrange(name, min=after)}
+        held = self._server.xpending_range(name, reader, "-", "+", MOST) if groups else []
+        return new | {one["message_id"].decode() for one in held}
