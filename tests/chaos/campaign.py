@@ -150,6 +150,7 @@ def on_one_stack(campaign: Campaign, folder: Path, shape: Shape, number: int, en
         if shape.redis == PROXY:
             direct, proxy = held.enter_context(proxied_server(folder / "valkey"))
         stack = held.enter_context(Stack(folder, proxy.url if proxy else None))
+        stack.cancel_all()
         for _ in range(RUNS_A_STACK):
             number += 1
             try:

@@ -124,8 +124,12 @@ class Episode:
                 self.say(f"{self.run}: step {scene.step()}: {name}: {took if outcome.counted else outcome.why}")
 
         with ThreadPoolExecutor(at_once) as threads:
-            for done in [threads.submit(take) for _ in range(at_once)]:
-                done.result()
+            try:
+                for done in [threads.submit(take) for _ in range(at_once)]:
+                    done.result()
+            except BaseException:  # Ctrl-C too: the others must not go on for minutes
+                scene.given_up.set()
+                raise
         return outcomes
 
     def _to_the_end(self, scene: Scene) -> None:

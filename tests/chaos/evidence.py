@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+
 from tests.chaos import redis_log
 from tests.chaos.lookups import LANES, READERS, STREAMS, key, message, texts
 from tests.chaos.watch import Seen, Watch
@@ -43,11 +44,11 @@ class Lane:
 class Evidence:
     """Everything that is known of one run. Streams and lanes by name; `recipe` as the run's record has it.
 
-    `added`: entries that each stream ever had, `read`: those that we have, of which `filled` were trimmed before the
-    tail saw them and come from the server's append-only file; of `restarted` streams `added` is the least. `unacked`: entries
-    that a consumer group still had to deal with. `groups`: the hashes of all groups that still have one. `steps`: the step records that are the history
-    now. `archive`, `records`, `shares` by rollout step; a share's rows are (payload, group).
-    `injected`: entries that the injector added, by stream.
+    `added`: entries that each stream ever had, of `restarted` ones those that were seen, at least. `read`: those that
+    we have, of which `filled` were trimmed before the tail saw them and come from the server's append-only file.
+    `unacked`: entries that a consumer group still had to deal with. `groups`: the hashes of all groups that still have
+    one. `steps`: the step records that are the history now. `archive`, `records`, `shares` by rollout step; a share's
+    rows are (payload, group). `injected`: entries that the injector added, by stream.
     """
 
     recipe: dict[str, Any]

@@ -6,6 +6,7 @@ Must not import the code under test.
 from __future__ import annotations
 
 import random
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from tests.chaos import lookups
 from tests.chaos.ground import ProxyThread
 from tests.chaos.lookups import Held, Process, Sync
-from tests.chaos.stack import Stack
+from tests.chaos.stack import ENDED, Stack
 
 ENDINGS = ("trained", "filtered", "stale", "dead", "judged", "evaluated")
 
@@ -30,6 +31,7 @@ class Scene:
     rng: random.Random
     proxy: ProxyThread | None = None
     injected: list[tuple[str, str]] = field(default_factory=list)
+    given_up: threading.Event = field(default_factory=threading.Event)
 
     @property
     def lease_s(self) -> float:
@@ -50,8 +52,8 @@ class Scene:
         return [one for one in lookups.processes(self.server, self.run, service) if one.state == lookups.READY]
 
     def ended(self) -> bool:
-        """Whether the run has come to an end, good or bad."""
-        return lookups.state(self.server, self.run) in ("succeeded", "failed", "cancelled")
+        """Whether the run has come to an end, good or bad, or nobody wants to see it."""
+        return self.given_up.is_set() or lookups.state(self.server, self.run) in ENDED
 
     def succeeded(self) -> bool:
         """Whether the run has come to a good end."""

@@ -23,6 +23,8 @@ import psutil
 READY_S = 180.0
 STOP_S = 60.0
 FREEZE_S = 2.0
+CANCEL_S = 120.0
+ENDED = ("succeeded", "failed", "cancelled")
 PR_SET_PDEATHSIG = 1
 REDIS_URL = re.compile(r"redis://[^, ]+")
 
@@ -101,6 +103,16 @@ class Stack:
         answer = self.api.post("/v1/runs", json={"recipe": document, "id": run})
         if answer.status_code != 201:
             raise StackDownError(f"the run was not taken: {answer.status_code} {answer.text}")
+
+    def cancel_all(self) -> None:
+        """Cancel the runs that an interrupted stack has left in its Redis, and wait for their end."""
+        ends = time.monotonic() + CANCEL_S
+        while left := [one for one in self.api.get("/v1/runs").json()["runs"] if one["state"] not in ENDED]:
+            if time.monotonic() > ends:
+                raise StackDownError(f"not cancelled within {CANCEL_S:g} s: {[one['id'] for one in left]}")
+            for one in left:
+                self.api.post(f"/v1/runs/{one['id']}/cancel")
+            time.sleep(1.0)
 
     def below(self) -> list[psutil.Process]:
         """Every process of the stack but the supervisor."""

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.chaos.evidence import collect, read_tail
+from tests.chaos.evidence import Evidence, collect, read_tail
 from tests.chaos.finding import Kind
-from tests.chaos.lookups import client, key
+from tests.chaos.lookups import READERS, client, key
 from tests.chaos.oracle import judge
 from tests.chaos.server import Server
 from tests.chaos.synthetic import clean_run
 from tests.chaos.tail import Tail
+from tests.chaos.watch import Watch
 
 RUN = "tailed"
 
@@ -59,34 +60,6 @@ def test_every_entry_is_kept_although_the_server_is_killed_twice(server, redis_c
     assert len(outages) == 2
 
 
-def test_what_was_trimmed_before_it_was_read_is_noticed(server, redis_client, tmp_path):
-    add(redis_client, "samples", *range(10))
-    redis_client.xtrim(key(RUN, "samples"), maxlen=4, approximate=False)
-    tail = Tail(server.url, RUN, tmp_path / "tail.jsonl")
-    with tail:
-        tail.close()
-    watch = Watch(redis_client, RUN)
-    watch.look()
-    _, end = read_tail(tmp_path / "tail.jsonl")
-    assert (watch.seen["samples"].added, end["samples"]) == (10, 4)
-
-
-def test_what_was_trimmed_too_early_is_found_in_the_servers_log(server, redis_client, tmp_path):
-    tail = Tail(server.url, RUN, tmp_path / "tail.jsonl")
-    write_to(redis_client, tmp_path / RUN)
-    write_shares(tmp_path / RUN)
-    redis_client.xtrim(key(RUN, "samples"), maxlen=2, approximate=False)
-    with tail:
-        tail.close()
-    collected = collect(redis_client, RUN, tmp_path / "tail.jsonl", tmp_path / RUN)
-    assert collected.filled > 0
-    assert [one.body for one in collected.entries["samples"]] == [one.body for one in clean_run().entries["samples"]]
-    assert judge(collected).findings == ()
-    redis_client.config_set("appendonly", "no")
-    collected = collect(redis_client, RUN, tmp_path / "tail.jsonl", tmp_path / RUN)
-    assert [one.subject for one in judge(collected).of(Kind.GAP)] == ["samples"]
-
-
 def write_to(redis_client: Any, folder: Path) -> None:
     """The made-up run of the oracle's tests, as a real one leaves it: in Redis and on disk."""
     run = clean_run()
@@ -125,18 +98,72 @@ def write_shares(folder: Path) -> None:
         pq.write_table(table, folder / "batches" / f"step-{step:06d}.rank-0.parquet")
 
 
-def test_evidence_is_collected_from_redis_and_disk(server, redis_client, tmp_path):
-    folder = tmp_path / "runs" / RUN
-    tail = Tail(server.url, RUN, tmp_path / "tail.jsonl")
-    with tail:
-        write_to(redis_client, folder)
-        write_shares(folder)
-        tail.close()
-    collected = collect(redis_client, RUN, tmp_path / "tail.jsonl", folder)
+@pytest.fixture
+def left(server: Server, redis_client: Any, tmp_path: Path) -> Iterator[Callable[[], Evidence]]:
+    """The made-up run is in Redis and on disk; the call closes tail and watch and collects the evidence."""
+    watch = Watch(redis_client, RUN)
+    write_to(redis_client, tmp_path / RUN)
+    write_shares(tmp_path / RUN)
+    with Tail(server.url, RUN, tmp_path / "tail.jsonl") as tail:
+
+        def evidence() -> Evidence:
+            tail.close()
+            watch.close()
+            return collect(redis_client, RUN, tmp_path / "tail.jsonl", watch, tmp_path / RUN)
+
+        watch.__enter__()
+        yield evidence
+
+
+def test_evidence_is_collected_from_redis_and_disk(left):
+    collected = left()
     # The made-up evaluation's streams were never read, and there is no checkpoint: neither hides nor makes a finding.
     assert judge(collected).findings == ()
     assert collected.unacked["tasks"] == clean_run().unacked["tasks"]
     assert collected.shares == clean_run().shares
+
+
+def test_what_is_missing_in_redis_is_found(left, redis_client):
     redis_client.delete(key(RUN, "group:g4"))
-    collected = collect(redis_client, RUN, tmp_path / "tail.jsonl", folder)
-    assert [one.subject for one in judge(collected).of(Kind.LOST)] == ["g4"]
+    assert [one.subject for one in judge(left()).of(Kind.LOST)] == ["g4"]
+
+
+def test_streams_that_a_finished_run_deletes_were_seen_before(left, redis_client):
+    time.sleep(1.5)
+    redis_client.delete(*(key(RUN, name) for name in (*READERS, "batches")))
+    collected = left()
+    assert "tasks" in collected.restarted
+    assert collected.unacked["tasks"] == clean_run().unacked["tasks"]
+    assert judge(collected).findings == ()
+
+
+@pytest.mark.parametrize("logged", [True, False])
+def test_what_was_trimmed_too_early_is_found_in_the_servers_log_or_noticed(server, redis_client, tmp_path, logged):
+    write_to(redis_client, tmp_path / RUN)
+    write_shares(tmp_path / RUN)
+    redis_client.xtrim(key(RUN, "samples"), maxlen=2, approximate=False)
+    redis_client.config_set("appendonly", "yes" if logged else "no")
+    watch = Watch(redis_client, RUN)
+    watch.look()
+    with Tail(server.url, RUN, tmp_path / "tail.jsonl") as tail:
+        tail.close()
+    collected = collect(redis_client, RUN, tmp_path / "tail.jsonl", watch, tmp_path / RUN)
+    whole = [one.body for one in clean_run().entries["samples"]]
+    if logged:
+        assert collected.filled == len(whole) - 2
+        assert [one.body for one in collected.entries["samples"]] == whole
+        assert judge(collected).findings == ()
+    else:
+        assert collected.filled == 0
+        assert [one.subject for one in judge(collected).of(Kind.GAP)] == ["samples"]
+
+
+def test_a_stream_that_begins_anew_is_counted_on(redis_client):
+    watch = Watch(redis_client, RUN)
+    add(redis_client, "tasks", 1, 2, 3)
+    watch.look()
+    redis_client.delete(key(RUN, "tasks"))
+    add(redis_client, "tasks", 4, 5)
+    watch.look()
+    assert (watch.seen["tasks"].added, watch.seen["tasks"].restarted) == (5, True)
+    assert (watch.seen["steps"].added, watch.seen["steps"].restarted) == (0, False)

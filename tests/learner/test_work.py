@@ -148,13 +148,16 @@ async def test_recovery_clears_up(redis: Any, run_id: str, tiny_model: Path) -> 
         assert sorted(path.name for path in work.archive.checkpoints.iterdir()) == [aside, written[1].name]
         await train(work, await put_batch(redis, keys, 2))
         await work.save(3)
-        await work.commit_checkpoint(3, 3)
+        again = await work.commit_checkpoint(3, 3)
         (work.checkpoints.path(written[1]) / "rank-0000.safetensors").write_bytes(b"")
         # The batches up to the oldest kept are gone, step 3 is rewound, and the checkpoint of step 2 is damaged.
         assert work.archive.steps() == [3]
         with pytest.raises(MissingBatchesError, match=r"2 steps after the run's model .*: .*step-000001\.json"):
             await work.recover(2)
+        assert work.checkpoints.complete() == [written[1], again], "nothing goes before the way back has been found"
+        await work.forget_after(2, [])
         assert work.checkpoints.complete() == [written[1]]
+        assert work.archive.steps() == []
         assert sorted(path.name for path in work.archive.checkpoints.iterdir()) == [aside, written[1].name]
 
 
