@@ -72,14 +72,18 @@ class History:
         return bool(await call(self._redis, "commit_step", keys, args))
 
     async def cover(self, logged: LoggedBatch) -> bool:
-        """Let go of a batch whose step a checkpoint covers, and of its payloads. False if that was done before."""
+        """Let go of a batch whose step a checkpoint covers, and of its payloads. False if that was done before.
+
+        Of a batch that is not the sampler's, or came twice, only the entry goes.
+        """
         batch = logged.batch
         payloads = [sample.payload for group in batch.groups for sample in group.samples]
+        counts = [len(group.samples) for group in batch.groups]
         keys = [
             self._epoch_key, self._keys.batches, self._keys.lane(Lane.TRAIN).released, self._keys.snapshot(batch.step),
             *(self._keys.group(one.group) for one in batch.groups), *payloads,
         ]  # fmt: skip
-        return bool(await call(self._redis, "cover", keys, [self.epoch, logged.entry, len(batch.groups)]))
+        return bool(await call(self._redis, "cover", keys, [self.epoch, logged.entry, batch.step, *counts]))
 
     async def batches(self, after: str = "0-0", block_s: float = 0.0) -> list[LoggedBatch]:
         """The batches behind entry `after` that no checkpoint covers yet, oldest first; waits at most `block_s`.
@@ -90,16 +94,17 @@ class History:
         return [LoggedBatch(entry, batch) for entry, batch in found]
 
     async def accepts(self, logged: LoggedBatch, step: int) -> bool:
-        """Whether a batch is the sampler's for rollout step `step`: all its groups are batched for it.
+        """Whether a batch is the very entry that the sampler published for rollout step `step`.
 
         Any other is moved to the dead-letter stream.
         """
         async with self._redis.pipeline(transaction=False) as pipe:
             for group in logged.batch.groups:
-                pipe.hmget(self._keys.group(group.group), "state", "step")
+                pipe.hmget(self._keys.group(group.group), "state", "step", "batch")
             found = await pipe.execute()
-        wanted = [b"batched", str(step).encode()]
-        wrong = [one.group for one, fields in zip(logged.batch.groups, found, strict=True) if fields != wanted]
+        # A sampler of the release before this one notes no entry.
+        wanted = [[b"batched", str(step).encode(), entry] for entry in (logged.entry.encode(), None)]
+        wrong = [one.group for one, fields in zip(logged.batch.groups, found, strict=True) if fields not in wanted]
         if logged.batch.step == step and not wrong:
             return True
         body = logged.batch.model_dump_json().encode()

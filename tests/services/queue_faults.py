@@ -74,7 +74,7 @@ FAULTS = {
     "a version is announced twice": Fault("announce", "tonumber(p[4] or '-1') + 1", "tonumber(p[1] or '-1') + 1"),
     "a batch is covered twice": Fault("cover", "== 0 then return 0", "== 9 then return 0"),
     "a covered batch keeps its payloads": Fault(
-        "cover", "for i = 5 + groups, #keys do redis.call('UNLINK', keys[i]) end", ""
+        "cover", "for at = first, first + payloads - 1 do redis.call('UNLINK', keys[at]) end", ""
     ),
     "trimming goes past a lease": Fault("trim", "if pending[1] > 0 then first = pending[2] end", ""),
     "trimming drops what was not delivered": Fault(
@@ -88,7 +88,7 @@ FAULTS = {
     "a live group is redriven": Fault("redrive", "if state and state ~= 'dead' then return -1 end", ""),
     "a rewind leaves what was generated": Fault("rewind", "redis.call('UNLINK', args[5] .. id .. ':' .. index)", ""),
     "a rewind leaves what was judged": Fault("rewind", "redis.call('DEL', group)", ""),
-    "a rewind leaves the tombstones": Fault("rewind", "redis.call('LREM', keys[12], 1, group)", ""),
+    "a rewind leaves the tombstones": Fault("rewind", "redis.call('LREM', keys[12], 0, group)", ""),
     "a rewind leaves what is on its way": Fault(
         "rewind", "redis.call('DEL', keys[5], keys[6], keys[7], keys[8])", "redis.call('DEL', keys[5], keys[8])"
     ),

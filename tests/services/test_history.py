@@ -122,6 +122,41 @@ async def test_a_batch_stays_with_its_payloads_until_a_checkpoint_covers_it(run,
     assert await run.counts() == {"dispatched": 3, "trained": 3}
 
 
+async def test_only_the_batch_that_the_sampler_published_for_a_step_is_accepted(run, redis, keys):
+    first = await run.batched(1, "g0")
+    doubled = first.batch.model_copy(update={"groups": first.batch.groups * 2})
+    await run.append(keys.batches, batch_of(keys, 2, ["g0"]), batch_of(keys, 1, ["never"]), doubled, first.batch)
+    _, wrong_step, *others = await run.learner.batches()
+    assert not await run.learner.accepts(wrong_step, 2)
+    for one in others:
+        assert not await run.learner.accepts(one, 1)
+    assert await run.learner.accepts(first, 1)
+    assert await run.learner.batches() == [first]
+    letters = [letter for _, letter in await Journal(redis, keys, "test").dead_letters()]
+    assert [letter.reason.removeprefix("not the batch of rollout step ") for letter in letters] == [
+        "2: g0", "1: never", "1: g0", "1: g0"
+    ]  # fmt: skip
+    assert await run.learner.commit_step(record_of(first.batch, await run.learner.announce(1, "w1")))
+    assert not await run.learner.accepts(first, 1), "it was trained"
+
+
+async def test_a_batch_that_came_twice_or_is_not_the_samplers_takes_nothing_with_it(run, redis, keys):
+    first = await run.trained(1, "g0")
+    await run.decided("g1", "kept")
+    await run.append(keys.batches, batch_of(keys, 1, ["g1"]), batch_of(keys, 7, ["g0"]), first.batch)
+    _, foreign, later, again = await run.learner.batches()
+    before = await contents(redis, keys)
+    for one in (foreign, later):
+        assert await run.learner.cover(one)
+    assert await run.learner.batches() == [first, again]
+    after = await contents(redis, keys)
+    assert {name for name in before if after.get(name) != before[name]} == {keys.batches}
+    assert await run.learner.cover(first)
+    assert await run.learner.cover(again)
+    assert await redis.lrange(run.streams.released, 0, -1) == [keys.group("g0").encode()], "one tombstone"
+    assert await payload_groups(redis, keys) == {"g1"}
+
+
 async def test_hostile_entries_leave_the_log_of_batches_for_the_dead_letters(run, redis, keys):
     good = await run.batched(1, "g0")
     another = batch_of(RunKeys("another-run"), 1, ["g0"])
@@ -228,6 +263,20 @@ class TestRewind:
         assert await run.counts() == {"dispatched": 8, "trained": 2, "filtered": 1, "pending": 5}
         steps = [record.groups for _, record in await Journal(redis, keys, "test").steps()]
         assert steps == [("g1",), ("g2",)], "each group once within the history that survives"
+
+    async def test_a_batch_that_came_twice_leaves_no_tombstone_of_a_group_that_is_open_again(
+        self, long_run, redis, keys
+    ):
+        run = long_run
+        logged = (await run.learner.batches())[0]
+        await run.append(keys.batches, logged.batch)
+        for one in [logged, (await run.learner.batches())[-1]]:
+            assert await run.learner.cover(one)
+        assert await self.back(run, 1)
+        for number in range(600):
+            await run.sampler.dispatch(Lane.TRAIN, task_of(f"h{number}"), STATE)
+            await run.sampler.release(Lane.TRAIN, f"h{number}", Release.DEAD, 2)
+        assert await run.state("g2") == "pending"
 
     async def test_a_batch_that_stays_trained_and_was_not_covered_leaves_nothing_behind(self, long_run, redis, keys):
         assert await self.back(long_run, 2)

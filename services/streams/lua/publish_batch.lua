@@ -8,8 +8,9 @@ if redis.call('HGET', keys[5], 'step') == args[2] then return 1 end
 for i = 7, #keys do
   if redis.call('HGET', keys[i], 'state') ~= 'kept' then return 0 end
 end
-for i = 7, #keys do redis.call('HSET', keys[i], 'state', 'batched', 'step', args[2]) end
-publish(keys[2], args[3])
+local entry = publish(keys[2], args[3])
+-- The entry's id makes this the only batch that may train them: anybody who reaches Redis can write another.
+for i = 7, #keys do redis.call('HSET', keys[i], 'state', 'batched', 'step', args[2], 'batch', entry) end
 redis.call('SET', keys[3], args[4])
 redis.call('SET', keys[4], args[5])
 redis.call('HSET', keys[5], 'step', args[2], 'last', args[6],

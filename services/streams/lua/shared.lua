@@ -11,7 +11,7 @@ local function fenced(key, epoch)
 end
 
 local function publish(stream, body)
-  redis.call('XADD', stream, '*', 'm', body)
+  return redis.call('XADD', stream, '*', 'm', body)
 end
 
 local function lay_down(dead, letter)
