@@ -13,11 +13,12 @@ from services.settings import Recipe, parse_recipe
 from tests.conftest import recipe_document
 
 
-def group_of(*samples: tuple[Outcome, int, bool, int]) -> Group:
-    """A group from (outcome, response tokens, truncated, oldest version)."""
+def group_of(*samples: tuple[Outcome, int, bool, int], rest: int = 0) -> Group:
+    """A group from (outcome, response tokens, truncated, oldest version); `rest`: samples behind its screen."""
     prompt = Prompt(id="p", messages=(), verifier="pattern", reference={})
     sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=16)
-    group = Group(Task(group="g", prompt=prompt, samples=len(samples), sampling=sampling))
+    stop = len(samples) if rest else None
+    group = Group(Task(group="g", prompt=prompt, samples=len(samples) + rest, sampling=sampling, stop=stop))
     for index, (outcome, tokens, truncated, version) in enumerate(samples):
         facts = SampleFacts(
             payload=f"g:{index}", prompt_tokens=5, response_tokens=tokens, truncated=truncated, mean_logprob=-1.0,

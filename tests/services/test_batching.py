@@ -1,9 +1,10 @@
-"""What the window since the last batch looked like; rewards, advantages and masks are the conformance suite's."""
+"""What a batch says of its groups, and the window since the last one; rewards, advantages and masks are the conformance
+suite's."""
 
 import pytest
 
-from services.contracts import Outcome
-from services.sampler.batching import Window
+from services.contracts import Outcome, SamplerState
+from services.sampler.batching import SCREENED, Window, make_batch
 from tests.services.judged import group_of, recipe
 
 C, W, U = Outcome.CORRECT, Outcome.WRONG, Outcome.UNKNOWN
@@ -29,3 +30,47 @@ def test_window_in_which_nothing_was_judged_has_no_means():
     found = window.metrics()
     assert found["groups_kept"] == 0.0
     assert not {"accuracy", "reward", "response_length", "truncated_share", "tokens_per_second"} & set(found)
+
+
+def test_a_group_that_its_screen_ended_counts_but_not_in_the_histogram():
+    window = Window(recipe(punishment=False))
+    window.judged(group_of((W, 8, False, 3), (W, 8, False, 3), rest=2), "filtered")
+    window.judged(group_of((C, 4, False, 3), (C, 4, False, 3), (W, 4, False, 3), (W, 4, False, 3)), "kept")
+    found = window.metrics()
+    assert SCREENED == "screened out"
+    assert (found["groups_screened_out"], found["groups_filtered"], found["groups_kept"]) == (1, 1, 1)
+    assert [found[f"groups_with_{n}_of_4_correct"] for n in range(5)] == [0, 0, 1, 0, 0]
+    assert window.histogram == "groups by correct answers of 4: 0 with 0, 0 with 1, 1 with 2, 0 with 3, 0 with 4"
+    assert found["accuracy"] == pytest.approx(2 / 6), "what it drew is the policy's all the same"
+    assert found["response_tokens"] == 32
+
+
+@pytest.mark.parametrize("filtering", [False, True])
+def test_a_batch_tells_lags_and_the_price_of_what_it_trains(filtering):
+    settings = recipe(punishment=False, filtering=filtering)
+    window = Window(settings)
+    kept = {
+        "g1": group_of((C, 4, False, 3), (W, 16, True, 2), (W, 12, False, 3), (U, 4, False, 3)),
+        "g0": group_of((C, 8, False, 4), (W, 8, False, 4), (W, 8, False, 4), (W, 8, False, 4)),
+    }
+    for group in kept.values():
+        window.judged(group, "kept")
+    window.judged(group_of((W, 10, False, 3), (W, 10, False, 3), (W, 10, False, 3), (W, 10, False, 3)), "filtered")
+    state = SamplerState(cursor=3, next_group=3, scan=1, draws=2)
+    batch = make_batch(settings, 5, 4, kept, state, window.metrics(), last=True, snapshot="key")
+    assert [(one.group, one.prompt, one.lag) for one in batch.groups] == [("g1", "p", 2), ("g0", "p", 0)], "in order"
+    assert [one.staleness for one in batch.groups[0].samples] == [1, 2, 1, 1]
+    assert (batch.step, batch.version, batch.last, batch.snapshot, batch.sampler_state) == (5, 4, True, "key", state)
+    metrics = batch.sampling_metrics
+    assert (metrics["staleness_mean"], metrics["staleness_max"]) == (pytest.approx(5 / 8), 2.0)
+    trained = 4 + 12 + (0 if filtering else 16) + 32
+    assert metrics["rollout_tokens_per_trained_token"] == pytest.approx((36 + 32 + 40) / trained)
+
+
+def test_a_batch_of_which_nothing_enters_the_loss_has_no_price():
+    settings = recipe(punishment=False, filtering=True)
+    group = group_of((C, 4, True, 3), (W, 16, True, 3), (W, 12, True, 3), (U, 4, False, 3))
+    window = Window(settings)
+    window.judged(group, "kept")
+    batch = make_batch(settings, 1, 3, {"g": group}, SamplerState(cursor=0, next_group=0), window.metrics())
+    assert "rollout_tokens_per_trained_token" not in batch.sampling_metrics

@@ -2,19 +2,25 @@
 
 import asyncio
 import random
+import re
 from dataclasses import replace
 
+import httpx
 import pytest
 
+from services.api.app import create_app
 from services.contracts import Cause, Lane, Outcome, Verdict
 from services.sampler.service import SamplerService
+from services.settings import parse_recipe
 from services.streams.effects import Effects, RefusedMessageError, group_counts
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.leases import Consumer
+from services.streams.records import RunRecords
 from tests.conftest import recipe_document, service_context
-from tests.services.driven import BODY, STATE, sample_of, task_of
+from tests.services.driven import BODY, EVENT, STATE, batch_of, record_of, sample_of, task_of
 from tests.services.hostile import NESTED, VALUES, spoilt
+from tests.services.test_fuzz_messages import LETTER
 from tests.services.test_pipeline import HandFleet, HandLearner, evaluated, running, until
 from verifier.service import VerifierService
 
@@ -148,3 +154,23 @@ def known_to(name, reference):
     """Whether the reference has what the verifier asks for, of whatever kind."""
     wants = {"pattern": {"pattern"}, "math": {"answer"}, "answer-line": {"answer"}, "reasoning-gym": {"task", "entry"}}
     return wants[name] <= set(reference)
+
+
+async def test_the_gateway_shows_a_run_whose_journal_holds_what_is_no_number(redis, run_id):
+    """Well-formed entries, of which JSON has no notation for one value."""
+    keys = RunKeys(run_id)
+    await RunRecords(redis).create(run_id, parse_recipe(recipe_document("/none")))
+    raws = {
+        keys.events: EVENT.model_dump_json(),
+        keys.steps: record_of(batch_of(keys, 1, ["g0"]), 1).model_dump_json(),
+        keys.dead: LETTER.model_dump_json(),
+    }
+    for stream, raw in raws.items():
+        for value in ("NaN", "Infinity", "-1e308"):
+            for field in ("at", "learning_finished_at"):
+                await redis.xadd(stream, {"m": re.sub(rf'"{field}":[0-9.]+', f'"{field}":{value}', raw)})
+    transport = httpx.ASGITransport(app=create_app(redis), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as client:
+        for path in ("", "/metrics", "/dead", "/waits"):
+            answer = await client.get(f"/v1/runs/{run_id}{path}")
+            assert answer.status_code == 200, (path, answer.text)
