@@ -213,7 +213,8 @@ class RunArchive:
     def forget_after(self, step: int) -> None:
         """Delete the batches and records of the steps behind `step`, which have left the run's history."""
         for part in (self._batches, self._records, self._failures):
-            for path in part.glob("step-*"):
+            # In order of name, a batch's message goes before its shares: without it the step no longer counts.
+            for path in sorted(part.glob("step-*")):
                 if int(path.name[len("step-") :].partition(".")[0]) > step:
                     path.unlink()
 

@@ -253,7 +253,8 @@ def test_supervisor_starts_again_whatever_dies(tmp_path):
         stack.until(lambda: stack.said().count("Ray is up again") == 2, "two starts of Ray")
         stack.until(lambda: stack.find("valkey-server"), "both at once")
         # A server that is killed while it starts is started again within the same go.
-        assert 3 <= stack.said().count("starting it again on its data") <= 4
+        said = stack.said()
+        assert said.count("starting it again on its data") + said.count("Valkey did not start again") >= 4, said
         assert stack.said().count("head process ended with -9; starting Ray again") == 2
         assert stack.end() == []
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from learner.archive import ArchiveError, RunArchive, RunFacts, whole_file
-from learner.checkpoints import Checkpoints
 from services.contracts import Batch, BatchGroup, BatchSample, OptimizerStepRecord, SamplerState, StepRecord
 from services.settings import parse_recipe
 from services.streams.payloads import SamplePayload
@@ -143,78 +142,22 @@ def test_an_archive_begins_once(archive: RunArchive) -> None:
         archive.begin(facts)
 
 
-class Counter:
-    """Something to save that is not a policy: the files' life does not depend on what is in them."""
-
-    def __init__(self, value: int = 0) -> None:
-        self.value = value
-
-    def save(self, folder: Path, tag: str) -> None:
-        (folder / tag).mkdir(parents=True)
-        (folder / tag / "value").write_text(str(self.value))
-
-    def load(self, folder: Path, tag: str) -> None:
-        self.value = int((folder / tag / "value").read_text())
+def files(archive: RunArchive) -> list[str]:
+    return sorted(path.name for path in archive.share_path(1, 0).parent.iterdir())
 
 
-def write(archive: RunArchive, step: int, kept: int = 9) -> None:
-    checkpoints = Checkpoints(archive)
-    checkpoints.write(Counter(step), step, rank=0)
-    checkpoints.commit(step, step, ranks=1, zero_stage=1)
-    checkpoints.prune(kept)
-
-
-def test_a_checkpoint_counts_once_it_is_committed(archive: RunArchive) -> None:
-    checkpoints = Checkpoints(archive)
-    checkpoints.write(Counter(5), 5, rank=0)
-    assert checkpoints.complete() == []
-    made = checkpoints.commit(5, 6, ranks=2, zero_stage=3)
-    assert (made.step, made.version, made.ranks, made.zero_stage, list(made.files)) == (5, 6, 2, 3, ["engine/value"])
-    assert checkpoints.complete() == [made]
-    checkpoints.check(made)
-    found = Counter()
-    checkpoints.load(found, made)
-    assert found.value == 5
-
-
-def test_a_damaged_checkpoint_is_named(archive: RunArchive) -> None:
-    write(archive, 5)
-    checkpoints = Checkpoints(archive)
-    made = checkpoints.complete()[0]
-    value = checkpoints.path(5) / "engine/value"
-    value.write_text("6")
-    with pytest.raises(ArchiveError, match="engine/value: damaged"):
-        checkpoints.check(made)
-    value.unlink()
-    with pytest.raises(ArchiveError, match="engine/value: missing"):
-        checkpoints.check(made)
-
-
-def test_retention_keeps_the_batches_behind_the_oldest_checkpoint(archive: RunArchive) -> None:
-    for step in range(1, 10):
+def test_steps_are_forgotten_at_either_end_with_all_their_shares(archive: RunArchive) -> None:
+    for step in range(1, 7):
         archive.write_batch(batch(step))
         archive.write_share(batch(step), 0, {})
+        archive.write_share(batch(step), 1, {})
         archive.write_record(record(step))
-        if step == 3:
-            write(archive, step, kept=2)
-            # Fewer than two checkpoints: replay can still begin with the model.
-            assert archive.steps() == [1, 2, 3]
-            # What a writer that was killed left behind.
-            Checkpoints(archive).write(Counter(), 4, rank=0)
-        elif step % 3 == 0:
-            write(archive, step, kept=2)
-    assert sorted(path.name for path in archive.checkpoints.iterdir()) == ["step-000006", "step-000009"]
-    assert archive.steps() == [7, 8, 9]
-    shares = sorted(path.name for path in archive.share_path(1, 0).parent.glob("*.parquet"))
-    assert shares == [f"step-00000{step}.rank-0.parquet" for step in (7, 8, 9)]
-    assert all(archive.record(step) for step in range(1, 10))
-
-
-def test_a_checkpoint_whose_manifest_is_damaged_is_passed_over(
-    archive: RunArchive, caplog: pytest.LogCaptureFixture
-) -> None:
-    write(archive, 3)
-    write(archive, 6)
-    (Checkpoints(archive).path(6) / "checkpoint.json").write_text("{")
-    assert [one.step for one in Checkpoints(archive).complete()] == [3]
-    assert "step-000006/checkpoint.json: damaged" in caplog.text
+    archive.forget_batches(2)
+    assert archive.steps() == [3, 4, 5, 6]
+    assert all(archive.record(step) for step in range(1, 7)), "records stay"
+    archive.forget_after(4)
+    assert archive.steps() == [3, 4]
+    assert [archive.record(step) is not None for step in range(1, 7)] == [True, True, True, True, False, False]
+    assert files(archive) == [
+        f"step-00000{step}.{part}" for step in (3, 4) for part in ("json", "rank-0.parquet", "rank-1.parquet")
+    ]

@@ -14,6 +14,8 @@ from services.contracts import (
     Batch,
     BatchGroup,
     BatchSample,
+    Cause,
+    DeadLetter,
     Event,
     GroupCounts,
     Lane,
@@ -53,6 +55,12 @@ def task_of(group: str, samples: int = 2, stop: int | None = None) -> Task:
     """A task of the training lane."""
     sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8)
     return Task(group=group, prompt=PROMPT, samples=samples, sampling=sampling, stop=stop)
+
+
+LETTER = DeadLetter(
+    stream=RunKeys("r").lane(Lane.TRAIN).tasks, entry="1-0", reason="why", deliveries=1, cause=Cause.DELIVERIES,
+    group="g0", prompt="p0", body=task_of("g0").model_dump_json(), size=len(task_of("g0").model_dump_json()), at=1.0,
+)  # fmt: skip
 
 
 def sample_of(keys: RunKeys, group: str, index: int, started_at: float = 1.0) -> Sample:

@@ -225,10 +225,11 @@ class QueueMachine(RuleBasedStateMachine):
             self.acts.duplicate(stream, pick(data, places))
 
     def release(self, data: Any) -> None:
-        """Whoever holds something of the group goes on with it."""
+        """Of a group in any state; whoever holds something of it goes on with it."""
         working = [one.entry.group for one in self.some_held(pick(data, STREAMS))]
-        known = [name for name, one in self.acts.model.groups.items() if not one.gone]
-        if names := pick(data, (working, known)):
+        known = {name: one.state for name, one in self.acts.model.groups.items() if not one.gone}
+        states = [[name for name, state in known.items() if state == one] for one in sorted(set(known.values()))]
+        if names := pick(data, (working, *states)):
             name = pick(data, names)
             self.acts.release(name, pick(data, (Release.STALE, Release.DEAD)))
             self.acts.check()

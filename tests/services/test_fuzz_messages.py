@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from services.contracts import (
     BEFORE,
     Cause,
-    DeadLetter,
     EvaluationRecord,
     Lane,
     Sample,
@@ -31,6 +30,7 @@ from services.streams.keys import RunKeys
 from services.streams.leases import Consumer, tail_messages
 from tests.services.driven import (
     EVENT,
+    LETTER,
     STATE,
     DrivenRun,
     Hasty,
@@ -234,10 +234,6 @@ def test_hostile_batches(loop):
     fuzz(loop, batch_of(R, 1, ["g0"]), scenario, lets_in=False)
 
 
-LETTER = DeadLetter(
-    stream=R.lane(Lane.TRAIN).tasks, entry="1-0", reason="why", deliveries=1, cause=Cause.DELIVERIES, group="g0",
-    prompt="p0", body=TASK.model_dump_json(), size=len(TASK.model_dump_json()), at=1.0,
-)  # fmt: skip
 EVALUATION = EvaluationRecord(
     name=BEFORE, version=0, prompts=1, samples_per_prompt=1, accuracy=0.5, standard_error=0.1, unknown=0
 )  # fmt: skip

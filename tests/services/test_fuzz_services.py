@@ -18,9 +18,8 @@ from services.streams.keys import RunKeys
 from services.streams.leases import Consumer
 from services.streams.records import RunRecords
 from tests.conftest import recipe_document, service_context
-from tests.services.driven import BODY, EVENT, STATE, batch_of, record_of, sample_of, task_of
+from tests.services.driven import BODY, EVENT, LETTER, STATE, batch_of, record_of, sample_of, task_of
 from tests.services.hostile import NESTED, VALUES, spoilt
-from tests.services.test_fuzz_messages import LETTER
 from tests.services.test_pipeline import HandFleet, HandLearner, evaluated, running, until
 from verifier.service import VerifierService
 
@@ -84,7 +83,7 @@ async def test_a_run_comes_to_its_end_amid_hostile_messages(redis, run_id, seed,
             SamplerService().run(sampler), VerifierService().run(verifier), fleet.run(), learner.run(), attacker.run()
         ) as tasks,
     ):
-        await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
+        await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation", deadline_s=150)
         counts = await group_counts(redis, keys)
         letters = [letter for _, letter in await Journal(redis, keys, "test").dead_letters()]
     assert counts.reconciled, counts

@@ -22,7 +22,7 @@ from tests.services.queue_machine import QueueMachine
 from tests.services.queue_model import TOMBSTONES
 
 WHOLE = settings(
-    max_examples=80, stateful_step_count=50, deadline=None, derandomize=True, database=None,
+    max_examples=160, stateful_step_count=50, deadline=None, derandomize=True, database=None,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 UNTIL_NOTICED = settings(WHOLE, phases=[Phase.generate], print_blob=False, report_multiple_bugs=False)
