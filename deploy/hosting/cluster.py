@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -193,22 +193,40 @@ class RayCluster:
         return None
 
     async def stop(self, run: str, deadline_s: float) -> None:
-        """Drain all of a run's processes at once, then end what is left at the deadline."""
+        """Drain all of a run's processes at once, then end what is left at the deadline.
+
+        Raises ExceptionGroup of what failed, after the rest was ended.
+        """
         self._placed.pop(run, None)
         ends = time.monotonic() + deadline_s
-        fleets = (Fleet(run, "rollout"), Fleet(run, "verifier"))
-        for fleet in fleets:
-            await asyncio.to_thread(fleet.begin_stop)
-        names = await asyncio.to_thread(named_actors, f"{run}/")
-        roles = [Role(name, actor) for name in names if (actor := named_actor(name))]
-        await asyncio.gather(*(role.stop(max(1.0, deadline_s - 2)) for role in roles))
-        release_placement(run)
-        for fleet in fleets:
-            while not await asyncio.to_thread(fleet.gone):
-                if time.monotonic() > ends:
-                    log.warning("the %s fleet of %s is still draining after %g s", fleet.name, run, deadline_s)
-                    break
-                await asyncio.sleep(POLL_S)
+        fleets = [Fleet(run, "rollout"), Fleet(run, "verifier")]
+        failed = await _all_of(
+            *(asyncio.to_thread(fleet.begin_stop) for fleet in fleets), _stop_roles(run, max(1.0, deadline_s - 2))
+        )
+        failed += await _all_of(asyncio.to_thread(release_placement, run))
+        failed += await _all_of(*(_await_gone(fleet, ends) for fleet in fleets))
+        if failed:
+            raise ExceptionGroup(f"not everything of run {run} was ended: {'; '.join(map(repr, failed))}", failed)
+
+
+async def _all_of(*parts: Coroutine[Any, Any, None]) -> list[Exception]:
+    """Run all parts to their end, whichever of them fail; what they raised."""
+    found = await asyncio.gather(*parts, return_exceptions=True)
+    return [one for one in found if isinstance(one, Exception)]
+
+
+async def _stop_roles(run: str, deadline_s: float) -> None:
+    names = await asyncio.to_thread(named_actors, f"{run}/")
+    roles = [Role(name, actor) for name in names if (actor := named_actor(name))]
+    await asyncio.gather(*(role.stop(deadline_s) for role in roles))
+
+
+async def _await_gone(fleet: Fleet, ends: float) -> None:
+    while not await asyncio.to_thread(fleet.gone):
+        if time.monotonic() > ends:
+            log.warning("the %s fleet is still draining at its deadline", fleet.name)
+            return
+        await asyncio.sleep(POLL_S)
 
 
 def _needs(record: RunRecord) -> dict[str, float]:

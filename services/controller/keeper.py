@@ -32,7 +32,9 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 0.5
 STOP_DEADLINE_S = 12.0
+STOPPING_S = 2 * STOP_DEADLINE_S
 SERVICES = ("sampler", "verifier", "rollout", "learner")
+SCALING_S = 60.0
 QUEUED_S = 7 * 24 * 3600.0
 """After a week without room for a run somebody should hear of it."""
 WITHOUT_TRAINING = ("sampler", "verifier", "rollout")
@@ -85,13 +87,13 @@ class RunKeeper:
 
     async def _keep(self) -> None:
         try:
-            recovery = Recovery(self._redis, self._cluster, self._journal, await self._place())
+            recovery = Recovery(self._redis, self._cluster, self._journal, self._waits, await self._place())
             await self._until_running(recovery)
             state, reason = RunState.SUCCEEDED, await self._follow(recovery)
         except RunCancelledError:
             state, reason = RunState.CANCELLED, "cancelled on request"
         except ControllerStoppingError:
-            await self._cluster.stop(self._run, STOP_DEADLINE_S)
+            await self._stop()
             return
         except (RedisUnavailableError, FencedError):
             raise
@@ -102,7 +104,7 @@ class RunKeeper:
         write_summary(self._folder, summary | {"state": state.value, "reason": reason})
         await self._records.set_summary(self._run, summary, self._epoch)
         try:
-            await self._cluster.stop(self._run, STOP_DEADLINE_S)
+            await self._stop()
         except Exception as error:
             log.exception("run %s: its services could not be stopped", self._run)
             reason += f"; stopping its services failed: {error}"
@@ -110,11 +112,17 @@ class RunKeeper:
             await sweep(self._redis, self._keys)
         await self._change(state, reason)
 
+    async def _stop(self) -> None:
+        with self._waits.on("stopping", "the run's services to drain and end", STOPPING_S):
+            await self._cluster.stop(self._run, STOP_DEADLINE_S)
+
     async def _change(self, state: RunState, reason: str) -> None:
         await self._records.transition(self._run, state, reason, self._epoch)
 
     async def _place(self) -> RunRecord:
         record = await self._current()
+        if record.state is RunState.QUEUED and record.resumptions:
+            await self._stop()  # what its former life may have left running would be taken for the new one's
         told = ""
         while shortage := await self._cluster.shortage(record):
             self._waits.pending("placement", shortage, QUEUED_S, idle=True)
@@ -133,7 +141,8 @@ class RunKeeper:
             await self._records.set_paths(self._run, self._epoch, model_path=model_path)
         await self._journal.event("starting-services", ", ".join(services_of(record.recipe)))
         record = await self._current()
-        await self._cluster.start(record)
+        with self._waits.on("placing", "services to be placed", record.recipe.limits.startup_timeout_s):
+            await self._cluster.start(record)
         self._replicas = record.rollout_replicas
         return record
 
@@ -204,7 +213,8 @@ class RunKeeper:
         if replicas == self._replicas:
             return
         await self._journal.event("scaling", f"rollout {self._replicas} -> {replicas} replicas")
-        await self._cluster.scale_rollout(self._run, replicas)
+        with self._waits.on("scaling", f"the fleet to be told of {replicas} replicas", SCALING_S):
+            await self._cluster.scale_rollout(self._run, replicas)
         self._replicas = replicas
 
     async def _done(self, record: RunRecord) -> str | None:

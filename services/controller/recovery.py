@@ -14,6 +14,7 @@ from services.streams.connection import Redis
 from services.streams.journal import Journal
 from services.streams.presence import LAPSES_S, live_processes
 from services.streams.records import RunRecord
+from services.waits import Waits
 
 log = logging.getLogger(__name__)
 
@@ -69,10 +70,11 @@ class Silence:
 class Recovery:
     """Watches over one run's processes. The bounds count restarts in a row that led nowhere, never restarts as such."""
 
-    def __init__(self, redis: Redis, cluster: Cluster, journal: Journal, record: RunRecord) -> None:
+    def __init__(self, redis: Redis, cluster: Cluster, journal: Journal, waits: Waits, record: RunRecord) -> None:
         self._redis = redis
         self._cluster = cluster
         self._journal = journal
+        self._waits = waits
         self._run = record.id
         self._sampler = Silence("sampler", 1)
         self._learner = Silence("learner", record.recipe.learner.ranks)
@@ -116,7 +118,8 @@ class Recovery:
             )
         text = f"{fault}; all ranks begin anew ({self._learner_starts} of {LEARNER_RESTARTS} at rollout step {step})"
         await self._journal.event("learner-restarted", text)
-        await self._cluster.restart_learner(record)
+        with self._waits.on("placing", "the learner's ranks to begin anew", record.recipe.limits.startup_timeout_s):
+            await self._cluster.restart_learner(record)
 
     async def _last_words(self) -> list[str]:
         """What the service that failed last said of it, if any did."""

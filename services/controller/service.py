@@ -20,7 +20,9 @@ from services.controller.cluster import Cluster
 from services.controller.keeper import PERIOD_S, STOP_DEADLINE_S, RunKeeper
 from services.metrics import RUNS
 from services.streams.connection import Redis
-from services.streams.records import RunRecords
+from services.streams.library import FencedError
+from services.streams.presence import live_processes
+from services.streams.records import OWNER, RunRecords
 
 FAILING_S = 300.0
 """How long the run records may be out of reach: each look waits a while for a Redis that is away."""
@@ -38,6 +40,7 @@ class Controller:
         self._cluster = cluster
         self._runs = runs
         self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._left: set[str] = set()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Keep runs until `stopping` is set; a keeper that breaks is logged and taken up again."""
@@ -69,12 +72,29 @@ class Controller:
         states = Counter(record.state for record in records)
         for state in RunState:
             RUNS.labels(state.value).set(states[state])
+        self._hear_keepers()
+        for record in records:
+            if not record.state.ended and record.id not in self._keepers and not await self._kept_elsewhere(record.id):
+                keeper = RunKeeper(self._redis, self._records, self._cluster, self._runs, record.id, stopping)
+                self._keepers[record.id] = asyncio.create_task(keeper.keep(), name=f"keeper of {record.id}")
+
+    def _hear_keepers(self) -> None:
         for run, task in list(self._keepers.items()):
             if task.done():
                 del self._keepers[run]
-                if not task.cancelled() and (error := task.exception()):
+                error = None if task.cancelled() else task.exception()
+                if isinstance(error, FencedError):
+                    log.warning("run %s is left to another controller: %s", run, error)
+                    self._left.add(run)
+                elif error:
                     log.error("the keeper of run %s broke: %s; taking the run up again", run, error)
-        for record in records:
-            if not record.state.ended and record.id not in self._keepers:
-                keeper = RunKeeper(self._redis, self._records, self._cluster, self._runs, record.id, stopping)
-                self._keepers[record.id] = asyncio.create_task(keeper.keep(), name=f"keeper of {record.id}")
+
+    async def _kept_elsewhere(self, run: str) -> bool:
+        """Whether another controller took the run from this one and lives: taking it back would go on for ever."""
+        if run not in self._left:
+            return False
+        if any(one.service == OWNER for one in await live_processes(self._redis, run)):
+            return True
+        self._left.discard(run)
+        log.warning("run %s: the other controller has fallen silent; taking the run up again", run)
+        return False

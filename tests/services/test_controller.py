@@ -250,6 +250,31 @@ async def test_a_former_controller_writes_nothing_more(redis, run_id, tmp_path):
     assert [change.state for change in record.history] == ["queued", "starting", "failed"]
 
 
+async def test_a_run_that_another_controller_keeps_is_left_to_it(redis, run_id, tmp_path):
+    other = ProcessInfo(id="controller-2", service="controller", run=run_id, host="h", pid=2, metrics="", state="ready")
+    keys = RunKeys(run_id)
+    async with controlled(redis, run_id, tmp_path) as (records, cluster):
+        await until_state(records, run_id, RunState.STARTING)
+        async with Presence(redis, other):
+            epoch = await become_owner(redis, keys, "controller")
+            cluster.fault = ["seen by the former one alone"]
+            await asyncio.sleep(3.0)
+            assert await redis.get(keys.epoch("controller")) == str(epoch).encode(), "taken back"
+            assert (await records.get(run_id)).state is RunState.STARTING
+        await until_state(records, run_id, RunState.FAILED)
+
+
+async def test_what_a_former_life_left_running_is_ended_before_the_next(redis, run_id, tmp_path):
+    async with controlled(redis, run_id, tmp_path) as (records, cluster):
+        await until_state(records, run_id, RunState.STARTING)
+        await records.request_cancel(run_id)
+        await until_state(records, run_id, RunState.CANCELLED)
+        cluster.asked.clear()
+        await records.resume(run_id)
+        await until_state(records, run_id, RunState.STARTING)
+    assert cluster.asked[:2] == ["stop", "start /prepared"]
+
+
 async def test_cancel_stops_everything(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         await until_state(records, run_id, RunState.STARTING)
