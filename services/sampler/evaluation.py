@@ -23,6 +23,7 @@ from services.streams.effects import EVALUATED, Effects, RefusedMessageError
 from services.streams.leases import Consumer, Delivery
 from services.streams.library import RedisFullError
 from services.streams.presence import live_processes
+from services.streams.records import is_paused
 
 SHARE_BESIDE_TRAINING = 0.5
 """Of the fleet's sequence slots, how many an evaluation may take while training goes on: replicas serve it first."""
@@ -188,11 +189,15 @@ class Evaluator:
             while not under_way.done:
                 if self._context.stopping.is_set():
                     return None
+                held = await is_paused(self._context.redis, self._context.keys)
                 left = len(under_way.waiting) + len(under_way.open)
-                waits.pending(
-                    WAIT, f"{left} of {len(one.prompts)} prompts of evaluation {name!r} of {one.name!r}", patience
-                )
-                await self._dispatch(under_way, await self._room(one) if beside_training else len(one.prompts))
+                text = f"{left} of {len(one.prompts)} prompts of evaluation {name!r} of {one.name!r}"
+                if held and not under_way.open:
+                    waits.done(WAIT)
+                else:
+                    waits.pending(WAIT, text, patience)
+                if not held:
+                    await self._dispatch(under_way, await self._room(one) if beside_training else len(one.prompts))
                 for delivery in await self._consumer.read(64, 0.5):
                     waits.done(WAIT)
                     await self._take_in(under_way, delivery)

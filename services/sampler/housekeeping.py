@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from services.contracts import Lane, RunState
+from services.contracts import Lane
 from services.metrics import GROUPS, REDIS_MEMORY, STARVATION_RUNG
 from services.sampler.starvation import Rung
 from services.shell import Context
@@ -74,13 +74,6 @@ class Housekeeping:
             self._told = True
             await journal.event("redis-memory-short", text)
         return True
-
-    async def paused(self) -> bool:
-        """Whether somebody paused the run, or it starves and waits for somebody to take it on."""
-        redis, keys = self._context.redis, self._context.keys
-        state, requested = await redis.hmget(keys.record, "state", "pause_requested")
-        starved = await redis.exists(keys.starved)
-        return bool(starved) or requested == b"1" or state == RunState.PAUSED.value.encode()
 
     def report_rung(self, rung: Rung) -> None:
         """Show the rung of the starvation ladder in the metrics."""

@@ -25,6 +25,7 @@ from services.shell import Context
 from services.streams.effects import MORE, Effects, RefusedMessageError, group_counts, response_tokens
 from services.streams.leases import Consumer, Delivery
 from services.streams.library import RedisFullError
+from services.streams.records import is_paused
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ class SamplingQueue:
 
     async def _paused(self) -> bool:
         """Whether nothing may be dispatched now: somebody paused the run, or it starves."""
-        if await self._housekeeping.paused():
+        if await is_paused(self._context.redis, self._context.keys):
             self._starvation.rung = Rung.PAUSE
             return True
         if self._starvation.rung is Rung.PAUSE:

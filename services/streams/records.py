@@ -270,5 +270,12 @@ class RunRecords:
         raise EndedRunError(f"run {run!r} has ended: it is {record.state.value}")
 
 
+async def is_paused(redis: Redis, keys: RunKeys) -> bool:
+    """Whether somebody paused the run, or it starves and waits for somebody to take it on."""
+    state, requested = await redis.hmget(keys.record, "state", "pause_requested")
+    starved = await redis.exists(keys.starved)
+    return bool(starved) or requested == b"1" or state == RunState.PAUSED.value.encode()
+
+
 def _unknown(run: str) -> UnknownRunError:
     return UnknownRunError(f"run {run!r} does not exist")

@@ -59,7 +59,7 @@ FAULTS: Mapping[str, Fault] = {
     "kill learner rank with a batch": Fault(moments.learning, strikes.kill, _REPLACED["learner"], 16),
     "kill learner rank in a sync": Fault(moments.publishing, strikes.kill, _REPLACED["learner"], 6),
     "kill gateway": Fault(moments.keeping, strikes.kill, _GATEWAY, 12),
-    "kill Ray": Fault(moments.hosting, strikes.kill, _HOSTS, 4),
+    "kill Ray": Fault(moments.hosting, strikes.kill_ray, _HOSTS, 4),
     "kill Redis": Fault(moments.serving, strikes.kill_redis, _EVERYBODY, 12, EMBEDDED),
     "stop engine core": Fault(
         moments.inside(moments.working("rollout")), strikes.stop, _BACK["rollout"], 6

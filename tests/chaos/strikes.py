@@ -58,8 +58,14 @@ def kill(scene: Scene, moment: Moment) -> Struck | None:
     return _on_stopped(scene, moment, lambda pid, held: _killed(scene, pid, held))
 
 
-def _killed(scene: Scene, pid: int, moment: Moment) -> Struck:
-    struck = _now(scene, moment, dead=frozenset({pid}))
+def kill_ray(scene: Scene, moment: Moment) -> Struck | None:
+    """kill -9 of Ray's head process. The gateway dies with it, though a moment later: its answers do not count."""
+    gateway = scene.stack.gateway()
+    return _on_stopped(scene, moment, lambda pid, held: _killed(scene, pid, held, gateway))
+
+
+def _killed(scene: Scene, pid: int, moment: Moment, with_it: int | None = None) -> Struck:
+    struck = _now(scene, moment, dead=frozenset({pid, with_it} - {None}))
     send(pid, signal.SIGKILL)
     return struck
 

@@ -259,6 +259,24 @@ async def test_beside_training_only_half_the_slots_are_taken(redis, run_id):
             await until(all_out, evaluating, "the rest, when it has the fleet to itself")
 
 
+async def test_a_paused_run_asks_no_further_questions(redis, run_id):
+    document = recipe_document("/none", rollout={"max_sequences": 4})
+    async with (
+        service_context(redis, run_id, document, "sampler") as context,
+        Presence(redis, ready(run_id, "rollout")),
+    ):
+        keys = RunKeys(run_id)
+        await redis.hset(keys.record, "pause_requested", "1")
+        evaluator = Evaluator(context, Effects(redis, keys, "sampler"), (HeldOut("x", PROMPTS, 2),))
+        tasks = keys.lane(Lane.EVALUATION).tasks
+        async with running(evaluator.run("step-1")) as evaluating:
+            await asyncio.sleep(1.2)
+            assert await redis.xlen(tasks) == 0
+            assert context.waits.current(time.time()) == (), "a pause is no stall"
+            await redis.hdel(keys.record, "pause_requested")
+            await until(lambda: some(redis, tasks), evaluating, "the questions, once the run goes on")
+
+
 async def some(redis, stream):
     return await redis.xlen(stream) > 0
 
