@@ -3,11 +3,12 @@
 Must not hold keys or messages.
 
 Every command, pipeline, script and connection attempt is repeated with exponential back-off while Redis is away, for
-RECONNECT_S seconds. A command whose answer was lost may thus be done twice. What Penstock sends bears that: sets and
-deletes are the same twice; a fence that is raised twice still refuses every former owner; an effect's second run finds
-the first and changes nothing (and says so: False need not mean that another was first); entries that a lost read had
-delivered stay pending and are delivered again when their lease lapses; an event may be told twice. A transaction that
-watches keys is not repeated here: WatchError tells its owner to begin again.
+RECONNECT_S seconds; so is one that it refuses because it cannot write its file. A command whose answer was lost may
+thus be done twice. What Penstock sends bears that: sets and deletes are the same twice; a fence that is raised twice
+still refuses every former owner; an effect's second run finds the first and changes nothing (and says so: False need
+not mean that another was first); entries that a lost read had delivered stay pending and are delivered again when
+their lease lapses; an event may be told twice. A transaction that watches keys is not repeated here: WatchError tells
+its owner to begin again.
 """
 
 from __future__ import annotations
@@ -101,9 +102,9 @@ class Patience(Retry):
         while True:
             try:
                 result = await do()
-            except (redis_errors.AuthenticationError, redis_errors.AuthorizationError):
-                raise
-            except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
+            except (redis_errors.RedisError, OSError) as error:
+                if not _cured_by_waiting(error):
+                    raise
                 now = time.monotonic()
                 failures, ends = failures + 1, min(ends, now + self._limit_s)
                 await fail(*((error, failures) if counted else (error,)))
@@ -129,6 +130,15 @@ class Patience(Retry):
         if self._away_since is not None:
             log.warning("Redis at %s answers again after %.1f s", self._address, time.monotonic() - self._away_since)
             self._away_since, self._told_at = None, float("-inf")
+
+
+def _cured_by_waiting(error: Exception) -> bool:
+    """Whether the server is away, hands over to another (READONLY), or cannot write its file (MISCONF, a full disk)."""
+    if isinstance(error, (redis_errors.AuthenticationError, redis_errors.AuthorizationError)):
+        return False
+    if isinstance(error, redis_errors.ResponseError):
+        return isinstance(error, redis_errors.ReadOnlyError) or str(error).startswith("MISCONF")
+    return isinstance(error, (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError))
 
 
 def _pause(failures: int) -> float:

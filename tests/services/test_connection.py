@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -15,6 +16,9 @@ from redis.exceptions import WatchError
 
 from deploy.local.valkey import EmbeddedValkey, server_binary
 from services.streams.connection import RedisAwayError, RedisUnavailableError, client, connect, trouble
+from services.streams.effects import become_owner
+from services.streams.keys import RunKeys
+from services.streams.library import load
 from tests.chaos.proxy import Proxy
 
 LIBRARY = """#!lua name=counting
@@ -243,6 +247,28 @@ async def test_refused_credentials_are_told_at_once(server, away):
     with pytest.raises(RedisUnavailableError, match=r"^Redis at redis://127\.0\.0\.1:\d+/0 refused the credentials"):
         await connect(wrong)
     assert time.monotonic() - began < 2.0
+
+
+@pytest.mark.timeout(60)
+async def test_a_server_that_cannot_write_its_file_is_waited_for(server, away, tmp_path, caplog):
+    await load(away)
+    await away.config_set("save", "3600 1")
+    shutil.rmtree(tmp_path / "valkey")  # what it has open it keeps; a snapshot finds no room
+    await away.bgsave()
+    for _ in range(200):
+        if (await away.info("persistence"))["rdb_last_bgsave_status"] != "ok":
+            break
+        await asyncio.sleep(0.05)
+    with caplog.at_level(logging.WARNING, "services.streams.connection"):
+        writing = [
+            asyncio.create_task(away.set("key", "value")),
+            asyncio.create_task(become_owner(away, RunKeys("run"), "sampler")),
+        ]
+        await asyncio.sleep(1.0)
+        assert not any(one.done() for one in writing)
+        await away.config_set("stop-writes-on-bgsave-error", "no")
+        assert await asyncio.wait_for(asyncio.gather(*writing), 5.0) == [True, 1]
+    assert any("is away: MISCONF" in one.message for one in caplog.records)
 
 
 @pytest.mark.timeout(60)
