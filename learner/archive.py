@@ -222,10 +222,14 @@ class RunArchive:
         """Delete the batches of the steps at or below `up_to`; their records stay."""
         for step in self.steps():
             if step <= up_to:
-                # The message goes first: without it the step no longer counts as archived.
-                self.batch_path(step).unlink()
-                for share in self._batches.glob(f"{step_name(step)}.rank-*.parquet"):
-                    share.unlink()
+                self.forget_batch(step)
+
+    def forget_batch(self, step: int) -> None:
+        """Delete the batch of a step, as far as it is there."""
+        # The message goes first: without it the step no longer counts as archived.
+        self.batch_path(step).unlink(missing_ok=True)
+        for share in self._batches.glob(f"{step_name(step)}.rank-*.parquet"):
+            share.unlink()
 
 
 def _lists(arrays: Sequence[NDArray[Any]], kind: pa.DataType) -> pa.ListArray:

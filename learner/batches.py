@@ -6,7 +6,7 @@ agree without talking; each rank fetches only its share's payloads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,6 +31,16 @@ class PlannedSample:
     tokens: int
     advantage: float
     weight: float
+
+
+def masked(batch: Batch, payloads: Collection[str]) -> Batch:
+    """The batch without the loss of these samples; they stay in their groups' statistics."""
+    groups = [
+        group.model_copy(update={"samples": tuple(
+            one.model_copy(update={"masked": True}) if one.payload in payloads else one for one in group.samples
+        )}) for group in batch.groups
+    ]  # fmt: skip
+    return batch.model_copy(update={"groups": tuple(groups)})
 
 
 @dataclass(frozen=True)

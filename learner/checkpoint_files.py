@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeAlias
 
 from pydantic import Field
 
@@ -59,13 +60,17 @@ class Cut(Value):
     weights: str = ""
 
 
+Consumed: TypeAlias = dict[int, tuple[str, ...]]
+"""The ids of the groups that each rollout step trained."""
+
+
 class Checkpoint(Cut):
     """checkpoint.json. `consumed`: the ids of the groups trained in each step since the checkpoint before it, which
     with the records of the steps before is all that the policy has seen. `digest`: SHA-256 of the other fields.
     """
 
     name: str
-    consumed: dict[int, tuple[str, ...]]
+    consumed: Consumed
     files: dict[str, FileFacts]
     digest: str = ""
 

@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 
-from learner.checkpoint_files import CheckpointError
+from learner.checkpoint_files import CheckpointError, Consumed
 from learner.work import RankWork
 from services.cancellation import end
 from services.contracts import StepRecord
@@ -34,6 +34,7 @@ class Checkpointing:
         self._work = work
         self._covered = covered
         self._uncovered: deque[LoggedBatch] = deque()
+        self._consumed: Consumed = {}
         self._writing: asyncio.Task[None] | None = None
         self._try_at = 0.0
 
@@ -55,6 +56,7 @@ class Checkpointing:
         A run without checkpoints has its archive alone to go back to, which holds the batch by now.
         """
         self._uncovered.append(logged)
+        self._consumed[logged.batch.step] = tuple(group.group for group in logged.batch.groups)
         if not self._work.checkpoints_wanted:
             self._covered = logged.batch.step
         await self._cover()
@@ -86,12 +88,13 @@ class Checkpointing:
         try:
             checkpoint = await self._work.commit_checkpoint(
                 record.step, record.version, weights=record.weights,
-                sampler=snapshot.model_dump_json() if snapshot else None,
+                sampler=snapshot.model_dump_json() if snapshot else None, consumed=self._consumed.copy(),
             )  # fmt: skip
         except CheckpointError as error:
             await self._failed(record, error)
             return
         self._covered = record.step
+        self._consumed = {step: groups for step, groups in self._consumed.items() if step > record.step}
         self._context.waits.done(OWED)
         await self._cover()
         await self.list()

@@ -32,6 +32,7 @@ from learner.checkpoint_files import (
     STATE_SUFFIX,
     Checkpoint,
     CheckpointError,
+    Consumed,
     Cut,
     Part,
     all_parts,
@@ -109,19 +110,23 @@ class Checkpoints:
             raise failure from None
 
     def commit(
-        self, name: str, cut: Cut, stop: threading.Event, *, sampler: str | None = None, deadline_s: float = WRITING_S
-    ) -> Checkpoint:
+        self, name: str, cut: Cut, stop: threading.Event, *, sampler: str | None = None,
+        consumed: Consumed | None = None, deadline_s: float = WRITING_S,
+    ) -> Checkpoint:  # fmt: skip
         """Wait until all ranks have written, and make a checkpoint of it. Reads none of it again.
 
-        `sampler` becomes its sampler.json. Raises CheckpointError, and then nothing of it is left.
+        `sampler` becomes its sampler.json. `consumed`: the groups of each step as far as the caller knows them; those
+        of other steps since the checkpoint before are read from the archive.
+        Raises CheckpointError, and then nothing of it is left.
         """
         partial = self._partial(name)
         try:
             files = all_parts(partial, cut.ranks, stop, deadline_s)
             if sampler is not None:
                 files[SAMPLER] = write_hashed(partial / SAMPLER, [memoryview(sampler.encode())], stop)
-            consumed = self._consumed(cut.step)
-            checkpoint = Checkpoint(**cut.model_dump(), name=name, consumed=consumed, files=files)
+            checkpoint = Checkpoint(
+                **cut.model_dump(), name=name, consumed=self._consumed(cut.step, consumed or {}), files=files
+            )
             checkpoint = write_manifest(partial, checkpoint)
             partial.rename(self._folder / name)
             sync_folder(self._folder)
@@ -150,11 +155,13 @@ class Checkpoints:
             _clear(path)
         return [path.name for path in left]
 
-    def _consumed(self, step: int) -> dict[int, tuple[str, ...]]:
-        """Read from the archived batches, which stay at least until the next checkpoint. Raises ArchiveError."""
+    def _consumed(self, step: int, known: Consumed) -> Consumed:
+        """The archived batches stay at least until the next checkpoint. Raises ArchiveError."""
         before = max((one.step for one in self.complete() if one.step < step), default=FIRST_STEP - 1)
-        batches = [self._archive.batch(one) for one in range(before + 1, step + 1)]
-        return {batch.step: tuple(group.group for group in batch.groups) for batch in batches}
+        wanted = range(before + 1, step + 1)
+        read = [self._archive.batch(one) for one in wanted if one not in known]
+        found = known | {batch.step: tuple(group.group for group in batch.groups) for batch in read}
+        return {one: found[one] for one in wanted}
 
     def _listed(self) -> list[tuple[Path, Checkpoint | ArchiveError]]:
         """Every folder of a checkpoint and what its manifest says, oldest step first."""

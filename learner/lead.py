@@ -122,6 +122,8 @@ class Lead:
             recovery = await self._meanwhile_idle(self._work.recover(step))
         for name, why in recovery.passed_over.items():
             await self._context.journal.event("checkpoint-damaged", f"{name} is passed over: {why}")
+        for again, why in recovery.repaired.items():
+            await self._context.journal.event("batch-repaired", f"step {again} is archived anew from Redis: {why}")
         if recovery.start:
             await self._work.send(Command(do="load", name=recovery.start.name))
             await self._work.restore(recovery.start.name)

@@ -6,7 +6,8 @@ Must not train, write or delete anything, nor import torch.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from learner.archive import FIRST_STEP, ArchiveError, RunArchive, step_name
 from learner.checkpoint_files import Checkpoint
@@ -31,12 +32,14 @@ class MissingBatchesError(ArchiveError):
 class Recovery:
     """From the `start` checkpoint, or without one from the run's model, the archived `steps` lead to the last one.
 
-    `passed_over`: the newer checkpoints that are damaged or half-written, by name, and why.
+    `passed_over`: the newer checkpoints that are damaged or half-written, by name, and why. `repaired`: the steps
+    whose batches were missing or damaged in the archive, and are back from Redis, and why.
     """
 
     start: Checkpoint | None
     steps: tuple[int, ...]
     passed_over: dict[str, str]
+    repaired: Mapping[int, str] = field(default_factory=dict)
 
 
 def recover(archive: RunArchive, checkpoints: Checkpoints, committed: int) -> Recovery:
@@ -63,13 +66,17 @@ def archived_payloads(archive: RunArchive, batch: Batch) -> dict[str, SamplePayl
     found: dict[str, SamplePayload] = {}
     for rank in archiving_ranks(archive, batch.step) or [0]:
         found |= archive.share(batch.step, rank)
-    # Masked and empty responses are trained by nobody, so nobody archives them.
-    wanted = [one.payload for group in batch.groups for one in group.samples if one.tokens and not one.masked]
+    wanted = trained_payloads(batch)
     missing = [payload for payload in wanted if payload not in found]
     if missing:
         shares = archive.share_path(batch.step, 0).with_name(f"{step_name(batch.step)}.rank-*.parquet")
         raise ArchiveError(f"{shares}: missing {len(missing)} of {len(wanted)} payloads, {missing[0]} among them")
     return {payload: found[payload] for payload in wanted}
+
+
+def trained_payloads(batch: Batch) -> list[str]:
+    """Masked and empty responses are trained by nobody, so nobody archives them."""
+    return [one.payload for group in batch.groups for one in group.samples if one.tokens and not one.masked]
 
 
 def archiving_ranks(archive: RunArchive, step: int) -> list[int]:

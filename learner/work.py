@@ -19,10 +19,12 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from learner.archive import RunArchive, RunFacts, run_folder
-from learner.checkpoint_files import Checkpoint, CheckpointError, Cut
+from learner.batches import masked
+from learner.checkpoint_files import Checkpoint, CheckpointError, Consumed, Cut
 from learner.checkpoints import Checkpoints
 from learner.ranks import Ranks, keep_freed_memory
-from learner.recovery import Recovery, archived_payloads, recover
+from learner.recovery import MissingBatchesError, Recovery, archived_payloads, recover
+from learner.repair import repair
 from learner.snapshot import Snapshot, make_manifest, take_snapshot
 from learner.tensor_files import HostBlock
 from learner.trainer import InterruptedTrainingError, Trained, Trainer, leave
@@ -48,22 +50,6 @@ class Command(Value):
     batch: Batch | None = None
     step: int | None = None
     name: str | None = None
-
-
-def _masked(batch: Batch, payloads: list[str]) -> Batch:
-    """The batch without the loss of these samples; they stay in their groups' statistics."""
-    gone = set(payloads)
-    groups = [
-        group.model_copy(
-            update={
-                "samples": tuple(
-                    one.model_copy(update={"masked": True}) if one.payload in gone else one for one in group.samples
-                )
-            }
-        )
-        for group in batch.groups
-    ]
-    return batch.model_copy(update={"groups": tuple(groups)})
 
 
 class NonFiniteGradientError(RuntimeError):
@@ -183,7 +169,7 @@ class RankWork:
                 break
             # What one rank cannot train all ranks leave out, for they agree on every token's weight.
             damaged |= {key: found.get(key, f"payload {key} is damaged") for key in places}
-            batch = _masked(batch, places)
+            batch = masked(batch, places)
         error = None if archived else await self._archived(batch, payloads)
         await self._exchange(batch, {}, error)
         trained = await self.in_order(lambda: self._trainer.train(plans, payloads))
@@ -297,12 +283,13 @@ class RankWork:
             log.warning("rank %d: %s", self._rank, error)
 
     async def commit_checkpoint(
-        self, step: int, version: int, *, weights: str = "", sampler: str | None = None
-    ) -> Checkpoint:
+        self, step: int, version: int, *, weights: str = "", sampler: str | None = None,
+        consumed: Consumed | None = None,
+    ) -> Checkpoint:  # fmt: skip
         """Make what all ranks write a checkpoint, and delete what it makes dispensable; by rank 0, after `save`.
 
-        Nothing of it needs the learning thread. `weights`: the digest of those published as `version`; `sampler`: see
-        Checkpoints. Raises CheckpointError, after which the next may be saved.
+        Nothing of it needs the learning thread. `weights`: the digest of those published as `version`; `sampler`
+        and `consumed`: see Checkpoints. Raises CheckpointError, after which the next may be saved.
         """
         assert self._saving is not None, "rank 0 has saved"
         name, writing = self._saving
@@ -312,7 +299,7 @@ class RankWork:
         )  # fmt: skip
         try:
             await writing
-            checkpoint = await asyncio.to_thread(self._commit_checkpoint, name, cut, sampler)
+            checkpoint = await asyncio.to_thread(self._commit_checkpoint, name, cut, sampler, consumed)
         except CheckpointError:
             await asyncio.to_thread(self.checkpoints.abandon, name)
             self._saving = None
@@ -320,8 +307,8 @@ class RankWork:
         self._saving = None
         return checkpoint
 
-    def _commit_checkpoint(self, name: str, cut: Cut, sampler: str | None) -> Checkpoint:
-        checkpoint = self.checkpoints.commit(name, cut, self._ending, sampler=sampler)
+    def _commit_checkpoint(self, name: str, cut: Cut, sampler: str | None, consumed: Consumed | None) -> Checkpoint:
+        checkpoint = self.checkpoints.commit(name, cut, self._ending, sampler=sampler, consumed=consumed)
         try:
             self.checkpoints.prune(self._settings.checkpoints_kept)
         except OSError as error:
@@ -331,9 +318,17 @@ class RankWork:
     async def recover(self, committed: int) -> Recovery:
         """How to come back to rollout step `committed`; by rank 0, before it saves. Raises MissingBatchesError.
 
-        Deletes what interrupted writes left, and sets damaged checkpoints aside.
+        Deletes what interrupted writes left, and sets damaged checkpoints aside. `repaired`: the steps whose batches
+        Redis had to be asked for, since the archive does not hold them whole.
         """
-        return await asyncio.to_thread(self._recover, committed)
+        try:
+            return await asyncio.to_thread(self._recover, committed)
+        except MissingBatchesError as error:
+            repaired = await repair(self._context.redis, self._context.keys, self.archive, error.reasons)
+            if not repaired:
+                raise
+            recovery = await asyncio.to_thread(self._recover, committed)
+            return replace(recovery, repaired={step: error.reasons[step] for step in repaired})
 
     async def forget_after(self, step: int, records: Sequence[StepRecord]) -> None:
         """Delete what the archive has of steps behind `step`, once the way back to it is behind us; by rank 0.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import chain
 
@@ -98,10 +99,7 @@ class History:
 
         Any other is moved to the dead-letter stream.
         """
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for group in logged.batch.groups:
-                pipe.hmget(self._keys.group(group.group), "state", "step", "batch")
-            found = await pipe.execute()
+        found = await _noted(self._redis, self._keys, logged.batch)
         # A sampler of the release before this one notes no entry.
         wanted = [[b"batched", str(step).encode(), entry] for entry in (logged.entry.encode(), None)]
         wrong = [one.group for one, fields in zip(logged.batch.groups, found, strict=True) if fields not in wanted]
@@ -176,3 +174,24 @@ async def rewind(
     for one in groups:
         args += [one.task.group, one.task.model_dump_json(), one.task.samples, int(one.trained)]
     return bool(await call(redis, "rewind", all_keys, args))
+
+
+async def published_batches(redis: Redis, keys: RunKeys, steps: Collection[int]) -> list[Batch]:
+    """Those of `steps` that were committed and that no checkpoint covers yet, as the sampler published them."""
+    found, after = {}, "0-0"
+    while some := await tail_messages(redis, keys, keys.batches, Batch, after):
+        after = some[-1][0]
+        for entry, batch in some:
+            wanted = [b"trained", str(batch.step).encode(), entry.encode()]
+            if batch.step in steps and all(fields == wanted for fields in await _noted(redis, keys, batch)):
+                found[batch.step] = batch
+    return [found[step] for step in sorted(found)]
+
+
+async def _noted(redis: Redis, keys: RunKeys, batch: Batch) -> list[list[bytes | None]]:
+    """What each group of a batch has noted of itself: its state, the rollout step, the batch's entry."""
+    async with redis.pipeline(transaction=False) as pipe:
+        for group in batch.groups:
+            pipe.hmget(keys.group(group.group), "state", "step", "batch")
+        found: list[list[bytes | None]] = await pipe.execute()
+    return found

@@ -293,3 +293,13 @@ def test_a_checkpoint_that_is_not_there_is_named(checkpoints: Checkpoints) -> No
 
     with pytest.raises(ArchiveError, match=r"step-000001-00000000/checkpoint\.json: missing"):
         checkpoints.load(Nobody(), "step-000001-00000000")
+
+
+def test_groups_that_the_learner_knows_are_not_read_from_the_archive(
+    archive: RunArchive, checkpoints: Checkpoints
+) -> None:
+    archive.batch_path(2).unlink()
+    name = checkpoints.begin(3)
+    checkpoints.write(name, 0, block_of(10), NEVER)
+    made = checkpoints.commit(name, cut(3), NEVER, consumed={2: ("a", "b"), 3: ("c",), 4: ("later",)})
+    assert made.consumed == {1: groups(archive, 1), 2: ("a", "b"), 3: ("c",)}

@@ -1,0 +1,48 @@
+"""Archived batches that are damaged or gone come back from Redis, which keeps them until a checkpoint covers them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.archive import RunArchive
+from learner.recovery import archived_payloads
+from learner.repair import repair
+from services.streams.keys import RunKeys
+from services.streams.payloads import fetch
+from tests.services.driven import DrivenRun, batch_of
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> RunArchive:
+    made = RunArchive(tmp_path / "run")
+    made.prepare()
+    return made
+
+
+async def test_what_redis_still_has_is_archived_anew(redis: Any, run_id: str, archive: RunArchive) -> None:
+    keys = RunKeys(run_id)
+    run = await DrivenRun.open(redis, keys)
+    covered, *logged = [await run.trained(step, f"g{step}", f"h{step}") for step in (1, 2, 3)]
+    await run.learner.cover(covered)
+    await run.batched(4, "g4")  # not trained yet: it has no place in the archive
+    damaged = keys.payload("g3", 1)
+    await redis.hset(damaged, "response_ids", b"?")
+    # Whoever reaches Redis may add an entry; it is not the sampler's.
+    await run.append(keys.batches, batch_of(keys, 2, ["g3"]))
+    for rank in range(2):
+        archive.write_share(logged[0].batch, rank, {})
+    archive.batch_path(3).write_text("{")
+
+    assert await repair(redis, keys, archive, [1, 2, 3, 4]) == [2, 3]
+    assert archive.batch(2) == logged[0].batch
+    assert [path.name for path in archive.share_path(2, 0).parent.glob("*2.rank*")] == ["step-000002.rank-0.parquet"]
+    assert [group.group for group in archive.batch(3).groups] == ["g3", "h3"]
+    masks = {one.payload: one.masked for group in archive.batch(3).groups for one in group.samples}
+    assert [key for key, mask in masks.items() if mask] == [damaged]
+    for step in (2, 3):
+        found = archived_payloads(archive, archive.batch(step))
+        whole, _ = await fetch(redis, list(found))
+        assert found.keys() == whole.keys()
+        assert all((found[key].response_ids == whole[key].response_ids).all() for key in found)
+    assert len(found) == 3
