@@ -110,6 +110,14 @@ def fleet(recipe: Recipe, shape: ModelShape) -> Fleet:
     )  # fmt: skip
 
 
+def checkpoint_bytes(recipe: Recipe, shape: ModelShape) -> float:
+    """What one checkpoint holds over all ranks: master weights and Adam's two moments, at least 4 bytes wide each.
+
+    The ranks hold as much of their hosts' memory between them while it is written.
+    """
+    return float(3 * max(4, BYTES[recipe.learner.dtype]) * shape.parameters)
+
+
 def sync_bytes(recipe: Recipe, shape: ModelShape) -> float:
     """What one weight sync sends to each worker: the whole policy in the learner's dtype."""
     return float(shape.parameters * BYTES[recipe.learner.dtype])

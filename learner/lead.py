@@ -142,7 +142,9 @@ class Lead:
         snapshot = (
             SamplerSnapshot.model_validate_json(text)
             if text
-            else SamplerSnapshot(step=step, state=SamplerState(cursor=0, next_group=0), counts=GroupCounts())
+            else SamplerSnapshot(
+                step=step, state=SamplerState(cursor=0, next_group=0), counts=GroupCounts(), response_tokens=0
+            )
         )
         await self._history.offer_snapshot(snapshot)
         wanted, deadline_s = self._context.record.resumptions, self._recipe.limits.startup_timeout_s

@@ -51,7 +51,8 @@ def plan(
     out = console()
     out.print(f"{loaded.name}: {shape.name}, {shape.parameters / 1e9:.3f} billion parameters, {shape.layers} layers")
     tables = (
-        _learner(loaded, shape, gpu_gib), _fleet(loaded, shape, gpu_gib), _redis(loaded), _step(loaded, shape, stated),
+        _learner(loaded, shape, gpu_gib), _checkpoints(loaded, shape), _fleet(loaded, shape, gpu_gib), _redis(loaded),
+        _step(loaded, shape, stated),
     )  # fmt: skip
     for table in tables:
         out.print(table)
@@ -76,6 +77,19 @@ def _learner(recipe: Recipe, shape: ModelShape, gpu_gib: float) -> Table:
         fits = "yes" if need.total <= gpu_gib * 2**30 else "no"
         table.add_row(f"{stage}{mark}", *(_gib(part) for part in parts), fits)
     return table
+
+
+def _checkpoints(recipe: Recipe, shape: ModelShape) -> Table:
+    from deploy.planning import checkpoint_bytes
+
+    size, learner = checkpoint_bytes(recipe, shape), recipe.learner
+    every = f"every {learner.checkpoint_every} rollout steps" if learner.checkpoint_every else "none is written"
+    return _pairs(f"Checkpoints, {every}", [
+        ("one on disk", _gib(size)),
+        ("on disk at most: those kept (learner.checkpoints_kept), and one being written",
+         _gib(size * (learner.checkpoints_kept + 1))),
+        ("host memory per rank while one is written", _gib(size / learner.ranks)),
+    ])  # fmt: skip
 
 
 def _fleet(recipe: Recipe, shape: ModelShape, gpu_gib: float) -> Table:

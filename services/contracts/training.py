@@ -58,7 +58,8 @@ class SamplerSnapshot(Message):
     """sampler -> checkpoints: all that the sampler knew when it published the batch of `step`; stored by claim check.
 
     `queue` are the ids of the groups that had been dispatched and were neither released nor batched. `posteriors` are
-    per prompt id what the sampler's selection holds of its pass rate, in its own notation.
+    per prompt id what the sampler's selection holds of its pass rate, in its own notation. `response_tokens`: those
+    judged by then, which limits.response_tokens bounds; None in snapshots of older releases.
     """
 
     kind: Literal["sampler-snapshot"] = "sampler-snapshot"
@@ -67,6 +68,7 @@ class SamplerSnapshot(Message):
     counts: GroupCounts
     queue: tuple[str, ...] = ()
     posteriors: dict[str, str] = Field(default_factory=dict)
+    response_tokens: int | None = None
 
 
 class Batch(Message):

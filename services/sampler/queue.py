@@ -266,7 +266,9 @@ class SamplingQueue:
         metrics = self._window.metrics() | self._dispatcher.metrics
         metrics["groups_missing"] = float(self._recipe.limits.groups_per_step - len(names))
         self._begin_batch()
-        if await self._budget_spent():
+        tokens = await response_tokens(self._context.redis, self._context.keys)
+        budget = self._recipe.limits.response_tokens
+        if budget is not None and tokens >= budget:
             self._last_step = self._next_step
         batch = make_batch(
             self._recipe, self._next_step, consuming, groups, self._dispatcher.state, metrics,
@@ -275,7 +277,7 @@ class SamplingQueue:
         snapshot = SamplerSnapshot(
             step=batch.step, state=batch.sampler_state, posteriors=self._dispatcher.rates.dump(),
             queue=tuple(name for name in self._ledger.open_groups if name not in groups),
-            counts=await group_counts(self._context.redis, self._context.keys),
+            counts=await group_counts(self._context.redis, self._context.keys), response_tokens=tokens,
         )  # fmt: skip
         if not await self._effects.publish_batch(batch, snapshot):
             raise RuntimeError(f"batch {self._next_step} holds a group that is no longer kept")
@@ -286,10 +288,6 @@ class SamplingQueue:
     def _begin_batch(self) -> None:
         self._dispatcher.begin_batch()
         self._starvation.begin()
-
-    async def _budget_spent(self) -> bool:
-        budget = self._recipe.limits.response_tokens
-        return budget is not None and await response_tokens(self._context.redis, self._context.keys) >= budget
 
     async def _drop_stale(self, consuming: int) -> None:
         for name, group in list(self._ledger.kept.items()):

@@ -40,7 +40,7 @@ async def resume(context: Context, effects: Effects, prompts: tuple[Prompt, ...]
     groups = await _open_groups(context) + await _trained_after(context, step, {one.id: one for one in prompts})
     done = await rewind(
         context.redis, context.keys, "sampler", effects.epoch, resumption=record.resumptions, step=step,
-        groups=groups, posteriors=snapshot.posteriors,
+        groups=groups, posteriors=snapshot.posteriors, response_tokens=snapshot.response_tokens,
     )  # fmt: skip
     if done:
         await context.journal.event(

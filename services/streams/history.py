@@ -150,12 +150,12 @@ class Reopened:
 
 async def rewind(
     redis: Redis, keys: RunKeys, role: str, epoch: int, *, resumption: int, step: int, groups: list[Reopened],
-    posteriors: dict[str, str],
+    posteriors: dict[str, str], response_tokens: int | None,
 ) -> bool:  # fmt: skip
     """Take a run back to rollout step `step`, once per `resumption`. False when it was done before.
 
-    Later steps leave the history, `groups` are asked for again, and the sampler's posteriors are those given. Raises
-    FencedError.
+    Later steps leave the history, `groups` are asked for again, and the sampler's posteriors are those given, as is the
+    count of response tokens unless that is None. Raises FencedError.
     """
     streams = keys.lane(Lane.TRAIN)
     dropped = [entry for entry, record in await Journal(redis, keys, role).steps() if record.step > step]
@@ -168,7 +168,8 @@ async def rewind(
         *(sample.payload for group in stay for sample in group.samples),
     ]  # fmt: skip
     args: list[str | int] = [
-        epoch, resumption, step, keys.group(""), keys.payload("", 0).removesuffix(":0"), len(dropped), *dropped,
+        epoch, resumption, step, keys.group(""), keys.payload("", 0).removesuffix(":0"),
+        "" if response_tokens is None else response_tokens, len(dropped), *dropped,
         len(posteriors), *chain.from_iterable(posteriors.items()), len(stay), *(group.group for group in stay),
     ]  # fmt: skip
     for one in groups:

@@ -9,7 +9,16 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.cli.main import app
-from deploy.planning import GIB, Throughput, activation_bytes, fleet, learner_memory, step_time, sync_bytes
+from deploy.planning import (
+    GIB,
+    Throughput,
+    activation_bytes,
+    checkpoint_bytes,
+    fleet,
+    learner_memory,
+    step_time,
+    sync_bytes,
+)
 from learner.model_shape import ModelShape, model_shape
 from services.settings import PRESETS, Recipe, load_recipe, parse_recipe
 from tests.conftest import recipe_document
@@ -36,6 +45,10 @@ def test_a_reference_policy_costs_a_copy() -> None:
     assert learner_memory(with_kl, SHAPE, 2).reference == 4 * 7.5e9
     assert learner_memory(with_kl, SHAPE, 3).reference == 7.5e9
     assert learner_memory(recipe(), SHAPE, 2).reference == 0
+
+
+def test_a_checkpoint_holds_master_weights_and_two_moments() -> None:
+    assert checkpoint_bytes(recipe(learner={"dtype": "bfloat16"}), SHAPE) == 12 * SHAPE.parameters
 
 
 def test_activations_with_and_without_checkpointing() -> None:
@@ -96,7 +109,13 @@ def test_the_paper_s_recipe_fits() -> None:
 def test_plan_prints_every_need(name: str) -> None:
     found = CliRunner().invoke(app, ["plan", str(RECIPES / name)])
     assert found.exit_code == 0, found.output
-    for part in ("ZeRO stage", "KV cache per token", "bytes per weight sync", "rollout step"):
+    for part in (
+        "ZeRO stage",
+        "host memory per rank while one is written",
+        "KV cache per token",
+        "bytes per weight sync",
+        "rollout step",
+    ):
         assert part in found.output
 
 

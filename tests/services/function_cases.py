@@ -163,7 +163,7 @@ async def rewound(run):
     return lambda: rewind(
         run.redis, run.keys, "sampler", run.sampler.epoch, resumption=1, step=1,
         groups=[Reopened(task_of("g1"), trained=True), Reopened(task_of("g2"), trained=False)],
-        posteriors={"p0": "2:1:0"},
+        posteriors={"p0": "2:1:0"}, response_tokens=20,
     )  # fmt: skip
 
 

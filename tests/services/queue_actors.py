@@ -355,7 +355,7 @@ class Actors:
         groups = [Reopened(task_of(name, G), trained) for name, trained in self.model.reopened(step).items()]
         done = rewind(
             self.run.redis, self.keys, "sampler", self.samplers[-1].epoch, resumption=self.model.rewinds + 1,
-            step=step, groups=groups, posteriors={},
+            step=step, groups=groups, posteriors={}, response_tokens=None,
         )  # fmt: skip
         assert self.do(done)
         uncovered = [one.step for one in self.model.log if one.trained]

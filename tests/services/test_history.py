@@ -3,7 +3,7 @@
 import pytest
 
 from services.contracts import Cause, Lane, Policy, Release, Task
-from services.streams.effects import missing_samples, read_snapshot
+from services.streams.effects import missing_samples, read_snapshot, response_tokens
 from services.streams.history import History, Reopened, rewind
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
@@ -190,19 +190,21 @@ class TestRewind:
         assert await run.counts() == {"dispatched": 8, "trained": 3, "filtered": 1, "pending": 4}
         return run
 
-    async def back(self, run, step, resumption=1, posteriors=()):
+    async def back(self, run, step, resumption=1, posteriors=(), response_tokens=None):
         pending = sorted(one.decode() for one in await run.redis.smembers(run.streams.pending))
         records = [one for _, one in await Journal(run.redis, run.keys, "test").steps() if one.step > step]
         groups = [Reopened(task_of(name), trained=False) for name in pending]
         groups += [Reopened(task_of(name), trained=True) for one in records for name in one.groups]
         return await rewind(
             run.redis, run.keys, "sampler", run.sampler.epoch, resumption=resumption, step=step, groups=groups,
-            posteriors=dict(posteriors),
+            posteriors=dict(posteriors), response_tokens=response_tokens,
         )  # fmt: skip
 
     async def test_later_steps_leave_and_their_groups_are_asked_for_again(self, long_run, redis, keys):
         run = long_run
-        assert await self.back(run, 1, posteriors={"p0": "2:1:0", "p1": "1:2:0"}.items())
+        assert await response_tokens(redis, keys) == 24
+        assert await self.back(run, 1, posteriors={"p0": "2:1:0", "p1": "1:2:0"}.items(), response_tokens=8)
+        assert await response_tokens(redis, keys) == 8, "a budget bounds the history that stays"
         assert await run.counts() == {"dispatched": 8, "trained": 1, "filtered": 1, "pending": 6}
         journal = Journal(redis, keys, "test")
         assert [record.step for _, record in await journal.steps()] == [1]

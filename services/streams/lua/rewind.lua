@@ -2,15 +2,16 @@
 -- there go back to pending and are asked for again; nothing that was generated for them stays. Once per resumption.
 -- keys: epoch, policy, counters, pending, tasks, samples, verdicts, batches, steps, queue, posteriors, released, then
 --       what the log of batches still held: the sampler's snapshots, the payloads of groups that stay trained
--- args: epoch, resumption, step, prefix of the group keys, prefix of the payload keys, number of steps to drop, their
---       entry ids, number of posteriors, (prompt id, posterior) each, number of groups that stay trained and were not
+-- args: epoch, resumption, step, prefix of the group keys, prefix of the payload keys, response tokens judged by
+--       then ('' if unknown), number of steps to drop, their entry ids, number of posteriors, (prompt id, posterior) each, number of groups that stay trained and were not
 --       covered, their ids, then per group that goes back (id, task, samples, '1' if trained)
 local refused = fenced(keys[1], args[1])
 if refused then return refused end
 if redis.call('HGET', keys[2], 'resumption') == args[2] then return 0 end
-local at = 6
+local at = 7
 local function take() at = at + 1; return args[at - 1] end
 for _ = 1, tonumber(take()) do redis.call('XDEL', keys[9], take()) end
+if args[6] ~= '' then redis.call('HSET', keys[3], 'response_tokens', args[6]) end
 redis.call('DEL', keys[11])
 for _ = 1, tonumber(take()) do redis.call('HSET', keys[11], take(), take()) end
 -- The consumers create their groups anew; what was on its way belongs to the history that is left.
