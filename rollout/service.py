@@ -32,7 +32,8 @@ READ_WAIT_S = 0.2
 DRAIN_S = 8.0
 LANES = (Lane.EVALUATION, Lane.TRAIN)
 TASKS, GENERATION = "tasks", "generation"
-"""A replica's waits, beside `weights` before its first version and `redis-memory`."""
+"""A replica's waits, beside `tokenizer` and `engine` while it starts, `weights` before its first version, and
+`redis-memory`."""
 
 
 class RolloutService:
@@ -52,10 +53,13 @@ class RolloutService:
             raise ValueError(f"run {context.record.id!r}: model_path is not set; a Hugging Face folder is accepted")
         presence = context.presence
         presence.info = presence.info.model_copy(update={"workers": recipe.rollout.tensor_parallel})
-        tokenizer = await asyncio.to_thread(
-            ChatTokenizer, model_path, recipe.max_prompt_tokens, recipe.model.chat_template
-        )
-        engine = await RolloutEngine.start(recipe, model_path, tokenizer.stop_ids, presence.info.id)
+        startup_s = recipe.limits.startup_timeout_s
+        with context.waits.on("tokenizer", "the tokenizer to be loaded", startup_s):
+            tokenizer = await asyncio.to_thread(
+                ChatTokenizer, model_path, recipe.max_prompt_tokens, recipe.model.chat_template
+            )
+        with context.waits.on("engine", "the engine to load the model and answer", startup_s):
+            engine = await RolloutEngine.start(recipe, model_path, tokenizer.stop_ids, presence.info.id)
         try:
             await presence.update(state="joining")
             await context.journal.event("rollout-joining", f"{presence.info.id}: engine is up")
@@ -89,8 +93,10 @@ class Replica:
         """Follow weights and pull tasks until stopping, then drain. The first failure of any part is raised."""
         for consumer in self._consumers.values():
             await consumer.open()
-        if self._context.record.recipe.limits.rollout_steps == 0:
-            await self._follower.serve_folder()
+        limits = self._context.record.recipe.limits
+        if limits.rollout_steps == 0:
+            with self._context.waits.on("weights", "the model folder's weights to be served", limits.startup_timeout_s):
+                await self._follower.serve_folder()
         follower = asyncio.create_task(self._follower.run())
         pull = asyncio.create_task(self._pull())
         try:

@@ -36,7 +36,9 @@ class VerifierService:
         sources = (recipe.data, *recipe.evaluation.sets)
         verifiers = {"reasoning-gym" if one.source == "reasoning-gym" else one.verifier for one in sources}
         with Sandbox(PROCESSES, recipe.verifier.timeout_s, verifiers) as sandbox:
-            await sandbox.judge("pattern", "", {"pattern": ""})  # the first judgement starts the process
+            startup_s = recipe.limits.startup_timeout_s
+            with context.waits.on("sandbox", "the judging process to start and load its libraries", startup_s):
+                await sandbox.judge("pattern", "", {"pattern": ""})  # the first judgement starts the process
             await context.presence.update(state="ready")
             async with asyncio.TaskGroup() as lanes:
                 for lane in Lane:

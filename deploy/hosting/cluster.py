@@ -31,6 +31,7 @@ POLL_S = 0.2
 ADOPT_S = 20.0
 """How long ranks that a former gateway started may take to answer its successor."""
 KILLED_S = 20.0
+HALF_DONE = "the learner: its ranks were ended, and not all of them have begun anew"
 
 
 class PlacementError(RuntimeError):
@@ -79,9 +80,11 @@ class RayCluster:
 
     async def start(self, record: RunRecord) -> None:
         """Start everything of a run, or find again what a former gateway started; one of no rollout steps has no
-        learner. Raises PlacementError when the learner finds no place."""
+        learner. Raises PlacementError when the learner finds no place, TimeoutError, RayError."""
         run, recipe = record.id, record.recipe
-        if run in self._placed:
+        if placed := self._placed.get(run):
+            # Whoever asks again may not know whether a change of the number came through.
+            await asyncio.to_thread(placed.rollout.scale, record.rollout_replicas)
             return
         sampler = Sampler(run, factories.sampler, self._redis_url)
         placed = _Placed(Fleet(run, "rollout"), Fleet(run, "verifier"), sampler)
@@ -123,6 +126,8 @@ class RayCluster:
                     f"within limits.startup_timeout_s = {deadline:g} s"
                 ) from None
             placed.lost = [f"the learner did not answer its new gateway within {deadline:g} s"]
+        else:
+            placed.lost = []
 
     async def _begin_learner(self, run: str, ranks: list[Rank], deadline_s: float) -> None:
         """Start each rank's service, unless it runs. Raises TimeoutError, RoleError."""
@@ -133,8 +138,13 @@ class RayCluster:
         ))  # fmt: skip
 
     async def restart_learner(self, record: RunRecord) -> None:
-        """End all ranks at once, whatever they do, and start them all anew. Raises PlacementError, TimeoutError."""
+        """End all ranks at once, whatever they do, and start them all anew.
+
+        Raises PlacementError, TimeoutError, RayError: then the learner is at fault until a repetition succeeds, which
+        ends whatever this one has left.
+        """
         placed = self._placed[record.id]
+        placed.ranks, placed.lost = [], [HALF_DONE]
         prefix = rank_name(record.id)
         for name in await asyncio.to_thread(named_actors, prefix):
             if actor := named_actor(name):
@@ -145,15 +155,14 @@ class RayCluster:
             if time.monotonic() > ends:
                 raise TimeoutError(f"killed {KILLED_S:g} s ago and still there: {', '.join(left)}")
             await asyncio.sleep(POLL_S)
-        placed.ranks, placed.lost = [], []
         await self._start_learner(record, placed)
 
     async def restart_sampler(self, run: str) -> None:
-        """Kill the sampler's process, whatever it does; another takes its place."""
+        """Kill the sampler's process, whatever it does; another takes its place. Raises RayError."""
         self._placed[run].sampler.restart()
 
     async def scale_rollout(self, run: str, replicas: int) -> None:
-        """Change the number of rollout replicas; those that stay keep their processes."""
+        """Change the number of rollout replicas; the others keep their processes. Raises TimeoutError, RayError."""
         if placed := self._placed.get(run):
             await asyncio.to_thread(placed.rollout.scale, replicas)
 

@@ -189,7 +189,7 @@ class Fleet:
         return bool(_details(self._application))
 
     def scale(self, replicas: int) -> None:
-        """Change the number of replicas; those that stay go on undisturbed. Raises TimeoutError.
+        """Change the number of replicas; those that stay go on undisturbed. Raises TimeoutError, RayActorError.
 
         Serve's external-scaler call changes the target alone. A new `serve.run` would give the deployment a new code
         version, and with it a restart of every replica.

@@ -14,6 +14,9 @@ from services.streams.records import RunRecord
 class Cluster(Protocol):
     """Where a run's services live. Every method may be repeated without harm.
 
+    What cannot be done now is an exception; its text is told, and it is asked again. A request that failed half-way is
+    made good by the next one of its kind.
+
     A process that dies is replaced without being asked for, except the learner's: its ranks begin together, or not at
     all. Nothing here counts how often that happens, only how often in a row it did not help.
     """

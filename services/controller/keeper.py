@@ -10,11 +10,13 @@ import logging
 import os
 import time
 import uuid
+from collections import Counter
 from pathlib import Path
 
 from services.contracts import AFTER, ALONE, Lane, ProcessInfo, RunState
+from services.controller.attempts import Attempts, RunFailedError
 from services.controller.cluster import Cluster
-from services.controller.recovery import Recovery, RunFailedError
+from services.controller.recovery import Recovery
 from services.controller.summary import summarise, write_summary
 from services.settings import Recipe
 from services.shell import advertised_host
@@ -37,6 +39,8 @@ SERVICES = ("sampler", "verifier", "rollout", "learner")
 SCALING_S = 60.0
 QUEUED_S = 7 * 24 * 3600.0
 """After a week without room for a run somebody should hear of it."""
+FLEET = "fleet"
+"""The wait for replicas that a fleet lacks: one that hangs while it starts cannot tell of itself."""
 WITHOUT_TRAINING = ("sampler", "verifier", "rollout")
 
 
@@ -70,6 +74,12 @@ class RunKeeper:
         self._keys = RunKeys(run)
         self._journal = Journal(redis, self._keys, OWNER)
         self._waits = Waits()
+        self._asking = Attempts(
+            self._journal, self._waits, "look-failed", "the cluster could not be asked for room", "room"
+        )
+        self._scaling = Attempts(
+            self._journal, self._waits, "scaling-failed", "the rollout fleet could not be scaled", "scaling-again"
+        )
 
     async def keep(self) -> None:
         """Carry the run to its end, and leave nothing of it running.
@@ -113,6 +123,8 @@ class RunKeeper:
         await self._change(state, reason)
 
     async def _stop(self) -> None:
+        for over in ("progress", FLEET):
+            self._waits.done(over)
         with self._waits.on("stopping", "the run's services to drain and end", STOPPING_S):
             await self._cluster.stop(self._run, STOP_DEADLINE_S)
 
@@ -124,7 +136,7 @@ class RunKeeper:
         if record.state is RunState.QUEUED and record.resumptions:
             await self._stop()  # what its former life may have left running would be taken for the new one's
         told = ""
-        while shortage := await self._cluster.shortage(record):
+        while shortage := await self._shortage(record):
             self._waits.pending("placement", shortage, QUEUED_S, idle=True)
             if shortage != told:
                 await self._journal.event("queued", shortage)
@@ -140,11 +152,34 @@ class RunKeeper:
                 model_path = await self._cluster.prepare_model(record)
             await self._records.set_paths(self._run, self._epoch, model_path=model_path)
         await self._journal.event("starting-services", ", ".join(services_of(record.recipe)))
-        record = await self._current()
-        with self._waits.on("placing", "services to be placed", record.recipe.limits.startup_timeout_s):
-            await self._cluster.start(record)
-        self._replicas = record.rollout_replicas
-        return record
+        return await self._start()
+
+    async def _shortage(self, record: RunRecord) -> str | None:
+        """Why the run cannot be placed now, or None. Raises RunFailedError when the cluster will not say."""
+        if self._asking.due:
+            async with self._asking:
+                return await self._cluster.shortage(record)
+        return "the cluster does not say what is free"
+
+    async def _start(self) -> RunRecord:
+        """Have the services placed. A run whose services are there already is not given up because of one time-out."""
+        starts = Attempts(
+            self._journal, self._waits, "restart-failed", "the run's services could not be found again", "start-again"
+        )
+        while True:
+            record = await self._current()
+            self._replicas = record.rollout_replicas
+            with self._waits.on("placing", "services to be placed", record.recipe.limits.startup_timeout_s):
+                if record.state is RunState.STARTING:
+                    await self._cluster.start(record)
+                    return record
+                async with starts:
+                    await self._cluster.start(record)
+            if not starts.owed:
+                return record
+            while not starts.due:
+                await self._current()
+                await asyncio.sleep(PERIOD_S)
 
     async def _until_running(self, recovery: Recovery) -> None:
         recipe = (await self._current()).recipe
@@ -153,15 +188,16 @@ class RunKeeper:
         announced: set[str] = set()
         recovered: set[str] = set()
         while not await self._fleet_holds_weights():
-            await recovery.look(await self._current())
+            owed = await recovery.look(await self._current())
             ready = {p.service for p in await live_processes(self._redis, self._run) if p.state == "ready"}
             for service in sorted(ready - announced):
                 await self._journal.event("service-ready", service)
             announced |= ready
             lacking = sorted(set(services_of(recipe)) - ready)
             self._waits.pending("start", f"{', '.join(lacking) or 'a replica'} to be ready", deadline)
-            if (news := await self._recovering()) - recovered:
-                # A learner that trains archived steps again takes as long as they are many.
+            if (news := await self._recovering()) - recovered or owed:
+                # A learner that trains archived steps again takes as long as they are many; what the cluster could not
+                # do has a bound of its own.
                 recovered |= news
                 ends = time.monotonic() + deadline
                 self._waits.done("start")
@@ -182,11 +218,12 @@ class RunKeeper:
             record = await self._current()
             if reason := await self._done(record):
                 return reason
-            await recovery.look(record)
+            owed = await recovery.look(record)
             await self._scale(record.rollout_replicas)
+            await self._note_fleet(record)
             paused = await self._pause(record)
             now, news = await self._progress(), await self._recovering()
-            if now != seen or paused or news - recovered:
+            if now != seen or paused or owed or news - recovered:
                 recovered = news if now != seen else recovered | news
                 seen, since = now, time.monotonic()
                 self._waits.done("progress")
@@ -210,12 +247,27 @@ class RunKeeper:
         return wanted is not None
 
     async def _scale(self, replicas: int) -> None:
-        if replicas == self._replicas:
+        if replicas != self._replicas:
+            await self._journal.event("scaling", f"rollout {self._replicas} -> {replicas} replicas")
+            self._replicas = replicas
+        elif not self._scaling.owed:
             return
-        await self._journal.event("scaling", f"rollout {self._replicas} -> {replicas} replicas")
-        with self._waits.on("scaling", f"the fleet to be told of {replicas} replicas", SCALING_S):
-            await self._cluster.scale_rollout(self._run, replicas)
-        self._replicas = replicas
+        if not self._scaling.due:
+            return
+        async with self._scaling:
+            with self._waits.on("scaling", f"the fleet to be told of {replicas} replicas", SCALING_S):
+                await self._cluster.scale_rollout(self._run, replicas)
+
+    async def _note_fleet(self, record: RunRecord) -> None:
+        """Name the replicas that are wanted and not ready; a paused run wants them too."""
+        ready = Counter(one.service for one in await live_processes(self._redis, self._run) if one.state == "ready")
+        wanted = {"rollout": record.rollout_replicas, "verifier": record.recipe.verifier.replicas}
+        lacking = [f"{name} ({ready[name]} of {count} ready)" for name, count in wanted.items() if ready[name] < count]
+        if lacking:
+            text = f"replicas of {' and '.join(lacking)}"
+            self._waits.pending(FLEET, text, record.recipe.limits.startup_timeout_s)
+        else:
+            self._waits.done(FLEET)
 
     async def _done(self, record: RunRecord) -> str | None:
         """What the run has come to, once every set has its last evaluation and there is an export; else None."""

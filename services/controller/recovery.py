@@ -5,10 +5,11 @@ Must not start or end processes itself; it asks the cluster.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Collection
 
+from services.contracts import ProcessInfo
+from services.controller.attempts import Attempts, RunFailedError
 from services.controller.cluster import Cluster
 from services.streams.connection import Redis
 from services.streams.journal import Journal
@@ -16,22 +17,14 @@ from services.streams.presence import LAPSES_S, live_processes
 from services.streams.records import RunRecord
 from services.waits import Waits
 
-log = logging.getLogger(__name__)
-
 SILENT_S = 20.0
 """How long a presence may have lapsed although the process lives: together with the lapse, half a minute of silence."""
 LOOK_S = 6.0
 """The most that one look adds to a silence: while Redis or this process was away, nobody could be heard."""
 LEARNER_RESTARTS = 10
 """Starts of the learner in a row without a new rollout step. A kill of one that had become ready is forgiven."""
-
-
 FAILED = "failed: "
 """In a fault that a service reported itself, as against one whose process was killed or fell silent."""
-
-
-class RunFailedError(RuntimeError):
-    """The run cannot go on; the text is the reason people see."""
 
 
 class Silence:
@@ -68,7 +61,10 @@ class Silence:
 
 
 class Recovery:
-    """Watches over one run's processes. The bounds count restarts in a row that led nowhere, never restarts as such."""
+    """Watches over one run's processes. The bounds count restarts in a row that led nowhere, never restarts as such.
+
+    What the cluster could not do is owed: it is asked again, whatever is heard of the processes meanwhile.
+    """
 
     def __init__(self, redis: Redis, cluster: Cluster, journal: Journal, waits: Waits, record: RunRecord) -> None:
         self._redis = redis
@@ -78,48 +74,89 @@ class Recovery:
         self._run = record.id
         self._sampler = Silence("sampler", 1)
         self._learner = Silence("learner", record.recipe.learner.ranks)
-        self._learner_starts = 0
+        self._looks = Attempts(journal, waits, "look-failed", "the run's processes could not be looked at", "look")
+        self._sampler_starts = Attempts(
+            journal, waits, "restart-failed", "the sampler could not be started anew", "sampler-restart"
+        )
+        self._learner_starts = Attempts(
+            journal, waits, "restart-failed", "the learner could not be started anew", "learner-restart"
+        )
+        self._learner_restarts = 0
         self._former_learners: set[str] = set()
         self._learner_was_ready = False
         self._step = -1
 
-    async def look(self, record: RunRecord) -> None:
-        """Start anew what needs it. Raises RunFailedError when starting anew does not help."""
-        processes = await live_processes(self._redis, self._run)
-        present = {
-            service: [one.id for one in processes if one.service == service] for service in ("sampler", "learner")
-        }
-        ready = {one.pid for one in processes if one.state == "ready"}
-        if faults := await self._cluster.faults(self._run, ready):
-            raise RunFailedError("; ".join([*faults, *await self._last_words()]))
-        startup_s = record.recipe.limits.startup_timeout_s
-        if silence := self._sampler.observe(present["sampler"], startup_s):
-            await self._journal.event("sampler-restarted", silence)
-            await self._cluster.restart_sampler(self._run)
-            self._sampler.begin_anew(present["sampler"])
-        learners = {one.id for one in processes if one.service == "learner" and one.state == "ready"}
-        self._learner_was_ready |= bool(learners - self._former_learners)
-        if record.recipe.limits.rollout_steps:
-            silence = self._learner.observe(present["learner"], startup_s)
-            if fault := await self._cluster.learner_fault(self._run) or silence:
-                await self._restart_learner(record, fault)
-                self._former_learners = learners
-                self._learner.begin_anew(present["learner"])
+    async def look(self, record: RunRecord) -> bool:
+        """Start anew what needs it; whether a restart was owed before or is now: the run cannot get on in that time.
 
-    async def _restart_learner(self, record: RunRecord, fault: str) -> None:
+        Raises RunFailedError when starting anew does not help, or cannot be done.
+        """
+        owed = self._owed
+        processes = await live_processes(self._redis, self._run)
+        trains = record.recipe.limits.rollout_steps > 0
+        ready = {one.pid for one in processes if one.state == "ready"}
+        faults: list[str] = []
+        fault: str | None = None
+        if self._looks.due:
+            async with self._looks:
+                faults = await self._cluster.faults(self._run, ready)
+                fault = await self._cluster.learner_fault(self._run) if trains else None
+        if faults:
+            raise RunFailedError("; ".join([*faults, *await self._last_words()]))
+        await self._look_at_sampler(record, processes)
+        if trains:
+            await self._look_at_learner(record, processes, fault)
+        return owed or self._owed
+
+    @property
+    def _owed(self) -> bool:
+        return self._sampler_starts.owed or self._learner_starts.owed
+
+    async def _look_at_sampler(self, record: RunRecord, processes: list[ProcessInfo]) -> None:
+        present = [one.id for one in processes if one.service == "sampler"]
+        silence = self._sampler.observe(present, record.recipe.limits.startup_timeout_s)
+        if silence is None:
+            self._sampler_starts.settle()  # it may have been heard again before it could be killed
+        elif self._sampler_starts.due:
+            if not self._sampler_starts.owed:
+                await self._journal.event("sampler-restarted", silence)
+            async with self._sampler_starts:
+                await self._cluster.restart_sampler(self._run)
+                self._sampler.begin_anew(present)
+
+    async def _look_at_learner(self, record: RunRecord, processes: list[ProcessInfo], fault: str | None) -> None:
+        learners = [one for one in processes if one.service == "learner"]
+        present, ready = [one.id for one in learners], {one.id for one in learners if one.state == "ready"}
+        startup_s = record.recipe.limits.startup_timeout_s
+        silence = self._learner.observe(present, startup_s)
+        if self._learner_starts.owed:
+            if not self._learner_starts.due:
+                return
+        else:
+            self._learner_was_ready |= bool(ready - self._former_learners)
+            if not (cause := fault or silence):
+                return
+            await self._note_learner_restart(cause)
+        # The presence of one that is killed lasts a while; so does that of ranks that only half of a start had begun.
+        self._former_learners = ready
+        async with self._learner_starts:
+            with self._waits.on("placing", "the learner's ranks to begin anew", startup_s):
+                await self._cluster.restart_learner(record)
+            self._learner.begin_anew(present)
+
+    async def _note_learner_restart(self, fault: str) -> None:
+        """Tell that the learner begins anew, and why; once, however many attempts that takes. Raises RunFailedError."""
         step = await self._journal.step()
         # A learner that was well until it was killed is no sign of a fault, however often; one that failed is.
         forgiven = step != self._step or (self._learner_was_ready and FAILED not in fault)
-        self._learner_starts = 1 if forgiven else self._learner_starts + 1
+        self._learner_restarts = 1 if forgiven else self._learner_restarts + 1
         self._step, self._learner_was_ready = step, False
-        if self._learner_starts > LEARNER_RESTARTS:
+        if self._learner_restarts > LEARNER_RESTARTS:
             raise RunFailedError(
                 f"{fault} (the learner was started anew {LEARNER_RESTARTS} times without a new rollout step)"
             )
-        text = f"{fault}; all ranks begin anew ({self._learner_starts} of {LEARNER_RESTARTS} at rollout step {step})"
+        text = f"{fault}; all ranks begin anew ({self._learner_restarts} of {LEARNER_RESTARTS} at rollout step {step})"
         await self._journal.event("learner-restarted", text)
-        with self._waits.on("placing", "the learner's ranks to begin anew", record.recipe.limits.startup_timeout_s):
-            await self._cluster.restart_learner(record)
 
     async def _last_words(self) -> list[str]:
         """What the service that failed last said of it, if any did."""

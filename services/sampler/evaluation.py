@@ -20,6 +20,7 @@ from services.sampler.scores import Response, Score, average, majority, over_que
 from services.settings import HELD_OUT, Recipe
 from services.shell import Context
 from services.streams.effects import EVALUATED, Effects, RefusedMessageError
+from services.streams.keys import EVALUATION_GROUP
 from services.streams.leases import Consumer, Delivery
 from services.streams.library import RedisFullError
 from services.streams.presence import live_processes
@@ -29,8 +30,6 @@ SHARE_BESIDE_TRAINING = 0.5
 """Of the fleet's sequence slots, how many an evaluation may take while training goes on: replicas serve it first."""
 HASHES_AT_ONCE = 100
 WAIT = "evaluation"
-EVALUATION_GROUP = "e."
-"""What the ids of this lane's groups begin with; those of training groups never do."""
 CORRECTNESS = {Outcome.CORRECT: True, Outcome.WRONG: False, Outcome.UNKNOWN: None}
 
 

@@ -13,6 +13,7 @@ from services.metrics import GROUPS, REDIS_MEMORY, STARVATION_RUNG
 from services.sampler.starvation import Rung
 from services.shell import Context
 from services.streams.effects import group_counts
+from services.streams.footprint import longest_streams
 from services.streams.leases import trim
 from services.streams.memory import memory_share
 
@@ -23,6 +24,8 @@ CONSUMER_GONE_S = 3600.0
 HIGH_WATER = 0.85
 """Share of Redis' maxmemory from which on nothing new is dispatched, so that what is under way has room to finish."""
 MEMORY = "redis-memory"
+READERS = {"tasks": "rollout", "samples": "verifier", "verdicts": "sampler"}
+"""By stream of a lane: the one consumer group that reads it."""
 
 
 class Housekeeping:
@@ -41,10 +44,10 @@ class Housekeeping:
 
     async def _look(self) -> None:
         redis, keys = self._context.redis, self._context.keys
-        for streams in map(keys.lane, Lane):
-            readers = {streams.tasks: "rollout", streams.samples: "verifier", streams.verdicts: "sampler"}
-            for stream, consumer_group in readers.items():
-                await trim(redis, stream, consumer_group, CONSUMER_GONE_S)
+        for lane in Lane:
+            streams, longest = keys.lane(lane), longest_streams(self._context.record.recipe, lane)
+            for name, consumer_group in READERS.items():
+                await trim(redis, getattr(streams, name), consumer_group, CONSUMER_GONE_S, longest[name])
         counts = await group_counts(redis, keys)
         for state, value in counts.model_dump().items():
             GROUPS.labels(keys.run, state).set(value)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.contracts import Lane, Outcome, Task, Verdict
@@ -82,6 +83,12 @@ class Ledger:
             del self.kept[name]
         self.batched[step] = len(names)
 
+    def taken_back(self, step: int, groups: Mapping[str, Group]) -> None:
+        """The batches of `step` and later are no more; `groups` are kept again."""
+        self.batched = {out: count for out, count in self.batched.items() if out < step}
+        for name, group in groups.items():
+            self.restore_kept(name, group)
+
     def trained(self, step: int) -> None:
         """Rollout step `step` is committed: its batch and those before it free their slots."""
         self.batched = {out: count for out, count in self.batched.items() if out > step}
@@ -111,10 +118,10 @@ def as_stored(fields: dict[bytes, bytes]) -> Group:
     return group
 
 
-async def recall(redis: Redis, keys: RunKeys, name: str) -> Group | None:
-    """A pending group that the ledger lacks: a dead one that somebody had delivered again. None for any other."""
+async def recall(redis: Redis, keys: RunKeys, name: str, state: str = "pending") -> Group | None:
+    """A group in that `state` that the ledger lacks: a dead one that somebody had redriven. None for any other."""
     fields = await redis.hgetall(keys.group(name))
-    return as_stored(fields) if fields.get(b"state") == b"pending" else None
+    return as_stored(fields) if fields.get(b"state") == state.encode() else None
 
 
 async def recover(redis: Redis, keys: RunKeys, lane: Lane) -> Ledger:

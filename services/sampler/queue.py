@@ -13,16 +13,17 @@ from services.sampler.batching import Window, make_batch
 from services.sampler.credit.filtering import KEPT, decide
 from services.sampler.data import Splits
 from services.sampler.dispatch import PROMPT_FAULTS, Dispatcher
-from services.sampler.evaluation import EVALUATION_GROUP
 from services.sampler.housekeeping import Housekeeping
 from services.sampler.ledger import Group, Ledger, recall, recover
 from services.sampler.orphans import Orphans
 from services.sampler.pacing import SurvivalEstimate, staleness
 from services.sampler.selection.screening import COMPLETE, screen
 from services.sampler.starvation import Ladder, Rung, Starvation
+from services.sampler.strays import Search
 from services.sampler.timetable import Timetable
 from services.shell import Context
 from services.streams.effects import MORE, Effects, RefusedMessageError, group_counts, response_tokens
+from services.streams.keys import EVALUATION_GROUP, order_of
 from services.streams.leases import Consumer, Delivery
 from services.streams.library import RedisFullError
 from services.streams.records import is_paused
@@ -58,7 +59,9 @@ class SamplingQueue:
         self._starvation = Starvation(ladder, limits.groups_per_step)
         self._housekeeping = housekeeping
         self._orphans = Orphans(context, Lane.TRAIN)
+        self._strays = Search(context.redis, context.keys)
         self._dead_after = "0-0"
+        self._rewound_at = (0, 0)
         self._awaited: dict[str, str] = {}
         self._verdicts = Consumer(
             context.redis, context.keys, context.keys.lane(Lane.TRAIN).verdicts, "sampler",
@@ -77,18 +80,27 @@ class SamplingQueue:
         queue = cls(context, effects, splits, ledger, state, housekeeping)
         posteriors = await redis.hgetall(keys.posteriors)
         queue._dispatcher.rates.load({prompt.decode(): entry.decode() for prompt, entry in posteriors.items()})
-        out = {name.decode(): int(value) for name, value in (await redis.hgetall(keys.queue)).items()}
-        queue._next_step = out.get("step", 0) + 1
-        if out.get("last"):
-            queue._last_step = out["step"]
-        judged = int(await redis.hget(keys.lane(Lane.TRAIN).counters, "judged") or 0)
-        queue._starvation.judged = judged - out.get("judged", 0)
-        # Whoever was there before has told of the rung.
-        queue._starvation.update(len(ledger.kept), "")
-        if queue._dispatcher.exhausted and not ledger.generating and not await redis.exists(keys.starved):
-            queue._dispatcher.begin_batch()  # somebody took the starved run on
+        await queue._find_place()
         await queue._verdicts.open()
         return queue
+
+    async def _find_place(self) -> None:
+        """Where an earlier sampler stood: its step, its rung, the letters that it has dealt with."""
+        redis, keys = self._context.redis, self._context.keys
+        out = {name.decode(): value.decode() for name, value in (await redis.hgetall(keys.queue)).items()}
+        self._next_step = int(out.get("step", 0)) + 1
+        if out.get("last") == "1":
+            self._last_step = int(out["step"])
+        self._rewound_at = order_of(out.get("letters", "0-0"))
+        judged = int(await redis.hget(keys.lane(Lane.TRAIN).counters, "judged") or 0)
+        self._starvation.judged = judged - int(out.get("judged", 0))
+        # Whoever was there before has told of the rung; of a pause it cannot have, for it would count from there.
+        self._starvation.update(len(self._ledger.kept), "")
+        if self._starvation.rung is Rung.PAUSE:
+            self._starvation.rung = Rung.NORMAL
+        self._housekeeping.report_rung(self._starvation.rung)
+        if self._dispatcher.exhausted and not self._ledger.generating and not await redis.exists(keys.starved):
+            self._dispatcher.begin_batch()  # somebody took the starved run on
 
     @property
     def last_step(self) -> int:
@@ -119,7 +131,21 @@ class SamplingQueue:
         for delivery in await self._verdicts.read(256, 0.25):
             await self._take_in(delivery)
         await self._release_orphans()
+        await self._take_in_strays()
         self._note_waits()
+
+    async def _take_in_strays(self) -> None:
+        """Look after groups that were redriven, and keep the groups of a batch again that is gone from Redis."""
+        strays = await self._strays.look(self._ledger)
+        self._ledger.generating |= strays.groups
+        lost = strays.lost
+        if lost is None or not await self._effects.take_back(lost.step, lost.entry, lost.groups):
+            return
+        text = f"step {lost.step}: its batch is gone from Redis; {len(lost.groups)} groups are kept again"
+        await self._context.journal.event("batch-lost", text)
+        kept = {one: await recall(self._context.redis, self._context.keys, one, KEPT) for one in lost.groups}
+        self._ledger.taken_back(lost.step, {name: group for name, group in kept.items() if group})
+        self._next_step, self._last_step = lost.step, self._recipe.limits.rollout_steps
 
     async def _release_orphans(self) -> None:
         """End groups of which no stream holds anything any more, so that nothing will ever be heard of them."""
@@ -136,6 +162,7 @@ class SamplingQueue:
         if self._starvation.rung is Rung.PAUSE:
             self._begin_batch()
             self._starvation.rung = Rung.NORMAL
+            self._housekeeping.report_rung(Rung.NORMAL)
         return False
 
     async def _dispatch(self, policy: Policy) -> None:
@@ -159,10 +186,10 @@ class SamplingQueue:
             change = self._starvation.update(len(self._ledger.kept), self._window.histogram)
         if change is None:
             return
+        if change.rung is Rung.PAUSE:
+            await self._effects.starve(change.text)
         await self._context.journal.event(change.kind, change.text)
         self._housekeeping.report_rung(change.rung)
-        if change.rung is Rung.PAUSE:
-            await self._effects.keep(self._context.keys.starved, change.text)
 
     async def _take_in(self, delivery: Delivery[Verdict]) -> None:
         self._context.waits.done(VERDICTS)
@@ -237,7 +264,10 @@ class SamplingQueue:
         for entry, letter in await self._context.journal.dead_letters(self._dead_after):
             self._dead_after = entry
             news = self._dispatcher.drop(letter)
-            if letter.cause is Cause.INVALID or letter.group not in self._ledger.generating:
+            # What was given up before the run was taken back has been asked for again since.
+            if letter.cause is Cause.INVALID or order_of(entry) <= self._rewound_at or not letter.group:
+                continue
+            if letter.group not in self._ledger.generating and await self._recalled(letter.group) is None:
                 continue
             if news:
                 await self._context.journal.event(f"prompt-{letter.cause.value}", f"never drawn again: {letter.reason}")

@@ -14,13 +14,14 @@ from services.sampler.dispatch import task_of
 from services.sampler.timetable import STEP
 from services.shell import Context
 from services.streams.effects import Effects, read_snapshot
-from services.streams.history import Reopened, rewind
+from services.streams.history import GroupsChangedError, Reopened, forget_evaluations, rewind
 from services.streams.journal import read_all
 
 log = logging.getLogger(__name__)
 
 WAIT = "snapshot"
 POLL_S = 0.5
+ATTEMPTS = 10
 
 
 class ResumptionError(RuntimeError):
@@ -36,12 +37,19 @@ async def resume(context: Context, effects: Effects, prompts: tuple[Prompt, ...]
     snapshot = await _snapshot(context, step)
     if snapshot is None:
         return
-    await _forget_evaluations(context, step)
-    groups = await _open_groups(context) + await _trained_after(context, step, {one.id: one for one in prompts})
-    done = await rewind(
-        context.redis, context.keys, "sampler", effects.epoch, resumption=record.resumptions, step=step,
-        groups=groups, posteriors=snapshot.posteriors, response_tokens=snapshot.response_tokens,
-    )  # fmt: skip
+    await _forget_evaluations(context, effects, step)
+    for attempt in range(1, ATTEMPTS + 1):
+        groups = await _open_groups(context) + await _trained_after(context, step, {one.id: one for one in prompts})
+        try:
+            done = await rewind(
+                context.redis, context.keys, "sampler", effects.epoch, resumption=record.resumptions, step=step,
+                groups=groups, posteriors=snapshot.posteriors, response_tokens=snapshot.response_tokens,
+            )  # fmt: skip
+            break
+        except GroupsChangedError as error:
+            log.warning("attempt %d of %d: %s", attempt, ATTEMPTS, error)
+    else:
+        raise ResumptionError(f"open groups changed {ATTEMPTS} times while the run was taken back to step {step}")
     if done:
         await context.journal.event(
             "rewound", f"back to rollout step {step}: {len(groups)} groups are pending again, "
@@ -63,17 +71,15 @@ async def _snapshot(context: Context, step: int) -> SamplerSnapshot | None:
     return None
 
 
-async def _forget_evaluations(context: Context, step: int) -> None:
+async def _forget_evaluations(context: Context, effects: Effects, step: int) -> None:
     """Drop the evaluations of steps behind `step` and those under way: other weights will answer them."""
     redis, keys = context.redis, context.keys
+    gone = []
     for entry, record in await read_all(redis, keys, keys.evaluations, EvaluationRecord):
         number = record.name.removeprefix(STEP)
         if record.name == AFTER or (number.isdigit() and int(number) > step):
-            await redis.xdel(keys.evaluations, entry)
-    lane = keys.lane(Lane.EVALUATION)
-    await redis.unlink(lane.tasks, lane.samples, lane.verdicts, lane.counters, lane.pending, lane.released)
-    async for key in redis.scan_iter(keys.group("e.*"), 1000):
-        await redis.unlink(key)
+            gone.append(entry)
+    await forget_evaluations(redis, keys, "sampler", effects.epoch, gone)
 
 
 async def _open_groups(context: Context) -> list[Reopened]:

@@ -54,7 +54,8 @@ class SamplerService:
 
     async def _evaluate(self, context: Context) -> None:
         recipe = context.record.recipe
-        sets = await asyncio.to_thread(load_held_out, recipe)
+        with context.waits.on("data", "held-out prompts to be read", recipe.limits.startup_timeout_s):
+            sets = await asyncio.to_thread(load_held_out, recipe)
         effects = await Effects.fenced(context.redis, context.keys, self.name)
         await context.presence.update(state="ready")
         await Evaluator(context, effects, sets).run(ALONE)
@@ -62,15 +63,16 @@ class SamplerService:
     async def _train(self, context: Context, housekeeping: Housekeeping) -> None:
         recipe = context.record.recipe
         # In a thread: reading a big file must not stop this process's sign of life.
-        splits = await asyncio.to_thread(load_splits, recipe.data, recipe.evaluation.sets)
+        with context.waits.on("data", "prompts to be read and filtered", recipe.limits.startup_timeout_s):
+            splits = await asyncio.to_thread(load_splits, recipe.data, recipe.evaluation.sets)
         await context.journal.event("data-loaded", splits.report.text)
         effects = await Effects.fenced(context.redis, context.keys, self.name)
         await resume(context, effects, splits.train)
         evaluator = Evaluator(context, effects, held_out_sets(recipe, splits.held_out, splits.sets))
-        await context.presence.update(state="ready")
         queue = await SamplingQueue.open(context, effects, splits, housekeeping)
         timetable = Timetable(context, evaluator)
         await timetable.open(await context.journal.step())
+        await context.presence.update(state="ready")
         try:
             await queue.run(timetable)
             if not context.stopping.is_set():

@@ -151,7 +151,8 @@ class Learner(Section):
     `float64` is for proofs: it needs `zero_stage` 0. `activation_checkpointing` runs each layer twice to keep less.
     Every rollout step's batch is archived, and a checkpoint written every `checkpoint_every` rollout steps, of which
     the last `checkpoints_kept` stay with the batches behind them: a learner that dies goes on from there, and
-    `penstock replay` begins there. 0 writes none: then every step is trained again from the archived batches.
+    `penstock replay` begins there. Two at least are kept, for the newest may turn out damaged.
+    With `checkpoint_every` 0 none is written: then every step is trained again from the archived batches.
     `max_non_finite_steps` optimizer steps in a row without a finite gradient fail the run.
     """
 
@@ -166,7 +167,7 @@ class Learner(Section):
     micro_batch_tokens: Positive = 2048
     activation_checkpointing: bool = False
     checkpoint_every: Annotated[int, Field(ge=0)] = 10
-    checkpoints_kept: Positive = 2
+    checkpoints_kept: Annotated[int, Field(ge=2)] = 2
     max_non_finite_steps: Positive = 3
     threads: Positive = 1
     cpus: Annotated[float, Field(ge=0)] = 1.0

@@ -5,25 +5,30 @@ Must not trust a letter: what it holds may be hostile.
 A redriven group gets a name of its own (`g00000012` becomes `g00000012-r1`) and is one more dispatched group; the dead
 one stays dead. Under its old name, a late verdict could judge a sample that it never saw, and a group whose hash is
 gone could be trained twice.
+
+The sampler has no slot for a redriven group until it hears of it, so few may be pending at once (footprint.py).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.contracts import Cause, DeadLetter, Lane, Task
 from services.streams.admission import Malformed, admit
 from services.streams.connection import Redis
+from services.streams.footprint import REDRIVEN_KEPT, REDRIVEN_PENDING
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.leases import tail
-from services.streams.library import call
+from services.streams.library import RedisFullError, call
 
 PAGE = 200
 GROUP_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 AGAIN = re.compile(r"(.+)-r(\d{1,6})")
 REASON_SHOWN = 200
+AT_LIMIT = -2
+"""What lua/redrive.lua replies when as many redriven groups are pending as may be."""
 
 
 class UnknownLetterError(LookupError):
@@ -32,6 +37,10 @@ class UnknownLetterError(LookupError):
 
 class NotRedrivableError(RuntimeError):
     """A letter's group cannot be asked for anew; the text says why."""
+
+
+class RedriveLimitError(NotRedrivableError):
+    """As many redriven groups are pending as may be at once; the same letter can be redriven later."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,8 @@ async def letter_of(redis: Redis, keys: RunKeys, entry: str) -> Letter:
 
 
 async def _opened(redis: Redis, keys: RunKeys, entries: list[tuple[str, bytes]]) -> list[Letter]:
-    redriven = {old.decode(): new.decode() for old, new in (await redis.hgetall(keys.redriven)).items()}
+    # Behind the new name stands how long it is remembered.
+    redriven = {old.decode(): new.decode().split(" ")[0] for old, new in (await redis.hgetall(keys.redriven)).items()}
     found = []
     for entry, body in entries:
         admitted = admit(keys, DeadLetter, body)
@@ -79,28 +89,54 @@ async def _opened(redis: Redis, keys: RunKeys, entries: list[tuple[str, bytes]])
 
 
 async def redrive(redis: Redis, keys: RunKeys, one: Letter, journal: Journal) -> Attempt:
-    """Ask anew for a letter's group, once; an event `redriven` says so. Raises NotRedrivableError."""
+    """Ask anew for a letter's group, once; an event `redriven` says so.
+
+    Raises RedriveLimitError while REDRIVEN_PENDING such groups are pending, NotRedrivableError, RedisFullError.
+    """
     if one.redriven:
         raise NotRedrivableError(f"its group is drawn again already, as {one.redriven}")
     group = _group_of(keys, one.letter)
     task = await _task_of(redis, keys, one.letter, group)
     again = task.model_copy(update={"group": _next_name(group)})
-    lane = keys.lane(Lane.TRAIN)
-    redis_keys = [keys.redriven, keys.group(group), keys.group(again.group), lane.tasks, lane.counters, lane.pending]
-    done = await call(redis, "redrive", redis_keys, [group, again.group, again.model_dump_json(), again.samples])
-    if done < 0:
-        raise NotRedrivableError(await _standing(redis, keys, group))
-    if not done:
-        raise NotRedrivableError(f"its group is drawn again already, as {again.group}")
+    await _ask(redis, keys, group, again)
     why = one.letter.reason[:REASON_SHOWN]
     await journal.event("redriven", f"{group} is drawn again as {again.group}; it was given up: {why}")
     return Attempt(one.entry, group, again.group, f"drawn again as {again.group}")
 
 
+async def _ask(redis: Redis, keys: RunKeys, group: str, again: Task) -> None:
+    lane = keys.lane(Lane.TRAIN)
+    redis_keys = [
+        keys.redriven, keys.group(group), keys.group(again.group), lane.tasks, lane.counters, lane.pending, keys.dead,
+    ]  # fmt: skip
+    args = [group, again.group, again.model_dump_json(), again.samples, REDRIVEN_PENDING, REDRIVEN_KEPT]
+    try:
+        done = await call(redis, "redrive", redis_keys, args)
+    except RedisFullError:
+        limit = int((await redis.info("memory"))["maxmemory"]) / 2**20
+        raise RedisFullError(
+            f"Redis is at its maxmemory of {limit:,.0f} MiB: nothing is drawn again; redrive it when groups under way "
+            f"have ended, or raise maxmemory"
+        ) from None
+    if done == AT_LIMIT:
+        raise RedriveLimitError(
+            f"{REDRIVEN_PENDING} groups that were drawn again are pending, the most at once; redrive it when some of "
+            f"them have ended"
+        )
+    if done < 0:
+        raise NotRedrivableError(await _standing(redis, keys, group))
+    if not done:
+        raise NotRedrivableError(f"its group is drawn again already, as {again.group}")
+
+
 async def redrive_all(redis: Redis, keys: RunKeys, journal: Journal) -> list[Attempt]:
-    """Ask anew for the groups of all letters that were not redriven before; what came of each."""
+    """Ask anew for the groups of all letters that were not redriven before, as many as there is room for.
+
+    What came of each letter; one that there was no room for says so, and how many groups are left like its own.
+    """
     attempts: list[Attempt] = []
     renamed: dict[str, str] = {}
+    left: list[int] = []
     after = "0-0"
     while page := await letters(redis, keys, after):
         after = page[-1].entry
@@ -109,17 +145,25 @@ async def redrive_all(redis: Redis, keys: RunKeys, journal: Journal) -> list[Att
             if group in renamed:
                 attempts.append(Attempt(one.entry, group, renamed[group], "with another letter of its group"))
             elif not one.redriven:
-                attempts.append(await _attempt(redis, keys, one, journal))
-                if group and (name := attempts[-1].redriven):
-                    renamed[group] = name
+                attempt, fits = await _attempt(redis, keys, one, journal)
+                if not fits:
+                    left.append(len(attempts))
+                attempts.append(attempt)
+                if group and attempt.redriven:
+                    renamed[group] = attempt.redriven
+    groups = {attempts[at].group for at in left} - set(renamed)
+    for at in left:
+        attempts[at] = replace(attempts[at], reason=f"{attempts[at].reason} ({len(groups)} groups are left)")
     return attempts
 
 
-async def _attempt(redis: Redis, keys: RunKeys, one: Letter, journal: Journal) -> Attempt:
+async def _attempt(redis: Redis, keys: RunKeys, one: Letter, journal: Journal) -> tuple[Attempt, bool]:
+    """What came of it, and whether there was room."""
     try:
-        return await redrive(redis, keys, one, journal)
-    except NotRedrivableError as error:
-        return Attempt(one.entry, one.letter.group, None, str(error))
+        return await redrive(redis, keys, one, journal), True
+    except (NotRedrivableError, RedisFullError) as error:
+        fits = not isinstance(error, RedriveLimitError | RedisFullError)
+        return Attempt(one.entry, one.letter.group, None, str(error)), fits
 
 
 def _group_of(keys: RunKeys, letter: DeadLetter) -> str:

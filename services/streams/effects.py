@@ -144,6 +144,21 @@ class Effects:
         args = [self._epoch, batch.step, batch.model_dump_json(), state, compress(snapshot), int(batch.last)]
         return bool(await call(self._redis, "publish_batch", keys, args))
 
+    async def take_back(self, step: int, entry: str, groups: list[str]) -> bool:
+        """Keep the `groups` of rollout step `step` and of later ones again, for the batch's `entry` is gone.
+
+        False, and nothing was changed, if it is there or the step was trained meanwhile. Raises FencedError.
+        """
+        keys = [
+            self._epoch_key, self._keys.policy, self._keys.batches, self._keys.queue, *map(self._keys.group, groups)
+        ]  # fmt: skip
+        return bool(await call(self._redis, "take_back", keys, [self._epoch, step, entry]))
+
+    async def starve(self, why: str) -> None:
+        """Say that the run has to pause for want of kept groups. Raises FencedError."""
+        keys = [self._epoch_key, self._keys.starved, self._keys.queue, self._keys.lane(Lane.TRAIN).counters]
+        await call(self._redis, "starve", keys, [self._epoch, why])
+
     async def keep(self, key: str, value: str) -> None:
         """Set one of the run's values as the owner of the role. Raises FencedError."""
         await call(self._redis, "keep", [self._epoch_key, key], [self._epoch, value])

@@ -16,7 +16,7 @@ from services.streams.admission import Malformed
 from services.streams.connection import Redis
 from services.streams.effects import become_owner, compress
 from services.streams.journal import WEIGHT_MESSAGES_KEPT, Journal, read_all, read_policy
-from services.streams.keys import RunKeys
+from services.streams.keys import EVALUATION_GROUP, RunKeys
 from services.streams.leases import tail_messages
 from services.streams.library import call
 
@@ -97,14 +97,16 @@ class History:
     async def accepts(self, logged: LoggedBatch, step: int) -> bool:
         """Whether a batch is the very entry that the sampler published for rollout step `step`.
 
-        Any other is moved to the dead-letter stream.
+        One that it published for a later step is left where it is: should the one before it be gone, the sampler takes
+        both back. Any other is moved to the dead-letter stream.
         """
         found = await _noted(self._redis, self._keys, logged.batch)
         # A sampler of the release before this one notes no entry.
-        wanted = [[b"batched", str(step).encode(), entry] for entry in (logged.entry.encode(), None)]
+        own = str(logged.batch.step).encode()
+        wanted = [[b"batched", own, entry] for entry in (logged.entry.encode(), None)]
         wrong = [one.group for one, fields in zip(logged.batch.groups, found, strict=True) if fields not in wanted]
-        if logged.batch.step == step and not wrong:
-            return True
+        if logged.batch.step >= step and not wrong:
+            return logged.batch.step == step
         body = logged.batch.model_dump_json().encode()
         why = Malformed(f"not the batch of rollout step {step}: {wrong[0] if wrong else logged.batch.step}")
         log.error("%s: entry %s is given up: %s", self._keys.batches, logged.entry, why.reason)
@@ -140,6 +142,22 @@ class History:
         await call(self._redis, "keep", [self._epoch_key, key], [self.epoch, value])
 
 
+class GroupsChangedError(RuntimeError):
+    """Somebody asked for another group meanwhile (a dead letter was redriven); read the open ones again."""
+
+
+async def forget_evaluations(redis: Redis, keys: RunKeys, role: str, epoch: int, entries: list[str]) -> None:
+    """Drop these evaluation records, and all that is under way on the evaluation lane. Raises FencedError."""
+    lane = keys.lane(Lane.EVALUATION)
+    # Nobody begins another evaluation meanwhile: its owner is the one who calls.
+    groups = [key async for key in redis.scan_iter(keys.group(f"{EVALUATION_GROUP}*"), 1000)]
+    all_keys = [
+        keys.epoch(role), keys.evaluations, lane.tasks, lane.samples, lane.verdicts, lane.counters, lane.pending,
+        lane.released, *groups,
+    ]  # fmt: skip
+    await call(redis, "forget_evaluations", all_keys, [epoch, *entries])
+
+
 @dataclass(frozen=True)
 class Reopened:
     """A group that goes back to pending: the task that asks for it, and whether it had been trained."""
@@ -155,7 +173,7 @@ async def rewind(
     """Take a run back to rollout step `step`, once per `resumption`. False when it was done before.
 
     Later steps leave the history, `groups` are asked for again, and the sampler's posteriors are those given, as is the
-    count of response tokens unless that is None. Raises FencedError.
+    count of response tokens unless that is None. Raises FencedError, GroupsChangedError.
     """
     streams = keys.lane(Lane.TRAIN)
     dropped = [entry for entry, record in await Journal(redis, keys, role).steps() if record.step > step]
@@ -164,17 +182,21 @@ async def rewind(
     all_keys = [
         keys.epoch(role), keys.policy, streams.counters, streams.pending, streams.tasks, streams.samples,
         streams.verdicts, keys.batches, keys.steps, keys.queue, keys.posteriors, streams.released,
-        keys.snapshot(step), *(keys.snapshot(batch.step) for batch in logged),
+        keys.dead, keys.snapshot(step), *(keys.snapshot(batch.step) for batch in logged),
         *(sample.payload for group in stay for sample in group.samples),
     ]  # fmt: skip
     args: list[str | int] = [
         epoch, resumption, step, keys.group(""), keys.payload("", 0).removesuffix(":0"),
-        "" if response_tokens is None else response_tokens, len(dropped), *dropped,
+        "" if response_tokens is None else response_tokens, sum(not one.trained for one in groups),
+        len(dropped), *dropped,
         len(posteriors), *chain.from_iterable(posteriors.items()), len(stay), *(group.group for group in stay),
     ]  # fmt: skip
     for one in groups:
         args += [one.task.group, one.task.model_dump_json(), one.task.samples, int(one.trained)]
-    return bool(await call(redis, "rewind", all_keys, args))
+    done = await call(redis, "rewind", all_keys, args)
+    if done < 0:
+        raise GroupsChangedError(f"run {keys.run!r}: other groups are open than a moment ago")
+    return bool(done)
 
 
 async def published_batches(redis: Redis, keys: RunKeys, steps: Collection[int]) -> list[Batch]:

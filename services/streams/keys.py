@@ -12,6 +12,8 @@ from services.contracts import Lane
 
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,95}")
 RUNS = "penstock:runs"
+EVALUATION_GROUP = "e."
+"""What the ids of an evaluation's groups begin with; those of training groups never do."""
 SHARED_PROCESSES = "penstock:{-}:processes"
 """Of processes that belong to no run; no run id is a dash."""
 
@@ -147,3 +149,9 @@ class RunKeys:
     @property
     def processes(self) -> str:
         return self.key("processes")
+
+
+def order_of(entry: str) -> tuple[int, int]:
+    """By what a stream's entry ids are ordered: milliseconds, and a count within one."""
+    milliseconds, _, count = entry.partition("-")
+    return int(milliseconds), int(count or 0)

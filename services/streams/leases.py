@@ -24,6 +24,9 @@ from services.streams.library import call
 
 log = logging.getLogger(__name__)
 
+TRIMMED_AT_ONCE, TRIM_CALLS = 1000, 10
+"""Entries behind the oldest unacked one that one call may drop, while Redis serves nobody else; calls of one trim."""
+
 M = TypeVar("M", bound=Message)
 
 
@@ -168,9 +171,21 @@ class Consumer(Generic[M]):
             await end(task)
 
 
-async def trim(redis: Redis, stream: str, consumer_group: str, gone_after_s: float) -> int:
-    """Drop the entries that a stream's only consumer group has acked; how many. Forgets its consumers long gone."""
-    return await call(redis, "trim", [stream], [consumer_group, int(gone_after_s * 1000)])
+async def trim(redis: Redis, stream: str, consumer_group: str, gone_after_s: float, longest: int) -> int:
+    """Drop the entries that a stream's only consumer group has acked; how many. Forgets its consumers long gone.
+
+    All below the oldest unacked entry go; behind it only as many as make the stream longer than `longest` entries, the
+    oldest first. So a stream keeps at most `longest` entries, or what is unacked and one more where that is longer. A
+    consumer is forgotten that has held nothing and asked for nothing for `gone_after_s` seconds.
+    """
+    total = 0
+    for _ in range(TRIM_CALLS):
+        args = [consumer_group, int(gone_after_s * 1000), longest, TRIMMED_AT_ONCE]
+        dropped = await call(redis, "trim", [stream], args)
+        total += dropped
+        if dropped < TRIMMED_AT_ONCE:
+            break
+    return total
 
 
 async def tail(

@@ -18,7 +18,7 @@ from services.streams.connection import Redis
 log = logging.getLogger(__name__)
 
 SHARED = "shared"
-GROWING = frozenset({"dispatch", "publish_sample"})
+GROWING = frozenset({"dispatch", "publish_sample", "redrive"})
 """Refused by a Redis at its maxmemory. All others may pass it: they are small, and what is under way must drain."""
 SCRIPT_MEMORY = "OOM "
 

@@ -113,8 +113,11 @@ class Episode:
         outcomes: list[Outcome] = []
 
         def take() -> None:
-            while left and not scene.ended() and scene.step() < last - STEPS_TO_SPARE:
-                number, name = left.popleft()
+            while not scene.ended() and scene.step() < last - STEPS_TO_SPARE:
+                try:
+                    number, name = left.popleft()
+                except IndexError:  # another thread took the last one
+                    return
                 # A choice of its own: threads that shared one would make the seed worthless.
                 rng = random.Random(f"{self.seed} {number} {name}")
                 time.sleep(rng.uniform(*PAUSE_S))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tests.chaos.evidence import Entry
 from tests.chaos.finding import Finding, Kind
 from tests.chaos.lookups import LANES
 from tests.chaos.story import Asked, Story
@@ -14,7 +15,9 @@ from tests.chaos.story import Asked, Story
 RELEASED = ("filtered", "stale", "dead")
 OPEN = ("pending", "kept", "batched")
 TOMBSTONES = 512
-"""Released groups whose hash is still there (docs/streams.md); older ones may be gone."""
+"""Released groups whose hash is still there (docs/api.md, "Dead letters"); older ones may be gone."""
+HEARD_S = 60.0
+"""How long a sampler may take to end a group that was given up: one that was killed or stopped is replaced by then."""
 
 
 def every_group_has_its_place(story: Story) -> Iterator[Finding]:
@@ -84,17 +87,22 @@ def nothing_is_stranded(story: Story) -> Iterator[Finding]:
 
 def _stranded(story: Story, lane: str, prefix: str, name: str, asked: Asked) -> str | None:
     """Why nothing will ever end a pending group; None when something will."""
-    if name in story.letters:
-        return None  # it was given up, and the sampler will hear of it
     evidence = story.evidence
+    # A rewind began the training streams anew: what was on them, or given up, says nothing of a group asked for again.
+    life = len(story.rewinds) if lane == "train" else 0
+    if letters := [one for one in evidence.own("dead") if _ends(one, name) and story.life(one) >= life]:
+        unheard_s = (_sampled_until(story, lane) - letters[0].order[0]) / 1000
+        return f"it was given up {unheard_s:.0f} s before the end, and not ended" if unheard_s > HEARD_S else None
 
     def waiting(stream: str) -> set[int | None]:
         """What of the group a consumer still has to deal with on a stream: indices, None for a task."""
         found = [one for one in evidence.entries[stream] if one.id in evidence.unacked[stream] and one.body]
         return {one.body.get("index") for one in found if one.body and one.body.get("group") == name}
 
-    published = {one["index"] for one in evidence.bodies(f"{prefix}samples") if one["group"] == name}
-    judged = set(story.verdicts(lane).get(name, {}))
+    def told(stream: str) -> set[int]:
+        return {one["index"] for at, one in story.told(f"{prefix}{stream}") if one["group"] == name and at >= life}
+
+    published, judged = told("samples"), told("verdicts")
     recorded = {int(one.removeprefix("verdict:")) for one in evidence.groups[name] if one.startswith("verdict:")}
     missing = set(range(asked.wanted)) - published
     if missing and not waiting(f"{prefix}tasks"):
@@ -106,6 +114,19 @@ def _stranded(story: Story, lane: str, prefix: str, name: str, asked: Asked) -> 
     if not missing and recorded >= set(range(asked.wanted)):
         return "all of its verdicts are recorded, and nobody decided"
     return None
+
+
+def _ends(letter: Entry, name: str) -> bool:
+    """Whether a dead letter ends the group. A message that was no message of this run ends nothing."""
+    return letter.body is not None and letter.body.get("group") == name and letter.body["cause"] != "invalid"
+
+
+def _sampled_until(story: Story, lane: str) -> int:
+    """Until when the lane's groups were looked after (ms): until the run's end, in training until its last step."""
+    evidence = story.evidence
+    if lane == "train" and evidence.state == "succeeded" and evidence.entries["steps"]:
+        return max(one.order for one in evidence.entries["steps"])[0]
+    return max(one.order for entries in evidence.entries.values() for one in entries)[0]
 
 
 def nothing_came_twice(story: Story) -> Iterator[Finding]:

@@ -126,3 +126,21 @@ def append(evidence: Evidence, stream: str, body: dict[str, Any] | None, entry: 
     evidence.entries[stream].append(Entry(entry, body))
     evidence.added[stream] += 1
     evidence.read[stream] += 1
+
+
+def rewound_run() -> Evidence:
+    """Step 2 left the history: its groups are asked for, drawn, judged and trained once more."""
+    run = clean_run()
+    writer = Writer()
+    writer._clock = 9000
+    for group in ("g2", "g3"):
+        generate(writer, group, ("correct", "wrong"))
+    run.unacked["tasks"] = {writer.add("tasks", task(PENDING))}
+    writer.add("events", {"kind": "event", "phase": "rewound"})
+    writer.add("batches", batch(2, ("g2", "g3"), last=True))
+    for stream, entries in writer.entries.items():
+        for entry in entries:
+            append(run, stream, entry.body, entry.id)
+    run.restarted = {"tasks", "samples", "verdicts", "batches"}
+    run.added |= dict.fromkeys(run.restarted, 1)
+    return run

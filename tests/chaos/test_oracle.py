@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.chaos import synthetic
-from tests.chaos.evidence import Evidence
+from tests.chaos.evidence import Entry, Evidence
 from tests.chaos.finding import Kind
 from tests.chaos.oracle import CHECKS, judge
 from tests.chaos.synthetic import (
@@ -20,6 +20,7 @@ from tests.chaos.synthetic import (
     append,
     batch,
     clean_run,
+    rewound_run,
     sample,
     task,
     verdict,
@@ -63,6 +64,43 @@ def lose_a_verdict(run: Evidence) -> None:
 def forget_to_decide(run: Evidence) -> None:
     lose_a_verdict(run)
     run.groups[PENDING] |= {f"verdict:{index}": "{}" for index in range(synthetic.SAMPLES)}
+
+
+def give_up(run: Evidence, entry: str, group: str = PENDING) -> None:
+    """A letter says that nobody could deal with the group's task."""
+    run.unacked["tasks"].clear()
+    append(run, "dead", {**NOBODY, "cause": "deliveries", "group": group, "entry": "1-0"}, entry)
+
+
+def train_the_last_step_at(run: Evidence, seconds: int) -> None:
+    run.entries["steps"][-1] = Entry(f"{seconds * 1000}-0", run.entries["steps"][-1].body)
+
+
+def forget_what_was_given_up(run: Evidence) -> None:
+    give_up(run, LATER)
+    train_the_last_step_at(run, 90)
+
+
+def forget_what_was_given_up_in_a_run_that_hangs(run: Evidence) -> None:
+    run.state = "cancelled"
+    give_up(run, LATER)
+    append(run, "events", {"phase": "stalled", "text": "no verdict comes"}, "90000-0")
+
+
+def forget_a_redriven_group_that_was_given_up_again(run: Evidence) -> None:
+    again = f"{FILTERED}-r1"
+    append(run, "tasks", task(again), "8000-0")
+    run.groups[again] = {"state": "pending"}
+    run.lanes["train"].pending.add(again)
+    run.lanes["train"].counters["dispatched"] += 1
+    give_up(run, LATER, again)
+    train_the_last_step_at(run, 90)
+
+
+def lose_the_task_of_a_redriven_group(run: Evidence) -> None:
+    """The letter of the group that it came from is no excuse."""
+    forget_a_redriven_group_that_was_given_up_again(run)
+    run.entries["dead"][-1].body["group"] = FILTERED
 
 
 def forget_in_a_long_run(run: Evidence) -> None:
@@ -239,6 +277,10 @@ WRONGS: tuple[tuple[Callable[[Evidence], None], Kind, str], ...] = (
     (lose_a_sample, Kind.LOST, PENDING),
     (lose_a_verdict, Kind.LOST, PENDING),
     (forget_to_decide, Kind.LOST, PENDING),
+    (forget_what_was_given_up, Kind.LOST, PENDING),
+    (forget_what_was_given_up_in_a_run_that_hangs, Kind.LOST, PENDING),
+    (forget_a_redriven_group_that_was_given_up_again, Kind.LOST, f"{FILTERED}-r1"),
+    (lose_the_task_of_a_redriven_group, Kind.LOST, f"{FILTERED}-r1"),
     (forget_in_a_long_run, Kind.LOST, PENDING),
     (lose_a_trained_group, Kind.LOST, "g9"),
     (leave_a_batch_behind, Kind.LOST, KEPT),
@@ -323,20 +365,31 @@ def test_a_damaged_payload_may_be_left_out():
     assert judge(run).findings == ()
 
 
-def test_a_rewind_opens_a_second_life():
-    """Step 2 left the history: its groups are asked for, drawn, judged and trained once more, which is no duplicate."""
+@pytest.mark.parametrize("until_s", [1, 60])
+def test_what_was_given_up_just_before_the_last_step_is_pending(until_s: int):
+    """Nobody ends it any more once the last step is trained, however long the evaluation after it takes."""
     run = clean_run()
-    writer = synthetic.Writer()
-    writer._clock = 9000
-    for group in ("g2", "g3"):
-        synthetic.generate(writer, group, ("correct", "wrong"))
-    writer.add("events", {"kind": "event", "phase": "rewound"})
-    writer.add("batches", batch(2, ("g2", "g3"), last=True))
-    for stream, entries in writer.entries.items():
-        for entry in entries:
-            append(run, stream, entry.body, entry.id)
-    run.restarted = {"tasks", "samples", "verdicts", "batches"}
-    run.added |= dict.fromkeys(run.restarted, 1)
+    give_up(run, LATER)
+    train_the_last_step_at(run, until_s)
+    append(run, "events", {"phase": "evaluated", "text": "after"}, "990000-0")
+    assert judge(run).findings == ()
+
+
+def test_what_was_drawn_or_given_up_in_a_first_life_says_nothing_of_a_second():
+    run = rewound_run()
+    append(run, "samples", sample(PENDING, 0), "5000-0")
+    append(run, "verdicts", verdict(PENDING, 0, "wrong"), "5001-0")
+    append(run, "dead", {**NOBODY, "cause": "deliveries", "group": PENDING, "entry": "1-0"}, "5002-0")
+    train_the_last_step_at(run, 90)
+    assert judge(run).findings == ()
+    lose_a_task(run)
+    [found] = judge(run).findings
+    assert (found.kind, found.subject) == (Kind.LOST, PENDING)
+
+
+def test_a_rewind_opens_a_second_life():
+    """What was done once more is no duplicate."""
+    run = rewound_run()
     assert judge(run).findings == ()
     judge_twice(run)
     append(run, "verdicts", verdict("g0", 0, "wrong"), "9900-0")

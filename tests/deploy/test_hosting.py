@@ -14,6 +14,7 @@ import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,65 @@ async def test_successor_finds_everything_again_and_restarts_the_learner(
     await third.restart_sampler(run_id)
     await eventually(redis, run_id, "sampler", lambda found: bool(set(found) - {sampler}))
     await until_gone([sampler], 3.0)
+
+
+@pytest.mark.timeout(240)
+async def test_a_restart_of_the_learner_that_broke_off_anywhere_is_owed_and_can_be_repeated(
+    cluster: Any, redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.exceptions import GetTimeoutError
+
+    from deploy.hosting import cluster as hosting
+
+    record = await submitted(redis, run_id, ranks=2)
+    await cluster.start(record)
+    before = set(await eventually(redis, run_id, "learner", lambda found: len(found) == 2))
+
+    def nth(call: int, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, which fails at that call; Ray's own, as it fails while its control store is away."""
+        calls = iter(range(1, 100))
+
+        def does(*arguments: Any) -> Any:
+            if next(calls) == call:
+                raise GetTimeoutError("Ray does not answer")
+            return function(*arguments)
+
+        return does
+
+    async def breaks_off(error: type[Exception], record: RunRecord = record) -> None:
+        with pytest.raises(error):
+            await cluster.restart_learner(record)
+        assert await cluster.learner_fault(run_id) == hosting.HALF_DONE, "whoever looks sees that it is owed"
+
+    # Before the kill, after it, before the placing, and before the ranks are begun.
+    for name, call in (
+        ("named_actors", 1), ("named_actors", 2), ("release_placement", 1), ("learner_placement", 1), ("Rank", 2),
+    ):  # fmt: skip
+        with monkeypatch.context() as patched:
+            patched.setattr(hosting, name, nth(call, getattr(hosting, name)))
+            await breaks_off(GetTimeoutError)
+    await until_gone(list(before), 10.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(hosting, "KILLED_S", -1.0)
+        patched.setattr(hosting, "named_actors", lambda prefix: [f"{prefix}0"])
+        await breaks_off(TimeoutError)
+    # Ranks that find no place: what is still to be placed is given up for those that do.
+    recipe = record.recipe
+    too_much = recipe.model_copy(
+        update={
+            "learner": recipe.learner.model_copy(update={"cpus": 64.0}),
+            "limits": recipe.limits.model_copy(update={"startup_timeout_s": 2.0}),
+        }
+    )
+    await breaks_off(hosting.PlacementError, replace(record, recipe=too_much))
+
+    await cluster.restart_learner(record)
+    assert await cluster.learner_fault(run_id) is None
+    await eventually(redis, run_id, "learner", lambda found: len(set(found) - before) == 2)
+
+    # A keeper that takes a placed run up again has the fleet told of what is wanted by now.
+    await cluster.start(await RunRecords(redis).scale(run_id, 2))
+    await eventually(redis, run_id, "rollout", lambda found: len(found) == 2)
 
 
 @pytest.mark.timeout(180)

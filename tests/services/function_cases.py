@@ -11,7 +11,7 @@ from services.contracts import Cause, Lane, ProcessInfo, Release, RunState, Samp
 from services.settings import parse_recipe
 from services.streams.dead import letters, redrive
 from services.streams.effects import become_owner
-from services.streams.history import Reopened, rewind
+from services.streams.history import Reopened, forget_evaluations, rewind
 from services.streams.journal import Journal
 from services.streams.leases import Consumer, trim
 from services.streams.presence import Presence
@@ -167,10 +167,28 @@ async def rewound(run):
     )  # fmt: skip
 
 
+async def taken_back(run):
+    logged = await run.batched(1, "g0")
+    await run.redis.xdel(run.keys.batches, logged.entry)
+    return lambda: run.sampler.take_back(1, logged.entry, ["g0"])
+
+
+async def starved(run):
+    return lambda: run.sampler.starve("no kept group")
+
+
+async def evaluations_forgotten(run):
+    entry = (await run.append(run.keys.evaluations, EVENT))[0]
+    return lambda: forget_evaluations(run.redis, run.keys, "sampler", run.sampler.epoch, [entry])
+
+
 async def trimmed(run):
+    """Two samples lie before the oldest lease, four behind it; of those only the newest may stay."""
     await run.decided("g0", "kept")
-    await run.decided("g1", "kept")
-    return lambda: trim(run.redis, run.streams.samples, "verifier", 0.0)
+    await run.published("g1")
+    await run.decided("g2", "kept")
+    await run.decided("g3", "kept")
+    return lambda: trim(run.redis, run.streams.samples, "verifier", 0.0, 3)
 
 
 CASES = {
@@ -183,6 +201,7 @@ CASES = {
     "create_record": Case(create_record),
     "discard": Case(discard),
     "dispatch": Case(dispatch, "sampler"),
+    "forget_evaluations": Case(evaluations_forgotten, "sampler"),
     "give_up": Case(give_up),
     "join": Case(join),
     "keep": Case(keep, "learner"),
@@ -197,5 +216,7 @@ CASES = {
     "release": Case(release, "sampler"),
     "renew": Case(renew),
     "rewind": Case(rewound, "sampler"),
+    "starve": Case(starved, "sampler"),
+    "take_back": Case(taken_back, "sampler"),
     "trim": Case(trimmed),
 }

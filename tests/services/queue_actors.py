@@ -51,6 +51,8 @@ G = 2
 NAMES = ("a", "b")
 """Consumers of each kind."""
 LEASE_S = 3600.0
+LONGEST = 2
+"""Entries that a stream keeps although they are done with, when one before them is not."""
 HELD = 8
 """Deliveries in hand, the older ones forgotten."""
 
@@ -294,9 +296,10 @@ class Actors:
         self.met(f"a duplicate of {body['kind']}")
 
     def trim(self, stream: str) -> None:
-        dropped = self.model.streams[stream].trim()
-        assert self.do(trim(self.run.redis, self.key(stream), READERS[stream], LEASE_S)) == dropped
+        dropped, behind = self.model.streams[stream].trim(LONGEST)
+        assert self.do(trim(self.run.redis, self.key(stream), READERS[stream], LEASE_S, LONGEST)) == dropped + behind
         self.met("trimmed up to a lease", dropped, self.model.streams[stream].of("leased"))
+        self.met("trimmed behind a lease", behind)
         self.met("trimmed up to what was delivered", dropped, self.model.streams[stream].of("new"))
 
     # Batches and the weight history.

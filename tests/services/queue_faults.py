@@ -77,6 +77,10 @@ FAULTS = {
         "cover", "for at = first, first + payloads - 1 do redis.call('UNLINK', keys[at]) end", ""
     ),
     "trimming goes past a lease": Fault("trim", "if pending[1] > 0 then first = pending[2] end", ""),
+    "trimming drops what is under lease behind the oldest lease": Fault("trim", " and not leased[entry[1]]", ""),
+    "trimming drops the newest behind a lease": Fault(
+        "trim", "'(' .. at, '(' .. last, 'COUNT'", "'(' .. at, '+', 'COUNT'"
+    ),
     "trimming drops what was not delivered": Fault(
         "trim", "local first = facts['last-delivered-id']", "local first = '9999999999999-0'"
     ),

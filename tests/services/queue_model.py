@@ -66,15 +66,21 @@ class Stream:
             one.state = "leased"
         return taken, lost
 
-    def trim(self) -> int:
-        """How many entries go: those before the oldest lease, or before the last one delivered."""
+    def trim(self, longest: int) -> tuple[int, int]:
+        """How many entries go: those before the oldest lease, or before the last one delivered; and behind the lease.
+
+        Of the latter the oldest that are done with, but the last one delivered, until `longest` entries are left.
+        """
         delivered = [place for place, one in enumerate(self.entries) if one.state != "new"]
         leased = [place for place, one in enumerate(self.entries) if one.state == "leased"]
-        first = leased[0] if leased else delivered[-1] if delivered else 0
-        if not self.grouped:
-            first = 0
+        if not self.grouped or not delivered:
+            return 0, 0
+        first = leased[0] if leased else delivered[-1]
+        done = [one for one in self.entries[first : delivered[-1]] if one.state == "done"] if leased else []
         del self.entries[:first]
-        return first
+        gone = done[: max(0, len(self.entries) - longest)]
+        self.entries = [one for one in self.entries if one not in gone]
+        return first, len(gone)
 
 
 @dataclass

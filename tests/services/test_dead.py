@@ -346,12 +346,3 @@ async def test_letters_come_in_pages(pipeline):
     assert [one.entry for one in [*first, *rest]] == entries
     with pytest.raises(UnknownLetterError, match="no dead letter '5-5'"):
         await letter_of(pipeline.redis, pipeline.keys, "5-5")
-
-
-async def test_a_full_redis_redrives(own_server, run_id):
-    _, redis = own_server
-    pipeline = await Pipeline(redis, RunKeys(run_id)).open()
-    letter = await pipeline.dead_task("g0")
-    await redis.config_set("maxmemory", 1)
-    assert (await pipeline.redriven(letter)).redriven == "g0-r1"
-    assert await pipeline.counts() == {"dispatched": 2, "dead": 1, "pending": 1}

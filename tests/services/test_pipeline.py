@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+from prometheus_client import REGISTRY
 
 from services.cancellation import end
 from services.contracts import Batch, Cause, Lane, Policy, Sample, SampleFacts, StepRecord, Task, VersionSpan
@@ -213,6 +214,10 @@ async def test_task_that_is_given_up_is_a_dead_group_and_the_run_goes_on(redis, 
     assert set(evaluations) == {"before", "after"}
 
 
+def rung_of(run):
+    return REGISTRY.get_sample_value("penstock_starvation_rung", {"run": run})
+
+
 async def test_starvation_climbs_its_ladder_and_pauses_until_somebody_resumes(redis, run_id):
     rungs = {"widen_after": 1, "boundary_after": 2, "partial_after": 3, "pause_after": 4}
     document = recipe_document(
@@ -228,12 +233,13 @@ async def test_starvation_climbs_its_ladder_and_pauses_until_somebody_resumes(re
         running(SamplerService().run(sampler), VerifierService().run(verifier), fleet.run(), learner.run()) as tasks,
     ):
 
-        async def starved():
-            return await redis.get(keys.starved) is not None
+        async def told():
+            return any(event.phase == "starvation-pause" for _, event in await sampler.journal.events())
 
-        await until(starved, tasks, "the pause")
+        await until(told, tasks, "the pause")
         text = (await redis.get(keys.starved)).decode()
         phases = [event.phase for _, event in await sampler.journal.events()]
+        assert rung_of(run_id) == 4
         counts = await group_counts(redis, keys)
         assert counts.reconciled, counts
         assert (counts.trained, learner.batches) == (0, [])
@@ -253,6 +259,7 @@ async def test_starvation_climbs_its_ladder_and_pauses_until_somebody_resumes(re
         fleet.skill = 0.5
         await redis.delete(keys.starved)
         await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
+        assert rung_of(run_id) < 4
         counts = await group_counts(redis, keys)
     assert counts.reconciled, counts
     assert counts.trained == 4

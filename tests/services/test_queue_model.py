@@ -44,7 +44,8 @@ SITUATIONS = """
     publish_verdict for a group that left no trace; record_verdict by a former owner;
     record_verdict for a group that left no trace; release of a batched group; release of a dead group;
     release of a kept group; release of a pending group; release of a trained group; rewound over a covered step;
-    rewound to a step that was not covered; trimmed up to a lease; trimmed up to what was delivered
+    rewound to a step that was not covered; trimmed behind a lease; trimmed up to a lease;
+    trimmed up to what was delivered
 """
 """What the default run must have met, lest it holds because nothing happened."""
 

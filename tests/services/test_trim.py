@@ -1,15 +1,18 @@
 """Trimming on a real server: what the consumer group is done with goes, and nothing else does."""
 
 import asyncio
+import json
 
 import pytest
 
 from services.contracts import Lane
+from services.streams import leases
 from services.streams.keys import RunKeys
-from services.streams.leases import trim
+from services.streams.leases import tail, trim
 from tests.services.driven import STATE, DrivenRun, contents, task_of
 
 GONE_S = 3600.0
+LONG = 10_000
 
 
 @pytest.fixture
@@ -33,8 +36,25 @@ async def there(run):
     return await run.redis.xlen(run.streams.tasks)
 
 
-async def cut(run, gone_after_s=GONE_S):
-    return await trim(run.redis, run.streams.tasks, "rollout", gone_after_s)
+async def cut(run, gone_after_s=GONE_S, longest=LONG):
+    return await trim(run.redis, run.streams.tasks, "rollout", gone_after_s, longest)
+
+
+async def acked(run, count, *held):
+    """New groups whose tasks are acked, but for those whose places are in `held`; the leases on these."""
+    await send(run, count)
+    found = await run.rollout().read(count, 0.01)
+    assert len(found) == count
+    for number, one in enumerate(found):
+        if number not in held:
+            await run.rollout().ack(one.lease)
+    return [found[number].lease for number in held]
+
+
+async def left(run):
+    """The groups whose tasks are still on the stream."""
+    found = await run.redis.xrange(run.streams.tasks)
+    return [json.loads(fields[b"m"])["group"] for _, fields in found]
 
 
 async def test_what_nobody_was_given_yet_stays(run, redis, keys):
@@ -45,7 +65,7 @@ async def test_what_nobody_was_given_yet_stays(run, redis, keys):
     assert len(await run.rollout().read(5, 0.01)) == 5
 
 
-async def test_everything_before_the_oldest_lease_goes_and_nothing_behind_it(run):
+async def test_everything_before_the_oldest_lease_goes_and_nothing_behind_it_while_the_stream_is_short(run):
     await send(run, 6)
     held = await run.rollout().read(5, 0.01)
     for number in (0, 1, 3):
@@ -56,6 +76,61 @@ async def test_everything_before_the_oldest_lease_goes_and_nothing_behind_it(run
     await run.lapse(held[4].lease)
     again = await run.rollout("r1").read(5, 0.01) + await run.rollout("r1").read(5, 0.01)
     assert sorted(one.message.group for one in again) == ["g2", "g4", "g5"], "no message was lost"
+
+
+async def test_of_a_long_stream_what_is_acked_behind_the_oldest_lease_goes_too_the_oldest_first(run):
+    held = await acked(run, 10, 1, 4, 7)
+    await send(run, 2)
+    assert await cut(run, longest=8) == 4
+    assert await left(run) == ["g1", "g4", "g6", "g7", "g8", "g9", "g10", "g11"], "g0, g2, g3 and g5 go"
+    assert await cut(run, longest=8) == 0
+    assert await cut(run, longest=0) == 2
+    assert await left(run) == ["g1", "g4", "g7", "g9", "g10", "g11"], "g9 was delivered last"
+    for lease in held:
+        await run.lapse(lease)
+    again = await run.rollout("r1").read(5, 0.01) + await run.rollout("r1").read(5, 0.01)
+    assert sorted(one.message.group for one in again) == ["g1", "g10", "g11", "g4", "g7"], "no message was lost"
+
+
+async def test_a_stream_is_as_long_as_what_is_unacked_where_that_is_more_than_its_limit(run):
+    await acked(run, 300, *range(0, 300, 2))
+    assert await cut(run, longest=20) == 149
+    assert await left(run) == [*(f"g{number}" for number in range(0, 300, 2)), "g299"]
+
+
+async def test_a_call_drops_no_more_behind_a_lease_than_it_is_told_and_trimming_goes_on(run, monkeypatch):
+    monkeypatch.setattr(leases, "TRIMMED_AT_ONCE", 30)
+    monkeypatch.setattr(leases, "TRIM_CALLS", 4)
+    await acked(run, 302, 0, 150)
+    assert await cut(run, longest=0) == 120
+    assert (await left(run))[:2] == ["g0", "g121"]
+    assert await cut(run, longest=0) == 120
+    assert (await left(run))[:3] == ["g0", "g150", "g242"]
+    assert await cut(run, longest=0) == 59
+    assert await left(run) == ["g0", "g150", "g301"]
+
+
+async def test_leases_on_entries_that_somebody_deleted_hide_none_of_those_that_are_there(run, redis):
+    """A page of entries may hold more leases than entries."""
+    held = await acked(run, 400, *range(350), 380)
+    for lease in held[1:340]:
+        await redis.xdel(run.streams.tasks, lease.entry)
+    await cut(run, longest=0)
+    assert await left(run) == ["g0", *(f"g{number}" for number in range(340, 350)), "g380", "g399"]
+
+
+async def test_whoever_tails_a_stream_sees_all_of_it_however_long_one_lease_lasts(run, redis):
+    """A reader that is behind by no more than the limit misses nothing."""
+    seen, after = [], "0-0"
+    await acked(run, 1, 0)
+    for _ in range(20):
+        await acked(run, 5)
+        await cut(run, longest=6)
+        assert await there(run) == 6
+        entries = await tail(redis, run.streams.tasks, after)
+        after = entries[-1][0]
+        seen += [json.loads(body)["group"] for _, body in entries]
+    assert seen == [f"g{number}" for number in range(101)]
 
 
 async def test_the_last_delivered_entry_goes_once_another_is_behind_it(run):
@@ -104,15 +179,15 @@ async def test_consumers_long_gone_are_forgotten_unless_they_hold_a_lease(run, r
 
 
 async def test_a_stream_that_is_not_there_or_is_read_by_others_is_left_alone(run, redis, keys):
-    assert await trim(redis, keys.lane(Lane.EVALUATION).tasks, "rollout", GONE_S) == 0
+    assert await trim(redis, keys.lane(Lane.EVALUATION).tasks, "rollout", GONE_S, 0) == 0
     await redis.xadd(keys.lane(Lane.EVALUATION).samples, {"m": "x"})
-    assert await trim(redis, keys.lane(Lane.EVALUATION).samples, "verifier", GONE_S) == 0
+    assert await trim(redis, keys.lane(Lane.EVALUATION).samples, "verifier", GONE_S, 0) == 0
     await send(run, 2)
     for one in await run.rollout().read(2, 0.01):
         await run.rollout().ack(one.lease)
-    assert await trim(redis, run.streams.tasks, "verifier", GONE_S) == 0
+    assert await trim(redis, run.streams.tasks, "verifier", GONE_S, 0) == 0
     for name in ("another", "zzz"):
         await redis.xgroup_create(run.streams.tasks, name, id="0")
-        assert await cut(run) == 0, "a second group has not read it"
+        assert await cut(run, longest=0) == 0, "a second group has not read it"
         await redis.xgroup_destroy(run.streams.tasks, name)
     assert await cut(run) == 1

@@ -1,0 +1,126 @@
+"""What the sampler finds that it did not know of: groups redriven, batches that are gone, a pause half told."""
+
+import asyncio
+
+from services.contracts import Cause, Lane, Task
+from services.sampler.service import SamplerService
+from services.streams.dead import letters, redrive
+from services.streams.effects import group_counts
+from services.streams.journal import Journal
+from services.streams.keys import RunKeys
+from services.streams.leases import Consumer
+from tests.conftest import recipe_document, service_context
+from tests.services.test_pipeline import HandFleet, HandLearner, evaluated, running, until
+from verifier.service import VerifierService
+
+
+class LateLearner(HandLearner):
+    """Takes batches once it may."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.may = asyncio.Event()
+
+    async def run(self):
+        await self.may.wait()
+        await super().run()
+
+
+async def phases(journal):
+    return [event.phase for _, event in await journal.events()]
+
+
+async def test_a_batch_that_is_gone_is_published_again_with_those_behind_it(redis, run_id):
+    document = recipe_document("/none", limits={"max_staleness": 1, "rollout_steps": 3}, evaluation={"samples": 1})
+    keys = RunKeys(run_id)
+    fleet = HandFleet(redis, keys)
+    learner = LateLearner(redis, keys, fleet)
+    async with (
+        service_context(redis, run_id, document, "sampler") as sampler,
+        service_context(redis, run_id, document, "verifier") as verifier,
+        running(SamplerService().run(sampler), VerifierService().run(verifier), fleet.run(), learner.run()) as tasks,
+    ):
+
+        async def two_out():
+            return await redis.xlen(keys.batches) == 2
+
+        await until(two_out, tasks, "two batches")
+        former = [entry for entry, _ in await redis.xrange(keys.batches)]
+        await redis.xdel(keys.batches, former[0])
+
+        async def both_again():
+            now = [entry for entry, _ in await redis.xrange(keys.batches)]
+            return len(now) == 2 and not set(now) & set(former)
+
+        await until(both_again, tasks, "both batches, published again")
+        assert "batch-lost" in await phases(sampler.journal)
+        learner.may.set()
+        await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
+        counts = await group_counts(redis, keys)
+    assert counts.reconciled, counts
+    assert counts.trained == 12
+    assert [batch.step for batch in learner.batches] == [1, 2, 3]
+    names = [group.group for batch in learner.batches for group in batch.groups]
+    assert len(set(names)) == len(names) == 12, "a group is trained once"
+
+
+async def test_a_redriven_group_that_is_given_up_again_ends_and_can_be_redriven_once_more(redis, run_id):
+    document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})
+    keys = RunKeys(run_id)
+    tasks_of = keys.lane(Lane.TRAIN).tasks
+    async with (
+        service_context(redis, run_id, document, "sampler") as sampler,
+        running(SamplerService().run(sampler)) as tasks,
+    ):
+        await sampler.journal.event("begun", "the run")
+        consumer = Consumer(redis, keys, tasks_of, "rollout", "hand", Task, 30.0, 3)
+        await consumer.open()
+        held = {one.message.group: one for one in await consumer.read(64, 10)}
+        name = min(held)
+        await consumer.give_up(held[name], "nobody answers", Cause.DELIVERIES)
+        for wanted in (1, 2):
+
+            async def dead(wanted=wanted):
+                return (await group_counts(redis, keys)).dead == wanted
+
+            await until(dead, tasks, f"{wanted} dead groups")
+            newest = (await letters(redis, keys))[-1]
+            again = (await redrive(redis, keys, newest, Journal(redis, keys, "test"))).redriven
+            assert again == f"{name}-r{wanted}"
+            found = None
+            while found is None:
+                found = next((one for one in await consumer.read(64, 10) if one.message.group == again), None)
+            await consumer.give_up(found, "nobody answers it either", Cause.DELIVERIES)
+
+        async def three():
+            return (await group_counts(redis, keys)).dead == 3
+
+        await until(three, tasks, "the third")
+        assert (await group_counts(redis, keys)).reconciled
+
+
+async def test_a_redriven_group_is_looked_after_before_anything_is_heard_of_it(redis, run_id):
+    document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})
+    keys = RunKeys(run_id)
+    async with (
+        service_context(redis, run_id, document, "sampler") as sampler,
+        running(SamplerService().run(sampler)) as tasks,
+    ):
+        consumer = Consumer(redis, keys, keys.lane(Lane.TRAIN).tasks, "rollout", "hand", Task, 30.0, 3)
+        await consumer.open()
+        for one in await consumer.read(64, 10):
+            await consumer.give_up(one, "nobody answers", Cause.DELIVERIES)
+
+        async def some_dead():
+            return (await group_counts(redis, keys)).dead > 0
+
+        await until(some_dead, tasks, "dead groups")
+        again = (await redrive(redis, keys, (await letters(redis, keys))[0], Journal(redis, keys, "test"))).redriven
+        # Its task is lost before anybody reads it, with all others: nothing on its way would end any of them.
+        await redis.xtrim(keys.lane(Lane.TRAIN).tasks, maxlen=0)
+
+        async def orphaned():
+            told = [event.text for _, event in await sampler.journal.events() if event.phase == "group-orphaned"]
+            return any(text.startswith(f"{again}:") for text in told)
+
+        await until(orphaned, tasks, "its end", deadline_s=90)
