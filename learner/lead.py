@@ -190,14 +190,30 @@ class Lead:
 
     async def _handle(self, logged: LoggedBatch) -> None:
         batch = logged.batch
-        if batch.step > self._policy.step and not await self._history.accepts(logged, self._policy.step + 1):
-            return
+        if batch.step > self._policy.step:
+            if not await self._history.accepts(logged, self._policy.step + 1):
+                return
+            if too_old := self._too_old(batch):
+                await self._context.journal.event("batch-too-old", too_old)
+                await self._history.give_back(logged)
+                return
         record = await self._train(batch) if batch.step == self._policy.step + 1 else None
         if record is None:
             log.info("step %d was trained before", batch.step)
         await self._checkpointing.trained(logged)
         if record and self._work.due(batch.step) and not self._done:
             await self._save(record)
+
+    def _too_old(self, batch: Batch) -> str | None:
+        """Why a batch may not be trained any more: its step's weights were published again, under a later version."""
+        late, bound = self._policy.version - batch.version, self._recipe.limits.max_staleness
+        oldest = max(sample.staleness for group in batch.groups for sample in group.samples) + late
+        if late <= 0 or oldest <= bound:
+            return None
+        return (
+            f"step {batch.step} was made for policy version {batch.version}; at version {self._policy.version} its "
+            f"oldest response is {oldest} versions old, {bound} is the bound (limits.max_staleness); it goes back"
+        )
 
     async def _save(self, record: StepRecord) -> None:
         await self._meanwhile_idle(self._checkpointing.settle())

@@ -139,10 +139,12 @@ class SamplingQueue:
         strays = await self._strays.look(self._ledger)
         self._ledger.generating |= strays.groups
         lost = strays.lost
-        if lost is None or not await self._effects.take_back(lost.step, lost.entry, lost.groups):
+        if lost is None:
             return
         text = f"step {lost.step}: its batch is gone from Redis; {len(lost.groups)} groups are kept again"
         await self._context.journal.event("batch-lost", text)
+        if not await self._effects.take_back(lost.step, lost.entry, lost.groups):
+            return
         kept = {one: await recall(self._context.redis, self._context.keys, one, KEPT) for one in lost.groups}
         self._ledger.taken_back(lost.step, {name: group for name, group in kept.items() if group})
         self._next_step, self._last_step = lost.step, self._recipe.limits.rollout_steps

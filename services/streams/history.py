@@ -116,6 +116,10 @@ class History:
         )
         return False
 
+    async def give_back(self, logged: LoggedBatch) -> None:
+        """Return a batch to the sampler, which takes it and those behind it back. Raises FencedError."""
+        await call(self._redis, "give_back", [self._epoch_key, self._keys.batches], [self.epoch, logged.entry])
+
     async def ended_at(self) -> int | None:
         """The rollout step whose batch was published as the run's last; None while that is open."""
         step, last = await self._redis.hmget(self._keys.queue, "step", "last")

@@ -15,6 +15,7 @@ from tests.chaos.finding import Finding, Kind
 from tests.chaos.story import Story
 
 DAMAGED = "payload-damaged"
+TAKEN_BACK = "batch-lost"
 PAYLOAD = re.compile(r":payload:(?P<group>[^:]+):(?P<index>\d+)$")
 
 
@@ -39,10 +40,10 @@ def no_group_is_trained_twice(story: Story) -> Iterator[Finding]:
 
 
 def each_batch_is_published_once(story: Story) -> Iterator[Finding]:
-    """Of each life: one batch a step, and no group in two batches."""
-    published: dict[tuple[int, int], dict[str, Any]] = {}
-    placed: dict[tuple[int, str], int] = {}
-    for life, batch in story.told("batches"):
+    """Of each life: one batch a step, and no group in two batches. What the sampler took back begins anew."""
+    published: dict[tuple[tuple[int, int], int], dict[str, Any]] = {}
+    placed: dict[tuple[tuple[int, int], str], int] = {}
+    for life, batch in story.told_between("batches", TAKEN_BACK):
         earlier = published.setdefault((life, batch["step"]), batch)
         if earlier != batch:
             yield Finding(Kind.DUPLICATED, f"step {batch['step']}", "two different batches were published for it")

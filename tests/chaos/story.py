@@ -61,6 +61,13 @@ class Story:
             if entry.body is not None:
                 yield self.life(entry), entry.body
 
+    def told_between(self, stream: str, phase: str) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
+        """As `told`, and how many events of a phase had been written by then."""
+        events = [one.order for one in self.evidence.own("events") if one.body and one.body.get("phase") == phase]
+        for entry in self.evidence.own(stream):
+            if entry.body is not None:
+                yield (self.life(entry), sum(order <= entry.order for order in events)), entry.body
+
     def dispatched(self, lane: str) -> dict[str, Asked]:
         """The lane's groups and what their last task asks for."""
         return self._dispatched[lane]

@@ -132,6 +132,29 @@ def check_export(folder: Path, replica: Receiver, initial: dict[str, torch.Tenso
     assert exported.generation_config.eos_token_id == 3
 
 
+async def test_a_batch_that_other_bits_have_made_too_old_is_given_back(
+    redis: Any, redis_url: str, run_id: str, tiny_model: Path
+) -> None:
+    keys = RunKeys(run_id)
+    await submit(redis, run_id, tiny_model, limits={"rollout_steps": 2, "max_staleness": 0})
+    # A former learner's weights of this step, which are not ours: ours become version 1.
+    await redis.hset(keys.policy, mapping={"version": 0, "step": 0, "weights": "other bits", "announced": 0})
+    await put_batch(redis, keys, 0)
+    thread = ServiceThread(LearnerService(), run_id, redis_url)
+    receiving = asyncio.create_task(Receiver(redis, run_id, "replica").run())
+    try:
+        text = await until_event(redis, keys, "batch-too-old")
+    finally:
+        await stop(thread)
+        receiving.cancel()
+        await asyncio.gather(receiving, return_exceptions=True)
+    assert text.startswith(
+        "step 1 was made for policy version 0; at version 1 its oldest response is 1 versions old, 0 is"
+    )
+    assert (await Journal(redis, keys, "test").steps(), await redis.xlen(keys.dead)) == ([], 0)
+    assert await redis.hget(keys.group("v0g0"), "state") == b"batched", "the sampler's to keep again"
+
+
 async def test_damaged_payloads_are_left_out_of_the_loss_and_told(
     redis: Any, redis_url: str, run_id: str, tiny_model: Path, runs_folder: Path
 ) -> None:

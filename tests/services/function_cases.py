@@ -173,6 +173,11 @@ async def taken_back(run):
     return lambda: run.sampler.take_back(1, logged.entry, ["g0"])
 
 
+async def given_back(run):
+    logged = await run.batched(1, "g0")
+    return lambda: run.learner.give_back(logged)
+
+
 async def starved(run):
     return lambda: run.sampler.starve("no kept group")
 
@@ -202,6 +207,7 @@ CASES = {
     "discard": Case(discard),
     "dispatch": Case(dispatch, "sampler"),
     "forget_evaluations": Case(evaluations_forgotten, "sampler"),
+    "give_back": Case(given_back, "learner"),
     "give_up": Case(give_up),
     "join": Case(join),
     "keep": Case(keep, "learner"),

@@ -99,7 +99,7 @@ FAULTS = {
     "a rewind counts groups as trained": Fault("rewind", "if trained == '1' then", "if trained == '2' then"),
     "a rewind does not ask again": Fault("rewind", "  publish(keys[5], task)\n", ""),
     "a rewind leaves batches that nobody covers": Fault(
-        "rewind", "for i = 13, #keys do redis.call('UNLINK', keys[i]) end", ""
+        "rewind", "for i = 14, #keys do redis.call('UNLINK', keys[i]) end", ""
     ),
     "a former owner writes": Fault("shared", "> tonumber(epoch) then", "< 0 then"),
     "tombstones are kept for ever": Fault("shared", f"RELEASED_KEPT = {TOMBSTONES}", "RELEASED_KEPT = 999"),
