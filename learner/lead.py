@@ -12,12 +12,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from learner.checkpointing import Checkpointing
 from learner.export import export, export_folder, tokenizer_of
 from learner.recovery import Recovery
+from learner.room import written
 from learner.snapshot import Snapshot
 from learner.trainer import Trained
 from learner.weights import Publisher
@@ -48,6 +50,10 @@ POLL_S = 1.0
 
 class StoppedError(RuntimeError):
     """`stopping` was set in the middle of a rollout step; it is left to whoever comes next."""
+
+
+class StateLostError(RuntimeError):
+    """Redis came back with less than it had acknowledged. A learner that begins anew goes on where Redis stands."""
 
 
 class Lead:
@@ -180,6 +186,7 @@ class Lead:
             waits.pending("batches", f"the batch of rollout step {self._policy.step + 1}", patience, idle=True)
             found = await self._history.batches(self._after, TICK_S if self._world > 1 else POLL_S)
             if not found:
+                await self._check_redis()
                 await self._work.send(Command(do="idle"))
             for logged in found:
                 waits.done("batches")
@@ -187,6 +194,16 @@ class Lead:
                 await self._handle(logged)
             if self._committed and self._checkpointing.owed:
                 await self._save(self._committed)
+
+    async def _check_redis(self) -> None:
+        """Raises StateLostError when Redis has forgotten a step that it had acknowledged."""
+        policy = await self._history.policy()
+        stands = policy.step if policy else 0
+        if stands < self._policy.step:
+            raise StateLostError(
+                f"Redis stands at rollout step {stands}, and step {self._policy.step} was committed to it: it has lost "
+                "acknowledged writes (appendfsync always keeps them)"
+            )
 
     async def _handle(self, logged: LoggedBatch) -> None:
         batch = logged.batch
@@ -244,7 +261,8 @@ class Lead:
         await self._context.presence.update(version=version)
         for name, value in record.metrics.items():
             STEP.labels(run=self._context.record.id, name=name).set(value)
-        await asyncio.to_thread(self._work.archive.write_record, record)
+        write, what = partial(self._work.archive.write_record, record), f"the record of rollout step {record.step}"
+        await self._meanwhile_idle(written(write, what, self._context.waits, self._recipe.limits.stall_timeout_s))
         return record
 
     async def _check_gradients(self, record: StepRecord, trained: Trained) -> None:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -25,6 +26,7 @@ from learner.checkpoints import Checkpoints
 from learner.ranks import Ranks, keep_freed_memory
 from learner.recovery import MissingBatchesError, Recovery, archived_payloads, recover
 from learner.repair import repair
+from learner.room import written
 from learner.snapshot import Snapshot, make_manifest, take_snapshot
 from learner.tensor_files import HostBlock
 from learner.trainer import InterruptedTrainingError, Trained, Trainer, leave
@@ -62,6 +64,7 @@ class RankWork:
     def __init__(self, context: Context, rank: int, world: int, master: tuple[str, int]) -> None:
         self._context = context
         self._settings = context.record.recipe.learner
+        self._timeout_s = max(600.0, 4 * context.record.recipe.weights.timeout_s)
         self._rank = rank
         self._world = world
         self._master = master
@@ -88,8 +91,7 @@ class RankWork:
         if record.model_path is None:
             raise RuntimeError(f"run {record.id!r} has no model_path; the controller sets it before it starts services")
         keep_freed_memory()
-        timeout_s = max(600.0, 4 * record.recipe.weights.timeout_s)
-        self._ranks = Ranks(self._rank, self._world, *self._master, timeout_s=timeout_s)
+        self._ranks = Ranks(self._rank, self._world, *self._master, timeout_s=self._timeout_s)
         self._trainer = Trainer(Path(record.model_path), record.recipe, self._ranks)
         self.manifest = make_manifest(self._trainer, record.recipe.weights.bucket_mib)
         self.archive.prepare()
@@ -204,8 +206,12 @@ class RankWork:
 
     async def _archived(self, batch: Batch, payloads: dict[str, SamplePayload]) -> Exception | None:
         """Archive the batch and this rank's share, so that whatever training makes of it can be replayed."""
+        context = self._context
+        # The other ranks wait for this one; they must not take it for lost.
+        patience_s = min(context.record.recipe.limits.stall_timeout_s, self._timeout_s / 2)
         try:
-            await asyncio.to_thread(self._archive, batch, payloads)
+            what = f"the batch of rollout step {batch.step}"
+            await written(partial(self._archive, batch, payloads), what, context.waits, patience_s)
         except Exception as error:  # noqa: BLE001 - as above
             return error
         return None

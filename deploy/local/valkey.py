@@ -131,7 +131,7 @@ class EmbeddedValkey:
         drop_zeros(self._folder)
         arguments = [
             str(server_binary()), "--port", str(self._port), "--bind", "127.0.0.1", "--dir", str(self._folder),
-            "--daemonize", "no", "--appendonly", "yes", "--appendfsync", "everysec", "--aof-load-truncated", "yes",
+            "--daemonize", "no", "--appendonly", "yes", "--appendfsync", "always", "--aof-load-truncated", "yes",
             "--save", "", "--logfile", "valkey.log", "--maxmemory-policy", "noeviction",
         ]  # fmt: skip
         # A session of its own: Ctrl-C must reach us alone, and Redis must outlive the drain.

@@ -1,0 +1,53 @@
+"""A full disk is waited for, by name, up to a deadline; nothing else is."""
+
+import asyncio
+import errno
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from learner import room
+from learner.room import written
+from services.waits import Waits
+
+FULL = Path("/dev/full")
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "RETRY_S", 0.1)
+
+
+async def test_what_finds_no_room_is_written_once_there_is_some(tmp_path: Path) -> None:
+    path, waits = tmp_path / "file", Waits()
+    path.symlink_to(FULL)
+    task = asyncio.create_task(written(lambda: path.write_text("text"), "the batch", waits, 20.0))
+    await asyncio.sleep(0.5)
+    [wait] = waits.current(time.time() + 60)
+    assert wait.name == "disk"
+    assert wait.waits_for.startswith("room on the disk for the batch: ")
+    path.unlink()
+    await asyncio.wait_for(task, 5.0)
+    assert path.read_text() == "text"
+    assert waits.current(time.time() + 60) == ()
+
+
+def test_the_writer_of_shares_tells_a_full_disk_like_others(tmp_path: Path) -> None:
+    path = tmp_path / "share"
+    path.symlink_to(FULL)
+    with pytest.raises(OSError, match="No space left") as found:
+        pq.write_table(pa.table({"numbers": list(range(100))}), path)
+    assert found.value.errno in room.FULL
+
+
+async def test_patience_ends_and_other_faults_are_told_at_once(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(OSError, match="No space left") as found:
+        await written(lambda: FULL.write_text("text"), "the batch", Waits(), 0.5)
+    assert found.value.errno == errno.ENOSPC
+    assert 0.4 < time.monotonic() - began < 5.0
+    with pytest.raises(FileNotFoundError):
+        await written(lambda: (tmp_path / "no" / "file").write_text(""), "the batch", Waits(), 60.0)
