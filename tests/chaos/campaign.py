@@ -43,7 +43,7 @@ class Shape:
 
 
 SHAPES = (
-    Shape(EMBEDDED, 2, 1, 1),
+    Shape(EMBEDDED, 3, 1, 1),
     Shape(PROXY, 2, 1, 2),
     Shape(EMBEDDED, 2, 2, 1),
     Shape(PROXY, 1, 2, 1),
