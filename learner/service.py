@@ -68,5 +68,8 @@ class LearnerService:
             await self._work.restore(command.name)
 
     async def _train(self, batch: Batch, *, archived: bool) -> None:
-        if await self._work.train(batch, archived=archived) is not None and not archived:
+        patience = self._context.record.recipe.limits.stall_timeout_s
+        with self._context.waits.on("training", f"the optimizer steps of rollout step {batch.step}", patience):
+            trained = await self._work.train(batch, archived=archived)
+        if trained is not None and not archived:
             self._work.check_gradients(batch.step)

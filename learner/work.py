@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
@@ -82,6 +83,9 @@ class RankWork:
         """Run blocking `task` on the learning thread, between two collectives."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, task)
 
+    def _waiting(self, name: str, what: str) -> AbstractContextManager[None]:
+        return self._context.waits.on(name, what, self._context.record.recipe.limits.stall_timeout_s)
+
     async def open(self) -> None:
         """Join the ranks and load the policy. Collective."""
         await self.in_order(self._open)
@@ -140,7 +144,8 @@ class RankWork:
     async def snapshot(self) -> Snapshot | None:
         """Copy the policy; only rank 0 keeps the copy, which has no version yet. Collective."""
         keep = self._rank == 0
-        return await self.in_order(lambda: take_snapshot(self._trainer, self.manifest, UNPUBLISHED, keep=keep))
+        with self._waiting("policy-copy", "all ranks to copy the policy"):
+            return await self.in_order(lambda: take_snapshot(self._trainer, self.manifest, UNPUBLISHED, keep=keep))
 
     async def train(self, batch: Batch, *, archived: bool = False) -> Trained | None:
         """One rollout step; None when `stopping` was set meanwhile and cut the work short. Collective.
@@ -259,7 +264,8 @@ class RankWork:
         """
         if self._rank == 0 and self._saving is not None:
             raise RuntimeError(f"step {step} cannot be saved while {self._saving[0]} is being written")
-        captured = await self.in_order(lambda: self._capture(step))
+        with self._waiting("checkpoint-copy", f"all ranks to copy their state after rollout step {step}"):
+            captured = await self.in_order(lambda: self._capture(step))
         if captured is None:
             return
         name, state = captured
@@ -341,7 +347,8 @@ class RankWork:
 
         Writes those of `records`, the surviving history, that a learner had no time to write.
         """
-        await asyncio.to_thread(self._forget_after, step, records)
+        with self._waiting("forgetting", f"files of steps behind {step} to be deleted"):
+            await asyncio.to_thread(self._forget_after, step, records)
 
     def _forget_after(self, step: int, records: Sequence[StepRecord]) -> None:
         for name in self.checkpoints.discard_after(step):
@@ -360,4 +367,5 @@ class RankWork:
 
     async def restore(self, name: str) -> None:
         """Go on from the checkpoint of that name. Collective. Raises ArchiveError."""
-        await self.in_order(lambda: self.checkpoints.load(self._trainer, name))
+        with self._waiting("recovery", f"all ranks to load checkpoint {name}"):
+            await self.in_order(lambda: self.checkpoints.load(self._trainer, name))
