@@ -12,6 +12,11 @@ from hypothesis import strategies as st
 from services.sampler.starvation import Ladder, Rung, Starvation
 from services.settings import sampling
 
+pytestmark = pytest.mark.conformance(
+    formula="what is done when kept groups come too slowly",
+    setting="dynamic_sampling.starvation",
+)
+
 NORMAL, WIDEN, BOUNDARY, PARTIAL, PAUSE = Rung
 OFF = Ladder(None, None, None, None)
 HISTOGRAM = "groups by correct answers of 4: 9 with 0, 0 with 1, 0 with 2, 0 with 3, 1 with 4"

@@ -11,6 +11,11 @@ from hypothesis import strategies as st
 from services.sampler.selection.order import CONSUMPTION, Waiting, in_order
 from services.settings.sampling import DynamicSampling
 
+pytestmark = pytest.mark.conformance(
+    formula="which kept group is trained first",
+    setting="dynamic_sampling.consumption",
+)
+
 # Kept in the order a, b, c, d.
 QUEUE = [Waiting("c", 5, 3), Waiting("a", 7, 1), Waiting("d", 5, 4), Waiting("b", 6, 2)]
 

@@ -11,6 +11,11 @@ from hypothesis import strategies as st
 
 from services.sampler.selection.posterior import FLAT, LAYOUT, Beta, PassRates, mixed
 
+pytestmark = pytest.mark.conformance(
+    formula="Beta posterior of a pass rate, evidence halved every half_life versions (MoPPS, arXiv 2507.04632)",
+    setting="selection.half_life",
+)
+
 VERSIONS = st.integers(0, 1000)
 
 

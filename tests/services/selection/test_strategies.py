@@ -16,6 +16,11 @@ from services.sampler.selection.posterior import PassRates
 from services.sampler.selection.strategies import STRATEGIES, Place, Rule, Selection
 from services.settings import sampling
 
+pytestmark = pytest.mark.conformance(
+    formula="which prompt is drawn next",
+    setting="selection.strategy",
+)
+
 NOTHING: frozenset[str] = frozenset()
 
 
