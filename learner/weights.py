@@ -18,7 +18,7 @@ from typing import TypeVar
 from learner.broadcast import BroadcastGroup, Rendezvous, send_snapshot
 from learner.snapshot import Snapshot
 from services.cancellation import end
-from services.contracts import ProcessInfo, WeightAck, WeightManifest, WeightPlan
+from services.contracts import EPOCH_SHIFT, ProcessInfo, WeightAck, WeightManifest, WeightPlan
 from services.metrics import SYNC_SECONDS
 from services.settings import Weights
 from services.streams.connection import Redis
@@ -90,7 +90,7 @@ class Publisher:
         self._journal = journal
         self._settings = settings
         self._host = host
-        self._generation = history.epoch << 20
+        self._generation = history.epoch << EPOCH_SHIFT
         self._acks_read = "0-0"
         self._current: Snapshot | None = None
         self._held: _Held | None = None

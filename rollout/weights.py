@@ -13,12 +13,13 @@ from typing import Literal
 
 from rollout.engine import PoisonedError, RolloutEngine
 from rollout.staging import Progress
-from services.contracts import WeightAck, WeightManifest, WeightPlan
+from services.contracts import EPOCH_SHIFT, WeightAck, WeightManifest, WeightPlan
 from services.metrics import POLICY_VERSION, SYNC_SECONDS
 from services.settings import Recipe
 from services.shell import Context
+from services.streams.effects import owner_epoch
 from services.streams.journal import WEIGHT_MESSAGES_KEPT, note
-from services.streams.leases import tail_messages
+from services.streams.leases import refuse, tail_messages
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,10 @@ class WeightFollower:
         redis, keys = self._context.redis, self._context.keys
         for entry, plan in await tail_messages(redis, keys, keys.weight_plans, WeightPlan, self._read_to, 1000, wait_s):
             self._read_to = entry
+            if plan.generation >> EPOCH_SHIFT > await owner_epoch(redis, keys, "learner"):
+                # Heeded, it would make us deaf to every true one.
+                await refuse(redis, keys, keys.weight_plans, entry, plan, f"no learner formed group {plan.generation}")
+                continue
             # Generations rise with the learner's epoch: an older one is a former learner's.
             if plan.generation >= self._generation and self._member in plan.members:
                 self._next, self._generation = plan, plan.generation

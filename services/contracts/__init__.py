@@ -29,12 +29,13 @@ from services.contracts.training import (
     SamplerState,
     StepRecord,
 )
-from services.contracts.weights import TensorEntry, WeightAck, WeightManifest, WeightPlan
+from services.contracts.weights import EPOCH_SHIFT, TensorEntry, WeightAck, WeightManifest, WeightPlan
 
 __all__ = [
     "AFTER",
     "ALONE",
     "BEFORE",
+    "EPOCH_SHIFT",
     "SCHEMA_VERSION",
     "Batch",
     "BatchGroup",

@@ -9,6 +9,9 @@ from typing import Literal
 
 from services.contracts.base import Message, Value
 
+EPOCH_SHIFT = 20
+"""A learner forms fewer broadcast groups than 2^20."""
+
 
 class TensorEntry(Value):
     """One tensor of a policy: Hugging Face name, shape, and torch dtype name ('float32')."""
@@ -27,7 +30,8 @@ class WeightManifest(Value):
 class WeightPlan(Message):
     """learner -> fleet: join broadcast group `generation` at host:port and receive `version`.
 
-    `members` maps a replica's process id to the rank of its first worker; rank 0 is the learner.
+    `members` maps a replica's process id to the rank of its first worker; rank 0 is the learner. Generations of the
+    learner of epoch e begin at e << EPOCH_SHIFT.
     """
 
     kind: Literal["weight-plan"] = "weight-plan"

@@ -183,6 +183,11 @@ async def read_snapshot(redis: Redis, key: str) -> SamplerSnapshot | None:
     return SamplerSnapshot.model_validate_json(zlib.decompress(body)) if body else None
 
 
+async def owner_epoch(redis: Redis, keys: RunKeys, role: str) -> int:
+    """The epoch of a role's newest owner; 0 before the first."""
+    return int(await redis.get(keys.epoch(role)) or 0)
+
+
 async def group_counts(redis: Redis, keys: RunKeys, lane: Lane = Lane.TRAIN) -> GroupCounts:
     """The lane's counters, read in one transaction; `pending` is counted on its own, not derived."""
     streams = keys.lane(lane)

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from itertools import chain
 
 from services.contracts import Batch, Lane, Policy, SamplerSnapshot, StepRecord, Task, WeightManifest, WeightPlan
-from services.streams.admission import Malformed
 from services.streams.connection import Redis
 from services.streams.effects import become_owner, compress
 from services.streams.journal import WEIGHT_MESSAGES_KEPT, Journal, read_all, read_policy
 from services.streams.keys import EVALUATION_GROUP, RunKeys
-from services.streams.leases import tail_messages
+from services.streams.leases import refuse, tail_messages
 from services.streams.library import call
 
 log = logging.getLogger(__name__)
@@ -107,13 +106,8 @@ class History:
         wrong = [one.group for one, fields in zip(logged.batch.groups, found, strict=True) if fields not in wanted]
         if logged.batch.step >= step and not wrong:
             return logged.batch.step == step
-        body = logged.batch.model_dump_json().encode()
-        why = Malformed(f"not the batch of rollout step {step}: {wrong[0] if wrong else logged.batch.step}")
-        log.error("%s: entry %s is given up: %s", self._keys.batches, logged.entry, why.reason)
-        letter = why.letter(self._keys.batches, logged.entry, body, deliveries=1)
-        await call(
-            self._redis, "discard", [self._keys.batches, self._keys.dead], [logged.entry, letter.model_dump_json()]
-        )
+        why = f"not the batch of rollout step {step}: {wrong[0] if wrong else logged.batch.step}"
+        await refuse(self._redis, self._keys, self._keys.batches, logged.entry, logged.batch, why)
         return False
 
     async def give_back(self, logged: LoggedBatch) -> None:

@@ -219,3 +219,10 @@ async def tail_messages(
             else:
                 found.append((entry, admitted))
     return found
+
+
+async def refuse(redis: Redis, keys: RunKeys, stream: str, entry: str, message: Message, reason: str) -> None:
+    """Move an entry of a stream that nobody acks to the dead-letter stream: it is well-formed, and cannot be true."""
+    log.error("%s: entry %s is given up: %s", stream, entry, reason)
+    letter = Malformed(reason).letter(stream, entry, message.model_dump_json().encode(), deliveries=1)
+    await call(redis, "discard", [stream, keys.dead], [entry, letter.model_dump_json()])

@@ -1,0 +1,26 @@
+"""Which weight plans a replica heeds."""
+
+from typing import Any
+
+from rollout.weights import WeightFollower
+from services.contracts import EPOCH_SHIFT, WeightPlan
+from services.streams.history import History
+from services.streams.journal import Journal
+from tests.conftest import recipe_document, service_context
+
+
+async def test_a_plan_that_no_learner_can_have_made_is_refused_and_makes_nobody_deaf(redis: Any, run_id: str) -> None:
+    async with service_context(redis, run_id, recipe_document("/none"), "rollout") as context:
+        learner = await History.fenced(redis, context.keys, "learner")
+        true = WeightPlan(
+            generation=(learner.epoch << EPOCH_SHIFT) + 1, version=1, host="h", port=1, world=2,
+            members={context.presence.info.id: 1}, timeout_s=1.0,
+        )  # fmt: skip
+        hostile = true.model_copy(update={"generation": (learner.epoch + 1) << EPOCH_SHIFT, "version": 9})
+        await redis.xadd(context.keys.weight_plans, {"m": hostile.model_dump_json()})
+        await learner.publish_plan(true)
+        follower = WeightFollower(context, None)  # type: ignore[arg-type]
+        await follower._look(0.0)
+        assert follower._next == true
+        [(_, letter)] = await Journal(redis, context.keys, "test").dead_letters()
+    assert letter.reason == f"no learner formed group {hostile.generation}"
