@@ -1,0 +1,149 @@
+"""Owns what the controller's tests share: a cluster played by hand, a submitted run, processes with a presence.
+
+Must not be used outside tests.
+"""
+
+import asyncio
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from services.contracts import EvaluationRecord, ProcessInfo, RunState
+from services.controller.service import Controller
+from services.settings import parse_recipe
+from services.streams.journal import Journal, note
+from services.streams.keys import RunKeys
+from services.streams.presence import Presence
+from services.streams.records import RunRecords
+from tests.conftest import recipe_document
+
+
+class HandCluster:
+    """Does what the test says; remembers what it was asked. `failing` are the errors of the next requests of a name."""
+
+    def __init__(self, only):
+        self.only = only
+        self.asked = []
+        self.fault = []
+        self.broken_learner = None
+        self.ready = set()
+        self.short = None
+        self.failing = {}
+
+    def ask(self, name, detail=""):
+        self.asked.append(f"{name} {detail}".strip())
+        if self.failing.get(name):
+            raise self.failing[name].pop(0)
+
+    async def prepare_model(self, record):
+        self.asked.append("prepare")
+        return "/prepared"
+
+    async def start(self, record):
+        self.ask("start", record.model_path)
+
+    async def scale_rollout(self, run, replicas):
+        self.ask("scale", replicas)
+
+    async def faults(self, run, ready):
+        if self.failing.get("faults"):
+            raise self.failing["faults"].pop(0)
+        self.ready = set(ready)
+        return self.fault
+
+    async def learner_fault(self, run):
+        return self.broken_learner
+
+    async def restart_learner(self, record):
+        self.broken_learner = None  # half of a restart may hide what was wrong
+        self.ask("restart learner")
+
+    async def restart_sampler(self, run):
+        self.ask("restart sampler")
+
+    async def shortage(self, record):
+        if self.failing.get("shortage"):
+            raise self.failing["shortage"].pop(0)
+        return self.short
+
+    async def stop(self, run, deadline_s):
+        self.asked.append("stop")
+
+
+@asynccontextmanager
+async def controlled(redis, run, tmp_path, **sections):
+    """A submitted run under a controller that sees no other run."""
+    records = RunRecords(redis)
+    for record in await records.all():
+        if not record.state.ended:
+            await records.transition(record.id, RunState.CANCELLED, "left by another test")
+    await records.create(run, parse_recipe(recipe_document("/model", **sections)))
+    cluster = HandCluster(run)
+    stopping = asyncio.Event()
+    loop = asyncio.create_task(Controller(redis, cluster, tmp_path).run(stopping))
+    try:
+        yield records, cluster
+    finally:
+        stopping.set()
+        await loop
+
+
+async def until_state(records, run, *states):
+    ends = time.monotonic() + 20
+    while (record := await records.get(run)).state not in states:
+        assert time.monotonic() < ends, f"{run} is {record.state}, not {states}: {record.reason}"
+        await asyncio.sleep(0.05)
+    return record
+
+
+def replica(run, state="ready", version=0):
+    return ProcessInfo(id="rollout-1", service="rollout", run=run, host="h", pid=1, metrics="h:1", state=state,
+                       version=version)  # fmt: skip
+
+
+async def commit(redis, run, step):
+    """What a learner's step leaves behind, as far as the controller looks."""
+    await redis.hset(RunKeys(run).policy, mapping={"version": step + 2, "step": step})
+
+
+async def evaluate(redis, run, name, accuracy, kind="held-out"):
+    record = EvaluationRecord(
+        name=name,
+        set=kind,
+        version=0,
+        prompts=8,
+        samples_per_prompt=2,
+        accuracy=accuracy,
+        standard_error=0.1,
+        unknown=0,
+    )
+    await note(redis, RunKeys(run).evaluations, record, 0)
+
+
+async def until(condition, deadline_s=20.0):
+    """Wait for a condition, or a coroutine's answer; fails at the deadline."""
+    ends = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < ends
+        await asyncio.sleep(0.05)
+
+
+async def events_of(redis, run, phase):
+    return [event.text for _, event in await Journal(redis, RunKeys(run), "test").events() if event.phase == phase]
+
+
+@asynccontextmanager
+async def present(redis, run, **processes):
+    """Announcements of services that are ready, by id; yields them, to be silenced by leaving them."""
+    async with AsyncExitStack() as stack:
+        yield {
+            name: await stack.enter_async_context(
+                Presence(redis, ProcessInfo(id=name, service=service, run=run, host="h", pid=pid, metrics="h:1",
+                                            state="ready"))
+            )
+            for pid, (name, service) in enumerate(processes.items(), 100)
+        }  # fmt: skip
+
+
+async def silence(presence):
+    """What a stopped process does: its announcement lapses."""
+    await presence.__aexit__()

@@ -1,0 +1,266 @@
+"""What the controller does about processes that die, fall silent or cannot be started: again, and not for ever."""
+
+import asyncio
+import re
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from services.contracts import RunState
+from services.controller.attempts import Attempts, RunFailedError
+from services.streams.connection import RedisAwayError
+from services.streams.effects import become_owner
+from services.streams.journal import Journal
+from services.streams.keys import RunKeys
+from services.streams.library import FencedError
+from services.streams.presence import Presence, live_processes
+from services.waits import Waits
+from tests.services.hand_cluster import (
+    commit,
+    controlled,
+    events_of,
+    present,
+    replica,
+    silence,
+    until,
+    until_state,
+)
+
+
+async def test_learner_is_started_anew_and_progress_forgives(redis, run_id, tmp_path, monkeypatch):
+    monkeypatch.setattr("services.controller.recovery.LEARNER_RESTARTS", 3)
+    async with (
+        controlled(redis, run_id, tmp_path) as (records, cluster),
+        Presence(redis, replica(run_id)),
+    ):
+        await until_state(records, run_id, RunState.RUNNING)
+        await until(lambda: cluster.ready >= {1})
+        for step in (0, 0, 0, 7, 7, 7):
+            if step:
+                await commit(redis, run_id, step)
+            cluster.broken_learner = f"learner rank 1: its process died at step {step}"
+            await until(lambda: cluster.broken_learner is None)
+        assert (await records.get(run_id)).state is RunState.RUNNING
+        told = await events_of(redis, run_id, "learner-restarted")
+        cluster.broken_learner = "learner rank 0: RuntimeError: no CUDA device"
+        record = await until_state(records, run_id, RunState.FAILED)
+    assert [re.search(r"\((.+)\)", line)[1] for line in told] == [
+        *(f"{count} of 3 at rollout step 0" for count in (1, 2, 3)),
+        *(f"{count} of 3 at rollout step 7" for count in (1, 2, 3)),
+    ]  # fmt: skip
+    assert told[0].startswith("learner rank 1: its process died at step 0; all ranks begin anew")
+    assert record.reason == (
+        "learner rank 0: RuntimeError: no CUDA device (the learner was started anew 3 times without a new rollout step)"
+    )
+    assert cluster.asked.count("restart learner") == 6
+    assert cluster.asked[-1] == "stop"
+
+
+async def test_silent_sampler_and_learner_are_started_anew(redis, run_id, tmp_path, monkeypatch):
+    monkeypatch.setattr("services.controller.recovery.SILENT_S", 1.0)
+    processes = {"sampler-a": "sampler", "learner-a": "learner", "learner-b": "learner"}
+    async with (
+        controlled(redis, run_id, tmp_path, learner={"ranks": 2}) as (records, cluster),
+        Presence(redis, replica(run_id)),
+        present(redis, run_id, **processes) as there,
+    ):
+        await until_state(records, run_id, RunState.RUNNING)
+        await asyncio.sleep(2.0)
+        assert not [one for one in cluster.asked if one.startswith("restart")]
+        await silence(there["learner-b"])
+        await until(lambda: "restart learner" in cluster.asked, 4.0)
+        await silence(there["sampler-a"])
+        await until(lambda: "restart sampler" in cluster.asked, 4.0)
+        await asyncio.sleep(2.0)
+        asked = [one for one in cluster.asked if one.startswith("restart")]
+        assert asked == ["restart learner", "restart sampler"], "what was started anew is given time to appear"
+        [learner] = await events_of(redis, run_id, "learner-restarted")
+        [sampler] = await events_of(redis, run_id, "sampler-restarted")
+    assert re.match(r"learner: 1 of 2 processes silent for 1\d s; all ranks begin anew \(1 of 10", learner)
+    assert re.fullmatch(r"sampler: 1 of 1 processes silent for 1\d s", sampler)
+
+
+class GetTimeoutError(TimeoutError):
+    """As Ray has one; the controller knows none of its errors."""
+
+
+class ActorDiedError(Exception):
+    """As Ray has one: no RuntimeError, and of many lines."""
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Ten attempts of the cluster within half a second."""
+    monkeypatch.setattr("services.controller.attempts.PAUSE_S", (0.01, 0.05))
+
+
+async def phases(redis, run, *wanted):
+    return [event.phase for _, event in await Journal(redis, RunKeys(run), "test").events() if event.phase in wanted]
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_restart_that_the_cluster_could_not_do_stays_owed(redis, run_id, tmp_path, monkeypatch):
+    monkeypatch.setattr("services.controller.recovery.SILENT_S", 1.0)
+    processes = {"sampler-a": "sampler", "learner-a": "learner"}
+    async with (
+        controlled(redis, run_id, tmp_path, limits={"stall_timeout_s": 2.5}) as (records, cluster),
+        Presence(redis, replica(run_id)),
+        present(redis, run_id, **processes) as there,
+    ):
+        await until_state(records, run_id, RunState.RUNNING)
+        # Six tries half a second apart: a run that waits for its learner does not stall.
+        cluster.failing["restart learner"] = [TimeoutError("killed 20 s ago and still there: r/learner-0")] * 6
+        cluster.broken_learner = "learner rank 0: its process died"
+        await until(lambda: cluster.asked.count("restart learner") == 7)
+        cluster.failing["restart sampler"] = [ActorDiedError("The actor died\npid=1\n")] * 2
+        await commit(redis, run_id, 1)
+        await silence(there["sampler-a"])
+        await until(lambda: cluster.asked.count("restart sampler") == 3, 6.0)
+        await asyncio.sleep(0.7)
+        asked = [one for one in cluster.asked if one.startswith("restart")]
+        told = await events_of(redis, run_id, "restart-failed")
+        began = await phases(redis, run_id, "learner-restarted", "sampler-restarted")
+        assert (await records.get(run_id)).state is RunState.RUNNING
+    assert asked == ["restart learner"] * 7 + ["restart sampler"] * 3, "and once done it is not done again"
+    assert began == ["learner-restarted", "sampler-restarted"], "told once, however many attempts it takes"
+    assert re.fullmatch(
+        r"the learner could not be started anew: TimeoutError: killed 20 s ago and still there: r/learner-0; "
+        r"tried again in 0\.01 s \(1 of 10 failed in a row\)",
+        told[0],
+    )
+    assert told[6].startswith("the sampler could not be started anew: ActorDiedError: The actor died; tried")
+    assert len(told) == 8
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_restart_that_never_succeeds_fails_the_run_with_its_reason(redis, run_id, tmp_path, monkeypatch):
+    monkeypatch.setattr("services.controller.attempts.ATTEMPTS", 3)
+    async with controlled(redis, run_id, tmp_path) as (records, cluster):
+        await until_state(records, run_id, RunState.STARTING)
+        cluster.failing["restart learner"] = [RuntimeError("no room for 2 x 8 GPUs")] * 3
+        cluster.broken_learner = "learner rank 0: its process died"
+        record = await until_state(records, run_id, RunState.FAILED)
+    assert record.reason == (
+        "the learner could not be started anew: RuntimeError: no room for 2 x 8 GPUs (tried 3 times in a row)"
+    )
+    assert cluster.asked[-1] == "stop"
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_scaling_that_timed_out_is_asked_for_again_whatever_is_wanted_by_then(redis, run_id, tmp_path):
+    async with (
+        controlled(redis, run_id, tmp_path) as (records, cluster),
+        Presence(redis, replica(run_id)),
+    ):
+        await until_state(records, run_id, RunState.RUNNING)
+        cluster.failing["scale"] = [GetTimeoutError("Serve"), TimeoutError()]
+        await records.scale(run_id, 3)
+        await until(lambda: "scale 3" in cluster.asked)
+        await records.scale(run_id, 1)  # what it was: but nobody knows whether the 3 came through
+        await until(lambda: "scale 1" in cluster.asked)
+        await asyncio.sleep(1.2)
+        asked = [one for one in cluster.asked if one.startswith("scale")]
+        assert (await records.get(run_id)).state is RunState.RUNNING
+        told = await events_of(redis, run_id, "scaling-failed")
+        assert await events_of(redis, run_id, "scaling") == ["rollout 1 -> 3 replicas", "rollout 3 -> 1 replicas"]
+    assert set(asked) == {"scale 3", "scale 1"}
+    assert len(asked) == 3, "two that failed, and one that did not"
+    assert asked[-1] == "scale 1"
+    assert told[0].startswith("the rollout fleet could not be scaled: GetTimeoutError: Serve; tried again in ")
+    assert told[1].startswith("the rollout fleet could not be scaled: TimeoutError; tried again in ")
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_run_that_runs_is_found_again_though_the_cluster_does_not_answer_at_once(redis, run_id, tmp_path):
+    async with controlled(redis, run_id, tmp_path) as (records, cluster), Presence(redis, replica(run_id)):
+        await until_state(records, run_id, RunState.RUNNING)
+        cluster.failing["start"] = [GetTimeoutError("Serve's controller")] * 3
+        cluster.failing["shortage"] = [GetTimeoutError("Ray's control store")]
+        await become_owner(redis, RunKeys(run_id), "controller")  # its keeper gives it up, and takes it up again
+        await redis.hset(RunKeys(run_id).record, "pause_requested", "1")
+        await until_state(records, run_id, RunState.PAUSED)
+        cluster.failing["faults"] = [ActorDiedError("Ray's control store")] * 2
+        await until(lambda: not cluster.failing["faults"])
+        await records.resume(run_id)
+        await until_state(records, run_id, RunState.RUNNING)
+        [first, *_] = await events_of(redis, run_id, "restart-failed")
+        assert len(await events_of(redis, run_id, "look-failed")) == 3
+    assert first.startswith("the run's services could not be found again: GetTimeoutError: Serve's controller; ")
+    assert cluster.asked.count("start /prepared") == 5
+
+
+async def test_the_first_placing_may_fail_the_run(redis, run_id, tmp_path):
+    async with controlled(redis, run_id, tmp_path) as (records, cluster):
+        cluster.failing["start"] = [RuntimeError("the learner was not placed")]
+        record = await until_state(records, run_id, RunState.FAILED)
+    assert record.reason == "the learner was not placed"
+
+
+async def attempt(attempts, error):
+    async with attempts:
+        raise error
+
+
+@pytest.mark.parametrize("error", [RedisAwayError("away"), FencedError("older"), RunFailedError("no")])
+async def test_what_is_the_keeper_s_passes_through_an_attempt(redis, run_id, error):
+    attempts = Attempts(Journal(redis, RunKeys(run_id), "test"), Waits(), "restart-failed", "it could not", "again")
+    await attempt(attempts, KeyError("what the cluster raised"))
+    assert attempts.owed
+    assert not attempts.due
+    attempts.settle()
+    with pytest.raises(type(error)) as caught:
+        await attempt(attempts, error)
+    assert caught.value is error
+    assert not attempts.owed
+    assert attempts.due
+
+
+async def test_attempts_pause_ever_longer_and_name_the_wait(redis, run_id, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("services.controller.attempts.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    waits = Waits()
+    attempts = Attempts(Journal(redis, RunKeys(run_id), "test"), waits, "restart-failed", "it could not be", "again")
+    pauses = []
+    for _ in range(9):
+        await attempt(attempts, OSError("disk"))
+        began = clock[0]
+        [wait] = waits.current(time.time() + 5)
+        assert (wait.name, wait.waits_for) == ("again", "another attempt, for it could not be: OSError: disk")
+        while not attempts.due:
+            clock[0] += 1
+        pauses.append(clock[0] - began)
+    with pytest.raises(RunFailedError, match=r"^it could not be: OSError: disk \(tried 10 times in a row\)$"):
+        await attempt(attempts, OSError("disk"))
+    assert pauses == [1, 2, 4, 8, 16, 30, 30, 30, 30]
+
+
+async def waits_of(redis, run, name):
+    found = [one.waits for one in await live_processes(redis, run) if one.service == "controller"]
+    return [(wait.waits_for, wait.deadline_s) for waits in found for wait in waits if wait.name == name]
+
+
+async def until_waits(redis, run, expected):
+    ends = time.monotonic() + 10
+    while (found := await waits_of(redis, run, "fleet")) != expected:
+        assert time.monotonic() < ends, found
+        await asyncio.sleep(0.1)
+
+
+async def test_replicas_that_a_fleet_lacks_are_waited_for_by_name(redis, run_id, tmp_path):
+    sections = {"limits": {"startup_timeout_s": 7.0}, "verifier": {"replicas": 2}}
+    async with (
+        controlled(redis, run_id, tmp_path, **sections) as (records, _),
+        present(redis, run_id, **{"verifier-a": "verifier", "verifier-b": "verifier"}) as there,
+        Presence(redis, replica(run_id)),
+    ):
+        await until_state(records, run_id, RunState.RUNNING)
+        await there["verifier-b"].update(state="starting")
+        await until_waits(redis, run_id, [("replicas of verifier (1 of 2 ready)", 7.0)])
+        await records.request_pause(run_id)
+        await records.scale(run_id, 2)
+        await until_waits(redis, run_id, [("replicas of rollout (1 of 2 ready) and verifier (1 of 2 ready)", 7.0)])
+        await records.scale(run_id, 1)
+        await there["verifier-b"].update(state="ready")
+        await until_waits(redis, run_id, [])
+        assert (await records.get(run_id)).state is RunState.PAUSED
