@@ -50,13 +50,15 @@ class Checkpointing:
         late = self._work.checkpoints_wanted and len(self._uncovered) >= every
         return late and not self.writing and time.monotonic() >= self._try_at
 
-    async def trained(self, logged: LoggedBatch) -> None:
-        """Note a batch whose step is committed; it stays in Redis until a checkpoint covers it.
+    async def trained(self, logged: LoggedBatch, *, now: bool) -> None:
+        """Note a batch whose step is committed, just `now` or by a learner before.
 
-        A run without checkpoints has its archive alone to go back to, which holds the batch by now.
+        It stays in Redis until a checkpoint covers it. A run without checkpoints has its archive alone to go back to,
+        which holds the batch by now.
         """
         self._uncovered.append(logged)
-        self._consumed[logged.batch.step] = tuple(group.group for group in logged.batch.groups)
+        if now:  # else it may be another entry of that step, that somebody has added
+            self._consumed[logged.batch.step] = tuple(group.group for group in logged.batch.groups)
         if not self._work.checkpoints_wanted:
             self._covered = logged.batch.step
         await self._cover()

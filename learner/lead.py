@@ -214,10 +214,10 @@ class Lead:
                 await self._context.journal.event("batch-too-old", too_old)
                 await self._history.give_back(logged)
                 return
-        record = await self._train(batch) if batch.step == self._policy.step + 1 else None
+        record = await self._train(logged) if batch.step == self._policy.step + 1 else None
         if record is None:
             log.info("step %d was trained before", batch.step)
-        await self._checkpointing.trained(logged)
+        await self._checkpointing.trained(logged, now=record is not None)
         if record and self._work.due(batch.step) and not self._done:
             await self._save(record)
 
@@ -237,8 +237,8 @@ class Lead:
         await self._work.send(Command(do="save", step=record.step))
         await self._checkpointing.begin(record, self._context.keys.snapshot(record.step))
 
-    async def _train(self, batch: Batch) -> StepRecord:
-        started_at = time.time()
+    async def _train(self, logged: LoggedBatch) -> StepRecord:
+        batch, started_at = logged.batch, time.time()
         patience = self._recipe.limits.stall_timeout_s
         with self._context.waits.on("training", f"the optimizer steps of rollout step {batch.step}", patience):
             await self._work.send(Command(do="train", batch=batch))
@@ -254,7 +254,7 @@ class Lead:
         record = record.model_copy(update={"version": version, "weights": snapshot.digest})
         seconds = await self._publish(snapshot.numbered(version))
         record = record.model_copy(update={"metrics": record.metrics | {"publish_seconds": seconds}})
-        await self._history.commit_step(record)
+        await self._history.commit_step(record, logged.entry)
         self._policy = Policy(version=version, step=batch.step, weights=snapshot.digest)
         self._committed = record
         self._done = batch.last or batch.step >= self._recipe.limits.rollout_steps

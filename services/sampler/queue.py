@@ -131,19 +131,15 @@ class SamplingQueue:
         for delivery in await self._verdicts.read(256, 0.25):
             await self._take_in(delivery)
         await self._release_orphans()
-        await self._take_in_strays()
+        await self._take_in_strays(policy.step)
         self._note_waits()
 
-    async def _take_in_strays(self) -> None:
+    async def _take_in_strays(self, trained: int) -> None:
         """Look after groups that were redriven, and keep the groups of a batch again that is gone from Redis."""
-        strays = await self._strays.look(self._ledger)
+        strays = await self._strays.look(self._ledger, trained)
         self._ledger.generating |= strays.groups
         lost = strays.lost
-        if lost is None:
-            return
-        text = f"step {lost.step}: its batch is gone from Redis; {len(lost.groups)} groups are kept again"
-        await self._context.journal.event("batch-lost", text)
-        if not await self._effects.take_back(lost.step, lost.entry, lost.groups):
+        if lost is None or not await self._effects.take_back(lost.step, lost.entry, lost.groups):
             return
         kept = {one: await recall(self._context.redis, self._context.keys, one, KEPT) for one in lost.groups}
         self._ledger.taken_back(lost.step, {name: group for name, group in kept.items() if group})

@@ -42,24 +42,24 @@ class Search:
         self._keys = keys
         self._look_at = time.monotonic() + EVERY_S
 
-    async def look(self, ledger: Ledger) -> Strays:
-        """What was found, once it is time."""
+    async def look(self, ledger: Ledger, trained: int) -> Strays:
+        """What was found, once it is time. `trained`: the last rollout step that is committed."""
         if time.monotonic() < self._look_at:
             return Strays()
         self._look_at = time.monotonic() + EVERY_S
         pending = {one.decode() for one in await self._redis.smembers(self._keys.lane(Lane.TRAIN).pending)}
         others = sorted(pending - ledger.generating.keys() - ledger.kept.keys())
         found = {name: group for name in others if (group := await recall(self._redis, self._keys, name))}
-        return Strays(found, await self._lost([name for name in others if name not in found]))
+        return Strays(found, await self._lost([name for name in others if name not in found], trained))
 
-    async def _lost(self, names: Collection[str]) -> LostBatch | None:
+    async def _lost(self, names: Collection[str], trained: int) -> LostBatch | None:
         async with self._redis.pipeline(transaction=False) as pipe:
             for name in names:
                 pipe.hmget(self._keys.group(name), "state", "step", "batch")
             facts = await pipe.execute()
         # A sampler of an older release noted no entry.
         out = [(int(step), entry, name) for name, (state, step, entry) in zip(names, facts, strict=True)
-               if state == b"batched" and entry]  # fmt: skip
+               if state == b"batched" and entry and int(step) > trained]  # fmt: skip
         if not out:
             return None
         step, entry, _ = min(out)

@@ -5,12 +5,25 @@ Must not decide anything; callers decide, these make it so exactly once.
 
 from __future__ import annotations
 
+import time
 import zlib
 from enum import IntEnum
 from typing import Any
 
-from services.contracts import Batch, GroupCounts, Lane, Release, Sample, SamplerSnapshot, SamplerState, Task, Verdict
+from services.contracts import (
+    Batch,
+    Event,
+    GroupCounts,
+    Lane,
+    Release,
+    Sample,
+    SamplerSnapshot,
+    SamplerState,
+    Task,
+    Verdict,
+)
 from services.streams.connection import Redis
+from services.streams.journal import EVENTS_KEPT
 from services.streams.keys import RunKeys
 from services.streams.leases import Lease
 from services.streams.library import call
@@ -145,14 +158,18 @@ class Effects:
         return bool(await call(self._redis, "publish_batch", keys, args))
 
     async def take_back(self, step: int, entry: str, groups: list[str]) -> bool:
-        """Keep the `groups` of rollout step `step` and of later ones again, for the batch's `entry` is gone.
+        """Keep the `groups` of rollout step `step` and of later ones again, for the batch's `entry` is gone; tell so.
 
         False, and nothing was changed, if it is there or the step was trained meanwhile. Raises FencedError.
         """
         keys = [
-            self._epoch_key, self._keys.policy, self._keys.batches, self._keys.queue, *map(self._keys.group, groups)
+            self._epoch_key, self._keys.policy, self._keys.batches, self._keys.queue, self._keys.events,
+            *map(self._keys.group, groups),
         ]  # fmt: skip
-        return bool(await call(self._redis, "take_back", keys, [self._epoch, step, entry]))
+        text = f"step {step}: its batch is gone from Redis; {len(groups)} groups are kept again"
+        event = Event(service="sampler", phase="batch-lost", text=text, at=time.time())
+        args = [self._epoch, step, entry, event.model_dump_json(), EVENTS_KEPT]
+        return bool(await call(self._redis, "take_back", keys, args))
 
     async def starve(self, why: str) -> None:
         """Say that the run has to pause for want of kept groups. Raises FencedError."""

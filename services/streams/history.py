@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from itertools import chain
 
 from services.contracts import Batch, Lane, Policy, SamplerSnapshot, StepRecord, Task, WeightManifest, WeightPlan
+from services.streams.admission import Malformed
 from services.streams.connection import Redis
 from services.streams.effects import become_owner, compress
 from services.streams.journal import WEIGHT_MESSAGES_KEPT, Journal, read_all, read_policy
 from services.streams.keys import EVALUATION_GROUP, RunKeys
-from services.streams.leases import refuse, tail_messages
+from services.streams.leases import tail_messages
 from services.streams.library import call
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,10 @@ class LoggedBatch:
 
     entry: str
     batch: Batch
+
+
+class TakenBackError(RuntimeError):
+    """A batch was trained whose entry was lost meanwhile. A learner that begins anew trains the one in its place."""
 
 
 class History:
@@ -59,8 +64,11 @@ class History:
         keys = [self._epoch_key, self._keys.policy]
         await call(self._redis, "commit_policy", keys, [self.epoch, version, step, weights])
 
-    async def commit_step(self, record: StepRecord) -> bool:
-        """Record a rollout step and make its version current; its groups are trained. False if it was before."""
+    async def commit_step(self, record: StepRecord, entry: str) -> bool:
+        """Record the rollout step that trained the batch of `entry`, and make its version current.
+
+        False if it was before. Raises TakenBackError, FencedError.
+        """
         streams = self._keys.lane(Lane.TRAIN)
         keys = [
             self._epoch_key, self._keys.policy, self._keys.steps, streams.counters, streams.pending,
@@ -68,8 +76,11 @@ class History:
         ]  # fmt: skip
         lags = record.lags or (0,) * len(record.groups)
         pairs = chain.from_iterable(zip(record.groups, lags, strict=True))
-        args = [self.epoch, record.version, record.step, record.weights, record.model_dump_json(), *pairs]
-        return bool(await call(self._redis, "commit_step", keys, args))
+        args = [self.epoch, record.version, record.step, record.weights, record.model_dump_json(), entry, *pairs]
+        done = await call(self._redis, "commit_step", keys, args)
+        if done < 0:
+            raise TakenBackError(f"the sampler took the batch of rollout step {record.step} back while it was trained")
+        return bool(done)
 
     async def cover(self, logged: LoggedBatch) -> bool:
         """Let go of a batch whose step a checkpoint covers, and of its payloads. False if that was done before.
@@ -107,12 +118,19 @@ class History:
         if logged.batch.step >= step and not wrong:
             return logged.batch.step == step
         why = f"not the batch of rollout step {step}: {wrong[0] if wrong else logged.batch.step}"
-        await refuse(self._redis, self._keys, self._keys.batches, logged.entry, logged.batch, why)
+        log.error("%s: entry %s is given up: %s", self._keys.batches, logged.entry, why)
+        body = logged.batch.model_dump_json().encode()
+        letter = Malformed(why).letter(self._keys.batches, logged.entry, body, deliveries=1)
+        await self._take_out(logged, letter.model_dump_json())
         return False
 
     async def give_back(self, logged: LoggedBatch) -> None:
         """Return a batch to the sampler, which takes it and those behind it back. Raises FencedError."""
-        await call(self._redis, "give_back", [self._epoch_key, self._keys.batches], [self.epoch, logged.entry])
+        await self._take_out(logged, "")
+
+    async def _take_out(self, logged: LoggedBatch, letter: str) -> None:
+        keys = [self._epoch_key, self._keys.batches, self._keys.dead]
+        await call(self._redis, "give_back", keys, [self.epoch, logged.entry, letter])
 
     async def ended_at(self) -> int | None:
         """The rollout step whose batch was published as the run's last; None while that is open."""
@@ -148,10 +166,12 @@ async def forget_evaluations(redis: Redis, keys: RunKeys, role: str, epoch: int,
     """Drop these evaluation records, and all that is under way on the evaluation lane. Raises FencedError."""
     lane = keys.lane(Lane.EVALUATION)
     # Nobody begins another evaluation meanwhile: its owner is the one who calls.
-    groups = [key async for key in redis.scan_iter(keys.group(f"{EVALUATION_GROUP}*"), 1000)]
+    patterns = (keys.group(f"{EVALUATION_GROUP}*"), keys.key(f"payload:{EVALUATION_GROUP}*"))
+    # A sample whose payload stayed would count as published, and never be asked for again.
+    gone = [key for pattern in patterns async for key in redis.scan_iter(pattern, 1000)]
     all_keys = [
         keys.epoch(role), keys.evaluations, lane.tasks, lane.samples, lane.verdicts, lane.counters, lane.pending,
-        lane.released, *groups,
+        lane.released, *gone,
     ]  # fmt: skip
     await call(redis, "forget_evaluations", all_keys, [epoch, *entries])
 

@@ -215,7 +215,7 @@ class DrivenRun:
         """A rollout step of new groups, committed."""
         logged = await self.batched(step, *groups)
         version = await self.learner.announce(step, f"w{step}")
-        assert await self.learner.commit_step(record_of(logged.batch, version))
+        assert await self.learner.commit_step(record_of(logged.batch, version), logged.entry)
         return logged
 
     async def append(self, stream: str, *bodies: bytes | Message) -> list[str]:

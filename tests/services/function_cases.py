@@ -62,7 +62,7 @@ async def commit_policy(run):
 async def commit_step(run):
     logged = await run.batched(1, "g0", "g1")
     version = await run.learner.announce(1, "w1")
-    return lambda: run.learner.commit_step(record_of(logged.batch, version))
+    return lambda: run.learner.commit_step(record_of(logged.batch, version), logged.entry)
 
 
 async def cover(run):

@@ -228,7 +228,7 @@ def test_hostile_batches(loop):
         [logged] = accepted
         assert logged.entry not in one.hostile, "only what the sampler wrote is trained"
         assert await run.learner.batches() == accepted, "what is no batch is no longer in the log"
-        assert await run.learner.commit_step(record_of(logged.batch, await run.learner.announce(1, "w1")))
+        assert await run.learner.commit_step(record_of(logged.batch, await run.learner.announce(1, "w1")), logged.entry)
         assert await run.counts() == {"dispatched": 1, "trained": 1}
 
     fuzz(loop, batch_of(R, 1, ["g0"]), scenario, lets_in=False)

@@ -3,12 +3,13 @@
 import pytest
 
 from services.contracts import Cause, Lane, Policy, Release, Task
-from services.streams.effects import missing_samples, read_snapshot, response_tokens
-from services.streams.history import History, Reopened, rewind
+from services.streams.effects import missing_samples, owner_epoch, read_snapshot, response_tokens
+from services.streams.history import History, Reopened, TakenBackError, forget_evaluations, rewind
 from services.streams.journal import Journal
-from services.streams.keys import RunKeys
+from services.streams.keys import EVALUATION_GROUP, RunKeys
 from services.streams.library import FencedError
 from tests.services.driven import (
+    EVENT,
     STATE,
     DrivenRun,
     batch_of,
@@ -77,7 +78,7 @@ async def test_a_step_is_committed_once_and_trains_its_groups(run, redis, keys):
     assert await run.counts() == {"dispatched": 2, "pending": 2}
     version = await run.learner.announce(1, "w1")
     record = record_of(logged.batch, version)
-    assert await run.learner.commit_step(record)
+    assert await run.learner.commit_step(record, logged.entry)
     assert await run.counts() == {"dispatched": 2, "trained": 2}
     assert standing(await run.learner.policy()) == (0, 1, "w1")
     journal = Journal(redis, keys, "test")
@@ -87,8 +88,58 @@ async def test_a_step_is_committed_once_and_trains_its_groups(run, redis, keys):
     assert fields == [b"trained", b"1", b"1"]
     before = await contents(redis, keys)
     again = record.model_copy(update={"version": 5, "weights": "others"})
-    assert not await run.learner.commit_step(again), "a step is committed once"
+    assert not await run.learner.commit_step(again, logged.entry), "a step is committed once"
     assert await contents(redis, keys) == before
+
+
+async def test_a_batch_that_was_taken_back_while_it_was_trained_is_not_committed(run, redis, keys):
+    first = await run.batched(1, "g0", "g1")
+    await run.decided("g2", "kept")
+    version = await run.learner.announce(1, "w1")
+    await redis.xdel(keys.batches, first.entry)
+    assert await run.sampler.take_back(1, first.entry, ["g0", "g1"])
+    assert await run.counts() == {"dispatched": 3, "pending": 3}
+    assert [await run.state(name) for name in ("g0", "g1")] == ["kept", "kept"]
+    assert await run.sampler.publish_batch(batch_of(keys, 1, ["g0", "g2"]), snapshot_at(1))
+    before = await contents(redis, keys)
+    with pytest.raises(TakenBackError, match="step 1 back"):
+        await run.learner.commit_step(record_of(first.batch, version), first.entry)
+    assert await contents(redis, keys) == before
+    [second] = await run.learner.batches()
+    assert await run.learner.accepts(second, 1)
+    assert await run.learner.commit_step(record_of(second.batch, version), second.entry)
+    assert await run.counts() == {"dispatched": 3, "trained": 2, "pending": 1}
+    assert not await run.sampler.take_back(1, second.entry, ["g0", "g2"]), "it was trained"
+
+
+async def test_a_later_batch_is_left_until_its_turn_and_taken_back_with_the_one_before_it(run, redis, keys):
+    first = await run.batched(1, "g0")
+    second = await run.batched(2, "g1")
+    assert not await run.learner.accepts(second, 1)
+    assert await run.learner.batches() == [first, second], "it is no fault of the batch"
+    await run.learner.give_back(first)
+    assert await run.sampler.take_back(1, first.entry, ["g0", "g1"])
+    assert await run.learner.batches() == []
+    assert [await run.state(name) for name in ("g0", "g1")] == ["kept", "kept"]
+    assert [event.phase for _, event in await Journal(redis, keys, "test").events()] == ["batch-lost"]
+
+
+async def test_of_forgotten_evaluations_nothing_stays_that_would_count_as_published(run, redis, keys):
+    group = f"{EVALUATION_GROUP}held-out.step-2.000000"
+    await redis.hset(keys.group(group), mapping={"state": "pending", "samples": 2})
+    await redis.hset(keys.payload(group, 0), mapping={"text": "42"})
+    [entry] = await run.append(keys.evaluations, EVENT)
+    await forget_evaluations(redis, keys, "sampler", run.sampler.epoch, [entry])
+    assert await redis.exists(keys.group(group), keys.payload(group, 0)) == 0
+    assert await redis.xlen(keys.evaluations) == 0
+    await redis.hset(keys.group(group), mapping={"state": "pending", "samples": 2})  # it is asked again
+    assert await missing_samples(redis, keys, task_of(group)) == [0, 1]
+
+
+async def test_a_server_that_forgot_an_epoch_is_told_it_again(run, redis, keys):
+    await redis.set(keys.epoch("learner"), run.learner.epoch - 1)
+    assert await run.learner.announce(0, "w0") == 0
+    assert await owner_epoch(redis, keys, "learner") == run.learner.epoch
 
 
 async def test_a_learner_that_died_before_it_committed_is_followed_by_one_that_trains_the_same_batch(run):
@@ -96,11 +147,11 @@ async def test_a_learner_that_died_before_it_committed_is_followed_by_one_that_t
     assert await run.learner.announce(1, "w1") == 0
     successor = await History.fenced(run.redis, run.keys, "learner")
     with pytest.raises(FencedError):
-        await run.learner.commit_step(record_of(logged.batch, 0))
+        await run.learner.commit_step(record_of(logged.batch, 0), logged.entry)
     assert await run.counts() == {"dispatched": 1, "pending": 1}
     assert await successor.batches() == [logged]
     assert await successor.announce(1, "rounded otherwise") == 1
-    assert await successor.commit_step(record_of(logged.batch, 1, "rounded otherwise"))
+    assert await successor.commit_step(record_of(logged.batch, 1, "rounded otherwise"), logged.entry)
     assert standing(await successor.policy()) == (1, 1, "rounded otherwise")
     assert await run.counts() == {"dispatched": 1, "trained": 1}
 
@@ -136,7 +187,7 @@ async def test_only_the_batch_that_the_sampler_published_for_a_step_is_accepted(
     assert [letter.reason.removeprefix("not the batch of rollout step ") for letter in letters] == [
         "2: g0", "1: never", "1: g0", "1: g0"
     ]  # fmt: skip
-    assert await run.learner.commit_step(record_of(first.batch, await run.learner.announce(1, "w1")))
+    assert await run.learner.commit_step(record_of(first.batch, await run.learner.announce(1, "w1")), first.entry)
     assert not await run.learner.accepts(first, 1), "it was trained"
 
 
@@ -261,7 +312,7 @@ class TestRewind:
         [logged] = await run.learner.batches()
         version = await run.learner.announce(2, "w2")
         assert version == 4
-        assert await run.learner.commit_step(record_of(logged.batch, version))
+        assert await run.learner.commit_step(record_of(logged.batch, version), logged.entry)
         assert await run.counts() == {"dispatched": 8, "trained": 2, "filtered": 1, "pending": 5}
         steps = [record.groups for _, record in await Journal(redis, keys, "test").steps()]
         assert steps == [("g1",), ("g2",)], "each group once within the history that survives"

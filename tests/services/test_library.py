@@ -166,7 +166,7 @@ async def test_a_full_redis_lets_a_run_drain_although_every_process_is_replaced(
     assert await run.sampler.publish_batch(batch_of(keys, 1, ["g0", "g1"]), snapshot_at(1))
     [logged] = await run.learner.batches()
     version = await run.learner.announce(1, "w1")
-    assert await run.learner.commit_step(record_of(logged.batch, version))
+    assert await run.learner.commit_step(record_of(logged.batch, version), logged.entry)
     assert await run.learner.cover(logged)
     assert await run.counts() == {"dispatched": 3, "trained": 2, "dead": 1}
     assert [key async for key in client.scan_iter(match=keys.key("payload:*"))] == []

@@ -103,7 +103,7 @@ class HandLearner:
                     generation_finished_at=batch.generation_finished_at, learning_started_at=0.0,
                     learning_finished_at=0.0,
                 )  # fmt: skip
-                assert await history.commit_step(record)
+                assert await history.commit_step(record, logged.entry)
                 await self.cover(history, logged)
 
     async def cover(self, history, logged):

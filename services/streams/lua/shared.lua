@@ -5,9 +5,12 @@ local RELEASED_KEPT = 512  -- tombstones of released groups, so that late result
 local DEAD_KEPT = 1024  -- dead letters
 
 local function fenced(key, epoch)
-  if tonumber(redis.call('GET', key) or '0') > tonumber(epoch) then
+  local held = tonumber(redis.call('GET', key) or '0')
+  if held > tonumber(epoch) then
     return redis.error_reply('FENCED a newer owner holds ' .. key)
   end
+  -- A server that came back without its last writes: the epoch is the owner's all the same.
+  if held < tonumber(epoch) then redis.call('SET', key, epoch) end
 end
 
 local function publish(stream, body)
