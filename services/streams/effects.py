@@ -176,10 +176,6 @@ class Effects:
         keys = [self._epoch_key, self._keys.starved, self._keys.queue, self._keys.lane(Lane.TRAIN).counters]
         await call(self._redis, "starve", keys, [self._epoch, why])
 
-    async def keep(self, key: str, value: str) -> None:
-        """Set one of the run's values as the owner of the role. Raises FencedError."""
-        await call(self._redis, "keep", [self._epoch_key, key], [self._epoch, value])
-
     async def forget_evaluated(self, groups: list[str]) -> None:
         """Let go of an evaluation's groups, whose record has been written."""
         for start in range(0, len(groups), 100):

@@ -4,7 +4,7 @@ import pytest
 
 from services.contracts import Cause, Lane, Policy, Release, Task
 from services.streams.effects import missing_samples, owner_epoch, read_snapshot, response_tokens
-from services.streams.history import History, Reopened, TakenBackError, forget_evaluations, rewind
+from services.streams.history import GroupsChangedError, History, Reopened, TakenBackError, forget_evaluations, rewind
 from services.streams.journal import Journal
 from services.streams.keys import EVALUATION_GROUP, RunKeys
 from services.streams.library import FencedError
@@ -92,7 +92,8 @@ async def test_a_step_is_committed_once_and_trains_its_groups(run, redis, keys):
     assert await contents(redis, keys) == before
 
 
-async def test_a_batch_that_was_taken_back_while_it_was_trained_is_not_committed(run, redis, keys):
+@pytest.mark.parametrize("again", [["g0", "g2"], ["g0", "g1"]])
+async def test_a_batch_that_was_taken_back_while_it_was_trained_is_not_committed(run, redis, keys, again):
     first = await run.batched(1, "g0", "g1")
     await run.decided("g2", "kept")
     version = await run.learner.announce(1, "w1")
@@ -100,7 +101,7 @@ async def test_a_batch_that_was_taken_back_while_it_was_trained_is_not_committed
     assert await run.sampler.take_back(1, first.entry, ["g0", "g1"])
     assert await run.counts() == {"dispatched": 3, "pending": 3}
     assert [await run.state(name) for name in ("g0", "g1")] == ["kept", "kept"]
-    assert await run.sampler.publish_batch(batch_of(keys, 1, ["g0", "g2"]), snapshot_at(1))
+    assert await run.sampler.publish_batch(batch_of(keys, 1, again), snapshot_at(1))
     before = await contents(redis, keys)
     with pytest.raises(TakenBackError, match="step 1 back"):
         await run.learner.commit_step(record_of(first.batch, version), first.entry)
@@ -109,7 +110,7 @@ async def test_a_batch_that_was_taken_back_while_it_was_trained_is_not_committed
     assert await run.learner.accepts(second, 1)
     assert await run.learner.commit_step(record_of(second.batch, version), second.entry)
     assert await run.counts() == {"dispatched": 3, "trained": 2, "pending": 1}
-    assert not await run.sampler.take_back(1, second.entry, ["g0", "g2"]), "it was trained"
+    assert not await run.sampler.take_back(1, second.entry, again), "it was trained"
 
 
 async def test_a_later_batch_is_left_until_its_turn_and_taken_back_with_the_one_before_it(run, redis, keys):
@@ -269,6 +270,22 @@ class TestRewind:
         assert all(one.stop is None for one in tasks), "no screen is left half way"
         for one in tasks:
             assert await missing_samples(redis, keys, one) == [0, 1], "nothing that was generated stays"
+
+    async def test_letters_of_the_former_life_are_marked(self, long_run, redis, keys):
+        await redis.xadd(keys.dead, {"m": "{}"})
+        newest = await redis.xadd(keys.dead, {"m": "{}"})
+        assert await self.back(long_run, 1)
+        assert await redis.hget(keys.queue, "letters") == newest
+
+    async def test_a_group_that_came_meanwhile_is_not_left_behind(self, long_run, redis, keys):
+        await redis.sadd(long_run.streams.pending, "g6")
+        before = await contents(redis, keys)
+        with pytest.raises(GroupsChangedError):
+            await rewind(
+                redis, keys, "sampler", long_run.sampler.epoch, resumption=1, step=1, posteriors={},
+                response_tokens=None, groups=[Reopened(task_of("g4"), trained=False)],
+            )  # fmt: skip
+        assert await contents(redis, keys) == before
 
     async def test_once_per_resumption(self, long_run, redis, keys):
         assert await self.back(long_run, 1)

@@ -124,3 +124,31 @@ async def test_a_redriven_group_is_looked_after_before_anything_is_heard_of_it(r
             return any(text.startswith(f"{again}:") for text in told)
 
         await until(orphaned, tasks, "its end", deadline_s=90)
+
+
+async def test_a_letter_from_before_a_rewind_ends_nothing(redis, run_id):
+    document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})
+    keys = RunKeys(run_id)
+    async with (
+        service_context(redis, run_id, document, "sampler") as first,
+        service_context(redis, run_id, document, "sampler") as second,
+    ):
+        consumer = Consumer(redis, keys, keys.lane(Lane.TRAIN).tasks, "rollout", "hand", Task, 30.0, 3)
+        async with running(SamplerService().run(first)):
+            await consumer.open()
+            held = await consumer.read(2, 10)
+            while len(held) < 2:
+                held += await consumer.read(2, 10)
+        for one in held[:2]:
+            await consumer.give_up(one, "nobody answers", Cause.DELIVERIES)
+        [former, _] = [one.entry for one in await letters(redis, keys)]
+        await redis.hset(keys.queue, mapping={"step": 0, "last": 0, "letters": former})
+        async with running(SamplerService().run(second)) as tasks:
+
+            async def one_dead():
+                return (await group_counts(redis, keys)).dead > 0
+
+            await until(one_dead, tasks, "the end of the later one")
+            await asyncio.sleep(1.0)
+            states = [await redis.hget(keys.group(one.message.group), "state") for one in held[:2]]
+    assert states == [b"pending", b"dead"]
