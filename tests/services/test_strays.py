@@ -134,11 +134,13 @@ async def test_a_letter_from_before_a_rewind_ends_nothing(redis, run_id):
         service_context(redis, run_id, document, "sampler") as second,
     ):
         consumer = Consumer(redis, keys, keys.lane(Lane.TRAIN).tasks, "rollout", "hand", Task, 30.0, 3)
-        async with running(SamplerService().run(first)):
+        async with running(SamplerService().run(first)) as sampling:
             await consumer.open()
             held = await consumer.read(2, 10)
             while len(held) < 2:
                 held += await consumer.read(2, 10)
+            first.stopping.set()
+            await asyncio.wait_for(sampling[0], 20)
         for one in held[:2]:
             await consumer.give_up(one, "nobody answers", Cause.DELIVERIES)
         [former, _] = [one.entry for one in await letters(redis, keys)]
