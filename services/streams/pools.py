@@ -29,8 +29,8 @@ SENTINEL_S = 1.0
 FRESH_S = 0.3
 """How long the Sentinels' answer is good for all connections: a fleet that reconnects must not storm them."""
 LOOK_S = 1.0
-"""How often they are asked while all is well. A handover leaves the former master alive, and for about ten seconds it takes
-writes that are lost afterwards."""
+"""How often they are asked while all is well. A handover leaves the former master alive, and for about ten seconds it
+takes writes that are lost afterwards."""
 
 
 class _Trusting:

@@ -1,4 +1,4 @@
-"""Addresses, credentials and certificates of Redis: what is accepted, what is refused, and that no password is shown."""
+"""Addresses, credentials and certificates of Redis: what is accepted, what is refused; and no password is shown."""
 
 import ssl
 import traceback
@@ -12,8 +12,6 @@ from services.streams.credentials import (
     PASSWORD_FILE,
     SENTINEL_PASSWORD_FILE,
     USERNAME,
-    PasswordFile,
-    RedisSettingError,
     Trust,
     server_credentials,
 )
@@ -34,7 +32,7 @@ def no_variables(monkeypatch):
         ("redis://h:1/", "redis://h:1/0", [("h", 1)], None, 0, False),
         ("rediss://a.b-c:6380/2", "rediss://a.b-c:6380/2", [("a.b-c", 6380)], None, 2, True),
         ("redis://[::1]:7/0", "redis://[::1]:7/0", [("::1", 7)], None, 0, False),
-        ("redis+sentinel://a,b:5/main", "redis+sentinel://a:26379,b:5/main/0", [("a", 26379), ("b", 5)], "main", 0, False),
+        ("redis+sentinel://a,b:5/s", "redis+sentinel://a:26379,b:5/s/0", [("a", 26379), ("b", 5)], "s", 0, False),
         ("rediss+sentinel://a/main/3", "rediss+sentinel://a:26379/main/3", [("a", 26379)], "main", 3, True),
     ],
 )  # fmt: skip
@@ -126,7 +124,10 @@ def test_what_an_address_carries_wins(tmp_path, monkeypatch):
 @pytest.mark.parametrize("variable", [PASSWORD_FILE, SENTINEL_PASSWORD_FILE])
 @pytest.mark.parametrize(
     ("content", "why"),
-    [(None, "cannot be read: No such file"), (b"", "is empty"), (b"\n", "is empty"), (b"\xff\xfe", "cannot be read: no text")],
+    [
+        (None, "cannot be read: No such file"), (b"", "is empty"), (b"\n", "is empty"),
+        (b"\xff\xfe", "cannot be read: no text"),
+    ],
 )  # fmt: skip
 def test_a_password_file_that_cannot_be_used_is_named(tmp_path, monkeypatch, variable, content, why):
     file = tmp_path / "password"

