@@ -70,7 +70,7 @@ class Process:
 
     def client(self, **options: Any) -> Any:
         """A plain client of it, for what the test itself has to ask or do."""
-        return redis.Redis(port=self.port, decode_responses=True, socket_timeout=5, **options)
+        return redis.Redis(host="127.0.0.1", port=self.port, decode_responses=True, socket_timeout=5, **options)
 
 
 def start_server(folder: Path, *arguments: object, binary: str | Path | None = None) -> Process:
@@ -101,7 +101,7 @@ def start_sentinel(folder: Path, name: str, master: int, quorum: int, *lines: st
 def script_settings(folder: Path, **changes: str) -> tuple[dict[str, str], int]:
     """The variables with which the chart's start script runs in `folder`, and its port; the embedded server is on PATH.
 
-    As root, what it writes to belongs to the user of the official image, as whom it must be run.
+    As root, what it writes to is given to the user of the official image, as whom it must be run: see `open_path`.
     """
     for name in ("bin", "data", "secret", "tls"):
         (folder / name).mkdir(exist_ok=True)
@@ -111,8 +111,6 @@ def script_settings(folder: Path, **changes: str) -> tuple[dict[str, str], int]:
         (folder / f"secret/{user}-password").write_text(f"{password}\n")
     if os.geteuid() == 0:
         shutil.chown(folder / "data", 999, 999)
-        for parent in (folder, *folder.parents[:-2]):
-            parent.chmod(parent.stat().st_mode | 0o011)
         shutil.chown(folder, 999, 999)
     port = free_port()
     return {

@@ -37,9 +37,9 @@ def test_the_shells_and_the_linter_are_content():
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_users_are_written_hashed_and_for_nobody_else_to_read(tmp_path, shell):
-    with scripted_server(tmp_path, shell, REDIS_RAY_NAMESPACE="default_penstock-1"):
-        file = tmp_path / "users.acl"
+def test_users_are_written_hashed_and_for_nobody_else_to_read(open_path, shell):
+    with scripted_server(open_path, shell, REDIS_RAY_NAMESPACE="default_penstock-1"):
+        file = open_path / "users.acl"
         users = file.read_text()
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         for user, password in PASSWORDS.items():
@@ -60,13 +60,13 @@ def assert_nowhere(password):
                 continue
 
 
-def test_what_is_set(tmp_path):
-    with scripted_server(tmp_path) as server:
+def test_what_is_set(open_path):
+    with scripted_server(open_path) as server:
         with pytest.raises(AuthenticationError):
             server.client().ping()
         info = server.client(username="penstock", password=PASSWORDS["penstock"]).info()
         assert (info["maxmemory"], info["maxmemory_policy"], info["aof_enabled"]) == (90 * 2**20, "noeviction", 1)
-        assert (tmp_path / "data/appendonlydir").is_dir()
+        assert (open_path / "data/appendonlydir").is_dir()
     assert " --appendfsync always " in START_SCRIPT.read_text()  # which no user of this server may ask
 
 
@@ -81,8 +81,8 @@ def test_what_is_set(tmp_path):
         ("probe", ["PING"], ["INFO", "HGET RAYns@KV a", "GET penstock:x"]),
     ],
 )  # fmt: skip
-def test_each_user_can_do_its_own_and_no_more(tmp_path, user, allowed, denied):
-    with scripted_server(tmp_path, REDIS_RAY_NAMESPACE="ns") as server:
+def test_each_user_can_do_its_own_and_no_more(open_path, user, allowed, denied):
+    with scripted_server(open_path, REDIS_RAY_NAMESPACE="ns") as server:
         mine = server.client(username=user, password=PASSWORDS.get(user, "any"))
         for command in allowed:
             mine.execute_command(*command.split())
@@ -107,10 +107,10 @@ def test_each_user_can_do_its_own_and_no_more(tmp_path, user, allowed, denied):
         (None, None, {"REDIS_RAY_NAMESPACE": "a*"}, "REDIS_RAY_NAMESPACE: 'a*' is not accepted; A-Z a-z 0-9 _ . - are"),
     ],
 )  # fmt: skip
-def test_what_it_refuses_is_one_line(tmp_path, shell, secret, content, changes, says):
-    environment, _ = script_settings(tmp_path, **changes)
+def test_what_it_refuses_is_one_line(open_path, shell, secret, content, changes, says):
+    environment, _ = script_settings(open_path, **changes)
     if secret is not None:
-        file = tmp_path / "secret" / secret
+        file = open_path / "secret" / secret
         file.unlink() if content is None else file.write_bytes(content)
     done = subprocess.run(
         [*shell, START_SCRIPT], env=environment, capture_output=True, text=True, timeout=20, check=False
@@ -129,8 +129,8 @@ def test_what_it_refuses_is_one_line(tmp_path, shell, secret, content, changes, 
         ([], "/nowhere", "none of the programs redis-server valkey-server is there"),
     ],
 )
-def test_a_wrong_command_and_a_wrong_image_are_told(tmp_path, arguments, path, says):
-    environment, _ = script_settings(tmp_path)
+def test_a_wrong_command_and_a_wrong_image_are_told(open_path, arguments, path, says):
+    environment, _ = script_settings(open_path)
     environment["PATH"] = path or environment["PATH"]
     command = [shutil.which("dash") or "/bin/sh", START_SCRIPT, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
@@ -138,16 +138,16 @@ def test_a_wrong_command_and_a_wrong_image_are_told(tmp_path, arguments, path, s
     assert says in done.stderr
 
 
-async def test_a_password_is_changed_while_clients_go_on(tmp_path, monkeypatch):
-    file = tmp_path / "mounted"
+async def test_a_password_is_changed_while_clients_go_on(open_path, monkeypatch):
+    file = open_path / "mounted"
     file.write_text(PASSWORDS["penstock"])
     monkeypatch.setenv(USERNAME, "penstock")
     monkeypatch.setenv(PASSWORD_FILE, str(file))
-    with scripted_server(tmp_path) as server:
+    with scripted_server(open_path) as server:
         mine = await connect(f"redis://127.0.0.1:{server.port}/0")
         assert await mine.set("penstock:x", "1")
         # The Secret changes and Redis starts again with it, before this pod's own copy of the Secret is up to date.
-        (tmp_path / "secret/penstock-password").write_text("another-1")
+        (open_path / "secret/penstock-password").write_text("another-1")
         server.stop()
         server.start()
         waiting = asyncio.create_task(mine.get("penstock:x"))
@@ -164,12 +164,12 @@ async def test_a_password_is_changed_while_clients_go_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.timeout(200)
-def test_the_streams_tests_pass_as_user_penstock(tmp_path):
+def test_the_streams_tests_pass_as_user_penstock(open_path):
     """The users' file with the platform's rule and what the tests themselves need; nothing else was refused."""
-    with scripted_server(tmp_path) as server:
+    with scripted_server(open_path) as server:
         server.stop()
-        rule = re.search(r"user penstock on (#\S+) (.*)", (tmp_path / "users.acl").read_text())
-    folder = tmp_path / "again"
+        rule = re.search(r"user penstock on (#\S+) (.*)", (open_path / "users.acl").read_text())
+    folder = open_path / "again"
     folder.mkdir()
     users = folder / "users.acl"
     users.write_text(f"user default on nopass ~* &* +@all\nuser penstock on {rule[1]} {rule[2]} {INSPECTS}\n")
