@@ -28,7 +28,7 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Needs the operating system's redis-server (7.0 or newer), and fails where it is missing.
+# Needs the operating system's redis-server (7.0 or newer), redis-cli, busybox and openssl; fails where one is missing.
 test-system: install
 	$(BIN)/python -m pytest -m system tests/system
 

@@ -20,6 +20,8 @@ from services.streams.effects import become_owner
 from services.streams.keys import RunKeys
 from services.streams.library import load
 from tests.chaos.proxy import Proxy
+from tests.conftest import free_port
+from tests.redis_servers import start_server
 
 LIBRARY = """#!lua name=counting
 redis.register_function('count', function(keys, args) return redis.call('INCR', keys[1]) end)"""
@@ -218,7 +220,7 @@ async def test_patience_ends_with_the_address_and_without_the_password(server, c
         assert isinstance(error, RedisUnavailableError)
         assert isinstance(error, RedisConnectionError)
         assert str(error).startswith(f"Redis at redis://127.0.0.1:{port}/0 has been away for 3 s: ")
-        assert "secret" not in str(error)
+        assert "secret" not in str(error) + repr(error)
     lines = [one.message for one in caplog.records]
     assert len(lines) == 1, "one line in a few seconds, however many wait"
     assert re.fullmatch(rf"Redis at redis://127.0.0.1:{port}/0 is away: .+; trying again for another 3 s", lines[0])
@@ -284,6 +286,21 @@ async def test_silent_server_does_not_hold_connect_beyond_its_deadline():
         await connect(f"redis://127.0.0.1:{port}/0", 1.5)
     assert time.monotonic() - began < 3.0
     silent.close()
+
+
+@pytest.mark.timeout(60)
+async def test_a_cluster_is_refused_and_an_evicting_server_is_warned_of(tmp_path, caplog):
+    cluster = start_server(tmp_path, "--cluster-enabled", "yes", "--cluster-port", free_port())
+    evicting = start_server(tmp_path, "--maxmemory-policy", "allkeys-lru")
+    try:
+        with pytest.raises(RedisUnavailableError, match="is part of a Redis Cluster, which is not supported"):
+            await connect(f"redis://127.0.0.1:{cluster.port}/0")
+        redis = await connect(f"redis://127.0.0.1:{evicting.port}/0")
+        await redis.aclose()
+        assert any("has the maxmemory-policy allkeys-lru and may drop" in one.message for one in caplog.records)
+    finally:
+        cluster.stop()
+        evicting.stop()
 
 
 def test_embedded_server_takes_no_port_that_a_client_may_be_given(server):

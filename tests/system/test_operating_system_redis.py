@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.redis_servers import scripted_server, start_server
+
 pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +48,31 @@ def _until_listening(port):
         except OSError:
             assert time.monotonic() < ends, "redis-server does not listen within 20 s"
             time.sleep(0.05)
+
+
+@pytest.mark.timeout(1200)
+def test_a_whole_run_as_user_penstock(open_path):
+    """The platform as who the chart lets it in; the tests look on as `default`, which the chart's server has not."""
+    with scripted_server(open_path):
+        users = (open_path / "users.acl").read_text().replace("default off", "default on nopass ~* &* +@all")
+    (open_path / "users.acl").write_text(users)
+    server = start_server(open_path, "--aclfile", open_path / "users.acl", binary=shutil.which("redis-server"))
+    environment = {
+        **os.environ, "PENSTOCK_TEST_REDIS": f"redis://127.0.0.1:{server.port}/0",
+        "PENSTOCK_REDIS_USERNAME": "penstock",
+        "PENSTOCK_REDIS_PASSWORD_FILE": str(open_path / "secret/penstock-password"),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/integration/test_run.py"]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1180, check=False
+        )
+        assert done.returncode == 0, done.stdout[-4000:]
+        refused = server.client().execute_command("ACL LOG")
+        assert refused == []
+        assert server.client().info("commandstats")["cmdstat_auth"]["calls"] > 5, "nobody logged in"
+    finally:
+        server.stop()
 
 
 @pytest.mark.timeout(900)
