@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from deploy.hosting.cluster import RayCluster
-from deploy.hosting.environment import NAMESPACE, process_environment, runs_folder
+from deploy.hosting.environment import NAMESPACE, place, process_environment, runs_folder
 from services.shell import configure_logging
 
 log = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ def start_gateway(redis_url: str, host: str, port: int) -> Any:
         "namespace": NAMESPACE,
         "get_if_exists": True,
         "num_cpus": 0,
+        "resources": place("head"),
         "max_restarts": RESTARTS,
         "max_concurrency": 4,
         "runtime_env": {"env_vars": process_environment(threads=1)},

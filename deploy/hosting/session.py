@@ -15,7 +15,7 @@ from ray import serve
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from deploy.hosting.actors import EARLY_DEATHS, Restarts, actor_state
-from deploy.hosting.environment import NAMESPACE
+from deploy.hosting.environment import NAMESPACE, ROLES, serving
 from deploy.hosting.fleet import start_serve
 from deploy.hosting.gateway import start_gateway
 
@@ -46,6 +46,7 @@ def start_ray(folder: Path, cores: int) -> None:
         address="local",
         namespace=NAMESPACE,
         num_cpus=cores,
+        resources=serving(*ROLES),
         include_dashboard=False,
         _node_ip_address="127.0.0.1",  # a laptop changes networks while Ray runs
         log_to_driver=False,
@@ -71,7 +72,7 @@ class Session:
         except (GetTimeoutError, RayActorError):
             seen = Gateway.SILENT
         state = actor_state(self._gateway)
-        early = self._restarts.observe(state, {state.pid} if seen is Gateway.SERVES else ())
+        early = self._restarts.observe(state, {state.process} if seen is Gateway.SERVES and state.process else ())
         if state.dead:
             raise RayLostError("the gateway is dead for good, which only a lost node explains")
         if early > EARLY_DEATHS:

@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from services.api.dead import add_dead_routes
 from services.api.runs import add_run_routes
 from services.api.views import Fault, Health, TargetGroup
-from services.settings import RecipeError
+from services.settings import BoundsError, RecipeError
 from services.streams.connection import Redis, RedisUnavailableError, trouble
 from services.streams.dead import NotRedrivableError, UnknownLetterError
 from services.streams.library import RedisFullError
@@ -24,7 +24,7 @@ from services.streams.records import NoCheckpointError, RunRecords, RunStateErro
 
 STATUS = {
     UnknownRunError: 404, UnknownLetterError: 404, RunStateError: 409, NotRedrivableError: 409, RecipeError: 422,
-    NoCheckpointError: 422, RedisFullError: 503, RedisUnavailableError: 503,
+    NoCheckpointError: 422, BoundsError: 503, RedisFullError: 503, RedisUnavailableError: 503,
 }  # fmt: skip
 """By exception, and those derived from it."""
 FAULTS: dict[int | str, dict[str, Any]] = {code: {"model": Fault} for code in sorted({*STATUS.values()})}

@@ -18,7 +18,7 @@ from services.contracts.groups import (
     VersionSpan,
 )
 from services.contracts.journal import Cause, DeadLetter, Event
-from services.contracts.runs import ProcessInfo, RunState, Transition, Wait
+from services.contracts.runs import HostPid, ProcessInfo, RunState, Transition, Wait
 from services.contracts.training import (
     Batch,
     BatchGroup,
@@ -47,6 +47,7 @@ __all__ = [
     "Event",
     "Finite",
     "GroupCounts",
+    "HostPid",
     "Lane",
     "Message",
     "OptimizerStepRecord",

@@ -11,14 +11,16 @@ import os
 import time
 import uuid
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from services.contracts import AFTER, ALONE, Lane, ProcessInfo, RunState
 from services.controller.attempts import Attempts, RunFailedError
+from services.controller.capacity import shortage
 from services.controller.cluster import Cluster
 from services.controller.recovery import Recovery
 from services.controller.summary import summarise, write_summary
-from services.settings import Recipe
+from services.settings import BoundsError, Recipe, load_bounds
 from services.shell import advertised_host
 from services.streams.connection import Redis, RedisUnavailableError
 from services.streams.effects import become_owner, group_counts
@@ -158,6 +160,8 @@ class RunKeeper:
         """Why the run cannot be placed now, or None. Raises RunFailedError when the cluster will not say."""
         if self._asking.due:
             async with self._asking:
+                if bounds := load_bounds():
+                    return shortage(bounds, record, await self._records.all())
                 return await self._cluster.shortage(record)
         return "the cluster does not say what is free"
 
@@ -168,7 +172,8 @@ class RunKeeper:
         )
         while True:
             record = await self._current()
-            self._replicas = record.rollout_replicas
+            self._replicas = self._allowed(record)
+            record = replace(record, rollout_replicas=self._replicas)
             with self._waits.on("placing", "services to be placed", record.recipe.limits.startup_timeout_s):
                 if record.state is RunState.STARTING:
                     await self._cluster.start(record)
@@ -219,7 +224,7 @@ class RunKeeper:
             if reason := await self._done(record):
                 return reason
             owed = await recovery.look(record)
-            await self._scale(record.rollout_replicas)
+            await self._scale(self._allowed(record), record.rollout_replicas)
             await self._note_fleet(record)
             paused = await self._pause(record)
             now, news = await self._progress(), await self._recovering()
@@ -246,9 +251,20 @@ class RunKeeper:
             await self._journal.event("resumed", "the run goes on")
         return wanted is not None
 
-    async def _scale(self, replicas: int) -> None:
+    def _allowed(self, record: RunRecord) -> int:
+        """The number of rollout replicas to run: as wanted, within the cluster's bounds of this moment."""
+        try:
+            bounds = load_bounds()
+        except BoundsError as error:
+            log.warning("%s; the fleet of run %s keeps %d replicas", error, self._run, self._replicas)
+            return self._replicas or record.rollout_replicas
+        most = bounds.most_replicas(record.recipe) if bounds else None
+        return record.rollout_replicas if most is None else max(1, min(most, record.rollout_replicas))
+
+    async def _scale(self, replicas: int, wanted: int) -> None:
         if replicas != self._replicas:
-            await self._journal.event("scaling", f"rollout {self._replicas} -> {replicas} replicas")
+            bounded = f" ({wanted} are wanted; the cluster's bounds allow no more)" if replicas < wanted else ""
+            await self._journal.event("scaling", f"rollout {self._replicas} -> {replicas} replicas{bounded}")
             self._replicas = replicas
         elif not self._scaling.owed:
             return
@@ -261,7 +277,7 @@ class RunKeeper:
     async def _note_fleet(self, record: RunRecord) -> None:
         """Name the replicas that are wanted and not ready; a paused run wants them too."""
         ready = Counter(one.service for one in await live_processes(self._redis, self._run) if one.state == "ready")
-        wanted = {"rollout": record.rollout_replicas, "verifier": record.recipe.verifier.replicas}
+        wanted = {"rollout": self._replicas, "verifier": record.recipe.verifier.replicas}
         lacking = [f"{name} ({ready[name]} of {count} ready)" for name, count in wanted.items() if ready[name] < count]
         if lacking:
             text = f"replicas of {' and '.join(lacking)}"
