@@ -5,6 +5,10 @@ Must not be a second store: time series of a run are read from its journal.
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Sequence
+
 from prometheus_client import Counter, Gauge, Histogram, start_http_server
 
 MESSAGES = Counter("penstock_messages_total", "Messages handled, by stream and result.", ["run", "stream", "result"])
@@ -37,7 +41,34 @@ STALLED_WAITS = Gauge(
 )  # fmt: skip
 
 
+PORTS_VARIABLE = "PENSTOCK_METRICS_PORTS"
+
+
 def serve_metrics(host: str) -> int:
-    """Serve this process's metrics on a free port of `host`; the port."""
-    server, _ = start_http_server(0, addr=host)
-    return int(server.server_port)
+    """Serve this process's metrics on a port of `host` that is free; the port.
+
+    PENSTOCK_METRICS_PORTS, as `9400-9499`, bounds the choice, so that a firewall can let Prometheus through. Raises
+    ValueError for another form, OSError when all of them are taken.
+    """
+    for port in metrics_ports():
+        try:
+            server, _ = start_http_server(port, addr=host)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            continue
+        return int(server.server_port)
+    raise OSError(
+        errno.EADDRINUSE, f"every port of {PORTS_VARIABLE} = {os.environ[PORTS_VARIABLE]!r} is taken on {host}"
+    )
+
+
+def metrics_ports() -> Sequence[int]:
+    """The ports to try, in this order; 0 stands for any free one."""
+    text = os.environ.get(PORTS_VARIABLE)
+    if not text:
+        return (0,)
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 2**16):
+        raise ValueError(f"{PORTS_VARIABLE}: value {text!r} is not accepted; a range of ports as 9400-9499 is")
+    return range(int(first), int(last) + 1)

@@ -67,9 +67,12 @@ def advertised_host() -> str:
 
 async def host_service(
     service: Service, run: str, redis_url: str, stopping: asyncio.Event, *, workers: int = 1,
-    patience_s: float = RECONNECT_S,
+    patience_s: float = RECONNECT_S, told: Callable[[ProcessInfo], None] = lambda _: None,
 ) -> None:  # fmt: skip
-    """Run one service of one run to its end, with everything around it; waits `patience_s` seconds for Redis."""
+    """Run one service of one run to its end, with everything around it; waits `patience_s` seconds for Redis.
+
+    `told` hears of each change of the service's state.
+    """
     redis = await connect(redis_url, patience_s)
     try:
         keys = RunKeys(run)
@@ -80,7 +83,7 @@ async def host_service(
             metrics=f"{host}:{serve_metrics(host)}", workers=workers, started_at=time.time(),
         )  # fmt: skip
         journal, waits = Journal(redis, keys, service.name), Waits()
-        async with Presence(redis, info, waits, journal) as presence:
+        async with Presence(redis, info, waits, journal, told) as presence:
             try:
                 await service.run(Context(redis, keys, record, presence, journal, stopping, host, waits))
             except Exception as error:
@@ -93,10 +96,14 @@ async def host_service(
 class ServiceThread:
     """A service in a thread with an event loop of its own, so that its host stays responsive."""
 
-    def __init__(self, service: Service, run: str, redis_url: str, workers: int = 1) -> None:
+    def __init__(
+        self, service: Service, run: str, redis_url: str, workers: int = 1,
+        told: Callable[[ProcessInfo], None] = lambda _: None,
+    ) -> None:  # fmt: skip
         self._service = service
         self._arguments = (run, redis_url)
         self._workers = workers
+        self._told = told
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self.error: BaseException | None = None
@@ -106,7 +113,9 @@ class ServiceThread:
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            hosting = host_service(self._service, *self._arguments, self._stopping, workers=self._workers)
+            hosting = host_service(
+                self._service, *self._arguments, self._stopping, workers=self._workers, told=self._told
+            )
             self._loop.run_until_complete(hosting)
         except BaseException as error:
             log.exception("%s failed", self._service.name)

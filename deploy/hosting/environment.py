@@ -43,6 +43,12 @@ def head_environment(host: str, runs: str) -> dict[str, str]:
     return {**inherited, **QUIET, **RAY, "PENSTOCK_HOST": host, "PENSTOCK_RUNS": runs}
 
 
+def cluster_environment() -> dict[str, str]:
+    """The variables of a node's Ray in a pod: ours beside those that KubeRay and the chart have set."""
+    # Container logs are read from standard error; files in a pod die with it.
+    return {**os.environ, **QUIET, **RAY, "RAY_LOG_TO_STDERR": "1"}
+
+
 def process_environment(threads: int) -> dict[str, str]:
     """The variables of one service's process; `threads` bounds its OpenMP and MKL threads."""
     # PENSTOCK_HOST is not among them: it is the node's, and what Ray starts there inherits it.

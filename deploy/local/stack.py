@@ -24,8 +24,8 @@ from typing import IO, Any
 
 import httpx
 
+from deploy.descendants import adopt_orphans, end_descendants, end_with_parent, reap
 from deploy.hosting.environment import head_environment
-from deploy.local.descendants import adopt_orphans, end_descendants, end_with_parent, reap
 from deploy.local.preflight import StackError, check_folder, check_memory, check_model, check_port, check_redis
 from deploy.local.valkey import EmbeddedValkey
 from services.settings import Recipe

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 
 from pydantic import ValidationError
 from redis.exceptions import RedisError
@@ -43,21 +44,24 @@ class Presence:
     """One process's announcement. `update` changes what is announced; the heartbeat keeps it from lapsing.
 
     With `waits` each heartbeat announces them too; with a `journal` a wait past its deadline becomes an event
-    `stalled`, a long one an event `waiting`.
+    `stalled`, a long one an event `waiting`. `told` hears of each change of state, in this process.
     """
 
     def __init__(
-        self, redis: Redis, info: ProcessInfo, waits: Waits | None = None, journal: Journal | None = None
+        self, redis: Redis, info: ProcessInfo, waits: Waits | None = None, journal: Journal | None = None,
+        told: Callable[[ProcessInfo], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._redis = redis
         self.info = info
         self._waits = waits or Waits()
         self._journal = journal
+        self._told = told
         self._gauges = _Gauges(info.run or "", info.service)
         self._untold: deque[tuple[str, str]] = deque(maxlen=UNTOLD_KEPT)
         self._heart: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Presence:
+        self._told(self.info)
         await self._announce()
         self._heart = asyncio.create_task(self._beat(), name=f"heartbeat of {self.info.id}")
         return self
@@ -78,6 +82,8 @@ class Presence:
         """Announce another state or policy version, at once."""
         changes = {"state": state, "version": version}
         self.info = self.info.model_copy(update={k: v for k, v in changes.items() if v is not None})
+        if state is not None:
+            self._told(self.info)
         await self._announce()
 
     async def _announce(self) -> None:
