@@ -21,6 +21,7 @@ from typing import Protocol
 
 from services.contracts import ProcessInfo
 from services.metrics import serve_metrics
+from services.streams.address import ACCEPTED
 from services.streams.connection import RECONNECT_S, Redis, RedisUnavailableError, connect
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
@@ -154,12 +155,20 @@ async def _until_signalled(service: Service, run: str, redis_url: str) -> None:
     await host_service(service, run, redis_url, stopping, patience_s=START_S)
 
 
+def add_redis_option(parser: argparse.ArgumentParser) -> None:
+    """Give a command the option --redis, which defaults to PENSTOCK_REDIS. A missing address is told by `connect`."""
+    parser.add_argument(
+        "--redis", metavar="URL", default=os.environ.get("PENSTOCK_REDIS", ""),
+        help=f"default: PENSTOCK_REDIS; {ACCEPTED} accepted",
+    )  # fmt: skip
+
+
 def main(make: Callable[[], Service], argv: list[str] | None = None) -> int:
     """The command line of every service: `python -m SERVICE --run ID --redis URL`; the exit status."""
     service = make()
     parser = argparse.ArgumentParser(prog=f"python -m {service.name}")
     parser.add_argument("--run", required=True, help="id of a submitted run")
-    parser.add_argument("--redis", required=True, help="redis://host:port/db")
+    add_redis_option(parser)
     arguments = parser.parse_args(argv)
     configure_logging(service.name)
     try:

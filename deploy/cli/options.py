@@ -17,7 +17,11 @@ ApiOption = Annotated[str, typer.Option("--api", envvar="PENSTOCK_API", help="Ad
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run.")]
 RecipeArgument = Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML or JSON file.")]
 RedisOption = Annotated[
-    str | None, typer.Option("--redis", envvar="PENSTOCK_REDIS", help="Redis to use; default: an embedded one.")
-]
+    str | None,
+    typer.Option(
+        "--redis", envvar="PENSTOCK_REDIS", metavar="URL",
+        help="Redis to use, redis://host:port/db or as docs/redis.md says; default: an embedded one.",
+    ),
+]  # fmt: skip
 PortOption = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the REST API.")]
 RunsOption = Annotated[Path, typer.Option("--runs", envvar="PENSTOCK_RUNS", help="Folder for runs, models and data.")]

@@ -11,7 +11,7 @@ import signal
 import sys
 
 from services.api.server import serve_api
-from services.shell import START_S, configure_logging
+from services.shell import START_S, add_redis_option, configure_logging
 from services.streams.connection import RedisUnavailableError, connect
 
 
@@ -29,7 +29,7 @@ async def _serve(redis_url: str, host: str, port: int) -> None:
 def main() -> int:
     """Serve until SIGINT or SIGTERM; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m services.api")
-    parser.add_argument("--redis", required=True, help="redis://host:port/db")
+    add_redis_option(parser)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8470)
     arguments = parser.parse_args()

@@ -3,7 +3,8 @@
 Must not hold keys or messages.
 
 Every command, pipeline, script and connection attempt is repeated with exponential back-off while Redis is away, for
-RECONNECT_S seconds; so is one that it refuses because it cannot write its file. A command whose answer was lost may
+RECONNECT_S seconds; so is one that it refuses because it cannot write its file, has become a replica, or misses its
+replicas. Where Sentinels watch over it, each attempt asks them who is the master. A command whose answer was lost may
 thus be done twice. What Penstock sends bears that: sets and deletes are the same twice; a fence that is raised twice
 still refuses every former owner; an effect's second run finds the first and changes nothing (and says so: False need
 not mean that another was first); entries that a lost read had delivered stay pending and are delivered again when
@@ -16,16 +17,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, TypeAlias, TypeVar
-from urllib.parse import urlsplit
 
 from redis import asyncio as redis_asyncio
 from redis import exceptions as redis_errors
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+
+from services.streams.address import parse_address, redacted
+from services.streams.credentials import RedisSettingError
+from services.streams.pools import make_pool
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +51,13 @@ BACKOFF_S = (0.05, 1.0)
 LOG_S = 5.0
 # Each command that waits for an absent Redis holds a connection; a fleet's samples may all finish in that time.
 CONNECTIONS = 1000
+# Refusals that end by themselves: its disk is full; its replicas, or its master, are away; it is a replica now.
+_CURED = ("MISCONF", "NOREPLICAS", "MASTERDOWN", "READONLY", "UNBLOCKED")
+# What the address may name by mistake, by what the server says it is.
+_UNFIT = {
+    "cluster": "is part of a Redis Cluster, which is not supported; one server, or one that Sentinels watch, is",
+    "sentinel": "is a Sentinel; redis+sentinel://host:port,host:port/SERVICE/db is accepted",
+}
 
 
 class RedisUnavailableError(RuntimeError):
@@ -54,12 +66,6 @@ class RedisUnavailableError(RuntimeError):
 
 class RedisAwayError(RedisUnavailableError, redis_errors.ConnectionError):
     """Redis was there and has been away for longer than a command waits."""
-
-
-def redacted(url: str) -> str:
-    """The address without its password, fit for a log."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname or ''}:{parts.port or 6379}{parts.path}"
 
 
 _within: ContextVar[bool] = ContextVar("_within", default=False)
@@ -78,6 +84,7 @@ class Patience(Retry):
         self._limit_s = limit_s
         self._away_since: float | None = None
         self._told_at = float("-inf")
+        self._has_answered = False
         self.reason = "no answer"
 
     def __deepcopy__(self, _: dict[int, Any]) -> Patience:
@@ -103,7 +110,7 @@ class Patience(Retry):
             try:
                 result = await do()
             except (redis_errors.RedisError, OSError) as error:
-                if not _cured_by_waiting(error):
+                if not self._cured_by_waiting(error):
                     raise
                 now = time.monotonic()
                 failures, ends = failures + 1, min(ends, now + self._limit_s)
@@ -126,19 +133,21 @@ class Patience(Retry):
             self._told_at = now
             log.warning("Redis at %s is away: %s; trying again for another %.0f s", self._address, self.reason, left_s)
 
+    def _cured_by_waiting(self, error: Exception) -> bool:
+        """Whether the server is away or refuses for a while, or a password or certificate is just being changed."""
+        if isinstance(error, (redis_errors.AuthenticationError, redis_errors.AuthorizationError)):
+            return self._has_answered
+        if isinstance(error.__context__, ssl.SSLCertVerificationError):
+            return self._has_answered
+        if isinstance(error, redis_errors.ResponseError):
+            return isinstance(error, redis_errors.ReadOnlyError) or str(error).startswith(_CURED)
+        return isinstance(error, (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError))
+
     def _note_answer(self) -> None:
+        self._has_answered = True
         if self._away_since is not None:
             log.warning("Redis at %s answers again after %.1f s", self._address, time.monotonic() - self._away_since)
             self._away_since, self._told_at = None, float("-inf")
-
-
-def _cured_by_waiting(error: Exception) -> bool:
-    """Whether the server is away, hands over to another (READONLY), or cannot write its file (MISCONF, a full disk)."""
-    if isinstance(error, (redis_errors.AuthenticationError, redis_errors.AuthorizationError)):
-        return False
-    if isinstance(error, redis_errors.ResponseError):
-        return isinstance(error, redis_errors.ReadOnlyError) or str(error).startswith("MISCONF")
-    return isinstance(error, (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError))
 
 
 def _pause(failures: int) -> float:
@@ -147,43 +156,37 @@ def _pause(failures: int) -> float:
     return min(longest, first * 2.0 ** min(failures, 30)) * random.uniform(0.5, 1.0)
 
 
-class _Pool(redis_asyncio.ConnectionPool):
-    """redis-py's pool, but what it does to a connection before a command waits for Redis like the command itself."""
-
-    async def ensure_connection(self, connection: Any) -> None:
-        await connection.retry.call_with_retry(
-            lambda: super(_Pool, self).ensure_connection(connection), lambda _: connection.disconnect(nowait=True)
-        )
-
-
 def client(url: str, patience_s: float = RECONNECT_S, answer_s: float = ANSWER_S) -> Redis:
     """A client whose every command waits `patience_s` seconds for a Redis that is away, then raises RedisAwayError.
 
-    A connection whose answer takes longer than `answer_s` seconds is given up for another.
+    A connection whose answer takes longer than `answer_s` seconds is given up for another. Raises
+    RedisUnavailableError for an address, a password file or a certificate that cannot be used.
     """
     try:
-        pool = _Pool.from_url(
-            url,
+        address = parse_address(url)
+        pool = make_pool(
+            address,
             protocol=2,
+            driver_info=None,  # telling it takes one more permission, which Redis 7.0 does not know
             socket_connect_timeout=min(CONNECT_S, answer_s),
             socket_timeout=answer_s,
             health_check_interval=15,
             max_connections=CONNECTIONS,
-            retry=Patience(redacted(url), patience_s),
+            retry=Patience(str(address), patience_s),
         )
-        return redis_asyncio.Redis.from_pool(pool)
     except ValueError as error:
-        raise RedisUnavailableError(
-            f"--redis: {redacted(url)} is not accepted ({error}); redis://host:port/db is"
-        ) from None
+        raise RedisUnavailableError(str(error)) from None
+    return redis_asyncio.Redis.from_pool(pool)
 
 
 async def connect(url: str, deadline_s: float = RECONNECT_S) -> Redis:
-    """A client of a server that was seen and is new enough. Raises RedisUnavailableError after `deadline_s` seconds."""
+    """A client of a server that was seen and is fit. Raises RedisUnavailableError after `deadline_s` seconds."""
     probe = client(url, deadline_s, min(ANSWER_S, deadline_s))
     try:
         async with asyncio.timeout(deadline_s):
-            info = await probe.info("server")
+            info = await probe.info()
+    except RedisSettingError as error:
+        raise RedisUnavailableError(str(error)) from None
     except redis_errors.AuthenticationError as error:
         raise RedisUnavailableError(f"Redis at {redacted(url)} refused the credentials: {error}") from None
     except (RedisAwayError, TimeoutError):
@@ -194,12 +197,20 @@ async def connect(url: str, deadline_s: float = RECONNECT_S) -> Redis:
         raise RedisUnavailableError(f"Redis at {redacted(url)} cannot be used: {error}") from None
     finally:
         await probe.aclose()
+    _check(f"Redis at {redacted(url)}", info)
+    return client(url)
+
+
+def _check(server: str, info: dict[str, Any]) -> None:
+    """Raises RedisUnavailableError for a server that is unfit by what its INFO says."""
+    if info.get("redis_mode") in _UNFIT:
+        raise RedisUnavailableError(f"{server} {_UNFIT[info['redis_mode']]}")
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < OLDEST_SERVER:
-        raise RedisUnavailableError(
-            f"Redis at {redacted(url)} is version {info['redis_version']}; 7.0 or newer (or Valkey) is needed"
-        )
-    return client(url)
+        raise RedisUnavailableError(f"{server} is version {info['redis_version']}; 7.0 or newer (or Valkey) is needed")
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        log.warning("%s has the maxmemory-policy %s and may drop what runs need; noeviction is right", server, policy)
 
 
 async def trouble(redis: Redis, deadline_s: float = 5.0) -> str | None:

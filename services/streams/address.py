@@ -1,0 +1,103 @@
+"""Owns what an address of Redis says: one server, or a service that Sentinels watch; plain or by TLS.
+
+Must not open a connection, nor show a password.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+ACCEPTED = (
+    "redis://host:port/db, rediss://host:port/db (TLS), redis+sentinel://host:port,host:port/SERVICE/db and "
+    "rediss+sentinel://host:port,host:port/SERVICE/db are"
+)
+# By scheme: whether it means TLS, whether its hosts are Sentinels, and the port of a host that names none.
+_SCHEMES = {
+    "redis": (False, False, 6379),
+    "rediss": (True, False, 6379),
+    "redis+sentinel": (False, True, 26379),
+    "rediss+sentinel": (True, True, 26379),
+}
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
+_PATH = {False: re.compile(r"()([0-9]*)/?"), True: re.compile(r"([A-Za-z0-9._-]+)(?:/([0-9]*))?/?")}
+
+
+@dataclass(frozen=True)
+class Address:
+    """What a URL says. `hosts` are (host, port): the one server, or the Sentinels that watch `service`."""
+
+    scheme: str
+    hosts: tuple[tuple[str, int], ...]
+    service: str | None
+    db: int
+    username: str | None
+    password: str | None = field(repr=False)
+
+    @property
+    def tls(self) -> bool:
+        """Whether servers and Sentinels are spoken to by TLS."""
+        return _SCHEMES[self.scheme][0]
+
+    def __str__(self) -> str:
+        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+        return "/".join((f"{self.scheme}://{hosts}", *([self.service] if self.service else []), str(self.db)))
+
+
+def parse_address(url: str) -> Address:
+    """What `url` says. Raises ValueError, which names the option, the value without its credentials, what is accepted.
+
+    A password may hold any character: it ends at the last @.
+    """
+    if not url:
+        raise ValueError(f"--redis: nothing is given, and PENSTOCK_REDIS is not set; {ACCEPTED} accepted")
+    scheme, _, rest = url.partition("://")
+    if scheme not in _SCHEMES:
+        raise _refused(url, "unknown scheme")
+    _, watched, port = _SCHEMES[scheme]
+    login, _, place = rest.rpartition("@")
+    if "?" in place or "#" in place:
+        raise _refused(url, "what follows ? or # is not understood")
+    hosts, _, path = place.partition("/")
+    found = _PATH[watched].fullmatch(path)
+    if found is None:
+        raise _refused(url, "a service's name and a database's number have to follow the hosts" if watched else
+                       "a database's number has to follow the host")  # fmt: skip
+    username, _, password = login.partition(":")
+    return Address(
+        scheme, _hosts(url, hosts, watched, port), found[1] or None, int(found[2] or 0), unquote(username) or None,
+        unquote(password) or None,
+    )  # fmt: skip
+
+
+def _hosts(url: str, text: str, several: bool, default: int) -> tuple[tuple[str, int], ...]:
+    hosts = []
+    for one in text.split(","):
+        found = _HOST.fullmatch(one)
+        port = int(found[2] or default) if found else 0
+        if found is None or not 1 <= port <= 65535:
+            raise _refused(url, f"{one!r} is not a host and a port from 1 to 65535")
+        hosts.append((found[1].strip("[]"), port))
+    if len(hosts) > 1 and not several:
+        raise _refused(url, "it names several servers; a Redis Cluster is not supported")
+    return tuple(hosts)
+
+
+def _refused(url: str, why: str) -> ValueError:
+    return ValueError(f"--redis (PENSTOCK_REDIS): {_shorn(url)!r} is not accepted ({why}); {ACCEPTED}")
+
+
+def redacted(url: str) -> str:
+    """The address without its credentials, fit for a log; whatever it is."""
+    try:
+        return str(parse_address(url))
+    except ValueError:
+        return _shorn(url)
+
+
+def _shorn(url: str) -> str:
+    """Of a URL that may be wrong in any way, what cannot be a password."""
+    scheme, separator, rest = url.partition("://")
+    place = (rest if separator else url).rpartition("@")[2]
+    return (scheme + separator if separator else "") + re.split("[?#]", place)[0]
