@@ -24,7 +24,6 @@ from deploy.cli.options import (
     PORT,
     ApiOption,
     PortOption,
-    RecipeArgument,
     RedisOption,
     RunArgument,
     RunsOption,
@@ -32,6 +31,7 @@ from deploy.cli.options import (
 from deploy.cli.plain import plain
 from deploy.cli.plan import plan
 from deploy.cli.replay import replay
+from deploy.cli.submit import submit
 from deploy.cli.waits import waits
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ app.command()(dead)
 app.command("eval")(evaluate)
 app.command()(plan)
 app.command()(replay)
+app.command()(submit)
 app.command()(waits)
 
 
@@ -102,19 +103,6 @@ def demo(
         succeeded: list[bool] = []
         with_stack(redis, port, runs, loaded, lambda stack: succeeded.append(_demonstrate(stack, loaded)))
     raise typer.Exit(0 if succeeded == [True] else RUN_FAILED)
-
-
-@app.command()
-def submit(
-    recipe: RecipeArgument, api: ApiOption = DEFAULT_API,
-    run: Annotated[str | None, typer.Option("--id", help="Id of the run; default: from the recipe's name.")] = None,
-) -> None:  # fmt: skip
-    """Submit a run and print its id."""
-    from services.settings import load_recipe
-
-    with obstacles(), open_api(api) as client:
-        loaded = load_recipe(recipe)
-        say(client.submit(loaded.model_dump(mode="json"), run)["id"])
 
 
 @app.command()

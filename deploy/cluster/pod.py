@@ -21,7 +21,7 @@ from deploy.hosting.residents import VARIABLE, Resident, Residents
 log = logging.getLogger(__name__)
 
 COMMAND = "KUBERAY_GEN_RAY_START_CMD"
-FOLDER = Path("/tmp/penstock-pod")
+FOLDER = "/tmp/penstock-pod"
 DRAIN_S = 25.0
 """How long hosted processes may drain; a service gives its leases back within 8 s."""
 RAY_END_S = 10.0
@@ -36,7 +36,8 @@ class PodError(RuntimeError):
 class Pod:
     """Ray's processes in this pod, and those that Ray hosts here. Use from one thread; the checks from any."""
 
-    def __init__(self, folder: Path = FOLDER) -> None:
+    def __init__(self) -> None:
+        folder = Path(os.environ.get(VARIABLE, FOLDER))
         self.residents = Residents(folder)
         self.residents.prepare()
         self._environment = {**cluster_environment(), VARIABLE: str(folder)}

@@ -36,6 +36,16 @@ RAY = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
 }
 
+RAY_IN_A_POD = {
+    # Container logs are read from standard error; files in a pod die with it.
+    "RAY_LOG_TO_STDERR": "1",
+    "RAY_BACKEND_LOG_LEVEL": "warning",
+    # The default, 30 s, is short where images are cold or nodes are busy.
+    "RAY_raylet_start_wait_time_s": "120",
+    # The pod's first process drains the node, together with the services on it.
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+}
+
 
 def head_environment(host: str, runs: str) -> dict[str, str]:
     """The variables of a Ray head on this machine: ours, without those that would point it at another cluster."""
@@ -45,8 +55,7 @@ def head_environment(host: str, runs: str) -> dict[str, str]:
 
 def cluster_environment() -> dict[str, str]:
     """The variables of a node's Ray in a pod: ours beside those that KubeRay and the chart have set."""
-    # Container logs are read from standard error; files in a pod die with it.
-    return {**os.environ, **QUIET, **RAY, "RAY_LOG_TO_STDERR": "1"}
+    return {**os.environ, **QUIET, **RAY, **RAY_IN_A_POD}
 
 
 def process_environment(threads: int) -> dict[str, str]:

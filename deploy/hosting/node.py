@@ -29,7 +29,11 @@ class Node(NamedTuple):
 
 def started_node(process: psutil.Process) -> Node | None:
     """The node whose raylet runs below `process`; None while there is none."""
-    for one in process.children(recursive=True):
+    try:
+        below = process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return None
+    for one in below:
         try:
             if one.name() != "raylet":
                 continue

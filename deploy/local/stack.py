@@ -29,7 +29,7 @@ from deploy.hosting.environment import head_environment
 from deploy.local.preflight import StackError, check_folder, check_memory, check_model, check_port, check_redis
 from deploy.local.valkey import EmbeddedValkey
 from services.settings import Recipe
-from services.streams.connection import redacted
+from services.streams.address import redacted
 
 log = logging.getLogger(__name__)
 
