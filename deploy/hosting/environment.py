@@ -40,8 +40,6 @@ RAY_IN_A_POD = {
     # Container logs are read from standard error; files in a pod die with it.
     "RAY_LOG_TO_STDERR": "1",
     "RAY_BACKEND_LOG_LEVEL": "warning",
-    # The default, 30 s, is short where images are cold or nodes are busy.
-    "RAY_raylet_start_wait_time_s": "120",
     # The pod's first process drains the node, together with the services on it.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
 }
