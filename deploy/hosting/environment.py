@@ -39,6 +39,7 @@ RAY = {
 RAY_IN_A_POD = {
     # Container logs are read from standard error; files in a pod die with it.
     "RAY_LOG_TO_STDERR": "1",
+    "RAY_SERVE_LOG_TO_STDERR": "1",
     "RAY_BACKEND_LOG_LEVEL": "warning",
     # The pod's first process drains the node, together with the services on it.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",

@@ -153,15 +153,17 @@ class Cluster:
         assert answer.status_code == 201, answer.text
         return str(answer.json()["id"])
 
-    def until(self, run: str, holds: Callable[[dict[str, Any]], bool], what: str, deadline_s: float) -> dict[str, Any]:
-        """Wait until the run's view `holds`; the view."""
+    def until(
+        self, run: str, holds: Callable[[dict[str, Any]], bool], what: str, deadline_s: float, ended: bool = False
+    ) -> dict[str, Any]:
+        """Wait until the run's view `holds`; the view. A run that ends meanwhile fails the test, unless `ended`."""
         ends = time.monotonic() + deadline_s
         while True:
             view: dict[str, Any] = self.api.get(f"/v1/runs/{run}").raise_for_status().json()
             if holds(view):
                 return view
             told = json.dumps({**view, "recipe": None}, indent=1)[-5000:]
-            assert view["state"] not in ("failed", "cancelled"), f"{what}: {told}"
+            assert ended or view["state"] not in ("failed", "cancelled", "succeeded"), f"{what}: {told}"
             assert time.monotonic() < ends, f"{what}: not within {deadline_s:g} s\n{told}"
             time.sleep(0.3)
 

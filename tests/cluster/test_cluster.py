@@ -18,7 +18,7 @@ from tests.cluster.pods import ROLES, Cluster
 from tests.conftest import recipe_document
 
 RUN_S = 300.0
-STEPS = 30
+STEPS = 100_000  # more than there is time for
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +90,14 @@ def test_a_run_over_pods_that_drain_die_and_come_back(cluster: Cluster, tiny_mod
 
     cluster.pods["learner"].kill()
     cluster.start_worker("learner-2", "learner")
-    done = cluster.until(run, lambda view: view["state"] == "succeeded", "the end", RUN_S)
+    before = cluster.until(run, lambda _: True, "a look", 5)["rollout_steps"]
+    cluster.until(run, lambda view: view["rollout_steps"] > before, "a step of the next learner", RUN_S)
+
+    assert "rollout INFO" in rollout.log.read_text(), "a pod's log has its services' lines"
+    assert cluster.api.post(f"/v1/runs/{run}/cancel").status_code == 202
+    done = cluster.until(run, lambda view: view["state"] == "cancelled", "the end", 60, ended=True)
     assert done["groups"]["reconciled"]
-    assert done["rollout_steps"] == STEPS
+    assert done["groups"]["trained"] > 0
 
 
 @pytest.mark.timeout(120)
