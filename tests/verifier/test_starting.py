@@ -15,11 +15,11 @@ async def test_the_start_of_the_judging_process_is_a_wait(redis, run_id, monkeyp
 
     async with service_context(redis, run_id, document, "verifier") as context:
 
-        async def judge(*_):
+        async def start(*_):
             seen.extend((wait.name, wait.deadline_s) for wait in context.waits.current(time.time() + 5))
             raise TimeoutError("far enough")
 
-        monkeypatch.setattr(Sandbox, "judge", judge)
+        monkeypatch.setattr(Sandbox, "start", start)
         with pytest.raises(TimeoutError, match="far enough"):
             await VerifierService().run(context)
         assert context.waits.current(time.time() + 5) == ()
