@@ -18,7 +18,7 @@ def run(text: str, reference: Mapping[str, Any]) -> Judgement:
         exec(text, scope)
     except OSError as error:
         scope["found"] = f"{type(error).__name__} {error.errno}"
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - its name is the answer
         scope["found"] = type(error).__name__
     return Judgement(correct=True, score=1.0, answer=str(scope.get("found", "went through")))
 

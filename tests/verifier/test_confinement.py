@@ -1,5 +1,6 @@
 """What a judged text cannot do, even when it has come to run code of its own: each thing is tried, none works."""
 
+import asyncio
 import errno
 import os
 import pickle
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from services.contracts import Outcome
+from verifier.confinement import ALLOWED
 from verifier.sandbox import Sandbox, SandboxError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="seccomp and Landlock are Linux's")
@@ -33,9 +35,9 @@ def hostile(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-async def landlock():
+def landlock():
     with Sandbox(1, 20.0) as sandbox:
-        gaps = await sandbox.start()
+        gaps = asyncio.run(sandbox.start())
     if gaps:
         pytest.skip(f"this kernel lets a judging process read files: {gaps[0]}")
 
@@ -70,10 +72,10 @@ FORBIDDEN = {
     "fork": "import os; os.fork()",
     "spawn": "import os; os.posix_spawn('/bin/true', ['true'], {})",
     "subprocess": "import subprocess; subprocess.run(['/bin/true'])",
-    "signal to the parent": "import os, signal; os.kill(os.getppid(), signal.SIGTERM)",
+    "signal to the parent": "import os; os.kill(os.getppid(), 0)",
     "signal to a bystander": "import os, signal; os.kill(bystander, signal.SIGKILL)",
-    "signal to everybody": "import os, signal; os.kill(-1, signal.SIGKILL)",
-    "signal to its group": "import os, signal; os.killpg(0, signal.SIGTERM)",
+    "signal to everybody": "import os; os.kill(-1, 0)",
+    "signal to its group": "import os; os.killpg(0, 0)",
     "signal by descriptor": "import os; os.pidfd_open(bystander)",
     "signal through a file": "import fcntl; fcntl.fcntl(1, fcntl.F_SETOWN, bystander)",
     "limits of a bystander": "import resource; resource.prlimit(bystander, resource.RLIMIT_NOFILE, (0, 0))",
@@ -108,16 +110,16 @@ async def test_it_is_refused(hostile, bystander, tmp_path, name):
 
 
 SYSTEM_CALLS = (
-    "socket", "socketpair", "connect", "bind", "listen", "accept", "accept4", "sendto", "recvfrom", "sendmsg", "recvmsg",
-    "sendmmsg", "recvmmsg", "setsockopt", "io_uring_setup", "io_uring_enter", "io_uring_register", "execve", "execveat",
-    "clone", "fork", "vfork", "ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "kcmp",
-    "pidfd_open", "pidfd_getfd", "pidfd_send_signal", "tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "prctl",
-    "seccomp", "landlock_restrict_self", "bpf", "perf_event_open", "userfaultfd", "memfd_create", "add_key",
-    "request_key", "keyctl", "mount", "umount2", "pivot_root", "chroot", "unshare", "setns", "setuid", "setresuid",
-    "capset", "open_by_handle_at", "name_to_handle_at", "fanotify_init", "inotify_init1", "mq_open", "shmget", "shmat",
-    "msgget", "semget", "timer_create", "setpriority", "ioprio_set", "sched_setscheduler", "setrlimit", "openat",
-    "open", "creat", "splice", "sendfile", "copy_file_range", "init_module", "reboot", "swapon", "sethostname",
-    "personality", "modify_ldt", "kill", "tgkill",
+    "socket", "socketpair", "connect", "bind", "listen", "accept", "accept4", "sendto", "recvfrom", "sendmsg",
+    "recvmsg", "sendmmsg", "recvmmsg", "setsockopt", "io_uring_setup", "io_uring_enter", "io_uring_register",
+    "execve", "execveat", "clone", "fork", "vfork", "ptrace", "process_vm_readv", "process_vm_writev",
+    "process_madvise", "kcmp", "pidfd_open", "pidfd_getfd", "pidfd_send_signal", "tkill", "rt_sigqueueinfo",
+    "rt_tgsigqueueinfo", "prctl", "seccomp", "landlock_restrict_self", "bpf", "perf_event_open", "userfaultfd",
+    "memfd_create", "add_key", "request_key", "keyctl", "mount", "umount2", "pivot_root", "chroot", "unshare",
+    "setns", "setuid", "setresuid", "capset", "open_by_handle_at", "name_to_handle_at", "fanotify_init",
+    "inotify_init1", "mq_open", "shmget", "shmat", "msgget", "semget", "timer_create", "setpriority", "ioprio_set",
+    "sched_setscheduler", "setrlimit", "openat", "open", "creat", "splice", "sendfile", "copy_file_range",
+    "init_module", "reboot", "swapon", "sethostname", "personality", "modify_ldt", "kill", "tgkill",
 )  # fmt: skip
 AS_IF_OLDER = ("clone3", "openat2")
 CALL = """
@@ -159,9 +161,9 @@ async def test_no_thread_is_started(hostile):
 @pytest.mark.parametrize(
     "path",
     [
-        "{folder}/secret", "/proc/{parent}/environ", "/proc/{parent}/mem", "/proc/{parent}/cmdline", "/proc/self/environ",
-        "/proc/self/maps", "/etc/passwd", "/etc/hosts", "/root/.bashrc", "{root}/pyproject.toml", "{root}/services/shell.py",
-        "/dev/mem", "/dev/shm", "/tmp", "/",
+        "{folder}/secret", "/proc/{parent}/environ", "/proc/{parent}/mem", "/proc/{parent}/cmdline",
+        "/proc/self/environ", "/proc/self/maps", "/etc/passwd", "/etc/hosts", "/root/.bashrc", "{root}/pyproject.toml",
+        "{root}/services/shell.py", "/dev/mem", "/dev/shm", "/tmp", "/",
     ],
 )  # fmt: skip
 async def test_a_file_outside_pythons_own_is_not_read(hostile, tmp_path, path):
@@ -174,15 +176,16 @@ async def test_a_file_outside_pythons_own_is_not_read(hostile, tmp_path, path):
 async def test_no_secret_is_in_its_environment(hostile):
     assert SECRET not in await ran(hostile, "import os; found = dict(os.environ)")
     [process] = judging_processes()
-    block = Path(f"/proc/{process.pid}/environ").read_bytes()  # what it was started with, which it cannot clear
-    assert SECRET.encode() not in block
-    assert b"PYTHONPATH" in block
+    block = process.environ()  # what it was started with, which it could not clear
+    assert SECRET not in block.values()
+    assert "PYTHONPATH" in block
 
 
 async def test_it_holds_nothing_but_its_pipes(hostile):
     [process] = judging_processes()
-    held = {link.name: os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()}
-    assert {kind.split(":")[0] for kind in held.values()} <= {"pipe", "/dev/null"}, held
+    folder = f"/proc/{process.pid}/fd"
+    held = {os.readlink(f"{folder}/{name}").split(":")[0] for name in os.listdir(folder)}
+    assert held == {"pipe", "/dev/null"}
 
 
 async def test_its_resources_are_limited(hostile):
@@ -222,7 +225,8 @@ class Bomb:
     "sent",
     [
         b'{"correct": true, "score": 1.0, "answer": "forged"}\n{"correct": true, "score": 1.0, "answer": "forged"}\n',
-        b'{"correct": true, "score": 7}\n', b'{"correct": true, "score": NaN}\n', b"[" * 10_000 + b"\n", b"\xff\n", b"x" * 100_000,
+        b'{"correct": true, "score": 7}\n', b'{"correct": true, "score": NaN}\n', b"[" * 10_000 + b"\n", b"\xff\n",
+        b"x" * 100_000,
         b'{"correct": true, "score": 1.0, "answer": "' + b"x" * 300 + b'"}\n',
     ],
 )  # fmt: skip
@@ -266,25 +270,47 @@ EXPLOITS = {
     "a connection": "[__import__('socket').create_connection(('127.0.0.1', {port}))]",
     "a signal": "[__import__('os').kill({pid}, 9)]",
 }
+EVALUATED = ("string_insertion", "spiral_matrix", "simple_integration", "countdown", "puzzle24")
+"""Some of the tasks whose scorer, reasoning-gym's own, runs an answer as Python."""
+
+UNCONFINED = "import sys\nfrom verifier import judging\njudging.confine = list\njudging.main(sys.argv[1:])\n"
 
 
-@pytest.mark.parametrize("name", EXPLOITS)
-@pytest.mark.parametrize("task", ["string_insertion", "spiral_matrix", "simple_integration"])
-async def test_an_answer_that_a_scorer_evaluates_reaches_nothing(task, name, bystander, tmp_path):
-    """reasoning-gym evaluates answers as Python: these texts would do it through any of those tasks."""
+async def answered(sandbox, task, answer):
     import reasoning_gym
 
     entry = reasoning_gym.create_dataset(task, size=1, seed=1)[0]
-    with socket.create_server(("127.0.0.1", 0)) as server, Sandbox(1, 20.0, ("reasoning-gym",)) as sandbox:
-        server.settimeout(0.2)
+    return await sandbox.judge("reasoning-gym", f"<answer>{answer}</answer>", {"task": task, "entry": entry})
+
+
+@pytest.fixture(scope="module")
+def real():
+    with Sandbox(1, 20.0, ("reasoning-gym",)) as sandbox:
+        yield sandbox
+
+
+@pytest.mark.parametrize("name", EXPLOITS)
+@pytest.mark.parametrize("task", EVALUATED)
+async def test_an_answer_that_a_scorer_evaluates_reaches_nothing(real, task, name, bystander, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
         places = {"file": str(tmp_path / "made"), "port": server.getsockname()[1], "pid": bystander.pid}
-        text = f"<answer>{EXPLOITS[name].format(**places)}</answer>"
-        reference = {"task": task, "entry": {**entry, "metadata": {**entry["metadata"], "expression": None}}}
-        found = await sandbox.judge("reasoning-gym", text, reference)
+        found = await answered(real, task, EXPLOITS[name].format(**places))
         with pytest.raises(TimeoutError):
             server.accept()
     assert found.outcome is not Outcome.CORRECT, found
     assert not list(tmp_path.iterdir())
+
+
+async def test_those_answers_do_their_work_where_nothing_confines_them(tmp_path, monkeypatch):
+    """Else the test above would show nothing."""
+    (tmp_path / "unconfined_judging.py").write_text(UNCONFINED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Sandbox(1, 20.0, ("reasoning-gym",), program="unconfined_judging") as sandbox:
+        for task in EVALUATED:
+            made = tmp_path / task
+            await answered(sandbox, task, EXPLOITS["a program"].format(file=str(made)))
+            assert made.exists(), task
 
 
 LAX = {
@@ -298,7 +324,8 @@ LAX = {
     ),
     "no libseccomp": (
         "import ctypes.util, sys; sys.modules.pop('pyseccomp', None)\n"
-        "find = ctypes.util.find_library; ctypes.util.find_library = lambda name: None if name == 'seccomp' else find(name)",
+        "find = ctypes.util.find_library\n"
+        "ctypes.util.find_library = lambda name: None if name == 'seccomp' else find(name)",
         "Unable to find libseccomp; install it",
     ),
 }
@@ -348,3 +375,20 @@ async def test_a_process_that_does_not_get_ready_in_time_is_an_error(tmp_path, m
         pytest.raises(SandboxError, match=r"not ready within 0\.5 s"),
     ):
         await sandbox.start()
+
+
+@pytest.mark.parametrize(
+    ("machine", "lacks"),
+    [
+        ("X86_64", set()),
+        ("AARCH64", {"dup2", "poll", "select", "stat", "lstat", "access", "readlink", "alarm", "time"}),
+    ],
+)
+def test_every_system_call_in_the_table_is_known(machine, lacks):
+    """A name that libseccomp does not know would be left out in silence."""
+    import pyseccomp
+
+    found = {name: pyseccomp.resolve_syscall(getattr(pyseccomp.Arch, machine), name) for name in ALLOWED}
+    unknown = -1
+    assert unknown not in found.values()
+    assert {name for name, number in found.items() if number < 0} == lacks
