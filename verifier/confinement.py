@@ -97,7 +97,7 @@ def readable() -> list[Path]:
     folders |= {Path(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix)}
     folders |= {Path(entry) for entry in sys.path if Path(entry).name in {"site-packages", "dist-packages"}}
     folders |= {Path(__file__).resolve().parent}
-    return [path for path in (*sorted(folders), *map(Path, SYSTEM_FOLDERS + SYSTEM_FILES)) if path.exists()]
+    return [path for path in (*sorted(folders), *map(Path, SYSTEM_FOLDERS + SYSTEM_FILES)) if os.path.exists(path)]
 
 
 def _restrict_files() -> list[str]:
