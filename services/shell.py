@@ -159,7 +159,7 @@ def add_redis_option(parser: argparse.ArgumentParser) -> None:
     """Give a command the option --redis, which defaults to PENSTOCK_REDIS. A missing address is told by `connect`."""
     parser.add_argument(
         "--redis", metavar="URL", default=os.environ.get("PENSTOCK_REDIS", ""),
-        help=f"default: PENSTOCK_REDIS; {ACCEPTED} accepted",
+        help=f"default: PENSTOCK_REDIS; {ACCEPTED}",
     )  # fmt: skip
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -67,6 +69,15 @@ async def own_server() -> AsyncIterator[tuple[ValkeyServer, Any]]:
         await client.aclose()
     finally:
         server.terminate()  # which bears that the test has stopped it
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A folder that another user can reach, as who a server may run; pytest closes its own to all others."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-test-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

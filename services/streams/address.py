@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 ACCEPTED = (
     "redis://host:port/db, rediss://host:port/db (TLS), redis+sentinel://host:port,host:port/SERVICE/db and "
-    "rediss+sentinel://host:port,host:port/SERVICE/db are"
+    "rediss+sentinel://host:port,host:port/SERVICE/db are accepted"
 )
 # By scheme: whether it means TLS, whether its hosts are Sentinels, and the port of a host that names none.
 _SCHEMES = {
@@ -51,7 +51,7 @@ def parse_address(url: str) -> Address:
     A password may hold any character: it ends at the last @.
     """
     if not url:
-        raise ValueError(f"--redis: nothing is given, and PENSTOCK_REDIS is not set; {ACCEPTED} accepted")
+        raise ValueError(f"--redis: nothing is given, and PENSTOCK_REDIS is not set; {ACCEPTED}")
     scheme, _, rest = url.partition("://")
     if scheme not in _SCHEMES:
         raise _refused(url, "unknown scheme")

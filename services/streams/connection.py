@@ -64,7 +64,7 @@ class RedisUnavailableError(RuntimeError):
     """Redis cannot be used: unreachable, refused, or too old. The text names the address, never a password."""
 
 
-class RedisAwayError(RedisUnavailableError, redis_errors.ConnectionError):
+class RedisAwayError(redis_errors.ConnectionError, RedisUnavailableError):
     """Redis was there and has been away for longer than a command waits."""
 
 
@@ -203,8 +203,9 @@ async def connect(url: str, deadline_s: float = RECONNECT_S) -> Redis:
 
 def _check(server: str, info: dict[str, Any]) -> None:
     """Raises RedisUnavailableError for a server that is unfit by what its INFO says."""
-    if info.get("redis_mode") in _UNFIT:
-        raise RedisUnavailableError(f"{server} {_UNFIT[info['redis_mode']]}")
+    mode = info.get("redis_mode") or info.get("server_mode", "standalone")  # Redis's name for it, and Valkey's
+    if mode in _UNFIT:
+        raise RedisUnavailableError(f"{server} {_UNFIT[mode]}")
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < OLDEST_SERVER:
         raise RedisUnavailableError(f"{server} is version {info['redis_version']}; 7.0 or newer (or Valkey) is needed")

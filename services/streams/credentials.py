@@ -21,7 +21,7 @@ SENTINEL_PASSWORD_FILE = "PENSTOCK_REDIS_SENTINEL_PASSWORD_FILE"
 CA_FILE = "PENSTOCK_REDIS_CA_FILE"
 
 
-class RedisSettingError(ValueError, redis_errors.AuthenticationError):
+class RedisSettingError(redis_errors.AuthenticationError, ValueError):
     """A variable cannot be used. The text names it, its value, and what is accepted; never what its file holds."""
 
 

@@ -10,6 +10,7 @@ import time
 from typing import Any, cast
 
 from redis import asyncio as redis_asyncio
+from redis import exceptions as redis_errors
 from redis.asyncio.connection import Connection, ConnectionPool, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import (
@@ -27,6 +28,9 @@ SENTINEL_S = 1.0
 """How long one Sentinel may take to answer, before the next one is asked."""
 FRESH_S = 0.3
 """How long the Sentinels' answer is good for all connections: a fleet that reconnects must not storm them."""
+LOOK_S = 1.0
+"""How often they are asked while all is well. A handover leaves the former master alive, and for about ten seconds it
+takes writes that are lost afterwards."""
 
 
 class _Trusting:
@@ -43,7 +47,20 @@ class _TlsConnection(_Trusting, SSLConnection):
     pass
 
 
-class _TlsMasterConnection(_Trusting, SentinelManagedSSLConnection):
+class _MasterConnection(SentinelManagedConnection):
+    """A connection that asks the Sentinels whenever it connects.
+
+    redis-py's own does so only when it is taken from the pool: a command that is tried again would go back to where the
+    master was.
+    """
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if not self.is_connected:
+            await self.connect()  # type: ignore[no-untyped-call]
+        await super().send_packed_command(command, check_health)
+
+
+class _TlsMasterConnection(_Trusting, _MasterConnection, SentinelManagedSSLConnection):
     pass
 
 
@@ -68,19 +85,27 @@ class _MasterPool(SentinelConnectionPool, _ServerPool):
         redis-py would close the idle connections to a former master here, although another task may have taken one of
         them by then; ours are closed when they are taken.
         """
-        now = time.monotonic()
-        if self._asked is None or (self._asked.done() and now - self._asked_at > FRESH_S):
-            self._asked_at = now
-            self._asked = asyncio.create_task(self.sentinel_manager.discover_master(self.service_name))
-            self._asked.add_done_callback(lambda asked: asked.cancelled() or asked.exception())  # all may have gone
-        found = await asyncio.shield(self._asked)
-        self.master_address = found
-        return found
+        return await asyncio.shield(self._ask(FRESH_S))
 
     async def ensure_connection(self, connection: Any) -> None:
-        if connection.is_connected and (connection.host, connection.port) != self.master_address:
-            await connection.disconnect(nowait=True)
+        if connection.is_connected:
+            self._ask(LOOK_S)  # for the next command: this one does not wait for the answer
+            if (connection.host, connection.port) != self.master_address:
+                await connection.disconnect(nowait=True)
         await super().ensure_connection(connection)
+
+    def _ask(self, age_s: float) -> asyncio.Task[tuple[str, int]]:
+        """Ask who is the master, unless that was done in the last `age_s` seconds or is under way."""
+        now = time.monotonic()
+        if self._asked is None or (self._asked.done() and now - self._asked_at > age_s):
+            self._asked_at = now
+            self._asked = asyncio.create_task(self.sentinel_manager.discover_master(self.service_name))
+            self._asked.add_done_callback(self._hear)
+        return self._asked
+
+    def _hear(self, asked: asyncio.Task[tuple[str, int]]) -> None:
+        if not asked.cancelled() and asked.exception() is None:
+            self.master_address = asked.result()
 
     async def aclose(self) -> None:
         """Close the connections to the master and to the Sentinels."""
@@ -91,12 +116,24 @@ class _MasterPool(SentinelConnectionPool, _ServerPool):
         await self.sentinel_manager.aclose()
 
 
+class _UnansweredError(redis_errors.ConnectionError):
+    def __repr__(self) -> str:  # what redis-py says of a Sentinel that it could not ask
+        return str(self)
+
+
 class _Watcher(redis_asyncio.Redis):
-    """A client of one Sentinel. It is told by its address where it cannot be asked."""
+    """A client of one Sentinel, which says which one did not answer, and why."""
 
     def __repr__(self) -> str:
         options = self.connection_pool.connection_kwargs
         return f"Sentinel {options['host']}:{options['port']}"
+
+    async def sentinel_masters(self, *arguments: Any, **options: Any) -> Any:
+        """By name, what the Sentinel knows of each master. Raises redis-py's ConnectionError."""
+        try:
+            return await super().sentinel_masters(*arguments, **options)
+        except (redis_errors.ConnectionError, redis_errors.TimeoutError) as error:
+            raise _UnansweredError(str(error)) from None
 
 
 def make_pool(address: Address, **options: Any) -> ConnectionPool:
@@ -110,7 +147,7 @@ def make_pool(address: Address, **options: Any) -> ConnectionPool:
         [(host, port)] = address.hosts
         kind: Any = _TlsConnection if address.tls else Connection
         return _ServerPool(connection_class=kind, host=host, port=port, **options)
-    kind = _TlsMasterConnection if address.tls else SentinelManagedConnection
+    kind = _TlsMasterConnection if address.tls else _MasterConnection
     make: Any = _MasterPool  # redis-py leaves it untyped
     return cast(ConnectionPool, make(address.service, _sentinels(address, trust), connection_class=kind, **options))
 

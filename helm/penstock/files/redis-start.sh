@@ -1,0 +1,107 @@
+#!/bin/sh
+# Owns how the release's Redis starts: `sh start.sh` becomes the server, in the official image of Redis or Valkey.
+# Must not show a password, nor hand one to a process by its arguments or variables.
+#
+#   sh start.sh        start: users from the mounted Secret, the append-only file in /data, TLS where it is mounted
+#   sh start.sh ping   readiness: the server answers commands (one that loads its file does not yet)
+#   sh start.sh alive  liveness: the server's process answers anything at all, such as that it is loading
+#
+# Needs: a writable /data and /tmp; REDIS_MAXMEMORY (900mb); the files penstock-password and ray-password.
+# Takes: REDIS_RAY_NAMESPACE, Ray's external storage namespace, to which user ray is then bound; REDIS_PORT (6379).
+set -eu
+
+secret=${REDIS_SECRET:-/etc/penstock/redis-secret}
+tls=${REDIS_TLS:-/etc/penstock/redis-tls}
+data=${REDIS_DATA:-/data}
+users=${REDIS_USERS:-/tmp/users.acl}
+port=${REDIS_PORT:-6379}
+
+# What the platform does: keys under penstock: and nothing else. docs/redis.md has the same lines to copy.
+penstock_rule="resetchannels resetkeys ~penstock:* -@all \
++ping +info +select +scan +multi +exec +fcall +function|load \
++get +set +incr +del +unlink +exists +expire \
++hget +hset +hsetnx +hdel +hmget +hgetall +hexists +hincrby \
++sadd +srem +scard +smembers +sismember +zadd +zrange +lpop +rpush +lrem +llen \
++xadd +xack +xdel +xlen +xtrim +xrange +xrevrange +xread +xreadgroup +xclaim +xautoclaim +xpending \
++xgroup|create +xgroup|delconsumer +xinfo|groups +xinfo|consumers"
+# What Ray's GCS does, and the job that removes a deleted cluster's keys. It asks for DUMMY to find a cluster's leader.
+ray_rule='-@all +ping +info +scan +hget +hset +hsetnx +hdel +hmget +hexists +hscan +incrby +del +unlink'
+
+refuse() {
+  echo "redis: $1" >&2
+  exit 1
+}
+
+# The first of these programs that the image has.
+program() {
+  for name in "$@"; do
+    if command -v "$name"; then return; fi
+  done
+  refuse "none of the programs $* is there; an official image of Redis or Valkey has one"
+}
+
+# The SHA-256 of a password, as an ACL file takes it. $1: the Secret's key.
+hash_of() {
+  [ -r "$secret/$1" ] || refuse "$secret/$1 cannot be read; the Secret must have the key $1"
+  password=$(cat "$secret/$1")
+  [ -n "$password" ] || refuse "$secret/$1 is empty; a password is accepted"
+  case $password in
+    *[![:graph:]]*) refuse "$secret/$1 holds a character that is not accepted; printable ASCII without blanks is" ;;
+  esac
+  printf %s "$password" | sha256sum | cut -d ' ' -f 1
+}
+
+write_users() {
+  case ${REDIS_RAY_NAMESPACE:-x} in
+    *[!A-Za-z0-9_.-]*) refuse "REDIS_RAY_NAMESPACE: '$REDIS_RAY_NAMESPACE' is not accepted; A-Z a-z 0-9 _ . - are" ;;
+  esac
+  if [ -n "${REDIS_RAY_NAMESPACE:-}" ]; then ray_keys="~RAY$REDIS_RAY_NAMESPACE@*"; else ray_keys='~RAY*'; fi
+  penstock_hash=$(hash_of penstock-password)
+  ray_hash=$(hash_of ray-password)
+  umask 077
+  {
+    echo "user default off"
+    echo "user penstock on #$penstock_hash $penstock_rule"
+    echo "user ray on #$ray_hash resetchannels resetkeys $ray_keys ~DUMMY $ray_rule"
+    # For the probes: it can do nothing but this, so that they need no password and outlive a password's change.
+    echo "user probe on nopass resetchannels resetkeys -@all +ping"
+  } > "$users"
+}
+
+start() {
+  case ${REDIS_MAXMEMORY:-} in
+    *[!0-9kKmMgGbB]* | '' | [!1-9]*)
+      refuse "REDIS_MAXMEMORY: '${REDIS_MAXMEMORY:-}' is not accepted; a size such as 900mb, below the container's, is" ;;
+  esac
+  server=$(program redis-server valkey-server)
+  write_users
+  if [ -e "$tls/tls.crt" ]; then
+    [ -r "$tls/tls.key" ] || refuse "$tls/tls.key cannot be read; tls.crt needs it beside it"
+    set -- --port 0 --tls-port "$port" --tls-cert-file "$tls/tls.crt" --tls-key-file "$tls/tls.key" \
+      --tls-auth-clients no
+  else
+    set -- --port "$port"
+  fi
+  # Every pod of the release is a client, so that it must not keep to loopback; the users are what guards it.
+  exec "$server" "$@" --protected-mode no --dir "$data" --aclfile "$users" --appendonly yes --appendfsync always \
+    --save '' --maxmemory "$REDIS_MAXMEMORY" --maxmemory-policy noeviction --daemonize no
+}
+
+# What the server answers to PING; nothing where it does not answer.
+answer() {
+  cli=$(program redis-cli valkey-cli)
+  set -- -h 127.0.0.1 -p "$port" --user probe
+  # The probe says nothing secret, and a certificate is for the Service's name.
+  if [ -e "$tls/tls.crt" ]; then set -- "$@" --tls --insecure; fi
+  REDISCLI_AUTH=none VALKEYCLI_AUTH=none timeout 5 "$cli" "$@" ping 2>/dev/null || true
+}
+
+case ${1:-start} in
+  start) start ;;
+  ping)
+    found=$(answer)
+    [ "$found" = PONG ] || refuse "not ready: ${found:-no answer}" ;;
+  alive)
+    [ -n "$(answer)" ] || refuse 'no answer' ;;
+  *) refuse "command '$1' is not accepted; start, ping and alive are" ;;
+esac

@@ -1,0 +1,131 @@
+"""Owns real Redis servers and Sentinels that a test starts, kills and stops.
+
+Must not decide what a test expects of them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from deploy.local.valkey import server_binary
+from tests.conftest import free_port
+
+ROOT = Path(__file__).parents[1]
+START_SCRIPT = ROOT / "helm/penstock/files/redis-start.sh"
+READY_S = 20.0
+PASSWORDS = {"penstock": "pen-Se%cret:1", "ray": "ray-Se%cret@2"}
+"""Of the users that the start script makes; with characters that an address would have to escape."""
+
+
+class Process:
+    """A server's process on a loopback port of its own. `log` holds what it said."""
+
+    def __init__(
+        self, folder: Path, command: list[str], port: int, environment: dict[str, str] | None = None,
+        user: int | None = None,
+    ) -> None:  # fmt: skip
+        self.port, self.log = port, folder / f"{port}.log"
+        self._command, self._folder, self._environment, self._user = command, folder, environment, user
+        self.start()
+
+    def start(self) -> None:
+        """Start it, or start it again, and wait until it listens."""
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._folder,
+                env=self._environment, user=self._user, extra_groups=[] if self._user else None,
+            )  # fmt: skip
+        ends = time.monotonic() + READY_S
+        while True:
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < ends, f"{self._command[0]} does not listen within {READY_S:g} s"
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        """`kill -9`."""
+        self.process.kill()
+        self.process.wait(READY_S)
+
+    def stop(self) -> None:
+        """End it in order, if it has not ended."""
+        self.process.terminate()
+        try:
+            self.process.wait(READY_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def client(self, **options: Any) -> Any:
+        """A plain client of it, for what the test itself has to ask or do."""
+        return redis.Redis(host="127.0.0.1", port=self.port, decode_responses=True, socket_timeout=5, **options)
+
+
+def start_server(folder: Path, *arguments: object, binary: str | Path | None = None) -> Process:
+    """A server with an append-only file in a folder of its own."""
+    port = free_port()
+    data = folder / str(port)
+    data.mkdir(parents=True)
+    command = [
+        binary or server_binary(), "--port", port, "--bind", "127.0.0.1", "--dir", data, "--appendonly", "yes",
+        "--save", "", *arguments,
+    ]  # fmt: skip
+    return Process(folder, [str(one) for one in command], port)
+
+
+def start_sentinel(folder: Path, name: str, master: int, quorum: int, *lines: str) -> Process:
+    """A Sentinel that watches the master on port `master` under `name`, and calls it down after 1.5 s."""
+    port = free_port()
+    settings = folder / f"sentinel-{port}.conf"  # a Sentinel writes what it learns into it
+    settings.write_text(
+        "\n".join(
+            (f"port {port}", "bind 127.0.0.1", f"dir {folder}", f"sentinel monitor {name} 127.0.0.1 {master} {quorum}",
+             f"sentinel down-after-milliseconds {name} 1500", f"sentinel failover-timeout {name} 3000", *lines, "")
+        )
+    )  # fmt: skip
+    return Process(folder, [str(server_binary()), str(settings), "--sentinel"], port)
+
+
+def script_settings(folder: Path, **changes: str) -> tuple[dict[str, str], int]:
+    """The variables with which the chart's start script runs in `folder`, and its port; the embedded server is on PATH.
+
+    As root, what it writes to is given to the user of the official image, as whom it must be run: see `open_path`.
+    """
+    for name in ("bin", "data", "secret", "tls"):
+        (folder / name).mkdir(exist_ok=True)
+    if not (link := folder / "bin/valkey-server").exists():
+        link.symlink_to(server_binary())
+    for user, password in PASSWORDS.items():
+        (folder / f"secret/{user}-password").write_text(f"{password}\n")
+    if os.geteuid() == 0:
+        shutil.chown(folder / "data", 999, 999)
+        shutil.chown(folder, 999, 999)
+    port = free_port()
+    return {
+        "PATH": f"{folder / 'bin'}:/usr/bin:/bin", "REDIS_SECRET": str(folder / "secret"), "REDIS_PORT": str(port),
+        "REDIS_DATA": str(folder / "data"), "REDIS_USERS": str(folder / "users.acl"), "REDIS_MAXMEMORY": "90mb",
+        "REDIS_TLS": str(folder / "tls"), **changes,
+    }, port  # fmt: skip
+
+
+@contextmanager
+def scripted_server(folder: Path, shell: tuple[str, ...] = ("sh",), **changes: str) -> Iterator[Process]:
+    """A server that the chart's start script has become."""
+    environment, port = script_settings(folder, **changes)
+    server = Process(folder, [*shell, str(START_SCRIPT)], port, environment, 999 if os.geteuid() == 0 else None)
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -1,0 +1,171 @@
+"""Addresses, credentials and certificates of Redis: what is accepted, what is refused; and no password is shown."""
+
+import ssl
+import traceback
+
+import pytest
+
+from services.streams.address import parse_address, redacted
+from services.streams.connection import RedisUnavailableError, client
+from services.streams.credentials import (
+    CA_FILE,
+    PASSWORD_FILE,
+    SENTINEL_PASSWORD_FILE,
+    USERNAME,
+    Trust,
+    server_credentials,
+)
+
+VARIABLES = (USERNAME, PASSWORD_FILE, SENTINEL_PASSWORD_FILE, CA_FILE)
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown", "hosts", "service", "db", "tls"),
+    [
+        ("redis://h", "redis://h:6379/0", [("h", 6379)], None, 0, False),
+        ("redis://h:1/", "redis://h:1/0", [("h", 1)], None, 0, False),
+        ("rediss://a.b-c:6380/2", "rediss://a.b-c:6380/2", [("a.b-c", 6380)], None, 2, True),
+        ("redis://[::1]:7/0", "redis://[::1]:7/0", [("::1", 7)], None, 0, False),
+        ("redis+sentinel://a,b:5/s", "redis+sentinel://a:26379,b:5/s/0", [("a", 26379), ("b", 5)], "s", 0, False),
+        ("rediss+sentinel://a/main/3", "rediss+sentinel://a:26379/main/3", [("a", 26379)], "main", 3, True),
+    ],
+)  # fmt: skip
+def test_what_an_address_says(url, shown, hosts, service, db, tls):
+    address = parse_address(url)
+    assert (str(address), redacted(url)) == (shown, shown)
+    assert (list(address.hosts), address.service, address.db, address.tls) == (hosts, service, db, tls)
+    assert (address.username, address.password) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("login", "username", "password"),
+    [
+        (":pw", None, "pw"),
+        ("user:pw", "user", "pw"),
+        ("user", "user", None),
+        ("user:p%40w%2F", "user", "p@w/"),
+        ("user:a@b/c#d?e:f", "user", "a@b/c#d?e:f"),
+    ],
+)
+@pytest.mark.parametrize("place", ["redis://{}@h:1/0", "redis+sentinel://{}@h:1,i:2/main/0"])
+def test_credentials_in_an_address(login, username, password, place):
+    address = parse_address(place.format(login))
+    assert (address.username, address.password) == (username, password)
+    assert redacted(place.format(login)) == str(address) == place.replace("{}@", "")
+    assert password is None or password not in repr(address)
+
+
+@pytest.mark.parametrize(
+    ("url", "value", "why"),
+    [
+        ("", None, "nothing is given, and PENSTOCK_REDIS is not set"),
+        ("h:6379", "h:6379", "unknown scheme"),
+        ("secret@h:6379", "h:6379", "unknown scheme"),
+        ("http://u:secret@h/0", "http://h/0", "unknown scheme"),
+        ("redis://:secret@", "redis://", "'' is not a host and a port from 1 to 65535"),
+        ("redis://:secret@h:0/0", "redis://h:0/0", "'h:0' is not a host and a port from 1 to 65535"),
+        ("redis://:secret@h:99999/0", "redis://h:99999/0", "'h:99999' is not a host and a port from 1 to 65535"),
+        ("redis://:secret@h:x/0", "redis://h:x/0", "'h:x' is not a host and a port from 1 to 65535"),
+        ("redis://:secret@h/x", "redis://h/x", "a database's number has to follow the host"),
+        ("redis://h/0?password=secret", "redis://h/0", "what follows ? or # is not understood"),
+        ("redis://:secret@a:1,b:2/0", "redis://a:1,b:2/0", "a Redis Cluster is not supported"),
+        ("redis+sentinel://:secret@a:1,b:2", "redis+sentinel://a:1,b:2", "a service's name and a database's number"),
+        ("redis+sentinel://:secret@a:1/main/x", "redis+sentinel://a:1/main/x", "a service's name and a database's"),
+    ],
+)
+def test_refused_addresses_are_named_without_their_password(url, value, why):
+    with pytest.raises(RedisUnavailableError) as raised:
+        client(url)
+    said = "".join(traceback.format_exception(raised.value))
+    assert "secret" not in said.partition("RedisUnavailableError:")[2]
+    assert "secret" not in redacted(url)
+    assert "--redis" in str(raised.value)
+    assert "PENSTOCK_REDIS" in str(raised.value)
+    assert why in str(raised.value)
+    assert "rediss+sentinel://host:port,host:port/SERVICE/db are accepted" in str(raised.value)
+    assert value is None or f" {value!r} is not accepted" in str(raised.value)
+
+
+def test_a_password_file_is_read_anew_and_never_shown(tmp_path, monkeypatch):
+    file = tmp_path / "password"
+    file.write_text("first secret\n")
+    monkeypatch.setenv(PASSWORD_FILE, str(file))
+    monkeypatch.setenv(USERNAME, "penstock")
+    [provider] = server_credentials(parse_address("redis://h/0")).values()
+    assert provider.get_credentials() == ("penstock", "first secret")
+    file.write_text("second secret\r\n")
+    assert provider.get_credentials() == ("penstock", "second secret")
+    redis = client("redis://h/0")
+    for one in (provider, redis, redis.connection_pool, redis.connection_pool.make_connection()):
+        assert "secret" not in repr(one) + str(one)
+
+
+def test_what_an_address_carries_wins(tmp_path, monkeypatch):
+    file = tmp_path / "password"
+    file.write_text("secret")
+    monkeypatch.setenv(USERNAME, "penstock")
+    monkeypatch.setenv(PASSWORD_FILE, str(file))
+    own = server_credentials(parse_address("redis://me:mine@h/0"))
+    assert own == {"username": "me", "password": "mine"}
+    assert server_credentials(parse_address("redis://:mine@h/0")) == {"username": None, "password": "mine"}
+    named = server_credentials(parse_address("redis://me@h/0"))["credential_provider"]
+    assert named.get_credentials() == ("me", "secret")
+    monkeypatch.delenv(USERNAME)
+    unnamed = server_credentials(parse_address("redis://h/0"))["credential_provider"]
+    assert unnamed.get_credentials() == ("secret",)
+
+
+@pytest.mark.parametrize("variable", [PASSWORD_FILE, SENTINEL_PASSWORD_FILE])
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "cannot be read: No such file"), (b"", "is empty"), (b"\n", "is empty"),
+        (b"\xff\xfe", "cannot be read: no text"),
+    ],
+)  # fmt: skip
+def test_a_password_file_that_cannot_be_used_is_named(tmp_path, monkeypatch, variable, content, why):
+    file = tmp_path / "password"
+    if content is not None:
+        file.write_bytes(content)
+    monkeypatch.setenv(variable, str(file))
+    with pytest.raises(RedisUnavailableError) as raised:
+        client("redis+sentinel://h/main")
+    assert str(raised.value).startswith(f"{variable}: {str(file)!r} {why}")
+    assert str(raised.value).endswith("; a file with a password is accepted")
+
+
+def test_a_user_without_a_password_is_refused(monkeypatch):
+    with pytest.raises(RedisUnavailableError, match=f"^--redis: user 'me' has no password; {PASSWORD_FILE} with"):
+        client("redis://me@h/0")
+    monkeypatch.setenv(USERNAME, "penstock")
+    with pytest.raises(RedisUnavailableError, match=f"^{USERNAME}: user 'penstock' has no password; {PASSWORD_FILE}"):
+        client("redis://h/0")
+
+
+@pytest.mark.parametrize(("content", "why"), [(None, "No such file"), ("no certificate", "NO_CERTIFICATE")])
+def test_a_bundle_that_cannot_be_used_is_named(tmp_path, monkeypatch, content, why):
+    file = tmp_path / "ca.crt"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setenv(CA_FILE, str(file))
+    with pytest.raises(RedisUnavailableError) as raised:
+        client("rediss://h/0")
+    assert str(raised.value).startswith(f"{CA_FILE}: {str(file)!r} cannot be used: ")
+    assert why in str(raised.value)
+    assert str(raised.value).endswith("a PEM file with the certificates of authorities is accepted")
+    client("redis://h/0")  # which uses none
+
+
+def test_certificates_are_checked_and_the_context_is_shared():
+    trust = Trust()
+    context = trust.get()
+    assert (context.check_hostname, context.verify_mode) == (True, ssl.CERT_REQUIRED)
+    assert trust.get() is context
+    pool = client("rediss://h/0").connection_pool
+    assert pool.make_connection().ssl_context is pool.make_connection().ssl_context

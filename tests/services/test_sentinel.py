@@ -1,0 +1,247 @@
+"""A master that dies, hands over or comes back, with real Sentinels: commands go to the master of the day."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from services.streams.connection import RedisUnavailableError, client, connect, trouble
+from services.streams.credentials import SENTINEL_PASSWORD_FILE
+from services.streams.keys import RunKeys
+from services.streams.library import call, load
+from tests.redis_servers import Process, start_sentinel, start_server
+from tests.services.test_connection import keep_at_it
+
+SERVICE = "penstock"
+
+
+@dataclass
+class Watched:
+    """Two servers, the second a replica of the first, and three Sentinels."""
+
+    servers: list[Process]
+    sentinels: list[Process]
+
+    @property
+    def url(self):
+        return f"redis+sentinel://{','.join(f'127.0.0.1:{one.port}' for one in self.sentinels)}/{SERVICE}/0"
+
+    def until(self, holds, what, deadline_s=30.0):
+        ends = time.monotonic() + deadline_s
+        while not holds():
+            assert time.monotonic() < ends, what
+            time.sleep(0.1)
+
+
+def in_sync(master, replica):
+    """Whether the replica has what the master has, and hears of what comes."""
+    found = replica.client().info("replication")
+    return found.get("master_link_status") == "up" and found["master_port"] == master.port
+
+
+def wait_until_watched(watched):
+    """Until every Sentinel knows the replica and the other Sentinels: before that, none could hand over."""
+    master, replica = watched.servers
+    watched.until(lambda: in_sync(master, replica), "the replica is not in sync")
+
+    def known(sentinel):
+        found = sentinel.client().sentinel_master(SERVICE)
+        return (found["num-slaves"], found["num-other-sentinels"]) == (1, 2)
+
+    for one in watched.sentinels:
+        watched.until(lambda one=one: known(one), "the Sentinels do not know each other")
+
+
+@pytest.fixture
+def watched(request, tmp_path):
+    settings = ["--appendfsync", "always", *getattr(request, "param", [])]
+    master = start_server(tmp_path, *settings)
+    replica = start_server(tmp_path, *settings, "--replicaof", "127.0.0.1", master.port)
+    sentinels = [start_sentinel(tmp_path, SERVICE, master.port, 2) for _ in range(3)]
+    found = Watched([master, replica], sentinels)
+    wait_until_watched(found)
+    yield found
+    for one in (*sentinels, master, replica):
+        one.stop()
+
+
+@pytest.fixture
+async def redis(watched):
+    found = await connect(watched.url)
+    yield found
+    await found.aclose()
+
+
+@pytest.mark.timeout(120)
+async def test_what_a_replica_confirmed_survives_the_masters_death(watched, redis):
+    """Each number is written, and confirmed by WAIT, on one connection; one that was not confirmed is written again."""
+    confirmed = []
+
+    async def write(number):
+        async with redis.pipeline(transaction=False) as pipe:
+            pipe.rpush("numbers", number)
+            pipe.execute_command("WAIT", 1, 200)
+            _, replicas = await pipe.execute()
+        if replicas:
+            confirmed.append(number)
+
+    over = asyncio.Event()
+    counting = asyncio.create_task(keep_at_it(lambda: redis.incr("counter"), over))
+    blocked = asyncio.create_task(redis.xread({"news": "$"}, block=14_000))
+    for number in range(50):
+        await write(number)
+    watched.servers[0].kill()
+    began = time.monotonic()
+    for number in range(50, 100):
+        await write(number)
+    took = time.monotonic() - began
+    over.set()
+    count, longest = await counting
+    held = [int(one) for one in await redis.lrange("numbers", 0, -1)]
+    assert set(confirmed) >= set(range(50)), "the replica was in sync"
+    assert set(confirmed) <= set(held)
+    assert set(range(50, 100)) <= set(held), "a command that came back without an error was done on the new master"
+    assert longest > 0.5, "it was under way when the master died"
+    assert int(await redis.get("counter")) >= count - 1, "only what the master had not passed on may be lost"
+    assert watched.servers[1].client().info("replication")["role"] == "master"
+    await redis.xadd("news", {"m": "told"})
+    assert (await blocked)[0][1][0][1] == {b"m": b"told"}
+    print(f"the first write on the new master came {took:.1f} s after the death of the old one")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("watched", [["--min-replicas-to-write", "1"]], indirect=True)
+async def test_a_handover_loses_nothing_where_a_master_needs_its_replica(watched, redis):
+    await load(redis)
+    keys = RunKeys("run")
+    over = asyncio.Event()
+    counters = [f"counter-{i}" for i in range(20)]
+    calls = [asyncio.create_task(keep_at_it(lambda name=name: redis.incr(name), over)) for name in counters]
+    owners = asyncio.create_task(keep_at_it(lambda: call(redis, "become_owner", [keys.epoch("sampler")], []), over))
+    await asyncio.sleep(0.3)
+    watched.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", SERVICE)
+    old, new = watched.servers
+    await asyncio.to_thread(watched.until, lambda: in_sync(new, old), "the former master has not become a replica")
+    await asyncio.sleep(0.5)
+    over.set()
+    for name, (count, longest) in zip(counters, await asyncio.gather(*calls), strict=True):
+        # What was on its way to the replica when the link was cut: replication is asynchronous.
+        assert int(await redis.get(name)) >= count - 1
+        assert longest > 0.5, "it waited while the new master had no replica"
+    epochs, _ = await owners
+    assert int(await redis.get(keys.epoch("sampler"))) >= epochs - 1
+    assert await trouble(redis) is None
+
+
+@pytest.mark.timeout(120)
+async def test_a_former_master_that_still_takes_writes_is_left_within_seconds(watched, redis):
+    old, new = watched.servers
+    over = asyncio.Event()
+    counting = asyncio.create_task(keep_at_it(lambda: redis.incr("counter"), over))
+    watched.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", SERVICE)
+    await asyncio.to_thread(
+        watched.until, lambda: watched.sentinels[0].client().sentinel_master(SERVICE)["port"] == new.port, "no handover"
+    )
+    await asyncio.sleep(2.0)
+    assert old.client().info("replication")["role"] == "master", "nobody has told it yet"
+    left = old.client().get("counter")
+    await asyncio.sleep(0.5)
+    assert old.client().get("counter") == left
+    over.set()
+    await counting
+
+
+@pytest.mark.timeout(120)
+async def test_a_new_client_finds_the_new_master_while_a_sentinel_is_dead(watched, redis):
+    watched.sentinels[0].kill()
+    watched.servers[0].kill()
+    assert await redis.set("key", "value")
+    late = await connect(watched.url)
+    assert await late.get("key") == b"value"
+    await late.aclose()
+    watched.servers[0].start()  # the former master comes back as one, until the Sentinels tell it
+    assert await redis.set("key", "newer")
+    await asyncio.to_thread(
+        watched.until, lambda: in_sync(watched.servers[1], watched.servers[0]), "it has not become a replica"
+    )
+    assert watched.servers[0].client().get("key") == "newer"
+
+
+@pytest.mark.timeout(60)
+async def test_many_connections_ask_the_sentinels_once(watched, redis):
+    def connected():
+        return sum(one.client().info("stats")["total_connections_received"] for one in watched.sentinels)
+
+    before = connected()
+    await asyncio.gather(*(redis.incr("counter") for _ in range(200)))
+    assert connected() - before <= 10, "three are this test's, a few the Sentinels' own"
+    assert await redis.get("counter") == b"200"
+
+
+@pytest.mark.timeout(60)
+async def test_an_unknown_service_is_named(watched):
+    with pytest.raises(RedisUnavailableError) as raised:
+        await connect(watched.url.replace(f"/{SERVICE}/", "/other/"), 1.5)
+    assert "cannot be reached within 1.5 s: No master found for 'other'" in str(raised.value)
+
+
+@pytest.mark.timeout(60)
+async def test_a_sentinels_address_that_is_taken_for_a_servers(watched):
+    port = watched.sentinels[0].port
+    with pytest.raises(RedisUnavailableError) as raised:
+        await connect(f"redis://127.0.0.1:{port}/0", 3.0)
+    assert f"Redis at redis://127.0.0.1:{port}/0 is a Sentinel; redis+sentinel://host:port," in str(raised.value)
+
+
+@pytest.mark.timeout(60)
+async def test_a_sentinels_password(tmp_path, monkeypatch):
+    server = start_server(tmp_path)
+    sentinel = start_sentinel(tmp_path, SERVICE, server.port, 1, "requirepass s3cret")
+    url = f"redis+sentinel://127.0.0.1:{sentinel.port}/{SERVICE}/0"
+    file = tmp_path / "sentinel-password"
+    file.write_text("s3cret\n")
+    try:
+        with pytest.raises(RedisUnavailableError) as raised:
+            await connect(url, 1.5)
+        assert f"Sentinel 127.0.0.1:{sentinel.port} - Authentication required" in str(raised.value)
+        monkeypatch.setenv(SENTINEL_PASSWORD_FILE, str(file))
+        redis = await connect(url, 5.0)
+        assert await redis.ping()
+        assert "s3cret" not in repr(redis.connection_pool.sentinel_manager.sentinels[0].connection_pool)
+        await redis.aclose()
+    finally:
+        sentinel.stop()
+        server.stop()
+
+
+@pytest.mark.timeout(60)
+async def test_a_master_that_misses_its_replicas_is_waited_for(tmp_path):
+    server = start_server(tmp_path)
+    redis = client(f"redis://127.0.0.1:{server.port}/0")
+    try:
+        await load(redis)
+        server.client().config_set("min-replicas-to-write", 1)
+        writing = [
+            asyncio.create_task(redis.set("key", "value")),
+            asyncio.create_task(call(redis, "become_owner", [RunKeys("run").epoch("sampler")], [])),
+        ]
+        await asyncio.sleep(0.7)
+        assert not any(one.done() for one in writing)
+        replica = start_server(tmp_path, "--replicaof", "127.0.0.1", server.port)
+        assert await asyncio.wait_for(asyncio.gather(*writing), 20.0) == [True, 1]
+        replica.stop()
+    finally:
+        await redis.aclose()
+        server.stop()
+
+
+@pytest.mark.timeout(60)
+async def test_patience_ends_when_no_sentinel_answers(watched):
+    redis = client(watched.url, patience_s=2.0)
+    for one in watched.sentinels:
+        one.kill()
+    with pytest.raises(RedisConnectionError, match=r"has been away for 2 s: No master found for 'penstock' : Sentinel"):
+        await redis.ping()
+    await redis.aclose()

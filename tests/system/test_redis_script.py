@@ -1,0 +1,157 @@
+"""The chart's start script with the operating system's redis-server and redis-cli: probes, TLS, Sentinels by TLS."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from services.streams.connection import RedisUnavailableError, connect
+from services.streams.credentials import CA_FILE, PASSWORD_FILE, USERNAME
+from tests.conftest import free_port
+from tests.redis_servers import PASSWORDS, START_SCRIPT, Process, script_settings, scripted_server
+from tests.system.certificates import make_certificates
+
+pytestmark = pytest.mark.system
+
+SHELLS = [("dash",), ("busybox", "sh")]
+
+
+@pytest.fixture
+def folder(open_path, monkeypatch):
+    """With the operating system's server on PATH, and user penstock in our variables."""
+    binary = shutil.which("redis-server")
+    assert binary, "redis-server is missing: install the operating system's package (Debian: redis-server)"
+    (open_path / "bin").mkdir()
+    (open_path / "bin/valkey-server").symlink_to(binary)
+    mounted = open_path / "mounted"
+    mounted.write_text(PASSWORDS["penstock"])
+    monkeypatch.setenv(USERNAME, "penstock")
+    monkeypatch.setenv(PASSWORD_FILE, str(mounted))
+    return open_path
+
+
+def probe(folder, port, command, shell=("sh",)):
+    """What the probe says, and whether it is content; it may take what the chart allows it."""
+    environment, _ = script_settings(folder, REDIS_PORT=str(port))
+    began = time.monotonic()
+    done = subprocess.run(
+        [*shell, START_SCRIPT, command], env=environment, capture_output=True, text=True, timeout=10, check=False
+    )
+    assert time.monotonic() - began < 8.0
+    assert len(done.stderr.splitlines()) == (done.returncode != 0)
+    return done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_probes(folder, shell, tls):
+    assert shutil.which(shell[0]), f"{shell[0]} is missing"
+    if tls:
+        make_certificates(folder / "tls")
+    with scripted_server(folder, shell) as server:
+        assert probe(folder, server.port, "ping", shell) == (True, "")
+        assert probe(folder, server.port, "alive", shell) == (True, "")
+        # A changed Secret does not take the pod out of service before Redis has it.
+        (folder / "secret/penstock-password").write_text("another")
+        assert probe(folder, server.port, "ping", shell) == (True, "")
+        os.kill(server.process.pid, signal.SIGSTOP)
+        assert probe(folder, server.port, "alive", shell) == (False, "redis: no answer\n")
+        os.kill(server.process.pid, signal.SIGCONT)
+    assert probe(folder, server.port, "ping", shell) == (False, "redis: not ready: no answer\n")
+    assert probe(folder, server.port, "alive", shell) == (False, "redis: no answer\n")
+
+
+def test_a_server_that_loads_is_alive_and_not_ready(folder):
+    with scripted_server(folder) as server:
+        mine = server.client(username="penstock", password=PASSWORDS["penstock"])
+        with mine.pipeline(transaction=False) as pipe:
+            for number in range(20_000):
+                pipe.set(f"penstock:{number}", number)
+            pipe.execute()
+    command = [
+        shutil.which("redis-server"), "--port", server.port, "--dir", folder / "data", "--save", "", "--appendonly", "yes",
+        "--aclfile", folder / "users.acl", "--key-load-delay", "100", "--loading-process-events-interval-bytes", "1024",
+    ]  # fmt: skip
+    slow = Process(folder, [str(one) for one in command], server.port)
+    try:
+        assert probe(folder, server.port, "alive") == (True, "")
+        ready, said = probe(folder, server.port, "ping")
+        assert not ready
+        assert said.startswith("redis: not ready: LOADING")
+    finally:
+        slow.stop()
+
+
+@pytest.mark.timeout(120)
+async def test_tls(folder, monkeypatch):
+    authority = make_certificates(folder / "tls")
+    with scripted_server(folder) as server:
+        url = f"rediss://127.0.0.1:{server.port}/0"
+        with pytest.raises(RedisUnavailableError, match="certificate verify failed"):  # by the system's authorities
+            await connect(url)
+        monkeypatch.setenv(CA_FILE, str(authority))
+        redis = await connect(url)
+        await asyncio.gather(*(redis.set(f"penstock:{number}", number) for number in range(100)))
+        with pytest.raises(RedisUnavailableError, match="certificate verify failed: Hostname mismatch"):
+            await connect(url.replace("127.0.0.1", "localhost"))
+        with pytest.raises(RedisUnavailableError, match="cannot be reached within 2 s"):
+            await connect(url.replace("rediss", "redis"), 2.0)
+        # Another authority: the server starts with its certificate, our bundle comes later.
+        bundle = authority.read_text()
+        make_certificates(folder / "tls")
+        newer = authority.read_text()
+        authority.write_text(bundle)
+        server.stop()
+        server.start()
+        waiting = asyncio.create_task(redis.get("penstock:7"))
+        await asyncio.sleep(0.7)
+        assert not waiting.done()
+        assert "certificate verify failed" in redis.get_retry().reason
+        authority.write_text(newer)
+        assert await asyncio.wait_for(waiting, 10.0) == b"7"
+        await redis.aclose()
+
+
+@pytest.mark.timeout(120)
+async def test_sentinels_by_tls(folder, monkeypatch):
+    authority = make_certificates(folder / "tls")
+    monkeypatch.setenv(CA_FILE, str(authority))
+    monkeypatch.delenv(USERNAME)
+    monkeypatch.delenv(PASSWORD_FILE)
+    binary = shutil.which("redis-server")
+    files = ["--tls-cert-file", folder / "tls/tls.crt", "--tls-key-file", folder / "tls/tls.key", "--tls-ca-cert-file",
+             authority, "--tls-auth-clients", "no", "--tls-replication", "yes"]  # fmt: skip
+    ports = [free_port() for _ in range(3)]
+    servers, started = ports[:2], []
+    for number, port in enumerate(servers):
+        of = ["--replicaof", "127.0.0.1", servers[0]] if number else []
+        data = folder / f"data-{port}"
+        data.mkdir()
+        command = [binary, "--port", 0, "--tls-port", port, "--dir", data, "--save", "", *files, *of]
+        started.append(Process(folder, [str(one) for one in command], port))
+    settings = folder / "sentinel.conf"
+    lines = [f"port 0\ntls-port {ports[2]}\ndir {folder}\nsentinel monitor penstock 127.0.0.1 {servers[0]} 1",
+             "sentinel down-after-milliseconds penstock 1500", "sentinel failover-timeout penstock 3000",
+             *(f"{name[2:]} {value}" for name, value in zip(files[::2], files[1::2], strict=True)), ""]  # fmt: skip
+    settings.write_text("\n".join(lines))
+    started.append(Process(folder, [binary, str(settings), "--sentinel"], ports[2]))
+    try:
+        asked = started[2].client(ssl=True, ssl_ca_certs=str(authority))
+        ends = time.monotonic() + 30
+        while asked.sentinel_master("penstock")["num-slaves"] != 1:
+            assert time.monotonic() < ends
+            await asyncio.sleep(0.1)
+        redis = await connect(f"rediss+sentinel://127.0.0.1:{ports[2]}/penstock/0")
+        assert await redis.set("key", "value")
+        await asyncio.sleep(1.0)
+        started[0].kill()
+        assert await redis.set("key", "newer")
+        assert await redis.get("key") == b"newer"
+        await redis.aclose()
+    finally:
+        for one in reversed(started):
+            one.stop()
