@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED := 1
 # Every process of a run imports the same big libraries; without byte code each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check format test-system mutations chaos compare-trl install clean
+.PHONY: demo test check format lock image-cpu image-gpu sbom test-images test-system mutations chaos compare-trl install clean
 
 demo: install
 	$(BIN)/penstock demo
@@ -53,6 +53,37 @@ compare-trl: .venv-trl/.installed
 	.venv-trl/bin/uv pip install --python .venv-trl/bin/python --index-strategy unsafe-best-match $(TORCH_FROM) \
 	  "torch==2.13.0+cpu" -r benchmarks/trl/requirements.txt
 	touch $@
+
+# Pins, with hashes, what the images are built from. What is locked already stays, unless UPGRADE=--upgrade is given.
+UPGRADE ?=
+COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" nice $(BIN)/uv pip compile --quiet --python-version 3.11 \
+  --python-platform x86_64-manylinux_2_28 --generate-hashes $(UPGRADE)
+lock: install
+	$(COMPILE) deploy/images/build.in -o deploy/images/build.lock
+	$(COMPILE) pyproject.toml --extra cpu --overrides deploy/cpu-overrides.txt --constraints deploy/images/cpu-constraints.txt \
+	  --index-strategy unsafe-best-match $(TORCH_FROM) -o deploy/images/cpu.lock
+	$(COMPILE) pyproject.toml --extra gpu --overrides deploy/images/gpu-overrides.txt -o deploy/images/gpu.lock
+
+# The images penstock:VERSION-cpu and -gpu; docs/containers.md tells what BUILD_FLAGS are of use.
+BUILDER ?= buildah bud
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+REVISION ?= $(shell git rev-parse HEAD)
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+TIMESTAMP ?= $(if $(findstring buildah,$(BUILDER)),--timestamp $(SOURCE_DATE_EPOCH))
+BUILD_FLAGS ?=
+image-cpu image-gpu: image-%:
+	$(BUILDER) --target $* --tag penstock:$(VERSION)-$* $(TIMESTAMP) --build-arg SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) \
+	  --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) $(BUILD_FLAGS) .
+
+# What is inside an image, as it says itself: make --silent sbom IMAGE=penstock:0.1.0-gpu
+ENGINE ?= podman
+IMAGE ?= penstock:$(VERSION)-cpu
+sbom:
+	@$(ENGINE) run --rm $(RUN_FLAGS) $(IMAGE) cat /usr/share/penstock/sbom.cdx.json
+
+# Starts the image penstock:VERSION-cpu for real; needs root, podman and redis-server, and fails where they are missing.
+test-images: install
+	PENSTOCK_TEST_IMAGE=$(IMAGE) $(BIN)/python -m pytest -m images tests/images
 
 install: $(STAMP)
 
