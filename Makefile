@@ -62,7 +62,8 @@ lock: install
 	$(COMPILE) deploy/images/build.in -o deploy/images/build.lock
 	$(COMPILE) pyproject.toml --extra cpu --overrides deploy/cpu-overrides.txt --constraints deploy/images/cpu-constraints.txt \
 	  --index-strategy unsafe-best-match $(TORCH_FROM) -o deploy/images/cpu.lock
-	$(COMPILE) pyproject.toml --extra gpu --overrides deploy/images/gpu-overrides.txt -o deploy/images/gpu.lock
+	$(COMPILE) pyproject.toml --extra gpu --overrides deploy/images/gpu-overrides.txt \
+	  --constraints deploy/images/gpu-constraints.txt -o deploy/images/gpu.lock
 
 # The images penstock:VERSION-cpu and -gpu; docs/containers.md tells what BUILD_FLAGS are of use.
 BUILDER ?= buildah bud
