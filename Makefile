@@ -66,7 +66,7 @@ lock: install
 	  --constraints deploy/images/gpu-constraints.txt -o deploy/images/gpu.lock
 
 # The images penstock:VERSION-cpu and -gpu; docs/containers.md tells what BUILD_FLAGS are of use.
-BUILDER ?= buildah bud
+BUILDER ?= buildah bud --layers
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 REVISION ?= $(shell git rev-parse HEAD)
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)

@@ -4,6 +4,8 @@
 set -eu
 lock=$1
 shift
+# Source distributions are built in folders of random names, and some write sets down as they come.
+export CFLAGS=-g0 PYTHONHASHSEED=0
 /opt/build/bin/uv pip install --no-cache --python /opt/venv/bin/python --no-deps --require-hashes --link-mode copy \
   --index-strategy unsafe-best-match --build-constraints "$(dirname "$lock")/build.lock" "$@" -r "$lock"
 "$(dirname "$lock")/compile-bytecode.sh" /opt/venv/lib
