@@ -78,12 +78,6 @@ RUN /opt/build/bin/python /tmp/sbom.py --python /opt/venv/bin/python --dpkg-stat
 
 # ---- the images ------------------------------------------------------------------------------------------------------
 FROM runtime-gpu AS gpu
-ARG BASE VERSION=unknown REVISION=unknown
-LABEL org.opencontainers.image.title="penstock (GPU)" \
-      org.opencontainers.image.description="Trains reasoning LLMs with DAPO: rollout, verifier, sampling and learner services" \
-      org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}" \
-      org.opencontainers.image.base.name="${BASE}"
 COPY --from=environment-gpu /opt/venv /opt/venv
 COPY --from=application /opt/penstock /opt/penstock
 COPY --from=sbom-gpu /sbom.cdx.json /usr/share/penstock/sbom.cdx.json
@@ -95,14 +89,15 @@ WORKDIR /opt/penstock
 USER 10001:10001
 EXPOSE 8470 8471
 CMD ["penstock", "--help"]
-
-FROM runtime-cpu AS cpu
+# Last, so that another revision takes over the layers above.
 ARG BASE VERSION=unknown REVISION=unknown
-LABEL org.opencontainers.image.title="penstock (CPU)" \
+LABEL org.opencontainers.image.title="penstock (GPU)" \
       org.opencontainers.image.description="Trains reasoning LLMs with DAPO: rollout, verifier, sampling and learner services" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.base.name="${BASE}"
+
+FROM runtime-cpu AS cpu
 COPY --from=environment-cpu /opt/venv /opt/venv
 COPY --from=application /opt/penstock /opt/penstock
 COPY --from=sbom-cpu /sbom.cdx.json /usr/share/penstock/sbom.cdx.json
@@ -112,3 +107,9 @@ WORKDIR /opt/penstock
 USER 10001:10001
 EXPOSE 8470 8471
 CMD ["penstock", "--help"]
+ARG BASE VERSION=unknown REVISION=unknown
+LABEL org.opencontainers.image.title="penstock (CPU)" \
+      org.opencontainers.image.description="Trains reasoning LLMs with DAPO: rollout, verifier, sampling and learner services" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.base.name="${BASE}"

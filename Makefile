@@ -69,7 +69,8 @@ lock: install
 BUILDER ?= buildah bud --layers
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 REVISION ?= $(shell git rev-parse HEAD)
-SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+# The time that files and layers get: of the last commit which changed what most of them are made of.
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct -- Dockerfile deploy/images pyproject.toml)
 TIMESTAMP ?= $(if $(findstring buildah,$(BUILDER)),--timestamp $(SOURCE_DATE_EPOCH))
 BUILD_FLAGS ?=
 image-cpu image-gpu: image-%:
@@ -82,9 +83,9 @@ IMAGE ?= penstock:$(VERSION)-cpu
 sbom:
 	@$(ENGINE) run --rm $(RUN_FLAGS) $(IMAGE) cat /usr/share/penstock/sbom.cdx.json
 
-# Starts the image penstock:VERSION-cpu for real; needs root, podman and redis-server, and fails where they are missing.
+# Starts the image penstock:VERSION-cpu for real; needs podman (or another ENGINE) and root, and fails where they are missing.
 test-images: install
-	PENSTOCK_TEST_IMAGE=$(IMAGE) $(BIN)/python -m pytest -m images tests/images
+	PENSTOCK_TEST_IMAGE=$(IMAGE) PENSTOCK_TEST_ENGINE="$(ENGINE)" PENSTOCK_TEST_RUN="$(RUN_FLAGS)" $(BIN)/python -m pytest -m images tests/images
 
 install: $(STAMP)
 

@@ -37,7 +37,7 @@ class StackError(RuntimeError):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens on the IPv4 address `host`. Raises StackError for any other text."""
+    """Whether only this machine reaches what listens on `host`. Raises StackError for what is no IPv4 address."""
     try:
         return IPv4Address(host).is_loopback
     except AddressValueError:
