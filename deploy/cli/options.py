@@ -20,6 +20,6 @@ RecipeArgument = Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML or 
 RedisOption = Annotated[
     str | None, typer.Option("--redis", envvar="PENSTOCK_REDIS", help="Redis to use; default: an embedded one.")
 ]
-HostOption = Annotated[str, typer.Option("--host", help="IPv4 address on which the REST API listens.")]
 PortOption = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the REST API.")]
 RunsOption = Annotated[Path, typer.Option("--runs", envvar="PENSTOCK_RUNS", help="Folder for runs, models and data.")]
+HostOption = Annotated[str, typer.Option("--host", help="IPv4 address on which the REST API listens.")]
