@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED := 1
 # Every process of a run imports the same big libraries; without byte code each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check format lock image-cpu image-gpu sbom test-images test-system mutations chaos compare-trl install clean
+.PHONY: demo test check format test-system mutations chaos compare-trl install clean
 
 demo: install
 	$(BIN)/penstock demo
@@ -54,6 +54,7 @@ compare-trl: .venv-trl/.installed
 	  "torch==2.13.0+cpu" -r benchmarks/trl/requirements.txt
 	touch $@
 
+.PHONY: lock image-cpu image-gpu sbom test-images
 # Pins, with hashes, what the images are built from. What is locked already stays, unless UPGRADE=--upgrade is given.
 UPGRADE ?=
 COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" nice $(BIN)/uv pip compile --quiet --python-version 3.11 \
