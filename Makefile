@@ -54,6 +54,40 @@ compare-trl: .venv-trl/.installed
 	  "torch==2.13.0+cpu" -r benchmarks/trl/requirements.txt
 	touch $@
 
+.PHONY: lock image-cpu image-gpu sbom test-images
+# Pins, with hashes, what the images are built from. What is locked already stays, unless UPGRADE=--upgrade is given.
+UPGRADE ?=
+COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" nice $(BIN)/uv pip compile --quiet --python-version 3.11 \
+  --python-platform x86_64-manylinux_2_28 --generate-hashes $(UPGRADE)
+lock: install
+	$(COMPILE) deploy/images/build.in -o deploy/images/build.lock
+	$(COMPILE) pyproject.toml --extra cpu --overrides deploy/cpu-overrides.txt --constraints deploy/images/cpu-constraints.txt \
+	  --index-strategy unsafe-best-match $(TORCH_FROM) -o deploy/images/cpu.lock
+	$(COMPILE) pyproject.toml --extra gpu --overrides deploy/images/gpu-overrides.txt \
+	  --constraints deploy/images/gpu-constraints.txt -o deploy/images/gpu.lock
+
+# The images penstock:VERSION-cpu and -gpu; docs/containers.md tells what BUILD_FLAGS are of use.
+BUILDER ?= buildah bud --layers
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+REVISION ?= $(shell git rev-parse HEAD)
+# The time that files and layers get: of the last commit which changed what most of them are made of.
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct -- Dockerfile deploy/images pyproject.toml)
+TIMESTAMP ?= $(if $(findstring buildah,$(BUILDER)),--timestamp $(SOURCE_DATE_EPOCH))
+BUILD_FLAGS ?=
+image-cpu image-gpu: image-%:
+	$(BUILDER) --target $* --tag penstock:$(VERSION)-$* $(TIMESTAMP) --build-arg SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) \
+	  --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) $(BUILD_FLAGS) .
+
+# What is inside an image, as it says itself: make --silent sbom IMAGE=penstock:0.1.0-gpu
+ENGINE ?= podman
+IMAGE ?= penstock:$(VERSION)-cpu
+sbom:
+	@$(ENGINE) run --rm $(RUN_FLAGS) $(IMAGE) cat /usr/share/penstock/sbom.cdx.json
+
+# Starts the image penstock:VERSION-cpu for real; needs podman (or another ENGINE) and root, and fails where they are missing.
+test-images: install
+	PENSTOCK_TEST_IMAGE=$(IMAGE) PENSTOCK_TEST_ENGINE="$(ENGINE)" PENSTOCK_TEST_RUN="$(RUN_FLAGS)" $(BIN)/python -m pytest -m images tests/images
+
 install: $(STAMP)
 
 $(STAMP): pyproject.toml Makefile deploy/cpu-overrides.txt

@@ -21,8 +21,10 @@ from deploy.cli.dead import dead
 from deploy.cli.evaluate import evaluate
 from deploy.cli.options import (
     DEFAULT_API,
+    HOST,
     PORT,
     ApiOption,
+    HostOption,
     PortOption,
     RedisOption,
     RunArgument,
@@ -84,10 +86,12 @@ def obstacles() -> Iterator[None]:
 
 
 @app.command()
-def up(redis: RedisOption = None, port: PortOption = PORT, runs: RunsOption = Path("runs")) -> None:
+def up(
+    redis: RedisOption = None, host: HostOption = HOST, port: PortOption = PORT, runs: RunsOption = Path("runs"),
+) -> None:  # fmt: skip
     """Run the stack in the foreground until Ctrl-C."""
     with obstacles():
-        with_stack(redis, port, runs, None, lambda stack: stack.wait())
+        with_stack(redis, port, runs, None, lambda stack: stack.wait(), host)
 
 
 @app.command()
@@ -218,13 +222,17 @@ def open_api(url: str) -> Api:
 
 
 def with_stack(
-    redis: str | None, port: int, folder: Path, recipe: Recipe | None, work: Callable[[LocalStack], object]
-) -> None:
+    redis: str | None, port: int, folder: Path, recipe: Recipe | None, work: Callable[[LocalStack], object],
+    host: str = HOST,
+) -> None:  # fmt: skip
     """Check, start the stack, work, and end it whatever happens; Ctrl-C is an ordinary end."""
+    from deploy.local.preflight import is_loopback
     from deploy.local.stack import LocalStack
 
-    stack = LocalStack(folder, port=port, redis_url=redis, report=say)
+    stack = LocalStack(folder, host=host, port=port, redis_url=redis, report=say)
     stack.check(recipe)
+    if not is_loopback(host):
+        say(f"warning: the API has no authentication; whoever reaches {host}:{port} can start, change and end runs")
     try:
         with stack:
             say(f"Penstock is up after {stack.seconds['start']:.1f} s: {stack.api}")

@@ -10,6 +10,7 @@ import errno
 import os
 import socket
 from importlib.util import find_spec
+from ipaddress import AddressValueError, IPv4Address
 from pathlib import Path
 
 import psutil
@@ -35,13 +36,29 @@ class StackError(RuntimeError):
     """The stack cannot start or go on. One line for people."""
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on `host`. Raises StackError for what is no IPv4 address."""
+    try:
+        return IPv4Address(host).is_loopback
+    except AddressValueError:
+        raise StackError(f"--host: {host!r} is not accepted; an IPv4 address such as 127.0.0.1 or 0.0.0.0 is") from None
+
+
+def reachable(host: str) -> str:
+    """The address at which this machine reaches what listens on `host`: loopback for 0.0.0.0."""
+    return "127.0.0.1" if host == "0.0.0.0" else host
+
+
 def check_port(host: str, port: int) -> None:
     """Raises StackError when `host:port` cannot be listened on."""
+    is_loopback(host)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise StackError(f"--host: {host} is no address of this machine; one of its own is accepted") from None
             taken = error.errno == errno.EADDRINUSE
             why = "is in use by another process" if taken else f"cannot be used ({error.strerror})"
             raise StackError(f"--port: {host}:{port} {why}; a free port is accepted") from None
