@@ -13,6 +13,8 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
 REDIS_KEYS = frozenset({"penstock-password", "ray-password"})
 S3_KEYS = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"})
 DRIVERS = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+"""Borne by every pod that has GPUs, given or not: clouds taint such nodes by themselves."""
+OF_RAY = {"key": "ray", "operator": "Exists", "effect": "NoSchedule"}
 ROLES = ("cpu", "verifier", "rollout", "learner")
 GROUPS = ("head", *ROLES)
 
@@ -122,7 +124,7 @@ PLACEMENT = Case(
     {
         **{name: _placement(name) for name in PLACED},
         "redis": {key: value for key, value in _placement("redis").items() if key != "topologySpreadConstraints"},
-        "ray": {"nodeSelector": {"zone": "a"}, "tolerations": [DRIVERS]},
+        "ray": {"nodeSelector": {"zone": "a"}, "tolerations": [OF_RAY]},
         "storage": {"claim": {"accessMode": "ReadWriteMany"}},
     },
     external={("PriorityClass", f"priority-{name}"): frozenset() for name in (*PLACED, "redis")},

@@ -131,7 +131,7 @@ class Manifest:
         return self.annotations.get("helm.sh/resource-policy") == "keep"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Container:
     """One container, with whether it ends before the others start."""
 
@@ -163,7 +163,7 @@ class Container:
         return {port["name"]: port["containerPort"] for port in self.document.get("ports", [])}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PodTemplate:
     """What one workload makes its pods from; `group` is the worker group of a RayCluster, else empty."""
 

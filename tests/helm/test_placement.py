@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helm.cases import CASES, DEFAULTS, DRIVERS, GROUPS, OBJECT_STORE_BY_ROLE, PLACED, PLACEMENT, RDMA, ROLES
+from tests.helm.cases import CASES, DEFAULTS, DRIVERS, GROUPS, OBJECT_STORE_BY_ROLE, OF_RAY, PLACED, PLACEMENT, RDMA, ROLES
 from tests.helm.rendering import Case, render
 
 
@@ -17,7 +17,8 @@ def test_each_component_goes_where_it_is_told(component: str) -> None:
     own = {"key": "pool", "operator": "Equal", "value": component, "effect": "NoSchedule"}
     of_ray = component in GROUPS
     assert pod.spec["nodeSelector"] == {"pool": component} | ({"zone": "a"} if of_ray else {})
-    assert sorted(pod.spec["tolerations"], key=str) == sorted([own, *([DRIVERS] if of_ray else [])], key=str)
+    expected = [own, *([OF_RAY] if of_ray else []), *([DRIVERS] if component in ("rollout", "learner") else [])]
+    assert sorted(pod.spec["tolerations"], key=str) == sorted(expected, key=str)
     assert pod.spec["priorityClassName"] == f"priority-{component}"
     if component != "redis":
         keys = [rule["topologyKey"] for rule in pod.spec["topologySpreadConstraints"]]

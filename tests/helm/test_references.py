@@ -12,13 +12,17 @@ from tests.helm.references import KEYED, Reference, references
 from tests.helm.rendering import Case, Manifest, Rendering, render
 
 
+OF_KUBERNETES = {("ConfigMap", "kube-root-ca.crt"): frozenset({"ca.crt"})}
+"""What Kubernetes itself puts into every namespace."""
+
+
 def provided(case: Case, rendering: Rendering) -> dict[tuple[str, str], frozenset[str]]:
     """Every object that is there once the case is installed, with its keys."""
     there = {(one.kind, one.name): keys_of(one) for one in rendering.manifests}
     for workload in rendering.all("StatefulSet"):
         for claim in workload.at("spec", "volumeClaimTemplates", default=[]):
             there[("PersistentVolumeClaim", claim["metadata"]["name"])] = frozenset()
-    return {**there, **case.external}
+    return {**there, **OF_KUBERNETES, **case.external}
 
 
 def keys_of(manifest: Manifest) -> frozenset[str]:
