@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 Document = Mapping[str, Any]
 Direction = Literal["Ingress", "Egress"]
+Ports = frozenset[int]
 NAMESPACE_NAME = "kubernetes.io/metadata.name"
 
 
@@ -44,7 +45,8 @@ class Policy:
 
     @property
     def spec(self) -> Document:
-        return dict(self.document["spec"])
+        spec: Document = self.document["spec"]
+        return spec
 
     @property
     def directions(self) -> frozenset[str]:
@@ -77,25 +79,34 @@ def _expression(term: Document, labels: Mapping[str, str]) -> bool:
 
 
 def allowed(policies: Sequence[Policy], source: Endpoint, destination: Endpoint, port: int, protocol: str = "TCP") -> bool:
-    """Whether `source` may open a connection to `port` of `destination`: it must be let out, and let in.
+    """Whether `source` may open a connection to `port` of `destination`: it must be let out, and let in."""
+    ports = frozenset({port})
+    return bool(let_out(policies, source, destination, ports, protocol) & let_in(policies, source, destination, ports, protocol))
+
+
+def let_out(policies: Sequence[Policy], source: Endpoint, destination: Endpoint, ports: Ports, protocol: str = "TCP") -> Ports:
+    """Those of `ports` on which the policies of `source` let it go to `destination`.
 
     A pod that no policy of a direction selects is open in that direction; an endpoint outside is never closed.
     """
-    out = _passes(policies, "Egress", source, destination, destination, port, protocol)
-    return out and _passes(policies, "Ingress", destination, source, destination, port, protocol)
+    return _passing(policies, "Egress", source, destination, destination, ports, protocol)
 
 
-def _passes(policies: Sequence[Policy], direction: Direction, held: Endpoint, peer: Endpoint, destination: Endpoint,
-            port: int, protocol: str) -> bool:  # fmt: skip
+def let_in(policies: Sequence[Policy], source: Endpoint, destination: Endpoint, ports: Ports, protocol: str = "TCP") -> Ports:
+    """Those of `ports` on which the policies of `destination` let `source` come."""
+    return _passing(policies, "Ingress", destination, source, destination, ports, protocol)
+
+
+def _passing(policies: Sequence[Policy], direction: Direction, held: Endpoint, peer: Endpoint, destination: Endpoint,
+             ports: Ports, protocol: str) -> Ports:  # fmt: skip
     closing = [policy for policy in policies if direction in policy.directions and policy.selects(held)]
-    if not closing:
-        return True
-    sides = {"Ingress": "from", "Egress": "to"}
-    return any(
-        _peer_fits(rule.get(sides[direction]), peer, policy.namespace) and _port_fits(rule.get("ports"), destination, port, protocol)
-        for policy in closing
-        for rule in policy.spec.get(direction.lower()) or []
-    )  # fmt: skip
+    side = {"Ingress": "from", "Egress": "to"}[direction]
+    passing = ports if not closing else frozenset()
+    for policy in closing:
+        for rule in policy.spec.get(direction.lower()) or []:
+            if _peer_fits(rule.get(side), peer, policy.namespace):
+                passing |= frozenset(port for port in ports if _port_fits(rule.get("ports"), destination, port, protocol))
+    return passing
 
 
 def _peer_fits(peers: Sequence[Document] | None, endpoint: Endpoint, namespace: str) -> bool:
@@ -108,7 +119,9 @@ def _one_peer(peer: Document, endpoint: Endpoint, namespace: str) -> bool:
         return _in_block(peer["ipBlock"], endpoint)
     if not endpoint.namespace:
         return False
-    here = matches(peer["namespaceSelector"], endpoint.all_namespace_labels) if "namespaceSelector" in peer else endpoint.namespace == namespace
+    here = endpoint.namespace == namespace
+    if "namespaceSelector" in peer:
+        here = matches(peer["namespaceSelector"], endpoint.all_namespace_labels)
     return here and ("podSelector" not in peer or matches(peer["podSelector"], endpoint.labels))
 
 
