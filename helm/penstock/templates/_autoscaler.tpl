@@ -30,7 +30,5 @@ volumeMounts:
   - name: ray-logs
     mountPath: /tmp/ray
   # The only container of the release that holds a token of the Kubernetes API.
-  - name: autoscaler-token
-    mountPath: /var/run/secrets/kubernetes.io/serviceaccount
-    readOnly: true
+  {{- include "penstock.tokenMount" . | nindent 2 }}
 {{- end }}

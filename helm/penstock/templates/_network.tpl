@@ -13,18 +13,21 @@
 
 {{- define "penstock.net.ports" -}}
 {{- /* (dict "ports" (list 53) "protocols" (list "TCP")) */ -}}
-{{- range $port := .ports }}
-{{- range $protocol := $.protocols | default (list "TCP") }}
-- port: {{ int $port }}
-  protocol: {{ $protocol }}
-{{- end }}
-{{- end }}
+{{- $rules := list -}}
+{{- range $port := .ports -}}
+{{- range $protocol := $.protocols | default (list "TCP") -}}
+{{- $rules = append $rules (dict "port" (int $port) "protocol" $protocol) -}}
+{{- end -}}
+{{- end -}}
+{{ toYaml $rules }}
 {{- end }}
 
 {{- define "penstock.net.rayPorts" -}}
-{{- /* GCS (the head's alone), object manager, raylet, agents, workers: as given to `ray start`. */ -}}
+{{- /* (dict "of" "head"): GCS (the head's alone), object manager, raylet, agents, workers, as given to `ray start`. */ -}}
+{{- if eq .of "head" }}
 - port: 6379
   protocol: TCP
+{{- end }}
 - port: 8076
   endPort: 8079
   protocol: TCP
@@ -63,10 +66,7 @@
 
 {{- define "penstock.net.toKubernetes" -}}
 - to:
-    {{- range .Values.networkPolicy.kubernetesApi.cidrs }}
-    - ipBlock:
-        cidr: {{ . }}
-    {{- end }}
+    {{- toYaml .Values.networkPolicy.kubernetesApi.peers | nindent 4 }}
   ports:
     {{- include "penstock.net.ports" (dict "ports" .Values.networkPolicy.kubernetesApi.ports) | nindent 4 }}
 {{- end }}

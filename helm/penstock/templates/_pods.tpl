@@ -100,3 +100,31 @@ failureThreshold: {{ .failures }}
 {{- $text := toString . -}}
 {{- mulf (regexFind "^[0-9.]+" $text | float64) (get $units (regexFind "[A-Za-z]*$" $text)) | floor | int64 -}}
 {{- end }}
+
+{{- define "penstock.tokenVolume" -}}
+{{- /* A token of the Kubernetes API for the one container that mounts it, where the pod itself mounts none. */ -}}
+- name: kubernetes-token
+  projected:
+    # Readable by the pod's group only.
+    defaultMode: 0440
+    sources:
+      - serviceAccountToken:
+          path: token
+          expirationSeconds: 3600
+      - configMap:
+          name: kube-root-ca.crt
+          items:
+            - key: ca.crt
+              path: ca.crt
+      - downwardAPI:
+          items:
+            - path: namespace
+              fieldRef:
+                fieldPath: metadata.namespace
+{{- end }}
+
+{{- define "penstock.tokenMount" -}}
+- name: kubernetes-token
+  mountPath: /var/run/secrets/kubernetes.io/serviceaccount
+  readOnly: true
+{{- end }}

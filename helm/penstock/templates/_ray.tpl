@@ -72,24 +72,7 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
 - name: bounds
   configMap:
     name: {{ include "penstock.fullname" .root }}-bounds
-- name: autoscaler-token
-  projected:
-    # Readable by the group 10001 only.
-    defaultMode: 0440
-    sources:
-      - serviceAccountToken:
-          path: token
-          expirationSeconds: 3600
-      - configMap:
-          name: kube-root-ca.crt
-          items:
-            - key: ca.crt
-              path: ca.crt
-      - downwardAPI:
-          items:
-            - path: namespace
-              fieldRef:
-                fieldPath: metadata.namespace
+{{ include "penstock.tokenVolume" . }}
 {{- end }}
 {{- if has .role (include "penstock.storage.roles" .root | fromJsonArray) }}
 {{- with .root.Values.ray.extraVolumes }}
