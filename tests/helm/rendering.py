@@ -333,8 +333,13 @@ def _run(verb: tuple[str, ...], case: Case, *more: str) -> str:
 
 def template(case: Case, *more: str) -> str:
     """The text that `helm template` prints for a case; HelmError where the chart refuses its values."""
+    return template_as(RELEASE, case, *more)
+
+
+def template_as(release: str, case: Case, *more: str) -> str:
+    """The same, for a release of another name."""
     versions = [argument for version in case.api_versions for argument in ("--api-versions", version)]
-    return _run(("template", RELEASE), case, "--kube-version", case.kube_version, *versions, *case.arguments, *more)
+    return _run(("template", release), case, "--kube-version", case.kube_version, *versions, *case.arguments, *more)
 
 
 def lint(case: Case) -> str:

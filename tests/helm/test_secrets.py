@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from tests.helm.cases import CASES, DEFAULTS, SENTINELS
+from tests.helm.cases import CASES, DEFAULTS, OBJECT_STORE_BY_ROLE, SENTINELS
 from tests.helm.rendering import Case, Rendering, render
 
 TELLING = re.compile(r"PASSWORD|SECRET|TOKEN|CREDENTIAL|PRIVATE|ACCESS_KEY", re.IGNORECASE)
@@ -103,3 +103,11 @@ def test_the_sentinels_password_is_mounted_where_they_have_one() -> None:
 def test_the_verifier_holds_no_credentials_of_the_object_store(case: Case) -> None:
     names = {name for container in render(case).pod("verifier").containers for name in container.env}
     assert not {name for name in names if name.startswith("AWS_")}, "it runs other people's code and needs no store"
+
+
+def test_the_clouds_role_reaches_only_the_pods_that_keep_files() -> None:
+    """A cloud hands the token of an account's role to every pod of the account, whatever is mounted otherwise."""
+    rendering = render(OBJECT_STORE_BY_ROLE)
+    accounts = {one.name for one in rendering.all("ServiceAccount") if "eks.amazonaws.com/role-arn" in one.annotations}
+    holding = {pod.component for pod in rendering.pods if pod.spec["serviceAccountName"] in accounts}
+    assert holding == {"head", "cpu", "rollout", "learner"}
