@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.helm.rendering import PROMETHEUS_API, RAY_API, Case
+from tests.helm.rendering import PROMETHEUS_API, RAY_API, Case, merged
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 REDIS_KEYS = frozenset({"penstock-password", "ray-password"})
@@ -46,13 +46,15 @@ MONITORING: dict[str, Any] = {
         "dashboards": {"enabled": True, "annotations": {"folder": "Penstock"}},
     }
 }
+CONTROLLER = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}}
 INGRESS: dict[str, Any] = {
+    "networkPolicy": {"clients": [CONTROLLER]},
     "api": {
         "ingress": {
             "enabled": True, "className": "nginx", "host": "penstock.example.org", "tlsSecret": "own-tls",
             "annotations": {"nginx.ingress.kubernetes.io/auth-url": "https://sign-in.example.org"},
         }
-    }
+    },
 }  # fmt: skip
 S3: dict[str, Any] = {
     "storage": {
@@ -118,7 +120,7 @@ EXISTING_SECRETS = Case(
     },
 )
 MONITORED = Case("monitoring", MONITORING, api_versions=(*RAY_API, *PROMETHEUS_API))
-PUBLISHED = Case("ingress", INGRESS, external={("Secret", "own-tls"): frozenset()})
+PUBLISHED = Case("ingress", INGRESS, external={("Secret", "own-tls"): frozenset({"tls.crt", "tls.key"})})
 PLACEMENT = Case(
     "every component on its own nodes",
     {
@@ -145,8 +147,8 @@ SELECTED_PEERS = Case(
     "network peers by selector",
     {
         "networkPolicy": {
-            "clients": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}}],
-            "kubernetesApi": {"cidrs": ["10.96.0.1/32"], "ports": [443]},
+            "clients": [CONTROLLER],
+            "kubernetesApi": {"peers": [{"ipBlock": {"cidr": "10.96.0.1/32"}}], "ports": [443]},
             "extraEgress": [{"to": [{"ipBlock": {"cidr": "198.51.100.0/24"}}],
                              "ports": [{"port": 443, "protocol": "TCP"}]}],
         },
@@ -167,8 +169,10 @@ RDMA = Case(
 )  # fmt: skip
 EVERYTHING = Case(
     "everything at once",
-    {**MONITORING, **INGRESS, **S3, "imagePullSecrets": [{"name": "own-registry"}], "ray": {"authSecret": "own-ray"},
-     "commonLabels": {"team": "red"}},
+    merged(merged(MONITORING, INGRESS), {
+        **S3, "networkPolicy": {"objectStore": {"ports": [9000]}, "clients": [CONTROLLER]},
+        "imagePullSecrets": [{"name": "own-registry"}], "ray": {"authSecret": "own-ray"}, "commonLabels": {"team": "red"},
+    }),
     external={
         **PUBLISHED.external, **OBJECT_STORE.external,
         ("Secret", "own-ray"): frozenset({"auth_token"}),

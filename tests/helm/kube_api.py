@@ -30,6 +30,11 @@ KINDS = {
 }
 
 
+ROOT_CA: Document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kube-root-ca.crt"},
+                     "data": {"ca.crt": "-----BEGIN CERTIFICATE-----"}}  # fmt: skip
+"""What Kubernetes puts into every namespace."""
+
+
 def _plural(kind: str) -> str:
     return kind.lower().removesuffix("y") + "ies" if kind.endswith("y") else kind.lower() + ("es" if kind.endswith("s") else "s")
 
@@ -65,7 +70,7 @@ def answers(objects: Iterable[Document], without: Iterable[str] = ()) -> dict[st
         "/apis": _groups(served),
         **{_root(version): _resources(version) for version in served},
     }
-    for one in objects:
+    for one in (*objects, ROOT_CA):
         path = f"{_root(one['apiVersion'])}/namespaces/{NAMESPACE}/{_plural(one['kind'])}/{one['metadata']['name']}"
         found[path] = one
     return found

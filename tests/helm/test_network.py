@@ -27,9 +27,9 @@ from tests.helm.rendering import NAMESPACE, Case, PodTemplate, render
 
 DNS, HTTPS, API_SERVER, REDIS, GCS, DASHBOARD, API, NODE, FREE = 53, 443, 6443, 6379, 6379, 8265, 8470, 8471, 40000
 STORE, REDIS_TLS = 9000, 6380
-RAY = frozenset({GCS, 8076, 8077, 8078, 8079, 52365, 10002, 19999})
+RAY = frozenset({8076, 8077, 8078, 8079, 52365, 10002, 19999})
 METRICS = frozenset({9400, 9499})
-PROBED = frozenset({DNS, HTTPS, API_SERVER, REDIS, REDIS_TLS, DASHBOARD, API, NODE, FREE, STORE, 22, 8080, 9399, 9500,
+PROBED = frozenset({DNS, GCS, HTTPS, API_SERVER, REDIS, REDIS_TLS, DASHBOARD, API, NODE, FREE, STORE, 22, 8080, 9399, 9500,
                     10001, 20000}) | RAY | METRICS  # fmt: skip
 """Every port that anything listens on, those beside the ranges, and some that nothing should use."""
 
@@ -57,8 +57,7 @@ PENSTOCK = ("api", *GROUPS)
 OWN = (*PENSTOCK, "redis", "test", "uninstall")
 REACHED_BY_ADDRESS = ("foreign", "stranger", "another release", "prometheus", "grafana", "operator", "ingress", "dns",
                       "kubernetes", "internet", "hub")  # fmt: skip
-"""What 0.0.0.0/0 is, besides the release's own pods."""
-LINK_LOCAL = ("node's dns", "metadata")
+"""What 0.0.0.0/0 is, besides the release's own pods; a cloud's metadata service is always left out."""
 
 Arrows = dict[tuple[str, str], frozenset[int]]
 
@@ -79,7 +78,7 @@ def fan(sources: tuple[str, ...], destinations: tuple[str, ...], *ports: int) ->
 
 ALWAYS = joined(
     fan(("head",), ROLES, *RAY),
-    fan(ROLES, ("head",), *RAY),
+    fan(ROLES, ("head",), GCS, *RAY),
     fan(("rollout", "learner"), ("rollout", "learner"), *PROBED),
     fan((*PENSTOCK, "test", "uninstall"), ("dns", "node's dns"), DNS),
     fan(("test", "prometheus"), ("api",), API),
@@ -89,13 +88,13 @@ ALWAYS = joined(
 OWN_REDIS = fan(PENSTOCK, ("redis",), REDIS)
 
 
-def by_address(sources: tuple[str, ...], *ports: int, link_local: bool = False) -> Arrows:
+def by_address(sources: tuple[str, ...], *ports: int) -> Arrows:
     """What is let out to any address; the release's own pods have addresses too, but let nobody in by them."""
-    return fan(sources, (*REACHED_BY_ADDRESS, *OWN, *(LINK_LOCAL if link_local else ())), *ports)
+    return fan(sources, (*REACHED_BY_ADDRESS, *OWN), *ports)
 
 
-ANYWHERE = by_address(("head", "uninstall"), HTTPS, API_SERVER, link_local=True)
-"""The chart cannot know the API server's address; networkPolicy.kubernetesApi.cidrs narrows it."""
+ANYWHERE = by_address(("head", "uninstall"), HTTPS, API_SERVER)
+"""The chart cannot know the API server's address; networkPolicy.kubernetesApi.peers narrows it."""
 
 EXPECTED: list[tuple[Case, Arrows, Arrows]] = [
     (DEFAULTS, joined(ALWAYS, OWN_REDIS), ANYWHERE),
