@@ -2,6 +2,7 @@
 {{- /* (dict "root" $ "role" "rollout" "of" .Values.rollout): the pod template of a group. */ -}}
 {{- $root := .root -}}
 {{- $gpus := int .of.gpus -}}
+{{- $files := has .role (include "penstock.storage.roles" $root | fromJsonArray) -}}
 {{- $more := deepCopy .of.extraResources -}}
 {{- if $gpus }}{{- $_ := set $more $root.Values.ray.gpuResource (toString $gpus) }}{{- end -}}
 metadata:
@@ -10,8 +11,10 @@ metadata:
     {{- if include "penstock.storage.shared" . }}
     penstock.dev/shares-volume: {{ include "penstock.fullname" $root }}
     {{- end }}
+    {{- if $files }}
     {{- with $root.Values.serviceAccount.podLabels }}
     {{- toYaml . | nindent 4 }}
+    {{- end }}
     {{- end }}
   annotations:
     # No checksum of the bounds: they are read anew at each use.
@@ -22,7 +25,7 @@ metadata:
 spec:
   # What autoscaler v2 demands: it replaces pods, and a restarted container would keep the dead node's name.
   restartPolicy: Never
-  serviceAccountName: {{ include "penstock.fullname" $root }}{{ eq .role "head" | ternary "-head" "" }}
+  serviceAccountName: {{ include "penstock.fullname" $root }}{{ eq .role "head" | ternary "-head" ($files | ternary "-files" "") }}
   automountServiceAccountToken: false
   enableServiceLinks: false
   terminationGracePeriodSeconds: 90
