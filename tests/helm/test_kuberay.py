@@ -100,7 +100,7 @@ def test_ray_reaches_the_same_redis_with_its_own_user() -> None:
                for case in (DEFAULTS, EXTERNAL_REDIS_TLS, SENTINELS)}  # fmt: skip
     assert address[DEFAULTS.name] == f"redis://{FULLNAME}-redis:6379"
     assert address[EXTERNAL_REDIS_TLS.name] == "rediss://redis.data:6380"
-    assert address[SENTINELS.name] == "rediss://redis-primary.data:6380", "Ray knows no Sentinels"
+    assert address[SENTINELS.name] == "rediss://redis-primary.data:6380"
 
 
 def test_penstocks_redis_address_is_the_agreed_one() -> None:
