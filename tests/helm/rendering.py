@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "penstock"
 RELEASE, NAMESPACE = "demo", "training"
 FULLNAME = f"{RELEASE}-penstock"
-OLDEST, NEWEST = "1.27.0", "1.34.0"
+OLDEST, NEWEST = "1.27.0", "1.35.0"
+"""Those that Chart.yaml accepts."""
 COMPONENT = "app.kubernetes.io/component"
 RAY_API = ("ray.io/v1", "ray.io/v1/RayCluster")
 PROMETHEUS_API = tuple(
