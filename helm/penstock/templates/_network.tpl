@@ -76,7 +76,7 @@
 - to:
     {{- toYaml .Values.networkPolicy.objectStore.peers | nindent 4 }}
   ports:
-    {{- include "penstock.net.ports" (dict "ports" .Values.networkPolicy.objectStore.ports) | nindent 4 }}
+    {{- include "penstock.net.ports" (dict "ports" (include "penstock.storage.ports" . | fromJsonArray)) | nindent 4 }}
 {{- end }}
 {{- end }}
 

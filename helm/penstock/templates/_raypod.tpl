@@ -19,6 +19,9 @@ metadata:
   annotations:
     # No checksum of the bounds: they are read anew at each use.
     checksum/redis-auth: {{ include "penstock.redis.checksum" $root }}
+    {{- if and $files (eq $root.Values.storage.kind "s3") $root.Values.storage.s3.existingSecret }}
+    checksum/store-auth: {{ include "penstock.storage.checksum" $root }}
+    {{- end }}
     {{- with .of.annotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

@@ -69,6 +69,18 @@
 {{- end }}
 {{- end }}
 
+{{- define "penstock.storage.checksum" -}}
+{{- /* Credentials are variables, and so read once, at the start. */ -}}
+{{ get (lookup "v1" "Secret" .Release.Namespace .Values.storage.s3.existingSecret | default dict) "data" | toJson | sha256sum }}
+{{- end }}
+
+{{- define "penstock.storage.ports" -}}
+{{- /* Ports for the NetworkPolicy, as JSON: as given, else the endpoint's. */ -}}
+{{- $url := urlParse .Values.storage.s3.endpoint -}}
+{{- $port := regexFind "[0-9]+$" (regexFind ":[0-9]+$" $url.host) | default (eq $url.scheme "http" | ternary "80" "443") -}}
+{{ .Values.networkPolicy.objectStore.ports | default (list (int $port)) | toJson }}
+{{- end }}
+
 {{- define "penstock.storage.affinity" -}}
 {{- /* (dict "root" $ "role" "cpu" "of" .Values.cpu): the group's affinity, and the shared node, as JSON. */ -}}
 {{- $affinity := deepCopy (.of.affinity | default dict) -}}

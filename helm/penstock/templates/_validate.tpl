@@ -57,6 +57,9 @@
 {{- define "penstock.validate.redis" -}}
 {{- $faults := list -}}
 {{- $external := .Values.redis.external -}}
+{{- if not (or $external.enabled .Values.redis.image.tag .Values.redis.image.digest) -}}
+{{- $faults = append $faults "redis.image.tag = \"\": a tag is required, or redis.image.digest" -}}
+{{- end -}}
 {{- if $external.enabled -}}
 {{- if not .Values.redis.existingSecret -}}
 {{- $faults = append $faults "redis.existingSecret = \"\": with redis.external.enabled a Secret with the keys penstock-password and ray-password is required" -}}
