@@ -42,9 +42,9 @@ from tests.helm.rendering import (
 
 
 def against(folder: Path, case: Case, *objects: Document, without: tuple[str, ...] = ()) -> Rendering:
-    """What an upgrade renders over a cluster that holds `objects`: with `lookup` finding them."""
+    """What an upgrade renders over a cluster that holds `objects`: `lookup` finds them, and only its APIs are there."""
     with kube_api(folder, objects, without) as config:
-        arguments = ("--is-upgrade", "--dry-run=server", "--disable-openapi-validation", "--kubeconfig", str(config))
+        arguments = ("--is-upgrade", "--validate", "--dry-run=server", "--disable-openapi-validation", "--kubeconfig", str(config))
         return parse(template(case, *arguments))
 
 
