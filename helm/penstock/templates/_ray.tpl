@@ -42,12 +42,17 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
 {{- end }}
 {{- end }}
 {{ include "penstock.storage.env" . }}
+{{- /* A name twice would be an error of server-side apply: the group's wins, then Ray's, then these. */ -}}
+{{- $own := dict -}}
+{{- range concat .root.Values.ray.env .of.env -}}{{- $_ := set $own .name . -}}{{- end -}}
 {{- range $name, $folder := dict "XDG_CACHE_HOME" "cache" "XDG_CONFIG_HOME" "config" "TORCH_EXTENSIONS_DIR" "torch-extensions" "TORCHINDUCTOR_CACHE_DIR" "torchinductor" "TRITON_CACHE_DIR" "triton" "CUDA_CACHE_PATH" "cuda" "NUMBA_CACHE_DIR" "numba" "MPLCONFIGDIR" "matplotlib" "HF_HOME" "huggingface" "VLLM_CACHE_ROOT" "vllm" "VLLM_CONFIG_ROOT" "vllm-config" }}
+{{- if not (hasKey $own $name) }}
 - name: {{ $name }}
   value: /tmp/{{ $folder }}
 {{- end }}
-{{- with concat .root.Values.ray.env .of.env }}
-{{ toYaml . }}
+{{- end }}
+{{- range $own }}
+- {{ toYaml . | nindent 2 | trim }}
 {{- end }}
 {{- end }}
 

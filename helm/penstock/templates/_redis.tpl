@@ -24,7 +24,7 @@ redis://{{ include "penstock.fullname" . }}-redis:6379/0
 {{- if not $external.enabled -}}
 redis://{{ include "penstock.fullname" . }}-redis:6379
 {{- else -}}
-{{ $external.tls | ternary "rediss" "redis" }}://{{ $external.rayAddress | default (first (concat $external.sentinel.addresses (list $external.address))) }}
+{{ $external.tls | ternary "rediss" "redis" }}://{{ $external.rayAddress | default $external.address }}
 {{- end -}}
 {{- end }}
 

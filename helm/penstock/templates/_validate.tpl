@@ -48,6 +48,18 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- range $path, $env := dict "api.env" .Values.api.env "ray.env" .Values.ray.env "head.env" .Values.head.env "cpu.env" .Values.cpu.env "verifier.env" .Values.verifier.env "rollout.env" .Values.rollout.env "learner.env" .Values.learner.env -}}
+{{- range $at, $one := $env -}}
+{{- if regexMatch "^(PENSTOCK_|KUBERAY_|REDIS_|RAY_(AUTH|REDIS|ADDRESS|CLUSTER|CLOUD|NODE_TYPE|external)|HOME$|AWS_(REGION|ENDPOINT_URL|ACCESS_KEY_ID|SECRET_ACCESS_KEY)$)" $one.name -}}
+{{- $faults = append $faults (printf "%s[%d].name = %q: the chart or KubeRay sets it; other names are accepted" $path $at $one.name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $label, $_ := .Values.commonLabels -}}
+{{- if regexMatch "^(app[.]kubernetes[.]io|helm[.]sh|ray[.]io|penstock[.]dev)/" $label -}}
+{{- $faults = append $faults (printf "commonLabels: %q is the chart's or KubeRay's own; labels with other prefixes are accepted" $label) -}}
+{{- end -}}
+{{- end -}}
 {{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" (include "penstock.fullname" .)) -}}
 {{- $faults = append $faults (printf "release name = %q: KubeRay accepts small letters, digits and '-', a letter first; or set fullnameOverride" .Release.Name) -}}
 {{- end -}}
@@ -69,6 +81,9 @@
 {{- end -}}
 {{- if and $external.sentinel.addresses (empty $external.sentinel.service) -}}
 {{- $faults = append $faults "redis.external.sentinel.service = \"\": the name of the service that the Sentinels watch is required" -}}
+{{- end -}}
+{{- if and $external.sentinel.addresses (empty $external.rayAddress) -}}
+{{- $faults = append $faults "redis.external.rayAddress = \"\": with Sentinels host:port of the primary (a Service that follows it) is required, or of a Sentinel that accepts Ray's user and password" -}}
 {{- end -}}
 {{- if and $external.caSecret (not $external.tls) -}}
 {{- $faults = append $faults (printf "redis.external.caSecret = %q: accepted with redis.external.tls = true only" $external.caSecret) -}}
