@@ -42,7 +42,11 @@ MONITORING: dict[str, Any] = {
     "metrics": {
         "serviceMonitor": {"enabled": True, "interval": "20s", "additionalLabels": {"release": "watch"}},
         "scrapeConfig": {"enabled": True, "interval": "25s", "additionalLabels": {"release": "watch"}},
-        "rules": {"enabled": True, "additionalLabels": {"release": "watch"}, "runbooks": "https://example.org/runbooks"},
+        "rules": {
+            "enabled": True,
+            "additionalLabels": {"release": "watch"},
+            "runbooks": "https://example.org/runbooks",
+        },
         "dashboards": {"enabled": True, "annotations": {"folder": "Penstock"}},
     }
 }
@@ -161,8 +165,8 @@ RDMA = Case(
     {
         "storage": {"claim": {"accessMode": "ReadWriteMany"}},
         **{
-            role: {"extraResources": {"vpc.amazonaws.com/efa": 4}, "addCapabilities": ["IPC_LOCK"], "runtimeClassName": "nvidia",
-                   "env": [{"name": "NCCL_SOCKET_IFNAME", "value": "eth0"}]}
+            role: {"extraResources": {"vpc.amazonaws.com/efa": 4}, "addCapabilities": ["IPC_LOCK"],
+                   "runtimeClassName": "nvidia", "env": [{"name": "NCCL_SOCKET_IFNAME", "value": "eth0"}]}
             for role in ("rollout", "learner")
         },
     },
@@ -171,7 +175,8 @@ EVERYTHING = Case(
     "everything at once",
     merged(merged(MONITORING, INGRESS), {
         **S3, "networkPolicy": {"objectStore": {"ports": [9000]}, "clients": [CONTROLLER]},
-        "imagePullSecrets": [{"name": "own-registry"}], "ray": {"authSecret": "own-ray"}, "commonLabels": {"team": "red"},
+        "imagePullSecrets": [{"name": "own-registry"}], "ray": {"authSecret": "own-ray"},
+        "commonLabels": {"team": "red"},
     }),
     external={
         **PUBLISHED.external, **OBJECT_STORE.external,
@@ -183,5 +188,6 @@ EVERYTHING = Case(
 
 CASES = [
     DEFAULTS, CPU, EXTERNAL_REDIS, EXTERNAL_REDIS_TLS, SENTINELS, OBJECT_STORE, OBJECT_STORE_BY_ROLE, SHARED_CLAIM,
-    NEW_SHARED_CLAIM, EXISTING_SECRETS, MONITORED, PUBLISHED, PLACEMENT, PINNED, SELECTED_PEERS, OPEN_NETWORK, RDMA, EVERYTHING,
+    NEW_SHARED_CLAIM, EXISTING_SECRETS, MONITORED, PUBLISHED, PLACEMENT, PINNED, SELECTED_PEERS, OPEN_NETWORK, RDMA,
+    EVERYTHING,
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Owns a stand-in for the Kubernetes API server: it answers what Helm asks before it renders, from a few stored objects.
+"""Owns a stand-in for the Kubernetes API server: it answers what Helm asks before it renders, from stored objects.
 
 Must not be taken for more: it stores nothing that is sent to it, and validates nothing.
 """
@@ -36,7 +36,11 @@ ROOT_CA: Document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name
 
 
 def _plural(kind: str) -> str:
-    return kind.lower().removesuffix("y") + "ies" if kind.endswith("y") else kind.lower() + ("es" if kind.endswith("s") else "s")
+    return (
+        kind.lower().removesuffix("y") + "ies"
+        if kind.endswith("y")
+        else kind.lower() + ("es" if kind.endswith("s") else "s")
+    )
 
 
 def _resources(version: str) -> Document:

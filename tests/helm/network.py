@@ -78,13 +78,19 @@ def _expression(term: Document, labels: Mapping[str, str]) -> bool:
     return outcomes[term["operator"]]
 
 
-def allowed(policies: Sequence[Policy], source: Endpoint, destination: Endpoint, port: int, protocol: str = "TCP") -> bool:
+def allowed(
+    policies: Sequence[Policy], source: Endpoint, destination: Endpoint, port: int, protocol: str = "TCP"
+) -> bool:
     """Whether `source` may open a connection to `port` of `destination`: it must be let out, and let in."""
     ports = frozenset({port})
-    return bool(let_out(policies, source, destination, ports, protocol) & let_in(policies, source, destination, ports, protocol))
+    return bool(
+        let_out(policies, source, destination, ports, protocol) & let_in(policies, source, destination, ports, protocol)
+    )
 
 
-def let_out(policies: Sequence[Policy], source: Endpoint, destination: Endpoint, ports: Ports, protocol: str = "TCP") -> Ports:
+def let_out(
+    policies: Sequence[Policy], source: Endpoint, destination: Endpoint, ports: Ports, protocol: str = "TCP"
+) -> Ports:
     """Those of `ports` on which the policies of `source` let it go to `destination`.
 
     A pod that no policy of a direction selects is open in that direction; an endpoint outside is never closed.
@@ -92,7 +98,9 @@ def let_out(policies: Sequence[Policy], source: Endpoint, destination: Endpoint,
     return _passing(policies, "Egress", source, destination, destination, ports, protocol)
 
 
-def let_in(policies: Sequence[Policy], source: Endpoint, destination: Endpoint, ports: Ports, protocol: str = "TCP") -> Ports:
+def let_in(
+    policies: Sequence[Policy], source: Endpoint, destination: Endpoint, ports: Ports, protocol: str = "TCP"
+) -> Ports:
     """Those of `ports` on which the policies of `destination` let `source` come."""
     return _passing(policies, "Ingress", destination, source, destination, ports, protocol)
 
@@ -105,7 +113,9 @@ def _passing(policies: Sequence[Policy], direction: Direction, held: Endpoint, p
     for policy in closing:
         for rule in policy.spec.get(direction.lower()) or []:
             if _peer_fits(rule.get(side), peer, policy.namespace):
-                passing |= frozenset(port for port in ports if _port_fits(rule.get("ports"), destination, port, protocol))
+                passing |= frozenset(
+                    port for port in ports if _port_fits(rule.get("ports"), destination, port, protocol)
+                )
     return passing
 
 

@@ -16,7 +16,7 @@ KEYED = ("Secret", "ConfigMap")
 
 @dataclass(frozen=True)
 class Reference:
-    """One object named by another; `key` is what is wanted of a Secret or ConfigMap, empty for the object as a whole."""
+    """One object named by another; `key` is what is wanted of a Secret or ConfigMap, empty for the whole object."""
 
     kind: str
     name: str
@@ -104,7 +104,7 @@ _FIELDS: dict[str, Callable[[Any], _Found]] = {
     "credentials": _key_ref("Secret"),
     "roleRef": lambda value: iter([(value["kind"], value["name"], "")]),
 }
-"""Field -> what it names; the names of these fields mean the same wherever they occur in the kinds that a chart renders."""
+"""Field -> what it names; these fields mean the same wherever they occur in the kinds that a chart renders."""
 
 _DATA = frozenset({"data", "stringData", "binaryData", "labels", "annotations", "matchLabels"})
 """Fields whose keys are the user's own."""

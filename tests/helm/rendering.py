@@ -1,4 +1,4 @@
-"""Owns what `helm template` makes of the chart: one rendering per values case, parsed once, with its pods as KubeRay runs them.
+"""Owns what `helm template` makes of the chart: each case rendered and parsed once, its pods as KubeRay runs them.
 
 Must not know what the chart should say; that is what the tests beside it are for.
 """

@@ -84,7 +84,10 @@ def _close(node: Any) -> None:
 
 
 def monitoring_errors(document: Document) -> list[str]:
-    """What prometheus-operator's CRD would refuse or not know; its models ignore what they do not name, so it is sought."""
+    """What prometheus-operator's CRD would refuse or not know.
+
+    Its models ignore what they do not name: whatever they lose is sought here.
+    """
     from cloudcoil.models.prometheus_operator import v1, v1alpha1
     from pydantic import ValidationError
 

@@ -53,8 +53,13 @@ def mounted(pod: PodTemplate, path: str) -> str:
 @contextmanager
 def started(container: Container, variables: dict[str, str], port: int, cwd: Path) -> Iterator[subprocess.Popen[str]]:
     """The container's command as a process, at another port."""
-    line = [{"python": sys.executable, "8470": str(port), "0.0.0.0": "127.0.0.1"}.get(word, word) for word in container.command]
-    process = subprocess.Popen(line, env=variables, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    line = [
+        {"python": sys.executable, "8470": str(port), "0.0.0.0": "127.0.0.1"}.get(word, word)
+        for word in container.command
+    ]
+    process = subprocess.Popen(
+        line, env=variables, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     try:
         yield process
     finally:
@@ -77,14 +82,17 @@ def until_ready(process: subprocess.Popen[str], address: str) -> None:
 
 async def test_the_api_pod_answers_its_probes_and_prometheus(tmp_path: Path) -> None:
     pod, port = render(CPU).pod("api"), free_port()
-    probes: dict[str, Any] = {kind: pod.main.document[kind]["httpGet"]["path"] for kind in ("startupProbe", "livenessProbe")}
+    probes: dict[str, Any] = {
+        kind: pod.main.document[kind]["httpGet"]["path"] for kind in ("startupProbe", "livenessProbe")
+    }
     with ValkeyServer(free_port()) as server:
         await let_in(server.port, pod.main.env["PENSTOCK_REDIS_USERNAME"]["value"])
         variables = environment(pod, tmp_path, f"redis://127.0.0.1:{server.port}/0")
         with started(pod.main, variables, port, tmp_path) as process:
             until_ready(process, f"http://127.0.0.1:{port}{pod.main.document['readinessProbe']['httpGet']['path']}")
-            for path in (*probes.values(), "/metrics", "/v1/prometheus/targets"):
-                assert httpx.get(f"http://127.0.0.1:{port}{path}", timeout=5).status_code == 200, path
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=5) as client:
+                for path in (*probes.values(), "/metrics", "/v1/prometheus/targets"):
+                    assert (await client.get(path)).status_code == 200, path
 
 
 async def let_in(port: int, user: str) -> None:

@@ -25,6 +25,7 @@ def arguments(settings: Set) -> list[str]:
     return found
 
 
+EXTERNAL: Set = ("redis.external.enabled=true", "redis.existingSecret=s")
 REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     # Numbers and their ranges.
     (("rollout.maxReplicas=-1",), ("rollout.maxReplicas", "greater than or equal to 1")),
@@ -63,12 +64,13 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     (("image.gpu.digest=sha256:abc",), ("image.gpu.digest", "sha256")),
     (("image.pullPolicy=Sometimes",), ("image.pullPolicy", "IfNotPresent")),
     # Redis.
-    (("redis.external.enabled=true", "redis.external.address=r:6379"), ("redis.existingSecret", "penstock-password", "ray-password")),
-    (("redis.external.enabled=true", "redis.existingSecret=s"), ("redis.external.address", "host:port")),
-    (("redis.external.enabled=true", "redis.existingSecret=s", "redis.external.address=no-port"), ("redis.external.address", "pattern")),
-    (("redis.external.enabled=true", "redis.existingSecret=s", "redis.external.sentinel.addresses={a:26379}",
-      "redis.external.rayAddress=r:6379"), ("redis.external.sentinel.service",)),
-    (("redis.external.enabled=true", "redis.existingSecret=s", "redis.external.address=r:6379", "redis.external.caSecret=ca"),
+    (("redis.external.enabled=true", "redis.external.address=r:6379"),
+     ("redis.existingSecret", "penstock-password", "ray-password")),
+    (EXTERNAL, ("redis.external.address", "host:port")),
+    ((*EXTERNAL, "redis.external.address=no-port"), ("redis.external.address", "pattern")),
+    ((*EXTERNAL, "redis.external.sentinel.addresses={a:26379}", "redis.external.rayAddress=r:6379"),
+     ("redis.external.sentinel.service",)),
+    ((*EXTERNAL, "redis.external.address=r:6379", "redis.external.caSecret=ca"),
      ("redis.external.caSecret", "redis.external.tls")),
     (("redis.external.address=redis://user:password@host:6379",), ("redis.external.address",)),
     # Storage.
@@ -78,7 +80,8 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     (("storage.kind=s3", "storage.s3.url=https://bucket.example"), ("storage.s3.url", "pattern")),
     (("storage.claim.accessMode=ReadWriteOften",), ("storage.claim.accessMode", "ReadWriteMany")),
     (("storage.claim.sameNode=false",), ("storage.claim.sameNode", "ReadWriteMany", "storage.kind")),
-    (("rollout.nodeSelector.pool=a", "learner.nodeSelector.pool=b"), ("nodeSelector", "ReadWriteOnce", "ReadWriteMany")),
+    (("rollout.nodeSelector.pool=a", "learner.nodeSelector.pool=b"),
+     ("nodeSelector", "ReadWriteOnce", "ReadWriteMany")),
     # The API.
     (("api.ingress.enabled=true", "json:networkPolicy.clients=[{\"podSelector\":{}}]"), ("api.ingress.host",)),
     (("api.ingress.enabled=true", "api.ingress.host=a.example"), ("networkPolicy.clients", "Ingress controller")),
@@ -111,7 +114,9 @@ def test_a_wrong_value_is_refused_with_its_path_and_what_is_accepted(settings: S
     assert "runtime error" not in message
 
 
-@pytest.mark.parametrize("settings", [("rollout.maxReplicas=-1",), ("rolout.maxReplicas=2",), ("image.cpu.tag=latest",)])
+@pytest.mark.parametrize(
+    "settings", [("rollout.maxReplicas=-1",), ("rolout.maxReplicas=2",), ("image.cpu.tag=latest",)]
+)
 def test_lint_refuses_it_too(settings: Set) -> None:
     with pytest.raises(HelmError, match="schema"):
         helm("lint", "--strict", str(CHART), *arguments(settings))
@@ -150,14 +155,16 @@ def test_values_at_the_edge_of_what_is_accepted_pass(values: dict[str, Any]) -> 
     assert template(DEFAULTS.but(values))
 
 
-@pytest.mark.parametrize(("values", "component"), [({"redis": {"minAvailable": None}}, "redis"), ({"learner": {"minAvailable": None}}, "learner"),
-                                                    ({"api": {"maxUnavailable": None}}, "api")])  # fmt: skip
-def test_null_removes_a_disruption_budget(values: dict[str, Any], component: str) -> None:
+@pytest.mark.parametrize("component", ["api", "redis", *GROUPS])
+def test_null_removes_a_disruption_budget(component: str) -> None:
+    values = {component: {"maxUnavailable" if component == "api" else "minAvailable": None}}
     assert render(DEFAULTS).has("PodDisruptionBudget", component)
     assert not render(DEFAULTS.but(values)).has("PodDisruptionBudget", component)
 
 
-@pytest.mark.parametrize(("version", "accepted"), [("1.26.9", False), ("1.27.0", True), ("1.34.2", True), ("v1.30.1-gke.100", True)])
+@pytest.mark.parametrize(
+    ("version", "accepted"), [("1.26.9", False), ("1.27.0", True), ("1.34.2", True), ("v1.30.1-gke.100", True)]
+)
 def test_only_supported_versions_of_kubernetes_are_accepted(version: str, accepted: bool) -> None:
     run = ("template", "demo", str(CHART), "--namespace", NAMESPACE, "--kube-version", version)
     if accepted:

@@ -34,7 +34,11 @@ def module_of(command: tuple[str, ...]) -> str:
     return command[2] if command[:2] == ("python", "-m") else ""
 
 
-ALL = {line: found for case in (DEFAULTS, CPU, EVERYTHING) for line, found in commands(case).items()} if CHART.is_dir() else {}
+ALL = (
+    {line: found for case in (DEFAULTS, CPU, EVERYTHING) for line, found in commands(case).items()}
+    if CHART.is_dir()
+    else {}
+)
 PYTHON = sorted(line for line in ALL if module_of(line))
 
 
@@ -90,7 +94,9 @@ def test_scripts_inside_arguments_are_lawful_shell() -> None:
         for container in pod.containers:
             line = container.command
             if line[:2] == ["sh", "-c"]:
-                done = subprocess.run(["sh", "-n"], input=line[2], capture_output=True, text=True, timeout=10, check=False)
+                done = subprocess.run(
+                    ["sh", "-n"], input=line[2], capture_output=True, text=True, timeout=10, check=False
+                )
                 assert done.returncode == 0, (pod, done.stderr)
 
 
@@ -114,7 +120,12 @@ def test_rays_start_knows_every_parameter_of_the_groups() -> None:
                           timeout=HELP_S, check=True)  # fmt: skip
     cluster = render(DEFAULTS).cluster
     groups = [cluster.at("spec", "headGroupSpec"), *cluster.at("spec", "workerGroupSpecs")]
-    unknown = {name for group in groups for name in group["rayStartParams"] if f"--{name} " not in done.stdout.replace("=", " ")}
+    unknown = {
+        name
+        for group in groups
+        for name in group["rayStartParams"]
+        if f"--{name} " not in done.stdout.replace("=", " ")
+    }
     assert unknown - {"disable-usage-stats"} == set()
 
 

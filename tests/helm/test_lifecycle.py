@@ -1,4 +1,4 @@
-"""Owns the test of install, upgrade, `helm test` and uninstall: by order of objects, by hooks, by what an upgrade keeps.
+"""Owns the test of install, upgrade, `helm test` and uninstall: order of objects, hooks, what an upgrade keeps.
 
 Must not check what pods do when they end; their own tests do.
 """
@@ -44,7 +44,14 @@ from tests.helm.rendering import (
 def against(folder: Path, case: Case, *objects: Document, without: tuple[str, ...] = ()) -> Rendering:
     """What an upgrade renders over a cluster that holds `objects`: `lookup` finds them, and only its APIs are there."""
     with kube_api(folder, objects, without) as config:
-        arguments = ("--is-upgrade", "--validate", "--dry-run=server", "--disable-openapi-validation", "--kubeconfig", str(config))
+        arguments = (
+            "--is-upgrade",
+            "--validate",
+            "--dry-run=server",
+            "--disable-openapi-validation",
+            "--kubeconfig",
+            str(config),
+        )
         return parse(template(case, *arguments))
 
 
@@ -67,8 +74,15 @@ def live_cluster(**counts: int) -> Document:
 def test_an_upgrade_keeps_the_counts_that_the_controller_wrote(tmp_path: Path) -> None:
     live = live_cluster(**{"rollout-gpu": 3, "learner-gpu": 1, "verifier": 2})
     rendering = against(tmp_path, DEFAULTS, live)
-    assert {role: rendering.group(role)["replicas"] for role in ROLES} == {"cpu": 1, "verifier": 2, "rollout": 3, "learner": 1}
-    assert rendering.group("rollout")["scaleStrategy"]["workersToDelete"] == ["rollout-gpu-pod-1"], "a pod meant to go would stay"
+    assert {role: rendering.group(role)["replicas"] for role in ROLES} == {
+        "cpu": 1,
+        "verifier": 2,
+        "rollout": 3,
+        "learner": 1,
+    }
+    assert rendering.group("rollout")["scaleStrategy"]["workersToDelete"] == ["rollout-gpu-pod-1"], (
+        "a pod meant to go would stay"
+    )
 
 
 def test_a_lower_bound_ends_no_replica_that_runs(tmp_path: Path) -> None:
@@ -105,7 +119,9 @@ def of_cluster(case: Case) -> list[Document]:
             for (kind, name), keys in case.external.items()]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [one for one in CASES if "PriorityClass" not in {kind for kind, _ in one.external}], ids=str)
+@pytest.mark.parametrize(
+    "case", [one for one in CASES if "PriorityClass" not in {kind for kind, _ in one.external}], ids=str
+)
 def test_a_cluster_that_has_what_a_case_names_is_accepted(tmp_path: Path, case: Case) -> None:
     assert against(tmp_path, case, *of_cluster(case)).cluster
 
@@ -140,7 +156,9 @@ CONFIGURATION: list[tuple[str, dict[str, Any], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("values", "replaced"), [one[1:] for one in CONFIGURATION], ids=[one[0] for one in CONFIGURATION])
+@pytest.mark.parametrize(
+    ("values", "replaced"), [one[1:] for one in CONFIGURATION], ids=[one[0] for one in CONFIGURATION]
+)
 def test_a_change_replaces_exactly_the_pods_it_concerns(values: dict[str, Any], replaced: set[str]) -> None:
     before, after = render(EXISTING_SECRETS), render(EXISTING_SECRETS.but(values))
     changed = {pod.component for pod in before.lasting_pods if after.pod(pod.component).document != pod.document}
@@ -153,7 +171,10 @@ def test_what_a_config_map_says_is_in_the_checksum_of_the_pods_that_read_it_once
     for pod in rendering.lasting_pods:
         mounted = {volume["configMap"]["name"] for volume in pod.volumes.values() if "configMap" in volume}
         for name in mounted - {f"{FULLNAME}-bounds"}:
-            assert any(re.fullmatch("[0-9a-f]{64}", value) for value in checksums(pod.annotations).values()), (pod, name)
+            assert any(re.fullmatch("[0-9a-f]{64}", value) for value in checksums(pod.annotations).values()), (
+                pod,
+                name,
+            )
         assert not any("bounds" in one for one in pod.annotations), pod
 
 
@@ -223,7 +244,10 @@ def test_a_missing_custom_resource_definition_is_one_clear_message(tmp_path: Pat
     assert "KubeRay is missing" in str(refused.value)
 
 
-@pytest.mark.parametrize(("part", "kind"), [("serviceMonitor", "ServiceMonitor"), ("scrapeConfig", "ScrapeConfig"), ("rules", "PrometheusRule")])
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [("serviceMonitor", "ServiceMonitor"), ("scrapeConfig", "ScrapeConfig"), ("rules", "PrometheusRule")],
+)
 def test_missing_prometheus_definitions_are_one_clear_message(tmp_path: Path, part: str, kind: str) -> None:
     case = DEFAULTS.but({"metrics": {part: {"enabled": True}}})
     with pytest.raises(HelmError) as refused:
@@ -246,7 +270,9 @@ def test_missing_prometheus_definitions_are_one_clear_message(tmp_path: Path, pa
         (SHARED_CLAIM, "storage.claim.existingClaim", "own-claim", ()),
     ],
 )
-def test_a_missing_object_is_one_clear_message(tmp_path: Path, case: Case, path: str, name: str, keys: tuple[str, ...]) -> None:
+def test_a_missing_object_is_one_clear_message(
+    tmp_path: Path, case: Case, path: str, name: str, keys: tuple[str, ...]
+) -> None:
     others = [one for one in of_cluster(case) if one["metadata"]["name"] != name]
     with pytest.raises(HelmError) as refused:
         against(tmp_path, case, *others)
@@ -257,7 +283,12 @@ def test_a_missing_object_is_one_clear_message(tmp_path: Path, case: Case, path:
 
 
 def test_an_existing_secret_that_lacks_a_key_is_one_clear_message(tmp_path: Path) -> None:
-    half = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "own-redis"}, "data": {"penstock-password": "eA=="}}
+    half = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "own-redis"},
+        "data": {"penstock-password": "eA=="},
+    }
     with pytest.raises(HelmError, match="ray-password"):
         against(tmp_path, EXTERNAL_REDIS, half)
 

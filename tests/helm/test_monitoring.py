@@ -47,7 +47,12 @@ def without_links(groups: list[Document]) -> Any:
 @pytest.mark.parametrize("base", ["https://example.org/runbooks", "https://example.org/a/b"])
 def test_every_alert_links_to_its_own_runbook(base: str) -> None:
     rendering = render(MONITORED.but({"metrics": {"rules": {"runbooks": base}}}))
-    alerts = [rule for one in rendering.all("PrometheusRule") for rule in rules_of(one.at("spec", "groups")) if "alert" in rule]
+    alerts = [
+        rule
+        for one in rendering.all("PrometheusRule")
+        for rule in rules_of(one.at("spec", "groups"))
+        if "alert" in rule
+    ]
     assert alerts
     for rule in alerts:
         assert rule["annotations"]["runbook_url"] == f"{base}/{rule['alert']}.md"
@@ -88,7 +93,12 @@ def test_nothing_needs_prometheus_operator_unless_enabled(case: Case) -> None:
 
 @pytest.mark.parametrize("part", ["serviceMonitor", "scrapeConfig", "rules", "dashboards"])
 def test_each_part_is_enabled_alone(part: str) -> None:
-    kinds = {"serviceMonitor": "ServiceMonitor", "scrapeConfig": "ScrapeConfig", "rules": "PrometheusRule", "dashboards": "ConfigMap"}
+    kinds = {
+        "serviceMonitor": "ServiceMonitor",
+        "scrapeConfig": "ScrapeConfig",
+        "rules": "PrometheusRule",
+        "dashboards": "ConfigMap",
+    }
     rendering = render(DEFAULTS.but({"metrics": {part: {"enabled": True}}}))
     added = {str(one) for one in rendering.manifests} - {str(one) for one in render(DEFAULTS).manifests}
     assert added

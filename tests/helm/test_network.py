@@ -29,9 +29,9 @@ DNS, HTTPS, API_SERVER, REDIS, GCS, DASHBOARD, API, NODE, FREE = 53, 443, 6443, 
 STORE, REDIS_TLS = 9000, 6380
 RAY = frozenset({8076, 8077, 8078, 8079, 52365, 10002, 19999})
 METRICS = frozenset({9400, 9499})
-PROBED = frozenset({DNS, GCS, HTTPS, API_SERVER, REDIS, REDIS_TLS, DASHBOARD, API, NODE, FREE, STORE, 22, 8080, 9399, 9500,
-                    10001, 20000}) | RAY | METRICS  # fmt: skip
-"""Every port that anything listens on, those beside the ranges, and some that nothing should use."""
+PROBED = frozenset({DNS, GCS, HTTPS, API_SERVER, REDIS, REDIS_TLS, DASHBOARD, API, NODE, FREE, STORE, 22, 8080, 9399,
+                    9500, 10001, 20000}) | RAY | METRICS  # fmt: skip
+"""Every port that anything listens on, those beside the ranges, and some that nothing uses."""
 
 OTHERS = {
     one.name: one
@@ -54,6 +54,7 @@ OTHERS = {
     )
 }  # fmt: skip
 PENSTOCK = ("api", *GROUPS)
+KEEPING_FILES = ("head", "cpu", "rollout", "learner")
 OWN = (*PENSTOCK, "redis", "test", "uninstall")
 REACHED_BY_ADDRESS = ("foreign", "stranger", "another release", "prometheus", "grafana", "operator", "ingress", "dns",
                       "kubernetes", "internet", "hub")  # fmt: skip
@@ -84,7 +85,7 @@ ALWAYS = joined(
     fan(("test", "prometheus"), ("api",), API),
     fan(("prometheus",), GROUPS, *METRICS),
 )
-"""Ray's star around the head, weights between learner and rollout, metrics, names. Nothing leads from verifier to other workers."""
+"""Ray's star around the head, weights between learner and rollout, metrics, names; nothing from verifier to worker."""
 OWN_REDIS = fan(PENSTOCK, ("redis",), REDIS)
 
 
@@ -100,7 +101,7 @@ EXPECTED: list[tuple[Case, Arrows, Arrows]] = [
     (DEFAULTS, joined(ALWAYS, OWN_REDIS), ANYWHERE),
     (CPU, joined(ALWAYS, OWN_REDIS), ANYWHERE),
     (MONITORED, joined(ALWAYS, OWN_REDIS), ANYWHERE),
-    (OBJECT_STORE, joined(ALWAYS, OWN_REDIS), joined(ANYWHERE, by_address(("head", "cpu", "rollout", "learner"), STORE))),
+    (OBJECT_STORE, joined(ALWAYS, OWN_REDIS), joined(ANYWHERE, by_address(KEEPING_FILES, STORE))),
     (EXTERNAL_REDIS_TLS, ALWAYS, joined(ANYWHERE, by_address(PENSTOCK, REDIS_TLS))),
     (SELECTED_PEERS, joined(
         ALWAYS, OWN_REDIS,
@@ -133,8 +134,12 @@ def sides(case: Case, rules: list[Policy], protocol: str = "TCP") -> tuple[Arrow
     """On which ports each pod of the release is let out to anybody, and anybody is let in."""
     there = everybody(case)
     own = [name for name in there if name not in OTHERS]
-    outwards = {(one, other): let_out(rules, there[one], there[other], PROBED, protocol) for one, other in product(own, there)}
-    inwards = {(other, one): let_in(rules, there[other], there[one], PROBED, protocol) for one, other in product(own, there)}
+    outwards = {
+        (one, other): let_out(rules, there[one], there[other], PROBED, protocol) for one, other in product(own, there)
+    }
+    inwards = {
+        (other, one): let_in(rules, there[other], there[one], PROBED, protocol) for one, other in product(own, there)
+    }
     return present(outwards), present(inwards)
 
 
@@ -204,7 +209,12 @@ def test_nobody_outside_reaches_ray_or_redis(case: Case, drawn: Arrows, outwards
 
 def test_the_verifier_reaches_redis_the_head_and_names_alone() -> None:
     found = arrows(DEFAULTS, policies(DEFAULTS))
-    assert {destination for source, destination in found if source == "verifier"} == {"redis", "head", "dns", "node's dns"}
+    assert {destination for source, destination in found if source == "verifier"} == {
+        "redis",
+        "head",
+        "dns",
+        "node's dns",
+    }
     assert {source for source, destination in found if destination == "verifier"} == {"head", "prometheus"}
 
 
@@ -242,12 +252,15 @@ def mutations(rules: list[Policy]) -> Iterator[tuple[str, list[Policy]]]:
                         looser = deepcopy(list(policy.spec[direction]))
                         looser[number].pop(part)
                         yield f"{name}: {direction} {number} without {part}", swapped(rules, index, direction, looser)
-                yield f"{name}: no {direction} {number}", swapped(
-                    rules, index, direction, [one for one in policy.spec[direction] if one is not rule]
+                yield (
+                    f"{name}: no {direction} {number}",
+                    swapped(rules, index, direction, [one for one in policy.spec[direction] if one is not rule]),
                 )
 
 
-def swapped(rules: list[Policy], index: int, direction: str, replaced: list[dict[str, object]], add: bool = False) -> list[Policy]:
+def swapped(
+    rules: list[Policy], index: int, direction: str, replaced: list[dict[str, object]], add: bool = False
+) -> list[Policy]:
     document = deepcopy(dict(rules[index].document))
     document["spec"][direction] = [*(document["spec"].get(direction) or []), *replaced] if add else replaced
     return [*rules[:index], Policy(NAMESPACE, document), *rules[index + 1 :]]

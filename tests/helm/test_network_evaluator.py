@@ -51,7 +51,8 @@ FROM_WEB = {"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}
         ([into_store({"from": [{"namespaceSelector": {"matchLabels": {"team": "blue"}}}]})], THEIRS, False),
         ([into_store({"from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "theirs"}},
                                 "podSelector": {"matchLabels": {"app": "db"}}}]})], THEIRS, False),
-        ([into_store({"from": [{"namespaceSelector": {}}, {"podSelector": {"matchLabels": {"app": "db"}}}]})], THEIRS, True),
+        ([into_store({"from": [{"namespaceSelector": {}}, {"podSelector": {"matchLabels": {"app": "db"}}}]})],
+         THEIRS, True),
         ([into_store({"from": [{"namespaceSelector": {}}]})], OUTSIDE, False),  # selectors name pods alone
         ([into_store({"from": [{"ipBlock": {"cidr": "203.0.113.0/24"}}]})], OUTSIDE, True),
         ([into_store({"from": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["203.0.113.0/24"]}}]})], OUTSIDE, False),
@@ -65,7 +66,8 @@ FROM_WEB = {"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}
         ([into_store(FROM_WEB | {"ports": [{"protocol": "TCP"}]})], WEB, True),
         ([out_of_web()], WEB, False),
         ([out_of_web({"to": [{"podSelector": {"matchLabels": {"app": "store"}}}]})], WEB, True),
-        ([out_of_web({"to": [{"podSelector": {"matchLabels": {"app": "store"}}}]}), DENY_ALL], WEB, False),  # out, not in
+        ([out_of_web({"to": [{"podSelector": {"matchLabels": {"app": "store"}}}]}), DENY_ALL],
+         WEB, False),  # let out, not let in
         ([out_of_web({"to": [{"podSelector": {"matchLabels": {"app": "api"}}}]})], WEB, False),
         ([out_of_web({"to": [{"podSelector": {}}], "ports": [{"port": "redis"}]})], WEB, True),
         ([out_of_web()], THEIRS, True),  # a policy ends at its namespace

@@ -7,7 +7,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helm.cases import CASES, DEFAULTS, DRIVERS, GROUPS, OBJECT_STORE_BY_ROLE, OF_RAY, PLACED, PLACEMENT, RDMA, ROLES
+from tests.helm.cases import (
+    CASES,
+    DEFAULTS,
+    DRIVERS,
+    GROUPS,
+    OBJECT_STORE_BY_ROLE,
+    OF_RAY,
+    PLACED,
+    PLACEMENT,
+    RDMA,
+    ROLES,
+)
 from tests.helm.rendering import Case, render
 
 
@@ -27,7 +38,9 @@ def test_each_component_goes_where_it_is_told(component: str) -> None:
 
 @pytest.mark.parametrize("component", GROUPS)
 def test_variables_and_annotations_go_to_one_group(component: str) -> None:
-    rendering = render(DEFAULTS.but({component: {"env": [{"name": "MARK", "value": "x"}], "annotations": {"mark": "x"}}}))
+    rendering = render(
+        DEFAULTS.but({component: {"env": [{"name": "MARK", "value": "x"}], "annotations": {"mark": "x"}}})
+    )
     assert {pod.component for pod in rendering.lasting_pods if "MARK" in pod.main.env} == {component}
     assert {pod.component for pod in rendering.lasting_pods if "mark" in pod.annotations} == {component}
 

@@ -42,7 +42,11 @@ def target(container: Container, port: str | int) -> int:
 def test_a_service_port_is_a_port_of_its_pods(case: Case) -> None:
     rendering = render(case)
     for service in rendering.all("Service"):
-        pods = [pod for pod in rendering.lasting_pods if matches({"matchLabels": service.at("spec", "selector")}, pod.labels)]
+        pods = [
+            pod
+            for pod in rendering.lasting_pods
+            if matches({"matchLabels": service.at("spec", "selector")}, pod.labels)
+        ]
         for port in service.at("spec", "ports"):
             for pod in pods:
                 target(pod.main, port.get("targetPort", port["port"]))
@@ -60,7 +64,9 @@ def test_every_container_that_lasts_is_probed_in_all_three_ways(case: Case) -> N
             if container.init or container.name in SIDECARS or pod.owner.kind == "Job":
                 continue
             found = probes(container)
-            assert set(found) == {"startupProbe", "readinessProbe", "livenessProbe"}, f"{pod} {container.name}: {set(found)}"
+            assert set(found) == {"startupProbe", "readinessProbe", "livenessProbe"}, (
+                f"{pod} {container.name}: {set(found)}"
+            )
             for probe in found.values():
                 for how in ("httpGet", "tcpSocket"):
                     if how in probe:
@@ -117,13 +123,18 @@ def test_no_two_ports_of_a_pod_collide_and_none_is_a_host_port(case: Case) -> No
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_an_ingress_and_the_monitors_name_ports_that_exist(case: Case) -> None:
     rendering = render(case)
-    services = {one.name: {port.get("name"): port["port"] for port in one.at("spec", "ports")} for one in rendering.all("Service")}
+    services = {
+        one.name: {port.get("name"): port["port"] for port in one.at("spec", "ports")}
+        for one in rendering.all("Service")
+    }
     for ingress in rendering.all("Ingress"):
         for rule in ingress.at("spec", "rules"):
             for path in rule["http"]["paths"]:
                 backend = path["backend"]["service"]
                 ports = services[backend["name"]]
-                assert backend["port"].get("name", "") in ports or backend["port"].get("number") in ports.values(), backend
+                assert backend["port"].get("name", "") in ports or backend["port"].get("number") in ports.values(), (
+                    backend
+                )
     for monitor in rendering.all("ServiceMonitor"):
         chosen = [one for one in rendering.all("Service") if matches(monitor.at("spec", "selector"), one.labels)]
         for endpoint in monitor.at("spec", "endpoints"):
@@ -132,7 +143,11 @@ def test_an_ingress_and_the_monitors_name_ports_that_exist(case: Case) -> None:
     for monitor in rendering.all("PodMonitor"):
         for pod in [pod for pod in rendering.lasting_pods if matches(monitor.at("spec", "selector"), pod.labels)]:
             for endpoint in monitor.at("spec", "podMetricsEndpoints"):
-                assert any(endpoint["port"] in container.ports for container in pod.containers), (monitor, pod, endpoint)
+                assert any(endpoint["port"] in container.ports for container in pod.containers), (
+                    monitor,
+                    pod,
+                    endpoint,
+                )
 
 
 def service_of_host(rendering: Rendering, host: str) -> bool:
@@ -150,7 +165,9 @@ def test_discovery_asks_a_route_of_the_api_for_all_but_the_api_itself(case: Case
             assert service_of_host(render(case), str(address.hostname)), address.hostname
             assert address.path in routes()
         drops = [rule for rule in config.at("spec", "relabelings") if rule["action"] in ("drop", "Drop")]
-        assert any("service" in str(rule["sourceLabels"]) and re.fullmatch(rule["regex"], "api") for rule in drops), drops
+        assert any("service" in str(rule["sourceLabels"]) and re.fullmatch(rule["regex"], "api") for rule in drops), (
+            drops
+        )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

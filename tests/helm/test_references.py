@@ -11,7 +11,6 @@ from tests.helm.cases import CASES, DEFAULTS
 from tests.helm.references import KEYED, Reference, references
 from tests.helm.rendering import Case, Manifest, Rendering, render
 
-
 OF_KUBERNETES = {("ConfigMap", "kube-root-ca.crt"): frozenset({"ca.crt"})}
 """What Kubernetes itself puts into every namespace."""
 
@@ -27,7 +26,9 @@ def provided(case: Case, rendering: Rendering) -> dict[tuple[str, str], frozense
 
 def keys_of(manifest: Manifest) -> frozenset[str]:
     """The keys that a Secret or ConfigMap holds."""
-    return frozenset(key for field in ("data", "stringData", "binaryData") for key in manifest.at(field, default=None) or {})
+    return frozenset(
+        key for field in ("data", "stringData", "binaryData") for key in manifest.at(field, default=None) or {}
+    )
 
 
 def unsatisfied(case: Case, rendering: Rendering) -> list[Reference]:
@@ -72,7 +73,9 @@ def test_what_is_declared_external_is_not_rendered_but_used(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_mount_has_its_volume_and_every_volume_a_mount(case: Case) -> None:
     for pod in render(case).pods:
-        mounted = {mount["name"] for container in pod.containers for mount in container.document.get("volumeMounts", [])}
+        mounted = {
+            mount["name"] for container in pod.containers for mount in container.document.get("volumeMounts", [])
+        }
         claims = {claim["metadata"]["name"] for claim in pod.owner.at("spec", "volumeClaimTemplates", default=[])}
         assert mounted <= set(pod.volumes) | claims, f"{pod}: mounts without a volume"
         assert set(pod.volumes) <= mounted, f"{pod}: volumes that no container mounts"

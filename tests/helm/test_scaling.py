@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.helm.cases import CASES, CPU, DEFAULTS, EXISTING_SECRETS, ROLES
-from tests.helm.rendering import FULLNAME, Case, Document, Rendering, default_values, load_all, merged, render
 from tests.helm.rendering import CHART as CHART_FOLDER
+from tests.helm.rendering import FULLNAME, Case, Document, Rendering, default_values, load_all, merged, render
 
 GROUP_NAMES = {"cpu": ("cpu", "cpu"), "verifier": ("verifier", "verifier"),
                "rollout": ("rollout", "rollout-gpu"), "learner": ("learner", "learner-gpu")}  # fmt: skip
@@ -40,7 +40,10 @@ def test_groups_and_bounds_are_what_the_values_say(case: Case) -> None:
     assert bounds(rendering) == expected
     for role in ROLES:
         group = rendering.group(role)
-        assert (group["minReplicas"], group["maxReplicas"]) == (values[role]["minReplicas"], values[role]["maxReplicas"])
+        assert (group["minReplicas"], group["maxReplicas"]) == (
+            values[role]["minReplicas"],
+            values[role]["maxReplicas"],
+        )
         assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
         assert group["groupName"] == GROUP_NAMES[role][values[role]["gpus"] > 0]
     assert len(rendering.cluster.at("spec", "workerGroupSpecs")) == len(ROLES)

@@ -93,8 +93,8 @@ def test_volumes_written_by_pods_belong_to_their_group(case: Case) -> None:
 
 def token_mounts(pod: PodTemplate) -> dict[str, set[str]]:
     """The containers that see a token of the pod's account, by the way it comes."""
-    projected = {name for name, volume in pod.volumes.items()
-                 if any("serviceAccountToken" in source for source in volume.get("projected", {}).get("sources", []))}  # fmt: skip
+    sources = {name: volume.get("projected", {}).get("sources", []) for name, volume in pod.volumes.items()}
+    projected = {name for name, found in sources.items() if any("serviceAccountToken" in source for source in found)}
     automatic = pod.spec.get("automountServiceAccountToken", True)
     return {
         "automatic": {container.name for container in pod.containers} if automatic else set(),
@@ -123,7 +123,7 @@ def test_the_autoscalers_token_lies_where_its_client_looks() -> None:
     pod = render(DEFAULTS).pod("head")
     autoscaler = next(one for one in pod.containers if one.name == "autoscaler")
     mount = autoscaler.mounts[ACCOUNT_TOKEN]
-    paths = {entry.get("path") or [item["path"] for item in entry.get("items", [])][0]
+    paths = {entry["path"]
              for source in pod.volumes[mount["name"]]["projected"]["sources"]
              for entry in source.values() if isinstance(entry, dict)
              for entry in ([entry] if "path" in entry else entry["items"])}  # fmt: skip
@@ -143,7 +143,9 @@ def test_roles_are_no_wider_than_their_use(case: Case) -> None:
             assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"]), (role, rule)
 
 
-IMAGE = re.compile(r"(?P<name>[a-z0-9][a-z0-9./_:-]*?)(?::(?P<tag>[\w][\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?")
+IMAGE = re.compile(
+    r"(?P<name>[a-z0-9][a-z0-9./_:-]*?)(?::(?P<tag>[\w][\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -192,4 +194,6 @@ def test_the_groups_with_gpus_ask_for_them_in_whole_and_in_limits() -> None:
         wanted = values[role]["gpus"]
         for kind in ("limits", "requests"):
             assert int(resources[kind].get("nvidia.com/gpu", 0)) == wanted or kind == "requests", (role, resources)
-        assert ("nvidia.com/gpu" in resources["limits"]) == (wanted > 0), "an amount of 0 still wants a node with a driver"
+        assert ("nvidia.com/gpu" in resources["limits"]) == (wanted > 0), (
+            "an amount of 0 still wants a node with a driver"
+        )

@@ -56,7 +56,9 @@ def test_a_disruption_budget_covers_its_component_and_lets_a_node_be_drained(cas
             replicas = pod.owner.at("spec", "replicas")
             if pod.owner.kind in ("Deployment", "StatefulSet") and at_least is not None:
                 # A single one may be held on purpose, until somebody sets its budget to null.
-                assert replicas in (1, *range(at_least + 1, replicas + 1)), f"{budget}: of {replicas} none may be evicted"
+                assert replicas in (1, *range(at_least + 1, replicas + 1)), (
+                    f"{budget}: of {replicas} none may be evicted"
+                )
 
 
 def peers(policy: Manifest) -> Iterator[dict[str, Any]]:
@@ -107,4 +109,6 @@ def test_objects_and_pods_bear_the_release_and_their_component(case: Case) -> No
         assert pod.labels.get(COMPONENT), pod
         # KubeRay's own value would otherwise stand, and selectors on the name would miss Ray's pods.
         assert pod.labels.get(NAME) == "penstock", pod
-        assert pod.owner.kind == "Pod" or "helm.sh/chart" not in pod.labels, f"{pod} would restart with every new chart version"
+        assert pod.owner.kind == "Pod" or "helm.sh/chart" not in pod.labels, (
+            f"{pod} would restart with every new chart version"
+        )

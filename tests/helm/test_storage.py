@@ -21,9 +21,12 @@ from tests.helm.cases import (
     SHARED_CLAIM,
 )
 from tests.helm.quantities import quantity
-from tests.helm.rendering import Case, Container, Document, PodTemplate, default_values, render
+from tests.helm.rendering import HEAD_GROUP, Case, Container, Document, PodTemplate, default_values, render
 
 RUNS = "/var/lib/penstock"
+WRITTEN = ("HOME", "PENSTOCK_RUNS", "TMPDIR", "TORCH_EXTENSIONS_DIR", "HF_HOME", "VLLM_CACHE_ROOT", "RAY_TMPDIR",
+           "TRITON_CACHE_DIR", "XDG_CACHE_HOME")  # fmt: skip
+"""Variables that name folders to write to."""
 WRITABLE = ("emptyDir", "persistentVolumeClaim", "ephemeral")
 
 
@@ -49,10 +52,9 @@ def test_shared_memory_is_what_the_values_say(role: str) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_rays_object_store_fits_into_shared_memory(case: Case) -> None:
     for pod in ray_pods(case):
-        cluster = pod.owner
-        parameters = cluster.at("spec", "headGroupSpec", "rayStartParams") if pod.component == "head" else next(
-            group["rayStartParams"] for group in cluster.at("spec", "workerGroupSpecs") if group["groupName"] == pod.group
-        )  # fmt: skip
+        spec = pod.owner.at("spec")
+        groups = {one["groupName"]: one for one in spec["workerGroupSpecs"]} | {HEAD_GROUP: spec["headGroupSpec"]}
+        parameters = groups[pod.group]["rayStartParams"]
         shared = quantity(pod.volumes[pod.main.mounts["/dev/shm"]["name"]]["emptyDir"]["sizeLimit"])
         assert int(parameters["object-store-memory"]) <= shared, f"{pod}: the raylet would not start"
 
@@ -71,9 +73,7 @@ def on_volume(pod: PodTemplate, container: Container, path: str) -> Document:
 def test_folders_that_variables_name_for_writing_are_writable(case: Case) -> None:
     for pod in render(case).pods:
         for container in pod.containers:
-            folders = {name: entry["value"] for name, entry in container.env.items()
-                       if name in ("HOME", "PENSTOCK_RUNS", "TMPDIR", "TORCH_EXTENSIONS_DIR", "HF_HOME", "VLLM_CACHE_ROOT",
-                                   "RAY_TMPDIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME")}  # fmt: skip
+            folders = {name: entry["value"] for name, entry in container.env.items() if name in WRITTEN}
             for name, folder in folders.items():
                 volume = on_volume(pod, container, folder)
                 assert set(volume) & set(WRITABLE), f"{pod} {container.name} {name}={folder}: {volume}"
@@ -130,14 +130,18 @@ def test_scratch_space_is_a_volume_per_pod_where_a_class_is_given_else_the_nodes
     for case, kind in ((OBJECT_STORE, "emptyDir"), (OBJECT_STORE_BY_ROLE, "ephemeral")):
         pod = render(case).pod("rollout")
         assert kind in on_volume(pod, pod.main, RUNS), case
-    volume = on_volume(render(OBJECT_STORE_BY_ROLE).pod("rollout"), render(OBJECT_STORE_BY_ROLE).pod("rollout").main, RUNS)
+    volume = on_volume(
+        render(OBJECT_STORE_BY_ROLE).pod("rollout"), render(OBJECT_STORE_BY_ROLE).pod("rollout").main, RUNS
+    )
     claim = volume["ephemeral"]["volumeClaimTemplate"]["spec"]
     assert (claim["storageClassName"], claim["resources"]["requests"]["storage"]) == ("fast", "300Gi")
 
 
 def node_bound(pod: PodTemplate) -> list[dict[str, Any]]:
     """The rules that force pods of a release onto one node."""
-    rules: list[dict[str, Any]] = pod.spec.get("affinity", {}).get("podAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", [])
+    rules: list[dict[str, Any]] = (
+        pod.spec.get("affinity", {}).get("podAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", [])
+    )
     return [rule for rule in rules if rule["topologyKey"] == "kubernetes.io/hostname"]
 
 
@@ -169,7 +173,10 @@ def test_data_outlives_the_release_unless_told() -> None:
 
 def test_redis_keeps_its_volume_unless_told() -> None:
     redis = render(DEFAULTS).one("StatefulSet", "redis")
-    assert redis.at("spec", "persistentVolumeClaimRetentionPolicy", default={"whenDeleted": "Retain"})["whenDeleted"] == "Retain"
+    assert (
+        redis.at("spec", "persistentVolumeClaimRetentionPolicy", default={"whenDeleted": "Retain"})["whenDeleted"]
+        == "Retain"
+    )
     dropped = render(DEFAULTS.but({"redis": {"persistence": {"keep": False}}})).one("StatefulSet", "redis")
     assert dropped.at("spec", "persistentVolumeClaimRetentionPolicy", "whenDeleted") == "Delete"
 
