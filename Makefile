@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED := 1
 # Every process of a run imports the same big libraries; without byte code each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check format test-system mutations chaos compare-trl install clean
+.PHONY: demo test check helm format test-system mutations chaos compare-trl install clean
 
 demo: install
 	$(BIN)/penstock demo
@@ -18,11 +18,17 @@ demo: install
 test: check
 	$(BIN)/python -m pytest
 
-check: install
+check: install helm
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The chart's own check; tests/helm asks what its objects mean.
+helm: install
+	$(BIN)/helm lint --strict helm/penstock
+	$(BIN)/helm lint --strict helm/penstock --values helm/penstock/values-cpu.yaml
+	$(BIN)/python -m deploy.chart_readme --check
 
 format: install
 	$(BIN)/ruff check --fix .
