@@ -31,12 +31,16 @@ RENEWED_AFTER = 10_000  # judgements per process: bounds what a leaking library 
 
 @dataclass(frozen=True)
 class Finding:
-    """An outcome with its score; for `unknown` the reason, else the answer that was judged (at most 200 characters)."""
+    """An outcome with its score; for `unknown` the reason, else the answer that was judged (at most 200 characters).
+
+    `fault`: why there is no judgement, one of services.metrics.SANDBOX_FAULTS; empty when there is one.
+    """
 
     outcome: Outcome
     score: float
     reason: str = ""
     answer: str = ""
+    fault: str = ""
 
 
 def _confine(parent: int, libraries: tuple[str, ...]) -> None:
@@ -78,10 +82,10 @@ class Sandbox:
         try:
             judgement: Judgement = await asyncio.wrap_future(future)
         except JudgementTimeoutError:
-            return Finding(Outcome.UNKNOWN, 0.0, f"no judgement within {self._timeout_s:g} s")
+            return Finding(Outcome.UNKNOWN, 0.0, f"no judgement within {self._timeout_s:g} s", fault="timeout")
         except ProcessExpired as error:
-            return Finding(Outcome.UNKNOWN, 0.0, f"the judging process died: {error}")
+            return Finding(Outcome.UNKNOWN, 0.0, f"the judging process died: {error}", fault="died")
         except Exception as error:  # noqa: BLE001 - whatever the verifier raised in its process is its reason
-            return Finding(Outcome.UNKNOWN, 0.0, f"{type(error).__name__}: {error}"[:500])
+            return Finding(Outcome.UNKNOWN, 0.0, f"{type(error).__name__}: {error}"[:500], fault="error")
         outcome = Outcome.CORRECT if judgement.correct else Outcome.WRONG
         return Finding(outcome, judgement.score, answer=bounded(judgement.answer))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 from services.contracts import Cause, Lane, Policy, Release, SamplerSnapshot, SamplerState, Task, Verdict
+from services.metrics import MESSAGES
 from services.sampler.batching import Window, make_batch
 from services.sampler.credit.filtering import KEPT, decide
 from services.sampler.data import Splits
@@ -142,6 +143,7 @@ class SamplingQueue:
         if lost is None or not await self._effects.take_back(lost.step, lost.entry, lost.groups):
             return
         kept = {one: await recall(self._context.redis, self._context.keys, one, KEPT) for one in lost.groups}
+        self._context.journal.count("batch-lost")  # the call has written it down
         self._ledger.taken_back(lost.step, {name: group for name, group in kept.items() if group})
         self._next_step, self._last_step = lost.step, self._recipe.limits.rollout_steps
 
@@ -205,7 +207,9 @@ class SamplingQueue:
             )  # fmt: skip
         except RefusedMessageError as error:
             await self._verdicts.give_up(delivery, str(error), Cause.INVALID)
+            MESSAGES.labels(self._context.keys.run, "train-verdicts", "refused").inc()
             return
+        MESSAGES.labels(self._context.keys.run, "train-verdicts", "recorded").inc()
         if group is not None and decision:
             self._note_decision(verdict.group, group, decision, rest)
 
