@@ -18,7 +18,7 @@ from itertools import product
 from prometheus_client import Counter, Gauge, Histogram, start_http_server
 from prometheus_client.metrics import MetricWrapperBase
 
-from services.contracts import COMMON_PHASES, PHASES, Cause, Lane, Outcome
+from services.contracts import Lane, Outcome
 
 STREAMS = {
     name: tuple(f"{lane.value}-{name}" for lane in Lane) for name in ("tasks", "samples", "verdicts")
@@ -119,7 +119,6 @@ def _of(**values: tuple[str, ...]) -> _Labels:
 
 AT_ZERO: dict[str, tuple[tuple[MetricWrapperBase, _Labels], ...]] = {
     "sampler": (
-        (DEAD_LETTERS, _of(cause=tuple(Cause))),
         (REDELIVERED_MESSAGES, _of(stream=STREAMS["verdicts"])),
         (MESSAGES, _of(stream=STREAMS["verdicts"], result=("recorded", "refused"))),
     ),
@@ -149,8 +148,6 @@ AT_ZERO: dict[str, tuple[tuple[MetricWrapperBase, _Labels], ...]] = {
 
 def expose(run: str, service: str) -> None:
     """Show as 0 what a process of this service may come to count."""
-    for phase in (*COMMON_PHASES, *PHASES.get(service, ())):
-        EVENTS.labels(run, service, phase)
     for family, labels in AT_ZERO.get(service, ()):
         for one in labels:
             family.labels(run=run, **one)

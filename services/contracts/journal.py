@@ -29,8 +29,9 @@ PHASES: dict[str, tuple[str, ...]] = {
         "checkpoint-failed", "exported", "non-finite-gradient", "payload-damaged", "ready", "starting",
         "weight-sync-failed", "weights-late",
     ),
+    "api": ("redriven",),
 }  # fmt: skip
-"""By service: the other words of its events. The gateway serves all runs; its one, `redriven`, is in the log alone."""
+"""By service: the other words of its events."""
 
 
 class Event(Message):

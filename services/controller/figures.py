@@ -1,6 +1,6 @@
 """Owns what the controller shows of runs in the metrics: states, processes and those wanted, numbers of the recipe.
 
-Must not read Redis; whoever has looked hands in what was found.
+Must not act on what it shows.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from services.contracts import ProcessInfo, RunState
-from services.metrics import PROCESSES, REPLICAS_WANTED, RUN_STATE, RUNS, SETTING, expose, forget
+from services.contracts import COMMON_PHASES, PHASES, ProcessInfo, RunState
+from services.metrics import EVENTS, PROCESSES, REPLICAS_WANTED, RUN_STATE, RUNS, SETTING, forget
 from services.settings import Recipe
-from services.streams.records import OWNER, RunRecord
+from services.streams.journal import Journal
+from services.streams.records import RunRecord
 
 ENDED_SHOWN_S = 3600.0
-"""How long a run that has ended shows its state: long enough for an alert to tell of it, and for somebody to read it."""
+"""How long a run that has ended shows its state: long enough for an alert to be sent and read."""
 PROCESS_STATES = ("starting", "joining", "ready", "draining", "poisoned")
 
 
@@ -42,23 +43,44 @@ def _since(record: RunRecord) -> float:
 class RunFigures:
     """What is shown of one run while a keeper carries it; nothing once it is closed."""
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, journal: Journal) -> None:
         self._run = run
+        self._journal = journal
+        self._events_after = "0-0"
 
-    def open(self, recipe: Recipe) -> None:
-        """Show the numbers of the recipe, and no event yet."""
-        expose(self._run, OWNER)
+    async def open(self, recipe: Recipe) -> None:
+        """Show the numbers of the recipe, and how often each event came so far."""
+        # What came before is counted before anything is shown: to a rate, it is none of today's.
+        before = await self._news()
+        for service, phases in PHASES.items():
+            for phase in (*COMMON_PHASES, *phases):
+                EVENTS.labels(self._run, service, phase)
+        self._count(before)
         for name, value in settings_shown(recipe).items():
             SETTING.labels(self._run, name).set(value)
 
-    def show(self, record: RunRecord, processes: Iterable[ProcessInfo]) -> None:
-        """Show the run's live processes, beside how many it wants."""
+    async def show(self, record: RunRecord, processes: Iterable[ProcessInfo]) -> None:
+        """Show the run's live processes beside how many it wants, and what events have come.
+
+        A process that dies tells of it in an event and is not scraped any more, so the controller counts for all.
+        """
+        self._count(await self._news())
         found = Counter((one.service, one.state) for one in processes)
         wanted = replicas_wanted(record)
         for service, count in wanted.items():
             REPLICAS_WANTED.labels(self._run, service).set(count)
             for state in PROCESS_STATES:
                 PROCESSES.labels(self._run, service, state).set(found[service, state])
+
+    async def _news(self) -> Counter[tuple[str, str]]:
+        events = await self._journal.events(self._events_after)
+        self._events_after = events[-1][0] if events else self._events_after
+        return Counter((event.service, event.phase) for _, event in events)
+
+    def _count(self, news: Counter[tuple[str, str]]) -> None:
+        for (service, phase), times in news.items():
+            if phase in COMMON_PHASES or phase in PHASES.get(service, ()):
+                EVENTS.labels(self._run, service, phase).inc(times)
 
     def close(self) -> None:
         """Show nothing more of the run but the state it is in."""

@@ -74,7 +74,7 @@ class RunKeeper:
         self._epoch = 0
         self._keys = RunKeys(run)
         self._journal = Journal(redis, self._keys, OWNER)
-        self._figures = RunFigures(run)
+        self._figures = RunFigures(run, self._journal)
         self._waits = Waits()
         self._asking = Attempts(
             self._journal, self._waits, "look-failed", "the cluster could not be asked for room", "room"
@@ -94,7 +94,7 @@ class RunKeeper:
             id=f"{OWNER}-{uuid.uuid4().hex[:8]}", service=OWNER, run=self._run, host=advertised_host(), pid=os.getpid(),
             metrics="", state="ready", started_at=time.time(),
         )  # fmt: skip
-        self._figures.open((await self._records.get(self._run)).recipe)
+        await self._figures.open((await self._records.get(self._run)).recipe)
         try:
             async with Presence(self._redis, info, self._waits, self._journal):
                 await self._keep()
@@ -196,7 +196,7 @@ class RunKeeper:
         while not await self._fleet_holds_weights():
             owed = await recovery.look(await self._current())
             processes = await live_processes(self._redis, self._run)
-            self._figures.show(await self._current(), processes)
+            await self._figures.show(await self._current(), processes)
             ready = {p.service for p in processes if p.state == "ready"}
             for service in sorted(ready - announced):
                 await self._journal.event("service-ready", service)
@@ -269,7 +269,7 @@ class RunKeeper:
     async def _note_fleet(self, record: RunRecord) -> None:
         """Name the replicas that are wanted and not ready; a paused run wants them too."""
         processes = await live_processes(self._redis, self._run)
-        self._figures.show(record, processes)
+        await self._figures.show(record, processes)
         ready = Counter(one.service for one in processes if one.state == "ready")
         wanted = {"rollout": record.rollout_replicas, "verifier": record.recipe.verifier.replicas}
         lacking = [f"{name} ({ready[name]} of {count} ready)" for name, count in wanted.items() if ready[name] < count]

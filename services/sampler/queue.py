@@ -143,7 +143,6 @@ class SamplingQueue:
         if lost is None or not await self._effects.take_back(lost.step, lost.entry, lost.groups):
             return
         kept = {one: await recall(self._context.redis, self._context.keys, one, KEPT) for one in lost.groups}
-        self._context.journal.count("batch-lost")  # the call has written it down
         self._ledger.taken_back(lost.step, {name: group for name, group in kept.items() if group})
         self._next_step, self._last_step = lost.step, self._recipe.limits.rollout_steps
 

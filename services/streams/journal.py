@@ -9,8 +9,7 @@ import logging
 import time
 from typing import TypeVar
 
-from services.contracts import PHASES, DeadLetter, EvaluationRecord, Event, Message, Policy, StepRecord
-from services.metrics import EVENTS
+from services.contracts import DeadLetter, EvaluationRecord, Event, Message, Policy, StepRecord
 from services.streams.connection import Redis
 from services.streams.keys import RunKeys
 from services.streams.leases import tail_messages
@@ -55,16 +54,10 @@ class Journal:
         self._service = service
 
     async def event(self, phase: str, text: str) -> None:
-        """Write one line for people. `phase` is a word a program may look for; see contracts.PHASES."""
+        """Write one line for people. `phase` is a word a program may look for."""
         log.info("%s: %s", phase, text)
-        self.count(phase)
         event = Event(service=self._service, phase=phase, text=text, at=time.time())
         await note(self._redis, self._keys.events, event, EVENTS_KEPT)
-
-    def count(self, phase: str) -> None:
-        """Count an event in the metrics of this process, which goes with the run; the gateway does not."""
-        if self._service in PHASES:
-            EVENTS.labels(self._keys.run, self._service, phase).inc()
 
     async def evaluation(self, record: EvaluationRecord, role: str, epoch: int) -> None:
         """Write down an evaluation, as the owner of `role`. Raises FencedError."""
