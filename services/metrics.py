@@ -31,7 +31,7 @@ PORTS = "PENSTOCK_METRICS_PORTS"
 # Runs, as the controller sees them.
 RUNS = Gauge("penstock_runs", "Runs by state.", ["state"])
 RUN_STATE = Gauge(
-    "penstock_run_state", "1 for the state that a run is in; an hour longer than it lives.", ["run", "state"]
+    "penstock_run_state", "1 for the state that a run is in; for an hour after its end.", ["run", "state"]
 )
 SETTING = Gauge("penstock_setting", "Numbers of a run's recipe that alerts compare with, by path.", ["run", "name"])
 PROCESSES = Gauge("penstock_processes", "Live processes of a run.", ["run", "service", "state"])
@@ -176,9 +176,7 @@ def metrics_ports() -> range:
     found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
     first, last = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 0 < first <= last < 65536:
-        raise ValueError(
-            f"{PORTS}: {text!r} is not accepted; FIRST-LAST is, from 1-1 to 65535-65535, such as 9400-9499"
-        )
+        raise ValueError(f"{PORTS}: {text!r} is not accepted; FIRST-LAST within 1-65535 is, such as 9400-9499")
     return range(first, last + 1)
 
 

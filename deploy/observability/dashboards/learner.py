@@ -23,7 +23,7 @@ LEARNER = Board(
             Panel("Gradient norm", "Mean norm before clipping (learner.gradient_clip).", step("gradient_norm"), low=0),
             Panel("Learning rate", "Constant after the warm-up in rollout steps.", step("learning_rate"), low=0),
             Panel(
-                "Skipped optimizer steps", "Gradients that were not finite, in 15 minutes; a few in a row fail the run",
+                "Skipped optimizer steps", "Gradients that were not finite, in 15 minutes; in a row they fail it.",
                 {"{{run}}": grown("penstock_skipped_optimizer_steps_total", "run", within="15m")},
                 thresholds={1: "red"}, low=0,
             ),
