@@ -10,13 +10,18 @@ export PYTHONUNBUFFERED := 1
 # Every process of a run imports the same big libraries; without byte code each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check helm format test-system mutations chaos compare-trl install clean
+.PHONY: demo test tools check helm format test-system mutations chaos compare-trl install clean
 
 demo: install
 	$(BIN)/penstock demo
 
-test: check
+test: check tools
 	$(BIN)/python -m pytest
+
+# Prometheus and promtool from PATH, else from Debian's package, without root; where neither is to be had, it says so, and
+# the tests that need them are skipped.
+tools: install
+	$(BIN)/python -m deploy.observability.tools $(VENV)/tools
 
 check: install helm
 	$(BIN)/ruff check .

@@ -34,7 +34,7 @@ from services.contracts import (
     SamplerState,
     StepRecord,
 )
-from services.metrics import POLICY_VERSION, SKIPPED_OPTIMIZER_STEPS, STEP
+from services.metrics import DAMAGED_PAYLOADS, POLICY_VERSION, SKIPPED_OPTIMIZER_STEPS, STEP
 from services.shell import Context
 from services.streams.history import History, LoggedBatch
 from services.streams.records import RunRecords
@@ -68,6 +68,7 @@ class Lead:
         self._committed: StepRecord | None = None
         self._done = False
         self._after = "0-0"
+        self._shown: set[str] = set()
 
     async def run(self) -> None:
         """Take the run up, train until its rollout steps are done, then serve joiners until `stopping`."""
@@ -108,6 +109,8 @@ class Lead:
         records = [one for _, one in await self._context.journal.steps()]
         await self._meanwhile_idle(self._work.forget_after(step, records))
         self._committed = records[-1] if records and records[-1].step == step else None
+        if self._committed:
+            self._show(self._committed)
         await self._checkpointing.list()
         version = await self._history.announce(step, snapshot.digest)
         await self._history.commit_policy(version, step, snapshot.digest)
@@ -246,6 +249,7 @@ class Lead:
         if trained is None:
             raise StoppedError
         if trained.damaged:
+            DAMAGED_PAYLOADS.labels(run=self._context.record.id, service="learner").inc(len(trained.damaged))
             await self._context.journal.event("payload-damaged", f"step {batch.step}: {'; '.join(trained.damaged)}")
         record = _record(batch, trained, self._policy.version, started_at)
         await self._check_gradients(record, trained)
@@ -259,11 +263,19 @@ class Lead:
         self._committed = record
         self._done = batch.last or batch.step >= self._recipe.limits.rollout_steps
         await self._context.presence.update(version=version)
-        for name, value in record.metrics.items():
-            STEP.labels(run=self._context.record.id, name=name).set(value)
+        self._show(record)
         write, what = partial(self._work.archive.write_record, record), f"the record of rollout step {record.step}"
         await self._meanwhile_idle(written(write, what, self._context.waits, self._recipe.limits.stall_timeout_s))
         return record
+
+    def _show(self, record: StepRecord) -> None:
+        """Show a committed step's metrics; what only the step before it had is no longer shown."""
+        run = self._context.record.id
+        for name, value in record.metrics.items():
+            STEP.labels(run=run, name=name).set(value)
+        for name in self._shown - record.metrics.keys():
+            STEP.remove(run, name)
+        self._shown = set(record.metrics)
 
     async def _check_gradients(self, record: StepRecord, trained: Trained) -> None:
         """Report skipped optimizer steps. Raises NonFiniteGradientError after keeping the record as a failure."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.contracts import ProcessInfo
-from services.metrics import serve_metrics
+from services.metrics import expose, forget, serve_metrics
 from services.streams.address import ACCEPTED
 from services.streams.connection import RECONNECT_S, Redis, RedisUnavailableError, connect
 from services.streams.journal import Journal
@@ -83,6 +83,7 @@ async def host_service(
             id=f"{service.name}-{uuid.uuid4().hex[:8]}", service=service.name, run=run, host=host, pid=os.getpid(),
             metrics=f"{host}:{serve_metrics(host)}", workers=workers, started_at=time.time(),
         )  # fmt: skip
+        expose(run, service.name)
         journal, waits = Journal(redis, keys, service.name), Waits()
         async with Presence(redis, info, waits, journal, told) as presence:
             try:
@@ -91,6 +92,7 @@ async def host_service(
                 await journal.event("service-failed", f"{info.id}: {type(error).__name__}: {error}")
                 raise
     finally:
+        forget(run)
         await redis.aclose()
 
 

@@ -30,12 +30,16 @@ class SandboxError(Exception):
 
 @dataclass(frozen=True)
 class Finding:
-    """An outcome with its score; for `unknown` the reason, else the answer that was judged (at most 200 characters)."""
+    """An outcome with its score; for `unknown` the reason, else the answer that was judged (at most 200 characters).
+
+    `fault`: why there is no judgement, one of services.metrics.SANDBOX_FAULTS; empty when there is one.
+    """
 
     outcome: Outcome
     score: float
     reason: str = ""
     answer: str = ""
+    fault: str = ""
 
 
 class Sandbox:
@@ -101,15 +105,15 @@ class Sandbox:
             process.ready(self._start_s)
             reply = process.judge(verifier, text, reference, self._timeout_s)
         except TooLateError as error:
-            return Finding(Outcome.UNKNOWN, 0.0, f"no judgement {error}")
+            return Finding(Outcome.UNKNOWN, 0.0, f"no judgement {error}", fault="timeout")
         except ProcessFailedError as error:
-            return Finding(Outcome.UNKNOWN, 0.0, f"the judging process failed: {error}"[:500])
+            return Finding(Outcome.UNKNOWN, 0.0, f"the judging process failed: {error}"[:500], fault="died")
         except (TypeError, ValueError) as error:  # a reference that is no JSON
-            return Finding(Outcome.UNKNOWN, 0.0, f"{type(error).__name__}: {error}"[:500])
+            return Finding(Outcome.UNKNOWN, 0.0, f"{type(error).__name__}: {error}"[:500], fault="error")
         finally:
             self._idle.put(self._usable(process))
         if reply.correct is None:
-            return Finding(Outcome.UNKNOWN, 0.0, reply.reason)
+            return Finding(Outcome.UNKNOWN, 0.0, reply.reason, fault="error")
         return Finding(Outcome.CORRECT if reply.correct else Outcome.WRONG, reply.score, answer=reply.answer)
 
     def _usable(self, process: JudgingProcess) -> JudgingProcess:

@@ -13,7 +13,7 @@ import logging
 import time
 
 from services.contracts import Cause, Lane, Outcome, Sample, Verdict
-from services.metrics import MESSAGES, VERDICT_SECONDS
+from services.metrics import DAMAGED_PAYLOADS, FAULTS, MESSAGES, VERDICT_SECONDS
 from services.shell import Context
 from services.streams.effects import Effects, RefusedMessageError
 from services.streams.leases import Consumer, Delivery
@@ -94,16 +94,19 @@ class _LaneJudge:
                 await self._consumer.give_up(delivery, str(error), Cause.INVALID)
                 result = "refused"
         VERDICT_SECONDS.labels(self._context.keys.run, finding.outcome.value).observe(time.monotonic() - started)
-        MESSAGES.labels(self._context.keys.run, delivery.lease.stream, result).inc()
+        MESSAGES.labels(self._context.keys.run, f"{self._lane.value}-samples", result).inc()
 
     async def _find(self, sample: Sample) -> Finding:
         try:
             text = await fetch_text(self._context.redis, sample.facts.payload)
         except PayloadMissingError as error:
+            DAMAGED_PAYLOADS.labels(self._context.keys.run, VerifierService.name).inc()
             return Finding(Outcome.UNKNOWN, 0.0, str(error))
         finding = Finding(Outcome.UNKNOWN, 0.0, "not judged")
         for _ in range(ATTEMPTS):
             finding = await self._sandbox.judge(sample.verifier, text, sample.reference)
+            if finding.fault:
+                FAULTS.labels(self._context.keys.run, finding.fault).inc()
             if finding.outcome is not Outcome.UNKNOWN:
                 break
         return finding

@@ -17,7 +17,7 @@ from services.contracts.groups import (
     Verdict,
     VersionSpan,
 )
-from services.contracts.journal import Cause, DeadLetter, Event
+from services.contracts.journal import COMMON_PHASES, PHASES, Cause, DeadLetter, Event
 from services.contracts.runs import HostPid, ProcessInfo, RunState, Transition, Wait
 from services.contracts.training import (
     Batch,
@@ -35,7 +35,9 @@ __all__ = [
     "AFTER",
     "ALONE",
     "BEFORE",
+    "COMMON_PHASES",
     "EPOCH_SHIFT",
+    "PHASES",
     "SCHEMA_VERSION",
     "Batch",
     "BatchGroup",

@@ -18,6 +18,7 @@ from services.contracts import AFTER, ALONE, Lane, ProcessInfo, RunState
 from services.controller.attempts import Attempts, RunFailedError
 from services.controller.capacity import shortage
 from services.controller.cluster import Cluster
+from services.controller.figures import RunFigures
 from services.controller.recovery import Recovery
 from services.controller.summary import summarise, write_summary
 from services.settings import BoundsError, Recipe, load_bounds
@@ -75,6 +76,7 @@ class RunKeeper:
         self._epoch = 0
         self._keys = RunKeys(run)
         self._journal = Journal(redis, self._keys, OWNER)
+        self._figures = RunFigures(run, self._journal)
         self._waits = Waits()
         self._asking = Attempts(
             self._journal, self._waits, "look-failed", "the cluster could not be asked for room", "room"
@@ -94,8 +96,12 @@ class RunKeeper:
             id=f"{OWNER}-{uuid.uuid4().hex[:8]}", service=OWNER, run=self._run, host=advertised_host(), pid=os.getpid(),
             metrics="", state="ready", started_at=time.time(),
         )  # fmt: skip
-        async with Presence(self._redis, info, self._waits, self._journal):
-            await self._keep()
+        await self._figures.open((await self._records.get(self._run)).recipe)
+        try:
+            async with Presence(self._redis, info, self._waits, self._journal):
+                await self._keep()
+        finally:
+            self._figures.close()
 
     async def _keep(self) -> None:
         try:
@@ -194,7 +200,9 @@ class RunKeeper:
         recovered: set[str] = set()
         while not await self._fleet_holds_weights():
             owed = await recovery.look(await self._current())
-            ready = {p.service for p in await live_processes(self._redis, self._run) if p.state == "ready"}
+            processes = await live_processes(self._redis, self._run)
+            await self._figures.show(await self._current(), processes)
+            ready = {p.service for p in processes if p.state == "ready"}
             for service in sorted(ready - announced):
                 await self._journal.event("service-ready", service)
             announced |= ready
@@ -276,7 +284,9 @@ class RunKeeper:
 
     async def _note_fleet(self, record: RunRecord) -> None:
         """Name the replicas that are wanted and not ready; a paused run wants them too."""
-        ready = Counter(one.service for one in await live_processes(self._redis, self._run) if one.state == "ready")
+        processes = await live_processes(self._redis, self._run)
+        await self._figures.show(replace(record, rollout_replicas=self._replicas), processes)
+        ready = Counter(one.service for one in processes if one.state == "ready")
         wanted = {"rollout": self._replicas, "verifier": record.recipe.verifier.replicas}
         lacking = [f"{name} ({ready[name]} of {count} ready)" for name, count in wanted.items() if ready[name] < count]
         if lacking:

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from services.cancellation import end
 from services.contracts import ProcessInfo, Wait
-from services.metrics import STALLED_WAITS, WAIT_SECONDS
+from services.metrics import STALLED_WAITS, WAIT_DEADLINE_SECONDS, WAIT_SECONDS
 from services.streams.connection import Redis
 from services.streams.journal import Journal
 from services.streams.keys import SHARED_PROCESSES, RunKeys
@@ -128,10 +128,11 @@ class _Gauges:
     def show(self, waits: tuple[Wait, ...], now: float) -> None:
         names = {one.name for one in waits}
         for name in self._shown - names:
-            WAIT_SECONDS.remove(*self._labels, name)
-            STALLED_WAITS.remove(*self._labels, name)
+            for family in (WAIT_SECONDS, WAIT_DEADLINE_SECONDS, STALLED_WAITS):
+                family.remove(*self._labels, name)
         for one in waits:
             WAIT_SECONDS.labels(*self._labels, one.name).set(now - one.since)
+            WAIT_DEADLINE_SECONDS.labels(*self._labels, one.name).set(one.deadline_s)
             STALLED_WAITS.labels(*self._labels, one.name).set(one.stalled(now))
         self._shown = names
 
