@@ -25,6 +25,7 @@ from tests.conftest import free_port
 
 READY_S = 180.0
 STARTS = 3
+AGENTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
 ROLES = ("cpu", "verifier", "rollout", "learner")
 BOUNDS = {role: {"pods": 1, "cpus": 2, "gpus": 0} for role in ROLES}
 
@@ -151,9 +152,11 @@ class Cluster:
 
     def _line(self, name: str, role: str, options: str) -> dict[str, str]:
         resources = json.dumps({f"penstock-{role}": 1000})
+        # Of its agents' ports that it does not know Ray waits for 15 s only, in vain on a busy machine.
+        ports = " ".join(f"--{one}-port={free_port()}" for one in AGENTS)
         line = (
-            f"ray start {options} --resources='{resources}' --dashboard-agent-listen-port={free_port()} "
-            f"--object-store-memory=80000000 --min-worker-port=0 --max-worker-port=0 --disable-usage-stats --block"
+            f"ray start {options} {ports} --resources='{resources}' --object-store-memory=80000000 "
+            f"--min-worker-port=0 --max-worker-port=0 --disable-usage-stats --block"
         )
         return {**self._environment, "KUBERAY_GEN_RAY_START_CMD": line}
 
