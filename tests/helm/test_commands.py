@@ -11,7 +11,6 @@ import subprocess
 import sys
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import yaml
