@@ -31,9 +31,15 @@ _read_once = cache(kubernetes_validate.schema_contents)
 
 def kubernetes_errors(document: Document, version: str) -> list[str]:
     """What Kubernetes of a version would refuse or not know in a built-in object; LookupError for a kind it has not."""
+    return _kubernetes_errors(json.dumps(document, sort_keys=True), version)
+
+
+@cache
+def _kubernetes_errors(text: str, version: str) -> list[str]:
+    """By text: most objects are the same in most of the cases."""
     try:
         with mock.patch.object(kubernetes_validate, "schema_contents", _read_once):
-            kubernetes_validate.validate(document, version, strict=True)
+            kubernetes_validate.validate(json.loads(text), version, strict=True)
     except kubernetes_validate.SchemaNotFoundError as error:
         raise LookupError(error.message) from error
     except jsonschema.ValidationError as error:
