@@ -65,6 +65,14 @@ def test_what_is_mounted_is_there(service, source):
     assert (FILE.parent / source).resolve().exists(), f"{service} mounts {source}, which is not there"
 
 
+def test_prometheus_finds_its_rules_beside_its_configuration():
+    mounted = dict(one.split(":")[:2] for one in SERVICES["prometheus"]["volumes"])
+    (configuration,) = [one.split("=", 1)[1] for one in SERVICES["prometheus"]["command"] if "config.file" in one]
+    assert mounted["./observability/prometheus.yml"] == configuration
+    rules = Path(os.path.relpath(mounted["../helm/penstock/files/rules"], Path(configuration).parent))
+    assert rules == Path("../../helm/penstock/files/rules")
+
+
 def test_secrets_and_volumes_that_are_used_are_declared():
     for service in SERVICES.values():
         assert set(service.get("secrets", [])) <= COMPOSE["secrets"].keys()
