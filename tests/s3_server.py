@@ -68,7 +68,8 @@ class S3Server:
         with (self._folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [program, "serve", "s3", "--addr", f"127.0.0.1:{self._port}", "--vfs-cache-mode", "off",
-                 "--dir-cache-time", f"{SEEN_S}s", "--cache-dir", str(self._folder / "cache"), str(self._folder / "data")],
+                 "--dir-cache-time", f"{SEEN_S}s", "--cache-dir", str(self._folder / "cache"),
+                 str(self._folder / "data")],
                 env=environment, stdout=log, stderr=log,
             )  # fmt: skip
         ends = time.monotonic() + STARTING_S
