@@ -10,15 +10,16 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from services.settings import Model
 from services.storage.errors import StoreAwayError, StoreError
-from services.storage.folders import local_copy, marked, unmarked
+from services.storage.folders import contents, local_copy, marked, unmarked
 from services.storage.models import PACKAGE, packaged_folder
-from services.storage.places import is_remote
+from services.storage.places import address, is_remote
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def prepare_model(model: Model, cache: Path) -> Path:
 
 
 def record_name(model: Model, cache: Path) -> str:
-    """By what name a run's record calls `model`, which is prepared on this node to see that it can be.
+    """By what name a run's record calls `model`, once it is seen that it can be used; a package is prepared for that.
 
     Every node finds it again by that name; see services.storage.models. Raises ModelSourceError, StoreAwayError.
     """
@@ -62,10 +63,13 @@ def record_name(model: Model, cache: Path) -> str:
     if not is_remote(model.path):
         return str(prepare_model(model, cache))
     try:
+        # Looked at where it is: this node may be the one that never needs it.
+        found = contents(address(str(model.path), "model.path"), "model.path")
         name = marked(str(model.path), "model.path")
     except StoreError as error:
         raise _unfetched(error) from None
-    prepare_model(model.model_copy(update={"path": name}), cache)
+    if lacking := _lacking_of(found.__contains__):
+        raise _refused(str(model.path), f"no {', no '.join(lacking)}")
     return name
 
 
@@ -90,25 +94,31 @@ def _unfetched(error: StoreError) -> Exception:
 
 def _lacking(folder: Path) -> list[str]:
     """What `folder` lacks to be a model, in words; empty when it is one."""
+    return _lacking_of(lambda name: (folder / name).is_file())
+
+
+def _lacking_of(there: Callable[[str], bool]) -> list[str]:
     needs = {"config.json": ("config.json",), "weights": WEIGHT_FILES, "a tokenizer": TOKENIZER_FILES}
     return [
         f"{what} ({' or '.join(names)})" if len(names) > 1 else what
         for what, names in needs.items()
-        if not any((folder / name).is_file() for name in names)
+        if not any(there(name) for name in names)
     ]
 
 
 def _checked(path: Path, named: str = "") -> Path:
+    """The folder, if it is a model; `named` as in errors, where it is not its own path."""
     shown = unmarked(named) if named else str(path)
-    accepted = "a Hugging Face model folder with config.json, weights and a tokenizer is"
     if not path.is_dir():
-        why = "a single file" if path.is_file() else "no such folder"
-        raise ModelSourceError(f"model.path: value {shown!r} is not accepted ({why}); {accepted}")
-    lacking = _lacking(path)
-    if lacking:
-        fault = f"no {', no '.join(lacking)}"
-        raise ModelSourceError(f"model.path: value {shown!r} is not accepted ({fault}); {accepted}")
+        raise _refused(shown, "a single file" if path.is_file() else "no such folder")
+    if lacking := _lacking(path):
+        raise _refused(shown, f"no {', no '.join(lacking)}")
     return path.absolute()
+
+
+def _refused(shown: str, fault: str) -> ModelSourceError:
+    accepted = "a Hugging Face model folder with config.json, weights and a tokenizer is"
+    return ModelSourceError(f"model.path: value {shown!r} is not accepted ({fault}); {accepted}")
 
 
 def packaged_gguf(package: str) -> Path:
@@ -167,6 +177,9 @@ def _put_in_place(partial: Path, folder: Path) -> None:
 def main(argv: list[str]) -> int:
     """`python -m learner.model_source PACKAGE CACHE`: prepare a packaged model; the last line says what went wrong."""
     package, cache = argv
+    if package not in PACKAGES:
+        print(f"model.package: value {package!r} is not accepted; one of {sorted(PACKAGES)} is", file=sys.stderr)
+        return 1
     try:
         prepare_model(Model.model_validate({"package": package}), Path(cache))
     except (ModelSourceError, OSError) as error:

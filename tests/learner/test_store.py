@@ -312,6 +312,23 @@ async def test_two_ranks_on_two_nodes_and_the_model_in_the_store(
         RunArchive(tmp_path / "d" / run_id).facts()
 
 
+def test_a_model_of_the_store_is_looked_at_before_it_is_fetched(store: S3Server, tmp_path: Path) -> None:
+    from learner.model_source import ModelSourceError, prepare_model, record_name
+    from services.settings import Model
+    from services.storage.objects import put_bytes
+    from services.storage.places import address
+
+    url = f"{os.environ['PENSTOCK_STORE']}/models/half"
+    with pytest.raises(
+        ModelSourceError, match=r"^model\.path: value 's3://.*/half' is not accepted \(nothing is there\)"
+    ):
+        record_name(Model(path=url), tmp_path)
+    put_bytes(address(f"{url}/config.json", "x"), b"{}")
+    for ask in (record_name, prepare_model):
+        with pytest.raises(ModelSourceError, match=r"^model\.path: value 's3://.*/half' is not accepted \(no weights"):
+            ask(Model(path=url), tmp_path)
+
+
 def start_nodes(run: str, redis_url: str, scratch: list[Path]) -> list[subprocess.Popen[str]]:
     """A rank on each of several nodes, which share nothing but the store."""
     from tests.conftest import free_port
