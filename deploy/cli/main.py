@@ -75,11 +75,12 @@ def obstacles() -> Iterator[None]:
     from deploy.local.preflight import StackError
     from learner.model_source import ModelSourceError
     from services.settings import RecipeError
+    from services.storage.errors import StoreError
     from services.streams.connection import RedisUnavailableError
 
     try:
         yield
-    except (ApiError, ModelSourceError, StackError, RecipeError, RedisUnavailableError) as error:
+    except (ApiError, ModelSourceError, StackError, RecipeError, RedisUnavailableError, StoreError) as error:
         lines = [plain(line) for line in str(error).split("\n")]
         print("penstock: " + "\n".join(lines), file=sys.stderr)
         raise typer.Exit(OBSTACLE) from None

@@ -41,10 +41,10 @@ class PlacementError(RuntimeError):
 
 def _prepare(document: dict[str, Any], cache: str) -> str:
     """Runs in a worker process: the model library is heavy, and the gateway must stay light."""
-    from learner.model_source import prepare_model
+    from learner.model_source import record_name
     from services.settings import Model
 
-    return str(prepare_model(Model.model_validate(document), Path(cache)))
+    return record_name(Model.model_validate(document), Path(cache))
 
 
 @dataclass
@@ -66,7 +66,10 @@ class RayCluster:
         self._placed: dict[str, _Placed] = {}
 
     async def prepare_model(self, record: RunRecord) -> str:
-        """Materialise the model under `runs/models`. Raises learner's ModelSourceError, TimeoutError."""
+        """The name by which every node finds the model, prepared on one of them under `runs/models`.
+
+        Raises learner's ModelSourceError, StoreError, TimeoutError.
+        """
         threads = record.recipe.learner.threads
         task = ray.remote(_prepare).options(
             num_cpus=0, resources=place("cpu"), max_retries=0, runtime_env={"env_vars": process_environment(threads)}

