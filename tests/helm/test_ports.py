@@ -171,14 +171,14 @@ def test_discovery_asks_a_route_of_the_api_for_all_but_the_api_itself(case: Case
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_addresses_in_variables_are_those_of_services(case: Case) -> None:
+def test_addresses_in_variables_and_commands_are_those_of_services(case: Case) -> None:
     rendering = render(case)
     for pod in rendering.pods:
         for container in pod.containers:
-            for name, entry in container.env.items():
-                for host, port in re.findall(rf"\b({FULLNAME}-[\w.-]+?):(\d+)", str(entry.get("value", ""))):
-                    ports = service_ports(rendering, host)
-                    assert int(port) in ports, f"{pod} {name}={entry['value']}: {host} has {ports}"
+            texts = [*container.command, *(str(entry.get("value", "")) for entry in container.env.values())]
+            for host, port in re.findall(rf"\b({FULLNAME}-[\w.-]+?):(\d+)", " ".join(texts)):
+                ports = service_ports(rendering, host)
+                assert int(port) in ports, f"{pod} {container.name}: {host}:{port}, which has {ports}"
 
 
 def service_ports(rendering: Rendering, host: str) -> set[int]:
