@@ -24,7 +24,7 @@ from services.controller.recovery import Recovery
 from services.controller.summary import summarise, write_summary
 from services.settings import BoundsError, Recipe, load_bounds
 from services.shell import advertised_host
-from services.storage.errors import StoreError
+from services.storage.errors import StoreAwayError, StoreError
 from services.streams.connection import Redis, RedisUnavailableError
 from services.streams.effects import become_owner, group_counts
 from services.streams.ending import sweep
@@ -165,11 +165,24 @@ class RunKeeper:
             await self._change(RunState.STARTING, "placing services")
         if record.model_path is None:
             await self._journal.event("preparing-model", record.recipe.model.package or str(record.recipe.model.path))
-            with self._waits.on("model", "the model to be made ready", record.recipe.limits.startup_timeout_s):
-                model_path = await self._cluster.prepare_model(record)
-            await self._records.set_paths(self._run, self._epoch, model_path=model_path)
+            await self._records.set_paths(self._run, self._epoch, model_path=await self._model(record))
         await self._journal.event("starting-services", ", ".join(services_of(record.recipe)))
         return await self._start()
+
+    async def _model(self, record: RunRecord) -> str:
+        """The model's name for the record; a store that is away is asked again as long as a start may take."""
+        deadline = record.recipe.limits.startup_timeout_s
+        ends = time.monotonic() + deadline
+        with self._waits.on("model", "the model to be made ready", deadline):
+            while True:
+                try:
+                    return await self._cluster.prepare_model(record)
+                except StoreAwayError as error:
+                    if time.monotonic() > ends:
+                        raise
+                    log.warning("run %s: %s; asking again", self._run, error)
+                await asyncio.sleep(PERIOD_S)
+                await self._current()
 
     async def _shortage(self, record: RunRecord) -> str | None:
         """Why the run cannot be placed now, or None. Raises RunFailedError when the cluster will not say."""

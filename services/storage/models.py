@@ -6,16 +6,23 @@ for every node has the package and the program, though not the same disk.
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+from services.storage.errors import StoreAwayError
 from services.storage.folders import local_copy
 from services.storage.mirror import alone
 from services.storage.places import is_remote, runs_folder
 
+log = logging.getLogger(__name__)
+
 PACKAGE = "package:"
 PREPARE_S = 600.0
+AWAY_S, AGAIN_S = 120.0, 2.0
+"""Seconds for which what a process needs to begin is asked of a store that is away, and seconds in between."""
 
 
 class ModelUnavailableError(RuntimeError):
@@ -39,12 +46,25 @@ def local_model(name: str, cache: Path) -> Path:
     """
     if name.startswith(PACKAGE):
         return _packaged(name.removeprefix(PACKAGE), cache)
-    return local_copy(name, "model.path", cache) if is_remote(name) else Path(name)
+    return _patiently(name, "model.path", cache) if is_remote(name) else Path(name)
 
 
 def local_file(path: str, field: str) -> Path:
     """A file or folder that a recipe's `field` names, on this node. Raises StoreError, OSError."""
-    return local_copy(path, field, runs_folder() / "inputs") if is_remote(path) else Path(path)
+    return _patiently(path, field, runs_folder() / "inputs") if is_remote(path) else Path(path)
+
+
+def _patiently(text: str, field: str, cache: Path) -> Path:
+    """A process that ends for want of the store would only be started to look for it again."""
+    ends = time.monotonic() + AWAY_S
+    while True:
+        try:
+            return local_copy(text, field, cache)
+        except StoreAwayError as error:
+            if time.monotonic() > ends:
+                raise
+            log.warning("%s; trying again in %g s", error, AGAIN_S)
+        time.sleep(AGAIN_S)
 
 
 def _packaged(package: str, cache: Path) -> Path:

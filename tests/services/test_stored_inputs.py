@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +17,8 @@ from services.controller.summary import write_summary
 from services.sampler.data import load_set, load_splits
 from services.sampler.data.rows import DataError
 from services.settings import Data, EvaluationSet, parse_recipe
-from services.storage.errors import StoreError
+from services.storage import models
+from services.storage.errors import StoreAwayError, StoreError
 from services.storage.folders import put_folder
 from services.storage.mirror import run_mirror
 from services.storage.models import local_model
@@ -62,6 +64,22 @@ def test_the_model_of_a_recipe_is_looked_for_before_anything_starts(store: S3Ser
     check_model(recipe)
     assert _model(url("models/tiny")) == {"path": url("models/tiny")}
     assert local_model(url("models/tiny"), tmp_path / "models").joinpath("config.json").is_file()
+
+
+def test_what_a_process_needs_to_begin_is_waited_for(
+    own_store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "AGAIN_S", 0.1)
+    put_bytes(address(url("template.jinja"), "x"), b"{{ messages }}")
+    own_store.kill()
+    back = threading.Timer(3.0, own_store.start)
+    back.start()
+    assert models.local_file(url("template.jinja"), "model.chat_template").read_text() == "{{ messages }}"
+    back.join()
+    own_store.kill()
+    monkeypatch.setattr(models, "AWAY_S", 0.0)
+    with pytest.raises(StoreAwayError):
+        models.local_file(url("template.jinja"), "model.chat_template")
 
 
 def test_a_summary_is_in_the_store_too(store: S3Server, tmp_path: Path) -> None:
