@@ -30,13 +30,24 @@ ROLES = ("cpu", "verifier", "rollout", "learner")
 BOUNDS = {role: {"pods": 1, "cpus": 2, "gpus": 0} for role in ROLES}
 
 
+_taken: set[int] = set()
+
+
+def own_port() -> int:
+    """A free port that was not given before: whoever got it may not listen yet."""
+    while (port := free_port()) in _taken:
+        pass
+    _taken.add(port)
+    return port
+
+
 class Pod:
     """One pod's first process, with its log and its probes. One that fails to start begins anew, as KubeRay sees to."""
 
     def __init__(self, name: str, command: list[str], environment: dict[str, str], folder: Path) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
-        self.port = free_port()
+        self.port = own_port()
         self._arguments = [sys.executable, "-m", *command, "--probe-port", str(self.port)]
         self._environment = {**os.environ, **environment, "PENSTOCK_POD": str(folder / name)}
         self._starts = 0
@@ -93,11 +104,11 @@ class Cluster:
         self.folder = folder
         self.bounds = folder / "bounds.json"
         self.set_bounds()
-        redis_port = free_port()
+        redis_port = own_port()
         self.redis = ValkeyServer(redis_port)
         self.pods: dict[str, Pod] = {}
-        self._gcs = free_port()
-        self._api_port = free_port()
+        self._gcs = own_port()
+        self._api_port = own_port()
         self._host = ray.util.get_node_ip_address()
         self._environment = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -137,7 +148,7 @@ class Cluster:
     def start_head(self) -> Pod:
         """The head pod, or the one that takes its place."""
         options = (
-            f"--head --port={self._gcs} --num-cpus=0 --include-dashboard=false --ray-client-server-port={free_port()}"
+            f"--head --port={self._gcs} --num-cpus=0 --include-dashboard=false --ray-client-server-port={own_port()}"
         )
         line = self._line("head", "head", options)
         self.pods["head"] = Pod("head", ["deploy.cluster.head"], line, self.folder)
@@ -153,7 +164,7 @@ class Cluster:
     def _line(self, name: str, role: str, options: str) -> dict[str, str]:
         resources = json.dumps({f"penstock-{role}": 1000})
         # Of its agents' ports that it does not know Ray waits for 15 s only, in vain on a busy machine.
-        ports = " ".join(f"--{one}-port={free_port()}" for one in AGENTS)
+        ports = " ".join(f"--{one}-port={own_port()}" for one in AGENTS)
         line = (
             f"ray start {options} {ports} --resources='{resources}' --object-store-memory=80000000 "
             f"--min-worker-port=0 --max-worker-port=0 --disable-usage-stats --block"
