@@ -28,6 +28,10 @@ DRIVER = """
 import json, os, sys, ray
 ray.init(address=sys.argv[1], namespace="test", log_to_driver=False, configure_logging=False)
 
+FOREIGN = ("RAY_", "PENSTOCK_", "PYTHONDONT")
+"""Variables of this process that are not for the Ray under test."""
+
+
 class Keeper:
     def pid(self):
         return os.getpid()
@@ -49,7 +53,7 @@ class Head:
         self.folder = Path(tempfile.mkdtemp(prefix="rt-", dir="/tmp"))
         self.base = random.randrange(21000, 31000, 100)
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PENSTOCK_"))},
+            **{name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)},
             "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16), "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_REDIS_ADDRESS": redis_address, "RAY_external_storage_namespace": NAMESPACE,
             MARK: str(self.folder), **extra,
@@ -62,12 +66,13 @@ class Head:
         )  # fmt: skip
         command = [
             RAY, "start", "--head", "--redis-username=ray", f"--redis-password={PASSWORDS['ray']}",
-            "--node-ip-address=127.0.0.1", "--num-cpus=1", "--include-dashboard=false", f"--temp-dir={self.folder}",
+            "--node-ip-address=127.0.0.1", "--num-cpus=1", "--include-dashboard=false", "--no-monitor",
+            "--include-log-monitor=false", f"--temp-dir={self.folder}",
             "--object-store-memory=80000000", "--disable-usage-stats",
             *(f"--{name}={self.base + number}" for number, name in enumerate(names)),
             f"--min-worker-port={self.base + 20}", f"--max-worker-port={self.base + 99}",
         ]  # fmt: skip
-        # Ray gives its own agents 15 s, which a busy machine may exceed; the kubelet would start the pod again, too.
+        # Ray gives its own agents 15 s, which a busy machine may exceed; a pod would be started again, too.
         for _ in range(STARTS):
             with (self.folder / "start.log").open("w") as said:
                 done = subprocess.run(
@@ -87,11 +92,12 @@ class Head:
         return json.loads(done.stdout.splitlines()[-1])
 
     def processes(self):
-        found = []
+        """Those that carry our variable, and all below them: Ray's agents write their names over their variables."""
+        found = set()
         for one in psutil.process_iter():
             try:
                 if one.environ().get(MARK) == str(self.folder):
-                    found.append(one)
+                    found |= {one, *one.children(recursive=True)}
             except psutil.Error:
                 continue
         return found

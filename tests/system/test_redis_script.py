@@ -74,8 +74,8 @@ def test_a_server_that_loads_is_alive_and_not_ready(folder):
             pipe.execute()
     command = [
         shutil.which("redis-server"), "--port", server.port, "--dir", folder / "data", "--save", "",
-        "--appendonly", "yes",
-        "--aclfile", folder / "users.acl", "--key-load-delay", "100", "--loading-process-events-interval-bytes", "1024",
+        "--appendonly", "yes", "--aclfile", folder / "users.acl", "--key-load-delay", "100",
+        "--loading-process-events-interval-bytes", "1024",
     ]  # fmt: skip
     slow = Process(folder, [str(one) for one in command], server.port)
     try:
