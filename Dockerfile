@@ -101,8 +101,9 @@ FROM runtime-cpu AS cpu
 COPY --from=environment-cpu /opt/venv /opt/venv
 COPY --from=application /opt/penstock /opt/penstock
 COPY --from=sbom-cpu /sbom.cdx.json /usr/share/penstock/sbom.cdx.json
+# vLLM has Inductor compile the sampler's log-probs even in eager mode. That would take a C++ compiler, which is not here.
 ENV PATH=/opt/venv/bin:/opt/penstock/bin:$PATH LANG=C.UTF-8 PYTHONUNBUFFERED=1 HOME=/tmp/home \
-    PENSTOCK_RUNS=/var/lib/penstock
+    PENSTOCK_RUNS=/var/lib/penstock TORCH_COMPILE_DISABLE=1
 WORKDIR /opt/penstock
 USER 10001:10001
 EXPOSE 8470 8471

@@ -42,6 +42,11 @@ def test_the_last_stages_get_nothing_that_builds():
     assert "gcc" not in STAGES["runtime-cpu"]
 
 
+def test_what_has_no_compiler_compiles_nothing():
+    assert "TORCH_COMPILE_DISABLE=1" in STAGES["cpu"]
+    assert "TORCH_COMPILE_DISABLE" not in STAGES["gpu"]
+
+
 def test_the_gpu_stage_finds_its_compiler_where_the_base_has_python():
     # CUDA_HOME lies in the environment, below the minor release that BASE pins.
     assert "/lib/python3.11/site-packages/nvidia/cu13" in STAGES["gpu"]
