@@ -20,6 +20,8 @@ from tests.system.certificates import make_certificates
 pytestmark = pytest.mark.system
 
 RAY = Path(sys.executable).parent / "ray"
+FOREIGN = ("RAY_", "PENSTOCK_", "PYTHONDONT")
+"""Variables of this process that are not for the Ray under test."""
 NAMESPACE = "default_penstock"
 START_S = 120
 STARTS = 4
@@ -27,10 +29,6 @@ MARK = "PENSTOCK_TEST_RAY"
 DRIVER = """
 import json, os, sys, ray
 ray.init(address=sys.argv[1], namespace="test", log_to_driver=False, configure_logging=False)
-
-FOREIGN = ("RAY_", "PENSTOCK_", "PYTHONDONT")
-"""Variables of this process that are not for the Ray under test."""
-
 
 class Keeper:
     def pid(self):
