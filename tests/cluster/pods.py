@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,18 @@ class Cluster:
             assert ended or view["state"] not in ("failed", "cancelled", "succeeded"), f"{what}: {told}"
             assert time.monotonic() < ends, f"{what}: not within {deadline_s:g} s\n{told}"
             time.sleep(0.3)
+
+    def until_steps(self, run: str, steps: int, what: str, deadline_s: float) -> None:
+        """Wait until the run has trained so many more rollout steps."""
+        before = self.until(run, lambda _: True, what, deadline_s)["rollout_steps"]
+        self.until(run, lambda view: view["rollout_steps"] >= before + steps, what, deadline_s)
+
+    @contextmanager
+    def paused(self, run: str) -> Iterator[None]:
+        """Leave the cores to pods that start: `ray start` gives up after 30 s, and the engines take all there is."""
+        assert self.api.post(f"/v1/runs/{run}/pause").status_code == 202
+        yield
+        assert self.api.post(f"/v1/runs/{run}/resume").status_code == 202
 
     def close(self) -> None:
         """End everything that was started."""

@@ -71,9 +71,10 @@ def test_a_run_over_pods_that_drain_die_and_come_back(cluster: Cluster, tiny_mod
     assert refused.status_code == 422
     assert "1 to 2 are" in refused.json()["detail"]
     cluster.set_bounds(rollout={"pods": 2, "cpus": 2, "gpus": 0})
-    assert cluster.api.patch(f"/v1/runs/{run}/scale", json={"rollout": 3}).status_code == 202
-    second = cluster.start_worker("rollout-2", "rollout")
-    second.until("/readyz", lambda status, text: status == 200 or "rollout of" in text)
+    with cluster.paused(run):
+        assert cluster.api.patch(f"/v1/runs/{run}/scale", json={"rollout": 3}).status_code == 202
+        second = cluster.start_worker("rollout-2", "rollout")
+        second.until("/readyz", lambda status, text: status == 200 or "rollout of" in text)
     cluster.until(run, lambda view: len(versions(view)) == 3, "three replicas over two pods", RUN_S)
     second.until_ready()
 
@@ -84,15 +85,16 @@ def test_a_run_over_pods_that_drain_die_and_come_back(cluster: Cluster, tiny_mod
     view = cluster.until(run, lambda view: len(versions(view)) == 2, "the fleet within its bounds", RUN_S)
     assert view["rollout_replicas"] == 3, "what is wanted stays"
 
-    before = cluster.until(run, lambda _: True, "a look", 5)["rollout_steps"]
     cluster.pods["head"].kill()
-    cluster.start_head()
-    cluster.until(run, lambda view: view["rollout_steps"] > before, "a step under the next head", RUN_S)
+    cluster.until_steps(run, 3, "the fleets without a head", RUN_S)
+    with cluster.paused(run):
+        cluster.start_head()
+    cluster.until(run, lambda view: view["state"] == "running", "the next controller", RUN_S)
 
     cluster.pods["learner"].kill()
-    cluster.start_worker("learner-2", "learner").until("/healthz", lambda status, _: status == 200)
-    before = cluster.until(run, lambda _: True, "a look", 5)["rollout_steps"]
-    cluster.until(run, lambda view: view["rollout_steps"] > before, "a step of the next learner", RUN_S)
+    with cluster.paused(run):
+        cluster.start_worker("learner-2", "learner").until("/healthz", lambda status, _: status == 200)
+    cluster.until_steps(run, 2, "the next learner", RUN_S)
 
     assert "rollout INFO" in rollout.log.read_text(), "a pod's log has its services' lines"
     assert cluster.api.post(f"/v1/runs/{run}/cancel").status_code == 202
