@@ -10,19 +10,30 @@ export PYTHONUNBUFFERED := 1
 # Every process of a run imports the same big libraries; without byte code each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check format test-system mutations chaos compare-trl install clean
+.PHONY: demo test tools check helm format test-system mutations chaos compare-trl install clean
 
 demo: install
 	$(BIN)/penstock demo
 
-test: check
+test: check tools
 	$(BIN)/python -m pytest
 
-check: install
+# Prometheus and promtool from PATH, else from Debian's package, without root; where neither is to be had, it says so, and
+# the tests that need them are skipped.
+tools: install
+	$(BIN)/python -m deploy.observability.tools $(VENV)/tools
+
+check: install helm
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The chart's own check; tests/helm asks what its objects mean.
+helm: install
+	$(BIN)/helm lint --strict helm/penstock
+	$(BIN)/helm lint --strict helm/penstock --values helm/penstock/values-cpu.yaml
+	$(BIN)/python -m deploy.chart_readme --check
 
 format: install
 	$(BIN)/ruff check --fix .
@@ -53,6 +64,40 @@ compare-trl: .venv-trl/.installed
 	.venv-trl/bin/uv pip install --python .venv-trl/bin/python --index-strategy unsafe-best-match $(TORCH_FROM) \
 	  "torch==2.13.0+cpu" -r benchmarks/trl/requirements.txt
 	touch $@
+
+.PHONY: lock image-cpu image-gpu sbom test-images
+# Pins, with hashes, what the images are built from. What is locked already stays, unless UPGRADE=--upgrade is given.
+UPGRADE ?=
+COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" nice $(BIN)/uv pip compile --quiet --python-version 3.11 \
+  --python-platform x86_64-manylinux_2_28 --generate-hashes $(UPGRADE)
+lock: install
+	$(COMPILE) deploy/images/build.in -o deploy/images/build.lock
+	$(COMPILE) pyproject.toml --extra cpu --overrides deploy/cpu-overrides.txt --constraints deploy/images/cpu-constraints.txt \
+	  --index-strategy unsafe-best-match $(TORCH_FROM) -o deploy/images/cpu.lock
+	$(COMPILE) pyproject.toml --extra gpu --overrides deploy/images/gpu-overrides.txt \
+	  --constraints deploy/images/gpu-constraints.txt -o deploy/images/gpu.lock
+
+# The images penstock:VERSION-cpu and -gpu; docs/containers.md tells what BUILD_FLAGS are of use.
+BUILDER ?= buildah bud --layers
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+REVISION ?= $(shell git rev-parse HEAD)
+# The time that files and layers get: of the last commit which changed what most of them are made of.
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct -- Dockerfile deploy/images pyproject.toml)
+TIMESTAMP ?= $(if $(findstring buildah,$(BUILDER)),--timestamp $(SOURCE_DATE_EPOCH))
+BUILD_FLAGS ?=
+image-cpu image-gpu: image-%:
+	$(BUILDER) --target $* --tag penstock:$(VERSION)-$* $(TIMESTAMP) --build-arg SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) \
+	  --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) $(BUILD_FLAGS) .
+
+# What is inside an image, as it says itself: make --silent sbom IMAGE=penstock:0.1.0-gpu
+ENGINE ?= podman
+IMAGE ?= penstock:$(VERSION)-cpu
+sbom:
+	@$(ENGINE) run --rm $(RUN_FLAGS) $(IMAGE) cat /usr/share/penstock/sbom.cdx.json
+
+# Starts the image penstock:VERSION-cpu for real; needs podman (or another ENGINE) and root, and fails where they are missing.
+test-images: install
+	PENSTOCK_TEST_IMAGE=$(IMAGE) PENSTOCK_TEST_ENGINE="$(ENGINE)" PENSTOCK_TEST_RUN="$(RUN_FLAGS)" $(BIN)/python -m pytest -m images tests/images
 
 install: $(STAMP)
 

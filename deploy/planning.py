@@ -123,6 +123,11 @@ def sync_bytes(recipe: Recipe, shape: ModelShape) -> float:
     return float(shape.parameters * BYTES[recipe.learner.dtype])
 
 
+def booked_gpus(recipe: Recipe) -> float:
+    """The GPUs that a run holds from its start to its end, in fleet and learner."""
+    return recipe.rollout.replicas * recipe.rollout.gpus + recipe.learner.ranks * recipe.learner.gpus
+
+
 @dataclass(frozen=True)
 class StepTime:
     """Seconds of one rollout step. With staleness generation and learning overlap, without they take turns."""

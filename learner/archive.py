@@ -1,6 +1,7 @@
 """Owns a run's folder on disk: what was run, each rollout step's batch with its payloads, and what the step gave.
 
 Must not import torch, Redis or an engine: it is read without a gateway, also long after the run.
+Where a store makes it durable (its mirror), a file counts once it is there, and the folder is this node's scratch.
 
     run.json                             the recipe, the model's folder, the number of ranks
     batches/step-000012.json             the batch message, written by rank 0 before training
@@ -8,7 +9,7 @@ Must not import torch, Redis or an engine: it is read without a gateway, also lo
     records/step-000012.json             the step record, after its commit
     failures/step-000012.json            the step record of a step that failed the run, and so was never committed
 
-Every file is written whole or not at all. The ranks of a run on several machines need one shared folder.
+Every file is written whole or not at all. The ranks of a run on several machines need one shared folder, or a store.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -30,11 +32,15 @@ from pydantic import ValidationError
 
 from services.contracts import Batch, StepRecord, Value
 from services.settings import Recipe
+from services.storage.mirror import UNMIRRORED, Mirror
+from services.storage.places import runs_folder
 from services.streams.payloads import SamplePayload
 
+FACTS, BATCHES, RECORDS, FAILURES, CHECKPOINTS = "run.json", "batches", "records", "failures", "checkpoints"
 FIRST_STEP = 1
 """The sampler counts rollout steps from 1; the run's model stands at step 0."""
 STEP_FILE = re.compile(r"step-(\d{6,})\.json")
+STEP = re.compile(r"step-(\d{6,})\.")
 SHARE = pa.schema([
     pa.field("payload", pa.string(), nullable=False),
     pa.field("group", pa.string(), nullable=False),
@@ -68,7 +74,7 @@ class RunFacts(Value):
 
 def run_folder(run: str) -> Path:
     """Where the run's files go: below PENSTOCK_RUNS, by default ./runs."""
-    return Path(os.environ.get("PENSTOCK_RUNS", "runs")).absolute() / run
+    return runs_folder() / run
 
 
 def step_name(step: int) -> str:
@@ -110,25 +116,60 @@ def read_message(path: Path, model: type[V]) -> V:
 
 
 class RunArchive:
-    """The archive in a run's folder. Writing is blocking; nothing is cached."""
+    """The archive in a run's folder. Writing is blocking, and done once it is durable; nothing is cached.
 
-    def __init__(self, folder: Path) -> None:
+    What writes, fetches or deletes raises StoreError too.
+    """
+
+    def __init__(self, folder: Path, mirror: Mirror = UNMIRRORED) -> None:
         self.folder = folder
-        self.checkpoints = folder / "checkpoints"
-        self._batches = folder / "batches"
-        self._records = folder / "records"
-        self._failures = folder / "failures"
+        self.mirror = mirror
+        self.checkpoints = folder / CHECKPOINTS
+        self._batches = folder / BATCHES
+        self._records = folder / RECORDS
+        self._failures = folder / FAILURES
+
+    def forget_scratch(self) -> None:
+        """Delete what an earlier process left on this node, where the store holds the run; not its checkpoints.
+
+        By every rank, before it meets the others: what was rewound meanwhile must not be read again.
+        """
+        if self.mirror.remote and FACTS in self.mirror.listed():
+            for part in (self._batches, self._records, self._failures):
+                shutil.rmtree(part, ignore_errors=True)
+
+    def take_in(self) -> None:
+        """Bring here what the store holds of the run, but for shares and checkpoints, which are fetched when needed.
+
+        A run that began without a store is put there as it is. By rank 0.
+        """
+        if not self.mirror.remote:
+            return
+        stored = self.mirror.listed()
+        if FACTS not in stored and (self.folder / FACTS).is_file():
+            # In order of name: a batch's shares after its message, a checkpoint's manifest before its files; so that
+            # only at the end, with run.json, all of it counts.
+            for path in sorted(path for path in self.folder.rglob("*") if path.is_file()):
+                if _counts(path.relative_to(self.folder)):
+                    self._keep(path)
+            return
+        small = {n: size for n, size in stored.items() if n == FACTS or (_part(n) and n.endswith(".json"))}
+        self.mirror.fetch(small, self.folder)
+
+    def _keep(self, path: Path) -> None:
+        self.mirror.put(str(path.relative_to(self.folder)), path)
 
     def begin(self, facts: RunFacts, *, resumed: bool = False) -> None:
         """Start a run's archive, or go on with it if `resumed`. Raises ArchiveError if another run left records."""
         earlier = [path for part in (self._records, self.checkpoints) for path in part.glob("step-*")]
         if earlier and not resumed:
+            where = self.mirror.where("", self.folder)
             raise ArchiveError(
-                f"{self.folder}: holds {len(earlier)} records and checkpoints of an earlier run of this id; "
+                f"{where}: holds {len(earlier)} records and checkpoints of an earlier run of this id; "
                 "move the folder away, or submit the run under another id"
             )
         self.prepare()
-        write_message(self.folder / "run.json", facts)
+        self._write(self.folder / FACTS, facts)
 
     def prepare(self) -> None:
         """Create the folders; every rank does so before it writes."""
@@ -137,11 +178,15 @@ class RunArchive:
 
     def facts(self) -> RunFacts:
         """What was run. Raises ArchiveError."""
-        return read_message(self.folder / "run.json", RunFacts)
+        return read_message(self.folder / FACTS, RunFacts)
+
+    def _write(self, path: Path, message: Value) -> None:
+        write_message(path, message)
+        self._keep(path)
 
     def write_batch(self, batch: Batch) -> None:
         """Keep the batch message, by rank 0, before it is trained."""
-        write_message(self.batch_path(batch.step), batch)
+        self._write(self.batch_path(batch.step), batch)
 
     def write_share(self, batch: Batch, rank: int, payloads: Mapping[str, SamplePayload]) -> None:
         """Keep the payloads that `rank` trains of a batch, by key, before they are trained."""
@@ -158,14 +203,15 @@ class RunArchive:
         table = table.replace_schema_metadata({DIGEST: _digest(table)})
         with whole_file(self.share_path(batch.step, rank)) as partial:
             pq.write_table(table, partial, compression="zstd")
+        self._keep(self.share_path(batch.step, rank))
 
     def write_record(self, record: StepRecord) -> None:
         """Keep a committed step's record."""
-        write_message(self._records / f"{step_name(record.step)}.json", record)
+        self._write(self._records / f"{step_name(record.step)}.json", record)
 
     def write_failure(self, record: StepRecord) -> None:
         """Keep the record of a step that failed the run; its `version` is the one that the step started from."""
-        write_message(self._failures / f"{step_name(record.step)}.json", record)
+        self._write(self._failures / f"{step_name(record.step)}.json", record)
 
     def batch_path(self, step: int) -> Path:
         """The file of a step's batch message."""
@@ -174,6 +220,11 @@ class RunArchive:
     def share_path(self, step: int, rank: int) -> Path:
         """The file of one rank's payloads of a step."""
         return self._batches / f"{step_name(step)}.rank-{rank}.parquet"
+
+    def fetch_shares(self, step: int) -> None:
+        """Bring all ranks' payloads of a step to this node, as far as the store has them."""
+        shares = {n: size for n, size in self.mirror.listed(BATCHES).items() if _step(n) == step}
+        self.mirror.fetch(shares, self.folder)
 
     def steps(self) -> list[int]:
         """The rollout steps whose batch is archived, ascending."""
@@ -212,24 +263,40 @@ class RunArchive:
 
     def forget_after(self, step: int) -> None:
         """Delete the batches and records of the steps behind `step`, which have left the run's history."""
-        for part in (self._batches, self._records, self._failures):
-            # In order of name, a batch's message goes before its shares: without it the step no longer counts.
-            for path in sorted(part.glob("step-*")):
-                if int(path.name[len("step-") :].partition(".")[0]) > step:
-                    path.unlink()
+        for part in (BATCHES, RECORDS, FAILURES):
+            self._forget(part, lambda one: one > step)
 
     def forget_batches(self, up_to: int) -> None:
         """Delete the batches of the steps at or below `up_to`; their records stay."""
-        for step in self.steps():
-            if step <= up_to:
-                self.forget_batch(step)
+        self._forget(BATCHES, lambda step: step <= up_to)
 
     def forget_batch(self, step: int) -> None:
         """Delete the batch of a step, as far as it is there."""
-        # The message goes first: without it the step no longer counts as archived.
-        self.batch_path(step).unlink(missing_ok=True)
-        for share in self._batches.glob(f"{step_name(step)}.rank-*.parquet"):
-            share.unlink()
+        self._forget(BATCHES, lambda one: one == step)
+
+    def _forget(self, part: str, gone: Callable[[int], bool]) -> None:
+        """Delete the files of some steps, a batch's message before its shares: without it the step does not count."""
+        stored = [name for name in self.mirror.listed(part) if gone(_step(name))]
+        for messages in (True, False):
+            self.mirror.delete([name for name in stored if name.endswith(".json") is messages])
+        for path in sorted((self.folder / part).glob("step-*")):
+            if gone(_step(path.name)):
+                path.unlink()
+
+
+def _part(name: str) -> bool:
+    return name.partition("/")[0] in (BATCHES, RECORDS, FAILURES)
+
+
+def _counts(path: Path) -> bool:
+    """Not one that is being written, nor an export."""
+    return not any(part.startswith(".") for part in path.parts) and "export" not in path.parts
+
+
+def _step(name: str) -> int:
+    """The step of a file's name; 0 for another's."""
+    found = STEP.search(name)
+    return int(found[1]) if found else 0
 
 
 def _lists(arrays: Sequence[NDArray[Any]], kind: pa.DataType) -> pa.ListArray:

@@ -9,40 +9,23 @@ import hashlib
 import json
 import os
 import threading
-import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
 
-from pydantic import Field
-
 from learner.archive import ArchiveError, read_message, write_message
 from services.contracts import Value
+from services.storage.facts import FileFacts, matches
 
 MANIFEST = "checkpoint.json"
 SAMPLER = "sampler.json"
 STATE_SUFFIX = ".safetensors"
-POLL_S = 0.1
 CHECKING_THREADS = 4
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written. The earlier ones stay, and training may go on."""
-
-
-class FileFacts(Value):
-    """A file of a checkpoint: its size in bytes, and SHA-256 as hexadecimal digits."""
-
-    size: int
-    sha256: str
-
-
-class Part(Value):
-    """rank-0001.json, until all have written: what a rank wrote, by file name, or why it could not."""
-
-    files: dict[str, FileFacts] = Field(default_factory=dict)
-    error: str = ""
 
 
 class Cut(Value):
@@ -80,11 +63,6 @@ class Checkpoint(Cut):
         return sum(facts.size for facts in self.files.values())
 
 
-def rank_files(folder: Path, rank: int) -> tuple[Path, Path]:
-    """A rank's tensors, and its word that they are there."""
-    return folder / f"rank-{rank:04d}{STATE_SUFFIX}", folder / f"rank-{rank:04d}.json"
-
-
 def write_hashed(path: Path, chunks: Iterable[memoryview], stop: threading.Event) -> FileFacts:
     """Write a file to the disk itself, and hash it on the way. Raises OSError; CheckpointError once `stop` is set."""
     digest, size = hashlib.sha256(), 0
@@ -98,41 +76,6 @@ def write_hashed(path: Path, chunks: Iterable[memoryview], stop: threading.Event
         file.flush()
         os.fsync(file.fileno())
     return FileFacts(size=size, sha256=digest.hexdigest())
-
-
-def all_parts(folder: Path, ranks: int, stop: threading.Event, deadline_s: float) -> dict[str, FileFacts]:
-    """The files of all ranks, once there; what said so is deleted.
-
-    Raises CheckpointError if one failed or is late, or once `stop` is set; OSError, ArchiveError.
-    """
-    ends = time.monotonic() + deadline_s
-    missing = set(range(ranks))
-    files: dict[str, FileFacts] = {}
-    while True:
-        for rank in sorted(missing):
-            file, word = rank_files(folder, rank)
-            if word.exists():
-                files |= _part(file, word)
-                missing.remove(rank)
-        if not missing:
-            break
-        if time.monotonic() > ends:
-            raise CheckpointError(f"ranks {sorted(missing)} did not write their files within {deadline_s:g} s")
-        if stop.wait(POLL_S):
-            raise CheckpointError("the learner stops")
-    for rank in range(ranks):
-        rank_files(folder, rank)[1].unlink()
-    return files
-
-
-def _part(file: Path, word: Path) -> dict[str, FileFacts]:
-    part = read_message(word, Part)
-    if part.error:
-        raise CheckpointError(part.error)
-    found, written = file.stat().st_size, part.files[file.name].size
-    if found != written:
-        raise CheckpointError(f"{file}: has {found} bytes, though {written} were written")
-    return part.files
 
 
 def write_manifest(folder: Path, unsealed: Checkpoint) -> Checkpoint:
@@ -171,9 +114,7 @@ def check_files(folder: Path, files: dict[str, FileFacts]) -> None:
 
 def _check(path: Path, facts: FileFacts) -> None:
     try:
-        with path.open("rb") as file:
-            whole = os.fstat(file.fileno()).st_size == facts.size
-            whole = whole and hashlib.file_digest(file, "sha256").hexdigest() == facts.sha256
+        whole = matches(path, facts)
     except FileNotFoundError:
         raise ArchiveError(f"{path}: missing") from None
     except OSError as error:

@@ -108,7 +108,7 @@ class Checkpointing:
     async def _failed(self, record: StepRecord, error: CheckpointError) -> None:
         self._try_at = time.monotonic() + RETRY_S
         patience = self._context.record.recipe.limits.stall_timeout_s
-        self._context.waits.pending(OWED, f"room for a checkpoint: {error}", patience)
+        self._context.waits.pending(OWED, f"room for a checkpoint, or the store: {error}", patience)
         await self._context.journal.event("checkpoint-failed", f"step {record.step}: {error}; training goes on")
 
     async def _cover(self) -> None:

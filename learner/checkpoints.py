@@ -1,6 +1,8 @@
 """Owns a run's checkpoints on disk: written whole, found again, deleted when newer ones suffice.
 
 Must not decide when to write one, nor import torch. What a rank's file holds is the trainer's; here it is bytes.
+Where a store makes the run durable, a checkpoint is one once its manifest is there, under the same names; the folder
+then is scratch: of checkpoints that others wrote it has the manifests, and their files once they are needed.
 
     checkpoints/.step-000010-3f9a2c1b/       being written; one rename makes it the next line
     checkpoints/step-000010-3f9a2c1b/
@@ -9,6 +11,8 @@ Must not decide when to write one, nor import torch. What a rank's file holds is
         sampler.json                         what the sampler wants to know when the run goes on; not ours to read
         checkpoint.json                      written last, with the digest of every file; without it: no checkpoint
     checkpoints/damaged-step-000010-3f9a2c1b/    set aside: it was to be used and could not be
+
+In a store a damaged one keeps its name, and its manifest is called damaged-checkpoint.json.
 
 A checkpoint of step k holds the policy after rollout step k: training or replay of step k + 1 begins with it. A name is
 never used again, so that no checkpoint has to go before another of its step is whole.
@@ -21,11 +25,12 @@ import re
 import secrets
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from learner.archive import FIRST_STEP, ArchiveError, RunArchive, step_name, write_message
+from learner.archive import CHECKPOINTS, FIRST_STEP, ArchiveError, RunArchive, step_name
 from learner.checkpoint_files import (
     MANIFEST,
     SAMPLER,
@@ -34,22 +39,24 @@ from learner.checkpoint_files import (
     CheckpointError,
     Consumed,
     Cut,
-    Part,
-    all_parts,
     check_files,
-    rank_files,
     read_manifest,
     sync_folder,
     write_hashed,
     write_manifest,
 )
+from learner.checkpoint_parts import FolderParts, Part, Parts, StoredParts, all_parts, state_file
+from learner.checkpoint_store import DAMAGED, StoredCheckpoints
+from services.storage.errors import StoreAwayError, StoreError
+from services.storage.objects import StoppedError
 
 log = logging.getLogger(__name__)
 
-DAMAGED = "damaged-"
 FOLDER = re.compile(r"step-(\d{6,})-[0-9a-f]{8}$")
 WRITING_S = 1800.0
 """Seconds that rank 0 waits for all ranks' files."""
+INSISTING_S, AGAIN_S = 120.0, 5.0
+"""Seconds for which a rank that rank 0 waits for tries to reach the store, and seconds between its tries."""
 
 
 class Writable(Protocol):
@@ -70,11 +77,13 @@ class Checkpoints:
     """The checkpoints of one run. Blocking. Ranks only `write` and `load`; all else is rank 0's, or only looks.
 
     One at a time is written: `begin` by rank 0, `write` by every rank, `commit` by rank 0. None of this is collective.
+    With a store, `stored.take_in` comes first and `stored.fetch` before `load`. What reaches for it raises StoreError.
     """
 
     def __init__(self, archive: RunArchive) -> None:
         self._archive = archive
         self._folder = archive.checkpoints
+        self.stored = StoredCheckpoints(archive)
 
     def path(self, checkpoint: Checkpoint) -> Path:
         """The folder of a checkpoint."""
@@ -82,6 +91,11 @@ class Checkpoints:
 
     def _partial(self, name: str) -> Path:
         return self._folder / f".{name}"
+
+    def _parts(self, name: str) -> Parts:
+        if self.stored.remote:
+            return StoredParts(self.stored.mirror, f"{CHECKPOINTS}/{name}")
+        return FolderParts(self._partial(name))
 
     def begin(self, step: int) -> str:
         """Make room for a checkpoint behind `step`: its name, for the ranks to `write` to. Raises CheckpointError."""
@@ -92,22 +106,56 @@ class Checkpoints:
             raise _failed(self._partial(name), error) from None
         return name
 
-    def write(self, name: str, rank: int, state: Writable, stop: threading.Event) -> None:
-        """Write a rank's file and say so, or leave none and say why. Raises CheckpointError; `stop` is one reason."""
-        file, word = rank_files(self._partial(name), rank)
+    def elsewhere(self, name: str) -> bool:
+        """Whether rank 0 has begun this checkpoint on another node; to be asked while it cannot give it up."""
+        return self.stored.remote and not self._partial(name).is_dir()
+
+    def write(
+        self, name: str, rank: int, state: Writable, stop: threading.Event, *, elsewhere: bool = False
+    ) -> None:  # fmt: skip
+        """Write a rank's file and say so, or leave none and say why. Raises CheckpointError; `stop` is one reason.
+
+        `elsewhere` than rank 0 nobody else clears up this node's scratch, so nothing is left on it.
+        """
+        file, parts = self._partial(name) / state_file(rank), self._parts(name)
         try:
+            if elsewhere:
+                self._clear_scratch(name)
             facts = write_hashed(file, state.chunks(), stop)
-            write_message(word, Part(files={file.name: facts}))
+            self._insist(rank, stop, lambda: self.stored.put(name, file, stop))
+            if elsewhere:
+                file.unlink()
+            self._insist(rank, stop, lambda: parts.say(rank, Part(files={file.name: facts})))
         except FileNotFoundError:
             raise CheckpointError(f"{file}: given up by rank 0") from None
-        except (OSError, CheckpointError) as error:
+        except (OSError, CheckpointError, StoppedError) as error:
             failure = _failed(file, error)
             try:
                 file.unlink(missing_ok=True)
-                write_message(word, Part(error=str(failure)))
+                parts.say(rank, Part(error=str(failure)))
             except OSError as second:
                 log.warning("rank 0 will hear of it at its deadline only: %s", second)
             raise failure from None
+
+    def _clear_scratch(self, name: str) -> None:
+        for path in self._folder.glob("*step-*"):
+            if path != self._partial(name):
+                shutil.rmtree(path, ignore_errors=True)  # other ranks of this node do the same
+        self._partial(name).mkdir(parents=True, exist_ok=True)
+
+    @staticmethod
+    def _insist(rank: int, stop: threading.Event, do: Callable[[], None]) -> None:
+        """Rank 0 hears of its own failure at once, of another rank's only by the store that the rank cannot reach."""
+        ends = time.monotonic() + (INSISTING_S if rank else 0.0)
+        while True:
+            try:
+                do()
+            except StoreAwayError as error:
+                if time.monotonic() > ends or stop.wait(AGAIN_S if rank else 0.0):
+                    raise
+                log.warning("rank %d: %s; trying again", rank, error)
+            else:
+                return
 
     def commit(
         self, name: str, cut: Cut, stop: threading.Event, *, sampler: str | None = None,
@@ -121,13 +169,15 @@ class Checkpoints:
         """
         partial = self._partial(name)
         try:
-            files = all_parts(partial, cut.ranks, stop, deadline_s)
+            files = all_parts(self._parts(name), cut.ranks, stop, deadline_s)
             if sampler is not None:
                 files[SAMPLER] = write_hashed(partial / SAMPLER, [memoryview(sampler.encode())], stop)
+                self.stored.put(name, partial / SAMPLER)
             checkpoint = Checkpoint(
                 **cut.model_dump(), name=name, consumed=self._consumed(cut.step, consumed or {}), files=files
             )
             checkpoint = write_manifest(partial, checkpoint)
+            self.stored.put(name, partial / MANIFEST)
             partial.rename(self._folder / name)
             sync_folder(self._folder)
         except (OSError, ArchiveError, CheckpointError) as error:
@@ -137,6 +187,13 @@ class Checkpoints:
 
     def abandon(self, name: str) -> None:
         """Delete what was written of a checkpoint that is not to be. A rank that still writes to it will fail."""
+        self._give_up(name)
+        try:
+            self.stored.delete(name)
+        except StoreError as error:
+            log.warning("left in the store until the run is taken up again: %s", error)
+
+    def _give_up(self, name: str) -> None:
         gone = self._folder / f".abandoned-{name}"
         try:
             # After this no rank can put a file into it.
@@ -153,7 +210,7 @@ class Checkpoints:
         left = sorted([*self._folder.glob(".step-*"), *self._folder.glob(".abandoned-*")])
         for path in left:
             _clear(path)
-        return [path.name for path in left]
+        return [*(path.name for path in left), *self.stored.clear()]
 
     def _consumed(self, step: int, known: Consumed) -> Consumed:
         """The archived batches stay at least until the next checkpoint. Raises ArchiveError."""
@@ -203,7 +260,17 @@ class Checkpoints:
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Compare every file with the manifest. Raises ArchiveError, naming the file."""
-        check_files(self.path(checkpoint), checkpoint.files)
+        self.stored.fetch(checkpoint.name)
+        try:
+            check_files(self.path(checkpoint), checkpoint.files)
+        except ArchiveError as error:
+            if not self.stored.remote:
+                raise
+            # What this node kept is damaged; the store's may be whole.
+            log.warning("fetched again: %s", error)
+            for file in checkpoint.files:
+                (self.path(checkpoint) / file).unlink(missing_ok=True)
+            self.stored.fetch(checkpoint.name)
 
     def load(self, trainer: Restorable, name: str) -> None:
         """Bring the trainer to where the checkpoint stands. Collective. Raises ArchiveError."""
@@ -229,9 +296,13 @@ class Checkpoints:
         keep = {newest[step] for step in last}
         for path, found in listed:
             if path not in keep and (isinstance(found, Checkpoint) or _step(path) < last[0]):
-                _delete(path)
+                self._delete(path)
+            elif self.stored.remote and path != newest[last[-1]]:
+                for file in path.glob(f"*{STATE_SUFFIX}"):  # scratch has room for one
+                    file.unlink()
         for path in self._folder.glob(f"{DAMAGED}step-*"):
             if _step(path) < last[0]:
+                self.stored.delete(path.name.removeprefix(DAMAGED))
                 _clear(path)
         if len(last) == kept:
             self._archive.forget_batches(last[0])
@@ -240,13 +311,20 @@ class Checkpoints:
         """Delete the checkpoints behind later steps, which have left the run's history, and return their names."""
         later = [path for path, _ in self._listed() if _step(path) > step]
         for path in later:
-            _delete(path)
+            self._delete(path)
         return [path.name for path in later]
 
     def set_aside(self, names: Iterable[str]) -> None:
         """Count damaged checkpoints no more, or `prune` would take them for ones to go back to."""
         for name in names:
+            self.stored.set_aside(name)
             (self._folder / name).rename(self._folder / f"{DAMAGED}{name}")
+
+    def _delete(self, path: Path) -> None:
+        self.stored.delete(path.name)
+        # Without its manifest a folder is no checkpoint, should deletion be interrupted.
+        (path / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(path)
 
 
 def _failed(path: Path, error: Exception) -> CheckpointError:
@@ -264,12 +342,6 @@ def _step(path: Path) -> int:
     """0 for a folder that has no such name: it comes before every other."""
     match = FOLDER.search(path.name)
     return int(match[1]) if match else 0
-
-
-def _delete(path: Path) -> None:
-    # Without its manifest a folder is no checkpoint, should deletion be interrupted.
-    (path / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(path)
 
 
 def _clear(path: Path) -> None:

@@ -18,18 +18,35 @@ from learner.archive import run_folder
 from learner.snapshot import Snapshot
 from services.contracts import EvaluationRecord
 from services.settings import NO_TEMPLATE
+from services.storage.folders import put_folder
+from services.storage.models import local_file
+from services.storage.places import store_address
+
+EXPORT = "export"
 
 
 def export_folder(run: str) -> Path:
     """Where the run's export goes: into the run's folder."""
-    return run_folder(run) / "export"
+    return run_folder(run) / EXPORT
+
+
+def stored(folder: Path, run: str) -> str:
+    """Where a run's export lasts, after it has been put there: in the store, or without one in its `folder`.
+
+    Raises StoreError, OSError.
+    """
+    at = store_address()
+    if at is None:
+        return str(folder)
+    put_folder(at / run / EXPORT, folder)
+    return str(at / run / EXPORT)
 
 
 def tokenizer_of(source: Path, chat_template: str | None) -> Any:
     """The tokenizer of the initial model, with the chat template that the run's prompts were written with."""
     tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
     if chat_template not in (None, NO_TEMPLATE):
-        tokenizer.chat_template = Path(str(chat_template)).read_text()
+        tokenizer.chat_template = local_file(str(chat_template), "model.chat_template").read_text()
     return tokenizer
 
 

@@ -13,17 +13,17 @@ import logging
 import time
 from collections.abc import Coroutine
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from learner.checkpointing import Checkpointing
-from learner.export import export, export_folder, tokenizer_of
+from learner.commands import Command
+from learner.export import export, export_folder, stored, tokenizer_of
 from learner.recovery import Recovery
 from learner.room import written
 from learner.snapshot import Snapshot
 from learner.trainer import Trained
 from learner.weights import Publisher
-from learner.work import Command, NonFiniteGradientError, RankWork
+from learner.work import NonFiniteGradientError, RankWork
 from services.contracts import (
     AFTER,
     Batch,
@@ -34,7 +34,7 @@ from services.contracts import (
     SamplerState,
     StepRecord,
 )
-from services.metrics import POLICY_VERSION, SKIPPED_OPTIMIZER_STEPS, STEP
+from services.metrics import DAMAGED_PAYLOADS, POLICY_VERSION, SKIPPED_OPTIMIZER_STEPS, STEP
 from services.shell import Context
 from services.streams.history import History, LoggedBatch
 from services.streams.records import RunRecords
@@ -68,6 +68,7 @@ class Lead:
         self._committed: StepRecord | None = None
         self._done = False
         self._after = "0-0"
+        self._shown: set[str] = set()
 
     async def run(self) -> None:
         """Take the run up, train until its rollout steps are done, then serve joiners until `stopping`."""
@@ -94,7 +95,7 @@ class Lead:
     async def _take_up(self) -> None:
         """Bring the policy to where the run stands: the committed step, or the older one it is resumed from."""
         record, policy = self._context.record, await self._history.policy()
-        await self._work.begin_archive(resumed=policy is not None)
+        await self._meanwhile_idle(self._work.begin_archive(resumed=policy is not None))
         # Before the first policy version there is nothing to go back from.
         rewinds = policy is not None and record.resume_step is not None and policy.resumption < record.resumptions
         step = record.resume_step if rewinds and record.resume_step is not None else policy.step if policy else 0
@@ -108,6 +109,8 @@ class Lead:
         records = [one for _, one in await self._context.journal.steps()]
         await self._meanwhile_idle(self._work.forget_after(step, records))
         self._committed = records[-1] if records and records[-1].step == step else None
+        if self._committed:
+            self._show(self._committed)
         await self._checkpointing.list()
         version = await self._history.announce(step, snapshot.digest)
         await self._history.commit_policy(version, step, snapshot.digest)
@@ -246,6 +249,7 @@ class Lead:
         if trained is None:
             raise StoppedError
         if trained.damaged:
+            DAMAGED_PAYLOADS.labels(run=self._context.record.id, service="learner").inc(len(trained.damaged))
             await self._context.journal.event("payload-damaged", f"step {batch.step}: {'; '.join(trained.damaged)}")
         record = _record(batch, trained, self._policy.version, started_at)
         await self._check_gradients(record, trained)
@@ -259,11 +263,19 @@ class Lead:
         self._committed = record
         self._done = batch.last or batch.step >= self._recipe.limits.rollout_steps
         await self._context.presence.update(version=version)
-        for name, value in record.metrics.items():
-            STEP.labels(run=self._context.record.id, name=name).set(value)
+        self._show(record)
         write, what = partial(self._work.archive.write_record, record), f"the record of rollout step {record.step}"
         await self._meanwhile_idle(written(write, what, self._context.waits, self._recipe.limits.stall_timeout_s))
         return record
+
+    def _show(self, record: StepRecord) -> None:
+        """Show a committed step's metrics; what only the step before it had is no longer shown."""
+        run = self._context.record.id
+        for name, value in record.metrics.items():
+            STEP.labels(run=run, name=name).set(value)
+        for name in self._shown - record.metrics.keys():
+            STEP.remove(run, name)
+        self._shown = set(record.metrics)
 
     async def _check_gradients(self, record: StepRecord, trained: Trained) -> None:
         """Report skipped optimizer steps. Raises NonFiniteGradientError after keeping the record as a failure."""
@@ -278,7 +290,9 @@ class Lead:
         try:
             self._work.check_gradients(record.step)
         except NonFiniteGradientError:
-            await asyncio.to_thread(self._work.archive.write_failure, record)
+            write = partial(self._work.archive.write_failure, record)
+            what, patience_s = f"the record of rollout step {record.step}", self._recipe.limits.stall_timeout_s
+            await self._meanwhile_idle(written(write, what, self._context.waits, patience_s))
             raise
 
     async def _snapshot(self) -> Snapshot:
@@ -334,18 +348,19 @@ class Lead:
 
     async def _export(self, evaluations: list[EvaluationRecord]) -> None:
         run = self._context.record.id
-        source, template = Path(str(self._context.record.model_path)), self._recipe.model.chat_template
-        tokenizer = tokenizer_of(source, template)
-        what, patience = "the export to be written", self._recipe.limits.stall_timeout_s
-        with self._context.waits.on("export", what, patience):
-            # Of the model in training only the names are read.
-            writing = asyncio.to_thread(
-                export, self._work.causal_lm, self._last, tokenizer, export_folder(run), evaluations
+        waits, patience = self._context.waits, self._recipe.limits.stall_timeout_s
+        with waits.on("export", "the export to be written", patience):
+            template = self._recipe.model.chat_template
+            tokenizer = await written(
+                partial(tokenizer_of, self._work.model_folder, template), "the chat template", waits, patience
             )
-            folder = await self._meanwhile_idle(writing)
+            # Of the model in training only the names are read.
+            writing = partial(export, self._work.causal_lm, self._last, tokenizer, export_folder(run), evaluations)
+            folder = await self._meanwhile_idle(written(writing, "the export", waits, patience))
+            place = await self._meanwhile_idle(written(partial(stored, folder, run), "the export", waits, patience))
         records = RunRecords(self._context.redis)
-        await records.set_paths(run, self._history.epoch, "learner", export_path=str(folder))
-        await self._context.journal.event("exported", f"policy version {self._policy.version} is in {folder}")
+        await records.set_paths(run, self._history.epoch, "learner", export_path=place)
+        await self._context.journal.event("exported", f"policy version {self._policy.version} is in {place}")
 
 
 def _record(batch: Batch, trained: Trained, consumed_at: int, started_at: float) -> StepRecord:

@@ -11,6 +11,8 @@ from typing import Any
 
 from learner.model_source import ModelSourceError, model_folder, packaged_gguf
 from services.settings import Model
+from services.storage.folders import local_copy
+from services.storage.places import is_remote
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,15 @@ def model_shape(model: Model, cache: Path) -> ModelShape:
     )  # fmt: skip
 
 
+def _remote_config(path: str, cache: Path) -> Path:
+    """A folder with the config.json of a model that is in a store: the weights are not needed. Raises StoreError."""
+    return local_copy(f"{path.rstrip('/')}/config.json", "model.path", cache).parent
+
+
 def _config(model: Model, cache: Path) -> Any:
     from transformers import AutoConfig
 
-    folder = model_folder(model, cache)
+    folder = _remote_config(str(model.path), cache) if is_remote(model.path) else model_folder(model, cache)
     if (folder / "config.json").is_file():
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     if model.architecture is not None:

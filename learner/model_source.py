@@ -1,6 +1,6 @@
-"""Owns where a run's initial weights come from: an ordinary Hugging Face folder, prepared once.
+"""Owns where a run's initial weights come from: an ordinary Hugging Face folder, prepared once a node.
 
-Must not train or serve; the packaged model is de-quantised here and nowhere else.
+Must not train or serve; the packaged model is de-quantised here and nowhere else. As a program it prepares a package.
 """
 
 from __future__ import annotations
@@ -8,12 +8,18 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sys
 import tempfile
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from services.settings import Model
+from services.storage.errors import StoreAwayError, StoreError
+from services.storage.folders import contents, local_copy, marked, unmarked
+from services.storage.models import PACKAGE, packaged_folder
+from services.storage.places import address, is_remote
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +38,12 @@ class ModelSourceError(ValueError):
 def prepare_model(model: Model, cache: Path) -> Path:
     """The Hugging Face folder (fp32 weights, tokenizer, chat template, generation config) of `model`.
 
-    A `package` is de-quantised into `cache` once and reused from then on; a `path` is checked and returned.
-    Blocks for about 20 s the first time. Raises ModelSourceError.
+    A `package` is de-quantised into `cache` once and reused from then on; so is what a `path` in a store names, once
+    it is fetched; another `path` is checked and returned. Blocks for about 20 s the first time, or for as long as the
+    store takes. Raises ModelSourceError; StoreAwayError while the store does not answer.
     """
+    if is_remote(model.path):
+        return _checked(_fetched(str(model.path), cache), str(model.path))
     folder = model_folder(model, cache)
     if model.package is None:
         return _checked(folder)
@@ -43,32 +52,73 @@ def prepare_model(model: Model, cache: Path) -> Path:
     return _dequantised(model.package, folder)
 
 
+def record_name(model: Model, cache: Path) -> str:
+    """By what name a run's record calls `model`, once it is seen that it can be used; a package is prepared for that.
+
+    Every node finds it again by that name; see services.storage.models. Raises ModelSourceError, StoreAwayError.
+    """
+    if model.package is not None:
+        prepare_model(model, cache)
+        return f"{PACKAGE}{model.package}"
+    if not is_remote(model.path):
+        return str(prepare_model(model, cache))
+    try:
+        # Looked at where it is: this node may be the one that never needs it.
+        found = contents(address(str(model.path), "model.path"), "model.path")
+        name = marked(str(model.path), "model.path")
+    except StoreError as error:
+        raise _unfetched(error) from None
+    if lacking := _lacking_of(found.__contains__):
+        raise _refused(str(model.path), f"no {', no '.join(lacking)}")
+    return name
+
+
 def model_folder(model: Model, cache: Path) -> Path:
-    """Where `model` is, or will be once it is prepared."""
+    """Where `model` is, or will be once it is prepared, unless its `path` is in a store."""
     if model.path is not None:
         return Path(model.path)
-    return cache / f"{model.package}-fp32"
+    return packaged_folder(str(model.package), cache)
+
+
+def _fetched(path: str, cache: Path) -> Path:
+    try:
+        return local_copy(path, "model.path", cache)
+    except StoreError as error:
+        raise _unfetched(error) from None
+
+
+def _unfetched(error: StoreError) -> Exception:
+    """Only what lasts is the recipe's fault."""
+    return error if isinstance(error, StoreAwayError) else ModelSourceError(str(error))
 
 
 def _lacking(folder: Path) -> list[str]:
     """What `folder` lacks to be a model, in words; empty when it is one."""
+    return _lacking_of(lambda name: (folder / name).is_file())
+
+
+def _lacking_of(there: Callable[[str], bool]) -> list[str]:
     needs = {"config.json": ("config.json",), "weights": WEIGHT_FILES, "a tokenizer": TOKENIZER_FILES}
     return [
         f"{what} ({' or '.join(names)})" if len(names) > 1 else what
         for what, names in needs.items()
-        if not any((folder / name).is_file() for name in names)
+        if not any(there(name) for name in names)
     ]
 
 
-def _checked(path: Path) -> Path:
-    accepted = "a Hugging Face model folder with config.json, weights and a tokenizer is"
+def _checked(path: Path, named: str = "") -> Path:
+    """The folder, if it is a model; `named` as in errors, where it is not its own path."""
+    shown = unmarked(named) if named else str(path)
     if not path.is_dir():
-        raise ModelSourceError(f"model.path: value {str(path)!r} is not accepted (no such folder); {accepted}")
-    lacking = _lacking(path)
-    if lacking:
-        fault = f"no {', no '.join(lacking)}"
-        raise ModelSourceError(f"model.path: value {str(path)!r} is not accepted ({fault}); {accepted}")
+        raise _refused(shown, "a single file" if path.is_file() else "no such folder")
+    if lacking := _lacking(path):
+        raise _refused(shown, f"no {', no '.join(lacking)}")
     return path.absolute()
+
+
+def _refused(shown: str, fault: str) -> ModelSourceError:
+    accepted = "a Hugging Face model folder with config.json, weights and a tokenizer is"
+    return ModelSourceError(f"model.path: value {shown!r} is not accepted ({fault}); {accepted}")
 
 
 def packaged_gguf(package: str) -> Path:
@@ -122,3 +172,21 @@ def _put_in_place(partial: Path, folder: Path) -> None:
     except OSError:
         if _lacking(folder):
             raise
+
+
+def main(argv: list[str]) -> int:
+    """`python -m learner.model_source PACKAGE CACHE`: prepare a packaged model; the last line says what went wrong."""
+    package, cache = argv
+    if package not in PACKAGES:
+        print(f"model.package: value {package!r} is not accepted; one of {sorted(PACKAGES)} is", file=sys.stderr)
+        return 1
+    try:
+        prepare_model(Model.model_validate({"package": package}), Path(cache))
+    except (ModelSourceError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -64,6 +64,7 @@ def recover(archive: RunArchive, checkpoints: Checkpoints, committed: int) -> Re
 def archived_payloads(archive: RunArchive, batch: Batch) -> dict[str, SamplePayload]:
     """The payloads that training takes of a batch, by key, of however many ranks archived it. Raises ArchiveError."""
     found: dict[str, SamplePayload] = {}
+    archive.fetch_shares(batch.step)
     for rank in archiving_ranks(archive, batch.step) or [0]:
         found |= archive.share(batch.step, rank)
     wanted = trained_payloads(batch)

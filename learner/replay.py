@@ -1,7 +1,7 @@
 """Owns replay: recorded optimizer steps run again from a run's folder alone, and compared with what they gave.
 
 Must not need a gateway, Redis or the run's other services. As a program it is one rank; `replay` starts all of them on
-this machine. Nothing of the run's folder is written to.
+this machine. Nothing of the run's folder is written to; what a store holds of the run is fetched to another one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from learner.archive import FIRST_STEP, ArchiveError, RunArchive, RunFacts
+from learner.archive import FACTS, FIRST_STEP, ArchiveError, RunArchive, RunFacts
 from learner.checkpoint_files import Checkpoint
 from learner.checkpoints import Checkpoints
 from learner.recovery import archived_payloads, archiving_ranks
 from services.contracts import OptimizerStepRecord, StepRecord, Value
+from services.storage.errors import StoreError
+from services.storage.mirror import UNMIRRORED, Mirror, run_mirror
+from services.storage.models import ModelUnavailableError, local_model, models_folder
 
 if TYPE_CHECKING:
     from learner.trainer import Trainer
@@ -82,14 +85,38 @@ class Comparison:
     equal: bool
 
 
-def plan_replay(folder: Path, step: int) -> Plan:
-    """Find out how to get to rollout step `step`. Raises ArchiveError, ReplayError."""
-    archive = RunArchive(folder)
+def run_at_hand(runs: Path, run: str) -> tuple[Path, Mirror]:
+    """The folder with a run's archive, and where what it lacks is fetched from: `runs`' own, or without a share in
+    the run's work what the store holds. Raises ReplayError, StoreError.
+    """
+    mirror, folder = run_mirror(run), runs / "replays" / run
+    if not mirror.remote:
+        return runs / run, mirror
+    (folder / FACTS).unlink(missing_ok=True)  # of an earlier replay
+    archive = RunArchive(folder, mirror)
+    archive.forget_scratch()
+    archive.take_in()
+    Checkpoints(archive).stored.take_in()
+    if not (folder / FACTS).is_file():
+        raise ReplayError(f"RUN: {run!r} has no archive in {mirror.where('', folder)} (PENSTOCK_STORE)")
+    return folder, mirror
+
+
+def plan_replay(folder: Path, step: int, mirror: Mirror = UNMIRRORED) -> Plan:
+    """Find out how to get to rollout step `step`, and fetch what that takes.
+
+    Raises ArchiveError, ReplayError, StoreError.
+    """
+    archive = RunArchive(folder, mirror)
     if not (folder / "run.json").is_file():
         known = ", ".join(sorted(one.parent.name for one in folder.parent.glob("*/run.json"))) or "none"
         raise ReplayError(f"RUN: {folder.name!r} has no archive in {folder.parent}; accepted here: {known}")
     facts = archive.facts()
-    if not (Path(facts.model_path) / "config.json").is_file():
+    try:
+        model = local_model(facts.model_path, models_folder())
+    except (ModelUnavailableError, StoreError) as error:
+        raise ReplayError(f"run {facts.run!r} began with the model {facts.model_path}: {error}") from None
+    if not (model / "config.json").is_file():
         raise ReplayError(f"run {facts.run!r} began with the model in {facts.model_path}, which is gone")
     archived = set(archive.steps())
     starts: list[Checkpoint | None] = [None, *Checkpoints(archive).complete()]
@@ -102,7 +129,7 @@ def plan_replay(folder: Path, step: int) -> Plan:
             continue
         try:
             if start is not None:
-                Checkpoints(archive).check(start)
+                Checkpoints(archive).check(start)  # which fetches it
         except ArchiveError as error:
             passed_over.append(str(error))
             continue
@@ -269,7 +296,7 @@ def run_rank(
     try:
         if ranks.device.type != facts.device:
             raise ReplayError(f"the run trained on {facts.device}, this machine offers {ranks.device.type}")
-        trainer = Trainer(Path(facts.model_path), facts.recipe, ranks)
+        trainer = Trainer(local_model(facts.model_path, models_folder()), facts.recipe, ranks)
         if start is not None:
             Checkpoints(archive).load(trainer, start)
         _train(trainer, archive, steps, rank, out)

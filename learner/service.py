@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import logging
 
+from learner.commands import Command
 from learner.lead import Lead
-from learner.work import Command, RankWork
+from learner.work import RankWork
 from services.contracts import Batch
 from services.shell import Context
 

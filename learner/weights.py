@@ -19,7 +19,7 @@ from learner.broadcast import BroadcastGroup, Rendezvous, send_snapshot
 from learner.snapshot import Snapshot
 from services.cancellation import end
 from services.contracts import EPOCH_SHIFT, ProcessInfo, WeightAck, WeightManifest, WeightPlan
-from services.metrics import SYNC_SECONDS
+from services.metrics import SYNC_FAILURES, SYNC_SECONDS
 from services.settings import Weights
 from services.streams.connection import Redis
 from services.streams.history import History
@@ -186,6 +186,7 @@ class Publisher:
             group = await self._carry_out(plan, snapshot, held.group if held else None)
         except SyncError as error:
             text = f"version {plan.version} to {', '.join(members)} (group {plan.generation}) failed: {error}"
+            SYNC_FAILURES.labels(run=self._keys.run, service="learner").inc()
             await self._journal.event("weight-sync-failed", text)
             return False
         self._held = _Held(plan.generation, members, group)
@@ -236,8 +237,6 @@ class Publisher:
             if ack.phase == "failed":
                 raise SyncError(f"{ack.member} reports: {ack.detail}")
             sync.missing.discard(ack.member)
-            self._observe("staging", ack.staging_s)
-            self._observe("pause", ack.pause_s)
         if not sync.missing and not sync.all_applied.done():
             sync.all_applied.set_result(None)
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,6 +24,7 @@ from learner.archive import RunArchive, RunFacts, run_folder
 from learner.batches import masked
 from learner.checkpoint_files import Checkpoint, CheckpointError, Consumed, Cut
 from learner.checkpoints import Checkpoints
+from learner.commands import Command
 from learner.ranks import Ranks, keep_freed_memory
 from learner.recovery import MissingBatchesError, Recovery, archived_payloads, recover
 from learner.repair import repair
@@ -31,8 +32,10 @@ from learner.room import written
 from learner.snapshot import Snapshot, make_manifest, take_snapshot
 from learner.tensor_files import HostBlock
 from learner.trainer import InterruptedTrainingError, Trained, Trainer, leave
-from services.contracts import Batch, StepRecord, Value, WeightManifest
+from services.contracts import Batch, StepRecord, WeightManifest
 from services.shell import Context
+from services.storage.mirror import run_mirror
+from services.storage.models import local_model, models_folder
 from services.streams.payloads import SamplePayload, fetch
 
 log = logging.getLogger(__name__)
@@ -40,19 +43,8 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 UNPUBLISHED = -1
+TOGETHER_S = 2.0
 VERSIONS_OF = ("torch", "deepspeed", "transformers")
-
-
-class Command(Value):
-    """rank 0 -> all ranks: what to do next, together.
-
-    `train` and `retrain` (from the archive) come with a batch, `save` with a step, `load` with a checkpoint's name.
-    """
-
-    do: Literal["idle", "train", "retrain", "snapshot", "save", "load", "stop"]
-    batch: Batch | None = None
-    step: int | None = None
-    name: str | None = None
 
 
 class NonFiniteGradientError(RuntimeError):
@@ -73,11 +65,12 @@ class RankWork:
         self._trainer: Trainer
         self._ranks: Ranks
         self.manifest: WeightManifest
-        self.archive = RunArchive(run_folder(context.record.id))
+        self.archive = RunArchive(run_folder(context.record.id), run_mirror(context.record.id))
         self.checkpoints = Checkpoints(self.archive)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._ending = threading.Event()
         self._saving: tuple[str, asyncio.Future[None]] | None = None
+        self.model_folder: Path
 
     async def in_order(self, task: Callable[[], R]) -> R:
         """Run blocking `task` on the learning thread, between two collectives."""
@@ -87,16 +80,22 @@ class RankWork:
         return self._context.waits.on(name, what, self._context.record.recipe.limits.stall_timeout_s)
 
     async def open(self) -> None:
-        """Join the ranks and load the policy. Collective."""
+        """Have the model on this node, join the ranks and load the policy. Collective."""
+        record = self._context.record
+        if record.model_path is None:
+            raise RuntimeError(f"run {record.id!r} has no model_path; the controller sets it before it starts services")
+        patience_s = record.recipe.limits.startup_timeout_s
+        with self._context.waits.on("model", "the model to be on this node", patience_s):
+            bringing = partial(local_model, record.model_path, models_folder())
+            self.model_folder = await written(bringing, "the model", self._context.waits, patience_s)
+        await self._durably(self.archive.forget_scratch, "what an earlier learner left here")
         await self.in_order(self._open)
 
     def _open(self) -> None:
         record = self._context.record
-        if record.model_path is None:
-            raise RuntimeError(f"run {record.id!r} has no model_path; the controller sets it before it starts services")
         keep_freed_memory()
         self._ranks = Ranks(self._rank, self._world, *self._master, timeout_s=self._timeout_s)
-        self._trainer = Trainer(Path(record.model_path), record.recipe, self._ranks)
+        self._trainer = Trainer(self.model_folder, record.recipe, self._ranks)
         self.manifest = make_manifest(self._trainer, record.recipe.weights.bucket_mib)
         self.archive.prepare()
 
@@ -130,7 +129,17 @@ class RankWork:
             run=record.id, recipe=record.recipe, model_path=str(record.model_path), ranks=self._world,
             device=self._ranks.device.type, versions={name: metadata.version(name) for name in VERSIONS_OF},
         )  # fmt: skip
-        await asyncio.to_thread(lambda: self.archive.begin(facts, resumed=resumed))
+        await self._durably(partial(self._begin_archive, facts, resumed), "the run's archive")
+
+    def _begin_archive(self, facts: RunFacts, resumed: bool) -> None:
+        self.archive.take_in()
+        self.checkpoints.stored.take_in()
+        self.archive.begin(facts, resumed=resumed)
+
+    async def _durably(self, do: Callable[[], R], what: str) -> R:
+        """Do something that needs the disk or the store, and wait for them as long as the other ranks wait for us."""
+        patience_s = min(self._context.record.recipe.limits.stall_timeout_s, self._timeout_s / 2)
+        return await written(do, what, self._context.waits, patience_s)
 
     async def send(self, command: Command) -> None:
         """Rank 0 tells the others what comes next."""
@@ -188,7 +197,8 @@ class RankWork:
         """This rank's share: the payloads that are whole, why others are not, and what else went wrong."""
         try:
             if archived:
-                found = await asyncio.to_thread(archived_payloads, self.archive, batch)
+                what = f"the archived batch of rollout step {batch.step}"
+                found = await self._durably(partial(archived_payloads, self.archive, batch), what)
                 return {key: found[key] for key in keys}, {}, None
             whole, damaged = await fetch(self._context.redis, keys)
         except Exception as error:  # noqa: BLE001 - whatever it was, the other ranks must hear of it; it is raised then
@@ -211,12 +221,8 @@ class RankWork:
 
     async def _archived(self, batch: Batch, payloads: dict[str, SamplePayload]) -> Exception | None:
         """Archive the batch and this rank's share, so that whatever training makes of it can be replayed."""
-        context = self._context
-        # The other ranks wait for this one; they must not take it for lost.
-        patience_s = min(context.record.recipe.limits.stall_timeout_s, self._timeout_s / 2)
         try:
-            what = f"the batch of rollout step {batch.step}"
-            await written(partial(self._archive, batch, payloads), what, context.waits, patience_s)
+            await self._durably(partial(self._archive, batch, payloads), f"the batch of rollout step {batch.step}")
         except Exception as error:  # noqa: BLE001 - as above
             return error
         return None
@@ -268,15 +274,14 @@ class RankWork:
             captured = await self.in_order(lambda: self._capture(step))
         if captured is None:
             return
-        name, state = captured
-        writing = asyncio.get_running_loop().run_in_executor(
-            self._writer, self.checkpoints.write, name, self._rank, state, self._ending
-        )
+        name, state, elsewhere = captured
+        write = partial(self.checkpoints.write, name, self._rank, state, self._ending, elsewhere=elsewhere)
+        writing = asyncio.get_running_loop().run_in_executor(self._writer, write)
         self._saving = name, writing
         if self._rank:
             writing.add_done_callback(self._written)
 
-    def _capture(self, step: int) -> tuple[str, HostBlock] | None:
+    def _capture(self, step: int) -> tuple[str, HostBlock, bool] | None:
         begun, failure = "", None
         if self._rank == 0:
             try:
@@ -287,7 +292,8 @@ class RankWork:
         name = self._ranks.broadcast_bytes(None if self._rank else begun.encode()).decode()
         if failure:
             raise failure
-        return (name, self._trainer.capture()) if name else None
+        elsewhere = bool(name) and self._rank > 0 and self.checkpoints.elsewhere(name)
+        return (name, self._trainer.capture(), elsewhere) if name else None
 
     def _written(self, writing: asyncio.Future[None]) -> None:
         self._saving = None
@@ -334,12 +340,12 @@ class RankWork:
         Redis had to be asked for, since the archive does not hold them whole.
         """
         try:
-            return await asyncio.to_thread(self._recover, committed)
+            return await self._durably(partial(self._recover, committed), "the run's checkpoints")
         except MissingBatchesError as error:
             repaired = await repair(self._context.redis, self._context.keys, self.archive, error.reasons)
             if not repaired:
                 raise
-            recovery = await asyncio.to_thread(self._recover, committed)
+            recovery = await self._durably(partial(self._recover, committed), "the run's checkpoints")
             return replace(recovery, repaired={step: error.reasons[step] for step in repaired})
 
     async def forget_after(self, step: int, records: Sequence[StepRecord]) -> None:
@@ -348,7 +354,7 @@ class RankWork:
         Writes those of `records`, the surviving history, that a learner had no time to write.
         """
         with self._waiting("forgetting", f"files of steps behind {step} to be deleted"):
-            await asyncio.to_thread(self._forget_after, step, records)
+            await self._durably(partial(self._forget_after, step, records), f"deleting what is behind step {step}")
 
     def _forget_after(self, step: int, records: Sequence[StepRecord]) -> None:
         for name in self.checkpoints.discard_after(step):
@@ -365,7 +371,24 @@ class RankWork:
         self.checkpoints.set_aside(recovery.passed_over)
         return recovery
 
+    async def _together(self, do: Callable[[], None], what: str) -> None:
+        """Have every rank do what may take each another time, without any being taken for lost. Collective."""
+        doing = asyncio.ensure_future(self._durably(do, what))
+        busy, failed = 1, 0
+        try:
+            while busy:
+                await asyncio.wait({doing}, timeout=TOGETHER_S)
+                broken = doing.done() and doing.exception() is not None
+                flags = torch.tensor([int(not doing.done()), int(broken)])
+                busy, failed = (await self.in_order(partial(self._ranks.all_reduce, flags))).tolist()
+        finally:
+            doing.cancel()
+        doing.result()
+        if failed:
+            raise RuntimeError(f"{failed} other ranks could not fetch {what}")
+
     async def restore(self, name: str) -> None:
         """Go on from the checkpoint of that name. Collective. Raises ArchiveError."""
-        with self._waiting("recovery", f"all ranks to load checkpoint {name}"):
+        with self._waiting("recovery", f"all ranks to have and load checkpoint {name}"):
+            await self._together(partial(self.checkpoints.stored.fetch, name), f"checkpoint {name}")
             await self.in_order(lambda: self.checkpoints.load(self._trainer, name))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from services.contracts import Cause, Prompt
 from services.settings import NO_TEMPLATE
+from services.storage.models import local_file
 
 
 class PromptError(ValueError):
@@ -28,7 +29,8 @@ class PromptError(ValueError):
 class ChatTokenizer:
     """The model folder's tokenizer (transformers AutoTokenizer) under the recipe's chat template.
 
-    `chat_template`: null takes the tokenizer's own, `none` joins the messages' texts, else the path of a Jinja file.
+    `chat_template`: null takes the tokenizer's own, `none` joins the messages' texts, else the path of a Jinja
+    file, which may be in a store.
     """
 
     def __init__(self, model_path: str, max_prompt_tokens: int, chat_template: str | None = None) -> None:
@@ -41,7 +43,7 @@ class ChatTokenizer:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
         self._joins = chat_template == NO_TEMPLATE
         if chat_template is not None and not self._joins:
-            self._tokenizer.chat_template = _template(Path(chat_template))
+            self._tokenizer.chat_template = _template(local_file(chat_template, "model.chat_template"))
         if not self._joins and not self._tokenizer.chat_template:
             raise ValueError(
                 f"model.chat_template: the tokenizer in {model_path!r} has none; the path of a Jinja file, or "

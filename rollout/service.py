@@ -22,6 +22,7 @@ from rollout.weights import WeightFollower
 from services.cancellation import end
 from services.contracts import Lane, Task
 from services.shell import Context
+from services.storage.models import local_model, models_folder
 from services.streams.leases import Consumer, Delivery
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ READ_WAIT_S = 0.2
 DRAIN_S = 8.0
 LANES = (Lane.EVALUATION, Lane.TRAIN)
 TASKS, GENERATION = "tasks", "generation"
-"""A replica's waits, beside `tokenizer` and `engine` while it starts, `weights` before its first version, and
+"""A replica's waits, beside `model`, `tokenizer` and `engine` while it starts, `weights` before its first version, and
 `redis-memory`."""
 
 
@@ -48,12 +49,14 @@ class RolloutService:
 
     async def run(self, context: Context) -> None:
         """Work until `context.stopping` is set, then drain."""
-        recipe, model_path = context.record.recipe, context.record.model_path
-        if model_path is None:
+        recipe, named = context.record.recipe, context.record.model_path
+        if named is None:
             raise ValueError(f"run {context.record.id!r}: model_path is not set; a Hugging Face folder is accepted")
         presence = context.presence
         presence.info = presence.info.model_copy(update={"workers": recipe.rollout.tensor_parallel})
         startup_s = recipe.limits.startup_timeout_s
+        with context.waits.on("model", "the model to be on this node", startup_s):
+            model_path = str(await asyncio.to_thread(local_model, named, models_folder()))
         with context.waits.on("tokenizer", "the tokenizer to be loaded", startup_s):
             tokenizer = await asyncio.to_thread(
                 ChatTokenizer, model_path, recipe.max_prompt_tokens, recipe.model.chat_template

@@ -14,7 +14,7 @@ from typing import Literal
 from rollout.engine import PoisonedError, RolloutEngine
 from rollout.staging import Progress
 from services.contracts import EPOCH_SHIFT, WeightAck, WeightManifest, WeightPlan
-from services.metrics import POLICY_VERSION, SYNC_SECONDS
+from services.metrics import POLICY_VERSION, SYNC_FAILURES, SYNC_SECONDS
 from services.settings import Recipe
 from services.shell import Context
 from services.streams.effects import owner_epoch
@@ -179,6 +179,8 @@ class WeightFollower:
     async def _ack(
         self, plan: WeightPlan, phase: Literal["applied", "failed"], detail: str, followed: Followed | None = None
     ) -> None:
+        if phase == "failed":
+            SYNC_FAILURES.labels(self._context.record.id, "rollout").inc()
         ack = WeightAck(
             member=self._member, generation=plan.generation, version=plan.version, phase=phase, detail=detail,
             staging_s=followed.staging_s if followed else 0.0, pause_s=followed.pause_s if followed else 0.0,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.contracts import ProcessInfo
-from services.metrics import serve_metrics
+from services.metrics import expose, forget, serve_metrics
 from services.streams.address import ACCEPTED
 from services.streams.connection import RECONNECT_S, Redis, RedisUnavailableError, connect
 from services.streams.journal import Journal
@@ -68,9 +68,12 @@ def advertised_host() -> str:
 
 async def host_service(
     service: Service, run: str, redis_url: str, stopping: asyncio.Event, *, workers: int = 1,
-    patience_s: float = RECONNECT_S,
+    patience_s: float = RECONNECT_S, told: Callable[[ProcessInfo], None] = lambda _: None,
 ) -> None:  # fmt: skip
-    """Run one service of one run to its end, with everything around it; waits `patience_s` seconds for Redis."""
+    """Run one service of one run to its end, with everything around it; waits `patience_s` seconds for Redis.
+
+    `told` hears of each change of the service's state.
+    """
     redis = await connect(redis_url, patience_s)
     try:
         keys = RunKeys(run)
@@ -80,24 +83,30 @@ async def host_service(
             id=f"{service.name}-{uuid.uuid4().hex[:8]}", service=service.name, run=run, host=host, pid=os.getpid(),
             metrics=f"{host}:{serve_metrics(host)}", workers=workers, started_at=time.time(),
         )  # fmt: skip
+        expose(run, service.name)
         journal, waits = Journal(redis, keys, service.name), Waits()
-        async with Presence(redis, info, waits, journal) as presence:
+        async with Presence(redis, info, waits, journal, told) as presence:
             try:
                 await service.run(Context(redis, keys, record, presence, journal, stopping, host, waits))
             except Exception as error:
                 await journal.event("service-failed", f"{info.id}: {type(error).__name__}: {error}")
                 raise
     finally:
+        forget(run)
         await redis.aclose()
 
 
 class ServiceThread:
     """A service in a thread with an event loop of its own, so that its host stays responsive."""
 
-    def __init__(self, service: Service, run: str, redis_url: str, workers: int = 1) -> None:
+    def __init__(
+        self, service: Service, run: str, redis_url: str, workers: int = 1,
+        told: Callable[[ProcessInfo], None] = lambda _: None,
+    ) -> None:  # fmt: skip
         self._service = service
         self._arguments = (run, redis_url)
         self._workers = workers
+        self._told = told
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self.error: BaseException | None = None
@@ -107,7 +116,9 @@ class ServiceThread:
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            hosting = host_service(self._service, *self._arguments, self._stopping, workers=self._workers)
+            hosting = host_service(
+                self._service, *self._arguments, self._stopping, workers=self._workers, told=self._told
+            )
             self._loop.run_until_complete(hosting)
         except BaseException as error:
             log.exception("%s failed", self._service.name)

@@ -28,6 +28,7 @@ from services.streams.keys import RunKeys
 from services.streams.presence import Presence
 from services.streams.records import RunRecords
 from services.waits import Waits
+from tests.s3_server import BUCKET, S3Server
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -128,3 +129,33 @@ async def service_context(redis: Any, run: str, document: dict[str, Any], servic
     journal, waits = Journal(redis, keys, service), Waits()
     async with Presence(redis, info, waits, journal) as presence:
         yield Context(redis, keys, record, presence, journal, asyncio.Event(), "127.0.0.1", waits)
+
+
+@pytest.fixture(scope="session")
+def s3_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """The S3 server that tests share."""
+    server = S3Server(tmp_path_factory.mktemp("s3"), free_port())
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def store(s3_session: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """A store of the test's own on the shared server: PENSTOCK_STORE and AWS_* name it."""
+    for name, value in s3_session.variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PENSTOCK_STORE", f"s3://{BUCKET}/{uuid.uuid4().hex[:8]}")
+    return s3_session
+
+
+@pytest.fixture
+def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """A store on a server of the test's own, to kill or hang."""
+    server = S3Server(tmp_path / "s3", free_port())
+    server.start()
+    for name, value in server.variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PENSTOCK_STORE", f"s3://{BUCKET}/own")
+    yield server
+    server.kill()

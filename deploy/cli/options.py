@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
+HOST = "127.0.0.1"
 PORT = 8470
-DEFAULT_API = f"http://127.0.0.1:{PORT}"
+DEFAULT_API = f"http://{HOST}:{PORT}"
 
 ApiOption = Annotated[str, typer.Option("--api", envvar="PENSTOCK_API", help="Address of the REST API.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run.")]
@@ -25,3 +26,4 @@ RedisOption = Annotated[
 ]  # fmt: skip
 PortOption = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the REST API.")]
 RunsOption = Annotated[Path, typer.Option("--runs", envvar="PENSTOCK_RUNS", help="Folder for runs, models and data.")]
+HostOption = Annotated[str, typer.Option("--host", help="IPv4 address on which the REST API listens.")]

@@ -27,6 +27,7 @@ def plan(
     response_tokens: Annotated[
         float | None, typer.Option(min=1, help="Mean response length; default: half of rollout.max_new_tokens.")
     ] = None,
+    price: Annotated[float | None, typer.Option(min=0, help="What one GPU costs an hour, in your currency.")] = None,
     gpu_gib: Annotated[float, typer.Option(min=1e-9, help="Memory of one device, in GiB.")] = 80.0,
     runs: Annotated[Path, typer.Option(envvar="PENSTOCK_RUNS", help="Folder for runs, models and data.")] = Path(
         "runs"
@@ -52,7 +53,7 @@ def plan(
     out.print(f"{loaded.name}: {shape.name}, {shape.parameters / 1e9:.3f} billion parameters, {shape.layers} layers")
     tables = (
         _learner(loaded, shape, gpu_gib), _checkpoints(loaded, shape), _fleet(loaded, shape, gpu_gib), _redis(loaded),
-        _step(loaded, shape, stated),
+        _step(loaded, shape, stated), _cost(loaded, shape, stated, price),
     )  # fmt: skip
     for table in tables:
         out.print(table)
@@ -139,6 +140,17 @@ def _step(recipe: Recipe, shape: ModelShape, stated: Throughput) -> Table:
         (f"rollout step ({overlap})", f"{time.total:,.1f} s"),
         (f"{recipe.limits.rollout_steps} rollout steps", f"{time.total * recipe.limits.rollout_steps / 3600:,.1f} h"),
     ])  # fmt: skip
+
+
+def _cost(recipe: Recipe, shape: ModelShape, stated: Throughput, price: float | None) -> Table:
+    from deploy.planning import booked_gpus, step_time
+
+    gpus = booked_gpus(recipe)
+    hours = step_time(recipe, shape, stated).total * recipe.limits.rollout_steps / 3600
+    rows = [("GPUs, all of them for the whole run", f"{gpus:g}"), ("GPU-hours of training", f"{gpus * hours:,.0f}")]
+    if price is not None:
+        rows.append((f"cost at {price:g} a GPU-hour", f"{gpus * hours * price:,.0f}"))
+    return _pairs("Cost, without starts and pauses", rows)
 
 
 def _pairs(title: str, rows: list[tuple[str, str]]) -> Table:

@@ -5,6 +5,7 @@ Must not train; learner.replay does.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,20 +30,24 @@ def replay(
 ) -> None:
     """Run recorded optimizer steps again, from the nearest checkpoint and the archived batches.
 
-    Works from the run's folder alone. Exit status 0 only if every loss and gradient norm is equal: bit by bit on one
-    CPU rank, within a stated tolerance otherwise. 1 if one differs or was never recorded, 2 for an obstacle.
+    Works from the run's folder alone, or from what PENSTOCK_STORE holds of the run.
+    Exit status 0 only if every loss and gradient norm is equal: bit by bit on one CPU rank, within a stated tolerance
+    otherwise. 1 if one differs or was never recorded, 2 for an obstacle.
     """
     from deploy.cli.main import OBSTACLE, RUN_FAILED, say
     from learner.archive import ArchiveError
-    from learner.replay import ReplayError, plan_replay
+    from learner.replay import ReplayError, plan_replay, run_at_hand
     from learner.replay import replay as run_again
+    from services.storage.errors import StoreError
 
+    os.environ["PENSTOCK_RUNS"] = str(runs.absolute())  # where the ranks keep the model too
     try:
-        plan = plan_replay(runs.absolute() / run, step)
+        folder, mirror = run_at_hand(runs.absolute(), run)
+        plan = plan_replay(folder, step, mirror)
         for line in _opening(plan):
             say(line)
-        rows = run_again(runs.absolute() / run, plan, timeout, say)
-    except (ArchiveError, ReplayError) as error:
+        rows = run_again(folder, plan, timeout, say)
+    except (ArchiveError, ReplayError, StoreError) as error:
         print(f"penstock: {error}", file=sys.stderr)
         raise typer.Exit(OBSTACLE) from None
     say(LINE.format(*HEADING))

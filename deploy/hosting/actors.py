@@ -14,6 +14,8 @@ from ray._private.state import actors as actor_table
 from ray.util import list_named_actors
 
 from deploy.hosting.environment import NAMESPACE
+from services.contracts import HostPid
+from services.shell import advertised_host
 
 EARLY_DEATHS = 5
 """How often in a row a process may die before it became ready. Deaths of processes that were ready are not counted."""
@@ -21,12 +23,22 @@ EARLY_DEATHS = 5
 
 @dataclass(frozen=True)
 class ActorState:
-    """An actor as Ray sees it: `restarts` so far; `pid` only while it is `alive`; `dead` is for good."""
+    """An actor as Ray sees it: `restarts` so far; where it lives only while it is `alive`; `dead` is for good."""
 
     alive: bool
     dead: bool
     restarts: int
-    pid: int
+    process: HostPid | None
+
+
+def host_pid(node_ip: str, pid: int) -> HostPid:
+    """Where a process of Ray's lives, in the words of its own announcement.
+
+    Of the node that this process is on, Ray may know another address than the one that our processes announce: it
+    takes no loopback address, which is the laptop's.
+    """
+    here = node_ip == ray.util.get_node_ip_address()
+    return (advertised_host() if here else str(node_ip)), int(pid)
 
 
 def actor_state(actor: Any) -> ActorState:
@@ -38,7 +50,7 @@ def actor_state(actor: Any) -> ActorState:
         dead=row.get("State", "DEAD") == "DEAD",
         restarts=int(row.get("NumRestarts", 0)),
         # While an actor is restarted, its row still holds the process that died.
-        pid=int(row.get("Pid", 0)) if alive else 0,
+        process=host_pid(row["Address"]["IPAddress"], row["Pid"]) if alive else None,
     )
 
 
@@ -47,20 +59,20 @@ class Restarts:
     """Which of an actor's incarnations died without having been ready: the bound on restarting for ever."""
 
     _forgiven: int | None = None
-    _pids: dict[int, int] = field(default_factory=dict)
+    _processes: dict[HostPid, int] = field(default_factory=dict)
 
-    def observe(self, state: ActorState, ready: Collection[int]) -> int:
-        """How many incarnations in a row have died early; `ready`: the pids of processes that are or lately were ready.
+    def observe(self, state: ActorState, ready: Collection[HostPid]) -> int:
+        """How many incarnations in a row have died early; `ready`: processes that are or lately were ready.
 
         The first look forgives what was before it: another process has looked then.
         """
         if self._forgiven is None:
             self._forgiven = state.restarts
-        if state.pid:
-            self._pids[state.pid] = state.restarts
-        for pid in [pid for pid in self._pids if pid in ready]:
+        if state.process:
+            self._processes[state.process] = state.restarts
+        for one in [one for one in self._processes if one in ready]:
             # The death of the one that is ready is forgiven too, now that it is still to come.
-            self._forgiven = max(self._forgiven, self._pids.pop(pid) + 1)
+            self._forgiven = max(self._forgiven, self._processes.pop(one) + 1)
         return max(0, state.restarts - self._forgiven)
 
 

@@ -19,9 +19,10 @@ from ray.exceptions import RayTaskError
 
 from deploy.hosting import factories
 from deploy.hosting.actors import named_actor, named_actors
-from deploy.hosting.environment import process_environment, runs_folder
+from deploy.hosting.environment import place, process_environment, runs_folder
 from deploy.hosting.fleet import Fleet
 from deploy.hosting.roles import DIED, Rank, Role, RoleError, Sampler, learner_placement, rank_name, release_placement
+from services.contracts import HostPid
 from services.streams.records import RunRecord
 
 log = logging.getLogger(__name__)
@@ -40,10 +41,10 @@ class PlacementError(RuntimeError):
 
 def _prepare(document: dict[str, Any], cache: str) -> str:
     """Runs in a worker process: the model library is heavy, and the gateway must stay light."""
-    from learner.model_source import prepare_model
+    from learner.model_source import record_name
     from services.settings import Model
 
-    return str(prepare_model(Model.model_validate(document), Path(cache)))
+    return record_name(Model.model_validate(document), Path(cache))
 
 
 @dataclass
@@ -65,10 +66,13 @@ class RayCluster:
         self._placed: dict[str, _Placed] = {}
 
     async def prepare_model(self, record: RunRecord) -> str:
-        """Materialise the model under `runs/models`. Raises learner's ModelSourceError, TimeoutError."""
+        """The name by which every node finds the model, prepared on one of them under `runs/models`.
+
+        Raises learner's ModelSourceError, StoreError, TimeoutError.
+        """
         threads = record.recipe.learner.threads
         task = ray.remote(_prepare).options(
-            num_cpus=0, max_retries=0, runtime_env={"env_vars": process_environment(threads)}
+            num_cpus=0, resources=place("cpu"), max_retries=0, runtime_env={"env_vars": process_environment(threads)}
         )
         model = record.recipe.model.model_dump(mode="json")
         try:
@@ -166,10 +170,10 @@ class RayCluster:
         if placed := self._placed.get(run):
             await asyncio.to_thread(placed.rollout.scale, replicas)
 
-    async def faults(self, run: str, ready: Collection[int]) -> list[str]:
+    async def faults(self, run: str, ready: Collection[HostPid]) -> list[str]:
         """What will not work again, one line each: a sampler or a fleet whose processes die before they are ready.
 
-        `ready`: the ids of the run's processes that are ready, or were until they died lately.
+        `ready`: where the run's processes live that are ready, or were until they died lately.
         """
         placed = self._placed.get(run)
         if placed is None:

@@ -9,6 +9,11 @@ import os
 
 NAMESPACE = "penstock"
 
+ROLES = ("head", "cpu", "verifier", "rollout", "learner")
+"""What a Ray node may serve: the gateway, the samplers and what prepares models, and the services of those names."""
+SLOTS = 1000
+"""How many processes of a role fit on a node that serves it, as far as the role is concerned."""
+
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -31,6 +36,15 @@ RAY = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
 }
 
+RAY_IN_A_POD = {
+    # Container logs are read from standard error; files in a pod die with it.
+    "RAY_LOG_TO_STDERR": "1",
+    "RAY_SERVE_LOG_TO_STDERR": "1",
+    "RAY_BACKEND_LOG_LEVEL": "warning",
+    # The pod's first process drains the node, together with the services on it.
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+}
+
 
 def head_environment(host: str, runs: str) -> dict[str, str]:
     """The variables of a Ray head on this machine: ours, without those that would point it at another cluster."""
@@ -38,9 +52,15 @@ def head_environment(host: str, runs: str) -> dict[str, str]:
     return {**inherited, **QUIET, **RAY, "PENSTOCK_HOST": host, "PENSTOCK_RUNS": runs}
 
 
+def cluster_environment() -> dict[str, str]:
+    """The variables of a node's Ray in a pod: ours beside those that KubeRay and the chart have set."""
+    return {**os.environ, **QUIET, **RAY, **RAY_IN_A_POD}
+
+
 def process_environment(threads: int) -> dict[str, str]:
     """The variables of one service's process; `threads` bounds its OpenMP and MKL threads."""
-    forwarded = ("PENSTOCK_HOST", "PENSTOCK_RUNS", "PENSTOCK_LOG_LEVEL", "TORCH_EXTENSIONS_DIR")
+    # PENSTOCK_HOST is not among them: it is the node's, and what Ray starts there inherits it.
+    forwarded = ("PENSTOCK_RUNS", "PENSTOCK_LOG_LEVEL", "TORCH_EXTENSIONS_DIR")
     return {
         **QUIET,
         **{name: os.environ[name] for name in forwarded if name in os.environ},
@@ -49,6 +69,21 @@ def process_environment(threads: int) -> dict[str, str]:
         # Spinning OpenMP threads would starve the other services of a small machine.
         "OMP_WAIT_POLICY": "PASSIVE",
     }
+
+
+def serving(*roles: str) -> dict[str, float]:
+    """The custom Ray resources of a node that serves `roles`."""
+    return {_resource(role): float(SLOTS) for role in roles}
+
+
+def place(role: str) -> dict[str, float]:
+    """The custom Ray resource that one process of a role takes: it keeps others off the nodes that are not theirs."""
+    return {_resource(role): 1.0}
+
+
+def _resource(role: str) -> str:
+    assert role in ROLES, role
+    return f"{NAMESPACE}-{role}"
 
 
 def runs_folder() -> str:

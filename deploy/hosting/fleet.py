@@ -18,9 +18,10 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
-from deploy.hosting.actors import EARLY_DEATHS
-from deploy.hosting.environment import process_environment
+from deploy.hosting.actors import EARLY_DEATHS, host_pid
+from deploy.hosting.environment import place, process_environment
 from deploy.hosting.process import DRAIN_S, HostedService
+from services.contracts import HostPid
 from services.shell import Service
 
 log = logging.getLogger(__name__)
@@ -69,26 +70,26 @@ class Replacements:
 
     leaving: int = 0
     early: int = 0
-    _pids: dict[str, int] = field(default_factory=dict)
+    _processes: dict[str, HostPid | None] = field(default_factory=dict)
     _ready: set[str] = field(default_factory=set)
 
-    def observe(self, replicas: Mapping[str, int | None], ready: Collection[int]) -> int:
-        """Note the replicas there are, with their processes' ids where known; how many in a row have died early.
+    def observe(self, replicas: Mapping[str, HostPid | None], ready: Collection[HostPid]) -> int:
+        """Note the replicas there are, with their processes where known; how many in a row have died early.
 
-        `ready`: the ids of processes that are ready, or were until they died lately.
+        `ready`: processes that are ready, or were until they died lately.
         """
-        for replica, pid in replicas.items():
-            self._pids[replica] = pid or self._pids.get(replica, 0)
-        for replica, pid in self._pids.items():
-            if pid in ready and replica not in self._ready:
+        for replica, process in replicas.items():
+            self._processes[replica] = process or self._processes.get(replica)
+        for replica, process in self._processes.items():
+            if process in ready and replica not in self._ready:
                 self._ready.add(replica)
                 self.early = 0
-        for replica in sorted(self._pids.keys() - replicas.keys()):
+        for replica in sorted(self._processes.keys() - replicas.keys()):
             self._depart(replica)
         return self.early
 
     def _depart(self, replica: str) -> None:
-        del self._pids[replica]
+        del self._processes[replica]
         was_ready = replica in self._ready
         self._ready.discard(replica)
         if self.leaving:
@@ -159,6 +160,7 @@ class Fleet:
             ray_actor_options={
                 "num_cpus": cpus,
                 "num_gpus": gpus,
+                "resources": place(self.name),
                 "runtime_env": {"env_vars": process_environment(threads)},
             },
             health_check_period_s=HEALTH_PERIOD_S,
@@ -214,10 +216,10 @@ class Fleet:
                 raise TimeoutError(f"Serve does not know the {self.name} fleet of {self._run} after {CALL_S:g} s")
             time.sleep(POLL_S)
 
-    def fault(self, ready: Collection[int]) -> str | None:
+    def fault(self, ready: Collection[HostPid]) -> str | None:
         """Why the fleet cannot go on: Serve gave up, or replacing does not help. None while it can.
 
-        `ready`: the ids of processes that are ready, or were until they died lately.
+        `ready`: processes that are ready, or were until they died lately.
         """
         try:
             details = _details(self._application)
@@ -230,7 +232,7 @@ class Fleet:
         self._message = message or self._message
         if status == "DEPLOY_FAILED" or str(details.get("status")) == "DEPLOY_FAILED":
             return f"{self.name} fleet: Ray Serve gave up: {message or _first_line(str(details.get('message', '')))}"
-        alive = {str(one["replica_id"]): one.get("pid") for one in deployment.get("replicas", [])}
+        alive = {str(one["replica_id"]): _process(one) for one in deployment.get("replicas", [])}
         early = self._replacements.observe(alive, ready)
         if early > EARLY_DEATHS:
             return f"{self.name} fleet: {early} replicas in a row died before they were ready; {self._message}"
@@ -244,6 +246,12 @@ class Fleet:
     def gone(self) -> bool:
         """Whether Serve holds nothing of the fleet any more."""
         return not _persist(self.exists)
+
+
+def _process(replica: Mapping[str, Any]) -> HostPid | None:
+    """Where a replica lives; None until Serve knows."""
+    host, pid = replica.get("node_ip"), replica.get("pid")
+    return host_pid(host, pid) if host and pid else None
 
 
 def _first_line(text: str) -> str:

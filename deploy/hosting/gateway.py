@@ -1,4 +1,4 @@
-"""Owns the gateway process: the controller and the REST API in one Ray actor.
+"""Owns the gateway process: the controller, and on a laptop the REST API, in one Ray actor.
 
 Must not hold state: a restarted gateway finds everything in Redis and by name in Ray.
 """
@@ -9,14 +9,20 @@ import asyncio
 import logging
 import os
 import threading
+import time
+import uuid
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from deploy.hosting.cluster import RayCluster
-from deploy.hosting.environment import NAMESPACE, process_environment, runs_folder
-from services.shell import configure_logging
+from deploy.hosting.environment import NAMESPACE, place, process_environment, runs_folder
+from services.contracts import ProcessInfo
+from services.metrics import serve_metrics
+from services.shell import advertised_host, configure_logging
+from services.streams.connection import Redis, connect
+from services.streams.presence import Presence
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +33,10 @@ KNOCK_S = 0.2
 class Gateway:
     """The actor. Its work runs in a thread with a loop of its own, so that it can be asked to stop at any moment."""
 
-    def __init__(self, redis_url: str, host: str, port: int) -> None:
+    def __init__(self, redis_url: str, listen: tuple[str, int] | None) -> None:
         configure_logging("gateway")
-        self._arguments = (redis_url, host, port)
+        self._redis_url = redis_url
+        self._listen = listen
         self._cluster = RayCluster(redis_url)
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
@@ -47,20 +54,34 @@ class Gateway:
             os._exit(1)
 
     async def run(self) -> None:
-        """Serve the API and steer the runs until asked to stop. Raises what either of them raises."""
-        from services.api.server import serve_api
+        """Steer the runs, and serve the API, until asked to stop. Raises what either of them raises."""
         from services.controller.service import Controller
-        from services.streams.connection import connect
 
-        redis_url, host, port = self._arguments
-        redis = await connect(redis_url)
+        redis = await connect(self._redis_url)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(Controller(redis, self._cluster, Path(runs_folder())).run(self._stopping))
-                tasks.create_task(serve_api(redis, host, port, self._stopping))
-                tasks.create_task(self._note_serving(host, port))
+                tasks.create_task(self._serve_api(redis, *self._listen) if self._listen else self._announce(redis))
         finally:
             await redis.aclose()
+
+    async def _serve_api(self, redis: Redis, host: str, port: int) -> None:
+        from services.api.server import serve_api
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(serve_api(redis, host, port, self._stopping))
+            tasks.create_task(self._note_serving(host, port))
+
+    async def _announce(self, redis: Redis) -> None:
+        """Where the API is served by others, the controller has a metrics page and a presence of its own."""
+        host = advertised_host()
+        info = ProcessInfo(
+            id=f"controller-{uuid.uuid4().hex[:8]}", service="controller", run=None, host=host, pid=os.getpid(),
+            metrics=f"{host}:{serve_metrics(host)}", state="ready", started_at=time.time(),
+        )  # fmt: skip
+        async with Presence(redis, info):
+            self._serves = True
+            await self._stopping.wait()
 
     async def _note_serving(self, host: str, port: int) -> None:
         """End as soon as the API can be reached; a listener that cannot be had ends this task too."""
@@ -74,7 +95,7 @@ class Gateway:
                 self._serves = True
 
     def serves(self) -> bool:
-        """Whether this process has come to serve the API."""
+        """Whether this process has come to serve: the API answers, or the controller has found Redis."""
         return self._serves
 
     def stop(self, deadline_s: float) -> bool:
@@ -84,15 +105,16 @@ class Gateway:
         return not self._thread.is_alive()
 
 
-def start_gateway(redis_url: str, host: str, port: int) -> Any:
-    """The gateway's actor handle; one per cluster."""
+def start_gateway(redis_url: str, listen: tuple[str, int] | None) -> Any:
+    """The gateway's actor handle; one per cluster. `listen`: where it serves the API, if it does."""
     options = {
         "name": "gateway",
         "namespace": NAMESPACE,
         "get_if_exists": True,
         "num_cpus": 0,
+        "resources": place("head"),
         "max_restarts": RESTARTS,
         "max_concurrency": 4,
         "runtime_env": {"env_vars": process_environment(threads=1)},
     }
-    return ray.remote(Gateway).options(**options).remote(redis_url, host, port)
+    return ray.remote(Gateway).options(**options).remote(redis_url, listen)

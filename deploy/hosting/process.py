@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deploy.hosting.environment import runs_folder
+from deploy.hosting.residents import Residents
+from services.contracts import ProcessInfo
 from services.shell import Service, ServiceThread, advertised_host, configure_logging
 
 log = logging.getLogger(__name__)
@@ -51,14 +53,22 @@ class HostedService:
         self.name = service.name
         self.log_file = write_log(run, service.name)
         self._asked_to_stop = False
-        self._thread = ServiceThread(service, run, redis_url, workers)
-        if exit_on_fault:
-            threading.Thread(target=self._exit_on_fault, name=f"{service.name}-watch", daemon=True).start()
+        self._residents = Residents.here()
+        told = self._residents.announce if self._residents else _nobody
+        self._thread = ServiceThread(service, run, redis_url, workers, told)
+        self._exits_on_fault = exit_on_fault
+        threading.Thread(target=self._watch, name=f"{service.name}-watch", daemon=True).start()
 
-    def _exit_on_fault(self) -> None:
+    def _watch(self) -> None:
+        """Drain with the pod, and exit with a fault."""
         while self._thread.alive:
+            if self._residents and self._residents.draining and not self._asked_to_stop:
+                log.info("the pod ends; %s drains", self.name)
+                self.stop()
             time.sleep(WATCH_S)
-        if self.fault():
+        if self._residents:
+            self._residents.withdraw()
+        if self._exits_on_fault and self.fault():
             log.error("%s; this process exits so that another one takes over", self.fault())
             logging.shutdown()
             os._exit(1)
@@ -83,3 +93,7 @@ class HostedService:
         if not drained:
             log.warning("%s did not drain within %g s", self.name, deadline_s)
         return drained
+
+
+def _nobody(_: ProcessInfo) -> None:
+    """On a laptop no pod waits for the news."""

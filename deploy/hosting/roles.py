@@ -16,8 +16,9 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deploy.hosting.actors import EARLY_DEATHS, Restarts, actor_state
-from deploy.hosting.environment import NAMESPACE, process_environment
+from deploy.hosting.environment import NAMESPACE, place, process_environment
 from deploy.hosting.process import HostedService, free_address
+from services.contracts import HostPid
 from services.shell import Service
 
 log = logging.getLogger(__name__)
@@ -106,13 +107,13 @@ class Sampler(Role):
     """The sampler; Ray restarts it, and it rebuilds its state from Redis."""
 
     def __init__(self, run: str, make: Callable[[], Service], redis_url: str) -> None:
-        options = {**_options(f"{run}/sampler", threads=1, cpus=0.0, gpus=0.0), "max_restarts": FOR_EVER}
+        options = {**_options(f"{run}/sampler", "cpu", threads=1, cpus=0.0, gpus=0.0), "max_restarts": FOR_EVER}
         actor = ray.remote(RoleActor).options(**options).remote(True, (make, run, redis_url))
         super().__init__("sampler", actor)
         self._restarts = Restarts()
 
-    async def fault(self, ready: Collection[int]) -> str | None:
-        """Why it will not work again, or None. `ready`: the pids of processes that are or lately were ready."""
+    async def fault(self, ready: Collection[HostPid]) -> str | None:
+        """Why it will not work again, or None. `ready`: processes that are or lately were ready."""
         state = await asyncio.to_thread(actor_state, self._actor)
         if state.dead:
             return await self._probe() or f"{self.name}: its process ended for good"
@@ -129,12 +130,9 @@ class Sampler(Role):
 class Rank(Role):
     """One learner rank, without its service at first; Ray never restarts it."""
 
-    def __init__(
-        self, run: str, rank: int, group: PlacementGroup | None, threads: int, cpus: float, gpus: float
-    ) -> None:
-        options = {**_options(rank_name(run, rank), threads, cpus, gpus), "max_restarts": 0}
-        if group is not None:
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+    def __init__(self, run: str, rank: int, group: PlacementGroup, threads: int, cpus: float, gpus: float) -> None:
+        options = {**_options(rank_name(run, rank), "learner", threads, cpus, gpus), "max_restarts": 0}
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
         super().__init__(f"learner rank {rank}", ray.remote(RoleActor).options(**options).remote(False))
 
     async def address(self, deadline_s: float) -> tuple[str, int]:
@@ -164,7 +162,7 @@ def rank_name(run: str, rank: int | str = "") -> str:
     return f"{run}/learner-{rank}"
 
 
-def _options(name: str, threads: int, cpus: float, gpus: float) -> dict[str, Any]:
+def _options(name: str, role: str, threads: int, cpus: float, gpus: float) -> dict[str, Any]:
     return {
         "name": name,
         "namespace": NAMESPACE,
@@ -172,17 +170,16 @@ def _options(name: str, threads: int, cpus: float, gpus: float) -> dict[str, Any
         "get_if_exists": True,
         "num_cpus": cpus,
         "num_gpus": gpus,
+        "resources": place(role),
         # A drain blocks one thread; probes need another.
         "max_concurrency": 4,
         "runtime_env": {"env_vars": process_environment(threads)},
     }
 
 
-def learner_placement(run: str, ranks: int, cpus: float, gpus: float) -> PlacementGroup | None:
-    """One bundle per rank, all or none, near each other; None when ranks book nothing."""
-    bundle = {kind: amount for kind, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
-    if not bundle:
-        return None
+def learner_placement(run: str, ranks: int, cpus: float, gpus: float) -> PlacementGroup:
+    """One bundle per rank, all or none, near each other."""
+    bundle = place("learner") | {kind: amount for kind, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
     name = f"{run}/learner"
     try:
         return ray.util.get_placement_group(name)

@@ -1,21 +1,24 @@
-"""Owns the local Ray session: starting and ending Ray, Serve and the gateway on this machine.
+"""Owns a Ray session: Ray itself on a laptop, Serve and the gateway everywhere, and the watch over the gateway.
 
-Must not be used on a cluster, where Ray is there already.
+Must not start Ray in a pod, where it is there already.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import time
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 from ray import serve
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from deploy.hosting.actors import EARLY_DEATHS, Restarts, actor_state
-from deploy.hosting.environment import NAMESPACE
+from deploy.hosting.environment import NAMESPACE, ROLES, serving
 from deploy.hosting.fleet import start_serve
 from deploy.hosting.gateway import start_gateway
 
@@ -40,12 +43,19 @@ class Gateway(Enum):
     SILENT = "is silent"
 
 
+# How long the gateway may start, wait for Redis among other things; how long its process may be there without a word.
+PATIENCE_S = {Gateway.STARTS: 120.0, Gateway.SILENT: 20.0, Gateway.SERVES: math.inf}
+PING_S = 5.0
+WATCH_S = 1.0
+
+
 def start_ray(folder: Path, cores: int) -> None:
     """Start a Ray of our own (never one that runs already). `folder`: a short path, for its sockets."""
     ray.init(
         address="local",
         namespace=NAMESPACE,
         num_cpus=cores,
+        resources=serving(*ROLES),
         include_dashboard=False,
         _node_ip_address="127.0.0.1",  # a laptop changes networks while Ray runs
         log_to_driver=False,
@@ -55,11 +65,17 @@ def start_ray(folder: Path, cores: int) -> None:
     )
 
 
-class Session:
-    """Ray, Serve and the gateway, from start to end."""
+def join_ray() -> None:
+    """Become a driver of the Ray that runs in this pod already."""
+    ray.init(address="auto", namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
 
-    def __init__(self, redis_url: str, host: str, port: int) -> None:
-        self._gateway: Any = start_gateway(redis_url, host, port)
+
+class Session:
+    """Serve and the gateway on a Ray that runs, from start to end. `listen`: where the gateway serves the API, if it
+    does."""
+
+    def __init__(self, redis_url: str, listen: tuple[str, int] | None) -> None:
+        self._gateway: Any = start_gateway(redis_url, listen)
         self._restarts = Restarts()
         start_serve()  # while the gateway loads; the first run would have to wait for it
 
@@ -71,12 +87,32 @@ class Session:
         except (GetTimeoutError, RayActorError):
             seen = Gateway.SILENT
         state = actor_state(self._gateway)
-        early = self._restarts.observe(state, {state.pid} if seen is Gateway.SERVES else ())
+        early = self._restarts.observe(state, {state.process} if seen is Gateway.SERVES and state.process else ())
         if state.dead:
             raise RayLostError("the gateway is dead for good, which only a lost node explains")
         if early > EARLY_DEATHS:
             raise GatewayFailedError(f"the gateway died {early} times in a row before it served; its log tells why")
         return seen if state.alive else Gateway.STARTS
+
+    def watch(self, served: Callable[[], None], look: Callable[[], None] = lambda: None) -> NoReturn:
+        """Call `served` when the gateway serves for the first time; replace one that hangs. `look` is called each time.
+
+        Raises GatewayFailedError, RayLostError, and what `look` raises.
+        """
+        ready, seen, since = False, Gateway.STARTS, time.monotonic()
+        while True:
+            look()
+            state = self.check(PING_S)
+            if state is not seen:
+                seen, since = state, time.monotonic()
+            if state is Gateway.SERVES and not ready:
+                ready = True
+                served()
+            if time.monotonic() - since > PATIENCE_S[state]:
+                log.warning("the gateway %s for %g s; its process is replaced", state.value, PATIENCE_S[state])
+                self.restart_gateway()
+                since = time.monotonic()
+            time.sleep(WATCH_S)
 
     def restart_gateway(self) -> None:
         """Kill the gateway's process, whatever it does; Ray starts another, which finds everything again."""

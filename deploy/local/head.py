@@ -8,10 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 import os
 import signal
-import time
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -23,11 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PING_S = 5.0
 DRAIN_S = 12.0
-# How long the gateway may start, wait for Redis among other things; how long its process may be there without a word.
-STARTS_S = 120.0
-SILENT_S = 20.0
 
 
 def _say(phase: str, text: str = "") -> None:
@@ -58,8 +52,8 @@ def _serve(arguments: argparse.Namespace) -> None:
     try:
         start_ray(arguments.folder, arguments.cores)
         _say("gateway", "starting the gateway and Ray Serve")
-        session = Session(arguments.redis, arguments.host, arguments.port)
-        _watch(session)
+        session = Session(arguments.redis, (arguments.host, arguments.port))
+        session.watch(lambda: _say("ready"))
     except GatewayFailedError as error:
         _say("failed", str(error))
         raise SystemExit(1) from None
@@ -74,26 +68,6 @@ def _serve(arguments: argparse.Namespace) -> None:
             session.stop(DRAIN_S)
         stop_ray()
         _say("stopped")
-
-
-def _watch(session: Session) -> None:
-    """Say when the gateway serves for the first time; replace one that hangs. Raises GatewayFailedError."""
-    from deploy.hosting.session import Gateway
-
-    patience = {Gateway.STARTS: STARTS_S, Gateway.SILENT: SILENT_S, Gateway.SERVES: math.inf}
-    ready, seen, since = False, Gateway.STARTS, time.monotonic()
-    while True:
-        state = session.check(PING_S)
-        if state is not seen:
-            seen, since = state, time.monotonic()
-        if state is Gateway.SERVES and not ready:
-            ready = True
-            _say("ready")
-        if time.monotonic() - since > patience[state]:
-            log.warning("the gateway %s for %g s; its process is replaced", state.value, patience[state])
-            session.restart_gateway()
-            since = time.monotonic()
-        time.sleep(1.0)
 
 
 def main() -> None:

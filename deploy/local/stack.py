@@ -24,9 +24,17 @@ from typing import IO, Any
 
 import httpx
 
+from deploy.descendants import adopt_orphans, end_descendants, end_with_parent, reap
 from deploy.hosting.environment import head_environment
-from deploy.local.descendants import adopt_orphans, end_descendants, end_with_parent, reap
-from deploy.local.preflight import StackError, check_folder, check_memory, check_model, check_port, check_redis
+from deploy.local.preflight import (
+    StackError,
+    check_folder,
+    check_memory,
+    check_model,
+    check_port,
+    check_redis,
+    reachable,
+)
 from deploy.local.valkey import EmbeddedValkey
 from services.settings import Recipe
 from services.streams.address import redacted
@@ -77,7 +85,7 @@ class LocalStack:
         self, runs: Path, *, host: str = "127.0.0.1", port: int, redis_url: str | None = None,
         report: Callable[[str], None] = log.info,
     ) -> None:  # fmt: skip
-        self.api = f"http://{host}:{port}"
+        self.api = f"http://{reachable(host)}:{port}"
         self.runs = runs.absolute()
         self.redis_url = redis_url
         self._address = (host, port)

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from deploy.local.descendants import end_with_parent
+from deploy.descendants import end_with_parent
 from deploy.local.preflight import StackError
 
 log = logging.getLogger(__name__)

@@ -11,11 +11,14 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_fastapi_instrumentator import Instrumentator
+from prometheus_fastapi_instrumentator.metrics import Info
 
 from services.api.dead import add_dead_routes
 from services.api.runs import add_run_routes
 from services.api.views import Fault, Health, TargetGroup
-from services.settings import RecipeError
+from services.metrics import API_SECONDS
+from services.settings import BoundsError, RecipeError
 from services.streams.connection import Redis, RedisUnavailableError, trouble
 from services.streams.dead import NotRedrivableError, UnknownLetterError
 from services.streams.library import RedisFullError
@@ -24,9 +27,11 @@ from services.streams.records import NoCheckpointError, RunRecords, RunStateErro
 
 STATUS = {
     UnknownRunError: 404, UnknownLetterError: 404, RunStateError: 409, NotRedrivableError: 409, RecipeError: 422,
-    NoCheckpointError: 422, RedisFullError: 503, RedisUnavailableError: 503,
+    NoCheckpointError: 422, BoundsError: 503, RedisFullError: 503, RedisUnavailableError: 503,
 }  # fmt: skip
 """By exception, and those derived from it."""
+UNTIMED = ("^/healthz$", "^/readyz$", "^/metrics$")
+"""Routes that only probes and Prometheus call, every few seconds."""
 FAULTS: dict[int | str, dict[str, Any]] = {code: {"model": Fault} for code in sorted({*STATUS.values()})}
 
 
@@ -43,7 +48,15 @@ def create_app(redis: Redis) -> FastAPI:
     add_run_routes(app, redis, records)
     add_dead_routes(app, redis, records)
     _add_probe_routes(app, redis, records)
+    Instrumentator(should_group_status_codes=False, excluded_handlers=list(UNTIMED)).add(_measure).instrument(app)
     return app
+
+
+def _measure(request: Info) -> None:
+    """Time a request. Paths without a route share the one called `none`, so that nobody can add series."""
+    API_SECONDS.labels(request.modified_handler, request.method, request.modified_status).observe(
+        request.modified_duration
+    )
 
 
 def _answer_with(status: int):  # type: ignore[no-untyped-def]  # Starlette's handler type fits no narrower one

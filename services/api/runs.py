@@ -23,7 +23,7 @@ from services.api.views import (
     WaitView,
 )  # fmt: skip
 from services.contracts import ProcessInfo
-from services.settings import RecipeError, parse_recipe
+from services.settings import Recipe, RecipeError, load_bounds, parse_recipe
 from services.streams.connection import Redis
 from services.streams.effects import group_counts
 from services.streams.journal import Journal
@@ -91,14 +91,28 @@ def _add_changes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
     @app.post("/v1/runs/{run}/resume", status_code=202)
     async def resume(run: str, request: ResumeRequest | None = None) -> RunView:
         """Take a paused run on, or queue one again that failed or was cancelled."""
-        return await _view(
-            redis, await records.resume(run, Resumption(**request.model_dump()) if request else AS_IT_WAS)
-        )
+        if request and request.rollout is not None:
+            _check_bounds((await records.get(run)).recipe, "rollout", request.rollout)
+        wish = Resumption(**request.model_dump()) if request else AS_IT_WAS
+        return await _view(redis, await records.resume(run, wish))
 
     @app.patch("/v1/runs/{run}/scale", status_code=202)
     async def scale(run: str, request: ScaleRequest) -> RunView:
-        """Ask for another number of rollout replicas, while the run goes on."""
+        """Ask for another number of rollout replicas, while the run goes on; within the cluster's bounds."""
+        _check_bounds((await records.get(run)).recipe, "rollout", request.rollout)
         return await _view(redis, await records.scale(run, request.rollout))
+
+
+def _check_bounds(recipe: Recipe, field: str, replicas: int) -> None:
+    """Raises RecipeError when the cluster may not grow so far; BoundsError when nobody can tell."""
+    bounds = load_bounds()
+    most = bounds.most_replicas(recipe) if bounds else None
+    if bounds and most is not None and replicas > most:
+        accepted = f"1 to {most} are" if most else "no number is"
+        raise RecipeError(
+            f"{field}: value {replicas} is not accepted; {accepted}: the chart allows rollout {bounds.rollout}, and "
+            f"a replica books {recipe.rollout.cpus:g} CPUs, {recipe.rollout.gpus:g} GPUs (rollout.maxReplicas)"
+        )
 
 
 def _summary(record: RunRecord) -> dict[str, Any]:

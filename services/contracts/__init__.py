@@ -17,8 +17,8 @@ from services.contracts.groups import (
     Verdict,
     VersionSpan,
 )
-from services.contracts.journal import Cause, DeadLetter, Event
-from services.contracts.runs import ProcessInfo, RunState, Transition, Wait
+from services.contracts.journal import COMMON_PHASES, PHASES, Cause, DeadLetter, Event
+from services.contracts.runs import HostPid, ProcessInfo, RunState, Transition, Wait
 from services.contracts.training import (
     Batch,
     BatchGroup,
@@ -35,7 +35,9 @@ __all__ = [
     "AFTER",
     "ALONE",
     "BEFORE",
+    "COMMON_PHASES",
     "EPOCH_SHIFT",
+    "PHASES",
     "SCHEMA_VERSION",
     "Batch",
     "BatchGroup",
@@ -47,6 +49,7 @@ __all__ = [
     "Event",
     "Finite",
     "GroupCounts",
+    "HostPid",
     "Lane",
     "Message",
     "OptimizerStepRecord",

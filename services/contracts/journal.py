@@ -10,9 +10,32 @@ from typing import Literal
 
 from services.contracts.base import Message
 
+COMMON_PHASES = ("service-failed", "stalled", "waiting")
+"""Words of events that any service of a run may write."""
+PHASES: dict[str, tuple[str, ...]] = {
+    "controller": (
+        "learner-restarted", "look-failed", "paused", "preparing-model", "queued", "restart-failed", "resumed",
+        "sampler-restarted", "scaling", "scaling-failed", "service-ready", "starting-services",
+    ),
+    "sampler": (
+        "batch-lost", "data-loaded", "evaluating", "evaluation-skipped", "evaluation-unknown", "group-dead",
+        "group-orphaned", "prompt-refused", "prompt-too-long", "redis-memory-freed", "redis-memory-short", "rewound",
+        "starvation-boundary", "starvation-over", "starvation-partial", "starvation-pause", "starvation-widen",
+    ),
+    "rollout": ("rollout-joining",),
+    "verifier": (),
+    "learner": (
+        "awaiting-evaluation", "batch-repaired", "batch-too-old", "checkpoint", "checkpoint-damaged",
+        "checkpoint-failed", "exported", "non-finite-gradient", "payload-damaged", "ready", "starting",
+        "weight-sync-failed", "weights-late",
+    ),
+    "api": ("redriven",),
+}  # fmt: skip
+"""By service: the other words of its events."""
+
 
 class Event(Message):
-    """Any service -> people: something worth a line in the run's log."""
+    """Any service -> people: something worth a line in the run's log. `phase`: one of PHASES or COMMON_PHASES."""
 
     kind: Literal["event"] = "event"
     service: str

@@ -6,6 +6,7 @@ Must not decide a transition; the controller does.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TypeAlias
 
 from services.contracts.base import Value
 
@@ -59,6 +60,10 @@ class Wait(Value):
         return now - self.since > self.deadline_s
 
 
+HostPid: TypeAlias = tuple[str, int]
+"""Where a process lives and its id there: process ids repeat from pod to pod."""
+
+
 class ProcessInfo(Value):
     """A live process as it announces itself; `metrics` is host:port of its /metrics page."""
 
@@ -73,3 +78,8 @@ class ProcessInfo(Value):
     workers: int = 1
     started_at: float = 0.0
     waits: tuple[Wait, ...] = ()
+
+    @property
+    def host_pid(self) -> HostPid:
+        """What tells this process from all others of the cluster."""
+        return self.host, self.pid

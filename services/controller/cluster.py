@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
+from services.contracts import HostPid
 from services.streams.records import RunRecord
 
 
@@ -39,10 +40,10 @@ class Cluster(Protocol):
     async def scale_rollout(self, run: str, replicas: int) -> None:
         """Change the number of rollout replicas; those that stay are not disturbed."""
 
-    async def faults(self, run: str, ready: Collection[int]) -> list[str]:
+    async def faults(self, run: str, ready: Collection[HostPid]) -> list[str]:
         """Services that failed for good, one line each: replacing them has not helped several times in a row.
 
-        `ready`: the process ids of the run's processes whose presence says ready; a process that died is there until
+        `ready`: where the run's processes live whose presence says ready; a process that died is there until
         its presence lapses. Its death does not count.
         """
 

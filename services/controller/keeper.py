@@ -11,15 +11,20 @@ import os
 import time
 import uuid
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from services.contracts import AFTER, ALONE, Lane, ProcessInfo, RunState
 from services.controller.attempts import Attempts, RunFailedError
+from services.controller.capacity import shortage
 from services.controller.cluster import Cluster
+from services.controller.figures import RunFigures
 from services.controller.recovery import Recovery
 from services.controller.summary import summarise, write_summary
-from services.settings import Recipe
+from services.settings import BoundsError, Recipe, load_bounds
 from services.shell import advertised_host
+from services.storage.errors import StoreAwayError, StoreError
 from services.streams.connection import Redis, RedisUnavailableError
 from services.streams.effects import become_owner, group_counts
 from services.streams.ending import sweep
@@ -73,6 +78,7 @@ class RunKeeper:
         self._epoch = 0
         self._keys = RunKeys(run)
         self._journal = Journal(redis, self._keys, OWNER)
+        self._figures = RunFigures(run, self._journal)
         self._waits = Waits()
         self._asking = Attempts(
             self._journal, self._waits, "look-failed", "the cluster could not be asked for room", "room"
@@ -92,8 +98,12 @@ class RunKeeper:
             id=f"{OWNER}-{uuid.uuid4().hex[:8]}", service=OWNER, run=self._run, host=advertised_host(), pid=os.getpid(),
             metrics="", state="ready", started_at=time.time(),
         )  # fmt: skip
-        async with Presence(self._redis, info, self._waits, self._journal):
-            await self._keep()
+        await self._figures.open((await self._records.get(self._run)).recipe)
+        try:
+            async with Presence(self._redis, info, self._waits, self._journal):
+                await self._keep()
+        finally:
+            self._figures.close()
 
     async def _keep(self) -> None:
         try:
@@ -111,7 +121,7 @@ class RunKeeper:
             log.exception("run %s failed", self._run)
             state, reason = RunState.FAILED, str(error) or type(error).__name__
         summary = await summarise(self._redis, await self._records.get(self._run))
-        write_summary(self._folder, summary | {"state": state.value, "reason": reason})
+        await self._write(summary | {"state": state.value, "reason": reason})
         await self._records.set_summary(self._run, summary, self._epoch)
         try:
             await self._stop()
@@ -121,6 +131,13 @@ class RunKeeper:
         if state is RunState.SUCCEEDED:
             await sweep(self._redis, self._keys)
         await self._change(state, reason)
+
+    async def _write(self, summary: dict[str, Any]) -> None:
+        """The record has it too, so a run that has ended does not wait for the store."""
+        try:
+            await asyncio.to_thread(write_summary, self._folder, summary)
+        except StoreError as error:
+            await self._journal.event("summary-not-stored", str(error))
 
     async def _stop(self) -> None:
         for over in ("progress", FLEET):
@@ -148,16 +165,31 @@ class RunKeeper:
             await self._change(RunState.STARTING, "placing services")
         if record.model_path is None:
             await self._journal.event("preparing-model", record.recipe.model.package or str(record.recipe.model.path))
-            with self._waits.on("model", "the model to be made ready", record.recipe.limits.startup_timeout_s):
-                model_path = await self._cluster.prepare_model(record)
-            await self._records.set_paths(self._run, self._epoch, model_path=model_path)
+            await self._records.set_paths(self._run, self._epoch, model_path=await self._model(record))
         await self._journal.event("starting-services", ", ".join(services_of(record.recipe)))
         return await self._start()
+
+    async def _model(self, record: RunRecord) -> str:
+        """The model's name for the record; a store that is away is asked again as long as a start may take."""
+        deadline = record.recipe.limits.startup_timeout_s
+        ends = time.monotonic() + deadline
+        with self._waits.on("model", "the model to be made ready", deadline):
+            while True:
+                try:
+                    return await self._cluster.prepare_model(record)
+                except StoreAwayError as error:
+                    if time.monotonic() > ends:
+                        raise
+                    log.warning("run %s: %s; asking again", self._run, error)
+                await asyncio.sleep(PERIOD_S)
+                await self._current()
 
     async def _shortage(self, record: RunRecord) -> str | None:
         """Why the run cannot be placed now, or None. Raises RunFailedError when the cluster will not say."""
         if self._asking.due:
             async with self._asking:
+                if bounds := load_bounds():
+                    return shortage(bounds, record, await self._records.all())
                 return await self._cluster.shortage(record)
         return "the cluster does not say what is free"
 
@@ -168,7 +200,8 @@ class RunKeeper:
         )
         while True:
             record = await self._current()
-            self._replicas = record.rollout_replicas
+            self._replicas = self._allowed(record)
+            record = replace(record, rollout_replicas=self._replicas)
             with self._waits.on("placing", "services to be placed", record.recipe.limits.startup_timeout_s):
                 if record.state is RunState.STARTING:
                     await self._cluster.start(record)
@@ -189,7 +222,9 @@ class RunKeeper:
         recovered: set[str] = set()
         while not await self._fleet_holds_weights():
             owed = await recovery.look(await self._current())
-            ready = {p.service for p in await live_processes(self._redis, self._run) if p.state == "ready"}
+            processes = await live_processes(self._redis, self._run)
+            await self._figures.show(await self._current(), processes)
+            ready = {p.service for p in processes if p.state == "ready"}
             for service in sorted(ready - announced):
                 await self._journal.event("service-ready", service)
             announced |= ready
@@ -219,7 +254,7 @@ class RunKeeper:
             if reason := await self._done(record):
                 return reason
             owed = await recovery.look(record)
-            await self._scale(record.rollout_replicas)
+            await self._scale(self._allowed(record), record.rollout_replicas)
             await self._note_fleet(record)
             paused = await self._pause(record)
             now, news = await self._progress(), await self._recovering()
@@ -246,9 +281,20 @@ class RunKeeper:
             await self._journal.event("resumed", "the run goes on")
         return wanted is not None
 
-    async def _scale(self, replicas: int) -> None:
+    def _allowed(self, record: RunRecord) -> int:
+        """The number of rollout replicas to run: as wanted, within the cluster's bounds of this moment."""
+        try:
+            bounds = load_bounds()
+        except BoundsError as error:
+            log.warning("%s; the fleet of run %s keeps %d replicas", error, self._run, self._replicas)
+            return self._replicas or record.rollout_replicas
+        most = bounds.most_replicas(record.recipe) if bounds else None
+        return record.rollout_replicas if most is None else max(1, min(most, record.rollout_replicas))
+
+    async def _scale(self, replicas: int, wanted: int) -> None:
         if replicas != self._replicas:
-            await self._journal.event("scaling", f"rollout {self._replicas} -> {replicas} replicas")
+            bounded = f" ({wanted} are wanted; the cluster's bounds allow no more)" if replicas < wanted else ""
+            await self._journal.event("scaling", f"rollout {self._replicas} -> {replicas} replicas{bounded}")
             self._replicas = replicas
         elif not self._scaling.owed:
             return
@@ -260,8 +306,10 @@ class RunKeeper:
 
     async def _note_fleet(self, record: RunRecord) -> None:
         """Name the replicas that are wanted and not ready; a paused run wants them too."""
-        ready = Counter(one.service for one in await live_processes(self._redis, self._run) if one.state == "ready")
-        wanted = {"rollout": record.rollout_replicas, "verifier": record.recipe.verifier.replicas}
+        processes = await live_processes(self._redis, self._run)
+        await self._figures.show(replace(record, rollout_replicas=self._replicas), processes)
+        ready = Counter(one.service for one in processes if one.state == "ready")
+        wanted = {"rollout": self._replicas, "verifier": record.recipe.verifier.replicas}
         lacking = [f"{name} ({ready[name]} of {count} ready)" for name, count in wanted.items() if ready[name] < count]
         if lacking:
             text = f"replicas of {' and '.join(lacking)}"

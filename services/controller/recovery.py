@@ -94,7 +94,7 @@ class Recovery:
         owed = self._owed
         processes = await live_processes(self._redis, self._run)
         trains = record.recipe.limits.rollout_steps > 0
-        ready = {one.pid for one in processes if one.state == "ready"}
+        ready = {one.host_pid for one in processes if one.state == "ready"}
         faults: list[str] = []
         fault: str | None = None
         if self._looks.due:

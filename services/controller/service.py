@@ -11,14 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from pathlib import Path
 
 from services.cancellation import end
-from services.contracts import RunState
 from services.controller.cluster import Cluster
+from services.controller.figures import show_runs
 from services.controller.keeper import PERIOD_S, STOP_DEADLINE_S, RunKeeper
-from services.metrics import RUNS
 from services.streams.connection import Redis
 from services.streams.library import FencedError
 from services.streams.presence import live_processes
@@ -69,9 +67,7 @@ class Controller:
 
     async def _take_up(self, stopping: asyncio.Event) -> None:
         records = await self._records.all()
-        states = Counter(record.state for record in records)
-        for state in RunState:
-            RUNS.labels(state.value).set(states[state])
+        show_runs(records, time.time())
         self._hear_keepers()
         for record in records:
             if not record.state.ended and record.id not in self._keepers and not await self._kept_elsewhere(record.id):

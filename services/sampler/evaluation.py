@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from services.contracts import Cause, EvaluationRecord, Lane, Outcome, PassAt, Prompt, Release, Sampling, Task, Verdict
-from services.metrics import EVALUATION
+from services.metrics import EVALUATION, EVALUATION_PROMPTS, MESSAGES
 from services.sampler.data import load_set, load_splits
 from services.sampler.ledger import Group
 from services.sampler.orphans import Orphans
@@ -172,6 +172,8 @@ class Evaluator:
 
     async def _publish(self, record: EvaluationRecord) -> None:
         await self._context.journal.evaluation(record, "sampler", self._effects.epoch)
+        for result, prompts in (("answered", record.prompts), ("dropped", record.dropped)):
+            EVALUATION_PROMPTS.labels(self._context.keys.run, record.set, result).set(prompts)
         if record.majority is None:
             text = f"{record.name}: {record.set}: no verdict is known, so no score is"
             await self._context.journal.event("evaluation-unknown", text)
@@ -257,7 +259,9 @@ class Evaluator:
             await self._effects.record_verdict(Lane.EVALUATION, delivery.lease, verdict, decision, samples)
         except RefusedMessageError as error:
             await self._consumer.give_up(delivery, str(error), Cause.INVALID)
+            MESSAGES.labels(self._context.keys.run, "evaluation-verdicts", "refused").inc()
             return
+        MESSAGES.labels(self._context.keys.run, "evaluation-verdicts", "recorded").inc()
         if group is not None and decision:
             under_way.judged.append(under_way.open.pop(verdict.group))
 

@@ -7,12 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections import Counter
 
-from services.contracts import Lane
-from services.metrics import GROUPS, REDIS_MEMORY, STARVATION_RUNG
+from services.contracts import Cause, Lane
+from services.metrics import (
+    DEAD_LETTERS,
+    GROUPS,
+    REDIS_MEMORY,
+    STARVATION_RUNG,
+    STREAM_ENTRIES,
+    STREAM_IDLE_SECONDS,
+    STREAM_LAG,
+    STREAM_PENDING,
+)
 from services.sampler.starvation import Rung
 from services.shell import Context
 from services.streams.effects import group_counts
+from services.streams.figures import stream_figures
 from services.streams.footprint import longest_streams
 from services.streams.leases import trim
 from services.streams.memory import memory_share
@@ -35,6 +47,8 @@ class Housekeeping:
         self._context = context
         self._full: str | None = None
         self._told = False
+        self._letters_after = "0-0"
+        STARVATION_RUNG.labels(context.keys.run).set(0)
 
     async def run(self) -> None:
         """Trim the streams, report the counters and watch Redis' memory, until cancelled."""
@@ -51,12 +65,35 @@ class Housekeeping:
         counts = await group_counts(redis, keys)
         for state, value in counts.model_dump().items():
             GROUPS.labels(keys.run, state).set(value)
+        await self._show_streams()
         share = await memory_share(redis)
         REDIS_MEMORY.labels(keys.run).set(share or 0.0)
         if share is not None and share > HIGH_WATER:
             self._full = f"{share:.0%} of Redis' maxmemory are in use"
         else:
             self._full = None
+
+    async def _show_streams(self) -> None:
+        """Show how full each stream is, whether a lease is stuck, and what was given up, letters of old too."""
+        redis, keys = self._context.redis, self._context.keys
+        for lane in Lane:
+            readers = dict(zip(keys.streams(lane).items(), READERS.values(), strict=True))
+            found = await stream_figures(
+                redis, {stream: reader for (_, stream), reader in readers.items()},
+                self._context.record.recipe.limits.lease_s,
+            )  # fmt: skip
+            for name, stream in keys.streams(lane).items():
+                figures = found[stream]
+                STREAM_ENTRIES.labels(keys.run, name).set(figures.entries)
+                STREAM_PENDING.labels(keys.run, name).set(figures.pending)
+                STREAM_LAG.labels(keys.run, name).set(math.nan if figures.lag is None else figures.lag)
+                STREAM_IDLE_SECONDS.labels(keys.run, name).set(figures.oldest_idle_s)
+        letters = await self._context.journal.dead_letters(self._letters_after)
+        self._letters_after = letters[-1][0] if letters else self._letters_after
+        given_up = Counter(letter.cause for _, letter in letters)
+        for cause in Cause:
+            # Those of old are there before the first scrape: to a rate, they are none of today's.
+            DEAD_LETTERS.labels(keys.run, cause.value).inc(given_up[cause])
 
     def refused(self, reason: str) -> None:
         """Redis took no more."""

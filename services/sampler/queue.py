@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 from services.contracts import Cause, Lane, Policy, Release, SamplerSnapshot, SamplerState, Task, Verdict
+from services.metrics import MESSAGES
 from services.sampler.batching import Window, make_batch
 from services.sampler.credit.filtering import KEPT, decide
 from services.sampler.data import Splits
@@ -205,7 +206,9 @@ class SamplingQueue:
             )  # fmt: skip
         except RefusedMessageError as error:
             await self._verdicts.give_up(delivery, str(error), Cause.INVALID)
+            MESSAGES.labels(self._context.keys.run, "train-verdicts", "refused").inc()
             return
+        MESSAGES.labels(self._context.keys.run, "train-verdicts", "recorded").inc()
         if group is not None and decision:
             self._note_decision(verdict.group, group, decision, rest)
 

@@ -3,6 +3,7 @@
 Must not import an engine or Redis.
 """
 
+from services.settings.bounds import Booking, Bounds, BoundsError, load_bounds
 from services.settings.data import HELD_OUT, Data, EvaluationSet, Source
 from services.settings.presets import PRESETS
 from services.settings.recipe import Recipe, RecipeError, load_recipe, parse_recipe
@@ -14,6 +15,9 @@ __all__ = [
     "NO_TEMPLATE",
     "PRESETS",
     "Algorithm",
+    "Booking",
+    "Bounds",
+    "BoundsError",
     "Data",
     "EvaluationSet",
     "Learner",
@@ -23,6 +27,7 @@ __all__ = [
     "Source",
     "Starvation",
     "Weights",
+    "load_bounds",
     "load_recipe",
     "parse_recipe",
 ]

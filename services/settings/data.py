@@ -45,8 +45,9 @@ class Source(Section):
     """Where prompts come from.
 
     `reasoning-gym` generates `task` with `options`; `jsonl`, `parquet` and `hf` (a dataset folder as `datasets` saves
-    it) read `path`, whose rows have the `layout`: `penstock` (question, verifier, reference), `dapo-math-17k` (the
-    published schema), or `fields` (as mapped by `fields`). `prompt_format: dapo` asks for a last line `Answer: ...`.
+    it) read `path` (also `s3://...`), whose rows have the `layout`: `penstock` (question, verifier, reference),
+    `dapo-math-17k` (the published schema), or `fields` (as mapped by `fields`). `prompt_format: dapo` asks for a last
+    line `Answer: ...`.
     """
 
     source: Literal["reasoning-gym", "jsonl", "parquet", "hf"] = "reasoning-gym"

@@ -30,10 +30,10 @@ class Architecture(Section):
 
 
 class Model(Section):
-    """Which policy to start from: a Hugging Face folder (`path`) or an installed package (`package`).
+    """Which policy to start from: a Hugging Face folder (`path`, also `s3://...`) or an installed package (`package`).
 
-    `chat_template`: the path of a Jinja file in place of the tokenizer's own, or `none` for a base model without one
-    (the messages' texts, joined by blank lines).
+    `chat_template`: the path (also `s3://...`) of a Jinja file in place of the tokenizer's own, or `none` for a base
+    model without one (the messages' texts, joined by blank lines).
     """
 
     path: str | None = None

@@ -67,6 +67,17 @@ class RunKeys:
         """The lane's keys; evaluation has streams and counters of its own."""
         return LaneKeys(self.key("" if lane is Lane.TRAIN else f"{lane.value}:"))
 
+    def streams(self, lane: Lane) -> dict[str, str]:
+        """The lane's streams that consumer groups read, by what metrics call them; see services.metrics.STREAMS."""
+        found = self.lane(lane)
+        kinds = {"tasks": found.tasks, "samples": found.samples, "verdicts": found.verdicts}
+        return {f"{lane.value}-{kind}": stream for kind, stream in kinds.items()}
+
+    def stream_name(self, stream: str) -> str:
+        """What metrics call a stream of this run."""
+        names = {key: name for lane in Lane for name, key in self.streams(lane).items()}
+        return names.get(stream, stream.removeprefix(self.key("")))
+
     def group(self, group: str) -> str:
         return self.key(f"group:{group}")
 

@@ -17,6 +17,7 @@ from redis.exceptions import ResponseError
 
 from services.cancellation import end
 from services.contracts import Cause, DeadLetter, Message
+from services.metrics import REDELIVERED_MESSAGES
 from services.streams.admission import Malformed, admit, dead_letter, origin
 from services.streams.connection import Redis
 from services.streams.keys import RunKeys
@@ -113,6 +114,7 @@ class Consumer(Generic[M]):
             deliveries = int(pending[0]["times_delivered"]) if pending else 1
             log.warning("%s: entry %s taken over (delivery %d)", self._stream, entry.decode(), deliveries)
             entries.append((entry, fields, deliveries))
+        REDELIVERED_MESSAGES.labels(self._keys.run, self._keys.stream_name(self._stream)).inc(len(entries))
         return await self._open_entries(entries)
 
     async def _open_entries(self, entries: list[tuple[bytes, dict[bytes, bytes], int]]) -> list[Delivery[M]]:

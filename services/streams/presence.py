@@ -9,13 +9,14 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from services.cancellation import end
 from services.contracts import ProcessInfo, Wait
-from services.metrics import STALLED_WAITS, WAIT_SECONDS
+from services.metrics import STALLED_WAITS, WAIT_DEADLINE_SECONDS, WAIT_SECONDS
 from services.streams.connection import Redis
 from services.streams.journal import Journal
 from services.streams.keys import SHARED_PROCESSES, RunKeys
@@ -43,21 +44,24 @@ class Presence:
     """One process's announcement. `update` changes what is announced; the heartbeat keeps it from lapsing.
 
     With `waits` each heartbeat announces them too; with a `journal` a wait past its deadline becomes an event
-    `stalled`, a long one an event `waiting`.
+    `stalled`, a long one an event `waiting`. `told` hears of each change of state, in this process.
     """
 
     def __init__(
-        self, redis: Redis, info: ProcessInfo, waits: Waits | None = None, journal: Journal | None = None
+        self, redis: Redis, info: ProcessInfo, waits: Waits | None = None, journal: Journal | None = None,
+        told: Callable[[ProcessInfo], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._redis = redis
         self.info = info
         self._waits = waits or Waits()
         self._journal = journal
+        self._told = told
         self._gauges = _Gauges(info.run or "", info.service)
         self._untold: deque[tuple[str, str]] = deque(maxlen=UNTOLD_KEPT)
         self._heart: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Presence:
+        self._told(self.info)
         await self._announce()
         self._heart = asyncio.create_task(self._beat(), name=f"heartbeat of {self.info.id}")
         return self
@@ -78,6 +82,8 @@ class Presence:
         """Announce another state or policy version, at once."""
         changes = {"state": state, "version": version}
         self.info = self.info.model_copy(update={k: v for k, v in changes.items() if v is not None})
+        if state is not None:
+            self._told(self.info)
         await self._announce()
 
     async def _announce(self) -> None:
@@ -122,10 +128,11 @@ class _Gauges:
     def show(self, waits: tuple[Wait, ...], now: float) -> None:
         names = {one.name for one in waits}
         for name in self._shown - names:
-            WAIT_SECONDS.remove(*self._labels, name)
-            STALLED_WAITS.remove(*self._labels, name)
+            for family in (WAIT_SECONDS, WAIT_DEADLINE_SECONDS, STALLED_WAITS):
+                family.remove(*self._labels, name)
         for one in waits:
             WAIT_SECONDS.labels(*self._labels, one.name).set(now - one.since)
+            WAIT_DEADLINE_SECONDS.labels(*self._labels, one.name).set(one.deadline_s)
             STALLED_WAITS.labels(*self._labels, one.name).set(one.stalled(now))
         self._shown = names
 

@@ -51,6 +51,9 @@ class NoCheckpointError(ValueError):
 class RunRecord:
     """A run as the control plane knows it. `model_path` and `export_path` are set by the controller and the learner.
 
+    `model_path` names the model on every node (see services.storage.models): a folder, `package:NAME`, or an address in
+    a store with a mark of what it held. `export_path`: a folder, or an address in a store.
+
     `resumptions`: how often the run was resumed after it had ended; `resume_step`: the rollout step that the last one
     of them asked to begin from, None for as far as the run had come.
     """

@@ -28,6 +28,7 @@ from deploy.cli.main import app, demo_recipe
 from deploy.cli.plain import cell, plain
 from deploy.cli.progress import Follower, closing_table, duration, evaluation_line, seconds_left, step_line
 from deploy.local.preflight import GIB, StackError, check_memory, needed_bytes
+from deploy.local.stack import LocalStack
 from deploy.local.valkey import EmbeddedValkey
 from services.contracts import (
     Cause,
@@ -120,6 +121,39 @@ def test_occupied_port_is_one_line(tmp_path: Path) -> None:
     assert output.strip() == (
         f"penstock: --port: 127.0.0.1:{port} is in use by another process; a free port is accepted"
     )
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("localhost", "'localhost' is not accepted; an IPv4 address such as 127.0.0.1 or 0.0.0.0 is"),
+        ("::", "'::' is not accepted; an IPv4 address such as 127.0.0.1 or 0.0.0.0 is"),
+        ("192.0.2.1", "192.0.2.1 is no address of this machine; one of its own is accepted"),
+    ],
+)
+def test_bad_host_is_one_line(tmp_path: Path, host: str, said: str) -> None:
+    status, output = penstock("up", "--host", host, "--port", str(free_port()), "--runs", str(tmp_path))
+    assert status == 2
+    assert output.strip() == f"penstock: --host: {said}"
+
+
+def test_a_host_beyond_loopback_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+
+    def start(stack: LocalStack) -> None:
+        started.append(stack.api)
+        raise StackError("far enough")
+
+    monkeypatch.setattr(LocalStack, "start", start)
+    port = free_port()
+    for host in ("0.0.0.0", "127.0.0.1"):
+        status, output = penstock("up", "--host", host, "--port", str(port), "--runs", str(tmp_path))
+        assert status == 2
+        assert (f"warning: the API has no authentication; whoever reaches {host}:{port} " in output) == (
+            host == "0.0.0.0"
+        )
+    # This machine reaches both by loopback.
+    assert started == [f"http://127.0.0.1:{port}"] * 2
 
 
 def test_unreachable_redis_is_one_line_without_the_password(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ async def eventually(
 
 async def faults(cluster: Any, redis: Any, run: str) -> list[str]:
     """What the cluster complains of, asked as the controller asks."""
-    ready = {one.pid for one in await live_processes(redis, run) if one.state == "ready"}
+    ready = {one.host_pid for one in await live_processes(redis, run) if one.state == "ready"}
     found: list[str] = await cluster.faults(run, ready)
     return found
 
@@ -347,7 +347,8 @@ async def test_a_replica_that_hangs_is_replaced_even_if_serve_has_died_meanwhile
     await cluster.start(await submitted(redis, run_id))
     (stopped,) = await eventually(redis, run_id, "verifier", lambda pids: len(pids) == 1)
     serve = actor_state(ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve"))
-    os.kill(serve.pid, signal.SIGKILL)
+    assert serve.process is not None
+    os.kill(serve.process[1], signal.SIGKILL)
     assert await faults(cluster, redis, run_id) == []
     await cluster.scale_rollout(run_id, 2)
     os.kill(stopped, signal.SIGSTOP)
@@ -394,15 +395,16 @@ def test_no_serve_proxy_takes_a_port(ray_session: Path) -> None:
 def test_only_replicas_that_never_got_ready_count() -> None:
     from deploy.hosting.fleet import Replacements
 
+    a, b, c, d, e = ("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.2", 1), ("10.0.0.1", 4), ("10.0.0.1", 5)
     replacements = Replacements()
-    assert replacements.observe({"a": 1, "b": None}, ready={1}) == 0
-    assert replacements.observe({"a": 1, "b": 2}, ready={1}) == 0
-    assert replacements.observe({"c": 3, "b": 2}, ready={1}) == 0, "a had been ready"
-    assert replacements.observe({"d": 4, "b": 2}, ready=set()) == 1, "c had not"
-    assert replacements.observe({"d": 4, "e": None}, ready=set()) == 2
-    assert replacements.observe({"d": 4, "e": 5}, ready={5}) == 0, "e got ready, so replacing helps"
+    assert replacements.observe({"a": a, "b": None}, ready={a}) == 0
+    assert replacements.observe({"a": a, "b": b}, ready={a}) == 0
+    assert replacements.observe({"c": c, "b": b}, ready={a}) == 0, "a had been ready"
+    assert replacements.observe({"d": d, "b": b}, ready={a}) == 1, "c had not: a's process had its id on another host"
+    assert replacements.observe({"d": d, "e": None}, ready=set()) == 2
+    assert replacements.observe({"d": d, "e": e}, ready={e}) == 0, "e got ready, so replacing helps"
     replacements.leaving = 1
-    assert replacements.observe({"e": 5}, ready={5}) == 0, "fewer were wanted"
+    assert replacements.observe({"e": e}, ready={e}) == 0, "fewer were wanted"
     assert replacements.observe({}, ready=set()) == 0
 
 
@@ -410,15 +412,15 @@ def test_only_restarts_of_actors_that_never_got_ready_count() -> None:
     from deploy.hosting.actors import ActorState, Restarts
 
     def alive(restarts: int, pid: int) -> ActorState:
-        return ActorState(alive=True, dead=False, restarts=restarts, pid=pid)
+        return ActorState(alive=True, dead=False, restarts=restarts, process=("10.0.0.1", pid))
 
     def between(restarts: int) -> ActorState:
-        return ActorState(alive=False, dead=False, restarts=restarts, pid=0)
+        return ActorState(alive=False, dead=False, restarts=restarts, process=None)
 
     restarts = Restarts()
     assert restarts.observe(alive(20, 1), ready=()) == 0, "what was before is forgiven"
     assert restarts.observe(between(21), ready=()) == 1
     assert restarts.observe(alive(22, 3), ready=()) == 2
-    assert restarts.observe(between(23), ready={3}) == 0, "it had been ready when it died"
-    assert restarts.observe(alive(23, 4), ready={3}) == 0
-    assert restarts.observe(between(24), ready={3}) == 1
+    assert restarts.observe(between(23), ready={("10.0.0.1", 3)}) == 0, "it had been ready when it died"
+    assert restarts.observe(alive(23, 4), ready={("10.0.0.1", 3)}) == 0
+    assert restarts.observe(between(24), ready={("10.0.0.2", 4)}) == 1, "another host's process has that id"

@@ -105,7 +105,7 @@ def test_the_paper_s_recipe_fits() -> None:
     assert learner_memory(loaded, shape, loaded.learner.zero_stage).total < 75 * GIB
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-32b-dapo.yaml", "smollm2-chain-sum.yaml"])
+@pytest.mark.parametrize("name", sorted(path.name for path in RECIPES.glob("*.yaml")))
 def test_plan_prints_every_need(name: str) -> None:
     found = CliRunner().invoke(app, ["plan", str(RECIPES / name)])
     assert found.exit_code == 0, found.output
@@ -117,6 +117,16 @@ def test_plan_prints_every_need(name: str) -> None:
         "rollout step",
     ):
         assert part in found.output
+
+
+def test_cost_is_gpus_times_hours_times_price() -> None:
+    # 8 GPUs; at these throughputs a step takes 699.7 s (docs/cluster.md), and 200 of them 38.87 h.
+    stated = ["--generation", "6000", "--learning", "3000", "--price", "2.5"]
+    found = CliRunner().invoke(app, ["plan", str(RECIPES / "qwen2.5-7b-dapo.yaml"), *stated])
+    rows = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in found.output.splitlines()]
+    assert ["GPUs, all of them for the whole run", "8"] in rows
+    assert ["GPU-hours of training", "311"] in rows
+    assert ["cost at 2.5 a GPU-hour", "777"] in rows
 
 
 def test_plan_without_a_shape_says_what_is_lacking(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ class HandCluster:
             raise self.failing[name].pop(0)
 
     async def prepare_model(self, record):
-        self.asked.append("prepare")
+        self.ask("prepare")
         return "/prepared"
 
     async def start(self, record):

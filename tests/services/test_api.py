@@ -34,13 +34,6 @@ from services.waits import Waits
 from tests.conftest import recipe_document
 
 
-@pytest.fixture
-async def api(redis):
-    transport = httpx.ASGITransport(app=create_app(redis))
-    async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as client:
-        yield client
-
-
 async def test_submitted_run_is_queued_and_shown(api, run_id):
     answer = await api.post("/v1/runs", json={"id": run_id, "recipe": recipe_document("/model")})
     assert answer.status_code == 201

@@ -9,6 +9,7 @@ import pytest
 from services.contracts import Lane, ProcessInfo, Prompt, RunState, Sampling, Task
 from services.controller.recovery import Silence
 from services.controller.service import Controller
+from services.storage.errors import StoreAwayError
 from services.streams.connection import RedisAwayError
 from services.streams.effects import Effects, become_owner
 from services.streams.journal import Journal
@@ -43,6 +44,14 @@ async def test_life_of_a_run(redis, run_id, tmp_path):
     assert (summary["accuracy_before"], summary["accuracy_after"]) == (0.25, 0.75)
     assert summary["export_path"] == "/exported"
     assert summary["groups"]["reconciled"] is True
+
+
+async def test_a_store_that_is_away_when_the_model_is_looked_for_is_asked_again(redis, run_id, tmp_path):
+    async with controlled(redis, run_id, tmp_path, limits={"startup_timeout_s": 30.0}) as (records, cluster):
+        cluster.failing["prepare"] = [StoreAwayError("the store does not answer")] * 2
+        await until(lambda: "start /prepared" in cluster.asked)
+    assert cluster.asked.count("prepare") == 3
+    assert (await records.get(run_id)).state is RunState.STARTING
 
 
 async def test_run_is_done_once_every_set_has_its_last_evaluation(redis, run_id, tmp_path):

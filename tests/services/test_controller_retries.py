@@ -35,7 +35,7 @@ async def test_learner_is_started_anew_and_progress_forgives(redis, run_id, tmp_
         Presence(redis, replica(run_id)),
     ):
         await until_state(records, run_id, RunState.RUNNING)
-        await until(lambda: cluster.ready >= {1})
+        await until(lambda: cluster.ready >= {("h", 1)})
         for step in (0, 0, 0, 7, 7, 7):
             if step:
                 await commit(redis, run_id, step)

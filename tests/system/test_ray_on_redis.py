@@ -20,6 +20,8 @@ from tests.system.certificates import make_certificates
 pytestmark = pytest.mark.system
 
 RAY = Path(sys.executable).parent / "ray"
+FOREIGN = ("RAY_", "PENSTOCK_", "PYTHONDONT")
+"""Variables of this process that are not for the Ray under test."""
 NAMESPACE = "default_penstock"
 START_S = 120
 STARTS = 4
@@ -48,9 +50,8 @@ class Head:
     def __init__(self, redis_address, extra):
         self.folder = Path(tempfile.mkdtemp(prefix="rt-", dir="/tmp"))
         self.base = random.randrange(21000, 31000, 100)
-        ours = ("RAY_", "PENSTOCK_", "PYTHONDONT")
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(ours)},
+            **{name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)},
             "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16), "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_REDIS_ADDRESS": redis_address, "RAY_external_storage_namespace": NAMESPACE,
             MARK: str(self.folder), **extra,

@@ -13,6 +13,8 @@ from services.sampler.data import columnar
 from services.sampler.data.layouts import LAYOUTS, Item
 from services.sampler.data.rows import DataError, Row, shown
 from services.settings import Source
+from services.storage.errors import StoreError
+from services.storage.models import local_file
 
 DRAWS_PER_QUESTION = 50  # of a generated task, before its distinct questions count as exhausted
 
@@ -70,7 +72,10 @@ def items(source: Source, where: str, wanted: int | None) -> Iterator[Item]:
         yield from _reasoning_gym(source, where, wanted)
         return
     layout = LAYOUTS[source.layout]
-    path = Path(str(source.path))
-    name = f"{where}.path {str(path)!r}"
+    name = f"{where}.path {source.path!r}"
+    try:
+        path = local_file(str(source.path), f"{where}.path")
+    except StoreError as error:
+        raise DataError(str(error)) from None
     for row in READERS[source.source](path, name, source.split, layout.columns(source)):
         yield layout.read(source, row)

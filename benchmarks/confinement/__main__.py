@@ -1,0 +1,55 @@
+"""Owns the command line: `python -m benchmarks.confinement` prints judgements per second and their ratio, per verifier.
+
+Must not measure anything but whole judgements, from the request to the finding. Within two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from typing import Any
+
+import reasoning_gym
+
+from services.contracts import Outcome
+from verifier.sandbox import Sandbox
+
+PROGRAMS = ("benchmarks.confinement.unconfined", "verifier.judging")
+CHAIN_SUM = reasoning_gym.create_dataset("chain_sum", size=1, seed=1)[0]
+
+WORK: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "pattern": (200, "the answer is 12", {"pattern": r"\b12\b"}),
+    "answer-line": (200, "so\nAnswer: 12", {"answer": "12"}),
+    "reasoning-gym": (200, f"<answer>{CHAIN_SUM['answer']}</answer>", {"task": "chain_sum", "entry": CHAIN_SUM}),
+    "math": (100, r"so \boxed{\frac{2}{4}}", {"answer": "0.5"}),
+}
+"""By verifier: judgements in a round, the response, the reference."""
+
+
+async def seconds(sandbox: Sandbox, verifier: str) -> float:
+    """How long one round takes."""
+    count, text, reference = WORK[verifier]
+    began = time.perf_counter()
+    findings = await asyncio.gather(*(sandbox.judge(verifier, text, reference) for _ in range(count)))
+    assert all(finding.outcome is Outcome.CORRECT for finding in findings), findings[0]
+    return time.perf_counter() - began
+
+
+async def compare(rounds: int) -> None:
+    """Rounds with and without confinement take turns. The fastest of each is told, as timeit does: the others measure
+    what else the machine did."""
+    with Sandbox(1, 20.0, WORK, program=PROGRAMS[0]) as free, Sandbox(1, 20.0, WORK) as confined:
+        for sandbox in (free, confined):
+            print("lacking:", *await sandbox.start() or ["nothing"])
+        print(f"{'verifier':14} {'unconfined/s':>13} {'confined/s':>11} {'ratio':>6}")
+        for verifier, (count, _, _) in WORK.items():
+            pairs = [(await seconds(free, verifier), await seconds(confined, verifier)) for _ in range(rounds)]
+            without, within = (count / min(times) for times in zip(*pairs, strict=True))
+            print(f"{verifier:14} {without:13.0f} {within:11.0f} {within / without:6.2f}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.confinement", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=50, help="of each verifier, with and without confinement")
+    asyncio.run(compare(parser.parse_args().rounds))

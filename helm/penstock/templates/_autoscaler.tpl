@@ -1,0 +1,34 @@
+{{- define "penstock.ray.autoscaler" -}}
+version: v2
+idleTimeoutSeconds: {{ .Values.ray.autoscaler.idleTimeoutSeconds }}
+upscalingMode: {{ .Values.ray.autoscaler.upscalingMode }}
+image: {{ include "penstock.image" (dict "root" . "flavour" "cpu") }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+# Autoscaler v2 forbids the pod to restart containers, and the autoscaler exits at a fault of the Kubernetes API:
+# without this loop the cluster would never scale again.
+command: [sh, -c]
+args:
+  - |-
+    trap 'kill $! 2>/dev/null; exit 0' TERM INT
+    while true; do
+      ray kuberay-autoscaler --cluster-name "$RAY_CLUSTER_NAME" --cluster-namespace "$RAY_CLUSTER_NAMESPACE" &
+      wait $!
+      echo "autoscaler: ended with status $?; starts again in 5 s" >&2
+      sleep 5 &
+      wait $!
+    done
+env:
+  - name: HOME
+    value: /tmp/home
+resources:
+  {{- include "penstock.resources" (dict "of" .Values.ray.autoscaler) | nindent 2 }}
+securityContext:
+  {{- include "penstock.containerSecurity" (dict "uid" 10001) | nindent 2 }}
+volumeMounts:
+  - name: autoscaler-tmp
+    mountPath: /tmp
+  - name: ray-logs
+    mountPath: /tmp/ray
+  # The only container of the release that holds a token of the Kubernetes API.
+  {{- include "penstock.tokenMount" . | nindent 2 }}
+{{- end }}

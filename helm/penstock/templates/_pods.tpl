@@ -1,0 +1,130 @@
+{{/* What every pod has in common: security, environment, resources, probes. */}}
+
+{{- define "penstock.podSecurity" -}}
+{{- /* (dict "uid" 10001) */ -}}
+runAsNonRoot: true
+runAsUser: {{ .uid }}
+runAsGroup: {{ .uid }}
+fsGroup: {{ .uid }}
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "penstock.containerSecurity" -}}
+{{- /* (dict "uid" 10001 "add" list). In full, though the pod says much of it: KubeRay copies it into its own containers. */ -}}
+runAsNonRoot: true
+runAsUser: {{ .uid }}
+runAsGroup: {{ .uid }}
+readOnlyRootFilesystem: true
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+  {{- with .add }}
+  add: {{ toJson . }}
+  {{- end }}
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "penstock.resources" -}}
+{{- /* (dict "of" .Values.api "more" (dict "nvidia.com/gpu" 1)): requests are the limits unless told otherwise. */ -}}
+{{- $limits := merge (dict "cpu" (toString .of.cpus) "memory" .of.memory) (.more | default dict) -}}
+{{- $requests := merge (deepCopy (.of.requests | default dict)) $limits -}}
+limits:
+  {{- toYaml $limits | nindent 2 }}
+requests:
+  {{- toYaml $requests | nindent 2 }}
+{{- end }}
+
+{{- define "penstock.env" -}}
+{{- /* Of every Penstock process. */ -}}
+{{ include "penstock.redis.env" . }}
+- name: PENSTOCK_HOST
+  valueFrom:
+    fieldRef:
+      fieldPath: status.podIP
+- name: PENSTOCK_LOG_LEVEL
+  value: {{ .Values.logLevel }}
+# The root file system is read-only: all that libraries would write to a home goes to /tmp.
+- name: HOME
+  value: /tmp/home
+{{- end }}
+
+{{- define "penstock.scheduling" -}}
+{{- /* (dict "of" .Values.api) */ -}}
+{{- with .of.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .of.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .of.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .of.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .of.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .of.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- define "penstock.pullSecrets" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "penstock.probe" -}}
+{{- /* (dict "path" "/healthz" "port" "http" "period" 10 "failures" 3) */ -}}
+httpGet:
+  path: {{ .path }}
+  port: {{ .port }}
+periodSeconds: {{ .period }}
+timeoutSeconds: 5
+failureThreshold: {{ .failures }}
+{{- end }}
+
+{{- define "penstock.bytes" -}}
+{{- /* A quantity of memory in bytes: Ki, Mi, Gi, Ti, k, M, G, T, or none. */ -}}
+{{- $units := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "" 1 -}}
+{{- $text := toString . -}}
+{{- mulf (regexFind "^[0-9.]+" $text | float64) (get $units (regexFind "[A-Za-z]*$" $text)) | floor | int64 -}}
+{{- end }}
+
+{{- define "penstock.tokenVolume" -}}
+{{- /* A token of the Kubernetes API for the one container that mounts it, where the pod itself mounts none. */ -}}
+- name: kubernetes-token
+  projected:
+    # Readable by the pod's group only.
+    defaultMode: 0440
+    sources:
+      - serviceAccountToken:
+          path: token
+          expirationSeconds: 3600
+      - configMap:
+          name: kube-root-ca.crt
+          items:
+            - key: ca.crt
+              path: ca.crt
+      - downwardAPI:
+          items:
+            - path: namespace
+              fieldRef:
+                fieldPath: metadata.namespace
+{{- end }}
+
+{{- define "penstock.tokenMount" -}}
+- name: kubernetes-token
+  mountPath: /var/run/secrets/kubernetes.io/serviceaccount
+  readOnly: true
+{{- end }}

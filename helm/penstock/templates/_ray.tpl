@@ -1,0 +1,121 @@
+{{/* The pods of the RayCluster: one template for the head and the four worker groups. */}}
+
+{{- define "penstock.ray.groupName" -}}
+{{- /* (dict "role" "rollout" "of" .Values.rollout) */ -}}
+{{ .role }}{{ and (has .role (list "rollout" "learner")) (gt (int .of.gpus) 0) | ternary "-gpu" "" }}
+{{- end }}
+
+{{- define "penstock.ray.startParams" -}}
+{{- /* All that `ray start` would otherwise choose: the NetworkPolicies name these ports. Every value is a string. */ -}}
+num-cpus: {{ eq .role "head" | ternary 0 .of.cpus | toString | quote }}
+num-gpus: {{ .of.gpus | default 0 | toString | quote }}
+# In single quotes: KubeRay, the autoscaler and the shell each take one pair off.
+resources: {{ printf `'{"penstock-%s": 1000}'` .role | quote }}
+object-store-memory: {{ mul .root.Values.ray.objectStoreMiB 1048576 | toString | quote }}
+object-manager-port: "8076"
+node-manager-port: "8077"
+runtime-env-agent-port: "8078"
+dashboard-agent-grpc-port: "8079"
+dashboard-agent-listen-port: "52365"
+metrics-export-port: "8080"
+min-worker-port: "10002"
+max-worker-port: "19999"
+disable-usage-stats: "true"
+{{- if eq .role "head" }}
+port: "6379"
+include-dashboard: {{ .root.Values.ray.dashboard | toString | quote }}
+dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "penstock.ray.env" -}}
+{{ include "penstock.env" .root }}
+- name: PENSTOCK_METRICS_PORTS
+  value: 9400-9499
+{{- if eq .role "head" }}
+- name: PENSTOCK_BOUNDS
+  value: /etc/penstock/bounds/bounds.json
+{{- if and .root.Values.redis.external.enabled .root.Values.redis.external.caSecret }}
+# Ray's own variable for the authority of its connection to Redis.
+- name: RAY_REDIS_CA_CERT
+  value: /etc/penstock/redis-ca/ca.crt
+{{- end }}
+{{- end }}
+{{ include "penstock.storage.env" . }}
+{{- /* A name twice would be an error of server-side apply: the group's wins, then Ray's, then these. */ -}}
+{{- $own := dict -}}
+{{- range concat .root.Values.ray.env .of.env -}}{{- $_ := set $own .name . -}}{{- end -}}
+{{- range $name, $folder := dict "XDG_CACHE_HOME" "cache" "XDG_CONFIG_HOME" "config" "TORCH_EXTENSIONS_DIR" "torch-extensions" "TORCHINDUCTOR_CACHE_DIR" "torchinductor" "TRITON_CACHE_DIR" "triton" "CUDA_CACHE_PATH" "cuda" "NUMBA_CACHE_DIR" "numba" "MPLCONFIGDIR" "matplotlib" "HF_HOME" "huggingface" "VLLM_CACHE_ROOT" "vllm" "VLLM_CONFIG_ROOT" "vllm-config" }}
+{{- if not (hasKey $own $name) }}
+- name: {{ $name }}
+  value: /tmp/{{ $folder }}
+{{- end }}
+{{- end }}
+{{- range $own }}
+- {{ toYaml . | nindent 2 | trim }}
+{{- end }}
+{{- end }}
+
+{{- define "penstock.ray.volumes" -}}
+- name: tmp
+  emptyDir:
+    sizeLimit: {{ .root.Values.ray.tmpSize }}
+# The runtime's default of 64 MB is too small for vLLM's and NCCL's segments.
+- name: shm
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ .of.shmSize }}
+{{ include "penstock.storage.volume" . }}
+{{ include "penstock.redis.volumes" .root }}
+{{- if eq .role "head" }}
+- name: ray-logs
+  emptyDir:
+    sizeLimit: {{ .root.Values.ray.tmpSize }}
+- name: autoscaler-tmp
+  emptyDir:
+    sizeLimit: 1Gi
+- name: bounds
+  configMap:
+    name: {{ include "penstock.fullname" .root }}-bounds
+{{ include "penstock.tokenVolume" . }}
+{{- end }}
+{{- if has .role (include "penstock.storage.roles" .root | fromJsonArray) }}
+{{- with .root.Values.ray.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "penstock.ray.mounts" -}}
+- name: tmp
+  mountPath: /tmp
+- name: shm
+  mountPath: /dev/shm
+- name: runs
+  mountPath: /var/lib/penstock
+{{ include "penstock.redis.mounts" .root }}
+{{- if eq .role "head" }}
+# The autoscaler writes its log into Ray's session folder.
+- name: ray-logs
+  mountPath: /tmp/ray
+# The folder, not the file: only then does a new version arrive in a running pod.
+- name: bounds
+  mountPath: /etc/penstock/bounds
+  readOnly: true
+{{- end }}
+{{- if has .role (include "penstock.storage.roles" .root | fromJsonArray) }}
+{{- with .root.Values.ray.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "penstock.ray.tolerations" -}}
+{{- /* As JSON. A pod that shares its node with GPU pods has to bear the same taint. */ -}}
+{{- $tolerations := concat .root.Values.ray.tolerations .of.tolerations -}}
+{{- $shares := and (include "penstock.storage.shared" .) (include "penstock.anyGpus" .root) -}}
+{{- if or (gt (int .of.gpus) 0) $shares -}}
+{{- $tolerations = append $tolerations (dict "key" .root.Values.ray.gpuResource "operator" "Exists" "effect" "NoSchedule") -}}
+{{- end -}}
+{{ toJson $tolerations }}
+{{- end }}

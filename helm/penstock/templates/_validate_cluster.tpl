@@ -1,0 +1,63 @@
+{{/* What the cluster must have before anything is made: one line each, with the command that cures it. */}}
+
+{{- define "penstock.validate.apis" -}}
+{{- $faults := list -}}
+{{- if not (.Capabilities.APIVersions.Has "ray.io/v1/RayCluster") -}}
+{{- $faults = append $faults "KubeRay is missing (no ray.io/v1): helm install kuberay-operator kuberay-operator --repo https://ray-project.github.io/kuberay-helm/ --namespace kuberay-system --create-namespace" -}}
+{{- end -}}
+{{- $wanted := dict "serviceMonitor" "v1/ServiceMonitor" "scrapeConfig" "v1alpha1/ScrapeConfig" "rules" "v1/PrometheusRule" -}}
+{{- range $value, $kind := $wanted -}}
+{{- if and (get $.Values.metrics $value).enabled (not ($.Capabilities.APIVersions.Has (printf "monitoring.coreos.com/%s" $kind))) -}}
+{{- $faults = append $faults (printf "metrics.%s.enabled = true: the cluster has no monitoring.coreos.com/%s: helm install prometheus-operator-crds prometheus-operator-crds --repo https://prometheus-community.github.io/helm-charts, or set it to false" $value $kind) -}}
+{{- end -}}
+{{- end -}}
+{{ toJson $faults }}
+{{- end }}
+
+{{- define "penstock.validate.secrets" -}}
+{{- /* By the value that names it: Secret and keys, as JSON. */ -}}
+{{- $wanted := dict -}}
+{{- $sentinel := .Values.redis.external.enabled | ternary .Values.redis.external.sentinel.passwordKey "" -}}
+{{- $_ := set $wanted "redis.existingSecret" (dict "name" .Values.redis.existingSecret "keys" (compact (list "penstock-password" "ray-password" $sentinel))) -}}
+{{- if .Values.redis.external.enabled -}}
+{{- $_ := set $wanted "redis.external.caSecret" (dict "name" .Values.redis.external.caSecret "keys" (list "ca.crt")) -}}
+{{- end -}}
+{{- if eq .Values.storage.kind "s3" -}}
+{{- $_ := set $wanted "storage.s3.existingSecret" (dict "name" .Values.storage.s3.existingSecret "keys" (list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY")) -}}
+{{- end -}}
+{{- if .Values.api.ingress.enabled -}}
+{{- $_ := set $wanted "api.ingress.tlsSecret" (dict "name" .Values.api.ingress.tlsSecret "keys" (list "tls.crt" "tls.key")) -}}
+{{- end -}}
+{{- $_ := set $wanted "ray.authSecret" (dict "name" .Values.ray.authSecret "keys" (list "auth_token")) -}}
+{{- range $at, $one := .Values.imagePullSecrets -}}
+{{- $_ := set $wanted (printf "imagePullSecrets[%d].name" $at) (dict "name" $one.name "keys" (list ".dockerconfigjson")) -}}
+{{- end -}}
+{{ toJson $wanted }}
+{{- end }}
+
+{{- define "penstock.validate.objects" -}}
+{{- $faults := list -}}
+{{- $namespace := .Release.Namespace -}}
+{{- range $value, $wanted := include "penstock.validate.secrets" . | fromJson -}}
+{{- if $wanted.name -}}
+{{- $secret := lookup "v1" "Secret" $namespace $wanted.name -}}
+{{- $missing := list -}}
+{{- range $wanted.keys -}}
+{{- if not (hasKey (get ($secret | default dict) "data" | default dict) .) -}}{{- $missing = append $missing . -}}{{- end -}}
+{{- end -}}
+{{- $literals := list -}}
+{{- range $wanted.keys -}}{{- $literals = append $literals (printf "--from-file=%s=FILE" .) -}}{{- end -}}
+{{- $cure := printf "kubectl --namespace %s create secret generic %s %s" $namespace $wanted.name (join " " $literals) -}}
+{{- if not $secret -}}
+{{- $faults = append $faults (printf "%s = %q: there is no such Secret in namespace %s: %s" $value $wanted.name $namespace $cure) -}}
+{{- else if $missing -}}
+{{- $faults = append $faults (printf "%s = %q: the Secret has no key %s: %s --dry-run=client -o yaml | kubectl apply -f -" $value $wanted.name (join ", " $missing) $cure) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $claim := .Values.storage.claim.existingClaim -}}
+{{- if and (eq .Values.storage.kind "claim") $claim (not (lookup "v1" "PersistentVolumeClaim" $namespace $claim)) -}}
+{{- $faults = append $faults (printf "storage.claim.existingClaim = %q: there is no such PersistentVolumeClaim in namespace %s: make it with kubectl --namespace %s apply, or leave the value empty" $claim $namespace $namespace) -}}
+{{- end -}}
+{{ toJson $faults }}
+{{- end }}

@@ -1,0 +1,270 @@
+"""Owns the connection to an S3-compatible store: single objects in, out, listed and deleted.
+
+Must not know what they hold, nor log a credential. The only importer of obstore: pyarrow's S3 needs chunked requests,
+which many compatible servers refuse, and its copy_files passes over an upload that failed.
+Endpoint, region and credentials come from AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
+AWS_SESSION_TOKEN; without keys from the pod's service account or the machine's role.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TypeVar
+
+from services.storage.errors import MissingObjectError, StoreAwayError, StoreError
+from services.storage.places import Address
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+CONNECT_S, REQUEST_S = 5, 30
+"""Longest time for a connection, and for one request with its answer; a big object goes in many requests."""
+ATTEMPTS, PAUSE_S = 2, 1.0
+"""How often a whole operation is tried, and seconds in between; the library repeats each request once itself."""
+PART_BYTES = 16 << 20
+MOST_PARTS = 9000
+"""S3 takes at most 10000 parts an object."""
+PARALLEL = 8
+SLOWEST_BYTES_PER_S = 1 << 20
+"""Below it the transfer of a whole object in one request is given up."""
+DELETED_AT_ONCE = 1000
+KEYS = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY"
+MACHINE_ROLE = "169.254.169.254"
+REFUSED = re.compile(r"status code: 4(?!08|09|29)\d\d")
+
+
+class Found(NamedTuple):
+    """An object: its size in bytes, and the store's mark of its content."""
+
+    size: int
+    tag: str
+
+
+class _WholeOnlyError(StoreError):
+    """The server answers a request for a part of an object with something else."""
+
+
+class StoppedError(RuntimeError):
+    """An upload was given up, because whoever wants it is about to end."""
+
+
+def endpoint() -> str:
+    """Where the store is, for people, without credentials."""
+    given = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return _harmless(given) if given else "the AWS endpoint of AWS_REGION"
+
+
+def put_bytes(at: Address, content: bytes) -> None:
+    """Put an object, whole or not at all. Raises StoreError."""
+    import obstore
+
+    _tried(f"{at} could not be written", lambda: obstore.put(_bucket(at), at.key, content))
+
+
+def put_file(at: Address, path: Path, stop: threading.Event | None = None) -> None:
+    """Put a file, whole or not at all. Raises StoreError, OSError of the file, StoppedError once `stop` is set."""
+    import obstore
+
+    size = path.stat().st_size
+    if size <= PART_BYTES:
+        put_bytes(at, path.read_bytes())
+        return
+    part = max(PART_BYTES, -(-size // MOST_PARTS))
+
+    def put() -> None:
+        chunks, failed = _chunks(path, part, stop), list[Exception]()
+        try:
+            obstore.put(
+                _bucket(at), at.key, _noting(chunks, failed), use_multipart=True, chunk_size=part,
+                max_concurrency=PARALLEL,
+            )  # fmt: skip
+        except Exception:
+            if failed:  # the file's fault, or nobody wants it any more; the library would call it the store's
+                raise failed[0] from None
+            raise
+
+    _tried(f"{at} could not be written", put)
+
+
+def _chunks(path: Path, size: int, stop: threading.Event | None) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(size):
+            if stop is not None and stop.is_set():
+                raise StoppedError(f"{path}: its upload is given up")
+            yield chunk
+
+
+def _noting(chunks: Iterator[bytes], failed: list[Exception]) -> Iterator[bytes]:
+    try:
+        yield from chunks
+    except Exception as error:
+        failed.append(error)
+        raise
+
+
+def get_bytes(at: Address) -> bytes:
+    """An object's content. Raises MissingObjectError, StoreError."""
+    import obstore
+
+    return _tried(f"{at} could not be read", lambda: bytes(obstore.get(_bucket(at), at.key).bytes()))
+
+
+def get_file(at: Address, size: int, path: Path) -> None:
+    """Write an object of `size` bytes to `path`, several parts at once.
+
+    Raises MissingObjectError, StoreError, OSError of the file.
+    """
+    with path.open("wb") as file:
+        if size <= PART_BYTES:
+            written = file.write(get_bytes(at))
+        else:
+            try:
+                written = _get_parts(at, size, file)
+            except _WholeOnlyError:
+                written = _get_whole(at, size, file)
+    if written != size:
+        raise StoreError(f"{at} could not be read: it has {written} bytes by now, not {size}")
+
+
+def _get_parts(at: Address, size: int, file: BinaryIO) -> int:
+    starts = range(0, size, PART_BYTES)
+    written = _get_part(at, starts[0], size, file.fileno())  # it tells whether the server gives parts
+    with ThreadPoolExecutor(PARALLEL) as threads:
+        return written + sum(threads.map(lambda start: _get_part(at, start, size, file.fileno()), starts[1:]))
+
+
+def _get_part(at: Address, start: int, size: int, file: int) -> int:
+    import obstore
+
+    wanted = min(PART_BYTES, size - start)
+    ask = partial(obstore.get_range, _bucket(at), at.key, start=start, length=wanted)
+    part, written = memoryview(_tried(f"{at} could not be read", ask)), 0
+    while written < len(part):
+        written += os.pwrite(file, part[written:], start + written)
+    return written
+
+
+def _get_whole(at: Address, size: int, file: BinaryIO) -> int:
+    """Some servers do not know how to answer a request for a part."""
+    import obstore
+
+    bucket = _bucket(at, round(REQUEST_S + size / SLOWEST_BYTES_PER_S))
+
+    def stream() -> int:
+        file.seek(0)
+        return sum(file.write(chunk) for chunk in obstore.get(bucket, at.key).stream(min_chunk_size=PART_BYTES))
+
+    return _tried(f"{at} could not be read", stream)
+
+
+def head(at: Address) -> Found | None:
+    """An object's facts; None where there is none. Raises StoreError."""
+    import obstore
+
+    try:
+        found = _tried(f"{at} could not be looked up", lambda: obstore.head(_bucket(at), at.key))
+    except MissingObjectError:
+        return None
+    return Found(found["size"], str(found["e_tag"]).strip('"'))
+
+
+def listed(below: Address) -> dict[str, Found]:
+    """The objects whose keys begin with `below` and a `/`, by the rest of the key, in order. Raises StoreError."""
+    import obstore
+
+    def look() -> dict[str, Found]:
+        found = (one for page in obstore.list(_bucket(below), below.key or None) for one in page)
+        skipped = len(below.key) + 1 if below.key else 0
+        return {one["path"][skipped:]: Found(one["size"], str(one["e_tag"]).strip('"')) for one in found}
+
+    return dict(sorted(_tried(f"{below} could not be listed", look).items()))
+
+
+def delete(below: Address, names: Iterable[str]) -> None:
+    """Delete objects by their names below an address; those that are not there count as deleted. Raises StoreError."""
+    import obstore
+
+    keys = [(below / name).key for name in names]
+    for start in range(0, len(keys), DELETED_AT_ONCE):
+        some = keys[start : start + DELETED_AT_ONCE]
+        _tried(f"{below} could not be cleared", partial(obstore.delete, _bucket(below), some))
+
+
+def _bucket(at: Address, request_s: int | None = None) -> Any:
+    variables = tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_")))
+    return _connected(at.bucket, variables, REQUEST_S if request_s is None else request_s)
+
+
+@lru_cache(maxsize=8)
+def _connected(bucket: str, variables: tuple[tuple[str, str], ...], request_s: int) -> Any:
+    """One connection pool a bucket; `variables` are what the library reads, so that a change of theirs counts."""
+    from obstore.store import S3Store
+
+    named = dict(variables)
+    own = named.get("AWS_ENDPOINT_URL_S3") or named.get("AWS_ENDPOINT_URL") or ""
+    client = {
+        "connect_timeout": f"{CONNECT_S}s", "timeout": f"{request_s}s", "allow_http": own.startswith("http://"),
+    }  # fmt: skip
+    retries = {"max_retries": 1, "retry_timeout": timedelta(seconds=2 * request_s)}
+    return S3Store(bucket, client_options=client, retry_config=retries)  # type: ignore[arg-type]
+
+
+def _tried(what: str, do: Callable[[], R]) -> R:
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return do()
+        except StoppedError:
+            raise
+        except Exception as error:
+            fault = _understood(what, error)
+            if fault is None:
+                raise
+            if not isinstance(fault, StoreAwayError) or attempt == ATTEMPTS:
+                raise fault from None
+            log.warning("%s; trying again in %g s", fault, PAUSE_S)
+        time.sleep(PAUSE_S)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _understood(what: str, error: Exception) -> StoreError | None:
+    """The library's error as ours; None where it is another's."""
+    from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+
+    if not isinstance(error, BaseError | FileNotFoundError):
+        return None
+    text, here = str(error), endpoint()
+    if "non-partial response" in text:
+        return _WholeOnlyError(f"{what}: {here} does not give parts of objects")
+    if "NoSuchBucket" in text:
+        return StoreError(f"{what}: there is no such bucket at {here}")
+    if isinstance(error, FileNotFoundError) and "Object at location" in text:
+        return MissingObjectError(f"{what}: there is no such object at {here}")
+    if isinstance(error, FileNotFoundError):
+        return None
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError) or REFUSED.search(text):
+        return StoreError(f"{what}: {here} refuses it ({_said(text)}); the credentials of {KEYS} have to allow it")
+    if MACHINE_ROLE in text:
+        return StoreError(f"{what}: no credentials: neither {KEYS} are set nor does this machine have a role")
+    return StoreAwayError(f"{what}: {here} does not answer as it should ({_said(text)})")
+
+
+def _said(text: str) -> str:
+    """What the server answered, or else what the library found, in a line."""
+    answer = [match for tag in ("Code", "Message") for match in re.findall(f"<{tag}>([^<]*)</{tag}>", text)]
+    first = text.split("\n", 1)[0].rpartition(" - ")[2]
+    return _harmless(": ".join(answer) or first)[:300]
+
+
+def _harmless(text: str) -> str:
+    """Without what an address may carry before its host."""
+    return re.sub(r"://[^/@\s]*@", "://", text)

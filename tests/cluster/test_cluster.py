@@ -1,0 +1,119 @@
+"""Owns the proof that the pods of the chart work together: a run over several pods that drain, die and come back.
+
+Must not need Kubernetes: each pod's first process is started as the chart starts it, side by side on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.pods import ROLES, Cluster
+from tests.conftest import recipe_document
+
+RUN_S = 300.0
+STEPS = 100_000  # more than there is time for
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prompts that a random model answers rightly about half the time."""
+    chosen = random.Random(3)
+    path = tmp_path_factory.mktemp("data") / "questions.jsonl"
+    rows = []
+    for number in range(60):
+        letters = "".join(chosen.sample("abcdefghijklmnopqrstuvwxyz", 6))
+        row = {"question": f"{number}: {letters}", "verifier": "pattern", "reference": {"pattern": f"[{letters}]"}}
+        rows.append(json.dumps(row))
+    path.write_text("\n".join(rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as one:
+        for role in ROLES:
+            one.start_worker(role, role).until_ready()
+        yield one
+
+
+def document(model: Path, questions: Path) -> dict[str, Any]:
+    return recipe_document(
+        model,
+        data={"source": "jsonl", "path": str(questions), "train": 44, "held_out": 12, "options": {}},
+        rollout={"cpus": 1.0},
+        learner={"cpus": 1.0, "learning_rate": 1e-4, "checkpoint_every": 2},
+        limits={"rollout_steps": STEPS, "startup_timeout_s": 200},
+        algorithm={"overlong": {"cache": 4}},
+    )  # fmt: skip
+
+
+def versions(view: dict[str, Any]) -> list[int]:
+    return [one["version"] for one in view["processes"] if one["service"] == "rollout" and one["state"] == "ready"]
+
+
+@pytest.mark.timeout(900)
+def test_a_run_over_pods_that_drain_die_and_come_back(cluster: Cluster, tiny_model: Path, questions: Path) -> None:
+    run = cluster.submit(document(tiny_model, questions))
+    rollout = cluster.pods["rollout"]
+    # Between the replica's first sign of life and its first verified version the pod is not ready.
+    rollout.until("/readyz", lambda status, text: status == 503 and f"rollout of {run}" in text)
+    cluster.until(run, lambda view: view["state"] == "running" and view["rollout_steps"] >= 2, "two steps", RUN_S)
+    rollout.until_ready()
+
+    refused = cluster.api.patch(f"/v1/runs/{run}/scale", json={"rollout": 3})
+    assert refused.status_code == 422
+    assert "1 to 2 are" in refused.json()["detail"]
+    cluster.set_bounds(rollout={"pods": 2, "cpus": 2, "gpus": 0})
+    with cluster.paused(run):
+        assert cluster.api.patch(f"/v1/runs/{run}/scale", json={"rollout": 3}).status_code == 202
+        second = cluster.start_worker("rollout-2", "rollout")
+        second.until("/readyz", lambda status, text: status == 200 or "rollout of" in text)
+    cluster.until(run, lambda view: len(versions(view)) == 3, "three replicas over two pods", RUN_S)
+    second.until_ready()
+
+    status, seconds = second.terminate()
+    assert (status, seconds < 60) == (0, True)
+    assert "did not drain" not in second.log.read_text()
+    cluster.set_bounds()
+    view = cluster.until(run, lambda view: len(versions(view)) == 2, "the fleet within its bounds", RUN_S)
+    assert view["rollout_replicas"] == 3, "what is wanted stays"
+
+    cluster.pods["head"].kill()
+    cluster.until_steps(run, 3, "the fleets without a head", RUN_S)
+    with cluster.paused(run):
+        cluster.start_head()
+    cluster.until(run, lambda view: view["state"] == "running", "the next controller", RUN_S)
+
+    cluster.pods["learner"].kill()
+    with cluster.paused(run):
+        cluster.start_worker("learner-2", "learner").until("/healthz", lambda status, _: status == 200)
+    cluster.until_steps(run, 2, "the next learner", RUN_S)
+
+    assert "rollout INFO" in rollout.log.read_text(), "a pod's log has its services' lines"
+    assert cluster.api.post(f"/v1/runs/{run}/cancel").status_code == 202
+    done = cluster.until(run, lambda view: view["state"] == "cancelled", "the end", 60, ended=True)
+    assert done["groups"]["reconciled"]
+    assert done["groups"]["trained"] > 0
+
+
+@pytest.mark.timeout(120)
+def test_targets_are_in_the_chart_s_port_range(cluster: Cluster) -> None:
+    groups = cluster.api.get("/v1/prometheus/targets").json()
+    assert {"api", "controller"} <= {one["labels"]["service"] for one in groups}
+    for one in groups:
+        if one["labels"]["service"] != "api":
+            assert 21400 <= int(one["targets"][0].rpartition(":")[2]) < 21500
+
+
+@pytest.mark.timeout(120)
+def test_head_ends_within_its_grace(cluster: Cluster) -> None:
+    began = time.monotonic()
+    status, _ = cluster.pods["head"].terminate()
+    assert (status, time.monotonic() - began < 30) == (0, True)

@@ -1,0 +1,125 @@
+"""Owns the tests of a pod's first process that need no Ray: what it refuses, its probes, and who is hosted.
+
+Must not start Ray; test_cluster does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deploy.cluster import pod as pods
+from deploy.cluster.pod import COMMAND, Pod, PodError
+from deploy.cluster.probes import Probes
+from deploy.hosting.process import HostedService
+from deploy.hosting.residents import VARIABLE, Resident, Residents
+from services.settings import parse_recipe
+from services.streams.records import RunRecords
+from tests.conftest import free_port, recipe_document
+from tests.deploy.echo_service import EchoService
+
+
+@pytest.fixture
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pod:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "pod"))
+    return Pod()
+
+
+def until(holds: Callable[[], bool], deadline_s: float = 20.0) -> None:
+    """Wait until something `holds`; fails at the deadline."""
+    ends = time.monotonic() + deadline_s
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def gone_pid() -> int:
+    """The id of a process that has ended."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(20)
+    return ended.pid
+
+
+@pytest.mark.parametrize("module", [["deploy.cluster.head"], ["deploy.cluster.node", "--role", "cpu"]])
+def test_without_kuberay_s_line_it_is_one_clear_line(tmp_path: Path, module: list[str]) -> None:
+    command = [sys.executable, "-m", *module, "--probe-port", str(free_port())]
+    environment = {name: value for name, value in os.environ.items() if name != COMMAND} | {VARIABLE: str(tmp_path)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    told = ended.stderr.strip().splitlines()[-1]
+    assert "KUBERAY_GEN_RAY_START_CMD is not set" in told
+    assert "ray.io/overwrite-container-cmd" in told
+
+
+def test_an_unknown_role_is_refused() -> None:
+    command = [sys.executable, "-m", "deploy.cluster.node", "--role", "head"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "'cpu', 'verifier', 'rollout', 'learner'" in ended.stderr
+
+
+def test_a_ray_that_ends_is_told_with_its_status(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COMMAND, "bash -c 'exit 3'")
+    pod.start_ray()
+    until(lambda: pod.alive() is not None)
+    assert pod.alive() == pod.unready() == "Ray ended with status 3"
+    monkeypatch.delenv(COMMAND)
+    with pytest.raises(PodError, match="KUBERAY_GEN_RAY_START_CMD is not set"):
+        pod.start_ray()
+
+
+def test_probes_answer_with_what_stands_against_them() -> None:
+    against: list[str] = []
+    probes = Probes({"/readyz": lambda: against[0] if against else None}, port=0)
+    try:
+        url = f"http://127.0.0.1:{probes.port}"
+        assert httpx.get(f"{url}/readyz").status_code == 200
+        against.append("rollout of run-1 is joining")
+        answer = httpx.get(f"{url}/readyz")
+        assert (answer.status_code, answer.text) == (503, "rollout of run-1 is joining\n")
+        assert httpx.get(f"{url}/metrics").status_code == 404
+    finally:
+        probes.close()
+
+
+def test_who_died_without_a_word_is_forgotten(tmp_path: Path) -> None:
+    residents = Residents(tmp_path)
+    (tmp_path / f"{gone_pid()}.json").write_text(json.dumps({"service": "rollout", "run": "r", "state": "joining"}))
+    (tmp_path / f"{os.getpid()}.json").write_text(json.dumps({"service": "rollout", "run": "r", "state": "ready"}))
+    assert residents.all() == [Resident(os.getpid(), "rollout", "r", "ready")]
+    residents.withdraw()
+    residents.withdraw()
+    assert residents.all() == []
+
+
+async def test_a_hosted_service_is_seen_and_drains_with_its_pod(
+    pod: Pod, redis: object, redis_url: str, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_RUNS", str(tmp_path / "runs"))
+    await RunRecords(redis).create(run_id, parse_recipe(recipe_document("/model")))
+    hosted = HostedService(lambda: EchoService("verifier"), run_id, redis_url)
+    await asyncio.to_thread(until, lambda: bool(pod.residents.all()) and pod.unready() is None)
+    assert pod.residents.all() == [Resident(os.getpid(), "verifier", run_id, "ready")]
+    await asyncio.to_thread(pod.drain)
+    assert (hosted.done, hosted.fault(), pod.residents.all()) == (True, None, [])
+    assert pod.unready() == "the pod ends"
+
+
+def test_a_service_that_does_not_drain_does_not_hold_the_pod(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pods, "DRAIN_S", 0.3)
+    file = Path(os.environ[VARIABLE]) / f"{os.getpid()}.json"
+    file.write_text(json.dumps({"service": "rollout", "run": "r", "state": "ready"}))
+    pod.drain()
+    assert f"did not drain within 0.3 s: rollout of r (pid {os.getpid()}) is ready" in caplog.text
+    assert pod.residents.draining

@@ -1,0 +1,110 @@
+"""Owns the tests of `penstock submit --wait`: what `helm test` and scripts rely on.
+
+Must not start a stack: the run's end is played through its record.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import free_port, recipe_document
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Gateway:
+    """An API in a process of its own, which may be started late; and a client."""
+
+    def __init__(self, redis_url: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._command = [sys.executable, "-m", "services.api", "--redis", redis_url, "--port", str(self.port)]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; it answers within seconds."""
+        self.process = subprocess.Popen(self._command, cwd=ROOT)
+
+
+@pytest.fixture
+def gateway(redis_url: str) -> Iterator[Gateway]:
+    one = Gateway(redis_url)
+    yield one
+    if one.process is not None:
+        one.process.terminate()
+        one.process.wait(20)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(recipe_document("/model")))
+    return path
+
+
+def penstock(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "deploy.cli.main", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+
+
+@pytest.mark.parametrize(("state", "status"), [("succeeded", 0), ("failed", 1)])
+def test_a_run_is_waited_for_though_the_api_comes_late(
+    gateway: Gateway, recipe: Path, redis_url: str, run_id: str, state: str, status: int
+) -> None:
+    def play() -> None:
+        time.sleep(3.0)
+        gateway.start()
+        ends = time.monotonic() + 60
+        while time.monotonic() < ends:
+            try:
+                if httpx.get(f"{gateway.url}/v1/runs/{run_id}").status_code == 200:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.2)
+        subprocess.run([sys.executable, "-c", END, redis_url, run_id, state], cwd=ROOT, check=True, timeout=60)
+
+    player = threading.Thread(target=play)
+    player.start()
+    done = penstock("submit", str(recipe), "--id", run_id, "--api", gateway.url, "--wait", "--timeout", "80")
+    player.join(80)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "no answer yet: " in done.stdout
+    assert f"run is {state}: played" in done.stdout
+
+
+END = """
+import asyncio, sys
+from services.contracts import RunState
+from services.streams.connection import connect
+from services.streams.records import RunRecords
+
+async def end(url, run, state):
+    redis = await connect(url)
+    await RunRecords(redis).transition(run, RunState(state), "played")
+    await redis.aclose()
+
+asyncio.run(end(*sys.argv[1:]))
+"""
+
+
+def test_a_run_that_takes_too_long_is_cancelled(gateway: Gateway, recipe: Path, run_id: str) -> None:
+    gateway.start()
+    done = penstock("submit", str(recipe), "--id", run_id, "--api", gateway.url, "--wait", "--timeout", "12")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, f"{run_id}: not ended within 12 s; cancelling")
+    assert httpx.get(f"{gateway.url}/v1/runs/{run_id}").json()["state"] == "queued"
+
+
+def test_an_api_that_never_comes_is_one_line(gateway: Gateway, recipe: Path) -> None:
+    done = penstock("submit", str(recipe), "--api", gateway.url, "--wait", "--timeout", "2")
+    assert done.returncode == 2
+    assert done.stderr.startswith("penstock: ")
+    assert gateway.url in done.stderr

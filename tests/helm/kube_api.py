@@ -1,0 +1,126 @@
+"""Owns a stand-in for the Kubernetes API server: it answers what Helm asks before it renders, from stored objects.
+
+Must not be taken for more: it stores nothing that is sent to it, and validates nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.helm.rendering import NAMESPACE, Document
+
+KINDS = {
+    "v1": ("Secret", "ConfigMap", "Service", "ServiceAccount", "PersistentVolumeClaim", "Pod"),
+    "apps/v1": ("Deployment", "StatefulSet"),
+    "batch/v1": ("Job",),
+    "policy/v1": ("PodDisruptionBudget",),
+    "networking.k8s.io/v1": ("NetworkPolicy", "Ingress"),
+    "rbac.authorization.k8s.io/v1": ("Role", "RoleBinding"),
+    "ray.io/v1": ("RayCluster",),
+    "monitoring.coreos.com/v1": ("ServiceMonitor", "PodMonitor", "PrometheusRule"),
+    "monitoring.coreos.com/v1alpha1": ("ScrapeConfig",),
+}
+
+
+ROOT_CA: Document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kube-root-ca.crt"},
+                     "data": {"ca.crt": "-----BEGIN CERTIFICATE-----"}}  # fmt: skip
+"""What Kubernetes puts into every namespace."""
+
+
+def _plural(kind: str) -> str:
+    return (
+        kind.lower().removesuffix("y") + "ies"
+        if kind.endswith("y")
+        else kind.lower() + ("es" if kind.endswith("s") else "s")
+    )
+
+
+def _resources(version: str) -> Document:
+    return {
+        "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version,
+        "resources": [{"name": _plural(kind), "singularName": kind.lower(), "namespaced": True, "kind": kind,
+                       "verbs": ["create", "delete", "get", "list", "patch", "update", "watch"]}
+                      for kind in KINDS[version]],
+    }  # fmt: skip
+
+
+def _groups(served: Iterable[str]) -> Document:
+    groups: dict[str, list[str]] = {}
+    for version in served:
+        if "/" in version:
+            groups.setdefault(version.split("/")[0], []).append(version)
+    described = [
+        {"name": name, "versions": [{"groupVersion": one, "version": one.split("/")[1]} for one in versions],
+         "preferredVersion": {"groupVersion": versions[0], "version": versions[0].split("/")[1]}}
+        for name, versions in groups.items()
+    ]  # fmt: skip
+    return {"kind": "APIGroupList", "apiVersion": "v1", "groups": described}
+
+
+def answers(objects: Iterable[Document], without: Iterable[str] = ()) -> dict[str, Document]:
+    """What is answered by path, for a cluster that holds `objects` and lacks the API versions in `without`."""
+    served = [version for version in KINDS if version not in without]
+    found: dict[str, Document] = {
+        "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0"},
+        "/api": {"kind": "APIVersions", "versions": ["v1"]},
+        "/apis": _groups(served),
+        **{_root(version): _resources(version) for version in served},
+    }
+    for one in (*objects, ROOT_CA):
+        path = f"{_root(one['apiVersion'])}/namespaces/{NAMESPACE}/{_plural(one['kind'])}/{one['metadata']['name']}"
+        found[path] = one
+    return found
+
+
+def _root(version: str) -> str:
+    return f"/apis/{version}" if "/" in version else f"/api/{version}"
+
+
+def _handler(found: dict[str, Document]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            path = self.path.split("?")[0]
+            missing: dict[str, Any] = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound",
+                                       "code": 404, "message": f"{path} not found"}  # fmt: skip
+            body = json.dumps(found.get(path, missing)).encode()
+            self.send_response(200 if path in found else 404)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing: a test prints no requests."""
+
+    return Handler
+
+
+@contextmanager
+def kube_api(folder: Path, objects: Iterable[Document], without: Iterable[str] = ()) -> Iterator[Path]:
+    """A running stand-in; yields the kubeconfig file, made in `folder`, by which Helm finds it."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(answers(objects, without)))
+    serving = threading.Thread(target=server.serve_forever, name="kube-api")
+    serving.start()
+    try:
+        config = folder / "kubeconfig"
+        address = f"http://127.0.0.1:{server.server_address[1]}"
+        config.write_text(yaml.safe_dump({
+            "apiVersion": "v1", "kind": "Config", "current-context": "it", "users": [{"name": "it", "user": {}}],
+            "clusters": [{"name": "it", "cluster": {"server": address}}],
+            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+        }), encoding="utf-8")  # fmt: skip
+        yield config
+    finally:
+        server.shutdown()
+        serving.join()
+        server.server_close()

@@ -1,0 +1,370 @@
+"""Owns what `helm template` makes of the chart: each case rendered and parsed once, its pods as KubeRay runs them.
+
+Must not know what the chart should say; that is what the tests beside it are for.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "helm" / "penstock"
+RELEASE, NAMESPACE = "demo", "training"
+FULLNAME = f"{RELEASE}-penstock"
+OLDEST, NEWEST = "1.27.0", "1.35.0"
+"""Those that Chart.yaml accepts."""
+COMPONENT = "app.kubernetes.io/component"
+RAY_API = ("ray.io/v1", "ray.io/v1/RayCluster")
+PROMETHEUS_API = tuple(
+    f"{group}{kind}"
+    for group, kinds in {
+        "monitoring.coreos.com/v1": ("", "/ServiceMonitor", "/PodMonitor", "/PrometheusRule"),
+        "monitoring.coreos.com/v1alpha1": ("", "/ScrapeConfig"),
+    }.items()
+    for kind in kinds
+)
+HELM = Path(sys.executable).with_name("helm")
+DEADLINE_S = 30.0
+
+Document = dict[str, Any]
+
+
+class _StrictLoader(yaml.CSafeLoader):
+    """YAML as an API server reads it: the same key twice in one mapping is an error, not the later one."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        twice = {key for key in keys if keys.count(key) > 1}
+        if twice:
+            raise yaml.constructor.ConstructorError(None, None, f"given twice: {sorted(twice)}", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def load_all(text: str) -> list[Any]:
+    """Every document of a YAML text that is not empty; a key given twice is a yaml.YAMLError."""
+    return [document for document in yaml.load_all(text, Loader=_StrictLoader) if document]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to install the chart, and what it expects to find in the namespace already.
+
+    `external` names objects which the values declare to exist: (kind, name) -> the keys that they hold.
+    """
+
+    name: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    external: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    api_versions: tuple[str, ...] = RAY_API
+    kube_version: str = NEWEST
+    arguments: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+    def but(self, values: Mapping[str, Any], *, name: str = "") -> Case:
+        """The same case with `values` merged over its own."""
+        return replace(self, name=name or f"{self.name}, changed", values=merged(self.values, values))
+
+    def with_arguments(self, *arguments: str) -> Case:
+        """The same case with more arguments for `helm template`."""
+        return replace(self, arguments=(*self.arguments, *arguments))
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `under` as Helm does it: mappings are merged, everything else is replaced."""
+    result = dict(under)
+    for key, value in over.items():
+        below = result.get(key)
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        result[key] = merged(below, value) if both else deepcopy(value)
+    return result
+
+
+class Manifest:
+    """One rendered object, with the questions that tests ask of any object."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.kind: str = document["kind"]
+        self.api_version: str = document["apiVersion"]
+        metadata = document["metadata"]
+        self.name: str = metadata["name"]
+        self.labels: dict[str, str] = metadata.get("labels") or {}
+        self.annotations: dict[str, str] = metadata.get("annotations") or {}
+        self.component = self.labels.get(COMPONENT, "")
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.name}"
+
+    __repr__ = __str__
+
+    def at(self, *path: str | int, default: Any = None) -> Any:
+        """The value at a path, or `default` where the path ends early."""
+        here: Any = self.document
+        for step in path:
+            try:
+                here = here[step]
+            except (KeyError, IndexError, TypeError):
+                return default
+        return here
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        """The moments at which Helm applies this object by itself, e.g. {"test"}; empty for an ordinary one."""
+        return frozenset(part.strip() for part in self.annotations.get("helm.sh/hook", "").split(",") if part.strip())
+
+    @property
+    def kept(self) -> bool:
+        """Whether `helm uninstall` leaves it."""
+        return self.annotations.get("helm.sh/resource-policy") == "keep"
+
+
+@dataclass(frozen=True, eq=False)
+class Container:
+    """One container, with whether it ends before the others start."""
+
+    document: Document
+    init: bool = False
+
+    @property
+    def name(self) -> str:
+        return str(self.document["name"])
+
+    @property
+    def command(self) -> list[str]:
+        """Command and arguments, as one line."""
+        return [*self.document.get("command", []), *self.document.get("args", [])]
+
+    @property
+    def env(self) -> dict[str, Document]:
+        """The variables by name, each as its own document."""
+        return {entry["name"]: entry for entry in self.document.get("env", [])}
+
+    @property
+    def mounts(self) -> dict[str, Document]:
+        """The volume mounts by path."""
+        return {mount["mountPath"]: mount for mount in self.document.get("volumeMounts", [])}
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """The ports by name."""
+        return {port["name"]: port["containerPort"] for port in self.document.get("ports", [])}
+
+
+@dataclass(frozen=True, eq=False)
+class PodTemplate:
+    """What one workload makes its pods from; `group` is the worker group of a RayCluster, else empty."""
+
+    owner: Manifest
+    document: Document
+    group: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.owner}{'/' + self.group if self.group else ''}"
+
+    __repr__ = __str__
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return self.document.get("metadata", {}).get("labels") or {}
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return self.document.get("metadata", {}).get("annotations") or {}
+
+    @property
+    def component(self) -> str:
+        return self.labels.get(COMPONENT, "")
+
+    @property
+    def spec(self) -> Document:
+        return dict(self.document["spec"])
+
+    @property
+    def volumes(self) -> dict[str, Document]:
+        return {volume["name"]: volume for volume in self.spec.get("volumes", [])}
+
+    @cached_property
+    def containers(self) -> tuple[Container, ...]:
+        """Every container: init, ordinary, and in the head's pod the autoscaler that KubeRay adds."""
+        spec = self.spec
+        found = [Container(document, init=True) for document in spec.get("initContainers", [])]
+        found += [Container(document) for document in spec["containers"]]
+        if self.group == HEAD_GROUP:
+            found += [Container(document) for document in _autoscaler(self.owner, spec["containers"][0])]
+        return tuple(found)
+
+    @property
+    def main(self) -> Container:
+        """The first ordinary container: the one that KubeRay takes for Ray's."""
+        return next(container for container in self.containers if not container.init)
+
+
+HEAD_GROUP = "headgroup"
+"""KubeRay's own name for the group of the head."""
+
+
+def _autoscaler(cluster: Manifest, ray: Document) -> list[Document]:
+    """The container that KubeRay adds to the head, from what autoscalerOptions lay over its own defaults."""
+    if not cluster.at("spec", "enableInTreeAutoscaling"):
+        return []
+    options = deepcopy(cluster.at("spec", "autoscalerOptions", default={}))
+    keys = ("image", "resources", "securityContext", "env", "envFrom", "volumeMounts", "command", "args")
+    standard = {"name": "autoscaler", "image": ray["image"],
+                "command": ["/bin/bash", "-c", "--"], "args": ["$(KUBERAY_GEN_AUTOSCALER_START_CMD)"]}  # fmt: skip
+    return [standard | {key: options[key] for key in keys if options.get(key)}]
+
+
+def _ray_pod(cluster: Manifest, group: str, kind: str, template: Document) -> PodTemplate:
+    """A group's pods with the labels that KubeRay adds; node type, group and cluster are its own, whatever is given."""
+    document = deepcopy(template)
+    metadata = document.setdefault("metadata", {})
+    fixed = {"ray.io/node-type": kind, "ray.io/group": group, "ray.io/cluster": cluster.name}
+    standard = {"ray.io/is-ray-node": "yes", "ray.io/identifier": f"{cluster.name}-{kind}",
+                "app.kubernetes.io/name": "kuberay", "app.kubernetes.io/created-by": "kuberay-operator"}  # fmt: skip
+    metadata["labels"] = standard | (metadata.get("labels") or {}) | fixed
+    return PodTemplate(cluster, document, group)
+
+
+def _of_cluster(cluster: Manifest) -> Iterator[PodTemplate]:
+    yield _ray_pod(cluster, HEAD_GROUP, "head", cluster.at("spec", "headGroupSpec", "template"))
+    for group in cluster.at("spec", "workerGroupSpecs", default=[]):
+        yield _ray_pod(cluster, group["groupName"], "worker", group["template"])
+
+
+def _at(*path: str) -> Callable[[Manifest], Iterator[PodTemplate]]:
+    def templates(owner: Manifest) -> Iterator[PodTemplate]:
+        yield PodTemplate(owner, owner.at(*path))
+
+    return templates
+
+
+_POD_TEMPLATES: dict[str, Callable[[Manifest], Iterator[PodTemplate]]] = {
+    "Deployment": _at("spec", "template"),
+    "StatefulSet": _at("spec", "template"),
+    "DaemonSet": _at("spec", "template"),
+    "Job": _at("spec", "template"),
+    "CronJob": _at("spec", "jobTemplate", "spec", "template"),
+    "Pod": _at(),
+    "RayCluster": _of_cluster,
+}
+
+
+class Rendering:
+    """Everything that one case renders."""
+
+    def __init__(self, manifests: tuple[Manifest, ...]) -> None:
+        self.manifests = manifests
+
+    def all(self, kind: str, component: str = "") -> list[Manifest]:
+        """The objects of a kind, and of a component where one is named."""
+        return [one for one in self.manifests if one.kind == kind and component in ("", one.component)]
+
+    def one(self, kind: str, component: str = "", name: str = "") -> Manifest:
+        """The only object of a kind (with this component, with this name); AssertionError where it is not one."""
+        found = [one for one in self.all(kind, component) if name in ("", one.name)]
+        assert len(found) == 1, f"{kind} {component or name}: expected one, found {found} in {self.manifests}"
+        return found[0]
+
+    def has(self, kind: str, component: str = "") -> bool:
+        """Whether anything of a kind (and component) is rendered."""
+        return bool(self.all(kind, component))
+
+    @cached_property
+    def pods(self) -> tuple[PodTemplate, ...]:
+        """What every workload makes its pods from, Ray's groups and test pods included."""
+        return tuple(pod for one in self.manifests for pod in _POD_TEMPLATES.get(one.kind, lambda _: iter(()))(one))
+
+    @property
+    def lasting_pods(self) -> tuple[PodTemplate, ...]:
+        """The pods of the release itself: those that no hook starts."""
+        return tuple(pod for pod in self.pods if not pod.owner.hooks)
+
+    def pod(self, component: str) -> PodTemplate:
+        """The only lasting pod template of a component."""
+        found = [pod for pod in self.lasting_pods if pod.component == component]
+        assert len(found) == 1, f"pods of {component}: expected one template, found {found}"
+        return found[0]
+
+    @property
+    def cluster(self) -> Manifest:
+        return self.one("RayCluster")
+
+    def group(self, role: str) -> Document:
+        """The worker group whose pods bear a component's label."""
+        found = [group for group in self.cluster.at("spec", "workerGroupSpecs")
+                 if group["template"]["metadata"]["labels"].get(COMPONENT) == role]  # fmt: skip
+        assert len(found) == 1, f"worker group of {role}: {[group['groupName'] for group in found]}"
+        return dict(found[0])
+
+
+class HelmError(Exception):
+    """Helm refused; the text is what it printed on standard error."""
+
+
+def helm(*arguments: str) -> str:
+    """What the real Helm prints, offline; HelmError with its own message where it exits with an error."""
+    done = subprocess.run([HELM, *arguments], capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=ROOT)
+    if done.returncode:
+        raise HelmError((done.stderr + done.stdout).strip())
+    return done.stdout
+
+
+def _run(verb: tuple[str, ...], case: Case, *more: str) -> str:
+    """Runs a Helm command over the chart with a case's values in a file."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as values:
+        json.dump(case.values, values)  # JSON is YAML
+        values.flush()
+        files = [argument for name in case.files for argument in ("--values", str(CHART / name))]
+        return helm(*verb, str(CHART), *files, "--values", values.name, "--namespace", NAMESPACE, *more)
+
+
+def template(case: Case, *more: str) -> str:
+    """The text that `helm template` prints for a case; HelmError where the chart refuses its values."""
+    return template_as(RELEASE, case, *more)
+
+
+def template_as(release: str, case: Case, *more: str) -> str:
+    """The same, for a release of another name."""
+    versions = [argument for version in case.api_versions for argument in ("--api-versions", version)]
+    return _run(("template", release), case, "--kube-version", case.kube_version, *versions, *case.arguments, *more)
+
+
+def lint(case: Case) -> str:
+    """What `helm lint --strict` prints for a case; HelmError where it finds anything to warn of."""
+    return _run(("lint", "--strict"), case, "--kube-version", case.kube_version)
+
+
+def parse(text: str) -> Rendering:
+    """The objects of a rendered text."""
+    return Rendering(tuple(Manifest(document) for document in load_all(text)))
+
+
+_rendered: dict[str, Rendering] = {}
+
+
+def render(case: Case) -> Rendering:
+    """What a case renders; rendered once in a process, so tests must not change it."""
+    key = json.dumps([case.values, case.files, case.api_versions, case.kube_version, case.arguments], sort_keys=True)
+    if key not in _rendered:
+        _rendered[key] = parse(template(case))
+    return _rendered[key]
+
+
+@cache
+def default_values() -> Document:
+    """The chart's values.yaml."""
+    return dict(load_all((CHART / "values.yaml").read_text(encoding="utf-8"))[0])

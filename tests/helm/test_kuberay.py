@@ -1,0 +1,135 @@
+"""Owns the test that the operator and Ray's own autoscaler accept the cluster: what no CRD can say.
+
+Must not repeat the CRD; test_schemas.py validates against it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.helm.cases import CASES, DEFAULTS, EXISTING_SECRETS, EXTERNAL_REDIS_TLS, ROLES, SENTINELS
+from tests.helm.rendering import FULLNAME, NAMESPACE, Case, Document, parse, render, template_as
+from tests.helm.test_scaling import values_of
+
+LONGEST_NAME = 53
+"""KubeRay's own limit: it appends up to ten characters for a Service."""
+FIRST_WITH_TOKENS = (2, 52)
+OF_KUBERAY = {
+    "RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME", "KUBERAY_GEN_RAY_START_CMD", "RAY_CLUSTER_NAME",
+    "RAY_CLUSTER_NAMESPACE", "FQ_RAY_IP", "RAY_AUTH_TOKEN", "RAY_AUTH_MODE", "RAY_enable_autoscaler_v2",
+}  # fmt: skip
+"""Variables that KubeRay sets by itself; it refuses some of them, and the others would be there twice."""
+
+
+def refusals(cluster: Document) -> list[str]:
+    """Why KubeRay would refuse a cluster, or quietly not do what is asked."""
+    spec = cluster["spec"]
+    groups = {"head": spec["headGroupSpec"], **{one["groupName"]: one for one in spec["workerGroupSpecs"]}}
+    version = tuple(int(part) for part in spec["rayVersion"].split(".")[:2])
+    checks: dict[str, bool] = {
+        "name": bool(re.fullmatch(rf"[a-z]([-a-z0-9]{{0,{LONGEST_NAME - 2}}}[a-z0-9])?", cluster["metadata"]["name"])),
+        "rayVersion too old for tokens": version >= FIRST_WITH_TOKENS,
+        "own command, but not announced": cluster["metadata"]["annotations"].get("ray.io/overwrite-container-cmd")
+        == "true",
+        "FT by annotation and by options": "ray.io/ft-enabled" not in cluster["metadata"]["annotations"],
+        "a group's name twice": len(groups) == 1 + len(spec["workerGroupSpecs"]),
+    }
+    for name, group in groups.items():
+        pod, parameters = group["template"]["spec"], group["rayStartParams"]
+        variables = {entry["name"] for entry in pod["containers"][0].get("env", [])}
+        checks |= {
+            f"{name}: restartPolicy": pod.get("restartPolicy", "Never") == "Never",
+            f"{name}: variables of KubeRay": not variables & OF_KUBERAY,
+            f"{name}: resources twice": not (
+                group.get("resources") and {"num-cpus", "num-gpus", "memory"} & set(parameters)
+            ),
+            f"{name}: labels": "labels" not in parameters,
+            f"{name}: parameters are strings": all(isinstance(value, str) for value in parameters.values()),
+            f"{name}: password": not {"redis-password", "redis-username"} & set(parameters),
+            f"{name}: name": bool(re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name)),
+        }
+        if name != "head":
+            checks[f"{name}: bounds"] = 0 <= group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+    return [name for name, passed in checks.items() if not passed]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kuberay_accepts_the_cluster(case: Case) -> None:
+    assert refusals(render(case).cluster.document) == []
+
+
+@pytest.mark.parametrize("release", ["r" * 53, "a-name-that-is-cut-off-exactly-at-a-dash--still-ok"])
+def test_a_long_or_odd_release_name_still_makes_a_lawful_cluster(release: str) -> None:
+    rendering = parse(template_as(release, DEFAULTS))
+    assert refusals(rendering.cluster.document) == []
+    assert all(len(one.name) <= 63 for one in rendering.manifests)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rays_autoscaler_reads_the_groups_as_meant(case: Case) -> None:
+    """By the very function with which the autoscaler in the head's pod reads the cluster."""
+    from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+
+    document: Any = {**render(case).cluster.document}
+    document["metadata"] = {**document["metadata"], "namespace": NAMESPACE}
+    kinds = _derive_autoscaling_config_from_ray_cr(document)["available_node_types"]
+    assert kinds["headgroup"]["resources"]["CPU"] == 0
+    assert kinds["headgroup"]["resources"]["penstock-head"] == 1000
+    values = values_of(case)
+    for role in ROLES:
+        kind = kinds[render(case).group(role)["groupName"]]
+        assert kind["resources"]["CPU"] == values[role]["cpus"]
+        assert kind["resources"].get("GPU", 0) == values[role]["gpus"]
+        assert kind["resources"][f"penstock-{role}"] == 1000
+        assert (kind["min_workers"], kind["max_workers"]) == (values[role]["minReplicas"], values[role]["maxReplicas"])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_cluster_survives_the_loss_of_its_head_and_wants_a_token(case: Case) -> None:
+    cluster = render(case).cluster
+    options = cluster.at("spec", "gcsFaultToleranceOptions")
+    assert options["redisPassword"]["valueFrom"]["secretKeyRef"]["key"] == "ray-password"
+    assert options["redisUsername"] == {"value": "ray"}
+    assert cluster.at("spec", "authOptions", "mode") == "token"
+
+
+def test_ray_reaches_the_same_redis_with_its_own_user() -> None:
+    address = {case.name: render(case).cluster.at("spec", "gcsFaultToleranceOptions", "redisAddress")
+               for case in (DEFAULTS, EXTERNAL_REDIS_TLS, SENTINELS)}  # fmt: skip
+    assert address[DEFAULTS.name] == f"redis://{FULLNAME}-redis:6379"
+    assert address[EXTERNAL_REDIS_TLS.name] == "rediss://redis.data:6380"
+    assert address[SENTINELS.name] == "rediss://redis-primary.data:6380"
+
+
+def test_penstocks_redis_address_is_the_agreed_one() -> None:
+    address = {case.name: render(case).pod("api").main.env["PENSTOCK_REDIS"]["value"]
+               for case in (DEFAULTS, EXTERNAL_REDIS_TLS, SENTINELS)}  # fmt: skip
+    assert address[DEFAULTS.name] == f"redis://{FULLNAME}-redis:6379/0"
+    assert address[EXTERNAL_REDIS_TLS.name] == "rediss://redis.data:6380/3"
+    assert address[SENTINELS.name] == "rediss+sentinel://sentinel-0.data:26379,sentinel-1.data:26379/penstock/0"
+
+
+def test_an_existing_token_is_used() -> None:
+    assert render(EXISTING_SECRETS).cluster.at("spec", "authOptions", "secretName") == "own-ray"
+    assert "secretName" not in render(DEFAULTS).cluster.at("spec", "authOptions")
+
+
+@pytest.mark.parametrize("strategy", ["Recreate", "None"])
+def test_how_an_upgrade_replaces_pods_is_a_value(strategy: str) -> None:
+    cluster = render(DEFAULTS.but({"ray": {"upgradeStrategy": strategy}})).cluster
+    assert cluster.at("spec", "upgradeStrategy", "type") == strategy
+
+
+def test_the_accounts_are_the_charts_own_and_kuberay_adds_no_wider_role() -> None:
+    """KubeRay makes a role and a binding of the cluster's name, where there are none."""
+    rendering = render(DEFAULTS)
+    assert rendering.one("Role", name=FULLNAME)
+    binding = rendering.one("RoleBinding", name=FULLNAME)
+    assert [one["name"] for one in binding.at("subjects")] == [rendering.pod("head").spec["serviceAccountName"]]
+    verbs = {(resource, verb) for rule in rendering.one("Role", name=FULLNAME).at("rules")
+             for resource in rule["resources"] for verb in rule["verbs"]}  # fmt: skip
+    assert {("rayclusters", "get"), ("rayclusters", "patch"), ("pods", "list"), ("pods", "get")} <= verbs
+    assert {resource for resource, _ in verbs} == {"rayclusters", "pods"}

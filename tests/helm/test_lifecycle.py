@@ -1,0 +1,297 @@
+"""Owns the test of install, upgrade, `helm test` and uninstall: order of objects, hooks, what an upgrade keeps.
+
+Must not check what pods do when they end; their own tests do.
+"""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helm.cases import (
+    CASES,
+    DEFAULTS,
+    EVERYTHING,
+    EXISTING_SECRETS,
+    EXTERNAL_REDIS,
+    OBJECT_STORE,
+    PINNED,
+    PUBLISHED,
+    ROLES,
+    SENTINELS,
+    SHARED_CLAIM,
+)
+from tests.helm.kube_api import kube_api
+from tests.helm.rendering import (
+    FULLNAME,
+    RELEASE,
+    Case,
+    Document,
+    HelmError,
+    Rendering,
+    default_values,
+    parse,
+    render,
+    template,
+    template_as,
+)
+
+
+def against(folder: Path, case: Case, *objects: Document, without: tuple[str, ...] = ()) -> Rendering:
+    """What an upgrade renders over a cluster that holds `objects`: `lookup` finds them, and only its APIs are there."""
+    with kube_api(folder, objects, without) as config:
+        arguments = (
+            "--is-upgrade",
+            "--validate",
+            "--dry-run=server",
+            "--disable-openapi-validation",
+            "--kubeconfig",
+            str(config),
+        )
+        return parse(template(case, *arguments))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_upgrade_renders_as_an_install_does(case: Case) -> None:
+    rendering = parse(template(case, "--is-upgrade"))
+    assert [str(one) for one in rendering.manifests] == [str(one) for one in render(case).manifests]
+
+
+def live_cluster(**counts: int) -> Document:
+    """The cluster as it runs: with the counts that controller and autoscaler gave it."""
+    document = deepcopy(render(DEFAULTS).cluster.document)
+    for group in document["spec"]["workerGroupSpecs"]:
+        if group["groupName"] in counts:
+            group["replicas"] = counts[group["groupName"]]
+            group["scaleStrategy"] = {"workersToDelete": [f"{group['groupName']}-pod-1"]}
+    return document
+
+
+def test_an_upgrade_keeps_the_counts_that_the_controller_wrote(tmp_path: Path) -> None:
+    live = live_cluster(**{"rollout-gpu": 3, "learner-gpu": 1, "verifier": 2})
+    rendering = against(tmp_path, DEFAULTS, live)
+    assert {role: rendering.group(role)["replicas"] for role in ROLES} == {
+        "cpu": 1,
+        "verifier": 2,
+        "rollout": 3,
+        "learner": 1,
+    }
+    assert rendering.group("rollout")["scaleStrategy"]["workersToDelete"] == ["rollout-gpu-pod-1"], (
+        "a pod meant to go would stay"
+    )
+
+
+def test_a_lower_bound_ends_no_replica_that_runs(tmp_path: Path) -> None:
+    lowered = DEFAULTS.but({"rollout": {"maxReplicas": 1}})
+    group = against(tmp_path, lowered, live_cluster(**{"rollout-gpu": 3})).group("rollout")
+    assert group["replicas"] == 3
+    assert group["maxReplicas"] >= 3
+
+
+def test_a_higher_floor_adds_replicas_and_one_that_does_not_matter_changes_nothing(tmp_path: Path) -> None:
+    raised = DEFAULTS.but({"rollout": {"minReplicas": 2}})
+    assert against(tmp_path, raised, live_cluster(**{"rollout-gpu": 0})).group("rollout")["replicas"] == 2
+    assert against(tmp_path, raised, live_cluster(**{"rollout-gpu": 3})).group("rollout")["replicas"] == 3
+
+
+def test_an_idle_group_stays_at_nothing(tmp_path: Path) -> None:
+    """0 is a count like any other, not the absence of one."""
+    assert against(tmp_path, DEFAULTS, live_cluster(**{"rollout-gpu": 0})).group("rollout")["replicas"] == 0
+
+
+def test_an_upgrade_keeps_the_generated_passwords(tmp_path: Path) -> None:
+    first = render(DEFAULTS)
+    secret = first.one("Secret")
+    again = against(tmp_path, DEFAULTS, secret.document, live_cluster())
+    assert again.one("Secret").at("data") == secret.at("data")
+    for pod in first.lasting_pods:
+        later = next(one for one in again.lasting_pods if one.component == pod.component)
+        assert later.document == pod.document, f"{pod} would be replaced by an upgrade that changes nothing"
+
+
+def of_cluster(case: Case) -> list[Document]:
+    """The objects that a case says exist."""
+    return [{"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "data": dict.fromkeys(keys, "eA==")}
+            for (kind, name), keys in case.external.items()]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "case", [one for one in CASES if "PriorityClass" not in {kind for kind, _ in one.external}], ids=str
+)
+def test_a_cluster_that_has_what_a_case_names_is_accepted(tmp_path: Path, case: Case) -> None:
+    assert against(tmp_path, case, *of_cluster(case)).cluster
+
+
+def test_another_password_replaces_the_pods_that_read_it_once(tmp_path: Path) -> None:
+    def secret(value: str) -> Document:
+        return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "own-redis", "namespace": "training"},
+                "data": {"penstock-password": value, "ray-password": value}}  # fmt: skip
+
+    before = against(tmp_path, EXTERNAL_REDIS, secret("b25l"))
+    after = against(tmp_path, EXTERNAL_REDIS, secret("dHdv"))
+    for pod in before.lasting_pods:
+        later = next(one for one in after.lasting_pods if one.component == pod.component)
+        assert checksums(pod.annotations) != checksums(later.annotations), pod
+
+
+def checksums(annotations: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in annotations.items() if name.startswith("checksum/")}
+
+
+CONFIGURATION: list[tuple[str, dict[str, Any], set[str]]] = [
+    ("image", PINNED.values["image"] and {"image": PINNED.values["image"]}, {"api", "head", *ROLES}),
+    ("log level", {"logLevel": "DEBUG"}, {"api", "head", *ROLES}),
+    ("maximum of Redis", {"redis": {"maxMemoryMiB": 4096}}, {"redis"}),
+    ("variable of all Ray pods", {"ray": {"env": [{"name": "A", "value": "b"}]}}, {"head", *ROLES}),
+    ("variable of one group", {"learner": {"env": [{"name": "A", "value": "b"}]}}, {"learner"}),
+    ("replicas of the API", {"api": {"replicas": 3}}, set()),
+    ("monitoring", {"metrics": {"dashboards": {"enabled": True}}}, set()),
+    ("a network peer", {"networkPolicy": {"clients": [{"podSelector": {}}]}}, set()),
+    ("patience of the test", {"test": {"timeoutSeconds": 100}}, set()),
+    ("idle time", {"ray": {"autoscaler": {"idleTimeoutSeconds": 100}}}, set()),
+]
+
+
+@pytest.mark.parametrize(
+    ("values", "replaced"), [one[1:] for one in CONFIGURATION], ids=[one[0] for one in CONFIGURATION]
+)
+def test_a_change_replaces_exactly_the_pods_it_concerns(values: dict[str, Any], replaced: set[str]) -> None:
+    before, after = render(EXISTING_SECRETS), render(EXISTING_SECRETS.but(values))
+    changed = {pod.component for pod in before.lasting_pods if after.pod(pod.component).document != pod.document}
+    assert changed == replaced
+
+
+def test_what_a_config_map_says_is_in_the_checksum_of_the_pods_that_read_it_once(tmp_path: Path) -> None:
+    """All but the bounds, which are read anew: their pods must not restart."""
+    rendering = render(DEFAULTS)
+    for pod in rendering.lasting_pods:
+        mounted = {volume["configMap"]["name"] for volume in pod.volumes.values() if "configMap" in volume}
+        for name in mounted - {f"{FULLNAME}-bounds"}:
+            assert any(re.fullmatch("[0-9a-f]{64}", value) for value in checksums(pod.annotations).values()), (
+                pod,
+                name,
+            )
+        assert not any("bounds" in one for one in pod.annotations), pod
+
+
+def test_helm_test_submits_a_run_and_leaves_nothing_behind() -> None:
+    tests = [one for one in render(DEFAULTS).manifests if "test" in one.hooks]
+    assert [one.kind for one in tests] == ["Pod"]
+    assert {"before-hook-creation", "hook-succeeded"} <= policies(tests[0].annotations)
+    pod = next(one for one in render(DEFAULTS).pods if one.owner is tests[0])
+    assert pod.spec["restartPolicy"] == "Never"
+    assert "submit" in pod.main.command
+    assert "--wait" in pod.main.command
+    patience = default_values()["test"]["timeoutSeconds"]
+    assert str(patience) in pod.main.command
+    assert pod.spec["activeDeadlineSeconds"] > patience, "the command's own message would not be seen"
+
+
+def policies(annotations: dict[str, str]) -> set[str]:
+    return {one.strip() for one in annotations.get("helm.sh/hook-delete-policy", "").split(",")}
+
+
+def test_uninstall_drains_the_cluster_before_redis_goes() -> None:
+    hooks = [one for one in render(DEFAULTS).manifests if "pre-delete" in one.hooks]
+    job = next(one for one in hooks if one.kind == "Job")
+    weights = {str(one): int(one.annotations.get("helm.sh/hook-weight", "0")) for one in hooks}
+    assert all(weight < weights[str(job)] for name, weight in weights.items() if name != str(job)), weights
+    for one in hooks:
+        assert "before-hook-creation" in policies(one.annotations), f"{one}: a second try would fail on it"
+        assert "hook-succeeded" in policies(one.annotations), f"{one} would stay for ever"
+    limit = job.at("spec", "activeDeadlineSeconds")
+    waits = default_values()["uninstall"]["timeoutSeconds"]
+    assert waits < limit < 300, "Helm's own time limit is five minutes"
+    assert job.at("spec", "backoffLimit") == 0
+
+
+def test_uninstall_without_draining_has_no_hook() -> None:
+    rendering = render(DEFAULTS.but({"uninstall": {"drain": False}}))
+    assert not [one for one in rendering.manifests if "pre-delete" in one.hooks]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_nothing_but_test_and_uninstall_is_a_hook(case: Case) -> None:
+    """A hook is not upgraded, not owned by the release and not removed with it."""
+    for one in render(case).manifests:
+        assert one.hooks <= {"test", "pre-delete"}, one
+        assert not (one.hooks and one.kept), one
+
+
+def test_only_data_is_kept() -> None:
+    assert {one.kind for one in render(EVERYTHING).manifests if one.kept} <= {"PersistentVolumeClaim", "Secret"}
+
+
+def test_two_releases_in_one_namespace_share_no_name() -> None:
+    mine = {str(one) for one in render(DEFAULTS).manifests}
+    theirs = {str(one) for one in parse(template_as("other", DEFAULTS)).manifests}
+    assert not mine & theirs
+
+
+def test_a_release_called_penstock_does_not_stutter() -> None:
+    names = {one.name for one in parse(template_as("penstock", DEFAULTS)).manifests}
+    assert "penstock-api" in names
+    assert not [name for name in names if "penstock-penstock" in name]
+
+
+def test_a_missing_custom_resource_definition_is_one_clear_message(tmp_path: Path) -> None:
+    with pytest.raises(HelmError) as refused:
+        against(tmp_path, DEFAULTS, without=("ray.io/v1",))
+    assert "KubeRay is missing" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [("serviceMonitor", "ServiceMonitor"), ("scrapeConfig", "ScrapeConfig"), ("rules", "PrometheusRule")],
+)
+def test_missing_prometheus_definitions_are_one_clear_message(tmp_path: Path, part: str, kind: str) -> None:
+    case = DEFAULTS.but({"metrics": {part: {"enabled": True}}})
+    with pytest.raises(HelmError) as refused:
+        against(tmp_path, case, without=("monitoring.coreos.com/v1", "monitoring.coreos.com/v1alpha1"))
+    message = str(refused.value)
+    assert f"metrics.{part}.enabled" in message
+    assert "monitoring.coreos.com" in message
+
+
+@pytest.mark.parametrize(
+    ("case", "path", "name", "keys"),
+    [
+        (EXISTING_SECRETS, "redis.existingSecret", "own-redis", ("penstock-password", "ray-password")),
+        (EXISTING_SECRETS, "ray.authSecret", "own-ray", ("auth_token",)),
+        (EXISTING_SECRETS, "imagePullSecrets[0].name", "own-registry", ()),
+        (OBJECT_STORE, "storage.s3.existingSecret", "own-s3", ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")),
+        (SENTINELS, "redis.external.caSecret", "own-ca", ("ca.crt",)),
+        (SENTINELS, "redis.existingSecret", "own-redis", ("sentinel-password",)),
+        (PUBLISHED, "api.ingress.tlsSecret", "own-tls", ("tls.crt", "tls.key")),
+        (SHARED_CLAIM, "storage.claim.existingClaim", "own-claim", ()),
+    ],
+)
+def test_a_missing_object_is_one_clear_message(
+    tmp_path: Path, case: Case, path: str, name: str, keys: tuple[str, ...]
+) -> None:
+    others = [one for one in of_cluster(case) if one["metadata"]["name"] != name]
+    with pytest.raises(HelmError) as refused:
+        against(tmp_path, case, *others)
+    message = str(refused.value)
+    assert path in message
+    assert name in message
+    assert all(key in message for key in keys), message
+
+
+def test_an_existing_secret_that_lacks_a_key_is_one_clear_message(tmp_path: Path) -> None:
+    half = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "own-redis"},
+        "data": {"penstock-password": "eA=="},
+    }
+    with pytest.raises(HelmError, match="ray-password"):
+        against(tmp_path, EXTERNAL_REDIS, half)
+
+
+def test_the_release_is_named_after_its_chart() -> None:
+    assert render(DEFAULTS).cluster.name == FULLNAME == f"{RELEASE}-penstock"

@@ -1,0 +1,105 @@
+"""Owns the test that rules, dashboards and monitors reach Prometheus and Grafana as they lie in the chart's files.
+
+Must not check expressions; the tests of deploy's observability do, with a real Prometheus.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tests.helm.cases import CASES, DEFAULTS, EVERYTHING, MONITORED
+from tests.helm.rendering import CHART, FULLNAME, Case, Document, load_all, render
+
+RULES = sorted((CHART / "files" / "rules").glob("*.yaml"))
+DASHBOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))
+LARGEST = 1_048_576 - 262_144
+"""A ConfigMap holds 1 MiB; `kubectl apply` keeps a second copy in an annotation, which holds 256 KiB."""
+SEVERITIES = {"critical", "warning", "info"}
+
+
+def rules_of(groups: list[Document]) -> list[Document]:
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def test_there_are_rules_and_dashboards_to_ship() -> None:
+    assert RULES
+    assert len(DASHBOARDS) == 5, "run overview, fleet, learner, data plane, verifier"
+
+
+def test_every_rule_file_is_shipped_whole() -> None:
+    """Helm's own braces must not take what is Prometheus' template."""
+    shipped = {one.name: one.at("spec", "groups") for one in render(MONITORED).all("PrometheusRule")}
+    assert set(shipped) == {f"{FULLNAME}-{path.stem}" for path in RULES}
+    for path in RULES:
+        groups = load_all(path.read_text(encoding="utf-8"))[0]["groups"]
+        assert without_links(shipped[f"{FULLNAME}-{path.stem}"]) == without_links(groups), path.name
+
+
+def without_links(groups: list[Document]) -> Any:
+    """A copy without the runbooks' addresses, which the values may replace."""
+    return json.loads(re.sub(r'"runbook_url": "[^"]*/', '"runbook_url": "', json.dumps(groups)))
+
+
+@pytest.mark.parametrize("base", ["https://example.org/runbooks", "https://example.org/a/b"])
+def test_every_alert_links_to_its_own_runbook(base: str) -> None:
+    rendering = render(MONITORED.but({"metrics": {"rules": {"runbooks": base}}}))
+    alerts = [
+        rule
+        for one in rendering.all("PrometheusRule")
+        for rule in rules_of(one.at("spec", "groups"))
+        if "alert" in rule
+    ]
+    assert alerts
+    for rule in alerts:
+        assert rule["annotations"]["runbook_url"] == f"{base}/{rule['alert']}.md"
+        assert rule["labels"]["severity"] in SEVERITIES, rule["alert"]
+
+
+def test_no_name_of_an_alert_or_a_group_is_given_twice() -> None:
+    groups = [group for one in render(MONITORED).all("PrometheusRule") for group in one.at("spec", "groups")]
+    names = [group["name"] for group in groups]
+    alerts = [rule["alert"] for rule in rules_of(groups) if "alert" in rule]
+    assert len(names) == len(set(names))
+    assert len(alerts) == len(set(alerts))
+
+
+def test_every_dashboard_is_shipped_whole_where_grafana_looks() -> None:
+    maps = [one for one in render(MONITORED).all("ConfigMap") if one.labels.get("grafana_dashboard") == "1"]
+    shipped = {key: text for one in maps for key, text in one.at("data").items()}
+    assert set(shipped) == {path.name for path in DASHBOARDS}
+    for path in DASHBOARDS:
+        assert json.loads(shipped[path.name]) == json.loads(path.read_text(encoding="utf-8")), path.name
+        assert len(shipped[path.name]) < LARGEST, path.name
+    assert all(one.annotations["folder"] == "Penstock" for one in maps)
+    assert all("grafana_dashboard" not in one.labels for one in render(MONITORED).all("ConfigMap") if one not in maps)
+
+
+def test_monitors_are_found_by_the_labels_given_and_scrape_as_often_as_told() -> None:
+    rendering = render(MONITORED)
+    for kind in ("ServiceMonitor", "ScrapeConfig", "PrometheusRule"):
+        assert all(one.labels["release"] == "watch" for one in rendering.all(kind)), kind
+    assert rendering.one("ServiceMonitor").at("spec", "endpoints", 0, "interval") == "20s"
+    assert rendering.one("ScrapeConfig").at("spec", "scrapeInterval") == "25s"
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in (MONITORED, EVERYTHING)], ids=str)
+def test_nothing_needs_prometheus_operator_unless_enabled(case: Case) -> None:
+    assert [str(one) for one in render(case).manifests if one.api_version.startswith("monitoring.coreos.com")] == []
+
+
+@pytest.mark.parametrize("part", ["serviceMonitor", "scrapeConfig", "rules", "dashboards"])
+def test_each_part_is_enabled_alone(part: str) -> None:
+    kinds = {
+        "serviceMonitor": "ServiceMonitor",
+        "scrapeConfig": "ScrapeConfig",
+        "rules": "PrometheusRule",
+        "dashboards": "ConfigMap",
+    }
+    rendering = render(DEFAULTS.but({"metrics": {part: {"enabled": True}}}))
+    added = {str(one) for one in rendering.manifests} - {str(one) for one in render(DEFAULTS).manifests}
+    assert added
+    assert {one.split("/")[0] for one in added} == {kinds[part]}

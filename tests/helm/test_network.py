@@ -1,0 +1,273 @@
+"""Owns the drawn arrows: who may open a connection to whom, and on which ports, as one table per way of installing.
+
+Must not know how the policies say so; network.py works that out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from itertools import product
+
+import pytest
+
+from tests.helm.cases import (
+    CPU,
+    DEFAULTS,
+    EXTERNAL_REDIS_TLS,
+    GROUPS,
+    MONITORED,
+    OBJECT_STORE,
+    OPEN_NETWORK,
+    ROLES,
+    SELECTED_PEERS,
+)
+from tests.helm.network import Endpoint, Policy, allowed, let_in, let_out
+from tests.helm.rendering import NAMESPACE, Case, PodTemplate, render
+
+DNS, HTTPS, API_SERVER, REDIS, GCS, DASHBOARD, API, NODE, FREE = 53, 443, 6443, 6379, 6379, 8265, 8470, 8471, 40000
+STORE, REDIS_TLS = 9000, 6380
+RAY = frozenset({8076, 8077, 8078, 8079, 52365, 10002, 19999})
+METRICS = frozenset({9400, 9499})
+PROBED = frozenset({DNS, GCS, HTTPS, API_SERVER, REDIS, REDIS_TLS, DASHBOARD, API, NODE, FREE, STORE, 22, 8080, 9399,
+                    9500, 10001, 20000}) | RAY | METRICS  # fmt: skip
+"""Every port that anything listens on, those beside the ranges, and some that nothing uses."""
+
+OTHERS = {
+    one.name: one
+    for one in (
+        Endpoint("stranger", {"app": "other"}, NAMESPACE, ip="10.1.0.90"),
+        Endpoint("another release", {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/instance": "other",
+                                     "app.kubernetes.io/component": "head"}, NAMESPACE, ip="10.1.0.91"),
+        Endpoint("foreign", {"app.kubernetes.io/name": "prometheus"}, "elsewhere", ip="10.2.0.1"),
+        Endpoint("prometheus", {"app.kubernetes.io/name": "prometheus"}, "monitoring", ip="10.3.0.1"),
+        Endpoint("grafana", {"app.kubernetes.io/name": "grafana"}, "monitoring", ip="10.3.0.2"),
+        Endpoint("operator", {"app.kubernetes.io/name": "kuberay-operator"}, "kuberay-system", ip="10.4.0.1"),
+        Endpoint("ingress", {"app.kubernetes.io/name": "ingress-nginx"}, "ingress-nginx", ip="10.5.0.1"),
+        Endpoint("dns", {"k8s-app": "kube-dns"}, "kube-system", ip="10.6.0.1"),
+        Endpoint("node's dns", ip="169.254.20.10"),
+        Endpoint("metadata", ip="169.254.169.254"),
+        Endpoint("kubernetes", ip="10.96.0.1"),
+        Endpoint("internet", ip="203.0.113.7"),
+        Endpoint("internet, IPv6", ip="2001:db8::7"),
+        Endpoint("hub", ip="198.51.100.9"),
+    )
+}  # fmt: skip
+PENSTOCK = ("api", *GROUPS)
+KEEPING_FILES = ("head", "cpu", "rollout", "learner")
+OWN = (*PENSTOCK, "redis", "test", "uninstall")
+REACHED_BY_ADDRESS = ("foreign", "stranger", "another release", "prometheus", "grafana", "operator", "ingress", "dns",
+                      "kubernetes", "internet", "hub")  # fmt: skip
+"""What 0.0.0.0/0 is, besides the release's own pods; a cloud's metadata service is always left out."""
+
+Arrows = dict[tuple[str, str], frozenset[int]]
+
+
+def joined(*tables: Arrows) -> Arrows:
+    """Several tables as one; an arrow of two tables has the ports of both."""
+    result: Arrows = {}
+    for table in tables:
+        for arrow, ports in table.items():
+            result[arrow] = result.get(arrow, frozenset()) | ports
+    return result
+
+
+def fan(sources: tuple[str, ...], destinations: tuple[str, ...], *ports: int) -> Arrows:
+    """The same arrow between each source and each destination."""
+    return {(one, other): frozenset(ports) for one, other in product(sources, destinations)}
+
+
+ALWAYS = joined(
+    fan(("head",), ROLES, *RAY),
+    fan(ROLES, ("head",), GCS, *RAY),
+    fan(("rollout", "learner"), ("rollout", "learner"), *PROBED),
+    fan((*PENSTOCK, "test", "uninstall"), ("dns", "node's dns"), DNS),
+    fan(("test", "prometheus"), ("api",), API),
+    fan(("prometheus",), GROUPS, *METRICS),
+)
+"""Ray's star around the head, weights between learner and rollout, metrics, names; nothing from verifier to worker."""
+OWN_REDIS = fan(PENSTOCK, ("redis",), REDIS)
+
+
+def by_address(sources: tuple[str, ...], *ports: int) -> Arrows:
+    """What is let out to any address; the release's own pods have addresses too, but let nobody in by them."""
+    return fan(sources, (*REACHED_BY_ADDRESS, *OWN), *ports)
+
+
+ANYWHERE = by_address(("head", "uninstall"), HTTPS, API_SERVER)
+"""The chart cannot know the API server's address; networkPolicy.kubernetesApi.peers narrows it."""
+
+EXPECTED: list[tuple[Case, Arrows, Arrows]] = [
+    (DEFAULTS, joined(ALWAYS, OWN_REDIS), ANYWHERE),
+    (CPU, joined(ALWAYS, OWN_REDIS), ANYWHERE),
+    (MONITORED, joined(ALWAYS, OWN_REDIS), ANYWHERE),
+    (OBJECT_STORE, joined(ALWAYS, OWN_REDIS), joined(ANYWHERE, by_address(KEEPING_FILES, STORE))),
+    (EXTERNAL_REDIS_TLS, ALWAYS, joined(ANYWHERE, by_address(PENSTOCK, REDIS_TLS))),
+    (SELECTED_PEERS, joined(
+        ALWAYS, OWN_REDIS,
+        fan(("head", "uninstall"), ("kubernetes",), HTTPS),
+        fan(("ingress",), ("api",), API),
+        fan(("operator",), ("head",), DASHBOARD),
+        fan(("cpu", "rollout", "learner"), ("hub",), HTTPS),
+    ), {}),
+]  # fmt: skip
+"""Case, the drawn arrows, and what is let out by address besides."""
+every_case = pytest.mark.parametrize(("case", "drawn", "outwards"), EXPECTED, ids=[str(one[0]) for one in EXPECTED])
+
+
+def policies(case: Case) -> list[Policy]:
+    return [Policy(NAMESPACE, one.document) for one in render(case).all("NetworkPolicy")]
+
+
+def endpoint(pod: PodTemplate, number: int) -> Endpoint:
+    ports = {name: port for container in pod.containers for name, port in container.ports.items()}
+    return Endpoint(pod.component, pod.labels, NAMESPACE, ip=f"10.1.0.{number}", ports=ports)
+
+
+def everybody(case: Case) -> dict[str, Endpoint]:
+    """All pods of a release, hooks included, and all others."""
+    own = [endpoint(pod, number) for number, pod in enumerate(render(case).pods, start=10)]
+    return {one.name: one for one in own} | OTHERS
+
+
+def sides(case: Case, rules: list[Policy], protocol: str = "TCP") -> tuple[Arrows, Arrows]:
+    """On which ports each pod of the release is let out to anybody, and anybody is let in."""
+    there = everybody(case)
+    own = [name for name in there if name not in OTHERS]
+    outwards = {
+        (one, other): let_out(rules, there[one], there[other], PROBED, protocol) for one, other in product(own, there)
+    }
+    inwards = {
+        (other, one): let_in(rules, there[other], there[one], PROBED, protocol) for one, other in product(own, there)
+    }
+    return present(outwards), present(inwards)
+
+
+def arrows(case: Case, rules: list[Policy], protocol: str = "TCP") -> Arrows:
+    """Every connection that is allowed between a pod of the release and anybody: let out and let in."""
+    outwards, inwards = sides(case, rules, protocol)
+    return present({
+        arrow: outwards.get(arrow, PROBED if arrow[0] in OTHERS else frozenset())
+        & inwards.get(arrow, PROBED if arrow[1] in OTHERS else frozenset())
+        for arrow in (*outwards, *inwards)
+    })  # fmt: skip
+
+
+def present(table: Arrows) -> Arrows:
+    """Without the arrows that have no ports."""
+    return {arrow: ports for arrow, ports in table.items() if ports}
+
+
+def drawn_for(case: Case, drawn: Arrows, side: int) -> Arrows:
+    """The drawn arrows that start (0) or end (1) at a pod of the release; no arrow for pods that a case has not."""
+    there = everybody(case)
+    return {arrow: ports for arrow, ports in drawn.items() if arrow[side] not in OTHERS and {*arrow} <= set(there)}
+
+
+def differences(found: Arrows, expected: Arrows) -> list[str]:
+    """In words: which arrow has ports too many, or too few."""
+    lines = []
+    for arrow in sorted(set(found) | set(expected)):
+        more = found.get(arrow, frozenset()) - expected.get(arrow, frozenset())
+        less = expected.get(arrow, frozenset()) - found.get(arrow, frozenset())
+        if more or less:
+            lines.append(f"{arrow[0]} -> {arrow[1]}: too many {sorted(more)}, missing {sorted(less)}")
+    return lines
+
+
+@every_case
+def test_exactly_the_drawn_arrows_are_open(case: Case, drawn: Arrows, outwards: Arrows) -> None:
+    beyond = {arrow: ports for arrow, ports in outwards.items() if arrow[1] in OTHERS}
+    assert differences(arrows(case, policies(case)), joined(drawn, beyond)) == []
+
+
+@every_case
+def test_each_pod_is_closed_on_its_own_side(case: Case, drawn: Arrows, outwards: Arrows) -> None:
+    """One side alone would hold if the other were opened by mistake."""
+    let_go, let_come = sides(case, policies(case))
+    assert differences(let_go, joined(drawn_for(case, drawn, 0), drawn_for(case, outwards, 0))) == []
+    assert differences(let_come, drawn_for(case, drawn, 1)) == []
+
+
+def test_by_udp_only_names_are_asked_and_weights_sent() -> None:
+    found = arrows(DEFAULTS, policies(DEFAULTS), "UDP")
+    expected = joined(
+        fan((*PENSTOCK, "test", "uninstall"), ("dns", "node's dns"), DNS),
+        fan(("rollout", "learner"), ("rollout", "learner"), *PROBED),
+    )
+    assert differences(found, expected) == []
+
+
+@every_case
+def test_nobody_outside_reaches_ray_or_redis(case: Case, drawn: Arrows, outwards: Arrows) -> None:
+    """The table itself must not draw such an arrow, whatever the policies say."""
+    for (source, destination), ports in joined(drawn, outwards).items():
+        if source in OTHERS and destination in (*GROUPS, "redis"):
+            assert source in ("prometheus", "operator"), (source, destination)
+            assert ports <= METRICS | {DASHBOARD}, (source, destination)
+
+
+def test_the_verifier_reaches_redis_the_head_and_names_alone() -> None:
+    found = arrows(DEFAULTS, policies(DEFAULTS))
+    assert {destination for source, destination in found if source == "verifier"} == {
+        "redis",
+        "head",
+        "dns",
+        "node's dns",
+    }
+    assert {source for source, destination in found if destination == "verifier"} == {"head", "prometheus"}
+
+
+def test_kuberays_clean_up_of_redis_passes_as_the_head() -> None:
+    head = everybody(DEFAULTS)["head"]
+    cleaner = Endpoint("clean-up", {**head.labels, "ray.io/node-type": "redis-cleanup"}, NAMESPACE, ip="10.1.0.80")
+    assert allowed(policies(DEFAULTS), cleaner, everybody(DEFAULTS)["redis"], REDIS)
+
+
+def test_a_pod_of_the_release_with_no_policy_of_its_own_is_closed() -> None:
+    labels = {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/instance": "demo"}
+    new = Endpoint("new", labels, NAMESPACE, ip="10.1.0.81")
+    rules, there = policies(DEFAULTS), everybody(DEFAULTS)
+    assert not [one.name for one in there.values() for port in PROBED
+                if allowed(rules, new, one, port) or allowed(rules, one, new, port)]  # fmt: skip
+
+
+def test_without_policies_everything_is_open() -> None:
+    assert policies(OPEN_NETWORK) == []
+    found = arrows(OPEN_NETWORK, [])
+    assert found["internet", "redis"] == PROBED
+
+
+def mutations(rules: list[Policy]) -> Iterator[tuple[str, list[Policy]]]:
+    """The policies with one of them removed or opened, one rule without its peers or without its ports."""
+    for index, policy in enumerate(rules):
+        name = policy.document["metadata"]["name"]
+        if not name.endswith("-deny"):  # its own test sees that
+            yield f"{name} removed", rules[:index] + rules[index + 1 :]
+        for direction in ("ingress", "egress"):
+            yield f"{name}: any {direction}", swapped(rules, index, direction, [{}], add=True)
+            for number, rule in enumerate(policy.spec.get(direction) or []):
+                for part in ("from", "to", "ports"):
+                    if part in rule:
+                        looser = deepcopy(list(policy.spec[direction]))
+                        looser[number].pop(part)
+                        yield f"{name}: {direction} {number} without {part}", swapped(rules, index, direction, looser)
+                yield (
+                    f"{name}: no {direction} {number}",
+                    swapped(rules, index, direction, [one for one in policy.spec[direction] if one is not rule]),
+                )
+
+
+def swapped(
+    rules: list[Policy], index: int, direction: str, replaced: list[dict[str, object]], add: bool = False
+) -> list[Policy]:
+    document = deepcopy(dict(rules[index].document))
+    document["spec"][direction] = [*(document["spec"].get(direction) or []), *replaced] if add else replaced
+    return [*rules[:index], Policy(NAMESPACE, document), *rules[index + 1 :]]
+
+
+def test_every_policy_removed_or_loosened_is_noticed() -> None:
+    expected = sides(DEFAULTS, policies(DEFAULTS))
+    changed = list(mutations(policies(DEFAULTS)))
+    assert len(changed) > 60
+    assert [name for name, rules in changed if sides(DEFAULTS, rules) == expected] == []

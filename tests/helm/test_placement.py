@@ -1,0 +1,92 @@
+"""Owns the test that placement, priorities, variables and annotations reach the pods they are given for, and no others.
+
+Must not check resources; test_security.py does.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helm.cases import (
+    CASES,
+    DEFAULTS,
+    DRIVERS,
+    GROUPS,
+    OBJECT_STORE_BY_ROLE,
+    OF_RAY,
+    PLACED,
+    PLACEMENT,
+    RDMA,
+    ROLES,
+)
+from tests.helm.rendering import Case, render
+
+
+@pytest.mark.parametrize("component", [*PLACED, "redis"])
+def test_each_component_goes_where_it_is_told(component: str) -> None:
+    pod = render(PLACEMENT).pod(component)
+    own = {"key": "pool", "operator": "Equal", "value": component, "effect": "NoSchedule"}
+    of_ray = component in GROUPS
+    assert pod.spec["nodeSelector"] == {"pool": component} | ({"zone": "a"} if of_ray else {})
+    expected = [own, *([OF_RAY] if of_ray else []), *([DRIVERS] if component in ("rollout", "learner") else [])]
+    assert sorted(pod.spec["tolerations"], key=str) == sorted(expected, key=str)
+    assert pod.spec["priorityClassName"] == f"priority-{component}"
+    if component != "redis":
+        keys = [rule["topologyKey"] for rule in pod.spec["topologySpreadConstraints"]]
+        assert keys == [f"topology.example/{component}"]
+
+
+@pytest.mark.parametrize("component", GROUPS)
+def test_variables_and_annotations_go_to_one_group(component: str) -> None:
+    rendering = render(
+        DEFAULTS.but({component: {"env": [{"name": "MARK", "value": "x"}], "annotations": {"mark": "x"}}})
+    )
+    assert {pod.component for pod in rendering.lasting_pods if "MARK" in pod.main.env} == {component}
+    assert {pod.component for pod in rendering.lasting_pods if "mark" in pod.annotations} == {component}
+
+
+def test_variables_of_all_ray_pods_go_to_all_ray_pods() -> None:
+    rendering = render(DEFAULTS.but({"ray": {"env": [{"name": "MARK", "value": "x"}]}}))
+    assert {pod.component for pod in rendering.lasting_pods if "MARK" in pod.main.env} == set(GROUPS)
+
+
+def test_rdma_goes_to_the_groups_it_is_given_for() -> None:
+    rendering = render(RDMA)
+    for role in ROLES:
+        pod, asked = rendering.pod(role), role in ("rollout", "learner")
+        assert ("vpc.amazonaws.com/efa" in pod.main.document["resources"]["limits"]) is asked
+        assert (pod.spec.get("runtimeClassName") == "nvidia") is asked
+        assert ("NCCL_SOCKET_IFNAME" in pod.main.env) is asked
+
+
+def test_the_accounts_role_and_label_reach_head_and_workers() -> None:
+    rendering = render(OBJECT_STORE_BY_ROLE)
+    accounts = {one.name for one in rendering.all("ServiceAccount") if "eks.amazonaws.com/role-arn" in one.annotations}
+    assert accounts
+    for component in ("head", "cpu", "rollout", "learner"):
+        pod = rendering.pod(component)
+        assert pod.spec["serviceAccountName"] in accounts, component
+        assert pod.labels["azure.workload.identity/use"] == "true", component
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_pods_end_in_order_before_they_are_killed(case: Case) -> None:
+    for pod in render(case).lasting_pods:
+        if pod.group:
+            assert pod.spec["terminationGracePeriodSeconds"] >= 90, f"{pod}: draining takes up to 60 s"
+        elif pod.component == "redis":
+            assert pod.spec.get("terminationGracePeriodSeconds", 30) >= 30, pod
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_replicas_of_the_api_are_spread_over_nodes(case: Case) -> None:
+    if case is PLACEMENT:
+        return
+    rules = render(case).pod("api").spec["topologySpreadConstraints"]
+    assert [rule["topologyKey"] for rule in rules] == ["kubernetes.io/hostname"]
+    assert rules[0]["whenUnsatisfiable"] == "ScheduleAnyway"
+
+
+def test_labels_for_every_object_reach_every_object() -> None:
+    rendering = render(DEFAULTS.but({"commonLabels": {"team": "red"}}))
+    assert [str(one) for one in rendering.manifests if one.labels.get("team") != "red"] == []

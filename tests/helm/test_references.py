@@ -1,0 +1,101 @@
+"""Owns the test that whatever a rendered object names exists: rendered beside it, or declared to exist by the values.
+
+Must not look at what the references are for.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helm.cases import CASES, DEFAULTS
+from tests.helm.references import KEYED, Reference, references
+from tests.helm.rendering import Case, Manifest, Rendering, render
+
+OF_KUBERNETES = {("ConfigMap", "kube-root-ca.crt"): frozenset({"ca.crt"})}
+"""What Kubernetes itself puts into every namespace."""
+
+
+def provided(case: Case, rendering: Rendering) -> dict[tuple[str, str], frozenset[str]]:
+    """Every object that is there once the case is installed, with its keys."""
+    there = {(one.kind, one.name): keys_of(one) for one in rendering.manifests}
+    for workload in rendering.all("StatefulSet"):
+        for claim in workload.at("spec", "volumeClaimTemplates", default=[]):
+            there[("PersistentVolumeClaim", claim["metadata"]["name"])] = frozenset()
+    return {**there, **OF_KUBERNETES, **case.external}
+
+
+def keys_of(manifest: Manifest) -> frozenset[str]:
+    """The keys that a Secret or ConfigMap holds."""
+    return frozenset(
+        key for field in ("data", "stringData", "binaryData") for key in manifest.at(field, default=None) or {}
+    )
+
+
+def unsatisfied(case: Case, rendering: Rendering) -> list[Reference]:
+    """What is named and would not be there."""
+    there = provided(case, rendering)
+    return [
+        one
+        for manifest in rendering.manifests
+        for one in references(manifest)
+        if not one.optional
+        and ((one.kind, one.name) not in there
+             or (one.kind in KEYED and one.key and one.key not in there[(one.kind, one.name)]))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_is_named_exists(case: Case) -> None:
+    assert [str(one) for one in unsatisfied(case, render(case))] == []
+
+
+def test_a_missing_object_and_a_missing_key_are_noticed() -> None:
+    rendering = render(DEFAULTS)
+    for gone in ("Secret", "ConfigMap", "ServiceAccount"):
+        without = Rendering(tuple(one for one in rendering.manifests if one.kind != gone))
+        assert any(one.kind == gone for one in unsatisfied(DEFAULTS, without)), gone
+    keyless = Rendering(tuple(
+        Manifest({**one.document, "data": {}, "stringData": {}}) if one.kind == "Secret" else one
+        for one in rendering.manifests
+    ))  # fmt: skip
+    assert any(one.key for one in unsatisfied(DEFAULTS, keyless))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_is_declared_external_is_not_rendered_but_used(case: Case) -> None:
+    rendering = render(case)
+    rendered = {(one.kind, one.name) for one in rendering.manifests}
+    named = {(one.kind, one.name) for manifest in rendering.manifests for one in references(manifest)}
+    assert not rendered & set(case.external), "an object that exists already would be overwritten"
+    assert set(case.external) <= named, "a value that declares an object has no effect"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_mount_has_its_volume_and_every_volume_a_mount(case: Case) -> None:
+    for pod in render(case).pods:
+        mounted = {
+            mount["name"] for container in pod.containers for mount in container.document.get("volumeMounts", [])
+        }
+        claims = {claim["metadata"]["name"] for claim in pod.owner.at("spec", "volumeClaimTemplates", default=[])}
+        assert mounted <= set(pod.volumes) | claims, f"{pod}: mounts without a volume"
+        assert set(pod.volumes) <= mounted, f"{pod}: volumes that no container mounts"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_two_objects_share_a_name_and_all_names_are_lawful(case: Case) -> None:
+    rendering = render(case)
+    named = [(one.kind, one.name) for one in rendering.manifests]
+    assert len(named) == len(set(named)), [one for one in named if named.count(one) > 1]
+    too_long = [str(one) for one in rendering.manifests if len(one.name) > 63]
+    assert too_long == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_keys_of_a_config_map_mounted_by_sub_path_exist(case: Case) -> None:
+    rendering = render(case)
+    for pod in rendering.pods:
+        for container in pod.containers:
+            for mount in container.mounts.values():
+                source = pod.volumes.get(mount["name"], {}).get("configMap")
+                if source and "subPath" in mount and not source.get("items"):
+                    assert mount["subPath"] in keys_of(rendering.one("ConfigMap", name=source["name"])), (pod, mount)

@@ -1,0 +1,123 @@
+"""Owns the test that the chart sets bounds and nothing else: counts belong to the controller, and survive an upgrade.
+
+Must not check how the controller uses them; its own tests do.
+"""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from tests.helm.cases import CASES, CPU, DEFAULTS, EXISTING_SECRETS, ROLES
+from tests.helm.rendering import CHART as CHART_FOLDER
+from tests.helm.rendering import FULLNAME, Case, Document, Rendering, default_values, load_all, merged, render
+
+GROUP_NAMES = {"cpu": ("cpu", "cpu"), "verifier": ("verifier", "verifier"),
+               "rollout": ("rollout", "rollout-gpu"), "learner": ("learner", "learner-gpu")}  # fmt: skip
+"""Role -> its group's name without and with GPUs."""
+
+
+def values_of(case: Case) -> Document:
+    """All values that hold for a case."""
+    values = default_values()
+    for name in case.files:
+        values = merged(values, load_all((CHART_FOLDER / name).read_text(encoding="utf-8"))[0])
+    return merged(values, case.values)
+
+
+def bounds(rendering: Rendering) -> dict[str, dict[str, Any]]:
+    return dict(json.loads(rendering.one("ConfigMap", name=f"{FULLNAME}-bounds").at("data", "bounds.json")))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_groups_and_bounds_are_what_the_values_say(case: Case) -> None:
+    rendering, values = render(case), values_of(case)
+    expected = {role: {"pods": values[role]["maxReplicas"], "cpus": values[role]["cpus"], "gpus": values[role]["gpus"]}
+                for role in ROLES}  # fmt: skip
+    assert bounds(rendering) == expected
+    for role in ROLES:
+        group = rendering.group(role)
+        assert (group["minReplicas"], group["maxReplicas"]) == (
+            values[role]["minReplicas"],
+            values[role]["maxReplicas"],
+        )
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        assert group["groupName"] == GROUP_NAMES[role][values[role]["gpus"] > 0]
+    assert len(rendering.cluster.at("spec", "workerGroupSpecs")) == len(ROLES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_group_announces_its_role_and_the_head_books_no_cpu(case: Case) -> None:
+    cluster = render(case).cluster
+    head = announced(cluster.at("spec", "headGroupSpec"))
+    assert head["CPU"] == 0
+    assert head["penstock-head"] == 1000
+    for role in ROLES:
+        group = render(case).group(role)
+        found = announced(group)
+        assert found[f"penstock-{role}"] == 1000, group["groupName"]
+        assert {name for name in found if name.startswith("penstock-")} == {f"penstock-{role}"}
+        assert found["CPU"] == values_of(case)[role]["cpus"], group["groupName"]
+        assert found.get("GPU", 0) == values_of(case)[role]["gpus"], group["groupName"]
+
+
+def announced(group: Document) -> dict[str, float]:
+    """The resources that a group's nodes tell Ray they have, by either of KubeRay's two ways (never both at once)."""
+    if group.get("resources"):
+        clash = {"num-cpus", "num-gpus", "memory", "resources"} & set(group["rayStartParams"])
+        assert not clash, f"KubeRay refuses {clash} beside `resources`"
+        return {name: float(amount) for name, amount in group["resources"].items()}
+    parameters = group["rayStartParams"]
+    custom = json.loads(parameters.get("resources", '"{}"').strip("'\"").replace("\\", "") or "{}")
+    return {**custom, "CPU": float(parameters.get("num-cpus", -1)), "GPU": float(parameters.get("num-gpus", 0))}
+
+
+def without_bounds(rendering: Rendering) -> list[Document]:
+    """All objects, without what a bound may change."""
+    found = []
+    for one in rendering.manifests:
+        document = deepcopy(one.document)
+        if one.kind == "RayCluster":
+            for group in document["spec"]["workerGroupSpecs"]:
+                for field in ("minReplicas", "maxReplicas", "replicas"):
+                    group.pop(field)
+        if one.name != f"{FULLNAME}-bounds":
+            found.append(document)
+    return found
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("case", [EXISTING_SECRETS, CPU.but({"redis": {"existingSecret": "own-redis"}})], ids=str)
+def test_another_bound_changes_no_pod(case: Case, role: str) -> None:
+    before, after = render(case), render(case.but({role: {"minReplicas": 1, "maxReplicas": 9}}))
+    assert [pod.document for pod in before.pods] == [pod.document for pod in after.pods], "pods would restart"
+    assert without_bounds(before) == without_bounds(after)
+    assert bounds(after)[role]["pods"] == 9
+    assert after.group(role)["maxReplicas"] == 9
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_bounds_are_a_folder_that_follows_an_upgrade(case: Case) -> None:
+    """A file mounted by subPath would stay as it was when the pod started."""
+    for component in ("api", "head"):
+        pod = render(case).pod(component)
+        assert pod.main.env["PENSTOCK_BOUNDS"]["value"] == "/etc/penstock/bounds/bounds.json"
+        mount = pod.main.mounts["/etc/penstock/bounds"]
+        assert "subPath" not in mount
+        assert pod.volumes[mount["name"]]["configMap"]["name"] == f"{FULLNAME}-bounds"
+        assert not pod.volumes[mount["name"]]["configMap"].get("optional")
+
+
+def test_rays_autoscaler_is_on() -> None:
+    cluster = render(DEFAULTS).cluster
+    assert cluster.at("spec", "enableInTreeAutoscaling") is True
+    assert cluster.at("spec", "autoscalerOptions", "version") == "v2"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_nothing_else_writes_counts(case: Case) -> None:
+    for kind in ("HorizontalPodAutoscaler", "ScaledObject", "VerticalPodAutoscaler"):
+        assert not render(case).has(kind)

@@ -1,0 +1,103 @@
+"""Owns the test that every rendered object is what its API accepts, field by field, in every supported Kubernetes.
+
+Must not check what an object means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+
+from tests.helm.cases import CASES, EVERYTHING
+from tests.helm.rendering import CHART, NEWEST, OLDEST, Case, Document, Manifest, lint, render
+from tests.helm.schemas import CRDS, custom_errors, errors, kubernetes_errors
+
+needs_crds = pytest.mark.skipif(not CRDS.is_dir(), reason=f"KubeRay's CRDs are not at {CRDS} (or PENSTOCK_TEST_CRDS)")
+
+pytestmark = pytest.mark.skipif(not CHART.is_dir(), reason="no chart")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_lint_finds_nothing(case: Case) -> None:
+    assert "1 chart(s) linted, 0 chart(s) failed" in lint(case)
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_object_is_valid_in_the_oldest_and_newest_kubernetes(case: Case, version: str) -> None:
+    rendering = render(replace(case, kube_version=version))
+    ours = [one for one in rendering.manifests if not one.api_version.startswith("ray.io/")]
+    found = [f"{one} {error}" for one in ours for error in errors(one, version)]
+    # A Ray pod is a pod: what Kubernetes says of pods holds for it, whatever the CRD says.
+    found += [f"{pod} {error}" for pod in rendering.pods
+              for error in kubernetes_errors(as_pod(pod.document), version)]  # fmt: skip
+    assert found == []
+
+
+def as_pod(template: Document) -> Document:
+    """A pod made from a template."""
+    metadata = {key: value for key, value in template.get("metadata", {}).items() if key in ("labels", "annotations")}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "any", **metadata}, "spec": template["spec"]}
+
+
+@needs_crds
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_cluster_is_what_its_crd_names(case: Case) -> None:
+    for one in render(case).manifests:
+        if one.api_version.startswith("ray.io/"):
+            assert custom_errors(one.document) == []
+
+
+def misspelt(document: Document) -> Iterator[tuple[str, Document]]:
+    """Copies of an object, each with one of its fields misspelt: those at the top, and those of its spec."""
+    for parent in ((), ("spec",)):
+        fields = document if not parent else document.get("spec") or {}
+        for name in fields:
+            if name in ("apiVersion", "kind", "metadata", "spec"):
+                continue
+            wrong = deepcopy(document)
+            holder = wrong if not parent else wrong["spec"]
+            holder[f"{name}s"] = holder.pop(name)
+            yield f"{'.'.join([*parent, name])}s", wrong
+
+
+def every_kind() -> list[Manifest]:
+    """One object of each kind that the chart can render."""
+    return list({one.kind: one for one in render(EVERYTHING).manifests}.values())
+
+
+def test_a_misspelt_field_is_found_in_every_kind() -> None:
+    missed = [
+        f"{one}: {name}"
+        for one in every_kind()
+        for name, wrong in misspelt(one.document)
+        if not (one.kind == "RayCluster" and not CRDS.is_dir()) and not errors(Manifest(wrong), NEWEST)
+    ]
+    assert missed == []
+
+
+@needs_crds
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        (("spec", "headGroupSpec", "template", "spec", "containers", 0), "readinessProb", {}),
+        (("spec", "headGroupSpec", "template", "spec"), "hostNetwrok", True),
+        (("spec", "workerGroupSpecs", 0), "maxReplica", 2),
+        (("spec", "workerGroupSpecs", 0), "maxReplicas", "2"),
+        (("spec", "workerGroupSpecs", 0, "template", "spec", "containers", 0, "resources", "limits"), "cpu", "2x"),
+        (("spec", "gcsFaultToleranceOptions"), "redisAdress", "redis:6379"),
+        (("spec", "authOptions"), "mode", "Token"),
+        (("spec", "upgradeStrategy"), "type", "NewCluster"),
+    ],
+)
+def test_a_fault_deep_in_the_cluster_is_found(path: tuple[str | int, ...], field: str, value: object) -> None:
+    document = deepcopy(render(EVERYTHING).cluster.document)
+    assert custom_errors(document) == []
+    holder = document
+    for step in path:
+        holder = holder[step]  # type: ignore[index]
+    holder[field] = value
+    assert custom_errors(document)

@@ -1,0 +1,113 @@
+"""Owns the test that secrets travel by reference: never in a variable's value, an argument, a ConfigMap or a label.
+
+Must not check that the Secrets exist; test_references.py does.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+
+import pytest
+
+from tests.helm.cases import CASES, DEFAULTS, OBJECT_STORE_BY_ROLE, SENTINELS
+from tests.helm.rendering import Case, Rendering, render
+
+TELLING = re.compile(r"PASSWORD|SECRET|TOKEN|CREDENTIAL|PRIVATE|ACCESS_KEY", re.IGNORECASE)
+HARMLESS = re.compile(r"_FILE$|^RAY_AUTH_MODE$|_PATH$")
+WITH_CREDENTIALS = re.compile(r"\w+://[^/\s\"']*:[^/\s\"'@]+@")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_secret_variable_has_no_value_of_its_own(case: Case) -> None:
+    for pod in render(case).pods:
+        for container in pod.containers:
+            for name, entry in container.env.items():
+                if TELLING.search(name) and not HARMLESS.search(name):
+                    assert "value" not in entry, f"{pod} {container.name} {name}"
+                    assert "secretKeyRef" in entry["valueFrom"], f"{pod} {container.name} {name}"
+            twice = [one["name"] for one in container.document.get("env", [])]
+            assert len(twice) == len(set(twice)), f"{pod} {container.name}: a variable is given twice: {twice}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_address_carries_credentials(case: Case) -> None:
+    for one in render(case).manifests:
+        if one.kind != "Secret":
+            assert not WITH_CREDENTIALS.search(str(one.document)), one
+
+
+def generated(rendering: Rendering) -> set[str]:
+    """The values inside the rendered Secrets that are worth keeping."""
+    found = set()
+    for secret in rendering.all("Secret"):
+        found |= set((secret.at("stringData", default=None) or {}).values())
+        found |= {base64.b64decode(value).decode() for value in (secret.at("data", default=None) or {}).values()}
+    return {value for value in found if len(value) >= 8}
+
+
+def test_generated_passwords_are_long_and_are_nowhere_else() -> None:
+    rendering = render(DEFAULTS)
+    passwords = generated(rendering)
+    assert len(passwords) == 2
+    assert all(len(password) >= 24 for password in passwords)
+    for one in rendering.manifests:
+        if one.kind != "Secret":
+            text = str(one.document)
+            assert not [True for password in passwords
+                        if password in text or base64.b64encode(password.encode()).decode() in text], one  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_password_files_are_keys_of_mounted_secrets(case: Case) -> None:
+    for pod in render(case).pods:
+        for container in pod.containers:
+            for name, entry in container.env.items():
+                if not re.fullmatch(r"PENSTOCK_\w+_FILE", name):
+                    continue
+                folder, _, key = entry["value"].rpartition("/")
+                mount = next((one for path, one in container.mounts.items() if path == folder), None)
+                assert mount, f"{pod} {container.name}: nothing is mounted at {folder} for {name}"
+                assert mount.get("readOnly") is True, f"{pod} {container.name} {folder}"
+                assert key in keys_at(pod.volumes[mount["name"]]), f"{pod} {name}: no {key} in {mount['name']}"
+
+
+def keys_at(volume: dict[str, object]) -> set[str]:
+    """The file names that a Secret volume (or projection of Secrets) makes."""
+    sources = [volume.get("secret")] if "secret" in volume else [
+        source.get("secret") for source in volume["projected"]["sources"]  # type: ignore[index]
+    ]  # fmt: skip
+    return {item["path"] for source in sources if source for item in source.get("items", [])}  # type: ignore[union-attr, attr-defined]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_penstock_pods_see_only_their_own_users_password(case: Case) -> None:
+    for pod in render(case).pods:
+        if pod.component == "redis":
+            continue
+        for volume in pod.volumes.values():
+            if "secret" in volume and "redis" in volume["secret"]["secretName"]:
+                keys = {item["key"] for item in volume["secret"].get("items", [])}
+                assert keys, f"{pod} mounts every key of {volume['secret']['secretName']}"
+                assert "ray-password" not in keys, f"{pod} would see Ray's password"
+
+
+def test_the_sentinels_password_is_mounted_where_they_have_one() -> None:
+    for component in ("api", "head", "cpu", "verifier", "rollout", "learner"):
+        env = render(SENTINELS).pod(component).main.env
+        assert env["PENSTOCK_REDIS_SENTINEL_PASSWORD_FILE"]["value"]
+        assert "PENSTOCK_REDIS_SENTINEL_PASSWORD_FILE" not in render(DEFAULTS).pod(component).main.env
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_verifier_holds_no_credentials_of_the_object_store(case: Case) -> None:
+    names = {name for container in render(case).pod("verifier").containers for name in container.env}
+    assert not {name for name in names if name.startswith("AWS_")}, "it runs other people's code and needs no store"
+
+
+def test_the_clouds_role_reaches_only_the_pods_that_keep_files() -> None:
+    """A cloud hands the token of an account's role to every pod of the account, whatever is mounted otherwise."""
+    rendering = render(OBJECT_STORE_BY_ROLE)
+    accounts = {one.name for one in rendering.all("ServiceAccount") if "eks.amazonaws.com/role-arn" in one.annotations}
+    holding = {pod.component for pod in rendering.pods if pod.spec["serviceAccountName"] in accounts}
+    assert holding == {"head", "cpu", "rollout", "learner"}

@@ -1,0 +1,125 @@
+"""Owns the test that values.yaml, its schema, its comments and the chart's README say the same.
+
+Must not check what values do.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.helm.cases import CASES
+from tests.helm.rendering import CHART, ROOT, Case, Document, default_values, load_all
+
+COMMENT = "# -- "
+
+
+@cache
+def schema() -> Document:
+    return dict(json.loads((CHART / "values.schema.json").read_text(encoding="utf-8")))
+
+
+def resolved(node: Document) -> Document:
+    """A schema with its reference and its `allOf` laid into one."""
+    result = dict(node)
+    for part in [*node.get("allOf", []), *([definition(node["$ref"])] if "$ref" in node else [])]:
+        inner = resolved(part)
+        properties = {**inner.get("properties", {}), **result.get("properties", {})}
+        both = set(inner.get("properties", {})) & set(result.get("properties", {}))
+        properties |= {name: {"allOf": [inner["properties"][name], result["properties"][name]]} for name in both}
+        result = {**inner, **result} | ({"properties": properties} if properties else {})
+    return result
+
+
+def definition(reference: str) -> Document:
+    here: Any = schema()
+    for step in reference.removeprefix("#/").split("/"):
+        here = here[step]
+    return dict(here)
+
+
+def differences(values: Any, node: Document, path: str = "") -> Iterator[str]:
+    """Keys that only the values have, and keys that only the schema has; below an open mapping keys are the user's."""
+    node = resolved(node)
+    if "properties" not in node or not isinstance(values, dict):
+        return
+    if node.get("additionalProperties") is not False:
+        yield f"{path or '(root)'}: the schema lets unknown keys pass"
+    for key in sorted(set(values) ^ set(node["properties"])):
+        where = "values.yaml" if key in values else "the schema"
+        yield f"{path}{key}: only in {where}"
+    for key in set(values) & set(node["properties"]):
+        yield from differences(values[key], node["properties"][key], f"{path}{key}.")
+
+
+def test_every_value_is_in_the_schema_and_every_key_of_the_schema_in_the_values() -> None:
+    assert set(differences(default_values(), schema())) <= {"global: only in the schema"}
+
+
+def untyped(node: Document, path: str = "") -> Iterator[str]:
+    """Values whose schema accepts anything."""
+    node = resolved(node)
+    if not {"type", "enum", "const"} & set(node):
+        yield path or "(root)"
+    for key, inner in node.get("properties", {}).items():
+        yield from untyped(inner, f"{path}{key}.")
+
+
+def test_every_key_of_the_schema_has_a_type() -> None:
+    assert list(untyped(schema())) == []
+
+
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft7Validator.check_schema(schema())
+    assert schema()["$schema"].startswith("http://json-schema.org/draft-07"), "what Helm reads"
+
+
+@pytest.mark.parametrize("name", ["values.yaml", "values-cpu.yaml"])
+def test_shipped_values_fit_the_schema(name: str) -> None:
+    values = load_all((CHART / name).read_text(encoding="utf-8"))[0]
+    assert [error.message for error in jsonschema.Draft7Validator(schema()).iter_errors(values)] == []
+
+
+def undocumented() -> list[str]:
+    """The keys of values.yaml without a comment above them, unless what they hold is documented key by key."""
+    lines = (CHART / "values.yaml").read_text(encoding="utf-8").splitlines()
+    found, documented = [], -1
+    for index, line in enumerate(lines):
+        match = re.match(r"( *)([\w-]+):(.*)", line)
+        if not match or line.lstrip().startswith("#"):
+            continue
+        indent = len(match[1])
+        if documented >= 0 and indent > documented:
+            continue  # below a mapping that has a comment of its own
+        documented = -1
+        if lines[index - 1].strip().startswith(COMMENT):
+            documented = indent
+        elif match[3].strip():
+            found.append(f"line {index + 1}: {line.strip()}")
+    return found
+
+
+def test_every_value_has_a_comment() -> None:
+    assert undocumented() == []
+
+
+def test_the_charts_readme_is_fresh() -> None:
+    done = subprocess.run([sys.executable, "-m", "deploy.chart_readme", "--check"], capture_output=True, text=True,
+                          timeout=60, cwd=ROOT, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_cases_of_these_tests_name_only_values_that_exist(case: Case) -> None:
+    """Helm would refuse them too; this says where."""
+    assert [
+        error.message for error in jsonschema.Draft7Validator(schema()).iter_errors(json.loads(json.dumps(case.values)))
+    ] == []

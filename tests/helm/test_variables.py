@@ -1,0 +1,60 @@
+"""Owns the test that every Penstock process gets the variables that all parts agreed on, and that they fit the rest.
+
+Must not check where secrets come from; test_secrets.py does.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helm.cases import CASES, DEFAULTS, EXTERNAL_REDIS_TLS, GROUPS, OBJECT_STORE, ROLES, SENTINELS
+from tests.helm.rendering import Case, render
+from tests.helm.test_network import METRICS, RAY
+
+EVERYWHERE = {"PENSTOCK_REDIS", "PENSTOCK_REDIS_USERNAME", "PENSTOCK_REDIS_PASSWORD_FILE", "PENSTOCK_HOST",
+              "PENSTOCK_LOG_LEVEL"}  # fmt: skip
+IN_RAY_PODS = EVERYWHERE | {"PENSTOCK_RUNS", "PENSTOCK_METRICS_PORTS"}
+AGREED = IN_RAY_PODS | {"PENSTOCK_REDIS_CA_FILE", "PENSTOCK_REDIS_SENTINEL_PASSWORD_FILE", "PENSTOCK_STORE",
+                        "PENSTOCK_BOUNDS"}  # fmt: skip
+PORTS_OF_RAY = {"object-manager-port": 8076, "node-manager-port": 8077, "runtime-env-agent-port": 8078,
+                "dashboard-agent-grpc-port": 8079, "dashboard-agent-listen-port": 52365, "min-worker-port": 10002,
+                "max-worker-port": 19999}  # fmt: skip
+"""What `ray start` is told; the NetworkPolicies open exactly these."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_process_has_the_agreed_variables_and_none_that_nobody_reads(case: Case) -> None:
+    for component in ("api", *GROUPS):
+        env = render(case).pod(component).main.env
+        given = {name for name in env if name.startswith("PENSTOCK_")}
+        assert (EVERYWHERE if component == "api" else IN_RAY_PODS) <= given, component
+        assert given <= AGREED, component
+        assert env["PENSTOCK_HOST"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP", component
+
+
+@pytest.mark.parametrize("component", GROUPS)
+def test_the_ports_that_processes_take_are_those_that_are_open(component: str) -> None:
+    rendering = render(DEFAULTS)
+    first, last = rendering.pod(component).main.env["PENSTOCK_METRICS_PORTS"]["value"].split("-")
+    assert {int(first), int(last)} == METRICS
+    spec = rendering.cluster.at("spec")
+    group = spec["headGroupSpec"] if component == "head" else rendering.group(component)
+    assert {name: int(group["rayStartParams"][name]) for name in PORTS_OF_RAY} == PORTS_OF_RAY
+    assert set(PORTS_OF_RAY.values()) == RAY
+
+
+def test_options_set_their_variables_and_are_not_there_otherwise() -> None:
+    table = {
+        "PENSTOCK_REDIS_CA_FILE": EXTERNAL_REDIS_TLS,
+        "PENSTOCK_REDIS_SENTINEL_PASSWORD_FILE": SENTINELS,
+        "PENSTOCK_STORE": OBJECT_STORE,
+    }
+    for name, case in table.items():
+        assert name in render(case).pod("learner").main.env, name
+        assert name not in render(DEFAULTS).pod("learner").main.env, name
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_level_of_logging_reaches_every_role(role: str) -> None:
+    rendering = render(DEFAULTS.but({"logLevel": "DEBUG"}))
+    assert rendering.pod(role).main.env["PENSTOCK_LOG_LEVEL"]["value"] == "DEBUG"

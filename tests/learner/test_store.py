@@ -1,0 +1,349 @@
+"""A run whose files are in a store: another node goes on with the same bits, and what is damaged is passed over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from learner import room
+from learner.archive import ArchiveError, RunArchive
+from learner.checkpoint_files import CheckpointError
+from learner.checkpoints import Checkpoints
+from learner.recovery import archived_payloads, recover
+from learner.replay import ReplayError, plan_replay, replay, run_at_hand
+from learner.room import written
+from learner.service import LearnerService
+from services.shell import ServiceThread
+from services.storage.errors import StoreAwayError
+from services.storage.folders import local_copy
+from services.storage.mirror import run_mirror
+from services.streams.journal import Journal
+from services.streams.keys import RunKeys
+from services.streams.records import RunRecords
+from services.waits import Waits
+from tests.learner.checkpointing import NEVER, bits, block_of, cut, save
+from tests.learner.running import (
+    ROOT,
+    drain_ranks,
+    draw_batch,
+    end_ranks,
+    put_batch,
+    put_evaluation,
+    start_ranks,
+    stop,
+    submit,
+    train_run,
+    until_event,
+)
+from tests.s3_server import S3Server
+
+pytestmark = [
+    pytest.mark.timeout(200),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:(torch|deepspeed)"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:(torch|deepspeed)"),
+]
+STEPS = 4
+LEARNER = {"warmup_rollout_steps": 8, "checkpoint_every": 2, "checkpoints_kept": 2}
+
+
+def node(folder: Path, run: str = "run") -> tuple[RunArchive, Checkpoints]:
+    """A run's files as rank 0 of a new learner finds them on a node with that scratch folder."""
+    archive = RunArchive(folder / run, run_mirror(run))
+    archive.forget_scratch()
+    archive.take_in()
+    checkpoints = Checkpoints(archive)
+    checkpoints.stored.take_in()
+    archive.prepare()
+    return archive, checkpoints
+
+
+def fill(archive: RunArchive, steps: int) -> None:
+    for version in range(steps):
+        batch, payloads = draw_batch(RunKeys("run"), version)
+        archive.write_share(batch, 0, payloads)
+        archive.write_batch(batch)
+    archive.mirror.say("run.json", b"{}")
+
+
+def test_another_node_finds_what_one_has_written(store: S3Server, tmp_path: Path) -> None:
+    archive, checkpoints = node(tmp_path / "a")
+    fill(archive, STEPS)
+    first = save(checkpoints, cut(2), block_of(100), block_of(5 << 20, 1), sampler="{}")
+    last = save(checkpoints, cut(3), block_of(100, 2))
+    shutil.rmtree(tmp_path / "a")
+    archive, checkpoints = node(tmp_path / "b")
+    assert archive.steps() == [1, 2, 3, 4]
+    assert checkpoints.complete() == [first, last]
+    assert list(archive.checkpoints.glob("*/*.safetensors")) == [], "files come when they are needed"
+    way = recover(archive, checkpoints, STEPS)
+    assert (way.start, way.steps) == (last, (4,))
+    assert recover(archive, checkpoints, 2).start == first
+    assert checkpoints.sampler(first) == "{}"
+    assert archived_payloads(archive, archive.batch(4)).keys() == draw_batch(RunKeys("run"), 3)[1].keys()
+    # What one deletes the other does not find again, nor what it has not written to its end.
+    archive.forget_after(3)
+    checkpoints.begin(4)
+    checkpoints.write(checkpoints.begin(4), 0, block_of(10), NEVER)
+    archive, checkpoints = node(tmp_path / "c")
+    assert archive.steps() == [1, 2, 3]
+    assert len(checkpoints.clear()) == 1
+    assert len({name.split("/")[1] for name in run_mirror("run").listed("checkpoints")}) == 2
+    checkpoints.prune(1)
+    archive, checkpoints = node(tmp_path / "d")
+    assert (archive.steps(), checkpoints.complete()) == ([], [last])
+    assert checkpoints.discard_after(0) == [last.name]
+    assert run_mirror("run").listed("checkpoints") == {}
+
+
+def test_what_is_damaged_in_the_store_is_passed_over_and_on_the_node_fetched_again(
+    store: S3Server, tmp_path: Path
+) -> None:
+    archive, checkpoints = node(tmp_path / "a")
+    fill(archive, STEPS)
+    first, second, third = (save(checkpoints, cut(step), block_of(100, step), sampler="{}") for step in (1, 2, 3))
+    file = checkpoints.path(third) / "rank-0000.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(bytes(len(whole)))
+    assert checkpoints.newest_whole(STEPS) == (third, {})
+    assert file.read_bytes() == whole
+    under = os.environ["PENSTOCK_STORE"].partition("penstock-test/")[2] + "/run/checkpoints"
+    store.damaged(f"{under}/{third.name}/rank-0000.safetensors", bytes(len(whole)))
+    store.damaged(f"{under}/{second.name}/rank-0000.safetensors", whole[:-1])
+    archive, checkpoints = node(tmp_path / "b")
+    way = recover(archive, checkpoints, STEPS)
+    assert (way.start, way.steps) == (first, (2, 3, 4))
+    assert "does not match" in way.passed_over[third.name]
+    assert "damaged (it has" in way.passed_over[second.name]
+    checkpoints.set_aside(way.passed_over)
+    _, again = node(tmp_path / "c")
+    assert again.complete() == [first]
+    assert again.clear() == [], "they are kept for somebody to look at"
+    store.damaged(f"{under}/{first.name}/rank-0000.safetensors", None)
+    start, passed_over = node(tmp_path / "d")[1].newest_whole(STEPS)
+    assert start is None
+    assert passed_over[first.name].endswith("rank-0000.safetensors: missing")
+
+
+def test_ranks_of_several_nodes_write_one_checkpoint(store: S3Server, tmp_path: Path) -> None:
+    archive, checkpoints = node(tmp_path / "a")
+    fill(archive, 1)
+    _, other = node(tmp_path / "b")
+    before = save(checkpoints, cut(1), block_of(10))
+    other.stored.fetch(before.name)
+    name = checkpoints.begin(1)
+    assert (checkpoints.elsewhere(name), other.elsewhere(name)) == (False, True)
+    checkpoints.write(name, 0, block_of(10, 1), NEVER)
+    writing = threading.Timer(0.5, lambda: other.write(name, 1, block_of(10, 2), NEVER, elsewhere=True))
+    writing.start()
+    found = checkpoints.commit(name, cut(1, ranks=2), NEVER, deadline_s=20)
+    writing.join()
+    assert sorted(found.files) == ["rank-0000.safetensors", "rank-0001.safetensors"]
+    left = [path for path in (tmp_path / "b").rglob("*") if path.is_file() and "checkpoints" in path.parts]
+    assert left == [], "nobody else clears up there"
+    other.stored.fetch(found.name)
+    other.check(found)
+    # One that fails is heard of long before the deadline, and one that is silent at it.
+    name = checkpoints.begin(1)
+    checkpoints.write(name, 0, block_of(10), NEVER)
+    stopped = threading.Event()
+    stopped.set()
+    with pytest.raises(CheckpointError):
+        other.write(name, 1, block_of(10), stopped, elsewhere=True)
+    with pytest.raises(CheckpointError, match="the learner stops"):
+        checkpoints.commit(name, cut(1, ranks=2), NEVER, deadline_s=60)
+    name = checkpoints.begin(1)
+    checkpoints.write(name, 0, block_of(10), NEVER)
+    with pytest.raises(CheckpointError, match=r"ranks \[1\] did not write their files within 0\.1 s"):
+        checkpoints.commit(name, cut(1, ranks=2), NEVER, deadline_s=0.1)
+    assert {one.split("/")[1] for one in run_mirror("run").listed("checkpoints")} == {before.name, found.name}
+
+
+def test_a_run_that_began_without_a_store_is_taken_along(store: S3Server, tmp_path: Path) -> None:
+    local = RunArchive(tmp_path / "run")
+    local.prepare()
+    fill_local = Checkpoints(local)
+    batch, payloads = draw_batch(RunKeys("run"), 0)
+    local.write_share(batch, 0, payloads)
+    local.write_batch(batch)
+    kept = save(fill_local, cut(1), block_of(10))
+    (tmp_path / "run/run.json").write_text("{}")
+    node(tmp_path)
+    archive, checkpoints = node(tmp_path / "other")
+    assert (archive.steps(), checkpoints.newest_whole(1)) == ([1], (kept, {}))
+
+
+async def test_a_store_that_is_away_is_waited_for_by_name(
+    own_store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "RETRY_S", 0.2)
+    archive, waits = RunArchive(tmp_path / "run", run_mirror("run")), Waits()
+    archive.prepare()
+    own_store.kill()
+    batch, payloads = draw_batch(RunKeys("run"), 0)
+    task = asyncio.create_task(written(lambda: archive.write_share(batch, 0, payloads), "the batch", waits, 60.0))
+    await asyncio.sleep(4.0)  # longer than the store's own attempts
+    [wait] = waits.current(time.time() + 60)
+    assert (wait.name, wait.waits_for[:24]) == ("store", "the store for the batch:")
+    own_store.start()
+    await asyncio.wait_for(task, 30.0)
+    assert list(run_mirror("run").listed()) == ["batches/step-000001.rank-0.parquet"]
+    own_store.kill()
+    with pytest.raises(StoreAwayError):
+        await written(lambda: archive.write_batch(batch), "the batch", waits, 0.5)
+    # Of what rank 0 writes it hears at once, and tries anew later, as with a full disk.
+    checkpoints = Checkpoints(archive)
+    name = checkpoints.begin(1)
+    with pytest.raises(CheckpointError, match="could not be written"):
+        checkpoints.write(name, 0, block_of(10), NEVER)
+    checkpoints.abandon(name)
+    assert list(archive.checkpoints.iterdir()) == []
+
+
+async def steps_of(redis: Any, keys: RunKeys) -> list[Any]:
+    return [one for _, one in await Journal(redis, keys, "test").steps()]
+
+
+async def until_step(redis: Any, keys: RunKeys, step: int) -> None:
+    ends = time.monotonic() + 90
+    while len(await steps_of(redis, keys)) < step:
+        assert time.monotonic() < ends, f"no step {step}"
+        await asyncio.sleep(0.05)
+
+
+async def test_killed_on_one_node_it_ends_on_another_with_the_same_bits(
+    redis: Any, redis_url: str, run_id: str, tiny_model: Path, store: S3Server, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    undisturbed, killed = RunKeys(f"{run_id}-a"), RunKeys(f"{run_id}-b")
+    for keys in (undisturbed, killed):
+        await submit(redis, keys.run, tiny_model, limits={"rollout_steps": STEPS}, learner=LEARNER)
+    monkeypatch.setenv("PENSTOCK_RUNS", str(tmp_path / "node-a"))
+    await train_run(redis, redis_url, undisturbed.run, STEPS)
+    # Behind the checkpoint of step 2, with step 3 in the archive alone: the process dies, and its disk with it.
+    first = start_ranks(killed.run, redis_url, 1)
+    try:
+        for version in range(3):
+            await put_batch(redis, killed, version)
+        await until_step(redis, killed, 3)
+        await until_event(redis, killed, "checkpoint")
+        first[0].send_signal(signal.SIGKILL)
+    finally:
+        end_ranks(first)
+    shutil.rmtree(tmp_path / "node-a")
+    monkeypatch.setenv("PENSTOCK_RUNS", str(tmp_path / "node-b"))
+    await put_batch(redis, killed, 3)
+    await put_evaluation(redis, killed)
+    thread = ServiceThread(LearnerService(), killed.run, redis_url)
+    try:
+        await until_event(redis, killed, "exported")
+    finally:
+        await stop(thread)
+    events = [event.text for _, event in await Journal(redis, killed, "test").events() if event.phase == "ready"]
+    assert "at step 3, from the checkpoint of step 2 and 1 archived batches" in events[-1]
+    assert "again, bit by bit" in events[-1]
+    assert [one.weights for one in await steps_of(redis, killed)] == [
+        one.weights for one in await steps_of(redis, undisturbed)
+    ]
+    exports = []
+    for keys in (undisturbed, killed):
+        path = str((await RunRecords(redis).get(keys.run)).export_path)
+        assert path == f"{os.environ['PENSTOCK_STORE']}/{keys.run}/export"
+        exports.append(AutoModelForCausalLM.from_pretrained(local_copy(path, "MODEL", tmp_path / "eval")).state_dict())
+    assert all(torch.equal(bits(tensor), bits(exports[1][name])) for name, tensor in exports[0].items())
+    monkeypatch.setenv("PENSTOCK_RUNS", str(tmp_path / "node-c"))
+    folder, mirror = run_at_hand(tmp_path / "node-c", killed.run)
+    rows = await asyncio.to_thread(lambda: replay(folder, plan_replay(folder, 4, mirror), 100.0, lambda _: None))
+    assert rows
+    assert all(row.equal for row in rows)
+    with pytest.raises(ReplayError, match=r"RUN: 'none' has no archive in s3://"):
+        run_at_hand(tmp_path / "node-c", "none")
+
+
+async def test_two_ranks_on_two_nodes_and_the_model_in_the_store(
+    redis: Any, redis_url: str, run_id: str, tiny_model: Path, store: S3Server, tmp_path: Path
+) -> None:
+    from learner.model_source import record_name
+    from services.settings import Model
+    from services.storage.folders import put_folder
+    from services.storage.places import address
+
+    url = f"{os.environ['PENSTOCK_STORE']}/models/tiny"
+    put_folder(address(url, "x"), tiny_model)
+    name = await asyncio.to_thread(record_name, Model(path=url), tmp_path / "controller")
+    keys = RunKeys(run_id)
+    await submit(redis, run_id, tiny_model, limits={"rollout_steps": 3}, learner=LEARNER | {"ranks": 2})
+    await RunRecords(redis).set_paths(run_id, model_path=name)
+    for version in range(3):
+        await put_batch(redis, keys, version)
+    lives = [("a", "b"), ("c", "d")]
+    for number, nodes in enumerate(lives):
+        ranks = start_nodes(run_id, redis_url, [tmp_path / one for one in nodes])
+        try:
+            if number == 0:
+                await until_step(redis, keys, 3)
+                await until_event(redis, keys, "checkpoint")
+                for rank in ranks:
+                    rank.kill()
+            else:
+                await put_evaluation(redis, keys)
+                await until_event(redis, keys, "exported")
+                await drain_ranks(ranks)
+        finally:
+            end_ranks(ranks)
+    ready = [event.text for _, event in await Journal(redis, keys, "test").events() if event.phase == "ready"]
+    assert "at step 3, from the checkpoint of step 2 and 1 archived batches" in ready[-1]
+    assert "again, bit by bit" in ready[-1]
+    assert (tmp_path / f"d/{run_id}/batches/step-000003.rank-0.parquet").is_file(), "of the other node's share"
+    for one in "abcd":
+        assert len(list((tmp_path / one / "models").glob("s3-*/tiny/config.json"))) == 1
+    with pytest.raises(ArchiveError):
+        RunArchive(tmp_path / "d" / run_id).facts()
+
+
+def test_a_model_of_the_store_is_looked_at_before_it_is_fetched(store: S3Server, tmp_path: Path) -> None:
+    from learner.model_source import ModelSourceError, prepare_model, record_name
+    from services.settings import Model
+    from services.storage.objects import put_bytes
+    from services.storage.places import address
+
+    url = f"{os.environ['PENSTOCK_STORE']}/models/half"
+    with pytest.raises(
+        ModelSourceError, match=r"^model\.path: value 's3://.*/half' is not accepted \(nothing is there\)"
+    ):
+        record_name(Model(path=url), tmp_path)
+    put_bytes(address(f"{url}/config.json", "x"), b"{}")
+    for ask in (record_name, prepare_model):
+        with pytest.raises(ModelSourceError, match=r"^model\.path: value 's3://.*/half' is not accepted \(no weights"):
+            ask(Model(path=url), tmp_path)
+
+
+def start_nodes(run: str, redis_url: str, scratch: list[Path]) -> list[subprocess.Popen[str]]:
+    """A rank on each of several nodes, which share nothing but the store."""
+    from tests.conftest import free_port
+
+    port, world = free_port(), len(scratch)
+    code = (
+        "import sys; from learner.service import LearnerService; from services.shell import main; "
+        "sys.exit(main(lambda: LearnerService({rank}, {world}, '127.0.0.1', {port}), "
+        "['--run', '{run}', '--redis', '{redis}']))"
+    )
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", code.format(rank=rank, world=world, port=port, run=run, redis=redis_url)],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PENSTOCK_RUNS": str(folder)},
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        for rank, folder in enumerate(scratch)
+    ]  # fmt: skip

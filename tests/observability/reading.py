@@ -1,0 +1,121 @@
+"""Owns how the tests read rules, dashboards and PromQL.
+
+Must not know an alert or a panel.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import yaml
+
+from services.metrics import families
+
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "helm" / "penstock" / "files" / "rules"
+DASHBOARDS = ROOT / "helm" / "penstock" / "files" / "dashboards"
+RUNBOOKS = ROOT / "docs" / "runbooks"
+CASES = Path(__file__).parent / "rules"
+OF_PROMETHEUS = {"up", "ALERTS"}
+OF_EVERY_PROCESS = {
+    "process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds", "process_max_fds",
+}  # fmt: skip
+SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
+
+
+def rules() -> list[dict[str, Any]]:
+    """Every rule, with the name of its file under `file`."""
+    found = []
+    for path in sorted(RULES.glob("*.yaml")):
+        for group in yaml.safe_load(path.read_text())["groups"]:
+            found += [{**rule, "file": path.name} for rule in group["rules"]]
+    return found
+
+
+def alerts() -> dict[str, dict[str, Any]]:
+    """Every alert by its name, which is used once."""
+    found = [rule for rule in rules() if "alert" in rule]
+    assert len({rule["alert"] for rule in found}) == len(found)
+    return {rule["alert"]: rule for rule in found}
+
+
+def recorded() -> set[str]:
+    """What recording rules make."""
+    return {rule["record"] for rule in rules() if "record" in rule}
+
+
+def dashboards() -> dict[str, dict[str, Any]]:
+    """Every dashboard by its file's name."""
+    return {path.name: json.loads(path.read_text()) for path in sorted(DASHBOARDS.glob("*.json"))}
+
+
+def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+    """Its panels, without the rows."""
+    return [one for one in dashboard["panels"] if one["type"] != "row"]
+
+
+def dashboard_expressions() -> Iterator[tuple[str, str]]:
+    """Every PromQL expression of every dashboard, with where it stands; Grafana's variables are filled in."""
+    for name, board in dashboards().items():
+        for panel in panels(board):
+            for target in panel["targets"]:
+                yield f"{name}: {panel['title']}", filled_in(target["expr"])
+        for variable in board["templating"]["list"]:
+            if found := re.fullmatch(r"label_values\((.+), \w+\)", str(variable["query"])):
+                yield f"{name}: variable {variable['name']}", filled_in(found[1])
+        for annotation in board["annotations"]["list"]:
+            yield f"{name}: annotation {annotation['name']}", filled_in(annotation["expr"])
+
+
+def filled_in(expression: str) -> str:
+    """An expression as Grafana sends it."""
+    text = expression.replace("$__rate_interval", "1m")
+    for variable in ("run", "service", "stream"):
+        text = text.replace(f"${variable}", ".*")
+    assert "$" not in text, text
+    return text
+
+
+def metrics_of(expression: str) -> set[str]:
+    """The metrics that an expression reads. Raises ValueError where it does not parse."""
+    return {one.name for one in _selectors(promql_parser.parse(expression))}
+
+
+def matchers_of(expression: str) -> Iterator[tuple[str, str, str]]:
+    """Every matcher of an expression as (metric, label, value or regular expression)."""
+    for one in _selectors(promql_parser.parse(expression)):
+        for matcher in one.matchers.matchers:
+            yield one.name, matcher.name, matcher.value
+
+
+def _selectors(expression: Any) -> Iterator[Any]:
+    if isinstance(expression, promql_parser.VectorSelector):
+        yield expression
+    elif isinstance(expression, promql_parser.MatrixSelector):
+        yield expression.vector_selector
+    else:
+        for part in ("lhs", "rhs", "expr", "param"):
+            if (inner := getattr(expression, part, None)) is not None:
+                yield from _selectors(inner)
+        for argument in getattr(expression, "args", None) or ():
+            yield from _selectors(argument)
+
+
+def exported() -> set[str]:
+    """The names under which Prometheus sees the metrics of services.metrics."""
+    return {f"{one._name}{suffix}" for one in families() for suffix in SUFFIXES[one._type]}
+
+
+def everything_named() -> dict[str, set[str]]:
+    """Every metric that a rule or a dashboard reads, with where."""
+    found: dict[str, set[str]] = {}
+    expressions = [(rule.get("alert") or rule["record"], rule["expr"]) for rule in rules()]
+    for where, expression in [*expressions, *dashboard_expressions()]:
+        for metric in metrics_of(expression):
+            found.setdefault(metric, set()).add(where)
+    return found

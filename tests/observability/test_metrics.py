@@ -1,0 +1,265 @@
+"""Metrics: the page that explains them is true, counters begin at 0, what is over is shown no more."""
+
+import ast
+import asyncio
+import re
+import socket
+import time
+import uuid
+
+import httpx
+import pytest
+from prometheus_client import REGISTRY, generate_latest
+
+from services.api.app import create_app
+from services.contracts import COMMON_PHASES, PHASES, Cause, DeadLetter, Lane, ProcessInfo, RunState, Transition
+from services.controller.figures import ENDED_SHOWN_S, RunFigures, show_runs
+from services.metrics import AT_ZERO, PORTS, STREAMS, expose, families, forget, serve_metrics
+from services.sampler.housekeeping import READERS, Housekeeping
+from services.settings import parse_recipe
+from services.streams.effects import Effects
+from services.streams.figures import StreamFigures, stream_figures
+from services.streams.journal import Journal
+from services.streams.keys import RunKeys
+from services.streams.leases import Consumer
+from services.streams.library import call
+from services.streams.records import RunRecord, RunRecords
+from tests.conftest import recipe_document, service_context
+from tests.observability.reading import ROOT
+from verifier.sandbox import Sandbox
+
+PACKAGES = ("services", "rollout", "verifier", "learner", "deploy")
+COMPUTED = {"starvation-", "prompt-"}
+"""Beginnings of event words that the code completes."""
+
+
+def sample(metric, /, **labels):
+    return REGISTRY.get_sample_value(metric, labels)
+
+
+def shown(run):
+    """Every series of a run that this process shows."""
+    return [
+        line for line in generate_latest().decode().splitlines() if f'run="{run}"' in line and "_created{" not in line
+    ]
+
+
+def documented(title):
+    """The rows of the table under a heading of the page."""
+    part = (ROOT / "docs" / "observability.md").read_text().split(f"## {title}\n")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("|")]
+    return rows[2:]
+
+
+def test_the_page_lists_every_metric_with_its_type_and_labels():
+    told = [(row[0].strip("`"), row[1], tuple(row[2].split(", "))) for row in documented("Metrics")]
+    made = [
+        (one._name + ("_total" if one._type == "counter" else ""), one._type, tuple(one._labelnames))
+        for one in families()
+    ]
+    assert sorted(told) == sorted(made)
+    assert all(row[3] and row[4] for row in documented("Metrics"))
+
+
+def test_the_page_lists_every_word_of_an_event():
+    told = {row[0]: tuple(row[1].split(", ")) for row in documented("Events")}
+    assert told.pop("every service") == COMMON_PHASES
+    assert told == {service: words for service, words in PHASES.items() if words}
+    words = [word for some in PHASES.values() for word in some]
+    assert len(set(words)) == len(words), "one word, one meaning"
+
+
+def test_every_event_that_the_code_writes_is_a_known_word():
+    known = {*COMMON_PHASES, *(word for words in PHASES.values() for word in words)}
+    written = set()
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "event" and node.args:
+                word = node.args[0]
+                if isinstance(word, ast.Constant):
+                    written.add(word.value)
+                elif isinstance(word, ast.JoinedStr):
+                    assert word.values[0].value in COMPUTED, path
+    assert written <= known
+    source = "\n".join(path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    begun = tuple(COMPUTED)
+    unused = {word for word in known if not word.startswith(begun) and source.count(f'"{word}"') < 2}
+    assert unused == set(), "words that nobody writes"
+
+
+def test_counters_begin_at_zero_and_go_with_the_process(run_id):
+    for service in AT_ZERO:
+        expose(run_id, service)
+    assert sample("penstock_messages_total", run=run_id, stream="train-tasks", result="straddled") == 0
+    assert sample("penstock_verdict_seconds_count", run=run_id, outcome="unknown") == 0
+    assert sample("penstock_skipped_optimizer_steps_total", run=run_id) == 0
+    other = f"{run_id}-other"
+    expose(other, "rollout")
+    forget(run_id)
+    assert shown(run_id) == []
+    assert sample("penstock_response_tokens_total", run=other) == 0
+    forget(other)
+
+
+def test_streams_are_called_alike_everywhere():
+    keys = RunKeys("r")
+    assert {name: kind for kind, names in STREAMS.items() for name in names} == {
+        name: stream.rpartition(":")[2] for lane in Lane for name, stream in keys.streams(lane).items()
+    }
+    assert list(READERS) == list(STREAMS)
+    assert keys.stream_name(keys.lane(Lane.EVALUATION).samples) == "evaluation-samples"
+    assert keys.stream_name(keys.batches) == "batches"
+
+
+def test_a_metrics_page_takes_a_free_port_of_the_range(monkeypatch):
+    with socket.socket() as taken, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        first = probe.getsockname()[1]
+        probe.close()
+        taken.bind(("127.0.0.1", first))
+        taken.listen()
+        monkeypatch.setenv(PORTS, f"{first}-{first}")
+        with pytest.raises(OSError, match=PORTS):
+            serve_metrics("127.0.0.1")
+        monkeypatch.setenv(PORTS, f"{first}-{first + 20}")
+        assert first < serve_metrics("127.0.0.1") <= first + 20
+    monkeypatch.delenv(PORTS)
+    assert serve_metrics("127.0.0.1") > 0
+
+
+@pytest.mark.parametrize("text", ["9400", "9499-9400", "0-5", "1-65536", "a-b"])
+def test_a_range_that_is_none_is_refused_by_name(monkeypatch, text):
+    monkeypatch.setenv(PORTS, text)
+    with pytest.raises(ValueError, match=rf"{PORTS}: '{text}' is not accepted; FIRST-LAST within 1-65535 is"):
+        serve_metrics("127.0.0.1")
+
+
+def record(run, state, at, **changes):
+    recipe = parse_recipe(recipe_document("/model"))
+    history = (Transition(state=state, at=at, reason="test"),)
+    known = {
+        "recipe": recipe, "rollout_replicas": 1, "cancel_requested": False, "created_at": at, "model_path": None,
+        "export_path": None, "summary": None,
+    }  # fmt: skip
+    return RunRecord(id=run, state=state, history=history, **{**known, **changes})
+
+
+def test_the_state_of_a_run_is_shown_until_an_hour_after_its_end(run_id):
+    show_runs([record(run_id, RunState.RUNNING, 0.0)], now=99_999.0)
+    assert sample("penstock_run_state", run=run_id, state="running") == 1
+    assert sample("penstock_runs", state="running") == 1
+    show_runs([record(run_id, RunState.FAILED, 5.0)], now=5.0 + ENDED_SHOWN_S - 1)
+    assert sample("penstock_run_state", run=run_id, state="running") is None
+    assert sample("penstock_run_state", run=run_id, state="failed") == 1
+    show_runs([record(run_id, RunState.FAILED, 5.0)], now=5.0 + ENDED_SHOWN_S + 1)
+    assert sample("penstock_run_state", run=run_id, state="failed") is None
+    assert sample("penstock_runs", state="failed") == 1
+
+
+async def test_the_controller_shows_processes_settings_and_events_of_a_run(redis, run_id):
+    journal = Journal(redis, RunKeys(run_id), "learner")
+    await journal.event("checkpoint-failed", "before the controller came")
+    figures = RunFigures(run_id, Journal(redis, RunKeys(run_id), "controller"))
+    one = record(run_id, RunState.RUNNING, 0.0, rollout_replicas=3)
+    await figures.open(one.recipe)
+    labels = {"run": run_id, "service": "learner"}
+    assert sample("penstock_events_total", phase="checkpoint-failed", **labels) == 1
+    assert sample("penstock_events_total", phase="weights-late", **labels) == 0
+    assert sample("penstock_setting", run=run_id, name="limits.lease_s") == one.recipe.limits.lease_s
+    await journal.event("checkpoint-failed", "again")
+    await journal.event("no-such-word", "of a newer release")
+    ready = ProcessInfo(
+        id="rollout-1", service="rollout", run=run_id, host="h", pid=1, metrics="h:9", state="ready"
+    )  # fmt: skip
+    await figures.show(one, [ready])
+    assert sample("penstock_events_total", phase="checkpoint-failed", **labels) == 2
+    assert sample("penstock_events_total", phase="no-such-word", **labels) is None
+    assert sample("penstock_processes", run=run_id, service="rollout", state="ready") == 1
+    assert sample("penstock_replicas_wanted", run=run_id, service="rollout") == 3
+    await figures.show(one, [])
+    assert sample("penstock_processes", run=run_id, service="rollout", state="ready") == 0
+    figures.close()
+    assert shown(run_id) == []
+
+
+async def test_figures_of_streams_tell_leases_that_are_stuck(redis, run_id):
+    keys = RunKeys(run_id)
+    streams = keys.lane(Lane.TRAIN)
+    readers = {streams.tasks: "rollout", streams.samples: "verifier"}
+    assert await stream_figures(redis, readers, 1.0) == dict.fromkeys(readers, StreamFigures())
+    for number in range(5):
+        await redis.xadd(streams.tasks, {"m": f"{number}"})
+    assert (await stream_figures(redis, readers, 1.0))[streams.tasks] == StreamFigures(entries=5, lag=5)
+    await call(redis, "join", [streams.tasks], ["rollout"])
+    await redis.xreadgroup("rollout", "one", {streams.tasks: ">"}, count=3)
+    await asyncio.sleep(0.3)
+    found = (await stream_figures(redis, readers, 0.1))[streams.tasks]
+    assert (found.entries, found.pending, found.lag) == (5, 3, 2)
+    assert 0.3 <= found.oldest_idle_s < 5
+    [newest] = [one["message_id"] for one in await redis.xpending_range(streams.tasks, "rollout", "-", "+", 10)][2:]
+    await redis.xclaim(streams.tasks, "rollout", "one", 0, [newest], idle=90_000)
+    assert (await stream_figures(redis, readers, 1.0))[streams.tasks].oldest_idle_s >= 90, "wherever it stands"
+    [undelivered] = [entry for entry, _ in await redis.xrange(streams.tasks)][4:]
+    await redis.xdel(streams.tasks, undelivered)
+    assert (await stream_figures(redis, readers, 1.0))[streams.tasks].lag is None
+
+
+async def test_housekeeping_shows_streams_and_counts_letters_from_where_it_began(redis, run_id):
+    keys = RunKeys(run_id)
+    letter = DeadLetter(
+        stream=keys.lane(Lane.TRAIN).tasks, entry="1-0", reason="x", deliveries=4, cause=Cause.DELIVERIES, body="{}"
+    )
+    async with service_context(redis, run_id, recipe_document("/model"), "sampler") as context:
+        await redis.xadd(keys.dead, {"m": letter.model_dump_json()})
+        housekeeping = Housekeeping(context)
+        assert sample("penstock_dead_letters_total", run=run_id, cause="deliveries") is None, "no 0 that it rises from"
+        await housekeeping._look()
+        assert sample("penstock_dead_letters_total", run=run_id, cause="deliveries") == 1
+        assert sample("penstock_dead_letters_total", run=run_id, cause="invalid") == 0
+        await housekeeping._look()
+        assert sample("penstock_dead_letters_total", run=run_id, cause="deliveries") == 1
+        assert sample("penstock_stream_entries", run=run_id, stream="evaluation-verdicts") == 0
+        assert sample("penstock_stream_oldest_idle_seconds", run=run_id, stream="train-tasks") == 0
+    forget(run_id)
+
+
+async def test_messages_that_are_taken_over_are_counted(redis, run_id):
+    keys = RunKeys(run_id)
+    stream = keys.lane(Lane.TRAIN).tasks
+    await redis.xadd(stream, {"m": "no task"})
+    first, second = (Consumer(redis, keys, stream, "rollout", name, DeadLetter, 0.05, 3) for name in ("a", "b"))
+    await first.open()
+    await redis.xreadgroup("rollout", "a", {stream: ">"})
+    await asyncio.sleep(0.1)
+    await second.read(1, 0.01)
+    assert sample("penstock_redelivered_messages_total", run=run_id, stream="train-tasks") == 1
+    forget(run_id)
+
+
+async def test_the_sandbox_says_why_it_did_not_judge():
+    with Sandbox(1, 20.0) as sandbox:
+        judged = await sandbox.judge("pattern", "a", {"pattern": "a"})
+        broken = await sandbox.judge("pattern", "a", {})
+    assert (judged.fault, broken.fault) == ("", "error")
+
+
+async def test_requests_are_timed_by_route_and_status(redis, run_id):
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_app(redis)), base_url="http://api"
+    ) as client:  # fmt: skip
+        for path in (f"/v1/runs/{run_id}", f"/nowhere/{uuid.uuid4()}", "/healthz", "/metrics"):
+            await client.get(path)
+        page = (await client.get("/metrics")).text
+    routes = set(re.findall(r'penstock_api_request_seconds_count{method="GET",route="([^"]+)",status="(\d+)"}', page))
+    assert {("/v1/runs/{run}", "404"), ("none", "404")} <= routes
+    assert not any(route in ("/healthz", "/metrics") or run_id in route or "nowhere" in route for route, _ in routes)
+
+
+async def test_a_run_that_fails_is_told_by_its_record(redis, run_id):
+    records = RunRecords(redis)
+    await records.create(run_id, parse_recipe(recipe_document("/model")))
+    effects = await Effects.fenced(redis, RunKeys(run_id), "controller")
+    await records.transition(run_id, RunState.FAILED, "for the test", effects.epoch)
+    show_runs([await records.get(run_id)], time.time())
+    assert sample("penstock_run_state", run=run_id, state="failed") == 1
+    show_runs([], time.time())

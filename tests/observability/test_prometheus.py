@@ -1,0 +1,225 @@
+"""Debian's Prometheus beside a real laptop stack: what is shipped scrapes, evaluates, and shows what it promises."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+import yaml
+
+from deploy.observability.tools import find
+from tests.conftest import free_port, recipe_document
+from tests.integration.test_run import Stack
+from tests.observability.reading import RULES, dashboard_expressions, everything_named, recorded
+
+SHIPPED = RULES.parents[3] / "deploy" / "observability" / "prometheus.yml"
+DEADLINE_S = 240
+STEPS = 12
+SERVICES = {"api", "sampler", "verifier", "rollout", "learner"}
+ON_A_FAULT = {"ALERTS": "made by Prometheus, while an alert is pending or fires"}
+"""Metrics that a healthy run does not show, and why."""
+EMPTY = {
+    "Alerts that fire": "nothing is wrong",
+    "annotation Alerts": "nothing is wrong",
+    "Past their deadline": "no wait is stalled",
+    "Errors": "no request was answered with 5xx",
+    "Waits for room": "there is room",
+    "KL to the reference": "the recipe has no KL term",
+}
+"""Panels that a healthy run leaves empty, and why."""
+
+
+class Prometheus:
+    """The shipped configuration on a port of its own, at the test's stack, with an interval fit for a short run."""
+
+    def __init__(self, program, folder, api_port):
+        document = yaml.safe_load(SHIPPED.read_text())
+        document["global"] = {"scrape_interval": "2s", "evaluation_interval": "2s", "scrape_timeout": "2s"}
+        document["rule_files"] = [str((SHIPPED.parent / one).resolve()) for one in document["rule_files"]]
+        [job] = document["scrape_configs"]
+        for finding in job["http_sd_configs"]:
+            finding["url"] = finding["url"].replace(":8470", f":{api_port}")
+            finding["refresh_interval"] = "1s"
+        config = folder / "prometheus.yml"
+        config.write_text(yaml.safe_dump(document))
+        port = free_port()
+        self._log = folder / "prometheus.log"
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [
+                    str(program), f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}",
+                    f"--web.listen-address=127.0.0.1:{port}",
+                ],
+                stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1", timeout=20)
+
+    def ask(self, path, **parameters):
+        answer = self._client.get(path, params=parameters)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["data"]
+
+    def until_ready(self):
+        def ready():
+            try:
+                return self._client.get("/status/buildinfo").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        until(ready, "Prometheus answers", 30, lambda: self._log.read_text()[-3000:])
+
+    def stop(self):
+        self._client.close()
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(timeout=10)
+
+
+def until(condition: Callable[[], object], what: str, deadline_s: float, told: Callable[[], object]):
+    """What `condition` returns once that is true."""
+    ends = time.monotonic() + deadline_s
+    while not (found := condition()):
+        assert time.monotonic() < ends, f"{what}: not within {deadline_s} s\n{told()}"
+        time.sleep(0.5)
+    return found
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory):
+    if find("prometheus") is None:
+        pytest.skip("prometheus is not on PATH, and `make tools` could not fetch it")
+    one = Stack(tmp_path_factory.mktemp("runs"), os.environ.get("PENSTOCK_TEST_REDIS"))
+    try:
+        one.until_ready()
+        yield one
+    finally:
+        one.api.close()
+        if one.process.poll() is None:
+            one.stop()
+
+
+@pytest.fixture(scope="module")
+def prometheus(stack, tmp_path_factory):
+    one = Prometheus(find("prometheus"), tmp_path_factory.mktemp("prometheus"), stack.port)
+    try:
+        one.until_ready()
+        yield one
+    finally:
+        one.stop()
+
+
+@pytest.fixture(scope="module")
+def run(stack, prometheus, tiny_model, tmp_path_factory):
+    """A run under way, after its first steps; it pauses there, so that there is time to look."""
+    questions = tmp_path_factory.mktemp("data") / "questions.jsonl"
+    rows = [
+        {"question": f"{n}: say something", "verifier": "pattern", "reference": {"pattern": "[a-f]"}} for n in range(40)
+    ]
+    questions.write_text("\n".join(json.dumps(row) for row in rows))
+    document = recipe_document(
+        tiny_model, data={"source": "jsonl", "path": str(questions), "train": 30, "held_out": 8, "options": {}},
+        rollout={"cpus": 0.3}, learner={"cpus": 0.3, "learning_rate": 1e-5, "checkpoint_every": 1},
+        limits={"rollout_steps": STEPS, "startup_timeout_s": 200}, algorithm={"overlong": {"cache": 4}},
+    )  # fmt: skip
+    name = stack.submit(document)
+    stack.until(name, lambda view: view["rollout_steps"] >= 3, "three rollout steps", DEADLINE_S)
+    assert stack.api.post(f"/v1/runs/{name}/pause").status_code == 202
+    stack.until(name, lambda view: view["state"] == "paused", "a pause", 30)
+    yield name
+    if stack.show(name)["state"] not in ("succeeded", "failed", "cancelled"):
+        stack.api.post(f"/v1/runs/{name}/cancel")
+
+
+def series_of(prometheus, expression):
+    return prometheus.ask("/query", query=expression)["result"]
+
+
+@pytest.mark.timeout(600)
+def test_all_that_is_shipped_works_beside_a_real_run(stack, prometheus, run):
+    check_targets(prometheus)
+    check_metrics(prometheus, run)
+    check_rules(prometheus, run)
+    check_panels(prometheus, run)
+    check_the_end(stack, prometheus, run)
+
+
+def check_targets(prometheus):
+    """Every process is found, and answers."""
+
+    def all_up():
+        found = prometheus.ask("/targets")["activeTargets"]
+        services = {one["labels"]["service"] for one in found}
+        return found if services == SERVICES and all(one["health"] == "up" for one in found) else None
+
+    found = until(all_up, "all targets up", 60, lambda: prometheus.ask("/targets")["activeTargets"])
+    assert {one["labels"]["job"] for one in found} == {"penstock"}
+
+
+def check_metrics(prometheus, run):
+    """What a dashboard or rule names is there, under the labels that it was given."""
+    named = set(everything_named())
+
+    def missing():
+        return named - set(prometheus.ask("/label/__name__/values")) - set(ON_A_FAULT)
+
+    until(lambda: not missing(), "metrics that rules and dashboards name", 60, missing)
+    assert not [label for label in prometheus.ask("/labels") if label.startswith("exported_")], "honor_labels"
+    ready = {one["metric"]["service"] for one in series_of(prometheus, 'penstock_processes{state="ready"} == 1')}
+    assert ready == SERVICES - {"api"}
+    [lease] = series_of(prometheus, f'penstock_setting{{run="{run}", name="limits.lease_s"}}')
+    assert float(lease["value"][1]) == 5.0
+    groups = series_of(prometheus, f'penstock_groups{{run="{run}", state="trained"}}')
+    assert float(groups[0]["value"][1]) >= 8
+
+
+def check_rules(prometheus, run):
+    """Every rule is evaluated without an error; nothing that is wrong with this run fires."""
+    groups = prometheus.ask("/rules")["groups"]
+    assert len(groups) == len(list(RULES.glob("*.yaml")))
+
+    def evaluated():
+        found = [rule for group in prometheus.ask("/rules")["groups"] for rule in group["rules"]]
+        return found if all(one["health"] != "unknown" for one in found) else None
+
+    found = until(evaluated, "an evaluation of every rule", 30, lambda: groups)
+    assert {one["name"]: one.get("lastError") for one in found if one["health"] != "ok"} == {}
+    assert recorded() <= set(prometheus.ask("/label/__name__/values")) | {"run:penstock_correct_share:rate1h"}
+    firing = {one["labels"]["alertname"] for one in prometheus.ask("/alerts")["alerts"] if one["state"] == "firing"}
+    assert firing == set(), "a run that is well"
+
+
+def check_panels(prometheus, run):
+    """Every expression of every dashboard answers, and shows something unless EMPTY says why not."""
+    empty = {
+        where for where, expression in dashboard_expressions() if not series_of(prometheus, expression)
+    }  # fmt: skip
+    assert {where for where in empty if not any(where.endswith(one) for one in EMPTY)} == set()
+
+
+def check_the_end(stack, prometheus, run):
+    """A run that has ended shows its state, and nothing else."""
+    assert stack.api.post(f"/v1/runs/{run}/resume").status_code == 202
+    stack.until(run, lambda view: view["state"] == "succeeded", "success", DEADLINE_S)
+
+    def ended():
+        states = series_of(prometheus, f'penstock_run_state{{run="{run}"}}')
+        return [one["metric"]["state"] for one in states] == ["succeeded"]
+
+    until(ended, "the run's end in Prometheus", 30, lambda: series_of(prometheus, f'{{run="{run}"}}'))
+    page = stack.api.get("/metrics").text
+    assert set(re.findall(rf'^(penstock_\w+){{[^}}]*run="{run}"', page, re.M)) == {"penstock_run_state"}
+
+    def gone():
+        return {
+            one["metric"]["__name__"] for one in series_of(prometheus, f'{{run="{run}", __name__!~"ALERTS.*|run:.*"}}')
+        }
+
+    until(lambda: gone() == {"penstock_run_state"}, "nothing of the run but its state", 30, gone)

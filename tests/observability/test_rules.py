@@ -1,0 +1,75 @@
+"""Alert rules: promtool accepts them, every alert fires where it should and is quiet where it should be."""
+
+import re
+import subprocess
+
+import pytest
+import yaml
+
+from deploy.observability.tools import find
+from tests.observability.reading import CASES, OF_PROMETHEUS, ROOT, RULES, alerts, exported, metrics_of, recorded, rules
+
+SEVERITIES = {"info", "warning", "critical"}
+BOTH_WINDOWS = re.compile(r"\b(rate|increase|avg_over_time|delta)\(")
+WINDOW = re.compile(r"(?<=\[)\w+(?=\])|(?<=:rate)\w+")
+ANY_IS_TOO_MUCH = {
+    "NonFiniteGradients", "DeadLetters", "PayloadsDamaged", "BatchDamaged", "CheckpointDamaged",
+}  # fmt: skip
+"""Alerts on one event: a second window would only hide it."""
+
+
+@pytest.fixture(scope="module")
+def promtool():
+    found = find("promtool")
+    if found is None:
+        pytest.skip("promtool is not on PATH, and `make tools` could not fetch it")
+    return found
+
+
+def run(promtool, *arguments):
+    done = subprocess.run([promtool, *arguments], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_accepts_rules_and_scrape_configuration(promtool):
+    run(promtool, "check", "rules", *sorted(RULES.glob("*.yaml")))
+    run(promtool, "check", "config", ROOT / "deploy" / "observability" / "prometheus.yml")
+
+
+def test_every_rule_file_has_cases():
+    assert {path.name for path in CASES.glob("*.yaml")} == {path.name for path in RULES.glob("*.yaml")}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in CASES.glob("*.yaml")))
+def test_alerts_fire_and_are_quiet(promtool, name):
+    run(promtool, "test", "rules", CASES / name)
+
+
+def test_every_alert_has_a_moment_when_it_fires_and_one_when_it_is_quiet():
+    fires, quiet = set(), set()
+    for path in CASES.glob("*.yaml"):
+        for case in yaml.safe_load(path.read_text())["tests"]:
+            for moment in case["alert_rule_test"]:
+                (fires if moment["exp_alerts"] else quiet).add(moment["alertname"])
+    assert fires == quiet == set(alerts())
+
+
+def test_every_alert_says_how_bad_it_is_what_it_is_and_where_to_read_on():
+    for name, rule in alerts().items():
+        assert rule["labels"]["severity"] in SEVERITIES, name
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}, name
+        assert rule["annotations"]["runbook_url"] == f"docs/runbooks/{name}.md"
+        by_run = "by (run" in rule["expr"] or "run:penstock" in rule["expr"]
+        assert ("$labels.run" in rule["annotations"]["summary"]) == by_run, name
+
+
+def test_rates_are_seen_through_a_short_and_a_long_window():
+    for name, rule in alerts().items():
+        if name not in ANY_IS_TOO_MUCH and BOTH_WINDOWS.search(rule["expr"]):
+            assert len(set(WINDOW.findall(rule["expr"]))) >= 2, name
+
+
+def test_rules_read_only_what_is_exported_or_recorded():
+    known = exported() | recorded() | OF_PROMETHEUS
+    for rule in rules():
+        assert metrics_of(rule["expr"]) <= known, rule

@@ -1,0 +1,100 @@
+"""Runbooks: one page an alert and one alert a page; what a page names exists."""
+
+import re
+import shlex
+
+import promql_parser
+import pytest
+import typer.main
+from pydantic import BaseModel
+
+from deploy.cli.main import app
+from services.settings import Recipe
+from tests.observability.reading import (
+    OF_PROMETHEUS,
+    ROOT,
+    RUNBOOKS,
+    alerts,
+    dashboards,
+    exported,
+    metrics_of,
+    panels,
+    recorded,
+)
+
+SECTIONS = ["What it means", "How to see it", "What to do"]
+OTHER_PROGRAMS = {"kubectl", "curl", "redis-cli"}
+PAGES = sorted(RUNBOOKS.glob("*.md"))
+COMMANDS = typer.main.get_command(app).commands
+LINK = re.compile(r"(?<![/\w`])([A-Z][a-z]+(?:[A-Z][a-z]+)+)(?![\w/])")
+OF_KUBERNETES = {"NetworkPolicy", "RayCluster"}
+
+
+def test_every_alert_has_a_page_and_every_page_an_alert():
+    assert {page.stem for page in PAGES} == set(alerts())
+    told = (ROOT / "docs" / "observability.md").read_text()
+    assert set(re.findall(r"\]\(runbooks/(\w+)\.md\)", told)) == set(alerts())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+class TestPage:
+    def test_says_what_it_means_how_to_see_it_and_what_to_do(self, page):
+        text = page.read_text()
+        assert text.startswith(f"# {page.stem}\n")
+        assert re.findall(r"^## (.+)$", text, re.M) == SECTIONS
+        parts = re.split(r"^## .+$", text, flags=re.M)[1:]
+        assert all(len(part.strip()) > 20 for part in parts)
+
+    def test_names_its_rule_and_a_panel_that_exists(self, page):
+        rule = alerts()[page.stem]
+        found = re.search(r"^Severity (\w+); rule in `(.+)`; dashboard (.+), panel (.+)\.$", page.read_text(), re.M)
+        assert found, "the line under the title"
+        assert (found[1], found[2]) == (rule["labels"]["severity"], f"helm/penstock/files/rules/{rule['file']}")
+        titles = {board["title"]: {one["title"] for one in panels(board)} for board in dashboards().values()}
+        assert found[4] in titles[found[3]]
+
+    def test_its_commands_exist(self, page):
+        text = page.read_text()
+        blocks = [line for block in re.findall(r"```console\n(.*?)```", text, re.S) for line in block.splitlines()]
+        for command in [*blocks, *re.findall(r"`((?:penstock|kubectl|curl|redis-cli) [^`]+)`", text)]:
+            words = shlex.split(command)
+            if words[0] in OTHER_PROGRAMS:
+                continue
+            assert words[0] == "penstock", command
+            check_penstock(words[1:], command)
+
+    def test_its_settings_exist(self, page):
+        for path in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", page.read_text()):
+            if path.split(".")[0] in Recipe.model_fields:
+                check_setting(path)
+
+    def test_its_queries_parse_and_read_what_is_exported(self, page):
+        for block in re.findall(r"```promql\n(.*?)```", page.read_text(), re.S):
+            promql_parser.parse(block)
+            assert metrics_of(block) <= exported() | recorded() | OF_PROMETHEUS
+
+    def test_other_alerts_that_it_names_exist(self, page):
+        for name in LINK.findall(page.read_text()):
+            assert name in alerts() or name in OF_KUBERNETES, name
+
+
+def check_penstock(words, command):
+    node = COMMANDS[words[0]]
+    words = words[1:]
+    if hasattr(node, "commands"):
+        node, words = node.commands[words[0]], words[1:]
+    known = {name for parameter in node.params for name in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= known, command
+    options = {name: one for one in node.params for name in one.opts}
+    valued = sum(1 for word in words if word in options and not getattr(options[word], "is_flag", False))
+    positional = [word for word in words if not word.startswith("--")]
+    wanted = [one for one in node.params if one.param_type_name == "argument"]
+    assert len(positional) - valued == len(wanted), f"{command}: takes {[one.name for one in wanted]}"
+
+
+def check_setting(path):
+    model = Recipe
+    for part in path.split("."):
+        assert part in model.model_fields, f"{path}: {model.__name__} has no {part}"
+        inner = model.model_fields[part].annotation
+        model = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else model

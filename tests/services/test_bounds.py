@@ -1,0 +1,165 @@
+"""Owns the tests of the cluster's bounds: what fits, what is refused, and that a changed file counts at once.
+
+Must not need a cluster.
+"""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from services.contracts import RunState
+from services.controller.capacity import bookings, shortage
+from services.settings import Booking, Bounds, BoundsError, load_bounds, parse_recipe
+from services.settings.bounds import VARIABLE, GroupBounds
+from services.streams.presence import Presence
+from services.streams.records import RunRecord, RunRecords
+from tests.conftest import recipe_document
+from tests.services.hand_cluster import controlled, events_of, replica, until, until_state
+
+FILE = {
+    "cpu": {"pods": 1, "cpus": 2, "gpus": 0},
+    "verifier": {"pods": 1, "cpus": 2, "gpus": 0},
+    "rollout": {"pods": 3, "cpus": 8, "gpus": 2},
+    "learner": {"pods": 1, "cpus": 16, "gpus": 8},
+}
+ROLLOUT = {"cpus": 4.0, "gpus": 1.0}
+
+
+def bounds(**roles):
+    return Bounds.model_validate({**FILE, **roles})
+
+
+def record(name, state=RunState.QUEUED, at=1.0, replicas=1, ranks=1):
+    recipe = parse_recipe(
+        recipe_document("/model", rollout=ROLLOUT, learner={"cpus": 4.0, "gpus": 4.0, "ranks": ranks})
+    )
+    return RunRecord(name, recipe, state, replicas, False, at, (), None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("group", "one", "most"),
+    [
+        ((3, 8, 2), (4, 1), 6),
+        ((3, 8, 2), (1, 2), 3),
+        ((3, 8, 2), (9, 0), 0),
+        ((2, 1, 0), (0.1, 0), 20),
+        ((2, 8, 0), (1, 1), 0),
+        ((2, 8, 0), (0, 0), None),
+        ((0, 8, 0), (0, 0), 0),
+    ],
+)
+def test_most_processes_of_a_group(group, one, most):
+    pods, cpus, gpus = group
+    assert GroupBounds(pods=pods, cpus=cpus, gpus=gpus).most(Booking(*one)) == most
+
+
+def test_pods_are_packed_and_never_overfull():
+    group = GroupBounds(pods=9, cpus=4, gpus=2)
+    assert group.pods_for([]) == 0
+    assert group.pods_for([Booking(0.1, 0)] * 40) == 1
+    assert group.pods_for([Booking(0.1, 0)] * 41) == 2
+    assert group.pods_for([Booking(3, 0), Booking(1, 2), Booking(3, 0), Booking(1, 0)]) == 2
+    assert group.pods_for([Booking(1, 2), Booking(1, 1), Booking(1, 1)]) == 2
+    assert group.pods_for([Booking(1, 3)]) is None
+
+
+def test_room_is_what_other_runs_leave():
+    full = record("a", RunState.RUNNING, replicas=5)
+    assert shortage(bounds(), record("b"), [full]) is None
+    assert shortage(bounds(), record("b", replicas=2), [full]).startswith("rollout: 2 x 4 CPUs, 1 GPUs have no room")
+    assert shortage(bounds(), record("b", replicas=2), [replace(full, state=RunState.SUCCEEDED)]) is None
+    assert shortage(bounds(), full, [full]) is None, "a run is not in its own way"
+
+
+def test_runs_are_placed_in_their_order_and_one_that_never_fits_blocks_nobody():
+    first, second = record("a", at=1.0, replicas=6), record("b", at=2.0, replicas=6)
+    assert shortage(bounds(), first, [first, second]) is None
+    assert "no room beside" in shortage(bounds(), second, [first, second])
+    giant = record("g", at=0.5, replicas=7)
+    assert shortage(bounds(), giant, [giant]) == (
+        "rollout: 7 x 4 CPUs, 1 GPUs need 4 pods; the chart allows at most 3 pods of 8 CPUs and 2 GPUs "
+        "(rollout.maxReplicas)"
+    )
+    assert shortage(bounds(), first, [giant, first]) is None
+
+
+def test_a_process_that_no_pod_can_hold_is_named():
+    found = shortage(bounds(rollout={"pods": 3, "cpus": 2, "gpus": 2}), record("a"), [])
+    assert found.startswith(
+        "rollout: 1 x 4 CPUs, 1 GPUs: one is more than a pod holds; the chart allows at most 3 pods"
+    )
+
+
+def test_a_run_that_only_evaluates_books_no_learner():
+    document = recipe_document("/model", limits={"rollout_steps": 0})
+    only = replace(record("a"), recipe=parse_recipe(document))
+    assert bookings(only)["learner"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "cannot be read (No such file or directory)"),
+        ("{", "Invalid JSON"),
+        (json.dumps({**FILE, "rollout": {"pods": -1, "cpus": 1, "gpus": 0}}), "rollout.pods"),
+        (json.dumps({**FILE, "learners": {}}), "learners"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path, monkeypatch, text, says):
+    path = tmp_path / "bounds.json"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setenv(VARIABLE, str(path))
+    with pytest.raises(BoundsError, match="PENSTOCK_BOUNDS") as error:
+        load_bounds()
+    assert says in str(error.value)
+
+
+async def test_api_refuses_more_replicas_than_the_bounds_allow(api, redis, run_id, tmp_path, monkeypatch):
+    path = tmp_path / "bounds.json"
+    path.write_text(json.dumps(FILE))
+    monkeypatch.setenv(VARIABLE, str(path))
+    await api.post("/v1/runs", json={"id": run_id, "recipe": recipe_document("/model", rollout=ROLLOUT)})
+    assert (await api.patch(f"/v1/runs/{run_id}/scale", json={"rollout": 6})).status_code == 202
+    refused = await api.patch(f"/v1/runs/{run_id}/scale", json={"rollout": 7})
+    assert (refused.status_code, refused.json()["detail"]) == (
+        422,
+        "rollout: value 7 is not accepted; 1 to 6 are: the chart allows rollout at most 3 pods of 8 CPUs and 2 GPUs, "
+        "and a replica books 4 CPUs, 1 GPUs (rollout.maxReplicas)",
+    )
+    assert (await RunRecords(redis).get(run_id)).rollout_replicas == 6
+    path.write_text("no JSON")
+    assert (await api.patch(f"/v1/runs/{run_id}/scale", json={"rollout": 2})).status_code == 503
+
+
+async def test_controller_keeps_the_fleet_within_bounds_that_change(redis, run_id, tmp_path, monkeypatch):
+    path = tmp_path / "bounds.json"
+    path.write_text(json.dumps(FILE))
+    monkeypatch.setenv(VARIABLE, str(path))
+    sections = {"rollout": {**ROLLOUT, "replicas": 2}, "learner": {"gpus": 4.0, "cpus": 4.0}}
+    async with controlled(redis, run_id, tmp_path, **sections) as (records, cluster), Presence(redis, replica(run_id)):
+        await until_state(records, run_id, RunState.RUNNING)
+        await records.scale(run_id, 6)
+        await until(lambda: "scale 6" in cluster.asked)
+        path.write_text(json.dumps({**FILE, "rollout": {"pods": 1, "cpus": 8, "gpus": 2}}))
+        await until(lambda: "scale 2" in cluster.asked)
+        path.write_text("half a fi")
+        path.write_text(json.dumps(FILE))
+        await until(lambda: cluster.asked[-1] == "scale 6")
+        events = await events_of(redis, run_id, "scaling")
+    assert "rollout 6 -> 2 replicas (6 are wanted; the cluster's bounds allow no more)" in events
+    assert (await records.get(run_id)).rollout_replicas == 6, "what is wanted stays"
+
+
+async def test_a_run_waits_until_the_bounds_are_raised(redis, run_id, tmp_path, monkeypatch):
+    path = tmp_path / "bounds.json"
+    path.write_text(json.dumps({**FILE, "learner": {"pods": 0, "cpus": 16, "gpus": 8}}))
+    monkeypatch.setenv(VARIABLE, str(path))
+    async with controlled(redis, run_id, tmp_path, learner={"gpus": 4.0}) as (records, cluster):
+        await asyncio.sleep(1.2)
+        assert "at most 0 pods" in (await events_of(redis, run_id, "queued"))[0]
+        assert cluster.asked == []
+        path.write_text(json.dumps(FILE))
+        await until_state(records, run_id, RunState.STARTING)

@@ -1,0 +1,277 @@
+"""The store, with a real S3 server: whole or not there, whoever dies, however many fetch, whatever it refuses."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from services.storage import objects
+from services.storage.errors import MissingObjectError, StoreAwayError, StoreError
+from services.storage.facts import facts_of
+from services.storage.folders import MANIFEST, contents, local_copy, marked, put_folder, unmarked
+from services.storage.mirror import UNMIRRORED, Mirror, StoredMirror, run_mirror
+from services.storage.places import Address, address, store_address
+from tests.s3_server import KEY, SECRET, Partial, S3Server
+
+pytestmark = pytest.mark.timeout(40)
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "PAUSE_S", 0.05)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small folder and a file of several parts."""
+    made = tmp_path / "made"
+    (made / "below").mkdir(parents=True)
+    (made / "config.json").write_text("{}")
+    (made / "below/big b#é.bin").write_bytes(os.urandom(37 * MIB + 5))
+    (made / "empty").write_bytes(b"")
+    return made
+
+
+def place() -> Address:
+    found = store_address()
+    assert found is not None
+    return found
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_without_a_store_nothing_happens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("PENSTOCK_STORE", raising=False)
+    mirror = run_mirror("run")
+    assert mirror is UNMIRRORED
+    assert (mirror.remote, mirror.listed(), mirror.fetch({"a": 1}, tmp_path)) == (False, {}, [])
+
+
+@pytest.mark.parametrize("value", ["bucket/prefix", "s3://", "s3://UPPER/x", "gs://bucket/x", "s3:/bucket"])
+def test_an_address_that_is_none_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_STORE", value)
+    with pytest.raises(StoreError, match=r"^PENSTOCK_STORE: value '.*' is not accepted; s3://BUCKET/PREFIX is$"):
+        run_mirror("run")
+
+
+def test_addresses() -> None:
+    assert str(address("s3://bucket", "f")) == "s3://bucket"
+    assert str(address("s3://bucket/a/b/", "f") / "run" / "x") == "s3://bucket/a/b/run/x"
+
+
+def test_a_folder_comes_back_as_it_was(store: S3Server, folder: Path, tmp_path: Path) -> None:
+    at = place() / "export"
+    put_folder(at, folder)
+    found = local_copy(str(at), "model.path", tmp_path / "cache")
+    assert found.name == "export"
+    assert files_of(found).keys() - {MANIFEST} == files_of(folder).keys()
+    assert all(files_of(found)[name] == content for name, content in files_of(folder).items())
+    # What replaces it leaves nothing of it behind, and is fetched beside it.
+    (folder / "empty").unlink()
+    (folder / "config.json").write_text("[]")
+    put_folder(at, folder)
+    again = local_copy(str(at), "model.path", tmp_path / "cache")
+    assert files_of(again).keys() == {"config.json", "below/big b#é.bin", MANIFEST}
+    assert (found / "config.json").read_text() == "{}"
+    assert list((tmp_path / "cache").glob(".*")) == []
+
+
+def test_a_single_object_is_fetched_by_its_name(store: S3Server, tmp_path: Path) -> None:
+    objects.put_bytes(place() / "data/questions.jsonl", b"{}\n")
+    found = local_copy(str(place() / "data/questions.jsonl"), "data.path", tmp_path)
+    assert (found.name, found.read_bytes()) == ("questions.jsonl", b"{}\n")
+    with pytest.raises(StoreError, match=r"^data\.path: value 's3://.*/nothing' is not accepted \(nothing is there\)"):
+        local_copy(str(place() / "nothing"), "data.path", tmp_path)
+
+
+def test_a_big_object_is_fetched_in_parts_where_the_server_gives_them(
+    store: S3Server, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    big = folder / "below/big b#é.bin"
+    run_mirror("run").put("big", big)
+    with Partial(store.variables["AWS_ENDPOINT_URL"]) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.address)
+        objects.get_file(place() / "run/big", big.stat().st_size, tmp_path / "back")
+        assert server.parts == 3
+        for wrong in (-1, +1):
+            with pytest.raises(StoreError, match="could not be read"):
+                objects.get_file(place() / "run/none", big.stat().st_size + wrong, tmp_path / "back-2")
+    assert facts_of(tmp_path / "back") == facts_of(big)
+
+
+def test_a_mark_stands_for_what_was_there(store: S3Server, tmp_path: Path) -> None:
+    at = place() / "model"
+    objects.put_bytes(at / "config.json", b"{}")
+    named = marked(str(at), "model.path")
+    assert unmarked(named) == str(at)
+    found = local_copy(named, "model.path", tmp_path / "one")
+    objects.put_bytes(at / "config.json", b"[]")
+    # The node that has it goes on with it; another is not given something else under the same name.
+    assert local_copy(named, "model.path", tmp_path / "one") == found
+    with pytest.raises(StoreError, match=r"model\.path: s3://.* holds something else than when the run began"):
+        local_copy(named, "model.path", tmp_path / "other")
+
+
+def test_what_is_damaged_missing_or_half_uploaded_is_not_fetched(store: S3Server, folder: Path, tmp_path: Path) -> None:
+    at = place() / "export"
+    put_folder(at, folder)
+    big = store.object(f"{at.key}/below/big b#é.bin")
+    content = bytearray(big.read_bytes())
+    content[20 * MIB] ^= 1
+    store.damaged(f"{at.key}/below/big b#é.bin", bytes(content))
+    with pytest.raises(StoreError, match=r"big b#é\.bin: damaged \(its content does not match \.penstock\.json\)"):
+        local_copy(str(at), "model.path", tmp_path / "cache")
+    store.damaged(f"{at.key}/below/big b#é.bin", None)
+    with pytest.raises(StoreError, match=r"big b#é\.bin: missing"):
+        local_copy(str(at), "model.path", tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_an_upload_that_was_killed_does_not_exist(store: S3Server, folder: Path, tmp_path: Path) -> None:
+    at = place() / "export"
+    code = (
+        "import sys, time; from pathlib import Path; from services.storage import objects, folders\n"
+        "put = objects.put_file\n"
+        "def slow(at, path, stop=None):\n"
+        "    put(at, path, stop); print(path, flush=True); time.sleep(30)\n"
+        "objects.put_file = slow\n"
+        f"folders.put_folder(folders.address({str(at)!r}, 'x'), Path({str(folder)!r}))"
+    )
+    uploading = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=os.environ)
+    try:
+        assert uploading.stdout is not None
+        uploading.stdout.readline()
+    finally:
+        uploading.send_signal(signal.SIGKILL)
+        uploading.communicate(timeout=10)
+    assert contents(at, "x"), "something is there"
+    with pytest.raises(StoreError, match=r"export: not whole: its upload has not come to its end"):
+        local_copy(str(at), "model.path", tmp_path / "cache")
+
+
+def test_many_processes_fetch_the_same_once(store: S3Server, folder: Path, tmp_path: Path) -> None:
+    put_folder(place() / "model", folder)
+    code = (
+        "from pathlib import Path; from services.storage import objects\n"
+        "from services.storage.folders import local_copy\n"
+        "get, got = objects.get_file, []\n"
+        "objects.get_file = lambda *a: (got.append(a), get(*a))\n"
+        f"print(local_copy({str(place() / 'model')!r}, 'model.path', Path({str(tmp_path / 'cache')!r})), len(got))"
+    )
+    fetching = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ)
+        for _ in range(4)
+    ]
+    answers = [one.communicate(timeout=60)[0].split() for one in fetching]
+    assert len({folder for folder, _ in answers}) == 1
+    assert sorted(int(count) for _, count in answers) == [0, 0, 0, 4]
+    assert all(files_of(Path(answers[0][0]))[name] == content for name, content in files_of(folder).items())
+
+
+def test_wrong_credentials_are_told_without_telling_them(store: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", store.variables["AWS_ENDPOINT_URL"].replace("//", "//somebody:hidden@"))
+    mirror = run_mirror("run")
+    for ask in (mirror.listed, lambda: mirror.read("run.json"), lambda: mirror.say("x", b"")):
+        with pytest.raises(StoreError) as found:
+            ask()
+        text = str(found.value)
+        assert not isinstance(found.value, StoreAwayError), "it is of no use to wait"
+        for part in (str(place()), "http://127.0.0.1:", "SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"):
+            assert part in text
+        for secret in ("another-secret", SECRET, KEY, "hidden"):
+            assert secret not in text
+    assert str(pickle.loads(pickle.dumps(found.value))) == text  # noqa: S301 - it crosses Ray
+
+
+def test_a_bucket_that_is_missing_is_named(store: S3Server) -> None:
+    mirror = StoredMirror(Address("no-such-bucket", "x"))
+    for ask in (mirror.listed, lambda: mirror.say("x", b"")):
+        with pytest.raises(StoreError, match=r"s3://no-such-bucket/x.*no such bucket at http://127") as found:
+            ask()
+        assert not isinstance(found.value, StoreAwayError | MissingObjectError)
+
+
+def put_many(mirror: Mirror, path: Path) -> None:
+    for number in range(200):
+        mirror.put(f"big-{number}", path)
+
+
+def test_a_server_killed_midway_is_an_error_and_all_is_well_when_it_is_back(
+    own_store: S3Server, folder: Path, tmp_path: Path
+) -> None:
+    mirror, big = run_mirror("run"), folder / "below/big b#é.bin"
+    mirror.put("small", folder / "config.json")
+    killer = threading.Timer(0.05, own_store.kill)
+    killer.start()
+    with pytest.raises(StoreAwayError, match=r"s3://.* could not be written: http://127.* does not answer"):
+        put_many(mirror, big)
+    killer.join()
+    began = time.monotonic()
+    with pytest.raises(StoreAwayError):
+        mirror.listed()
+    assert time.monotonic() - began < 30
+    own_store.start()
+    there = mirror.listed()
+    assert all(size == big.stat().st_size for name, size in there.items() if name.startswith("big-")), "whole or not"
+    mirror.put("big-again", big)
+    mirror.fetch({"big-again": big.stat().st_size}, tmp_path / "back")
+    assert facts_of(tmp_path / "back/big-again") == facts_of(big)
+
+
+def test_a_server_that_hangs_is_given_up_in_time(
+    own_store: S3Server, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "REQUEST_S", 1)
+    monkeypatch.setattr(objects, "ATTEMPTS", 1)
+    objects._connected.cache_clear()
+    mirror = run_mirror("run")
+    mirror.put("config.json", folder / "config.json")
+    own_store.hang()
+    try:
+        for ask in (mirror.listed, lambda: mirror.put("big", folder / "below/big b#é.bin")):
+            began = time.monotonic()
+            with pytest.raises(StoreAwayError, match="does not answer as it should"):
+                ask()
+            assert time.monotonic() - began < 20
+    finally:
+        own_store.go_on()
+        objects._connected.cache_clear()
+    assert mirror.listed() == {"config.json": 2}
+
+
+def test_an_upload_is_given_up_when_its_owner_ends(store: S3Server, folder: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(objects.StoppedError):
+        run_mirror("run").put("big", folder / "below/big b#é.bin", stop)
+    assert run_mirror("run").listed() == {}
+    with pytest.raises(FileNotFoundError) as found:
+        run_mirror("run").put("gone", folder / "gone")
+    assert not isinstance(found.value, StoreError)
+
+
+def test_files_are_listed_fetched_and_deleted_by_name(store: S3Server, folder: Path, tmp_path: Path) -> None:
+    mirror = run_mirror("run")
+    for name in ("batches/a.json", "batches/b.json", "records/a.json"):
+        mirror.put(name, folder / "config.json")
+    run_mirror("run-2").put("batches/c.json", folder / "config.json")
+    assert mirror.listed("batches") == {"batches/a.json": 2, "batches/b.json": 2}
+    assert mirror.fetch(mirror.listed(), tmp_path / "run") == ["batches/a.json", "batches/b.json", "records/a.json"]
+    assert mirror.fetch(mirror.listed(), tmp_path / "run") == []
+    with pytest.raises(MissingObjectError):
+        mirror.read("batches/none")
+    mirror.delete(["batches/a.json", "batches/none"])
+    assert list(mirror.listed()) == ["batches/b.json", "records/a.json"]
+    assert mirror.where("export", tmp_path) == f"{place()}/run/export"

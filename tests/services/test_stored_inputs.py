@@ -1,0 +1,87 @@
+"""What recipes name in a store: data and evaluation sets, read where they are fetched; a summary, put there."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from deploy.cli.evaluate import _model
+from deploy.local.preflight import StackError, check_model
+from services.controller.summary import write_summary
+from services.sampler.data import load_set, load_splits
+from services.sampler.data.rows import DataError
+from services.settings import Data, EvaluationSet, parse_recipe
+from services.storage import models
+from services.storage.errors import StoreAwayError, StoreError
+from services.storage.folders import put_folder
+from services.storage.mirror import run_mirror
+from services.storage.models import local_model
+from services.storage.objects import put_bytes
+from services.storage.places import address
+from tests.conftest import recipe_document
+from tests.s3_server import S3Server
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(autouse=True)
+def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_RUNS", str(tmp_path / "runs"))
+
+
+def url(name: str) -> str:
+    return f"{os.environ['PENSTOCK_STORE']}/{name}"
+
+
+def test_questions_are_read_from_the_store(store: S3Server, tmp_path: Path) -> None:
+    rows = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(6)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    put_bytes(address(url("data/train.jsonl"), "x"), lines.encode())
+    data = Data(source="jsonl", path=url("data/train.jsonl"), layout="fields", train=4, held_out=2)
+    splits = load_splits(data)
+    assert (len(splits.train), len(splits.held_out)) == (4, 2)
+    (tmp_path / "set").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows[:3]), tmp_path / "set/test-00000-of-00001.parquet")
+    put_folder(address(url("data/aime"), "x"), tmp_path / "set")
+    one = EvaluationSet(name="aime", source="hf", path=url("data/aime"), split="test", layout="fields")
+    assert len(load_set(one, None)) == 3
+    gone = one.model_copy(update={"path": url("data/gone")})
+    with pytest.raises(DataError, match=r"evaluation\.sets 'aime'\.path: value 's3://.*/data/gone' is not accepted"):
+        load_set(gone, None)
+
+
+def test_the_model_of_a_recipe_is_looked_for_before_anything_starts(store: S3Server, tmp_path: Path) -> None:
+    recipe = parse_recipe(recipe_document(url("models/tiny")))
+    with pytest.raises((StoreError, StackError), match=r"model\.path: value 's3://.*config\.json' is not accepted"):
+        check_model(recipe)
+    put_bytes(address(url("models/tiny/config.json"), "x"), b"{}")
+    check_model(recipe)
+    assert _model(url("models/tiny")) == {"path": url("models/tiny")}
+    assert local_model(url("models/tiny"), tmp_path / "models").joinpath("config.json").is_file()
+
+
+def test_what_a_process_needs_to_begin_is_waited_for(
+    own_store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "AGAIN_S", 0.1)
+    put_bytes(address(url("template.jinja"), "x"), b"{{ messages }}")
+    own_store.kill()
+    back = threading.Timer(3.0, own_store.start)
+    back.start()
+    assert models.local_file(url("template.jinja"), "model.chat_template").read_text() == "{{ messages }}"
+    back.join()
+    own_store.kill()
+    monkeypatch.setattr(models, "AWAY_S", 0.0)
+    with pytest.raises(StoreAwayError):
+        models.local_file(url("template.jinja"), "model.chat_template")
+
+
+def test_a_summary_is_in_the_store_too(store: S3Server, tmp_path: Path) -> None:
+    path = write_summary(tmp_path / "runs/run-1", {"run": "run-1"})
+    assert run_mirror("run-1").read("summary.json") == path.read_bytes()

@@ -1,0 +1,394 @@
+"""What a judged text cannot do, even when it has come to run code of its own: each thing is tried, none works."""
+
+import asyncio
+import errno
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.contracts import Outcome
+from verifier.confinement import ALLOWED
+from verifier.sandbox import Sandbox, SandboxError
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="seccomp and Landlock are Linux's")
+
+SECRET = "correct-horse"
+HOSTILE = "tests.verifier.hostile"
+REFUSED = f"PermissionError {errno.EPERM}"
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """A sandbox whose processes run code, started by a process that has secrets in its environment and in a file."""
+    secrets = {"AWS_SECRET_ACCESS_KEY": SECRET, "RAY_AUTH_TOKEN": SECRET, "REDIS_PASSWORD": SECRET, "HF_TOKEN": SECRET}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in secrets.items():
+            patch.setenv(name, value)
+        with Sandbox(1, 20.0, ("math",), program=HOSTILE) as sandbox:
+            yield sandbox
+
+
+@pytest.fixture(scope="module")
+def landlock():
+    with Sandbox(1, 20.0) as sandbox:
+        gaps = asyncio.run(sandbox.start())
+    if gaps:
+        pytest.skip(f"this kernel lets a judging process read files: {gaps[0]}")
+
+
+@pytest.fixture
+def bystander():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        assert process.poll() is None
+        process.kill()
+
+
+async def ran(sandbox, code, **scope):
+    """What came of the code in the judging process."""
+    found = await sandbox.judge("python", code, scope)
+    assert found.outcome is Outcome.CORRECT, found
+    return found.answer
+
+
+def judging_processes():
+    return [child for child in psutil.Process().children() if HOSTILE in child.cmdline()]
+
+
+FORBIDDEN = {
+    "TCP": "import socket; socket.socket(socket.AF_INET, socket.SOCK_STREAM)",
+    "UDP": "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
+    "IPv6": "import socket; socket.socket(socket.AF_INET6)",
+    "Unix socket": "import socket; socket.socket(socket.AF_UNIX)",
+    "netlink": "import socket; socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
+    "pair of sockets": "import socket; socket.socketpair()",
+    "exec": "import os; os.execv('/bin/true', ['true'])",
+    "fork": "import os; os.fork()",
+    "spawn": "import os; os.posix_spawn('/bin/true', ['true'], {})",
+    "subprocess": "import subprocess; subprocess.run(['/bin/true'])",
+    "signal to the parent": "import os; os.kill(os.getppid(), 0)",
+    "signal to a bystander": "import os, signal; os.kill(bystander, signal.SIGKILL)",
+    "signal to everybody": "import os; os.kill(-1, 0)",
+    "signal to its group": "import os; os.killpg(0, 0)",
+    "signal by descriptor": "import os; os.pidfd_open(bystander)",
+    "signal through a file": "import fcntl; fcntl.fcntl(1, fcntl.F_SETOWN, bystander)",
+    "limits of a bystander": "import resource; resource.prlimit(bystander, resource.RLIMIT_NOFILE, (0, 0))",
+    "own limits": "import ctypes, resource, os\n"
+    "if ctypes.CDLL(None, use_errno=True).prlimit(0, resource.RLIMIT_NOFILE, (ctypes.c_uint64 * 2)(9, 9), None):\n"
+    "    raise OSError(ctypes.get_errno(), '')",
+    "file written": "open(folder + '/new', 'w')",
+    "file appended": "open(folder + '/secret', 'a')",
+    "file emptied": "import os; os.open(folder + '/secret', os.O_RDONLY | os.O_TRUNC)",
+    "file created": "import os; os.open(folder + '/new', os.O_RDONLY | os.O_CREAT)",
+    "nameless file": "import os; os.open(folder, os.O_TMPFILE | os.O_RDWR)",
+    "shared memory": "open('/dev/shm/new', 'w')",
+    "file truncated": "import os; os.truncate(folder + '/secret', 0)",
+    "file removed": "import os; os.unlink(folder + '/secret')",
+    "file renamed": "import os; os.rename(folder + '/secret', folder + '/other')",
+    "file linked": "import os; os.link(folder + '/secret', folder + '/other')",
+    "symbolic link": "import os; os.symlink('/etc/passwd', folder + '/other')",
+    "mode": "import os; os.chmod(folder + '/secret', 0o777)",
+    "folder": "import os; os.mkdir(folder + '/other')",
+    "pipe with a name": "import os; os.mkfifo(folder + '/other')",
+    "priority": "import os; os.setpriority(os.PRIO_PROCESS, bystander, 19)",
+    "affinity": "import os; os.sched_setaffinity(bystander, {0})",
+}
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+async def test_it_is_refused(hostile, bystander, tmp_path, name):
+    (tmp_path / "secret").write_text(SECRET)
+    assert await ran(hostile, FORBIDDEN[name], bystander=bystander.pid, folder=str(tmp_path)) == REFUSED
+    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
+    assert (tmp_path / "secret").read_text() == SECRET
+
+
+SYSTEM_CALLS = (
+    "socket", "socketpair", "connect", "bind", "listen", "accept", "accept4", "sendto", "recvfrom", "sendmsg",
+    "recvmsg", "sendmmsg", "recvmmsg", "setsockopt", "io_uring_setup", "io_uring_enter", "io_uring_register",
+    "execve", "execveat", "clone", "fork", "vfork", "ptrace", "process_vm_readv", "process_vm_writev",
+    "process_madvise", "kcmp", "pidfd_open", "pidfd_getfd", "pidfd_send_signal", "tkill", "rt_sigqueueinfo",
+    "rt_tgsigqueueinfo", "prctl", "seccomp", "landlock_restrict_self", "bpf", "perf_event_open", "userfaultfd",
+    "memfd_create", "add_key", "request_key", "keyctl", "mount", "umount2", "pivot_root", "chroot", "unshare",
+    "setns", "setuid", "setresuid", "capset", "open_by_handle_at", "name_to_handle_at", "fanotify_init",
+    "inotify_init1", "mq_open", "shmget", "shmat", "msgget", "semget", "timer_create", "setpriority", "ioprio_set",
+    "sched_setscheduler", "setrlimit", "openat", "open", "creat", "splice", "sendfile", "copy_file_range",
+    "init_module", "reboot", "swapon", "sethostname", "personality", "modify_ldt", "kill", "tgkill",
+)  # fmt: skip
+AS_IF_OLDER = ("clone3", "openat2")
+CALL = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+found = [name for name, number in calls.items()
+         if libc.syscall(number, 1, 1, 1, 1, 1, 1) != -1 or ctypes.get_errno() != expected]
+"""
+
+
+def numbers(names):
+    import pyseccomp
+
+    found = {name: pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name) for name in names}
+    return {name: number for name, number in found.items() if number >= 0}
+
+
+async def test_a_system_call_that_judging_does_not_need_is_refused_by_number(hostile):
+    assert len(numbers(SYSTEM_CALLS)) > 60
+    assert await ran(hostile, CALL, calls=numbers(SYSTEM_CALLS), expected=errno.EPERM) == "[]"
+    assert await ran(hostile, CALL, calls=numbers(AS_IF_OLDER), expected=errno.ENOSYS) == "[]"
+    assert await ran(hostile, CALL, calls=numbers(["ioctl"]), expected=errno.ENOTTY) == "[]"
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the x32 interface is x86_64's")
+async def test_a_call_through_another_interface_of_the_kernel_ends_the_process(hostile):
+    x32 = 0x40000000
+    found = await hostile.judge("python", f"import ctypes; ctypes.CDLL(None).syscall({x32} + 41, 2, 1, 0)", {})
+    assert found.outcome is Outcome.UNKNOWN
+    assert "died with SIGSYS" in found.reason
+    assert await ran(hostile, "found = 1") == "1"
+
+
+async def test_no_thread_is_started(hostile):
+    assert await ran(hostile, "import threading; threading.Thread(target=print).start()") == "RuntimeError"
+
+
+@pytest.mark.usefixtures("landlock")
+@pytest.mark.parametrize(
+    "path",
+    [
+        "{folder}/secret", "/proc/{parent}/environ", "/proc/{parent}/mem", "/proc/{parent}/cmdline",
+        "/proc/self/environ", "/proc/self/maps", "/etc/passwd", "/etc/hosts", "/root/.bashrc", "{root}/pyproject.toml",
+        "{root}/services/shell.py", "/dev/mem", "/dev/shm", "/tmp", "/",
+    ],
+)  # fmt: skip
+async def test_a_file_outside_pythons_own_is_not_read(hostile, tmp_path, path):
+    (tmp_path / "secret").write_text(SECRET)
+    path = path.format(folder=tmp_path, parent=os.getpid(), root=Path(__file__).parents[2])
+    code = "import os; found = 'absent' if not os.path.lexists(path) else os.open(path, os.O_RDONLY)"
+    assert await ran(hostile, code, path=path) in {f"PermissionError {errno.EACCES}", "absent"}
+
+
+async def test_no_secret_is_in_its_environment(hostile):
+    assert SECRET not in await ran(hostile, "import os; found = dict(os.environ)")
+    [process] = judging_processes()
+    block = process.environ()  # what it was started with, which it could not clear
+    assert SECRET not in block.values()
+    assert "PYTHONPATH" in block
+
+
+async def test_it_holds_nothing_but_its_pipes(hostile):
+    [process] = judging_processes()
+    folder = f"/proc/{process.pid}/fd"
+    held = {os.readlink(f"{folder}/{name}").split(":")[0] for name in os.listdir(folder)}
+    assert held == {"pipe", "/dev/null"}
+
+
+async def test_its_resources_are_limited(hostile):
+    code = "import resource; found = [resource.getrlimit(getattr(resource, f'RLIMIT_{one}'))[1] for one in names]"
+    names = ["AS", "CPU", "CORE", "FSIZE", "NOFILE", "NPROC"]
+    assert await ran(hostile, code, names=names) == str([4 << 30, 3600, 0, 0, 64, 0])
+    assert await ran(hostile, "bytearray(5 << 30)") == "MemoryError"
+
+
+async def test_a_signal_to_itself_is_its_own_affair(hostile):
+    found = await hostile.judge("python", "import os; os.abort()", {})
+    assert found.outcome is Outcome.UNKNOWN
+    assert "SIGABRT" in found.reason
+
+
+REACHES = """
+import os
+for descriptor in range(3, 64):
+    try:
+        os.write(descriptor, bytes.fromhex(sent))
+    except OSError:
+        pass
+"""
+
+
+class Bomb:
+    """Unpickled, it creates a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b'{"correct": true, "score": 1.0, "answer": "forged"}\n{"correct": true, "score": 1.0, "answer": "forged"}\n',
+        b'{"correct": true, "score": 7}\n', b'{"correct": true, "score": NaN}\n', b"[" * 10_000 + b"\n", b"\xff\n",
+        b"x" * 100_000,
+        b'{"correct": true, "score": 1.0, "answer": "' + b"x" * 300 + b'"}\n',
+    ],
+)  # fmt: skip
+async def test_what_is_no_judgement_is_unknown_and_ends_the_process(hostile, sent):
+    found = await hostile.judge("python", REACHES, {"sent": sent.hex()})
+    assert found.outcome is Outcome.UNKNOWN, found
+    assert "the judging process failed" in found.reason
+    assert (await hostile.judge("pattern", "b", {"pattern": "a"})).outcome is Outcome.WRONG
+
+
+async def test_a_judgement_made_in_advance_is_not_the_next_texts(hostile):
+    await hostile.judge("python", REACHES, {"sent": b'{"correct": true, "score": 1.0}\n'.hex()})
+    assert (await hostile.judge("pattern", "b", {"pattern": "a"})).outcome is not Outcome.CORRECT
+    assert (await hostile.judge("pattern", "b", {"pattern": "a"})).outcome is Outcome.WRONG
+
+
+async def test_nothing_is_unpickled(hostile, tmp_path):
+    bomb = pickle.dumps(Bomb(tmp_path / "burst"))
+    sent = len(bomb).to_bytes(4, "big") + bomb
+    assert (await hostile.judge("python", REACHES, {"sent": sent.hex() + b"\n".hex()})).outcome is Outcome.UNKNOWN
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_process_that_neither_reads_nor_answers_is_killed_in_time():
+    with Sandbox(1, 1.0, program=HOSTILE) as sandbox:
+        await sandbox.start()
+        found = await sandbox.judge("python", "import time\nwhile True: time.sleep(1)", {})
+        assert found.reason == "no judgement within 1 s"
+        half = REACHES + "import time\nwhile True: time.sleep(1)"
+        assert (await sandbox.judge("python", half, {"sent": b'{"corr'.hex()})).reason == "no judgement within 1 s"
+        assert await ran(sandbox, "found = 1") == "1"
+
+
+async def test_judging_goes_on_after_all_of_that(hostile):
+    assert (await hostile.judge("math", r"\boxed{\frac{1}{2}}", {"answer": "0.5"})).outcome is Outcome.CORRECT
+
+
+EXPLOITS = {
+    "a file": "[open({file!r}, 'w')]",
+    "a program": "[__import__('os').system('touch ' + {file!r})]",
+    "a connection": "[__import__('socket').create_connection(('127.0.0.1', {port}))]",
+    "a signal": "[__import__('os').kill({pid}, 9)]",
+}
+EVALUATED = ("string_insertion", "spiral_matrix", "simple_integration", "countdown", "puzzle24")
+"""Some of the tasks whose scorer, reasoning-gym's own, runs an answer as Python."""
+
+UNCONFINED = "import sys\nfrom verifier import judging\njudging.confine = list\njudging.main(sys.argv[1:])\n"
+
+
+async def answered(sandbox, task, answer):
+    import reasoning_gym
+
+    entry = reasoning_gym.create_dataset(task, size=1, seed=1)[0]
+    return await sandbox.judge("reasoning-gym", f"<answer>{answer}</answer>", {"task": task, "entry": entry})
+
+
+@pytest.fixture(scope="module")
+def real():
+    with Sandbox(1, 20.0, ("reasoning-gym",)) as sandbox:
+        yield sandbox
+
+
+@pytest.mark.parametrize("name", EXPLOITS)
+@pytest.mark.parametrize("task", EVALUATED)
+async def test_an_answer_that_a_scorer_evaluates_reaches_nothing(real, task, name, bystander, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        places = {"file": str(tmp_path / "made"), "port": server.getsockname()[1], "pid": bystander.pid}
+        found = await answered(real, task, EXPLOITS[name].format(**places))
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert found.outcome is not Outcome.CORRECT, found
+    assert not list(tmp_path.iterdir())
+
+
+async def test_those_answers_do_their_work_where_nothing_confines_them(tmp_path, monkeypatch):
+    """Else the test above would show nothing."""
+    (tmp_path / "unconfined_judging.py").write_text(UNCONFINED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Sandbox(1, 20.0, ("reasoning-gym",), program="unconfined_judging") as sandbox:
+        for task in EVALUATED:
+            made = tmp_path / task
+            await answered(sandbox, task, EXPLOITS["a program"].format(file=str(made)))
+            assert made.exists(), task
+
+
+LAX = {
+    "a process that is not filtered": (
+        "confinement._filter_calls = lambda seccomp: None",
+        "tried a TCP socket, and it was allowed",
+    ),
+    "a second thread": (
+        "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+        "2 threads run",
+    ),
+    "no libseccomp": (
+        "import ctypes.util, sys; sys.modules.pop('pyseccomp', None)\n"
+        "find = ctypes.util.find_library\n"
+        "ctypes.util.find_library = lambda name: None if name == 'seccomp' else find(name)",
+        "Unable to find libseccomp; install it",
+    ),
+}
+PROGRAM = "import sys\nfrom verifier import confinement\n{}\nfrom verifier.judging import main\nmain(sys.argv[1:])\n"
+
+
+@pytest.mark.parametrize("name", LAX)
+async def test_what_is_not_confined_refuses_to_work(name, tmp_path, monkeypatch):
+    source, reason = LAX[name]
+    (tmp_path / "lax_judging.py").write_text(PROGRAM.format(source))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Sandbox(1, 20.0, program="lax_judging") as sandbox:
+        with pytest.raises(SandboxError, match=reason):
+            await sandbox.start()
+        found = await sandbox.judge("pattern", "a", {"pattern": "a"})
+        assert found.outcome is Outcome.UNKNOWN
+        assert reason in found.reason
+
+
+WEAKER = {
+    "darwin": ("sys.platform = 'darwin'", "darwin has no seccomp"),
+    "no Landlock": (
+        "import landlockpy\n"
+        "def absent(**_): raise landlockpy.UnsupportedError(38, 'Function not implemented')\n"
+        "landlockpy.Ruleset = absent",
+        "Landlock is not to be had here (Function not implemented)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WEAKER)
+async def test_what_a_platform_cannot_do_is_said(name, tmp_path, monkeypatch):
+    source, gap = WEAKER[name]
+    (tmp_path / "weaker_judging.py").write_text(PROGRAM.format(source))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Sandbox(1, 20.0, program="weaker_judging") as sandbox:
+        [said] = await sandbox.start()
+        assert said.startswith(gap)
+        assert (await sandbox.judge("pattern", "a", {"pattern": "a"})).outcome is Outcome.CORRECT
+
+
+async def test_a_process_that_does_not_get_ready_in_time_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "slow_judging.py").write_text("import time; time.sleep(60)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with (
+        Sandbox(1, 20.0, start_s=0.5, program="slow_judging") as sandbox,
+        pytest.raises(SandboxError, match=r"not ready within 0\.5 s"),
+    ):
+        await sandbox.start()
+
+
+@pytest.mark.parametrize(
+    ("machine", "lacks"),
+    [
+        ("X86_64", set()),
+        ("AARCH64", {"dup2", "poll", "select", "stat", "lstat", "access", "readlink", "alarm", "time"}),
+    ],
+)
+def test_every_system_call_in_the_table_is_known(machine, lacks):
+    """A name that libseccomp does not know would be left out in silence."""
+    import pyseccomp
+
+    found = {name: pyseccomp.resolve_syscall(getattr(pyseccomp.Arch, machine), name) for name in ALLOWED}
+    unknown = -1
+    assert unknown not in found.values()
+    assert {name for name, number in found.items() if number < 0} == lacks

@@ -1,0 +1,174 @@
+"""Owns what a judging process may ask of the kernel: its system calls, the files it may read, its resource limits.
+
+Must not be undone: nothing here can be lifted again by the process that called it.
+
+Two layers. seccomp lists the system calls that judging needs and refuses all others (no sockets, no new processes or
+threads, no signals to others, nothing opened for writing). Landlock lists the folders that may be read: Python, its
+libraries and what the dynamic linker needs, hence neither /proc nor a mounted secret. pyseccomp asks libseccomp for
+the numbers of system calls, which differ between x86_64 and aarch64.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import resource
+import socket
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+MEMORY_BYTES = 4 << 30
+CPU_S = 3600
+
+LIMITS: dict[str, int] = {
+    "RLIMIT_AS": MEMORY_BYTES,
+    "RLIMIT_CPU": CPU_S,  # of the process's whole life; a single judgement is bounded by the clock
+    "RLIMIT_CORE": 0,
+    "RLIMIT_FSIZE": 0,
+    "RLIMIT_MEMLOCK": 0,
+    "RLIMIT_MSGQUEUE": 0,
+    "RLIMIT_NOFILE": 64,
+    "RLIMIT_NPROC": 0,  # not enforced on root; seccomp forbids new processes to everybody
+}
+
+ALLOWED = (
+    # its pipes, and files that are opened for reading
+    "read", "write", "writev", "readv", "pread64", "lseek", "close", "dup", "dup2", "dup3", "poll", "ppoll", "select",
+    "pselect6",
+    # names of files
+    "stat", "lstat", "fstat", "newfstatat", "statx", "access", "faccessat", "faccessat2", "readlink", "readlinkat",
+    "getdents64", "getcwd",
+    # memory
+    "brk", "mmap", "munmap", "mremap", "mprotect", "madvise", "futex", "set_robust_list", "rseq", "membarrier",
+    # its own signals, clocks and identity
+    "rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "sigaltstack", "restart_syscall", "alarm", "setitimer",
+    "getitimer", "clock_gettime", "clock_getres", "clock_nanosleep", "nanosleep", "gettimeofday", "time", "times",
+    "getrusage", "getrandom", "getpid", "getppid", "gettid", "getuid", "geteuid", "getgid", "getegid", "uname",
+    "sysinfo", "getrlimit", "sched_getaffinity", "sched_yield", "getcpu", "exit", "exit_group",
+)  # fmt: skip
+"""System calls that reach nothing outside the process, whatever their arguments."""
+
+HARMLESS_FCNTL = (0, 1, 2, 3, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
+
+ABSENT = ("clone3", "openat2")
+"""Answered as by an older kernel, for their arguments lie in memory, where no filter sees them."""
+
+SYSTEM_FOLDERS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo")
+SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/dev/null", "/dev/urandom")
+
+
+class ConfinementError(Exception):
+    """A judging process cannot be confined, so it must not see a text."""
+
+
+def confine() -> list[str]:
+    """Give up what judging does not need, for good; what is missing of that on this platform, one sentence each.
+
+    Call it when all libraries are loaded and before the first untrusted byte. Raises ConfinementError when a Linux
+    process is not confined: libseccomp is missing, a second thread runs, or a forbidden call went through.
+    """
+    if sys.platform != "linux":
+        return [f"{sys.platform} has no seccomp: a judged text that runs code may do whatever this user may do"]
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:  # Landlock restricts the calling thread only
+        raise ConfinementError(f"{threads} threads run in the judging process, 1 is accepted")
+    seccomp = _libseccomp()  # found by running ldconfig, which is not possible further down
+    gaps = _restrict_files()
+    for name, value in LIMITS.items():
+        _lower(getattr(resource, name), value)
+    _filter_calls(seccomp)
+    _prove(files=not gaps)
+    return gaps
+
+
+def _lower(limit: int, value: int) -> None:
+    _, hard = resource.getrlimit(limit)
+    bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(limit, (bound, bound))
+
+
+def readable() -> list[Path]:
+    """What a judging process may read, of what exists: Python, its libraries, this package, the system's libraries."""
+    folders = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders |= {Path(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix)}
+    folders |= {Path(entry) for entry in sys.path if Path(entry).name in {"site-packages", "dist-packages"}}
+    folders |= {Path(__file__).resolve().parent}
+    return [path for path in (*sorted(folders), *map(Path, SYSTEM_FOLDERS + SYSTEM_FILES)) if os.path.exists(path)]
+
+
+def _restrict_files() -> list[str]:
+    from landlockpy import AccessFS, LandlockError, Ruleset, Scope
+
+    try:
+        with Ruleset(scoped=Scope.SIGNAL | Scope.ABSTRACT_UNIX_SOCKET) as rules:
+            for path in readable():
+                rules.allow_path(path, AccessFS.READ_FILE | (AccessFS.READ_DIR if path.is_dir() else AccessFS.NONE))
+            rules.restrict()
+    except LandlockError as error:
+        reads = f"a judged text that runs code may read every file that user {os.getuid()} may read"
+        return [f"Landlock is not to be had here ({error.strerror}): {reads}, the environment of its processes too"]
+    return []
+
+
+def _libseccomp() -> ModuleType:
+    try:
+        return importlib.import_module("pyseccomp")
+    except RuntimeError as error:  # pyseccomp's, for a missing libseccomp.so.2
+        raise ConfinementError(f"{error}; install it (Debian's package libseccomp2)") from None
+
+
+def _filter_calls(seccomp: ModuleType) -> None:
+    rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.EPERM))
+    rules.set_attr(seccomp.Attr.CTL_TSYNC, 1)
+
+    def add(action: int, name: str, *arguments: object) -> None:
+        number = seccomp.resolve_syscall(seccomp.Arch.NATIVE, name)
+        if number >= 0:  # else this architecture has no such call
+            rules.add_rule(action, number, *arguments)
+
+    def equal(at: int, value: int) -> object:
+        return seccomp.Arg(at, seccomp.EQ, value)
+
+    for name in ALLOWED:
+        add(seccomp.ALLOW, name)
+    for name in ABSENT:
+        add(seccomp.ERRNO(errno.ENOSYS), name)
+    add(seccomp.ERRNO(errno.ENOTTY), "ioctl")  # what Python takes as "no terminal", and asks no further
+    writing = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
+    add(seccomp.ALLOW, "openat", seccomp.Arg(2, seccomp.MASKED_EQ, writing, os.O_RDONLY))
+    for command in HARMLESS_FCNTL:  # others make the kernel send signals to a process of one's choice
+        add(seccomp.ALLOW, "fcntl", equal(1, command))
+    for name in ("kill", "tgkill"):
+        add(seccomp.ALLOW, name, equal(0, os.getpid()))
+    add(seccomp.ALLOW, "prlimit64", equal(0, 0), equal(2, 0))  # reads its own limits, sets none
+    rules.load()
+
+
+FORBIDDEN: dict[str, Callable[[], object]] = {
+    "a TCP socket": lambda: socket.socket(socket.AF_INET),
+    "a Unix socket": lambda: socket.socket(socket.AF_UNIX),
+    "execve": lambda: os.execv("/nonexistent", ["/nonexistent"]),
+    "a signal to the parent": lambda: os.kill(os.getppid(), 0),
+    "a file open for writing": lambda: os.open("/dev/null", os.O_WRONLY),
+}
+
+
+def _prove(files: bool) -> None:
+    attempts = FORBIDDEN | ({"/proc": lambda: os.open("/proc/self/environ", os.O_RDONLY)} if files else {})
+    for name, attempt in attempts.items():
+        if happened := _attempted(attempt):
+            raise ConfinementError(f"a judging process that should be confined tried {name}, and it {happened}")
+
+
+def _attempted(attempt: Callable[[], object]) -> str:
+    try:
+        attempt()
+    except PermissionError:
+        return ""
+    except OSError as error:
+        return f"got as far as: {error.strerror}"
+    return "was allowed"
