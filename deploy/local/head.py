@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from services.shell import configure_logging
+from services.shell import add_redis_option, configure_logging
 
 if TYPE_CHECKING:
     from deploy.hosting.session import Session
@@ -35,7 +35,7 @@ def _stop(number: int, _: FrameType | None) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--redis", required=True)
+    add_redis_option(parser)
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", required=True, type=int)
     parser.add_argument("--cores", required=True, type=int)

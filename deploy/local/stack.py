@@ -159,13 +159,15 @@ class LocalStack:
         self._starts += 1
         # Ray's socket paths may not exceed 107 characters, so its folder cannot lie below ours.
         self._ray_folder = Path(tempfile.mkdtemp(prefix="penstock-", dir="/tmp"))
+        # In a variable, because arguments are shown to everybody and the address may hold a password.
+        environment = {**head_environment("127.0.0.1", str(self.runs)), "PENSTOCK_REDIS": str(self.redis_url)}
         with self._head_log.open("a") as errors:
             self._head = subprocess.Popen(
                 [
-                    sys.executable, "-m", HEAD_MODULE, "--redis", str(self.redis_url), "--host", host,
+                    sys.executable, "-m", HEAD_MODULE, "--host", host,
                     "--port", str(port), "--cores", str(os.cpu_count() or 1), "--folder", str(self._ray_folder),
                 ],
-                env=head_environment("127.0.0.1", str(self.runs)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=errors, text=True, start_new_session=True, preexec_fn=end_with_parent,
             )  # fmt: skip
         assert self._head.stdout is not None
