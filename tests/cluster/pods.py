@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -108,6 +110,7 @@ class Cluster:
         redis_port = own_port()
         self.redis = ValkeyServer(redis_port)
         self.pods: dict[str, Pod] = {}
+        self._ray_folders: list[str] = []
         self._gcs = own_port()
         self._api_port = own_port()
         self._host = ray.util.get_node_ip_address()
@@ -149,12 +152,18 @@ class Cluster:
     def start_head(self) -> Pod:
         """The head pod, or the one that takes its place."""
         options = (
-            f"--head --port={self._gcs} --num-cpus=0 --include-dashboard=false --ray-client-server-port={own_port()}"
+            f"--head --port={self._gcs} --num-cpus=0 --include-dashboard=false --temp-dir={self._new_ray_folder()} "
+            f"--ray-client-server-port={own_port()}"
         )
         line = self._line("head", "head", options)
         self.pods["head"] = Pod("head", ["deploy.cluster.head"], line, self.folder)
         self.pods["head"].until_ready()
         return self.pods["head"]
+
+    def _new_ray_folder(self) -> str:
+        """A new container begins with an empty one; short, for its sockets."""
+        self._ray_folders.append(tempfile.mkdtemp(prefix="penstock-", dir="/tmp"))
+        return self._ray_folders[-1]
 
     def start_worker(self, name: str, role: str, cpus: float = 2) -> Pod:
         """A pod of a worker group; it may take a while to be ready."""
@@ -214,3 +223,5 @@ class Cluster:
             process.kill()
             process.wait(10)
         self.redis.terminate()
+        for folder in self._ray_folders:
+            shutil.rmtree(folder, ignore_errors=True)
