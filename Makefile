@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED := 1
 # Every process of a run imports the same big libraries; without byte code each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test tools check helm format test-system mutations chaos compare-trl install clean
+.PHONY: demo test tools check helm format test-system test-cluster mutations chaos compare-trl install clean
 
 demo: install
 	$(BIN)/penstock demo
@@ -42,6 +42,10 @@ format: install
 # Needs the operating system's redis-server (7.0 or newer), redis-cli, busybox and openssl; fails where one is missing.
 test-system: install
 	$(BIN)/python -m pytest -m system tests/system
+
+# A run over pods that drain, die and come back, with the commands that the chart starts. Some minutes on two quiet cores.
+test-cluster: install
+	$(BIN)/python -m pytest -m cluster tests/cluster
 
 # Breaks each formula once, in a copy, and fails if the conformance suite does not notice. Within an hour on two cores.
 mutations: install

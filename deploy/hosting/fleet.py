@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from logging.handlers import MemoryHandler
 from typing import Any, TypeVar
 
 import ray
@@ -48,6 +49,7 @@ class Replica:
     """A Serve replica that hosts one service. It exits with a fault of the service: then it is replaced at once."""
 
     def __init__(self, make: Callable[[], Service], run: str, redis_url: str, workers: int) -> None:
+        _unbuffer_log()
         self._hosted = HostedService(make, run, redis_url, workers=workers, exit_on_fault=True)
 
     def check_health(self) -> None:
@@ -59,6 +61,19 @@ class Replica:
         """Called by Serve once, before it ends the replica: leases go back to the stream."""
         if hasattr(self, "_hosted"):
             self._hosted.stop(DRAIN_S)
+
+
+def _unbuffer_log() -> None:
+    """Let Serve's log handlers write to their files themselves.
+
+    An engine that configures logging closes all handlers there are. A buffering one then has no target any more, and a
+    Serve controller that begins anew, asking for its file, would take the replica for broken and replace it.
+    """
+    serve_log = logging.getLogger("ray.serve")
+    for handler in list(serve_log.handlers):
+        if isinstance(handler, MemoryHandler) and handler.target is not None:
+            serve_log.removeHandler(handler)
+            serve_log.addHandler(handler.target)
 
 
 @dataclass

@@ -189,6 +189,8 @@ class RunKeeper:
         if self._asking.due:
             async with self._asking:
                 if bounds := load_bounds():
+                    if record.state is not RunState.QUEUED:
+                        return None  # it was given room; should the bounds have shrunk since, its fleet shrinks too
                     return shortage(bounds, record, await self._records.all())
                 return await self._cluster.shortage(record)
         return "the cluster does not say what is free"

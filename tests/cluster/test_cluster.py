@@ -17,6 +17,7 @@ import pytest
 from tests.cluster.pods import ROLES, Cluster
 from tests.conftest import recipe_document
 
+pytestmark = pytest.mark.cluster
 RUN_S = 300.0
 STEPS = 100_000  # more than there is time for
 

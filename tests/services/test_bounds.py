@@ -163,3 +163,17 @@ async def test_a_run_waits_until_the_bounds_are_raised(redis, run_id, tmp_path, 
         assert cluster.asked == []
         path.write_text(json.dumps(FILE))
         await until_state(records, run_id, RunState.STARTING)
+
+
+async def test_a_run_is_found_again_though_its_bound_was_lowered_meanwhile(redis, run_id, tmp_path, monkeypatch):
+    path = tmp_path / "bounds.json"
+    path.write_text(json.dumps({**FILE, "rollout": {"pods": 1, "cpus": 8, "gpus": 2}}))
+    monkeypatch.setenv(VARIABLE, str(path))
+    sections = {"rollout": {**ROLLOUT, "replicas": 6}, "learner": {"gpus": 4.0, "cpus": 4.0}}
+    records = RunRecords(redis)
+    async with controlled(redis, run_id, tmp_path, **sections) as (_, cluster), Presence(redis, replica(run_id)):
+        await asyncio.sleep(1.2)
+        assert cluster.asked == [], "as a new run it has no room"
+        await records.transition(run_id, RunState.RUNNING, "as the former controller left it")
+        await until(lambda: any(one.startswith("start ") for one in cluster.asked))
+        assert "at most 1 pods" in (await events_of(redis, run_id, "queued"))[0]
