@@ -145,6 +145,8 @@ def test_a_host_beyond_loopback_is_warned_of(tmp_path: Path, monkeypatch: pytest
         raise StackError("far enough")
 
     monkeypatch.setattr(LocalStack, "start", start)
+    # Ending a stack ends everything below this process, and with it the other tests' Redis.
+    monkeypatch.setattr(LocalStack, "stop", lambda stack: None)
     port = free_port()
     for host in ("0.0.0.0", "127.0.0.1"):
         status, output = penstock("up", "--host", host, "--port", str(port), "--runs", str(tmp_path))
