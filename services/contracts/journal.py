@@ -15,7 +15,7 @@ COMMON_PHASES = ("service-failed", "stalled", "waiting")
 PHASES: dict[str, tuple[str, ...]] = {
     "controller": (
         "learner-restarted", "look-failed", "paused", "preparing-model", "queued", "restart-failed", "resumed",
-        "sampler-restarted", "scaling", "scaling-failed", "service-ready", "starting-services",
+        "sampler-restarted", "scaling", "scaling-failed", "service-ready", "starting-services", "summary-not-stored",
     ),
     "sampler": (
         "batch-lost", "data-loaded", "evaluating", "evaluation-skipped", "evaluation-unknown", "group-dead",
@@ -23,7 +23,7 @@ PHASES: dict[str, tuple[str, ...]] = {
         "starvation-boundary", "starvation-over", "starvation-partial", "starvation-pause", "starvation-widen",
     ),
     "rollout": ("rollout-joining",),
-    "verifier": (),
+    "verifier": ("unconfined",),
     "learner": (
         "awaiting-evaluation", "batch-repaired", "batch-too-old", "checkpoint", "checkpoint-damaged",
         "checkpoint-failed", "exported", "non-finite-gradient", "payload-damaged", "ready", "starting",
