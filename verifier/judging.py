@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from verifier.confinement import confine
 from verifier.judgement import bounded
@@ -43,7 +43,8 @@ def main(arguments: Sequence[str]) -> int:
     os.dup2(nothing, 2)  # a judged text must not write into the log
     _reply(replies, gaps=gaps)
     for request in requests:
-        _reply(replies, **_answer(request))
+        mark, *asked = json.loads(request)
+        _reply(replies, to=mark, **_answer(asked))
     return 0
 
 
@@ -54,9 +55,9 @@ def _die_with(parent: int) -> None:
         os._exit(1)  # the parent died before prctl could bind us to it
 
 
-def _answer(request: bytes) -> dict[str, object]:
+def _answer(asked: list[Any]) -> dict[str, object]:
     try:
-        judgement = judge(*json.loads(request))
+        judgement = judge(*asked)
         return {"correct": judgement.correct, "score": judgement.score, "answer": bounded(judgement.answer)}
     except BaseException as error:  # noqa: BLE001 - whatever a text made a verifier raise, exit() too, is its reason
         return {"reason": f"{type(error).__name__}: {error}"[:REASON_CHARACTERS]}

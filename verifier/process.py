@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -46,8 +47,12 @@ class Start(BaseModel):
 
 
 class Reply(BaseModel):
-    """What a judging process says to a request: its judgement, or alone the `reason` why there is none."""
+    """What a judging process says to a request: its judgement, or alone the `reason` why there is none.
 
+    `to` is the request's own mark, so that no line that was written for another request is taken for its reply.
+    """
+
+    to: str
     correct: bool | None = None
     score: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     answer: Annotated[str, Field(max_length=ANSWER_CHARACTERS)] = ""
@@ -108,9 +113,14 @@ class JudgingProcess:
 
     def judge(self, verifier: str, text: str, reference: Mapping[str, Any], timeout_s: float) -> Reply:
         """Its judgement, within `timeout_s`. Raises ProcessFailedError, TooLateError among them."""
-        request = json.dumps([verifier, text, dict(reference)]).encode() + b"\n"
+        mark = secrets.token_hex(8)
+        request = json.dumps([mark, verifier, text, dict(reference)]).encode() + b"\n"
         self.judged += 1
-        return self._parsed(Reply, self._exchange(request, timeout_s))
+        reply = self._parsed(Reply, self._exchange(request, timeout_s))
+        if reply.to != mark:
+            self.kill()
+            raise ProcessFailedError("it answered another request, and was killed")
+        return reply
 
     def kill(self) -> None:
         """End it, whatever it does."""
