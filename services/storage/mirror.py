@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from services.storage import objects
-from services.storage.errors import MissingObjectError
+from services.storage.errors import MissingObjectError, StoreError
 from services.storage.places import Address, store_address
 
 SMALL_FILES, BIG_FILES = 16, 2
@@ -65,8 +65,8 @@ class Unmirrored:
         """Nothing is to be done."""
 
     def say(self, name: str, content: bytes) -> None:
-        """Raises NotImplementedError: there is no place beyond the folder."""
-        raise NotImplementedError
+        """Raises StoreError: there is no place beyond the folder."""
+        raise StoreError(f"{name}: there is no store (PENSTOCK_STORE is not set)")
 
     def read(self, name: str) -> bytes:
         """Raises MissingObjectError: there is no place beyond the folder."""
