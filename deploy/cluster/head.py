@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import psutil
 
@@ -20,9 +19,6 @@ from deploy.cluster.pod import Pod, PodError
 from deploy.cluster.probes import PORT, Probes
 from deploy.hosting.node import joined, started_node
 from services.shell import add_redis_option, configure_logging
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 

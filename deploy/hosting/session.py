@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
 import time
 from collections.abc import Callable
 from enum import Enum
@@ -51,15 +52,12 @@ WATCH_S = 1.0
 
 def start_ray(folder: Path, cores: int) -> None:
     """Start a Ray of our own (never one that runs already). `folder`: a short path, for its sockets."""
-    ray.init(
+    _init(
         address="local",
-        namespace=NAMESPACE,
         num_cpus=cores,
         resources=serving(*ROLES),
         include_dashboard=False,
         _node_ip_address="127.0.0.1",  # a laptop changes networks while Ray runs
-        log_to_driver=False,
-        logging_level=logging.ERROR,
         object_store_memory=OBJECT_STORE_BYTES,
         _temp_dir=str(folder),
     )
@@ -67,7 +65,14 @@ def start_ray(folder: Path, cores: int) -> None:
 
 def join_ray() -> None:
     """Become a driver of the Ray that runs in this pod already."""
-    ray.init(address="auto", namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+    _init(address="auto")
+
+
+def _init(**options: Any) -> None:
+    """ray.init, which puts handlers of its own for SIGTERM in the place of ours; on one it aborts."""
+    ours = signal.getsignal(signal.SIGTERM)
+    ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
+    signal.signal(signal.SIGTERM, ours)
 
 
 class Session:

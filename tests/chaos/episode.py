@@ -95,7 +95,7 @@ class Episode:
                 held.enter_context(disk.own_disk(folder / "checkpoints"))
             tail = held.enter_context(Tail(self.direct_url, self.run, folder / "tail.jsonl"))
             watch = held.enter_context(Watch(server, self.run))
-            self.stack.submit(self.run, self.recipe)
+            self.stack.submit(self.recipe, self.run)
             self._until(scene, lambda: scene.step() >= 1, "its first rollout step", START_S)
             outcomes = self._strike(scene, faults, at_once)
             self._to_the_end(scene)

@@ -1,4 +1,4 @@
-"""Owns `penstock up` as the chaos suite runs it: the process, its API, and which process below it plays which part.
+"""Owns `penstock up` as tests run it: the process, its API and runs, and which process below it plays which part.
 
 Must not end a process that it did not start, nor import the code under test.
 """
@@ -6,6 +6,7 @@ Must not end a process that it did not start, nor import the code under test.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,6 +23,7 @@ import httpx
 import psutil
 
 READY_S = 180.0
+RUN_S = 300.0
 STOP_S = 60.0
 FREEZE_S = 2.0
 CANCEL_S = 120.0
@@ -98,11 +101,34 @@ class Stack:
         except httpx.TransportError:
             return False
 
-    def submit(self, run: str, document: dict[str, Any]) -> None:
-        """Add a run under this id."""
-        answer = self.api.post("/v1/runs", json={"recipe": document, "id": run})
+    def submit(self, document: dict[str, Any], run: str | None = None) -> str:
+        """Add a run, under this id if one is given; its id."""
+        answer = self.api.post("/v1/runs", json={"recipe": document} | ({"id": run} if run else {}))
         if answer.status_code != 201:
             raise StackDownError(f"the run was not taken: {answer.status_code} {answer.text}")
+        return str(answer.json()["id"])
+
+    def view(self, run: str) -> dict[str, Any]:
+        """What the API says of a run."""
+        found: dict[str, Any] = self.api.get(f"/v1/runs/{run}").raise_for_status().json()
+        return found
+
+    def until(
+        self, run: str, holds: Callable[[dict[str, Any]], bool], what: str, deadline_s: float = RUN_S
+    ) -> dict[str, Any]:
+        """Wait until the run's view `holds`; the view. One that fails or is cancelled meanwhile fails the test."""
+        ends = time.monotonic() + deadline_s
+        while not holds(view := self.view(run)):
+            told = json.dumps({**view, "recipe": None}, indent=1)[-6000:]
+            assert view["state"] not in ("failed", "cancelled"), f"{what}: the run {view['state']}\n{told}"
+            assert time.monotonic() < ends, f"{what}: not within {deadline_s} s\n{told}"
+            time.sleep(0.3)
+        return view
+
+    def steps(self, run: str) -> list[dict[str, Any]]:
+        """The run's rollout steps."""
+        found: list[dict[str, Any]] = self.api.get(f"/v1/runs/{run}/metrics").json()["steps"]
+        return found
 
     def cancel_all(self) -> None:
         """Cancel the runs that an interrupted stack has left in its Redis, and wait for their end."""

@@ -5,8 +5,6 @@ Must not need Kubernetes: each pod's first process is started as the chart start
 
 from __future__ import annotations
 
-import json
-import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,26 +12,17 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.workload import write_questions
 from tests.cluster.pods import ROLES, Cluster
 from tests.conftest import recipe_document
 
-pytestmark = pytest.mark.cluster
 RUN_S = 300.0
 STEPS = 100_000  # more than there is time for
 
 
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prompts that a random model answers rightly about half the time."""
-    chosen = random.Random(3)
-    path = tmp_path_factory.mktemp("data") / "questions.jsonl"
-    rows = []
-    for number in range(60):
-        letters = "".join(chosen.sample("abcdefghijklmnopqrstuvwxyz", 6))
-        row = {"question": f"{number}: {letters}", "verifier": "pattern", "reference": {"pattern": f"[{letters}]"}}
-        rows.append(json.dumps(row))
-    path.write_text("\n".join(rows))
-    return path
+    return write_questions(tmp_path_factory.mktemp("data") / "questions.jsonl")
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +12,7 @@ import pytest
 from tests.chaos.stack import Stack, send
 from tests.chaos.workload import recipe, write_model, write_questions
 
-RUN_DEADLINE_S = 300
 STEPS = 10
-
-
-def view(stack: Stack, run: str) -> dict[str, Any]:
-    answer = stack.api.get(f"/v1/runs/{run}")
-    answer.raise_for_status()
-    found: dict[str, Any] = answer.json()
-    return found
-
-
-def until(stack: Stack, run: str, condition: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
-    ends = time.monotonic() + RUN_DEADLINE_S
-    while not condition(one := view(stack, run)):
-        assert one["state"] != "failed", f"{what}: {one['reason']}\n{one['events']}"
-        assert time.monotonic() < ends, f"{what}: not within {RUN_DEADLINE_S} s\n{one['events']}"
-        time.sleep(0.2)
-    return one
-
-
-def steps(stack: Stack, run: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = stack.api.get(f"/v1/runs/{run}/metrics").json()["steps"]
-    return found
 
 
 def check_history(records: list[dict[str, Any]], one: dict[str, Any]) -> None:
@@ -75,13 +51,13 @@ def cut_power(stack: Stack) -> None:
 def test_a_run_goes_on_after_a_power_cut(tmp_path: Path, document: dict[str, Any]) -> None:
     runs = tmp_path / "runs"
     with Stack(runs) as stack:
-        stack.submit("cut", document)
-        until(stack, "cut", lambda one: one["rollout_steps"] >= 3, "the third step")
-        before = view(stack, "cut")["rollout_steps"]
+        stack.submit(document, "cut")
+        stack.until("cut", lambda one: one["rollout_steps"] >= 3, "the third step")
+        before = stack.view("cut")["rollout_steps"]
         cut_power(stack)
     with Stack(runs) as stack:
-        one = until(stack, "cut", lambda one: one["state"] == "succeeded", "success after the cut")
-        records = steps(stack, "cut")
+        one = stack.until("cut", lambda one: one["state"] == "succeeded", "success after the cut")
+        records = stack.steps("cut")
         check_history(records, one)
         ready = [event["text"] for event in one["events"] if event["phase"] == "ready"]
     assert before >= 3
@@ -93,18 +69,18 @@ def test_a_run_goes_on_after_a_power_cut(tmp_path: Path, document: dict[str, Any
 @pytest.mark.timeout(700)
 def test_a_run_is_taken_back_to_an_older_step_with_other_numbers(tmp_path: Path, document: dict[str, Any]) -> None:
     with Stack(tmp_path / "runs") as stack:
-        stack.submit("back", document)
-        until(stack, "back", lambda one: one["rollout_steps"] >= 5, "the fifth step")
+        stack.submit(document, "back")
+        stack.until("back", lambda one: one["rollout_steps"] >= 5, "the fifth step")
         assert stack.api.post("/v1/runs/back/cancel").status_code == 202
-        until(stack, "back", lambda one: one["state"] == "cancelled", "the cancellation")
-        first = steps(stack, "back")
+        stack.until("back", lambda one: one["state"] == "cancelled", "the cancellation")
+        first = stack.steps("back")
         refused = stack.api.post("/v1/runs/back/resume", json={"from_step": 3})
         assert refused.status_code == 422
         assert "from_step: value 3 is not accepted" in refused.text
         wish = {"from_step": 2, "learner_ranks": 2, "rollout": 2}
         assert stack.api.post("/v1/runs/back/resume", json=wish).status_code == 202
-        one = until(stack, "back", lambda one: one["state"] == "succeeded", "success from the older step")
-        records = steps(stack, "back")
+        one = stack.until("back", lambda one: one["state"] == "succeeded", "success from the older step")
+        records = stack.steps("back")
     check_history(records, one)
     assert [record["weights"] for record in records[:2]] == [record["weights"] for record in first[:2]]
     # Versions are never reused: what follows step 2 is published above all that was published before.

@@ -2,10 +2,8 @@
 
 import json
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,117 +11,29 @@ import time
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 import redis
 from transformers import AutoModelForCausalLM
 
 from services.contracts import Lane, Verdict
 from services.streams.keys import RunKeys
+from tests.chaos.stack import Stack
+from tests.chaos.workload import write_questions
 from tests.conftest import recipe_document
 
 RUN_DEADLINE_S = 240
 STEPS = 12
 
 
-class Stack:
-    """`penstock up` in a process of its own, and its API."""
-
-    def __init__(self, folder: Path, redis_url: str | None):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.folder = folder
-        given = ["--redis", redis_url] if redis_url else []
-        command = [
-            Path(sys.executable).parent / "penstock",
-            "up",
-            "--port",
-            str(self.port),
-            "--runs",
-            str(folder),
-            *given,
-        ]
-        with (folder / "up.log").open("w") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        self.api = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20)
-
-    @property
-    def redis_url(self):
-        """What `penstock up` said it uses."""
-        return re.search(r"redis://[^, ]+", self.output())[0]
-
-    def output(self):
-        return (self.folder / "up.log").read_text()
-
-    def until_ready(self):
-        ends = time.monotonic() + 120
-        while True:
-            assert self.process.poll() is None, self.output()
-            assert time.monotonic() < ends, self.output()
-            try:
-                if self.api.get("/readyz").status_code == 200 and "redis://" in self.output():
-                    return
-            except httpx.TransportError:
-                time.sleep(0.2)
-
-    def submit(self, document):
-        answer = self.api.post("/v1/runs", json={"recipe": document})
-        assert answer.status_code == 201, answer.text
-        return answer.json()["id"]
-
-    def show(self, run):
-        return self.api.get(f"/v1/runs/{run}").raise_for_status().json()
-
-    def until(self, run, condition, what, deadline=RUN_DEADLINE_S):
-        ends = time.monotonic() + deadline
-        while True:
-            view = self.show(run)
-            if condition(view):
-                return view
-            told = json.dumps({**view, "recipe": None}, indent=1)[-6000:]
-            assert view["state"] not in ("failed", "cancelled"), f"{what}: the run {view['state']}\n{told}"
-            assert time.monotonic() < ends, f"{what}: not within {deadline} s\n{told}"
-            time.sleep(0.3)
-
-    def steps(self, run):
-        return self.api.get(f"/v1/runs/{run}/metrics").json()["steps"]
-
-    def stop(self):
-        """Ctrl-C; the processes that are left after it, and the seconds it took."""
-        everything = psutil.Process(self.process.pid).children(recursive=True)
-        began = time.monotonic()
-        self.process.send_signal(signal.SIGINT)
-        self.process.wait(timeout=30)
-        seconds = time.monotonic() - began
-        return [one for one in everything if one.is_running() and one.status() != psutil.STATUS_ZOMBIE], seconds
-
-
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    one = Stack(folder, os.environ.get("PENSTOCK_TEST_REDIS"))
-    try:
-        one.until_ready()
+    with Stack(tmp_path_factory.mktemp("runs"), os.environ.get("PENSTOCK_TEST_REDIS")) as one:
         yield one
-    finally:
-        one.api.close()
-        if one.process.poll() is None:
-            one.stop()
 
 
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory):
-    """Prompts that a random model answers rightly about half the time: say something with one of a few letters."""
-    chosen = random.Random(3)
-    path = tmp_path_factory.mktemp("data") / "questions.jsonl"
-    rows = []
-    for number in range(60):
-        letters = "".join(chosen.sample("abcdefghijklmnopqrstuvwxyz", 6))
-        reference = {"pattern": f"[{letters}]"}
-        rows.append({"question": f"{number}: use one of {letters}", "verifier": "pattern", "reference": reference})
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-    return path
+    return write_questions(tmp_path_factory.mktemp("data") / "questions.jsonl")
 
 
 def document(model, questions, max_staleness, steps):
@@ -208,7 +118,7 @@ def check_evaluations(view, summary):
 def kill_one(stack, run, service):
     """`kill -9` one replica of a fleet; its process id in Penstock."""
     [victim, *_] = [
-        one for one in stack.show(run)["processes"] if one["service"] == service and one["state"] == "ready"
+        one for one in stack.view(run)["processes"] if one["service"] == service and one["state"] == "ready"
     ]
     os.kill(victim["pid"], signal.SIGKILL)
     return victim["id"]
@@ -251,7 +161,7 @@ def test_asynchronous_run_survives_kills_and_scaling(stack, tiny_model, question
     initial = AutoModelForCausalLM.from_pretrained(tiny_model)
     assert (exported.get_input_embeddings().weight - initial.get_input_embeddings().weight).abs().max() > 1e-5
     check_evaluations(view, summary)
-    stack.until(run, lambda view: view["processes"] == [], "the end of the run's processes", deadline=20)
+    stack.until(run, lambda view: view["processes"] == [], "the end of the run's processes", deadline_s=20)
 
 
 @pytest.mark.timeout(300)
@@ -270,7 +180,7 @@ def test_eval_of_a_model_folder_trains_nothing(stack, tiny_model, questions):
     assert [one["k"] for one in record["pass_at"]] == [1, 2, 4]
     assert 0 < record["accuracy"] == pytest.approx(record["pass_at"][0]["value"])
     run = re.search(r"run (\S+) submitted", told.stderr)[1]
-    view = stack.show(run)
+    view = stack.view(run)
     assert view["state"] == "succeeded"
     assert view["groups"]["dispatched"] == 0
     assert view["export_path"] is None
@@ -303,7 +213,7 @@ def test_run_with_two_learner_ranks_and_cancel(stack, tiny_model, questions):
     stack.until(run, lambda view: (view["policy_version"] or 0) >= 1, "the first policy version")
     assert stack.api.post(f"/v1/runs/{run}/cancel").status_code == 202
     ends = time.monotonic() + 30
-    while (view := stack.show(run))["state"] != "cancelled":
+    while (view := stack.view(run))["state"] != "cancelled":
         assert time.monotonic() < ends, view["state"]
         time.sleep(0.2)
     assert view["groups"]["reconciled"]
@@ -314,7 +224,7 @@ def test_run_with_two_learner_ranks_and_cancel(stack, tiny_model, questions):
 def test_missing_model_fails_with_one_clear_line(stack, questions):
     run = stack.submit(document("/no/such/model", questions, max_staleness=1, steps=1))
     ends = time.monotonic() + 60
-    while (view := stack.show(run))["state"] != "failed":
+    while (view := stack.view(run))["state"] != "failed":
         assert time.monotonic() < ends, view
         time.sleep(0.2)
     assert "model.path" in view["reason"]
@@ -325,6 +235,7 @@ def test_missing_model_fails_with_one_clear_line(stack, questions):
 def test_ctrl_c_while_training_leaves_nothing(stack, tiny_model, questions):
     run = stack.submit(document(tiny_model, questions, max_staleness=1, steps=50))
     stack.until(run, lambda view: (view["policy_version"] or 0) >= 1, "the first policy version")
-    left, seconds = stack.stop()
-    assert left == [], stack.output()
-    assert seconds < 20, stack.output()
+    began = time.monotonic()
+    stack.stop()
+    assert stack.left == [], stack.output
+    assert time.monotonic() - began < 20, stack.output

@@ -1,6 +1,5 @@
 """Debian's Prometheus beside a real laptop stack: what is shipped scrapes, evaluates, and shows what it promises."""
 
-import json
 import os
 import re
 import signal
@@ -13,8 +12,9 @@ import pytest
 import yaml
 
 from deploy.observability.tools import find
+from tests.chaos.stack import Stack
+from tests.chaos.workload import write_questions
 from tests.conftest import free_port, recipe_document
-from tests.integration.test_run import Stack
 from tests.observability.reading import RULES, dashboard_expressions, everything_named, recorded
 
 SHIPPED = RULES.parents[3] / "deploy" / "observability" / "prometheus.yml"
@@ -99,14 +99,8 @@ def until(condition: Callable[[], object], what: str, deadline_s: float, told: C
 def stack(tmp_path_factory):
     if find("prometheus") is None:
         pytest.skip("prometheus is not on PATH, and `make tools` could not fetch it")
-    one = Stack(tmp_path_factory.mktemp("runs"), os.environ.get("PENSTOCK_TEST_REDIS"))
-    try:
-        one.until_ready()
+    with Stack(tmp_path_factory.mktemp("runs"), os.environ.get("PENSTOCK_TEST_REDIS")) as one:
         yield one
-    finally:
-        one.api.close()
-        if one.process.poll() is None:
-            one.stop()
 
 
 @pytest.fixture(scope="module")
@@ -122,11 +116,7 @@ def prometheus(stack, tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(stack, prometheus, tiny_model, tmp_path_factory):
     """A run under way, after its first steps; it pauses there, so that there is time to look."""
-    questions = tmp_path_factory.mktemp("data") / "questions.jsonl"
-    rows = [
-        {"question": f"{n}: say something", "verifier": "pattern", "reference": {"pattern": "[a-f]"}} for n in range(40)
-    ]
-    questions.write_text("\n".join(json.dumps(row) for row in rows))
+    questions = write_questions(tmp_path_factory.mktemp("data") / "questions.jsonl")
     document = recipe_document(
         tiny_model, data={"source": "jsonl", "path": str(questions), "train": 30, "held_out": 8, "options": {}},
         rollout={"cpus": 0.3}, learner={"cpus": 0.3, "learning_rate": 1e-5, "checkpoint_every": 1},
@@ -137,7 +127,7 @@ def run(stack, prometheus, tiny_model, tmp_path_factory):
     assert stack.api.post(f"/v1/runs/{name}/pause").status_code == 202
     stack.until(name, lambda view: view["state"] == "paused", "a pause", 30)
     yield name
-    if stack.show(name)["state"] not in ("succeeded", "failed", "cancelled"):
+    if stack.view(name)["state"] not in ("succeeded", "failed", "cancelled"):
         stack.api.post(f"/v1/runs/{name}/cancel")
 
 
