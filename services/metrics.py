@@ -180,9 +180,6 @@ def metrics_ports() -> range:
     return range(first, last + 1)
 
 
-PORTS_VARIABLE = "PENSTOCK_METRICS_PORTS"
-
-
 def serve_metrics(host: str) -> int:
     """Serve this process's metrics on a free port of `host`; the port.
 

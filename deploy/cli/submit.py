@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deploy.cli.options import DEFAULT_API, ApiOption
+from deploy.cli.options import DEFAULT_API, ApiOption, RecipeArgument
 
 if TYPE_CHECKING:
     from deploy.cli.client import Api
@@ -25,7 +24,7 @@ class TooLateError(RuntimeError):
 
 
 def submit(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML or JSON file.")],
+    recipe: RecipeArgument,
     api: ApiOption = DEFAULT_API,
     run: Annotated[str | None, typer.Option("--id", help="Id of the run; default: from the recipe's name.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the run; exit status 0 if it succeeds.")] = False,

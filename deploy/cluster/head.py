@@ -9,7 +9,6 @@ import argparse
 import logging
 import signal
 import sys
-import threading
 import time
 from types import FrameType
 
@@ -35,7 +34,6 @@ class Head:
     def __init__(self, redis_url: str, port: int) -> None:
         self._redis_url = redis_url
         self._pod = Pod()
-        self._stopping = threading.Event()
         self._serving = False
         self._looked_at = time.monotonic()
         self._probes = Probes({"/healthz": self._dead, "/readyz": self._unready}, port)
@@ -43,7 +41,6 @@ class Head:
     def stop(self, number: int, _: FrameType | None) -> None:
         """End; the handler of SIGTERM."""
         signal.signal(number, signal.SIG_IGN)
-        self._stopping.set()
         raise SystemExit(0)
 
     def run(self) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Collection, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from ray.exceptions import RayTaskError
 
 from deploy.hosting import factories
 from deploy.hosting.actors import named_actor, named_actors
-from deploy.hosting.environment import place, process_environment, runs_folder
+from deploy.hosting.environment import place, process_environment
 from deploy.hosting.fleet import Fleet
 from deploy.hosting.roles import DIED, Rank, Role, RoleError, Sampler, learner_placement, rank_name, release_placement
 from services.contracts import HostPid
+from services.settings import bookings
+from services.storage.places import runs_folder
 from services.streams.records import RunRecord
 
 log = logging.getLogger(__name__)
@@ -77,7 +80,7 @@ class RayCluster:
         model = record.recipe.model.model_dump(mode="json")
         try:
             async with asyncio.timeout(PREPARE_S):
-                reference = task.remote(model, str(Path(runs_folder()) / "models"))
+                reference = task.remote(model, str(runs_folder() / "models"))
                 return str(await asyncio.wrap_future(reference.future()))
         except RayTaskError as error:
             raise error.cause from None
@@ -243,12 +246,5 @@ async def _await_gone(fleet: Fleet, ends: float) -> None:
 
 
 def _needs(record: RunRecord) -> dict[str, float]:
-    recipe = record.recipe
-    ranks = recipe.learner.ranks if recipe.limits.rollout_steps else 0
-    cpus = (
-        ranks * recipe.learner.cpus
-        + record.rollout_replicas * recipe.rollout.cpus
-        + recipe.verifier.replicas * recipe.verifier.cpus
-    )
-    gpus = ranks * recipe.learner.gpus + record.rollout_replicas * recipe.rollout.gpus
-    return {"CPU": cpus, "GPU": gpus}
+    booked = list(chain.from_iterable(bookings(record.recipe, record.rollout_replicas).values()))
+    return {"CPU": sum(one.cpus for one in booked), "GPU": sum(one.gpus for one in booked)}

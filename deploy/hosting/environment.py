@@ -84,8 +84,3 @@ def place(role: str) -> dict[str, float]:
 def _resource(role: str) -> str:
     assert role in ROLES, role
     return f"{NAMESPACE}-{role}"
-
-
-def runs_folder() -> str:
-    """Where runs keep their files: PENSTOCK_RUNS, else `runs` in the working directory; absolute."""
-    return os.path.abspath(os.environ.get("PENSTOCK_RUNS", "runs"))

@@ -11,16 +11,16 @@ import os
 import threading
 import time
 import uuid
-from pathlib import Path
 from typing import Any
 
 import ray
 
 from deploy.hosting.cluster import RayCluster
-from deploy.hosting.environment import NAMESPACE, place, process_environment, runs_folder
+from deploy.hosting.environment import NAMESPACE, place, process_environment
 from services.contracts import ProcessInfo
 from services.metrics import serve_metrics
 from services.shell import advertised_host, configure_logging
+from services.storage.places import runs_folder
 from services.streams.connection import Redis, connect
 from services.streams.presence import Presence
 
@@ -60,7 +60,7 @@ class Gateway:
         redis = await connect(self._redis_url)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(Controller(redis, self._cluster, Path(runs_folder())).run(self._stopping))
+                tasks.create_task(Controller(redis, self._cluster, runs_folder()).run(self._stopping))
                 tasks.create_task(self._serve_api(redis, *self._listen) if self._listen else self._announce(redis))
         finally:
             await redis.aclose()

@@ -6,6 +6,7 @@ Must not start or end processes.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import NamedTuple
 
@@ -46,7 +47,10 @@ def started_node(process: psutil.Process) -> Node | None:
 
 
 def joined(node: Node) -> bool:
-    """Whether the control store counts the node among the living; False when it does not answer in ASK_S seconds."""
+    """Whether the control store counts the node among the living; False when it does not answer.
+
+    Ray waits some seconds for a connection, and then ASK_S seconds for the answer.
+    """
     try:
         nodes = GcsClient(address=node.gcs).get_all_node_info(timeout=ASK_S)
     except RayError as error:
@@ -57,11 +61,22 @@ def joined(node: Node) -> bool:
 
 
 def drain(node: Node, deadline_s: float) -> None:
-    """Have nothing more placed on the node, which ends within `deadline_s` seconds; what cannot be done is logged."""
+    """Have nothing more placed on the node, which ends within `deadline_s` seconds; what cannot be done is logged.
+
+    Returns after ASK_S seconds at the latest: Ray connects under a limit of its own, which leaves no time to drain.
+    """
+    asking = threading.Thread(target=_ask_to_drain, args=(node, deadline_s), name="ray-drain", daemon=True)
+    asking.start()
+    asking.join(ASK_S)
+    if asking.is_alive():
+        log.warning("Ray's control store at %s has not answered in %g s; it may still place here", node.gcs, ASK_S)
+
+
+def _ask_to_drain(node: Node, deadline_s: float) -> None:
     until_ms = int((time.time() + deadline_s) * 1000)
     reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
     try:
-        accepted, why = GcsClient(address=node.gcs).drain_node(node.id, reason, "the pod ends", until_ms)
+        accepted, why = GcsClient(address=node.gcs).drain_node(node.id, reason, "the pod ends", until_ms, timeout=ASK_S)
     except RayError as error:
         log.warning("Ray's control store at %s was not told of the drain: %s", node.gcs, _first_line(error))
         return

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from deploy.hosting.environment import runs_folder
 from deploy.hosting.residents import Residents
 from services.contracts import ProcessInfo
 from services.shell import Service, ServiceThread, advertised_host, configure_logging
+from services.storage.places import runs_folder
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +25,13 @@ WATCH_S = 0.5
 
 
 def write_log(run: str, name: str) -> Path:
-    """Send this process's log to `runs/RUN/logs/NAME-PID.log` as well as to standard error; the file."""
+    """Send this process's log to `runs/RUN/logs/NAME-HOST-PID.log` as well as to standard error; the file.
+
+    On a laptop without HOST; pods may share the folder, and their process ids are alike.
+    """
     configure_logging(name)
-    file = Path(runs_folder()) / run / "logs" / f"{name}-{os.getpid()}.log"
+    pod = [socket.gethostname()] if Residents.here() else []
+    file = runs_folder() / run / "logs" / f"{'-'.join([name, *pod, str(os.getpid())])}.log"
     file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

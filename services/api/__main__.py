@@ -15,11 +15,11 @@ from services.shell import START_S, add_redis_option, configure_logging
 from services.streams.connection import RedisUnavailableError, connect
 
 
-async def _serve(redis_url: str, host: str, port: int) -> None:
+async def _serve(redis_url: str, host: str, port: int, patience_s: float) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    redis = await connect(redis_url, START_S)
+    redis = await connect(redis_url, patience_s)
     try:
         await serve_api(redis, host, port, stopping)
     finally:
@@ -32,10 +32,13 @@ def main() -> int:
     add_redis_option(parser)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8470)
+    parser.add_argument(
+        "--patience", type=float, default=START_S, help="seconds to wait for Redis (default: %(default)g)"
+    )
     arguments = parser.parse_args()
     configure_logging("api")
     try:
-        asyncio.run(_serve(arguments.redis, arguments.host, arguments.port))
+        asyncio.run(_serve(arguments.redis, arguments.host, arguments.port, arguments.patience))
     except (RedisUnavailableError, OSError) as error:
         print(f"api: {error}", file=sys.stderr)
         return 2

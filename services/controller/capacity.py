@@ -5,22 +5,11 @@ Must not ask the cluster what it has now: Ray's autoscaler adds pods for what is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from services.contracts import RunState
-from services.settings import Booking, Bounds
+from services.settings import Booking, Bounds, bookings
 from services.streams.records import RunRecord
-
-
-def bookings(record: RunRecord) -> dict[str, Sequence[Booking]]:
-    """What a run's processes book, by role. A run of no rollout steps has no learner."""
-    recipe = record.recipe
-    ranks = recipe.learner.ranks if recipe.limits.rollout_steps else 0
-    return {
-        "rollout": [Booking(recipe.rollout.cpus, recipe.rollout.gpus)] * record.rollout_replicas,
-        "verifier": [Booking(recipe.verifier.cpus, 0.0)] * recipe.verifier.replicas,
-        "learner": [Booking(recipe.learner.cpus, recipe.learner.gpus)] * ranks,
-    }
 
 
 def shortage(bounds: Bounds, record: RunRecord, records: Iterable[RunRecord]) -> str | None:
@@ -31,9 +20,13 @@ def shortage(bounds: Bounds, record: RunRecord, records: Iterable[RunRecord]) ->
     others: dict[str, list[Booking]] = {}
     for other in records:
         before = other.state is RunState.QUEUED and (other.created_at, other.id) < (record.created_at, record.id)
-        waits = before and bounds.shortage(bookings(other), {}) is None
+        waits = before and bounds.shortage(_booked(other), {}) is None
         holds = not other.state.ended and other.state is not RunState.QUEUED
         if other.id != record.id and (waits or holds):
-            for role, processes in bookings(other).items():
+            for role, processes in _booked(other).items():
                 others.setdefault(role, []).extend(processes)
-    return bounds.shortage(bookings(record), dict(others))
+    return bounds.shortage(_booked(record), others)
+
+
+def _booked(record: RunRecord) -> dict[str, list[Booking]]:
+    return bookings(record.recipe, record.rollout_replicas)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from services.contracts import COMMON_PHASES, PHASES, ProcessInfo, RunState
 from services.metrics import EVENTS, PROCESSES, REPLICAS_WANTED, RUN_STATE, RUNS, SETTING, forget
-from services.settings import Recipe
+from services.settings import Recipe, bookings
 from services.streams.journal import Journal
 from services.streams.records import RunRecord
 
@@ -89,9 +89,8 @@ class RunFigures:
 
 def replicas_wanted(record: RunRecord) -> dict[str, int]:
     """By service: the processes that a run wants, now that its fleet may have been scaled."""
-    recipe = record.recipe
-    found = {"sampler": 1, "verifier": recipe.verifier.replicas, "rollout": record.rollout_replicas}
-    return found | ({"learner": recipe.learner.ranks} if recipe.limits.rollout_steps else {})
+    booked = bookings(record.recipe, record.rollout_replicas)
+    return {"sampler": 1} | {service: len(processes) for service, processes in booked.items() if processes}
 
 
 def settings_shown(recipe: Recipe) -> dict[str, float]:

@@ -13,7 +13,6 @@ import uuid
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from services.contracts import AFTER, ALONE, Lane, ProcessInfo, RunState
 from services.controller.attempts import Attempts, RunFailedError
@@ -25,6 +24,7 @@ from services.controller.summary import summarise, write_summary
 from services.settings import BoundsError, Recipe, load_bounds
 from services.shell import advertised_host
 from services.storage.errors import StoreAwayError, StoreError
+from services.storage.mirror import run_mirror
 from services.streams.connection import Redis, RedisUnavailableError
 from services.streams.effects import become_owner, group_counts
 from services.streams.ending import sweep
@@ -75,6 +75,7 @@ class RunKeeper:
         self._folder = runs / run
         self._run = run
         self._replicas = 0
+        self._unusable = ""
         self._epoch = 0
         self._keys = RunKeys(run)
         self._journal = Journal(redis, self._keys, OWNER)
@@ -121,7 +122,7 @@ class RunKeeper:
             log.exception("run %s failed", self._run)
             state, reason = RunState.FAILED, str(error) or type(error).__name__
         summary = await summarise(self._redis, await self._records.get(self._run))
-        await self._write(summary | {"state": state.value, "reason": reason})
+        file = await asyncio.to_thread(write_summary, self._folder, summary | {"state": state.value, "reason": reason})
         await self._records.set_summary(self._run, summary, self._epoch)
         try:
             await self._stop()
@@ -130,12 +131,13 @@ class RunKeeper:
             reason += f"; stopping its services failed: {error}"
         if state is RunState.SUCCEEDED:
             await sweep(self._redis, self._keys)
+        await self._store(file)
         await self._change(state, reason)
 
-    async def _write(self, summary: dict[str, Any]) -> None:
-        """The record has it too, so a run that has ended does not wait for the store."""
+    async def _store(self, summary: Path) -> None:
+        """The record has it too, so a run that has ended waits for the store once, and holds nothing meanwhile."""
         try:
-            await asyncio.to_thread(write_summary, self._folder, summary)
+            await asyncio.to_thread(run_mirror(self._run).put, summary.name, summary)
         except StoreError as error:
             await self._journal.event("summary-not-stored", str(error))
 
@@ -188,11 +190,15 @@ class RunKeeper:
         """Why the run cannot be placed now, or None. Raises RunFailedError when the cluster will not say."""
         if self._asking.due:
             async with self._asking:
-                if bounds := load_bounds():
-                    if record.state is not RunState.QUEUED:
-                        return None  # it was given room; should the bounds have shrunk since, its fleet shrinks too
-                    return shortage(bounds, record, await self._records.all())
-                return await self._cluster.shortage(record)
+                try:
+                    bounds = load_bounds()
+                except BoundsError as error:
+                    return str(error)  # it waits until the file is mended
+                if bounds is None:
+                    return await self._cluster.shortage(record)
+                if record.state is not RunState.QUEUED:
+                    return None  # it was given room; should the bounds have shrunk since, its fleet shrinks too
+                return shortage(bounds, record, await self._records.all())
         return "the cluster does not say what is free"
 
     async def _start(self) -> RunRecord:
@@ -223,9 +229,10 @@ class RunKeeper:
         announced: set[str] = set()
         recovered: set[str] = set()
         while not await self._fleet_holds_weights():
-            owed = await recovery.look(await self._current())
+            record = await self._current()
+            owed = await recovery.look(record)
             processes = await live_processes(self._redis, self._run)
-            await self._figures.show(await self._current(), processes)
+            await self._figures.show(replace(record, rollout_replicas=self._replicas), processes)
             ready = {p.service for p in processes if p.state == "ready"}
             for service in sorted(ready - announced):
                 await self._journal.event("service-ready", service)
@@ -288,8 +295,11 @@ class RunKeeper:
         try:
             bounds = load_bounds()
         except BoundsError as error:
-            log.warning("%s; the fleet of run %s keeps %d replicas", error, self._run, self._replicas)
+            if (told := str(error)) != self._unusable:
+                log.warning("%s; the fleet of run %s keeps %d replicas", told, self._run, self._replicas)
+                self._unusable = told
             return self._replicas or record.rollout_replicas
+        self._unusable = ""
         most = bounds.most_replicas(record.recipe) if bounds else None
         return record.rollout_replicas if most is None else max(1, min(most, record.rollout_replicas))
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from services.contracts import AFTER, ALONE, BEFORE, EvaluationRecord
 from services.settings import HELD_OUT
-from services.storage.mirror import run_mirror
 from services.streams.connection import Redis
 from services.streams.effects import group_counts
 from services.streams.journal import Journal
@@ -62,14 +61,10 @@ def _by_set(records: list[EvaluationRecord]) -> dict[str, dict[str, Any]]:
 
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> Path:
-    """Write `summary.json` into a run's `folder`, whole or not at all, and to the store where there is one.
-
-    Raises StoreError when the folder has it and the store has not.
-    """
+    """Write `summary.json` into a run's `folder`, whole or not at all; its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "summary.json"
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(summary, indent=2) + "\n")
     os.replace(partial, path)
-    run_mirror(folder.name).put(path.name, path)
     return path

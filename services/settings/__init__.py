@@ -3,7 +3,7 @@
 Must not import an engine or Redis.
 """
 
-from services.settings.bounds import Booking, Bounds, BoundsError, load_bounds
+from services.settings.bounds import Booking, Bounds, BoundsError, bookings, load_bounds
 from services.settings.data import HELD_OUT, Data, EvaluationSet, Source
 from services.settings.presets import PRESETS
 from services.settings.recipe import Recipe, RecipeError, load_recipe, parse_recipe
@@ -27,6 +27,7 @@ __all__ = [
     "Source",
     "Starvation",
     "Weights",
+    "bookings",
     "load_bounds",
     "load_recipe",
     "parse_recipe",

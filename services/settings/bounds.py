@@ -6,7 +6,7 @@ Must not know what runs; whoever asks says what is wanted.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -29,6 +29,16 @@ class Booking(NamedTuple):
 
     cpus: float
     gpus: float
+
+
+def bookings(recipe: Recipe, rollout_replicas: int) -> dict[str, list[Booking]]:
+    """What each process of a run books, by role. A run of no rollout steps has no learner."""
+    ranks = recipe.learner.ranks if recipe.limits.rollout_steps else 0
+    return {
+        "rollout": [Booking(recipe.rollout.cpus, recipe.rollout.gpus)] * rollout_replicas,
+        "verifier": [Booking(recipe.verifier.cpus, 0.0)] * recipe.verifier.replicas,
+        "learner": [Booking(recipe.learner.cpus, recipe.learner.gpus)] * ranks,
+    }
 
 
 class GroupBounds(Section):
@@ -74,7 +84,7 @@ class Bounds(Section):
     rollout: GroupBounds
     learner: GroupBounds
 
-    def shortage(self, wanted: dict[str, Sequence[Booking]], others: dict[str, Sequence[Booking]]) -> str | None:
+    def shortage(self, wanted: Mapping[str, Sequence[Booking]], others: Mapping[str, Sequence[Booking]]) -> str | None:
         """Why what is `wanted` by role has no room beside what the `others` book, or None."""
         for role, processes in wanted.items():
             bound: GroupBounds = getattr(self, role)

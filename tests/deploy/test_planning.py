@@ -13,6 +13,7 @@ from deploy.planning import (
     GIB,
     Throughput,
     activation_bytes,
+    booked_gpus,
     checkpoint_bytes,
     fleet,
     learner_memory,
@@ -72,6 +73,12 @@ def test_cache_and_sync() -> None:
     assert need.weights == 7.5e9
     assert need.staged == sync_bytes(wanted, SHAPE) == 30e9
     assert fleet(recipe(weights={"staging": "host", "bucket_mib": 64}), SHAPE).staged == 64 * 2**20
+
+
+def test_an_evaluation_books_no_learner() -> None:
+    sections = {"rollout": {"replicas": 2, "gpus": 1.0}, "learner": {"ranks": 2, "gpus": 1.0}}
+    assert booked_gpus(recipe(**sections)) == 4
+    assert booked_gpus(recipe(**sections, limits={"rollout_steps": 0})) == 2
 
 
 def test_time_of_a_step() -> None:

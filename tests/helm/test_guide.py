@@ -12,11 +12,8 @@ import pytest
 
 from deploy.planning import checkpoint_bytes, sync_bytes
 from learner.model_shape import model_shape
-from services.contracts import RunState
-from services.controller.capacity import bookings
-from services.settings import Bounds, Recipe, load_recipe
+from services.settings import Bounds, Recipe, bookings, load_recipe
 from services.streams.footprint import footprint
-from services.streams.records import RunRecord
 from tests.helm.cases import CPU
 from tests.helm.quantities import quantity
 from tests.helm.rendering import ROOT, Case, render
@@ -44,11 +41,9 @@ def memory(pod_group: dict[str, object]) -> float:
 def test_the_run_has_room_within_the_chart_s_bounds(case: Case, name: str) -> None:
     bounds = Bounds.model_validate_json(render(case).one("ConfigMap", name=BOUNDS).at("data", "bounds.json"))
     wanted = recipe(name)
-    record = RunRecord("guide", wanted, RunState.QUEUED, wanted.rollout.replicas, False, 0.0, (), None, None, None)
-    assert bounds.shortage(bookings(record), {}) is None
-    assert bounds.most_replicas(wanted) == bounds.rollout.pods * (
-        bounds.rollout.per_pod(bookings(record)["rollout"][0]) or 0
-    )
+    booked = bookings(wanted, wanted.rollout.replicas)
+    assert bounds.shortage(booked, {}) is None
+    assert bounds.most_replicas(wanted) == bounds.rollout.pods * (bounds.rollout.per_pod(booked["rollout"][0]) or 0)
 
 
 BOUNDS = "demo-penstock-bounds"

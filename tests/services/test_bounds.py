@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from services.contracts import RunState
-from services.controller.capacity import bookings, shortage
-from services.settings import Booking, Bounds, BoundsError, load_bounds, parse_recipe
+from services.controller.capacity import shortage
+from services.settings import Booking, Bounds, BoundsError, bookings, load_bounds, parse_recipe
 from services.settings.bounds import VARIABLE, GroupBounds
 from services.streams.presence import Presence
 from services.streams.records import RunRecord, RunRecords
@@ -95,7 +95,7 @@ def test_a_process_that_no_pod_can_hold_is_named():
 def test_a_run_that_only_evaluates_books_no_learner():
     document = recipe_document("/model", limits={"rollout_steps": 0})
     only = replace(record("a"), recipe=parse_recipe(document))
-    assert bookings(only)["learner"] == []
+    assert bookings(only.recipe, 1)["learner"] == []
 
 
 @pytest.mark.parametrize(

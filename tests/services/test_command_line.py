@@ -24,10 +24,10 @@ def test_obstacles_are_one_line(redis_url, module, url, says):
 
 
 def test_api_alone_names_an_unreachable_redis():
-    command = [sys.executable, "-m", "services.api", "--redis", "redis://:secret@127.0.0.1:1/0"]
+    command = [sys.executable, "-m", "services.api", "--redis", "redis://:secret@127.0.0.1:1/0", "--patience", "1.5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "secret" in done.stderr) == (2, False)
-    assert "127.0.0.1:1/0 cannot be reached" in done.stderr.splitlines()[-1]
+    assert "127.0.0.1:1/0 cannot be reached within 1.5 s: " in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("module", ["services.api", "services.sampler"])

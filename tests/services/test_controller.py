@@ -2,14 +2,18 @@
 
 import asyncio
 import json
+import time
 from unittest.mock import AsyncMock
 
 import pytest
 
 from services.contracts import Lane, ProcessInfo, Prompt, RunState, Sampling, Task
+from services.controller import keeper
 from services.controller.recovery import Silence
 from services.controller.service import Controller
+from services.settings.bounds import VARIABLE
 from services.storage.errors import StoreAwayError
+from services.storage.mirror import run_mirror
 from services.streams.connection import RedisAwayError
 from services.streams.effects import Effects, become_owner
 from services.streams.journal import Journal
@@ -210,6 +214,42 @@ async def test_fault_fails_the_run_with_its_reason(redis, run_id, tmp_path):
         record = await until_state(records, run_id, RunState.FAILED)
     assert record.reason == "learner rank 0 died"
     assert cluster.asked[-1] == "stop"
+
+
+async def test_a_summary_is_stored_once_nothing_runs_any_more(redis, run_id, tmp_path, store, monkeypatch):
+    async with controlled(redis, run_id, tmp_path) as (records, cluster):
+        asked = []
+        monkeypatch.setattr(keeper, "run_mirror", lambda run: asked.extend(cluster.asked) or run_mirror(run))
+        await until_state(records, run_id, RunState.STARTING)
+        cluster.fault = ["learner rank 0 died"]
+        await until_state(records, run_id, RunState.FAILED)
+    assert asked[-1] == "stop"
+    assert run_mirror(run_id).read("summary.json") == (tmp_path / run_id / "summary.json").read_bytes()
+
+
+async def test_a_store_that_is_away_does_not_keep_a_run_from_its_end(redis, run_id, tmp_path, own_store):
+    own_store.kill()
+    async with controlled(redis, run_id, tmp_path) as (records, cluster):
+        await until_state(records, run_id, RunState.STARTING)
+        cluster.fault = ["learner rank 0 died"]
+        await until_state(records, run_id, RunState.FAILED)
+        assert len(await events_of(redis, run_id, "summary-not-stored")) == 1
+    assert (tmp_path / run_id / "summary.json").is_file()
+
+
+async def test_a_queued_run_waits_while_the_bounds_cannot_be_read(redis, run_id, tmp_path, monkeypatch):
+    path = tmp_path / "bounds.json"
+    path.write_text("half a fi")
+    monkeypatch.setenv(VARIABLE, str(path))
+    async with controlled(redis, run_id, tmp_path) as (records, cluster):
+        ends = time.monotonic() + 20
+        while not (told := await events_of(redis, run_id, "queued")):
+            assert time.monotonic() < ends
+            await asyncio.sleep(0.05)
+        assert "Invalid JSON" in told[0]
+        assert cluster.asked == []
+        monkeypatch.delenv(VARIABLE)
+        await until_state(records, run_id, RunState.STARTING)
 
 
 def test_time_in_which_nobody_could_be_heard_is_no_silence(monkeypatch):

@@ -13,14 +13,12 @@ import pytest
 
 from deploy.cli.evaluate import _model
 from deploy.local.preflight import StackError, check_model
-from services.controller.summary import write_summary
 from services.sampler.data import load_set, load_splits
 from services.sampler.data.rows import DataError
 from services.settings import Data, EvaluationSet, parse_recipe
 from services.storage import models
 from services.storage.errors import StoreAwayError, StoreError
 from services.storage.folders import put_folder
-from services.storage.mirror import run_mirror
 from services.storage.models import local_model
 from services.storage.objects import put_bytes
 from services.storage.places import address
@@ -80,8 +78,3 @@ def test_what_a_process_needs_to_begin_is_waited_for(
     monkeypatch.setattr(models, "AWAY_S", 0.0)
     with pytest.raises(StoreAwayError):
         models.local_file(url("template.jinja"), "model.chat_template")
-
-
-def test_a_summary_is_in_the_store_too(store: S3Server, tmp_path: Path) -> None:
-    path = write_summary(tmp_path / "runs/run-1", {"run": "run-1"})
-    assert run_mirror("run-1").read("summary.json") == path.read_bytes()
