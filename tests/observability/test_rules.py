@@ -13,7 +13,7 @@ SEVERITIES = {"info", "warning", "critical"}
 BOTH_WINDOWS = re.compile(r"\b(rate|increase|avg_over_time|delta)\(")
 WINDOW = re.compile(r"(?<=\[)\w+(?=\])|(?<=:rate)\w+")
 ANY_IS_TOO_MUCH = {
-    "NonFiniteGradients", "DeadLetters", "PayloadsDamaged", "BatchDamaged", "CheckpointDamaged",
+    "NonFiniteGradients", "DeadLetters", "PayloadsDamaged", "BatchDamaged", "CheckpointDamaged", "JudgingUnconfined",
 }  # fmt: skip
 """Alerts on one event: a second window would only hide it."""
 

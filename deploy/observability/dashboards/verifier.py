@@ -5,7 +5,7 @@ Must not judge the policy by it.
 
 from __future__ import annotations
 
-from deploy.observability.dashboards.queries import RATE, chosen, grown, most, quantile, rate
+from deploy.observability.dashboards.queries import RATE, chosen, events, grown, most, quantile, rate
 from deploy.observability.panels import Board, Panel
 
 _SECONDS = "penstock_verdict_seconds"
@@ -61,16 +61,20 @@ VERIFIER = Board(
             Panel(
                 "Faults", "In 10 minutes: killed at verifier.timeout_s, the process died, the verifier raised.",
                 {"{{run}} {{fault}}": grown("penstock_sandbox_faults_total", "run, fault")},
-                thresholds={10: "orange"}, low=0,
+                thresholds={10: "orange"}, low=0, span=6,
             ),
             Panel(
                 "Payloads without a text", "Missing or damaged payloads that a verifier met, in 10 minutes.",
                 {"{{run}}": grown("penstock_damaged_payloads_total", "run", 'service="verifier"')},
-                thresholds={1: "red"}, low=0,
+                thresholds={1: "red"}, low=0, span=6,
             ),
             Panel(
                 "Messages", "Samples a second by what came of them; duplicate: another verdict was first.",
-                {"{{run}} {{result}}": rate("penstock_messages_total", "run, result", _SAMPLES)}, low=0,
+                {"{{run}} {{result}}": rate("penstock_messages_total", "run, result", _SAMPLES)}, low=0, span=6,
+            ),
+            Panel(
+                "Not confined", "Starts of a verifier that found Landlock or seccomp missing, in an hour.",
+                events("unconfined", within="1h"), thresholds={1: "orange"}, low=0, span=6,
             ),
         ),
         "Replicas": (
