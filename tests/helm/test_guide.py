@@ -1,4 +1,4 @@
-"""Owns the check that the guide's clusters hold their runs: deploy/values beside deploy/recipes.
+"""Owns the check of the guide: its clusters hold their runs, its commands exist, its node sizes are the chart's.
 
 Must not repeat what `penstock plan` computes; it asks the same code.
 """
@@ -6,6 +6,8 @@ Must not repeat what `penstock plan` computes; it asks the same code.
 from __future__ import annotations
 
 import json
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,10 @@ from deploy.planning import checkpoint_bytes, sync_bytes
 from learner.model_shape import model_shape
 from services.settings import Bounds, Recipe, bookings, load_recipe
 from services.streams.footprint import footprint
-from tests.helm.cases import CPU
+from tests.helm.cases import CPU, DIGEST
 from tests.helm.quantities import quantity
-from tests.helm.rendering import ROOT, Case, render
+from tests.helm.rendering import CHART, NEWEST, PROMETHEUS_API, RAY_API, ROOT, Case, helm, render
+from tests.told_commands import check_penstock, commands_of, console_commands, inline_commands
 
 PAIRS = [
     (Case("7b", files=("../../deploy/values/qwen2.5-7b.yaml",)), "qwen2.5-7b-dapo.yaml"),
@@ -76,3 +79,81 @@ def test_checkpoints_fit_on_the_disk_and_through_the_memory(case: Case, name: st
     if wanted.weights.staging == "host":
         per_pod = wanted.rollout.tensor_parallel * sync_bytes(wanted, shape)
         assert memory(rendering.group("rollout")) > per_pod
+
+
+PAGES = [ROOT / "README.md", CHART / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GUIDE = ROOT / "docs" / "cluster.md"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_commands_of_a_page_exist(page: Path) -> None:
+    text = page.read_text()
+    for words in console_commands(text):
+        if words[0] == "penstock":
+            check_penstock(words)
+    for words in inline_commands(text):
+        if words[0] == "penstock":
+            check_penstock(words, named=True)
+
+
+def test_the_commands_that_helm_prints_after_an_install_exist() -> None:
+    told = [
+        line for line in (CHART / "templates" / "NOTES.txt").read_text().splitlines() if line.startswith("  penstock ")
+    ]
+    assert len(told) > 2
+    for line in told:
+        for words in commands_of(line):
+            check_penstock(words)
+
+
+def guide_s_helm() -> list[tuple[str, ...]]:
+    """What each `helm install` or `upgrade` of the chart in guide and README is given: files and values."""
+    found = []
+    for page in (GUIDE, ROOT / "README.md"):
+        for words in console_commands(page.read_text()):
+            if words[0] == "helm" and words[1] in ("install", "upgrade") and "helm/penstock" in words:
+                pairs = [(one, value) for one, value in pairwise(words) if one in ("-f", "--set")]
+                given = tuple(word.replace("SUBSTITUTED", DIGEST) for pair in pairs for word in pair)
+                if "--reuse-values" in words:
+                    given = ("-f", "deploy/values/qwen2.5-7b.yaml", *given)
+                found.append(given)
+    return found
+
+
+@pytest.mark.parametrize("given", guide_s_helm(), ids=lambda given: given[-1])
+def test_the_chart_takes_what_the_guide_gives_it(given: tuple[str, ...]) -> None:
+    api = [argument for version in (*RAY_API, *PROMETHEUS_API) for argument in ("--api-versions", version)]
+    # Its schema refuses a value that it does not know.
+    helm("template", "penstock", "helm/penstock", "--kube-version", NEWEST, *api, *given)
+
+
+NODES = {
+    "7b": ({"head", "cpu", "verifier", "rollout", "learner"}, {"api", "redis"}),
+    "32b": ({"rollout", "learner"}, {"api", "redis", "head", "cpu", "verifier"}),
+}
+
+
+@pytest.mark.parametrize(("case", "name"), PAIRS[:2], ids=IDS[:2])
+def test_the_guide_s_node_sizes_are_what_the_pods_request(case: Case, name: str) -> None:
+    for components in NODES[case.name]:
+        (row,) = [
+            row.split(" | ")
+            for row in re.findall(rf"^\| {case.name} \| (.+) \|$", GUIDE.read_text(), re.M)
+            if {one.lower() for one in row.split(" | ")[1].split(", ")} == components
+        ]
+        assert row[2:] == [requested(case, components, "minReplicas"), requested(case, components, "maxReplicas")]
+
+
+def requested(case: Case, components: set[str], count: str) -> str:
+    """What these components' pods request, with as many of each group as its `count` says, as the guide writes it."""
+    sums = dict.fromkeys(("cpu", "memory", "nvidia.com/gpu"), 0.0)
+    for pod in render(case).lasting_pods:
+        if pod.component in components:
+            pods = pod.owner.at("spec", "replicas", default=1)
+            if pod.owner.kind == "RayCluster" and pod.component != "head":
+                pods = render(case).group(pod.component)[count]
+            for container in pod.containers:
+                for resource, value in container.document["resources"]["requests"].items():
+                    sums[resource] = sums.get(resource, 0.0) + pods * quantity(value)
+    text = f"{sums['cpu']:,.10g} CPUs, {sums['memory'] / 2**30:,.10g} GiB"
+    return text + (f", {sums['nvidia.com/gpu']:.0f} GPUs" if sums["nvidia.com/gpu"] else "")

@@ -44,6 +44,7 @@ def test_images_of_others_are_pinned_and_ours_is_this_version():
     for name, service in SERVICES.items():
         if name == "penstock":
             assert service["image"] == f"${{PENSTOCK_IMAGE:-penstock:{version}-cpu}}"
+            assert service["build"]["target"] == "${PENSTOCK_TARGET:-cpu}", "what is built is what is run"
         else:
             assert re.fullmatch(r"docker\.io/\S+:v?\d+\.\d+\.\d+\S*@sha256:[0-9a-f]{64}", service["image"]), name
 

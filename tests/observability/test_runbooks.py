@@ -1,14 +1,11 @@
 """Runbooks: one page an alert and one alert a page; what a page names exists."""
 
 import re
-import shlex
 
 import promql_parser
 import pytest
-import typer.main
 from pydantic import BaseModel
 
-from deploy.cli.main import app
 from services.settings import Recipe
 from tests.observability.reading import (
     OF_PROMETHEUS,
@@ -21,11 +18,11 @@ from tests.observability.reading import (
     panels,
     recorded,
 )
+from tests.told_commands import check_penstock, console_commands, inline_commands
 
 SECTIONS = ["What it means", "How to see it", "What to do"]
-OTHER_PROGRAMS = {"kubectl", "curl", "redis-cli"}
+OTHER_PROGRAMS = {"kubectl", "curl", "redis-cli", "grep"}
 PAGES = sorted(RUNBOOKS.glob("*.md"))
-COMMANDS = typer.main.get_command(app).commands
 LINK = re.compile(r"(?<![/\w`])([A-Z][a-z]+(?:[A-Z][a-z]+)+)(?![\w/])")
 OF_KUBERNETES = {"NetworkPolicy", "RayCluster"}
 
@@ -55,13 +52,11 @@ class TestPage:
 
     def test_its_commands_exist(self, page):
         text = page.read_text()
-        blocks = [line for block in re.findall(r"```console\n(.*?)```", text, re.S) for line in block.splitlines()]
-        for command in [*blocks, *re.findall(r"`((?:penstock|kubectl|curl|redis-cli) [^`]+)`", text)]:
-            words = shlex.split(command)
-            if words[0] in OTHER_PROGRAMS:
-                continue
-            assert words[0] == "penstock", command
-            check_penstock(words[1:], command)
+        for words in [*console_commands(text), *inline_commands(text)]:
+            if words[0] == "penstock":
+                check_penstock(words)
+            else:
+                assert words[0] in OTHER_PROGRAMS, words
 
     def test_its_settings_exist(self, page):
         for path in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", page.read_text()):
@@ -76,20 +71,6 @@ class TestPage:
     def test_other_alerts_that_it_names_exist(self, page):
         for name in LINK.findall(page.read_text()):
             assert name in alerts() or name in OF_KUBERNETES, name
-
-
-def check_penstock(words, command):
-    node = COMMANDS[words[0]]
-    words = words[1:]
-    if hasattr(node, "commands"):
-        node, words = node.commands[words[0]], words[1:]
-    known = {name for parameter in node.params for name in parameter.opts}
-    assert {word for word in words if word.startswith("--")} <= known, command
-    options = {name: one for one in node.params for name in one.opts}
-    valued = sum(1 for word in words if word in options and not getattr(options[word], "is_flag", False))
-    positional = [word for word in words if not word.startswith("--")]
-    wanted = [one for one in node.params if one.param_type_name == "argument"]
-    assert len(positional) - valued == len(wanted), f"{command}: takes {[one.name for one in wanted]}"
 
 
 def check_setting(path):
