@@ -190,9 +190,42 @@ async def test_it_holds_nothing_but_its_pipes(hostile):
 
 async def test_its_resources_are_limited(hostile):
     code = "import resource; found = [resource.getrlimit(getattr(resource, f'RLIMIT_{one}'))[1] for one in names]"
-    names = ["AS", "CPU", "CORE", "FSIZE", "NOFILE", "NPROC"]
-    assert await ran(hostile, code, names=names) == str([4 << 30, 3600, 0, 0, 64, 0])
+    names = ["CPU", "CORE", "FSIZE", "NOFILE", "NPROC"]
+    assert await ran(hostile, code, names=names) == str([3600, 0, 0, 64, 0])
     assert await ran(hostile, "bytearray(5 << 30)") == "MemoryError"
+
+
+IN_CONTAINER = """
+import sys
+from verifier import confinement
+confinement.MEMORY_LIMITS = ({limit!r}, "/absent")
+from tests.verifier.hostile import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "least", "most"),
+    [
+        ("max", 4 << 30, 4 << 30), (str(64 << 30), 4 << 30, 4 << 30), (str(2 << 30), 512 << 20, 512 << 20),
+        (str(1 << 20), 256 << 20, 511 << 20),
+    ],
+)  # fmt: skip
+async def test_its_memory_is_a_share_of_the_containers(tmp_path, monkeypatch, limit, least, most):
+    (tmp_path / "limit").write_text(f"{limit}\n")
+    (tmp_path / "contained_judging.py").write_text(IN_CONTAINER.format(limit=str(tmp_path / "limit")))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Sandbox(1, 20.0, program="contained_judging") as sandbox:
+        bound = int(await ran(sandbox, "import resource; found = resource.getrlimit(resource.RLIMIT_AS)[1]"))
+        assert least <= bound <= most
+        assert await ran(sandbox, "bytearray(bound)", bound=bound) == "MemoryError"
+        assert (await sandbox.judge("math", "$2$", {"answer": "2"})).outcome is Outcome.CORRECT
+
+
+def test_the_kernel_ends_it_before_its_parent_for_want_of_memory(hostile):
+    asyncio.run(ran(hostile, "found = 1"))
+    [process] = judging_processes()
+    assert Path(f"/proc/{process.pid}/oom_score_adj").read_text() == "1000\n"
 
 
 async def test_a_signal_to_itself_is_its_own_affair(hostile):
