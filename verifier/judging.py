@@ -8,20 +8,18 @@ one that reads. The first line out says whether it is confined; each further one
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from verifier.confinement import confine
 from verifier.judgement import bounded
+from verifier.prctl import die_with
 from verifier.table import LIBRARIES, judge
 
-PR_SET_PDEATHSIG = 1
 REASON_CHARACTERS = 500
 
 
@@ -32,8 +30,8 @@ def main(arguments: Sequence[str]) -> int:
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):  # a library that prints must not write into the replies
         os.dup2(nothing, standard)
-    _die_with(parent)
     try:
+        die_with(parent)
         for library in sorted({LIBRARIES[one] for one in verifiers if one in LIBRARIES}):
             importlib.import_module(library)
         gaps = confine()
@@ -46,13 +44,6 @@ def main(arguments: Sequence[str]) -> int:
         mark, *asked = json.loads(request)
         _reply(replies, to=mark, **_answer(asked))
     return 0
-
-
-def _die_with(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)  # the parent died before prctl could bind us to it
 
 
 def _answer(asked: list[Any]) -> dict[str, object]:

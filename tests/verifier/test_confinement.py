@@ -361,6 +361,7 @@ LAX = {
         "ctypes.util.find_library = lambda name: None if name == 'seccomp' else find(name)",
         "Unable to find libseccomp; install it",
     ),
+    "no end with its parent": ("from verifier import prctl; prctl.PR_SET_PDEATHSIG = 9999", "Invalid argument"),
 }
 PROGRAM = "import sys\nfrom verifier import confinement\n{}\nfrom verifier.judging import main\nmain(sys.argv[1:])\n"
 

@@ -1,10 +1,13 @@
 """What a replica waits for while it starts has a name."""
 
+import subprocess
+import sys
 import time
 
 import pytest
 
 from tests.conftest import recipe_document, service_context
+from verifier import service
 from verifier.sandbox import Sandbox
 from verifier.service import VerifierService
 
@@ -26,14 +29,28 @@ async def test_the_start_of_the_judging_process_is_a_wait(redis, run_id, monkeyp
     assert seen == [("sandbox", 77.0)]
 
 
-async def test_what_the_confinement_lacks_is_an_event(redis, run_id, monkeypatch):
+@pytest.mark.parametrize("gaps", [("this platform has no seccomp",), ()])
+async def test_what_the_confinement_lacks_is_an_event(redis, run_id, monkeypatch, gaps):
+    closed = []
     async with service_context(redis, run_id, recipe_document("/nowhere"), "verifier") as context:
 
         async def start(*_):
             context.stopping.set()
-            return ("this platform has no seccomp",)
+            return gaps
 
         monkeypatch.setattr(Sandbox, "start", start)
+        monkeypatch.setattr(service, "close_to_others", lambda: closed.append(True))
         await VerifierService().run(context)
         events = [(event.phase, event.text) for _, event in await context.journal.events()]
-    assert ("unconfined", "this platform has no seccomp") in events
+    assert [text for phase, text in events if phase == "unconfined"] == list(gaps)
+    assert len(closed) == len(gaps), "what may read /proc must not read the verifier's memory there"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_a_process_that_is_closed_to_others_is_not_dumpable():
+    code = (
+        "import ctypes\nfrom verifier.prctl import close_to_others\nask = ctypes.CDLL(None).prctl\n"
+        "before = ask(3, 0, 0, 0, 0)\nclose_to_others()\nprint(before, ask(3, 0, 0, 0, 0))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout == "1 0\n"
