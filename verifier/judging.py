@@ -3,7 +3,8 @@
 Must not read a request before it is confined.
 
 One JSON document per line, on pipes: never pickle, for what a judged text made of this process would then run in the
-one that reads. The first line out says whether it is confined; each further one answers a line in.
+one that reads. The first line out says whether it is confined; each further one answers a line in, with that line's
+mark. A line that holds nothing but a mark asks whether the judgement before it has come to its end.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     _reply(replies, gaps=gaps)
     for request in requests:
         mark, *asked = json.loads(request)
-        _reply(replies, to=mark, **_answer(asked))
+        _reply(replies, to=mark, **(_answer(asked) if asked else {}))
     return 0
 
 

@@ -27,6 +27,7 @@ ATTEMPTS = 2  # an unknown outcome is tried once more before it is published
 PROCESSES = 1
 AT_ONCE = 64
 REASON_CHARACTERS = 300
+FATAL = ("timeout", "died")  # faults that end a judging process
 
 
 class VerifierService:
@@ -107,7 +108,8 @@ class _LaneJudge:
             return Finding(Outcome.UNKNOWN, 0.0, str(error))
         finding = Finding(Outcome.UNKNOWN, 0.0, "not judged")
         for _ in range(ATTEMPTS):
-            finding = await self._sandbox.judge(sample.verifier, text, sample.reference)
+            fresh = finding.fault in FATAL  # it may have been another text's fault, one that was judged before
+            finding = await self._sandbox.judge(sample.verifier, text, sample.reference, fresh=fresh)
             if finding.fault:
                 FAULTS.labels(self._context.keys.run, finding.fault).inc()
             if finding.outcome is not Outcome.UNKNOWN:

@@ -3,12 +3,14 @@
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from services.contracts import Lane, Outcome
 from tests.conftest import recipe_document, service_context
 from verifier import service
-from verifier.sandbox import Sandbox
+from verifier.sandbox import Finding, Sandbox
 from verifier.service import VerifierService
 
 
@@ -54,3 +56,25 @@ def test_a_process_that_is_closed_to_others_is_not_dumpable():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout == "1 0\n"
+
+
+@pytest.mark.parametrize(
+    ("fault", "fresh"), [("timeout", [False, True]), ("died", [False, True]), ("error", [False, False])]
+)
+async def test_the_second_try_after_a_fatal_fault_is_in_a_fresh_process(redis, run_id, monkeypatch, fault, fresh):
+    seen = []
+
+    async def judge(*_, fresh):
+        seen.append(fresh)
+        return Finding(Outcome.UNKNOWN, 0.0, "for the test", fault=fault)
+
+    async def fetch_text(*_):
+        return "a"
+
+    monkeypatch.setattr(Sandbox, "judge", judge)
+    monkeypatch.setattr(service, "fetch_text", fetch_text)
+    sample = SimpleNamespace(verifier="pattern", reference={"pattern": "a"}, facts=SimpleNamespace(payload="somewhere"))
+    async with service_context(redis, run_id, recipe_document("/nowhere"), "verifier") as context:
+        with Sandbox(1, 20.0) as sandbox:
+            found = await service._LaneJudge(context, Lane.TRAIN, sandbox)._find(sample)
+    assert (found.fault, seen) == (fault, fresh)
