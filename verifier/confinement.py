@@ -22,10 +22,14 @@ from pathlib import Path
 from types import ModuleType
 
 MEMORY_BYTES = 4 << 30
+MEMORY_SHARE = 4  # the part of a container's limit; replicas that share the container are not known here
+ROOM_BYTES = 256 << 20  # what judging takes at most, beside Python and its libraries
+MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Where a container reads its own limit: cgroup v2, v1."""
+FIRST_VICTIM = 1000
 CPU_S = 3600
 
 LIMITS: dict[str, int] = {
-    "RLIMIT_AS": MEMORY_BYTES,
     "RLIMIT_CPU": CPU_S,  # of the process's whole life; a single judgement is bounded by the clock
     "RLIMIT_CORE": 0,
     "RLIMIT_FSIZE": 0,
@@ -77,12 +81,23 @@ def confine() -> list[str]:
     if threads > 1:  # Landlock restricts the calling thread only
         raise ConfinementError(f"{threads} threads run in the judging process, 1 is accepted")
     seccomp = _libseccomp()  # found by running ldconfig, which is not possible further down
+    limits = LIMITS | {"RLIMIT_AS": memory_bytes()}
+    Path("/proc/self/oom_score_adj").write_text(str(FIRST_VICTIM))  # where one must die for memory, then not its parent
     gaps = _restrict_files()
-    for name, value in LIMITS.items():
+    for name, value in limits.items():
         _lower(getattr(resource, name), value)
     _filter_calls(seccomp)
     _prove(files=not gaps)
     return gaps
+
+
+def memory_bytes() -> int:
+    """The address space that this process may have: 4 GiB, in a container at most a quarter of its limit, but no less
+    than it takes by now and 256 MiB."""
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    found = [Path(path).read_text().strip() for path in MEMORY_LIMITS if os.path.exists(path)]
+    shares = [int(limit) // MEMORY_SHARE for limit in found if limit != "max"]
+    return max(min(MEMORY_BYTES, *shares), taken + ROOM_BYTES) if shares else MEMORY_BYTES
 
 
 def _lower(limit: int, value: int) -> None:

@@ -3,25 +3,24 @@
 Must not read a request before it is confined.
 
 One JSON document per line, on pipes: never pickle, for what a judged text made of this process would then run in the
-one that reads. The first line out says whether it is confined; each further one answers a line in.
+one that reads. The first line out says whether it is confined; each further one answers a line in, with that line's
+mark. A line that holds nothing but a mark asks whether the judgement before it has come to its end.
 """
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from verifier.confinement import confine
 from verifier.judgement import bounded
+from verifier.prctl import die_with
 from verifier.table import LIBRARIES, judge
 
-PR_SET_PDEATHSIG = 1
 REASON_CHARACTERS = 500
 
 
@@ -32,8 +31,8 @@ def main(arguments: Sequence[str]) -> int:
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):  # a library that prints must not write into the replies
         os.dup2(nothing, standard)
-    _die_with(parent)
     try:
+        die_with(parent)
         for library in sorted({LIBRARIES[one] for one in verifiers if one in LIBRARIES}):
             importlib.import_module(library)
         gaps = confine()
@@ -44,15 +43,8 @@ def main(arguments: Sequence[str]) -> int:
     _reply(replies, gaps=gaps)
     for request in requests:
         mark, *asked = json.loads(request)
-        _reply(replies, to=mark, **_answer(asked))
+        _reply(replies, to=mark, **(_answer(asked) if asked else {}))
     return 0
-
-
-def _die_with(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)  # the parent died before prctl could bind us to it
 
 
 def _answer(asked: list[Any]) -> dict[str, object]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
+import psutil
 from pydantic import BaseModel, Field, ValidationError
 
 from verifier.judgement import ANSWER_CHARACTERS
@@ -47,7 +48,8 @@ class Start(BaseModel):
 
 
 class Reply(BaseModel):
-    """What a judging process says to a request: its judgement, or alone the `reason` why there is none.
+    """What a judging process says to a request: its judgement, or alone the `reason` why there is none. Asked only
+    whether it listens, it says `to` and no more.
 
     `to` is the request's own mark, so that no line that was written for another request is taken for its reply.
     """
@@ -71,8 +73,8 @@ Said = TypeVar("Said", Start, Reply)
 class JudgingProcess:
     """A judging process, started at once; every other method waits for it. For one thread at a time, except `kill`.
 
-    Linux kills it when the thread that made it ends. `program` is the module that it runs. Raises OSError when it
-    cannot be started.
+    Linux kills it when the thread that made it ends. Between judgements it is stopped there, so that nothing a text
+    left in it runs. `program` is the module that it runs. Raises OSError when it cannot be started.
     """
 
     def __init__(self, verifiers: Sequence[str], program: str) -> None:
@@ -88,6 +90,8 @@ class JudgingProcess:
         self._writable = _poll(self._requests.fileno(), select.POLLOUT)
         self._readable = _poll(self._replies.fileno(), select.POLLIN)
         self._gaps: tuple[str, ...] | None = None
+        self._seen = psutil.Process(self._process.pid)
+        self._bytes_at_start = 0
         self.judged = 0
 
     @property
@@ -109,13 +113,36 @@ class JudgingProcess:
                 self.kill()
                 raise ProcessFailedError(f"it refuses to work: {start.refused}")
             self._gaps = start.gaps
+            self._bytes_at_start = self._resident_bytes()
         return self._gaps
 
+    def kept_bytes(self) -> int:
+        """How much more memory it holds than before its first judgement."""
+        return self._resident_bytes() - self._bytes_at_start if self._gaps is not None else 0
+
+    def _resident_bytes(self) -> int:
+        try:
+            return int(self._seen.memory_info().rss)
+        except psutil.NoSuchProcess:
+            return 0
+
     def judge(self, verifier: str, text: str, reference: Mapping[str, Any], timeout_s: float) -> Reply:
-        """Its judgement, within `timeout_s`. Raises ProcessFailedError, TooLateError among them."""
-        mark = secrets.token_hex(8)
-        request = json.dumps([mark, verifier, text, dict(reference)]).encode() + b"\n"
+        """Its judgement, within `timeout_s`, at whose end it must listen again: a text that sent the reply itself, and
+        goes on, has no judgement. Raises ProcessFailedError, TooLateError among them."""
+        until = time.monotonic() + timeout_s
+        request = _request(verifier, text, dict(reference))
         self.judged += 1
+        self._process.send_signal(signal.SIGCONT)
+        reply = self._asked(*request, timeout_s)
+        try:
+            self._asked(*_request(), until - time.monotonic())
+        except TooLateError:
+            raise TooLateError(f"within {timeout_s:g} s: what was judged went on after its reply") from None
+        if sys.platform == "linux":  # elsewhere one that is stopped would outlive a parent that is killed
+            self._process.send_signal(signal.SIGSTOP)
+        return reply
+
+    def _asked(self, mark: str, request: bytes, timeout_s: float) -> Reply:
         reply = self._parsed(Reply, self._exchange(request, timeout_s))
         if reply.to != mark:
             self.kill()
@@ -173,6 +200,11 @@ class JudgingProcess:
         return line
 
 
+def _request(*asked: Any) -> tuple[str, bytes]:
+    mark = secrets.token_hex(8)
+    return mark, json.dumps([mark, *asked]).encode() + b"\n"
+
+
 def _wait(ready: select.poll, until: float) -> None:
     if not ready.poll(max(0.0, until - time.monotonic()) * 1000):
         raise TimeoutError
@@ -185,4 +217,7 @@ def _poll(descriptor: int, event: int) -> select.poll:
 
 
 def _named(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"status {code}"
+    if code >= 0:
+        return f"status {code}"
+    known = {one.value: one.name for one in signal.Signals}  # the real-time signals have no names
+    return known.get(-code, f"signal {-code}")

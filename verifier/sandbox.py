@@ -21,6 +21,8 @@ from verifier.process import JudgingProcess, ProcessFailedError, TooLateError
 log = logging.getLogger(__name__)
 
 RENEWED_AFTER = 10_000  # judgements per process: bounds what a leaking library can hold
+KEPT_BYTES = 256 << 20
+"""What judged texts may leave in the memory of a process; one that holds more is renewed."""
 START_S = 120.0
 
 
@@ -82,10 +84,13 @@ class Sandbox:
         when one cannot be confined or is not ready in time. Before the first judgement, or not at all."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._start)
 
-    async def judge(self, verifier: str, text: str, reference: Mapping[str, Any]) -> Finding:
-        """Judge a response; a time-out, a crash or an unusable reference is `unknown`, never wrong."""
+    async def judge(
+        self, verifier: str, text: str, reference: Mapping[str, Any], *, fresh: bool = False
+    ) -> Finding:  # fmt: skip
+        """Judge a response; a time-out, a crash or an unusable reference is `unknown`, never wrong. `fresh` asks for a
+        process that has judged no other text, whose fault it could be."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._judge, verifier, text, reference)
+        return await loop.run_in_executor(self._threads, self._judge, verifier, text, reference, fresh)
 
     def _start(self) -> tuple[str, ...]:
         processes = [self._idle.get() for _ in range(self._count)]
@@ -99,8 +104,8 @@ class Sandbox:
             for process in processes:
                 self._idle.put(process)
 
-    def _judge(self, verifier: str, text: str, reference: Mapping[str, Any]) -> Finding:
-        process = self._usable(self._idle.get())
+    def _judge(self, verifier: str, text: str, reference: Mapping[str, Any], fresh: bool) -> Finding:
+        process = self._usable(self._idle.get(), at_most=1 if fresh else RENEWED_AFTER)
         try:
             process.ready(self._start_s)
             reply = process.judge(verifier, text, reference, self._timeout_s)
@@ -116,8 +121,8 @@ class Sandbox:
             return Finding(Outcome.UNKNOWN, 0.0, reply.reason, fault="error")
         return Finding(Outcome.CORRECT if reply.correct else Outcome.WRONG, reply.score, answer=reply.answer)
 
-    def _usable(self, process: JudgingProcess) -> JudgingProcess:
-        if process.alive and process.judged < RENEWED_AFTER:
+    def _usable(self, process: JudgingProcess, at_most: int = RENEWED_AFTER) -> JudgingProcess:
+        if process.alive and process.judged < at_most and process.kept_bytes() <= KEPT_BYTES:
             return process
         process.kill()
         try:

@@ -18,6 +18,7 @@ from services.shell import Context
 from services.streams.effects import Effects, RefusedMessageError
 from services.streams.leases import Consumer, Delivery
 from services.streams.payloads import PayloadMissingError, fetch_text
+from verifier.prctl import close_to_others
 from verifier.sandbox import Finding, Sandbox
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ ATTEMPTS = 2  # an unknown outcome is tried once more before it is published
 PROCESSES = 1
 AT_ONCE = 64
 REASON_CHARACTERS = 300
+FATAL = ("timeout", "died")  # faults that end a judging process
 
 
 class VerifierService:
@@ -45,6 +47,8 @@ class VerifierService:
             for gap in gaps:
                 log.warning("judged texts are not fully confined: %s", gap)
                 await context.journal.event("unconfined", gap)
+            if gaps:  # without Landlock a judged text could read this process's memory through /proc
+                close_to_others()
             await context.presence.update(state="ready")
             async with asyncio.TaskGroup() as lanes:
                 for lane in Lane:
@@ -104,7 +108,8 @@ class _LaneJudge:
             return Finding(Outcome.UNKNOWN, 0.0, str(error))
         finding = Finding(Outcome.UNKNOWN, 0.0, "not judged")
         for _ in range(ATTEMPTS):
-            finding = await self._sandbox.judge(sample.verifier, text, sample.reference)
+            fresh = finding.fault in FATAL  # it may have been another text's fault, one that was judged before
+            finding = await self._sandbox.judge(sample.verifier, text, sample.reference, fresh=fresh)
             if finding.fault:
                 FAULTS.labels(self._context.keys.run, finding.fault).inc()
             if finding.outcome is not Outcome.UNKNOWN:

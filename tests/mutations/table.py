@@ -219,6 +219,9 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
         ("judgement: out of time is wrong",
          'Finding(Outcome.UNKNOWN, 0.0, f"no judgement', 'Finding(Outcome.WRONG, 0.0, f"no judgement'),
     ],
+    "verifier/process.py": [
+        ("judgement: another text's is taken", "if reply.to != mark:", "if False:"),
+    ],
     "rollout/engine.py": [
         ("engine: log-probs of the raw logits", '"processed_logprobs"', '"raw_logprobs"'),
         ("engine: the model folder's sampling", '"generation_config": "vllm"', '"generation_config": "auto"'),

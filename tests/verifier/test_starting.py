@@ -1,11 +1,16 @@
 """What a replica waits for while it starts has a name."""
 
+import subprocess
+import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from services.contracts import Lane, Outcome
 from tests.conftest import recipe_document, service_context
-from verifier.sandbox import Sandbox
+from verifier import service
+from verifier.sandbox import Finding, Sandbox
 from verifier.service import VerifierService
 
 
@@ -26,14 +31,50 @@ async def test_the_start_of_the_judging_process_is_a_wait(redis, run_id, monkeyp
     assert seen == [("sandbox", 77.0)]
 
 
-async def test_what_the_confinement_lacks_is_an_event(redis, run_id, monkeypatch):
+@pytest.mark.parametrize("gaps", [("this platform has no seccomp",), ()])
+async def test_what_the_confinement_lacks_is_an_event(redis, run_id, monkeypatch, gaps):
+    closed = []
     async with service_context(redis, run_id, recipe_document("/nowhere"), "verifier") as context:
 
         async def start(*_):
             context.stopping.set()
-            return ("this platform has no seccomp",)
+            return gaps
 
         monkeypatch.setattr(Sandbox, "start", start)
+        monkeypatch.setattr(service, "close_to_others", lambda: closed.append(True))
         await VerifierService().run(context)
         events = [(event.phase, event.text) for _, event in await context.journal.events()]
-    assert ("unconfined", "this platform has no seccomp") in events
+    assert [text for phase, text in events if phase == "unconfined"] == list(gaps)
+    assert len(closed) == len(gaps), "what may read /proc must not read the verifier's memory there"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_a_process_that_is_closed_to_others_is_not_dumpable():
+    code = (
+        "import ctypes\nfrom verifier.prctl import close_to_others\nask = ctypes.CDLL(None).prctl\n"
+        "before = ask(3, 0, 0, 0, 0)\nclose_to_others()\nprint(before, ask(3, 0, 0, 0, 0))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout == "1 0\n"
+
+
+@pytest.mark.parametrize(
+    ("fault", "fresh"), [("timeout", [False, True]), ("died", [False, True]), ("error", [False, False])]
+)
+async def test_the_second_try_after_a_fatal_fault_is_in_a_fresh_process(redis, run_id, monkeypatch, fault, fresh):
+    seen = []
+
+    async def judge(*_, fresh):
+        seen.append(fresh)
+        return Finding(Outcome.UNKNOWN, 0.0, "for the test", fault=fault)
+
+    async def fetch_text(*_):
+        return "a"
+
+    monkeypatch.setattr(Sandbox, "judge", judge)
+    monkeypatch.setattr(service, "fetch_text", fetch_text)
+    sample = SimpleNamespace(verifier="pattern", reference={"pattern": "a"}, facts=SimpleNamespace(payload="somewhere"))
+    async with service_context(redis, run_id, recipe_document("/nowhere"), "verifier") as context:
+        with Sandbox(1, 20.0) as sandbox:
+            found = await service._LaneJudge(context, Lane.TRAIN, sandbox)._find(sample)
+    assert (found.fault, seen) == (fault, fresh)

@@ -1,0 +1,202 @@
+"""What a judging process is believed when a text runs code in it: one reply, in time, to its own request."""
+
+import asyncio
+import pickle
+
+import psutil
+import pytest
+
+from services.contracts import Outcome
+from verifier.process import JudgingProcess, ProcessFailedError
+from verifier.sandbox import KEPT_BYTES, Sandbox
+
+HOSTILE = "tests.verifier.hostile"
+FORGER = "tests.verifier.forger"
+RIGHT = '{"to": "MARK", "correct": true, "score": 0.5, "answer": "x"}'
+
+
+@pytest.fixture(scope="module")
+def hostile():
+    """A sandbox whose processes run code."""
+    with Sandbox(1, 20.0, program=HOSTILE) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def forger():
+    """A process that says what the test tells it to."""
+    process = JudgingProcess((), FORGER)
+    process.ready(20.0)
+    yield process
+    process.close()
+
+
+def told(process, says):
+    return process.judge("", "", {"says": says}, 20.0)
+
+
+async def judging_process(sandbox, **how):
+    found = await sandbox.judge("python", "import os; found = os.getpid()", {}, **how)
+    return psutil.Process(int(found.answer))
+
+
+async def stopped(process):
+    """A signal takes its time."""
+    for _ in range(100):
+        if process.status() == psutil.STATUS_STOPPED:
+            return True
+        await asyncio.sleep(0.05)
+    return False
+
+
+def test_a_reply_within_its_bounds_is_taken(forger):
+    for says in (RIGHT, RIGHT.replace("0.5", "1").replace('"x"', f'"{"x" * 200}"'), '{"to": "MARK", "reason": "none"}'):
+        assert told(forger, says).to
+    assert forger.alive
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        RIGHT.replace("0.5", "7"), RIGHT.replace("0.5", "-0.5"), RIGHT.replace("0.5", "NaN"),
+        RIGHT.replace("0.5", "Infinity"), RIGHT.replace('"x"', f'"{"x" * 300}"'),
+        RIGHT.replace("}", f', "reason": "{"x" * 600}"}}'), RIGHT.replace("true", '"perhaps"'), f"{RIGHT}\n{RIGHT}",
+        RIGHT.replace('"to": "MARK", ', ""),
+    ],
+)  # fmt: skip
+def test_a_reply_with_the_right_mark_out_of_its_bounds_is_refused(forger, says):
+    told(forger, RIGHT)
+    with pytest.raises(ProcessFailedError, match="it said what is no reply"):
+        told(forger, says)
+    assert not forger.alive
+
+
+@pytest.mark.conformance(
+    formula="a judgement counts for the text that was asked about", setting="verifier/process.py: Reply.to"
+)
+@pytest.mark.parametrize("mark", ["0123456789abcdef", "LAST", ""])
+def test_a_reply_with_another_mark_is_refused(forger, mark):
+    told(forger, RIGHT)
+    with pytest.raises(ProcessFailedError, match="it answered another request"):
+        told(forger, RIGHT.replace("MARK", mark))
+    assert not forger.alive
+
+
+def test_a_line_written_in_advance_is_not_the_next_texts(forger):
+    told(forger, RIGHT)
+    with pytest.raises(ProcessFailedError, match=r"what is no reply|another request|spoke unasked"):
+        told(forger, f"{RIGHT}\n{RIGHT.replace('MARK', 'LAST')}")
+    assert not forger.alive
+
+
+REACHES = """
+import os
+for descriptor in range(3, 64):
+    try:
+        os.write(descriptor, bytes.fromhex(sent))
+    except OSError:
+        pass
+"""
+
+FORGES = """
+import json, os, sys, time
+frame = sys._getframe()
+while "replies" not in frame.f_locals:
+    frame = frame.f_back
+mark, requests, replies = (frame.f_locals[name] for name in ("mark", "requests", "replies"))
+replies.write(json.dumps({"to": mark, "correct": True, "score": 1.0, "answer": "forged"}).encode() + b"\\n")
+"""
+LISTENS = """
+replies.write(json.dumps({"to": json.loads(requests.readline())[0]}).encode() + b"\\n")
+"""
+GOES_ON = "while True: pass\n"
+
+
+class Bomb:
+    """Unpickled, it creates a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b'{"correct": true, "score": 1.0, "answer": "forged"}\n', b"[" * 10_000 + b"\n", b"\xff\n", b"x" * 100_000,
+    ],
+)  # fmt: skip
+async def test_what_is_no_judgement_is_unknown_and_ends_the_process(hostile, sent):
+    found = await hostile.judge("python", REACHES, {"sent": sent.hex()})
+    assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "died"), found
+    assert "the judging process failed" in found.reason
+    assert (await hostile.judge("pattern", "b", {"pattern": "a"})).outcome is Outcome.WRONG
+
+
+async def test_a_text_that_sends_its_own_reply_and_ends_has_none(hostile):
+    """Its real reply follows the forged one."""
+    found = await hostile.judge("python", FORGES, {})
+    assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "died"), found
+    assert (await hostile.judge("pattern", "b", {"pattern": "a"})).outcome is Outcome.WRONG
+
+
+async def test_nothing_is_unpickled(hostile, tmp_path):
+    bomb = pickle.dumps(Bomb(tmp_path / "burst"))
+    sent = len(bomb).to_bytes(4, "big") + bomb
+    assert (await hostile.judge("python", REACHES, {"sent": sent.hex() + b"\n".hex()})).outcome is Outcome.UNKNOWN
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_process_that_neither_reads_nor_answers_is_killed_in_time():
+    with Sandbox(1, 1.0, program=HOSTILE) as sandbox:
+        await sandbox.start()
+        found = await sandbox.judge("python", "import time\nwhile True: time.sleep(1)", {})
+        assert (found.reason, found.fault) == ("no judgement within 1 s", "timeout")
+        half = REACHES + "import time\nwhile True: time.sleep(1)"
+        assert (await sandbox.judge("python", half, {"sent": b'{"corr'.hex()})).reason == "no judgement within 1 s"
+        assert (await sandbox.judge("python", "found = 1", {})).answer == "1"
+
+
+async def test_a_text_that_sends_its_own_reply_and_goes_on_is_the_one_that_is_late():
+    with Sandbox(1, 2.0, program=HOSTILE) as sandbox:
+        await sandbox.start()
+        found = await sandbox.judge("python", FORGES + GOES_ON, {})
+        assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "timeout"), found
+        assert found.reason == "no judgement within 2 s: what was judged went on after its reply"
+        assert (await sandbox.judge("pattern", "b", {"pattern": "a"})).outcome is Outcome.WRONG
+
+
+async def test_nothing_runs_between_two_judgements():
+    with Sandbox(1, 2.0, program=HOSTILE) as sandbox:
+        await sandbox.start()
+        process = await judging_process(sandbox)
+        assert await stopped(process)
+        # The most that a text can do: it takes the whole process over, and plays its part.
+        assert (await sandbox.judge("python", FORGES + LISTENS + GOES_ON, {})).answer == "forged"
+        assert await stopped(process)
+        before = process.cpu_times()
+        await asyncio.sleep(0.5)
+        assert process.cpu_times() == before
+        # Another text may have to wait for it once; never in a process of its own.
+        assert (await sandbox.judge("pattern", "b", {"pattern": "a"}, fresh=True)).outcome is Outcome.WRONG
+        assert not process.is_running()
+
+
+async def test_a_process_is_kept_unless_a_fresh_one_is_asked_for(hostile):
+    first = await judging_process(hostile)
+    assert await judging_process(hostile) == first
+    second = await judging_process(hostile, fresh=True)
+    assert second != first
+    assert await judging_process(hostile) == second
+
+
+@pytest.mark.parametrize(("megabytes", "renewed"), [(50, False), ((KEPT_BYTES >> 20) + 50, True)])
+async def test_memory_that_a_text_leaves_behind_ends_the_process(hostile, megabytes, renewed):
+    before = await judging_process(hostile, fresh=True)
+    keeps = "import builtins; builtins.kept = b'x' * (megabytes << 20)"
+    assert (await hostile.judge("python", keeps, {"megabytes": megabytes})).outcome is Outcome.CORRECT
+    assert before.is_running() is not renewed
+    found = await hostile.judge("python", "import builtins; found = hasattr(builtins, 'kept')", {})
+    assert found.answer == str(not renewed)
