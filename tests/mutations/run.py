@@ -31,6 +31,7 @@ NEAR = {
         "tests/conformance/test_logprobs.py",
         "tests/conformance/test_logprobs_memory.py",
     ),
+    "verifier/process.py": ("tests/verifier/test_replies.py",),
     "learner/batches.py": ("tests/conformance/test_mini_batches.py", "tests/conformance/test_gradient_any_cut.py"),
     "learner/policy.py": ("tests/learner/test_gradients.py",),
     "learner/engines.py": ("tests/learner/test_gradients.py",),
