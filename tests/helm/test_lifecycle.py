@@ -18,41 +18,21 @@ from tests.helm.cases import (
     EVERYTHING,
     EXISTING_SECRETS,
     EXTERNAL_REDIS,
-    OBJECT_STORE,
     PINNED,
-    PUBLISHED,
     ROLES,
-    SENTINELS,
-    SHARED_CLAIM,
 )
-from tests.helm.kube_api import kube_api
+from tests.helm.kube_api import against
 from tests.helm.rendering import (
     FULLNAME,
     RELEASE,
     Case,
     Document,
-    HelmError,
-    Rendering,
     default_values,
     parse,
     render,
     template,
     template_as,
 )
-
-
-def against(folder: Path, case: Case, *objects: Document, without: tuple[str, ...] = ()) -> Rendering:
-    """What an upgrade renders over a cluster that holds `objects`: `lookup` finds them, and only its APIs are there."""
-    with kube_api(folder, objects, without) as config:
-        arguments = (
-            "--is-upgrade",
-            "--validate",
-            "--dry-run=server",
-            "--disable-openapi-validation",
-            "--kubeconfig",
-            str(config),
-        )
-        return parse(template(case, *arguments))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -111,19 +91,6 @@ def test_an_upgrade_keeps_the_generated_passwords(tmp_path: Path) -> None:
     for pod in first.lasting_pods:
         later = next(one for one in again.lasting_pods if one.component == pod.component)
         assert later.document == pod.document, f"{pod} would be replaced by an upgrade that changes nothing"
-
-
-def of_cluster(case: Case) -> list[Document]:
-    """The objects that a case says exist."""
-    return [{"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "data": dict.fromkeys(keys, "eA==")}
-            for (kind, name), keys in case.external.items()]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "case", [one for one in CASES if "PriorityClass" not in {kind for kind, _ in one.external}], ids=str
-)
-def test_a_cluster_that_has_what_a_case_names_is_accepted(tmp_path: Path, case: Case) -> None:
-    assert against(tmp_path, case, *of_cluster(case)).cluster
 
 
 def test_another_password_replaces_the_pods_that_read_it_once(tmp_path: Path) -> None:
@@ -236,61 +203,6 @@ def test_a_release_called_penstock_does_not_stutter() -> None:
     names = {one.name for one in parse(template_as("penstock", DEFAULTS)).manifests}
     assert "penstock-api" in names
     assert not [name for name in names if "penstock-penstock" in name]
-
-
-def test_a_missing_custom_resource_definition_is_one_clear_message(tmp_path: Path) -> None:
-    with pytest.raises(HelmError) as refused:
-        against(tmp_path, DEFAULTS, without=("ray.io/v1",))
-    assert "KubeRay is missing" in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("part", "kind"),
-    [("serviceMonitor", "ServiceMonitor"), ("scrapeConfig", "ScrapeConfig"), ("rules", "PrometheusRule")],
-)
-def test_missing_prometheus_definitions_are_one_clear_message(tmp_path: Path, part: str, kind: str) -> None:
-    case = DEFAULTS.but({"metrics": {part: {"enabled": True}}})
-    with pytest.raises(HelmError) as refused:
-        against(tmp_path, case, without=("monitoring.coreos.com/v1", "monitoring.coreos.com/v1alpha1"))
-    message = str(refused.value)
-    assert f"metrics.{part}.enabled" in message
-    assert "monitoring.coreos.com" in message
-
-
-@pytest.mark.parametrize(
-    ("case", "path", "name", "keys"),
-    [
-        (EXISTING_SECRETS, "redis.existingSecret", "own-redis", ("penstock-password", "ray-password")),
-        (EXISTING_SECRETS, "ray.authSecret", "own-ray", ("auth_token",)),
-        (EXISTING_SECRETS, "imagePullSecrets[0].name", "own-registry", ()),
-        (OBJECT_STORE, "storage.s3.existingSecret", "own-s3", ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")),
-        (SENTINELS, "redis.external.caSecret", "own-ca", ("ca.crt",)),
-        (SENTINELS, "redis.existingSecret", "own-redis", ("sentinel-password",)),
-        (PUBLISHED, "api.ingress.tlsSecret", "own-tls", ("tls.crt", "tls.key")),
-        (SHARED_CLAIM, "storage.claim.existingClaim", "own-claim", ()),
-    ],
-)
-def test_a_missing_object_is_one_clear_message(
-    tmp_path: Path, case: Case, path: str, name: str, keys: tuple[str, ...]
-) -> None:
-    others = [one for one in of_cluster(case) if one["metadata"]["name"] != name]
-    with pytest.raises(HelmError) as refused:
-        against(tmp_path, case, *others)
-    message = str(refused.value)
-    assert path in message
-    assert name in message
-    assert all(key in message for key in keys), message
-
-
-def test_an_existing_secret_that_lacks_a_key_is_one_clear_message(tmp_path: Path) -> None:
-    half = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": "own-redis"},
-        "data": {"penstock-password": "eA=="},
-    }
-    with pytest.raises(HelmError, match="ray-password"):
-        against(tmp_path, EXTERNAL_REDIS, half)
 
 
 def test_the_release_is_named_after_its_chart() -> None:

@@ -2,8 +2,17 @@
 
 {{- define "penstock.validate.apis" -}}
 {{- $faults := list -}}
+{{- $repository := "https://ray-project.github.io/kuberay-helm/" -}}
 {{- if not (.Capabilities.APIVersions.Has "ray.io/v1/RayCluster") -}}
-{{- $faults = append $faults "KubeRay is missing (no ray.io/v1): helm install kuberay-operator kuberay-operator --repo https://ray-project.github.io/kuberay-helm/ --namespace kuberay-system --create-namespace" -}}
+{{- $faults = append $faults (printf "KubeRay is missing (no ray.io/v1): helm install kuberay-operator kuberay-operator --repo %s --namespace kuberay-system --create-namespace; 1.7 or newer is accepted" $repository) -}}
+{{- else if .Values.ray.checkOperator -}}
+{{- /* Nothing is found where `lookup` asks no cluster. The fields lie below the version's schema. */ -}}
+{{- range dig "spec" "versions" list (lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "rayclusters.ray.io" | default dict) -}}
+{{- $options := dig "schema" "openAPIV3Schema" "properties" "spec" "properties" "autoscalerOptions" "properties" dict . -}}
+{{- if and (eq .name "v1") (not (and (hasKey $options "command") (hasKey $options "args"))) -}}
+{{- $faults = append $faults (printf "KubeRay is too old (its RayCluster has no autoscalerOptions.command): 1.7 or newer is accepted. Helm does not renew CRDs, so apply those of the new version first: helm show crds kuberay-operator --repo %s | kubectl apply --server-side --force-conflicts -f -, then helm upgrade kuberay-operator kuberay-operator --repo %s --namespace kuberay-system" $repository $repository) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- $wanted := dict "serviceMonitor" "v1/ServiceMonitor" "scrapeConfig" "v1alpha1/ScrapeConfig" "rules" "v1/PrometheusRule" -}}
 {{- range $value, $kind := $wanted -}}
