@@ -90,7 +90,6 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     (("ray.version=new",), ("ray.version", "pattern")),
     (("ray.upgradeStrategy=NewCluster",), ("ray.upgradeStrategy", "Recreate", "None")),
     (("ray.objectStoreMiB=10",), ("ray.objectStoreMiB", "80")),
-    (("learner.addCapabilities={SYS_ADMIN}",), ("learner.addCapabilities", "IPC_LOCK")),
     (("logLevel=CHATTY",), ("logLevel", "DEBUG")),
     # What the chart sets itself.
     (("commonLabels.app\\.kubernetes\\.io/name=x",), ("commonLabels",)),
