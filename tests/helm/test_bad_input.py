@@ -41,6 +41,17 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     (("api.replicas=0",), ("api.replicas", "greater than or equal to 1")),
     (("redis.maxMemoryMiB=8192",), ("redis.maxMemoryMiB = 8192", "three quarters of redis.memory")),
     (("networkPolicy.dns.ports={99999}",), ("networkPolicy.dns.ports", "65535")),
+    # Where a policy leads to: an empty list would open it to everybody, or on every port.
+    *(((f"json:networkPolicy.{name}={empty}",), (f"networkPolicy.{name.split('.')[0]}", word))
+      for name in ("kubernetesApi.peers", "kubernetesApi.ports", "dns.peers", "dns.ports")
+      for empty, word in (("[]", "at least 1 items"), ("null", f"{name.split('.')[1]} is required"))),
+    *(((f"json:networkPolicy.{name}.peers={empty}",), (f"networkPolicy.{name}", word))
+      for name in ("objectStore", "externalRedis")
+      for empty, word in (("[]", "at least 1 items"), ("null", "peers is required"))),
+    (("networkPolicy.kubernetesApi=null",), ("networkPolicy", "kubernetesApi is required")),
+    (("networkPolicy.enabled=null",), ("networkPolicy", "enabled is required")),
+    (("networkPolicy.prometheus.podSelector=null",), ("networkPolicy.prometheus", "podSelector is required")),
+    (("json:networkPolicy.extraEgress=[{}]",), ("networkPolicy.extraEgress.0", "at least 1 properties")),
     (("uninstall.timeoutSeconds=1",), ("uninstall.timeoutSeconds", "30")),
     # Quantities.
     (("rollout.memory=64 GB",), ("rollout.memory", "pattern")),

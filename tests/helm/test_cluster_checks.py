@@ -114,3 +114,10 @@ def test_a_missing_operator_is_told_before_there_is_a_namespace(tmp_path: Path) 
     with pytest.raises(HelmError, match="KubeRay is missing"):
         against(tmp_path, DEFAULTS, without=("ray.io/v1",), namespace=False)
     assert against(tmp_path, EXTERNAL_REDIS, namespace=False).cluster
+
+
+def test_cilium_without_its_kind_is_one_clear_message(tmp_path: Path) -> None:
+    case = DEFAULTS.but({"networkPolicy": {"cilium": True}})
+    with pytest.raises(HelmError, match=r"networkPolicy\.cilium = true: .*CiliumNetworkPolicy"):
+        against(tmp_path, case, without=("cilium.io/v2",))
+    assert against(tmp_path, case).has("CiliumNetworkPolicy")

@@ -20,6 +20,9 @@
 {{- $faults = append $faults (printf "metrics.%s.enabled = true: the cluster has no monitoring.coreos.com/%s: helm install prometheus-operator-crds prometheus-operator-crds --repo https://prometheus-community.github.io/helm-charts, or set it to false" $value $kind) -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.networkPolicy.enabled .Values.networkPolicy.cilium (not (.Capabilities.APIVersions.Has "cilium.io/v2/CiliumNetworkPolicy")) -}}
+{{- $faults = append $faults "networkPolicy.cilium = true: the cluster has no cilium.io/v2/CiliumNetworkPolicy, so its network plug-in is not Cilium or keeps that kind to itself; false is accepted" -}}
+{{- end -}}
 {{ toJson $faults }}
 {{- end }}
 
