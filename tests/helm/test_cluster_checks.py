@@ -5,6 +5,7 @@ Must not check values that are wrong by themselves; test_bad_input.py does.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from tests.helm.cases import (
     SHARED_CLAIM,
 )
 from tests.helm.kube_api import against, of_cluster, ray_definition
-from tests.helm.rendering import Case, HelmError
+from tests.helm.rendering import Case, Document, HelmError, render
 from tests.helm.schemas import CRDS
 
 
@@ -56,11 +57,11 @@ def test_missing_prometheus_definitions_are_one_clear_message(tmp_path: Path, pa
     [
         (EXISTING_SECRETS, "redis.existingSecret", "own-redis", ("penstock-password", "ray-password")),
         (EXISTING_SECRETS, "ray.authSecret", "own-ray", ("auth_token",)),
-        (EXISTING_SECRETS, "imagePullSecrets[0].name", "own-registry", ()),
+        (EXISTING_SECRETS, "imagePullSecrets[0].name", "own-registry", ("secret docker-registry own-registry",)),
         (OBJECT_STORE, "storage.s3.existingSecret", "own-s3", ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")),
         (SENTINELS, "redis.external.caSecret", "own-ca", ("ca.crt",)),
         (SENTINELS, "redis.existingSecret", "own-redis", ("sentinel-password",)),
-        (PUBLISHED, "api.ingress.tlsSecret", "own-tls", ("tls.crt", "tls.key")),
+        (PUBLISHED, "api.ingress.tlsSecret", "own-tls", ("secret tls own-tls --cert=FILE --key=FILE",)),
         (SHARED_CLAIM, "storage.claim.existingClaim", "own-claim", ()),
     ],
 )
@@ -121,3 +122,54 @@ def test_cilium_without_its_kind_is_one_clear_message(tmp_path: Path) -> None:
     with pytest.raises(HelmError, match=r"networkPolicy\.cilium = true: .*CiliumNetworkPolicy"):
         against(tmp_path, case, without=("cilium.io/v2",))
     assert against(tmp_path, case).has("CiliumNetworkPolicy")
+
+
+def test_a_registry_secret_of_another_type_is_one_clear_message(tmp_path: Path) -> None:
+    """Nodes pass over such a one without a word."""
+    opaque = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "own-registry"}, "type": "Opaque",
+              "data": {".dockerconfigjson": "e30="}}  # fmt: skip
+    with pytest.raises(HelmError) as refused:
+        against(tmp_path, EXISTING_SECRETS, *of_cluster(EXISTING_SECRETS), opaque)
+    for word in ("imagePullSecrets[0].name", "Opaque", "kubernetes.io/dockerconfigjson", "delete secret own-registry",
+                 "create secret docker-registry own-registry --from-file=.dockerconfigjson=FILE"):  # fmt: skip
+        assert word in str(refused.value), refused.value
+
+
+def live_redis(**changed: object) -> Document:
+    """The StatefulSet as it was made: with these fields of its claim, or its own, other than now."""
+    document = deepcopy(render(DEFAULTS).one("StatefulSet", "redis").document)
+    claim = document["spec"]["volumeClaimTemplates"][0]["spec"]
+    for field, value in changed.items():
+        if field == "size":
+            claim["resources"]["requests"]["storage"] = value
+        else:
+            (claim if field == "storageClassName" else document["spec"])[field] = value
+    return document
+
+
+@pytest.mark.parametrize(
+    ("live", "words"),
+    [
+        ({"size": "10Gi"}, ("redis.persistence.size = 20Gi", "10Gi is accepted", "patch pvc data-demo-penstock-redis-0",
+                            '"storage":"20Gi"')),
+        ({"storageClassName": "fast"}, ("redis.persistence.storageClass", '"fast" is accepted')),
+        ({"podManagementPolicy": "OrderedReady"}, ("podManagementPolicy",)),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_changed_in_redis_is_one_clear_message(
+    tmp_path: Path, live: dict[str, object], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(HelmError) as refused:
+        against(tmp_path, DEFAULTS, live_redis(**live))
+    for word in (*words, "delete statefulset demo-penstock-redis --cascade=orphan"):
+        assert word in str(refused.value), refused.value
+
+
+@pytest.mark.parametrize("live", [{}, {"size": "20480Mi"}], ids=["as it is", "the same in another unit"])
+def test_an_upgrade_that_changes_nothing_of_redis_volume_passes(tmp_path: Path, live: dict[str, object]) -> None:
+    assert against(tmp_path, DEFAULTS, live_redis(**live)).has("StatefulSet", "redis")
+
+
+def test_redis_of_ones_own_has_no_volume_to_look_at(tmp_path: Path) -> None:
+    objects = (*of_cluster(EXTERNAL_REDIS), live_redis(size="1Gi"))
+    assert not against(tmp_path, EXTERNAL_REDIS, *objects).has("StatefulSet", "redis")
