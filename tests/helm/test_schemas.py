@@ -12,12 +12,10 @@ from dataclasses import replace
 import pytest
 
 from tests.helm.cases import CASES, EVERYTHING
-from tests.helm.rendering import CHART, NEWEST, OLDEST, Case, Document, Manifest, lint, render
+from tests.helm.rendering import NEWEST, OLDEST, Case, Document, Manifest, lint, render
 from tests.helm.schemas import CRDS, custom_errors, errors, kubernetes_errors
 
 needs_crds = pytest.mark.skipif(not CRDS.is_dir(), reason=f"KubeRay's CRDs are not at {CRDS} (or PENSTOCK_TEST_CRDS)")
-
-pytestmark = pytest.mark.skipif(not CHART.is_dir(), reason="no chart")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
