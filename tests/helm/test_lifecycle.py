@@ -5,13 +5,16 @@ Must not check what pods do when they end; their own tests do.
 
 from __future__ import annotations
 
-import re
+import hashlib
+import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from deploy.cli.main import app
 from tests.helm.cases import (
     CASES,
     DEFAULTS,
@@ -21,13 +24,16 @@ from tests.helm.cases import (
     PINNED,
     ROLES,
 )
-from tests.helm.kube_api import against
+from tests.helm.kube_api import ROOT_CA, against, kube_api
 from tests.helm.rendering import (
+    CHART,
     FULLNAME,
+    NAMESPACE,
     RELEASE,
     Case,
     Document,
     default_values,
+    helm,
     parse,
     render,
     template,
@@ -132,17 +138,18 @@ def test_a_change_replaces_exactly_the_pods_it_concerns(values: dict[str, Any], 
     assert changed == replaced
 
 
-def test_what_a_config_map_says_is_in_the_checksum_of_the_pods_that_read_it_once(tmp_path: Path) -> None:
+def test_what_a_config_map_says_is_in_the_checksum_of_the_pods_that_read_it_once() -> None:
     """All but the bounds, which are read anew: their pods must not restart."""
-    rendering = render(DEFAULTS)
+    rendering, looked_at = render(DEFAULTS), set()
     for pod in rendering.lasting_pods:
-        mounted = {volume["configMap"]["name"] for volume in pod.volumes.values() if "configMap" in volume}
-        for name in mounted - {f"{FULLNAME}-bounds"}:
-            assert any(re.fullmatch("[0-9a-f]{64}", value) for value in checksums(pod.annotations).values()), (
-                pod,
-                name,
-            )
+        for name, volume in pod.volumes.items():
+            mounted = volume.get("configMap", {}).get("name", f"{FULLNAME}-bounds")
+            if mounted != f"{FULLNAME}-bounds":
+                (text,) = rendering.one("ConfigMap", name=mounted).at("data").values()
+                assert pod.annotations[f"checksum/{name}"] == hashlib.sha256(text.encode()).hexdigest(), (pod, name)
+                looked_at.add(pod.component)
         assert not any("bounds" in one for one in pod.annotations), pod
+    assert looked_at == {"redis"}
 
 
 def test_helm_test_submits_a_run_and_leaves_nothing_behind() -> None:
@@ -207,3 +214,31 @@ def test_a_release_called_penstock_does_not_stutter() -> None:
 
 def test_the_release_is_named_after_its_chart() -> None:
     assert render(DEFAULTS).cluster.name == FULLNAME == f"{RELEASE}-penstock"
+
+
+def test_the_notes_give_commands_that_exist(tmp_path: Path) -> None:
+    notes = notes_of(tmp_path, DEFAULTS)
+    lines = [line.split()[1:] for line in notes.splitlines() if line.strip().startswith("penstock ")]
+    assert {line[0] for line in lines} == {"submit", "watch", "scale"}
+    for name, *words in lines:
+        get_command(app).commands[name].make_context(name, words)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("repository", "warned"), [("penstock", True), ("registry.example.org/penstock", False), ("team/penstock", False)]
+)
+def test_an_image_without_a_registry_is_warned_of(tmp_path: Path, repository: str, warned: bool) -> None:
+    notes = notes_of(tmp_path, DEFAULTS.but({"image": {"repository": repository}}))
+    assert (f"image.repository = {repository} names no registry" in notes) is warned
+
+
+def notes_of(folder: Path, case: Case) -> str:
+    """What `helm install` prints at its end."""
+    values = folder / "values.json"
+    values.write_text(json.dumps(case.values), encoding="utf-8")
+    with kube_api(folder, [ROOT_CA]) as config:
+        printed = helm(
+            "install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--values", str(values),
+            "--dry-run=server", "--disable-openapi-validation", "--kubeconfig", str(config),
+        )  # fmt: skip
+    return printed.partition("\nNOTES:\n")[2]

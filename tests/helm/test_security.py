@@ -185,8 +185,8 @@ def test_the_groups_with_gpus_ask_for_them_in_whole_and_in_limits() -> None:
     for role in ROLES:
         resources = rendering.pod(role).main.document["resources"]
         wanted = values[role]["gpus"]
-        for kind in ("limits", "requests"):
-            assert int(resources[kind].get("nvidia.com/gpu", 0)) == wanted or kind == "requests", (role, resources)
+        assert int(resources["limits"].get("nvidia.com/gpu", 0)) == wanted, (role, resources)
+        assert int(resources["requests"].get("nvidia.com/gpu", wanted)) == wanted, "Kubernetes takes no other amount"
         assert ("nvidia.com/gpu" in resources["limits"]) == (wanted > 0), (
             "an amount of 0 still wants a node with a driver"
         )
