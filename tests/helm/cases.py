@@ -165,7 +165,7 @@ RDMA = Case(
     {
         "storage": {"claim": {"accessMode": "ReadWriteMany"}},
         **{
-            role: {"extraResources": {"vpc.amazonaws.com/efa": 4}, "addCapabilities": ["IPC_LOCK"],
+            role: {"extraResources": {"vpc.amazonaws.com/efa": 4, "hugepages-2Mi": "5120Mi"},
                    "runtimeClassName": "nvidia", "env": [{"name": "NCCL_SOCKET_IFNAME", "value": "eth0"}]}
             for role in ("rollout", "learner")
         },

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from tests.helm.rendering import NAMESPACE, Document
+from tests.helm.rendering import NAMESPACE, Case, Document, Rendering, parse, template
 
 KINDS = {
     "v1": ("Secret", "ConfigMap", "Service", "ServiceAccount", "PersistentVolumeClaim", "Pod"),
@@ -27,12 +27,32 @@ KINDS = {
     "ray.io/v1": ("RayCluster",),
     "monitoring.coreos.com/v1": ("ServiceMonitor", "PodMonitor", "PrometheusRule"),
     "monitoring.coreos.com/v1alpha1": ("ScrapeConfig",),
+    "cilium.io/v2": ("CiliumNetworkPolicy",),
+    "apiregistration.k8s.io/v1": ("APIService",),
+    "apiextensions.k8s.io/v1": ("CustomResourceDefinition",),
 }
+OF_THE_CLUSTER = ("APIService", "CustomResourceDefinition")
+"""Kinds whose objects lie in no namespace."""
 
 
 ROOT_CA: Document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kube-root-ca.crt"},
                      "data": {"ca.crt": "-----BEGIN CERTIFICATE-----"}}  # fmt: skip
 """What Kubernetes puts into every namespace."""
+
+
+def ray_definition(*options: str) -> Document:
+    """KubeRay's definition of RayCluster, as far as the chart looks at it: these fields has `autoscalerOptions`."""
+
+    def version(name: str, fields: tuple[str, ...]) -> Document:
+        inner = {"autoscalerOptions": {"type": "object", "properties": {one: {"type": "array"} for one in fields}}}
+        spec = {"type": "object", "properties": inner}
+        return {"name": name, "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": spec}}}}
+
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "rayclusters.ray.io"},
+        "spec": {"group": "ray.io", "versions": [version("v1", options), version("v1alpha1", ())]},
+    }  # fmt: skip
 
 
 def _plural(kind: str) -> str:
@@ -46,7 +66,8 @@ def _plural(kind: str) -> str:
 def _resources(version: str) -> Document:
     return {
         "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version,
-        "resources": [{"name": _plural(kind), "singularName": kind.lower(), "namespaced": True, "kind": kind,
+        "resources": [{"name": _plural(kind), "singularName": kind.lower(), "kind": kind,
+                       "namespaced": kind not in OF_THE_CLUSTER,
                        "verbs": ["create", "delete", "get", "list", "patch", "update", "watch"]}
                       for kind in KINDS[version]],
     }  # fmt: skip
@@ -74,26 +95,32 @@ def answers(objects: Iterable[Document], without: Iterable[str] = ()) -> dict[st
         "/apis": _groups(served),
         **{_root(version): _resources(version) for version in served},
     }
-    for one in (*objects, ROOT_CA):
-        path = f"{_root(one['apiVersion'])}/namespaces/{NAMESPACE}/{_plural(one['kind'])}/{one['metadata']['name']}"
-        found[path] = one
+    for one in (ray_definition("args", "command", "image"), *objects):
+        found[_path(one["apiVersion"], one["kind"], one["metadata"]["name"])] = one
     return found
+
+
+def _path(version: str, kind: str, name: str) -> str:
+    folder = "" if kind in OF_THE_CLUSTER else f"/namespaces/{NAMESPACE}"
+    return f"{_root(version)}{folder}/{_plural(kind)}/{name}"
 
 
 def _root(version: str) -> str:
     return f"/apis/{version}" if "/" in version else f"/api/{version}"
 
 
-def _handler(found: dict[str, Document]) -> type[BaseHTTPRequestHandler]:
+def _handler(found: dict[str, Document], forbidden: Iterable[str]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
             path = self.path.split("?")[0]
-            missing: dict[str, Any] = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound",
-                                       "code": 404, "message": f"{path} not found"}  # fmt: skip
-            body = json.dumps(found.get(path, missing)).encode()
-            self.send_response(200 if path in found else 404)
+            code = 403 if any(word in path.split("/") for word in forbidden) else 200 if path in found else 404
+            refused: dict[str, Any] = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
+                                       "reason": {403: "Forbidden"}.get(code, "NotFound"),
+                                       "message": f"{path}: {code}"}  # fmt: skip
+            body = json.dumps(found[path] if code == 200 else refused).encode()
+            self.send_response(code)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -106,9 +133,14 @@ def _handler(found: dict[str, Document]) -> type[BaseHTTPRequestHandler]:
 
 
 @contextmanager
-def kube_api(folder: Path, objects: Iterable[Document], without: Iterable[str] = ()) -> Iterator[Path]:
-    """A running stand-in; yields the kubeconfig file, made in `folder`, by which Helm finds it."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(answers(objects, without)))
+def kube_api(
+    folder: Path, objects: Iterable[Document], without: Iterable[str] = (), forbidden: Iterable[str] = ()
+) -> Iterator[Path]:
+    """A running stand-in; yields the kubeconfig file, made in `folder`, by which Helm finds it.
+
+    `forbidden` names resources (as in a path) that this user may not read.
+    """
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(answers(objects, without), tuple(forbidden)))
     serving = threading.Thread(target=server.serve_forever, name="kube-api")
     serving.start()
     try:
@@ -124,3 +156,33 @@ def kube_api(folder: Path, objects: Iterable[Document], without: Iterable[str] =
         server.shutdown()
         serving.join()
         server.server_close()
+
+
+def against(
+    folder: Path,
+    case: Case,
+    *objects: Document,
+    without: Iterable[str] = (),
+    forbidden: Iterable[str] = (),
+    namespace: bool = True,
+) -> Rendering:
+    """What an upgrade renders over a cluster that holds `objects`: `lookup` finds them, and only its APIs are there.
+
+    Without `namespace` there is not even what Kubernetes puts into each.
+    """
+    with kube_api(folder, (*objects, *([ROOT_CA] if namespace else [])), without, forbidden) as config:
+        arguments = ("--is-upgrade", "--validate", "--dry-run=server", "--disable-openapi-validation",
+                     "--kubeconfig", str(config))  # fmt: skip
+        return parse(template(case, *arguments))
+
+
+def of_cluster(case: Case) -> list[Document]:
+    """The objects that a case says exist."""
+    return [{"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "data": dict.fromkeys(keys, "eA=="),
+             **({"type": TYPES.get(keys, "Opaque")} if kind == "Secret" else {})}
+            for (kind, name), keys in case.external.items()]  # fmt: skip
+
+
+TYPES = {frozenset({".dockerconfigjson"}): "kubernetes.io/dockerconfigjson",
+         frozenset({"tls.crt", "tls.key"}): "kubernetes.io/tls"}  # fmt: skip
+"""Keys of a Secret -> its type, where that is not Opaque."""

@@ -15,9 +15,12 @@ from importlib.util import find_spec
 import pytest
 import yaml
 
-from services.settings import parse_recipe
+from services.contracts import RunState
+from services.controller.capacity import bookings
+from services.settings import Bounds, parse_recipe
+from services.streams.records import RunRecord
 from tests.helm.cases import CASES, CPU, DEFAULTS, EVERYTHING
-from tests.helm.rendering import CHART, ROOT, Case, Container, PodTemplate, render
+from tests.helm.rendering import CHART, FULLNAME, ROOT, Case, Container, PodTemplate, render
 
 SHELLS = ("sh", "/bin/sh")
 OF_RAY = ("ray", "kuberay-autoscaler")
@@ -34,11 +37,7 @@ def module_of(command: tuple[str, ...]) -> str:
     return command[2] if command[:2] == ("python", "-m") else ""
 
 
-ALL = (
-    {line: found for case in (DEFAULTS, CPU, EVERYTHING) for line, found in commands(case).items()}
-    if CHART.is_dir()
-    else {}
-)
+ALL = {line: found for case in (DEFAULTS, CPU, EVERYTHING) for line, found in commands(case).items()}
 PYTHON = sorted(line for line in ALL if module_of(line))
 
 
@@ -134,8 +133,14 @@ def test_the_run_of_helm_test_is_a_valid_recipe(case: Case) -> None:
 
 
 def test_the_runs_recipe_asks_for_no_more_than_the_bounds() -> None:
-    for case in (DEFAULTS, CPU):
+    mixed = [DEFAULTS.but({role: {"gpus": 0}}) for role in ("rollout", "learner")]
+    for case in (DEFAULTS, CPU, *mixed):
         rendering = render(case)
         text = rendering.one("ConfigMap", "test").at("data", "recipe.yaml")
         recipe = parse_recipe(yaml.safe_load(text))
-        assert recipe.rollout.replicas <= rendering.group("rollout")["maxReplicas"]
+        record = RunRecord("test", recipe, RunState.QUEUED, recipe.rollout.replicas, False, 0.0, (), None, None, None)
+        bounds = rendering.one("ConfigMap", name=f"{FULLNAME}-bounds").at("data", "bounds.json")
+        assert Bounds.model_validate_json(bounds).shortage(bookings(record), {}) is None, case
+        gpus = {role: rendering.group(role)["rayStartParams"]["num-gpus"] != "0" for role in ("rollout", "learner")}
+        assert gpus == {"rollout": recipe.rollout.gpus > 0, "learner": recipe.learner.gpus > 0}
+        assert recipe.weights.backend == ("nccl" if all(gpus.values()) else "gloo")

@@ -5,54 +5,40 @@ Must not check what pods do when they end; their own tests do.
 
 from __future__ import annotations
 
-import re
+import hashlib
+import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from deploy.cli.main import app
 from tests.helm.cases import (
     CASES,
     DEFAULTS,
     EVERYTHING,
     EXISTING_SECRETS,
     EXTERNAL_REDIS,
-    OBJECT_STORE,
     PINNED,
-    PUBLISHED,
     ROLES,
-    SENTINELS,
-    SHARED_CLAIM,
 )
-from tests.helm.kube_api import kube_api
+from tests.helm.kube_api import ROOT_CA, against, kube_api
 from tests.helm.rendering import (
+    CHART,
     FULLNAME,
+    NAMESPACE,
     RELEASE,
     Case,
     Document,
-    HelmError,
-    Rendering,
     default_values,
+    helm,
     parse,
     render,
     template,
     template_as,
 )
-
-
-def against(folder: Path, case: Case, *objects: Document, without: tuple[str, ...] = ()) -> Rendering:
-    """What an upgrade renders over a cluster that holds `objects`: `lookup` finds them, and only its APIs are there."""
-    with kube_api(folder, objects, without) as config:
-        arguments = (
-            "--is-upgrade",
-            "--validate",
-            "--dry-run=server",
-            "--disable-openapi-validation",
-            "--kubeconfig",
-            str(config),
-        )
-        return parse(template(case, *arguments))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -113,19 +99,6 @@ def test_an_upgrade_keeps_the_generated_passwords(tmp_path: Path) -> None:
         assert later.document == pod.document, f"{pod} would be replaced by an upgrade that changes nothing"
 
 
-def of_cluster(case: Case) -> list[Document]:
-    """The objects that a case says exist."""
-    return [{"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "data": dict.fromkeys(keys, "eA==")}
-            for (kind, name), keys in case.external.items()]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "case", [one for one in CASES if "PriorityClass" not in {kind for kind, _ in one.external}], ids=str
-)
-def test_a_cluster_that_has_what_a_case_names_is_accepted(tmp_path: Path, case: Case) -> None:
-    assert against(tmp_path, case, *of_cluster(case)).cluster
-
-
 def test_another_password_replaces_the_pods_that_read_it_once(tmp_path: Path) -> None:
     def secret(value: str) -> Document:
         return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "own-redis", "namespace": "training"},
@@ -165,17 +138,18 @@ def test_a_change_replaces_exactly_the_pods_it_concerns(values: dict[str, Any], 
     assert changed == replaced
 
 
-def test_what_a_config_map_says_is_in_the_checksum_of_the_pods_that_read_it_once(tmp_path: Path) -> None:
+def test_what_a_config_map_says_is_in_the_checksum_of_the_pods_that_read_it_once() -> None:
     """All but the bounds, which are read anew: their pods must not restart."""
-    rendering = render(DEFAULTS)
+    rendering, looked_at = render(DEFAULTS), set()
     for pod in rendering.lasting_pods:
-        mounted = {volume["configMap"]["name"] for volume in pod.volumes.values() if "configMap" in volume}
-        for name in mounted - {f"{FULLNAME}-bounds"}:
-            assert any(re.fullmatch("[0-9a-f]{64}", value) for value in checksums(pod.annotations).values()), (
-                pod,
-                name,
-            )
+        for name, volume in pod.volumes.items():
+            mounted = volume.get("configMap", {}).get("name", f"{FULLNAME}-bounds")
+            if mounted != f"{FULLNAME}-bounds":
+                (text,) = rendering.one("ConfigMap", name=mounted).at("data").values()
+                assert pod.annotations[f"checksum/{name}"] == hashlib.sha256(text.encode()).hexdigest(), (pod, name)
+                looked_at.add(pod.component)
         assert not any("bounds" in one for one in pod.annotations), pod
+    assert looked_at == {"redis"}
 
 
 def test_helm_test_submits_a_run_and_leaves_nothing_behind() -> None:
@@ -238,60 +212,33 @@ def test_a_release_called_penstock_does_not_stutter() -> None:
     assert not [name for name in names if "penstock-penstock" in name]
 
 
-def test_a_missing_custom_resource_definition_is_one_clear_message(tmp_path: Path) -> None:
-    with pytest.raises(HelmError) as refused:
-        against(tmp_path, DEFAULTS, without=("ray.io/v1",))
-    assert "KubeRay is missing" in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("part", "kind"),
-    [("serviceMonitor", "ServiceMonitor"), ("scrapeConfig", "ScrapeConfig"), ("rules", "PrometheusRule")],
-)
-def test_missing_prometheus_definitions_are_one_clear_message(tmp_path: Path, part: str, kind: str) -> None:
-    case = DEFAULTS.but({"metrics": {part: {"enabled": True}}})
-    with pytest.raises(HelmError) as refused:
-        against(tmp_path, case, without=("monitoring.coreos.com/v1", "monitoring.coreos.com/v1alpha1"))
-    message = str(refused.value)
-    assert f"metrics.{part}.enabled" in message
-    assert "monitoring.coreos.com" in message
-
-
-@pytest.mark.parametrize(
-    ("case", "path", "name", "keys"),
-    [
-        (EXISTING_SECRETS, "redis.existingSecret", "own-redis", ("penstock-password", "ray-password")),
-        (EXISTING_SECRETS, "ray.authSecret", "own-ray", ("auth_token",)),
-        (EXISTING_SECRETS, "imagePullSecrets[0].name", "own-registry", ()),
-        (OBJECT_STORE, "storage.s3.existingSecret", "own-s3", ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")),
-        (SENTINELS, "redis.external.caSecret", "own-ca", ("ca.crt",)),
-        (SENTINELS, "redis.existingSecret", "own-redis", ("sentinel-password",)),
-        (PUBLISHED, "api.ingress.tlsSecret", "own-tls", ("tls.crt", "tls.key")),
-        (SHARED_CLAIM, "storage.claim.existingClaim", "own-claim", ()),
-    ],
-)
-def test_a_missing_object_is_one_clear_message(
-    tmp_path: Path, case: Case, path: str, name: str, keys: tuple[str, ...]
-) -> None:
-    others = [one for one in of_cluster(case) if one["metadata"]["name"] != name]
-    with pytest.raises(HelmError) as refused:
-        against(tmp_path, case, *others)
-    message = str(refused.value)
-    assert path in message
-    assert name in message
-    assert all(key in message for key in keys), message
-
-
-def test_an_existing_secret_that_lacks_a_key_is_one_clear_message(tmp_path: Path) -> None:
-    half = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": "own-redis"},
-        "data": {"penstock-password": "eA=="},
-    }
-    with pytest.raises(HelmError, match="ray-password"):
-        against(tmp_path, EXTERNAL_REDIS, half)
-
-
 def test_the_release_is_named_after_its_chart() -> None:
     assert render(DEFAULTS).cluster.name == FULLNAME == f"{RELEASE}-penstock"
+
+
+def test_the_notes_give_commands_that_exist(tmp_path: Path) -> None:
+    notes = notes_of(tmp_path, DEFAULTS)
+    lines = [line.split()[1:] for line in notes.splitlines() if line.strip().startswith("penstock ")]
+    assert {line[0] for line in lines} == {"submit", "watch", "scale"}
+    for name, *words in lines:
+        get_command(app).commands[name].make_context(name, words)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("repository", "warned"), [("penstock", True), ("registry.example.org/penstock", False), ("team/penstock", False)]
+)
+def test_an_image_without_a_registry_is_warned_of(tmp_path: Path, repository: str, warned: bool) -> None:
+    notes = notes_of(tmp_path, DEFAULTS.but({"image": {"repository": repository}}))
+    assert (f"image.repository = {repository} names no registry" in notes) is warned
+
+
+def notes_of(folder: Path, case: Case) -> str:
+    """What `helm install` prints at its end."""
+    values = folder / "values.json"
+    values.write_text(json.dumps(case.values), encoding="utf-8")
+    with kube_api(folder, [ROOT_CA]) as config:
+        printed = helm(
+            "install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--values", str(values),
+            "--dry-run=server", "--disable-openapi-validation", "--kubeconfig", str(config),
+        )  # fmt: skip
+    return printed.partition("\nNOTES:\n")[2]

@@ -22,15 +22,19 @@ from tests.helm.cases import (
     ROLES,
     SELECTED_PEERS,
 )
-from tests.helm.network import Endpoint, Policy, allowed, let_in, let_out
+from tests.helm.network import Endpoint, Policy, allowed, let_in, let_out, matches
 from tests.helm.rendering import NAMESPACE, Case, PodTemplate, render
 
-DNS, HTTPS, API_SERVER, REDIS, GCS, DASHBOARD, API, NODE, FREE = 53, 443, 6443, 6379, 6379, 8265, 8470, 8471, 40000
+DNS, HTTPS, REDIS, GCS, DASHBOARD, API, NODE, FREE = 53, 443, 6379, 6379, 8265, 8470, 8471, 40000
+API_SERVERS = frozenset({443, 6443, 8443, 16443})
+"""Clouds and kubeadm, minikube, MicroK8s: the ports on which the servers themselves listen."""
 STORE, REDIS_TLS = 9000, 6380
 RAY = frozenset({8076, 8077, 8078, 8079, 52365, 10002, 19999})
+OPEN_TO_RAY = RAY | {16443}
+"""With a port between the first and the last of its workers."""
 METRICS = frozenset({9400, 9499})
-PROBED = frozenset({DNS, GCS, HTTPS, API_SERVER, REDIS, REDIS_TLS, DASHBOARD, API, NODE, FREE, STORE, 22, 8080, 9399,
-                    9500, 10001, 20000}) | RAY | METRICS  # fmt: skip
+PROBED = frozenset({DNS, GCS, REDIS, REDIS_TLS, DASHBOARD, API, NODE, FREE, STORE, 22, 8080, 9399,
+                    9500, 10001, 20000}) | RAY | METRICS | API_SERVERS  # fmt: skip
 """Every port that anything listens on, those beside the ranges, and some that nothing uses."""
 
 OTHERS = {
@@ -50,14 +54,14 @@ OTHERS = {
         Endpoint("kubernetes", ip="10.96.0.1"),
         Endpoint("internet", ip="203.0.113.7"),
         Endpoint("internet, IPv6", ip="2001:db8::7"),
-        Endpoint("hub", ip="198.51.100.9"),
+        Endpoint("agent", ip="198.51.100.9"),
     )
 }  # fmt: skip
 PENSTOCK = ("api", *GROUPS)
 KEEPING_FILES = ("head", "cpu", "rollout", "learner")
 OWN = (*PENSTOCK, "redis", "test", "uninstall")
 REACHED_BY_ADDRESS = ("foreign", "stranger", "another release", "prometheus", "grafana", "operator", "ingress", "dns",
-                      "kubernetes", "internet", "hub")  # fmt: skip
+                      "kubernetes", "internet", "agent")  # fmt: skip
 """What 0.0.0.0/0 is, besides the release's own pods; a cloud's metadata service is always left out."""
 
 Arrows = dict[tuple[str, str], frozenset[int]]
@@ -78,8 +82,8 @@ def fan(sources: tuple[str, ...], destinations: tuple[str, ...], *ports: int) ->
 
 
 ALWAYS = joined(
-    fan(("head",), ROLES, *RAY),
-    fan(ROLES, ("head",), GCS, *RAY),
+    fan(("head",), ROLES, *OPEN_TO_RAY),
+    fan(ROLES, ("head",), GCS, *OPEN_TO_RAY),
     fan(("rollout", "learner"), ("rollout", "learner"), *PROBED),
     fan((*PENSTOCK, "test", "uninstall"), ("dns", "node's dns"), DNS),
     fan(("test", "prometheus"), ("api",), API),
@@ -94,7 +98,7 @@ def by_address(sources: tuple[str, ...], *ports: int) -> Arrows:
     return fan(sources, (*REACHED_BY_ADDRESS, *OWN), *ports)
 
 
-ANYWHERE = by_address(("head", "uninstall"), HTTPS, API_SERVER)
+ANYWHERE = by_address(("head", "uninstall"), *API_SERVERS)
 """The chart cannot know the API server's address; networkPolicy.kubernetesApi.peers narrows it."""
 
 EXPECTED: list[tuple[Case, Arrows, Arrows]] = [
@@ -108,7 +112,7 @@ EXPECTED: list[tuple[Case, Arrows, Arrows]] = [
         fan(("head", "uninstall"), ("kubernetes",), HTTPS),
         fan(("ingress",), ("api",), API),
         fan(("operator",), ("head",), DASHBOARD),
-        fan(("cpu", "rollout", "learner"), ("hub",), HTTPS),
+        fan(KEEPING_FILES, ("agent",), HTTPS),
     ), {}),
 ]  # fmt: skip
 """Case, the drawn arrows, and what is let out by address besides."""
@@ -230,6 +234,39 @@ def test_a_pod_of_the_release_with_no_policy_of_its_own_is_closed() -> None:
     rules, there = policies(DEFAULTS), everybody(DEFAULTS)
     assert not [one.name for one in there.values() for port in PROBED
                 if allowed(rules, new, one, port) or allowed(rules, one, new, port)]  # fmt: skip
+
+
+CILIUM = DEFAULTS.but({"networkPolicy": {"cilium": True, "kubernetesApi": {"ports": [6443]}}}, name="Cilium")
+
+
+def test_with_cilium_only_its_own_kind_leads_to_the_api_server() -> None:
+    found = {one.component: one for one in render(CILIUM).all("CiliumNetworkPolicy")}
+    assert set(found) == {"head", "uninstall"}
+    for component, policy in found.items():
+        assert policy.api_version == "cilium.io/v2"
+        own = [pod for pod in render(CILIUM).pods if matches(policy.at("spec", "endpointSelector"), pod.labels)]
+        assert [pod.component for pod in own] == [component]
+        assert policy.at("spec", "egress") == [{
+            "toEntities": ["kube-apiserver"], "toPorts": [{"ports": [{"port": "6443", "protocol": "TCP"}]}],
+        }]  # fmt: skip
+        assert set(policy.document["spec"]) == {"endpointSelector", "egress"}
+    assert differences(arrows(CILIUM, policies(CILIUM)), joined(ALWAYS, OWN_REDIS)) == []
+
+
+def test_without_the_drain_or_without_policies_nothing_more_is_let_out_by_cilium() -> None:
+    undrained = render(CILIUM.but({"uninstall": {"drain": False}}))
+    assert [one.component for one in undrained.all("CiliumNetworkPolicy")] == ["head"]
+    assert not render(CILIUM.but({"networkPolicy": {"enabled": False}})).has("CiliumNetworkPolicy")
+
+
+def test_the_agent_that_gives_a_role_can_be_let_in_by_an_extra_rule() -> None:
+    """EKS Pod Identity: a link-local address, which the object store's peers leave out."""
+    rule = {"to": [{"ipBlock": {"cidr": "169.254.170.23/32"}}], "ports": [{"port": 80, "protocol": "TCP"}]}
+    case = OBJECT_STORE.but({"networkPolicy": {"extraEgress": [rule]}})
+    agent = Endpoint("pod identity", ip="169.254.170.23")
+    reaching = [one.name for one in everybody(case).values() if one.name in OWN
+                and let_out(policies(case), one, agent, frozenset({80}))]  # fmt: skip
+    assert set(reaching) == set(KEEPING_FILES)
 
 
 def test_without_policies_everything_is_open() -> None:

@@ -12,6 +12,7 @@ from tests.helm.cases import (
     DEFAULTS,
     DRIVERS,
     GROUPS,
+    NEW_SHARED_CLAIM,
     OBJECT_STORE_BY_ROLE,
     OF_RAY,
     PLACED,
@@ -19,7 +20,7 @@ from tests.helm.cases import (
     RDMA,
     ROLES,
 )
-from tests.helm.rendering import Case, render
+from tests.helm.rendering import Case, Document, render
 
 
 @pytest.mark.parametrize("component", [*PLACED, "redis"])
@@ -34,6 +35,63 @@ def test_each_component_goes_where_it_is_told(component: str) -> None:
     if component != "redis":
         keys = [rule["topologyKey"] for rule in pod.spec["topologySpreadConstraints"]]
         assert keys == [f"topology.example/{component}"]
+
+
+GPU_LABEL = {"nvidia.com/gpu.present": "true"}
+GUIDE = [Case(name, files=(f"../../deploy/values/{name}.yaml",)) for name in ("qwen2.5-7b", "qwen2.5-32b")]
+
+
+def bears(tolerations: list[Document], taint: str) -> bool:
+    """Whether a pod may be on a node with a taint that refuses new pods."""
+    return any(
+        one.get("key") in (None, taint)
+        and one.get("operator") == "Exists"
+        and one.get("effect") in (None, "NoSchedule")
+        for one in tolerations
+    )
+
+
+def bound_to_gpus(case: Case) -> set[str]:
+    """The components that can only run where GPUs are: they have some, or a selector asks for such a node."""
+    return {
+        pod.component for pod in render(case).lasting_pods
+        if "nvidia.com/gpu" in pod.main.document["resources"]["limits"]
+        or any(label.startswith("nvidia.com/") for label in pod.spec.get("nodeSelector", {}))
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GUIDE, ids=str)
+def test_on_the_guides_clusters_whatever_is_bound_to_gpu_nodes_bears_their_taint(case: Case) -> None:
+    bound = bound_to_gpus(case)
+    assert {"rollout", "learner"} <= bound
+    pods = render(case).lasting_pods
+    assert [pod for pod in pods if pod.component in bound
+            and not bears(pod.spec.get("tolerations", []), "nvidia.com/gpu")] == []  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "bearing"),
+    [
+        ({"ray": {"nodeSelector": GPU_LABEL}}, set(GROUPS)),
+        ({"ray": {"nodeSelector": GPU_LABEL}, "rollout": {"nodeSelector": {"pool": "a"}}}, set(GROUPS)),
+        ({"ray": {"nodeSelector": {"kubernetes.io/hostname": "box"}}}, set(GROUPS)),
+        ({"verifier": {"nodeSelector": {"accelerator": "h100"}}}, {"rollout", "learner", "verifier"}),
+        ({"rollout": {"nodeSelector": {"pool": "a"}}, "verifier": {"nodeSelector": {"pool": "b"}}},
+         {"rollout", "learner"}),
+        ({}, {"rollout", "learner"}),
+        ({"ray": {"nodeSelector": GPU_LABEL}, "rollout": {"gpus": 0}, "learner": {"gpus": 0}}, set()),
+    ],
+)  # fmt: skip
+def test_who_bears_the_taint_of_gpu_nodes(values: Document, bearing: set[str]) -> None:
+    rendering = render(NEW_SHARED_CLAIM.but(values))
+    assert {pod.component for pod in rendering.lasting_pods
+            if bears(pod.spec.get("tolerations", []), "nvidia.com/gpu")} == bearing  # fmt: skip
+
+
+def test_pods_with_a_slice_of_a_gpu_bear_the_taint_of_whole_ones() -> None:
+    rendering = render(DEFAULTS.but({"ray": {"gpuResource": "nvidia.com/mig-1g.10gb"}}))
+    tolerations = rendering.pod("rollout").spec["tolerations"]
+    assert [bears(tolerations, f"nvidia.com/{name}") for name in ("gpu", "mig-1g.10gb", "other")] == [True, True, False]
 
 
 @pytest.mark.parametrize("component", GROUPS)
@@ -80,10 +138,10 @@ def test_pods_end_in_order_before_they_are_killed(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_replicas_of_the_api_are_spread_over_nodes(case: Case) -> None:
-    if case is PLACEMENT:
-        return
     rules = render(case).pod("api").spec["topologySpreadConstraints"]
-    assert [rule["topologyKey"] for rule in rules] == ["kubernetes.io/hostname"]
+    assert [rule["topologyKey"] for rule in rules] == [
+        "topology.example/api" if case is PLACEMENT else "kubernetes.io/hostname"
+    ]
     assert rules[0]["whenUnsatisfiable"] == "ScheduleAnyway"
 
 

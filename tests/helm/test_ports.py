@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from services.api.app import create_app
-from tests.helm.cases import CASES
+from tests.helm.cases import CASES, EVERYTHING, MONITORED, PUBLISHED
 from tests.helm.network import matches
 from tests.helm.rendering import FULLNAME, NAMESPACE, Case, Container, Document, Rendering, render
 
@@ -140,14 +140,10 @@ def test_an_ingress_and_the_monitors_name_ports_that_exist(case: Case) -> None:
         for endpoint in monitor.at("spec", "endpoints"):
             assert all(endpoint["port"] in services[one.name] for one in chosen), (monitor, endpoint)
             assert endpoint["path"] == "/metrics"
-    for monitor in rendering.all("PodMonitor"):
-        for pod in [pod for pod in rendering.lasting_pods if matches(monitor.at("spec", "selector"), pod.labels)]:
-            for endpoint in monitor.at("spec", "podMetricsEndpoints"):
-                assert any(endpoint["port"] in container.ports for container in pod.containers), (
-                    monitor,
-                    pod,
-                    endpoint,
-                )
+    assert (rendering.has("Ingress"), rendering.has("ServiceMonitor")) == (
+        case in (PUBLISHED, EVERYTHING),
+        case in (MONITORED, EVERYTHING),
+    )
 
 
 def service_of_host(rendering: Rendering, host: str) -> bool:

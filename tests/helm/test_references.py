@@ -88,14 +88,3 @@ def test_no_two_objects_share_a_name_and_all_names_are_lawful(case: Case) -> Non
     assert len(named) == len(set(named)), [one for one in named if named.count(one) > 1]
     too_long = [str(one) for one in rendering.manifests if len(one.name) > 63]
     assert too_long == []
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_keys_of_a_config_map_mounted_by_sub_path_exist(case: Case) -> None:
-    rendering = render(case)
-    for pod in rendering.pods:
-        for container in pod.containers:
-            for mount in container.mounts.values():
-                source = pod.volumes.get(mount["name"], {}).get("configMap")
-                if source and "subPath" in mount and not source.get("items"):
-                    assert mount["subPath"] in keys_of(rendering.one("ConfigMap", name=source["name"])), (pod, mount)

@@ -10,9 +10,19 @@ from typing import Any
 
 import pytest
 
-from tests.helm.cases import CASES
+from tests.helm.cases import CASES, DEFAULTS, EVERYTHING, MONITORED
 from tests.helm.network import matches
-from tests.helm.rendering import COMPONENT, NAMESPACE, Case, Manifest, PodTemplate, Rendering, render
+from tests.helm.rendering import (
+    COMPONENT,
+    NAMESPACE,
+    Case,
+    HelmError,
+    Manifest,
+    PodTemplate,
+    Rendering,
+    render,
+    template,
+)
 
 INSTANCE, NAME = "app.kubernetes.io/instance", "app.kubernetes.io/name"
 
@@ -51,14 +61,34 @@ def test_a_disruption_budget_covers_its_component_and_lets_a_node_be_drained(cas
         found = selected(rendering, budget.at("spec", "selector"))
         assert components(found) == {budget.component}, f"{budget} covers {found}"
         assert budget.at("spec", "selector", "matchLabels").get(INSTANCE), budget
-        at_least = budget.at("spec", "minAvailable")
-        for pod in found:
-            replicas = pod.owner.at("spec", "replicas")
-            if pod.owner.kind in ("Deployment", "StatefulSet") and at_least is not None:
-                # A single one may be held on purpose, until somebody sets its budget to null.
-                assert replicas in (1, *range(at_least + 1, replicas + 1)), (
-                    f"{budget}: of {replicas} none may be evicted"
-                )
+        (most,) = {most_pods(pod) for pod in found}
+        spec = {key: budget.at("spec", key) for key in ("minAvailable", "maxUnavailable") if budget.at("spec", key)}
+        if budget.component == "api":
+            assert spec == {"maxUnavailable": 1}
+        else:
+            # A single one is held on purpose, until somebody says when it may go; of several one may go at any time.
+            assert spec == {"minAvailable": 1}, f"{budget}: of {most} none may be evicted"
+    held = {budget.component for budget in rendering.all("PodDisruptionBudget")}
+    assert held == {"api", "head", "rollout", "learner"} | ({"redis"} if rendering.has("StatefulSet") else set()), (
+        "cpu and verifier keep nothing: one of one pod would hold a node up for ever"
+    )
+
+
+def most_pods(pod: PodTemplate) -> int:
+    """How many pods there can be of one template."""
+    if not pod.group:
+        return int(pod.owner.at("spec", "replicas"))
+    groups = {one["groupName"]: one for one in pod.owner.at("spec", "workerGroupSpecs")}
+    return int(groups[pod.group]["maxReplicas"]) if pod.group in groups else 1
+
+
+@pytest.mark.parametrize("component", ["head", "rollout", "learner"])
+def test_a_budget_holds_as_many_as_the_values_say_and_never_more_than_there_can_be(component: str) -> None:
+    most = most_pods(render(DEFAULTS).pod(component))
+    case = DEFAULTS.but({component: {"minAvailable": most}})
+    assert render(case).one("PodDisruptionBudget", component).at("spec", "minAvailable") == most
+    with pytest.raises(HelmError, match=f"{component}.minAvailable"):
+        template(case.but({component: {"minAvailable": most + 1}}))
 
 
 def peers(policy: Manifest) -> Iterator[dict[str, Any]]:
@@ -86,15 +116,13 @@ def test_affinity_and_spread_speak_of_the_pod_itself(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_service_monitor_finds_a_service_and_a_pod_monitor_finds_pods(case: Case) -> None:
+def test_a_service_monitor_finds_its_service(case: Case) -> None:
     rendering = render(case)
     for monitor in rendering.all("ServiceMonitor"):
         chosen = [one for one in rendering.all("Service") if matches(monitor.at("spec", "selector"), one.labels)]
         assert {one.component for one in chosen} == {"api"}, f"{monitor} scrapes {chosen}"
-    for monitor in rendering.all("PodMonitor"):
-        assert selected(rendering, monitor.at("spec", "selector")), monitor
-    for monitor in [*rendering.all("ServiceMonitor"), *rendering.all("PodMonitor")]:
         assert monitor.at("spec", "namespaceSelector", "matchNames", default=[NAMESPACE]) == [NAMESPACE], monitor
+    assert rendering.has("ServiceMonitor") is (case in (MONITORED, EVERYTHING))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

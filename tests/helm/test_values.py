@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 
 from tests.helm.cases import CASES
-from tests.helm.rendering import CHART, ROOT, Case, Document, default_values, load_all
+from tests.helm.rendering import CHART, ROOT, Case, Document, default_values, load_all, merged
 
 COMMENT = "# -- "
 
@@ -120,6 +120,5 @@ def test_the_charts_readme_is_fresh() -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_cases_of_these_tests_name_only_values_that_exist(case: Case) -> None:
     """Helm would refuse them too; this says where."""
-    assert [
-        error.message for error in jsonschema.Draft7Validator(schema()).iter_errors(json.loads(json.dumps(case.values)))
-    ] == []
+    values = merged(default_values(), json.loads(json.dumps(case.values)))
+    assert [error.message for error in jsonschema.Draft7Validator(schema()).iter_errors(values)] == []

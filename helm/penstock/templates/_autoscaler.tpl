@@ -29,6 +29,6 @@ volumeMounts:
     mountPath: /tmp
   - name: ray-logs
     mountPath: /tmp/ray
-  # The only container of the release that holds a token of the Kubernetes API.
+  # Besides the Job of `helm uninstall`, the only container that holds a token of the Kubernetes API.
   {{- include "penstock.tokenMount" . | nindent 2 }}
 {{- end }}

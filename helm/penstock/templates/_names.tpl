@@ -56,7 +56,3 @@ labels:
 {{ .repository }}{{ empty .digest | ternary (printf ":%s" .tag) (printf "@%s" .digest) }}
 {{- end -}}
 {{- end }}
-
-{{- define "penstock.testRecipe" -}}
-{{ gt (int .Values.rollout.gpus) 0 | ternary "test-recipe-gpu.yaml" "test-recipe-cpu.yaml" }}
-{{- end }}

@@ -65,10 +65,13 @@
 {{- end }}
 
 {{- define "penstock.net.toKubernetes" -}}
+{{- /* Nothing with Cilium, which takes the API server for no address: networkpolicy-cilium.yaml lets these pods out. */ -}}
+{{- if not .Values.networkPolicy.cilium }}
 - to:
     {{- toYaml .Values.networkPolicy.kubernetesApi.peers | nindent 4 }}
   ports:
     {{- include "penstock.net.ports" (dict "ports" .Values.networkPolicy.kubernetesApi.ports) | nindent 4 }}
+{{- end }}
 {{- end }}
 
 {{- define "penstock.net.toStore" -}}
@@ -80,7 +83,7 @@
 {{- end }}
 {{- end }}
 
-{{- define "penstock.net.head" -}}
+{{- define "penstock.net.opening" -}}
 {{- /* The opening of a policy: (dict "root" $ "component" "api") */ -}}
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy

@@ -12,7 +12,7 @@ seccompProfile:
 {{- end }}
 
 {{- define "penstock.containerSecurity" -}}
-{{- /* (dict "uid" 10001 "add" list). In full, though the pod says much of it: KubeRay copies it into its own containers. */ -}}
+{{- /* (dict "uid" 10001). In full, though the pod says much of it: KubeRay copies it into its own containers. */ -}}
 runAsNonRoot: true
 runAsUser: {{ .uid }}
 runAsGroup: {{ .uid }}
@@ -20,9 +20,6 @@ readOnlyRootFilesystem: true
 allowPrivilegeEscalation: false
 capabilities:
   drop: [ALL]
-  {{- with .add }}
-  add: {{ toJson . }}
-  {{- end }}
 seccompProfile:
   type: RuntimeDefault
 {{- end }}

@@ -111,11 +111,36 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
 {{- end }}
 
 {{- define "penstock.ray.tolerations" -}}
-{{- /* As JSON. A pod that shares its node with GPU pods has to bear the same taint. */ -}}
+{{- /* As JSON. Nodes are tainted with the name of whole GPUs, also where they offer slices of them. */ -}}
 {{- $tolerations := concat .root.Values.ray.tolerations .of.tolerations -}}
-{{- $shares := and (include "penstock.storage.shared" .) (include "penstock.anyGpus" .root) -}}
-{{- if or (gt (int .of.gpus) 0) $shares -}}
-{{- $tolerations = append $tolerations (dict "key" .root.Values.ray.gpuResource "operator" "Exists" "effect" "NoSchedule") -}}
+{{- $resource := .root.Values.ray.gpuResource -}}
+{{- if or (gt (int .of.gpus) 0) (include "penstock.ray.onGpuNodes" .) -}}
+{{- range list $resource (printf "%s/gpu" (dir $resource)) | uniq -}}
+{{- $tolerations = append $tolerations (dict "key" . "operator" "Exists" "effect" "NoSchedule") -}}
+{{- end -}}
 {{- end -}}
 {{ toJson $tolerations }}
+{{- end }}
+
+{{- define "penstock.ray.nodeSelector" -}}
+{{- /* (dict "root" $ "of" .Values.rollout): as JSON; the group's own wins. */ -}}
+{{ merge (deepCopy .of.nodeSelector) .root.Values.ray.nodeSelector | toJson }}
+{{- end }}
+
+{{- define "penstock.ray.onGpuNodes" -}}
+{{- /* "true" where a pod without GPUs may be bound to their nodes, and so has to bear the same taint: by the volume, by
+       a label that such nodes have, or by a selector that a group with GPUs has too. */ -}}
+{{- if include "penstock.anyGpus" .root -}}
+{{- $found := include "penstock.storage.shared" . | list | compact -}}
+{{- $selector := include "penstock.ray.nodeSelector" . | fromJson -}}
+{{- $vendor := printf "%s/" (dir .root.Values.ray.gpuResource) -}}
+{{- range $label, $_ := $selector -}}
+{{- if or (has $label $.root.Values.ray.gpuNodeLabels) (hasPrefix $vendor $label) -}}{{- $found = append $found $label -}}{{- end -}}
+{{- end -}}
+{{- range list .root.Values.rollout .root.Values.learner -}}
+{{- $theirs := include "penstock.ray.nodeSelector" (dict "root" $.root "of" .) | fromJson -}}
+{{- if and .gpus $theirs (deepEqual $selector (merge (deepCopy $theirs) $selector)) -}}{{- $found = append $found "selector" -}}{{- end -}}
+{{- end -}}
+{{- with $found -}}true{{- end -}}
+{{- end -}}
 {{- end }}

@@ -36,7 +36,7 @@ spec:
   securityContext:
     {{- include "penstock.podSecurity" (dict "uid" 10001) | nindent 4 }}
   {{- $placed := merge (dict
-        "nodeSelector" (merge (deepCopy .of.nodeSelector) $root.Values.ray.nodeSelector)
+        "nodeSelector" (include "penstock.ray.nodeSelector" . | fromJson)
         "tolerations" (include "penstock.ray.tolerations" . | fromJsonArray)
         "affinity" (include "penstock.storage.affinity" . | fromJson)) .of }}
   {{- include "penstock.scheduling" (dict "of" $placed) | nindent 2 }}
@@ -52,6 +52,7 @@ spec:
       ports:
         - name: node
           containerPort: 8471
+        # Ray's own metrics. The NetworkPolicies let nobody in: Penstock's are at 9400 to 9499.
         - name: metrics
           containerPort: 8080
         {{- if eq .role "head" }}
@@ -75,7 +76,7 @@ spec:
       resources:
         {{- include "penstock.resources" (dict "of" .of "more" $more) | nindent 8 }}
       securityContext:
-        {{- include "penstock.containerSecurity" (dict "uid" 10001 "add" .of.addCapabilities) | nindent 8 }}
+        {{- include "penstock.containerSecurity" (dict "uid" 10001) | nindent 8 }}
       volumeMounts:
         {{- include "penstock.ray.mounts" . | nindent 8 }}
   volumes:

@@ -105,7 +105,7 @@
 {{- end }}
 
 {{- define "penstock.anyGpus" -}}
-{{- range list .Values.cpu .Values.verifier .Values.rollout .Values.learner -}}
+{{- range list .Values.rollout .Values.learner -}}
 {{- if gt (int .gpus) 0 -}}true{{- end -}}
 {{- end -}}
 {{- end }}

@@ -2,12 +2,16 @@
 
 {{- define "penstock.validate" -}}
 {{- $faults := list -}}
-{{- range list "groups" "redis" "storage" "api" -}}
+{{- range list "groups" "volumes" "redis" "storage" "api" -}}
 {{- $faults = concat $faults (include (printf "penstock.validate.%s" .) $ | fromJsonArray) -}}
 {{- end -}}
-{{- /* A namespace has this ConfigMap on every cluster; without a cluster `lookup` finds nothing. */ -}}
+{{- /* Every API server has this group, and Helm does not assume it: without a cluster nothing is known of its APIs. */ -}}
+{{- if .Capabilities.APIVersions.Has "apiregistration.k8s.io/v1" -}}
+{{- $faults = concat $faults (include "penstock.validate.apis" . | fromJsonArray) -}}
+{{- end -}}
+{{- /* Kubernetes puts this ConfigMap into every namespace: without it there is none yet, or `lookup` asks no cluster. */ -}}
 {{- if lookup "v1" "ConfigMap" .Release.Namespace "kube-root-ca.crt" -}}
-{{- $faults = concat $faults (include "penstock.validate.apis" . | fromJsonArray) (include "penstock.validate.objects" . | fromJsonArray) -}}
+{{- $faults = concat $faults (include "penstock.validate.objects" . | fromJsonArray) -}}
 {{- end -}}
 {{- with $faults -}}
 {{- fail (printf "\n\n%s\n" (join "\n" .)) -}}
@@ -26,6 +30,10 @@
 {{- $of := get $.Values $role -}}
 {{- if gt (int $of.minReplicas) (int ($of.maxReplicas | default $of.minReplicas)) -}}
 {{- $faults = append $faults (printf "%s.minReplicas = %v: at most %s.maxReplicas = %v is accepted" $role $of.minReplicas $role $of.maxReplicas) -}}
+{{- end -}}
+{{- $most := ternary 1 (int $of.maxReplicas) (eq $role "head") -}}
+{{- if gt (int $of.minAvailable) $most -}}
+{{- $faults = append $faults (printf "%s.minAvailable = %v: at most %s.maxReplicas = %d is accepted; 0 is no budget" $role $of.minAvailable $role $most) -}}
 {{- end -}}
 {{- $shm := include "penstock.bytes" $of.shmSize | int64 -}}
 {{- if ge $shm (include "penstock.bytes" $of.memory | int64) -}}
@@ -62,6 +70,30 @@
 {{- end -}}
 {{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" (include "penstock.fullname" .)) -}}
 {{- $faults = append $faults (printf "release name = %q: KubeRay accepts small letters, digits and '-', a letter first; or set fullnameOverride" .Release.Name) -}}
+{{- end -}}
+{{ toJson $faults }}
+{{- end }}
+
+{{- define "penstock.validate.volumes" -}}
+{{- /* Kubernetes would tell at the first pod only, and KubeRay in its log: a pod inside a RayCluster is not looked at. */ -}}
+{{- $faults := list -}}
+{{- $own := list "autoscaler-tmp" "bounds" "kubernetes-token" "ray-logs" "redis-auth" "redis-ca" "runs" "shm" "tmp" -}}
+{{- $names := list -}}
+{{- range $at, $one := .Values.ray.extraVolumes -}}
+{{- if or (has $one.name $own) (has $one.name $names) -}}
+{{- $faults = append $faults (printf "ray.extraVolumes[%d].name = %q: given twice, or the chart's own; other names than %s are accepted" $at $one.name (join ", " $own)) -}}
+{{- end -}}
+{{- $names = append $names $one.name -}}
+{{- end -}}
+{{- $taken := list "/dev/shm" "/etc/penstock/bounds" "/etc/penstock/redis-auth" "/etc/penstock/redis-ca" "/tmp" "/tmp/ray" "/var/lib/penstock" -}}
+{{- range $at, $one := .Values.ray.extraVolumeMounts -}}
+{{- if not (has $one.name $names) -}}
+{{- $faults = append $faults (printf "ray.extraVolumeMounts[%d].name = %q: there is no such volume; those of ray.extraVolumes are accepted: %s" $at $one.name (join ", " $names | default "none")) -}}
+{{- end -}}
+{{- if has (clean $one.mountPath) $taken -}}
+{{- $faults = append $faults (printf "ray.extraVolumeMounts[%d].mountPath = %q: given twice, or the chart's own; other paths than %s are accepted" $at $one.mountPath (join ", " $taken)) -}}
+{{- end -}}
+{{- $taken = append $taken (clean $one.mountPath) -}}
 {{- end -}}
 {{ toJson $faults }}
 {{- end }}

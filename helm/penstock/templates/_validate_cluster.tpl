@@ -2,8 +2,17 @@
 
 {{- define "penstock.validate.apis" -}}
 {{- $faults := list -}}
+{{- $repository := "https://ray-project.github.io/kuberay-helm/" -}}
 {{- if not (.Capabilities.APIVersions.Has "ray.io/v1/RayCluster") -}}
-{{- $faults = append $faults "KubeRay is missing (no ray.io/v1): helm install kuberay-operator kuberay-operator --repo https://ray-project.github.io/kuberay-helm/ --namespace kuberay-system --create-namespace" -}}
+{{- $faults = append $faults (printf "KubeRay is missing (no ray.io/v1): helm install kuberay-operator kuberay-operator --repo %s --namespace kuberay-system --create-namespace; 1.7 or newer is accepted" $repository) -}}
+{{- else if .Values.ray.checkOperator -}}
+{{- /* Nothing is found where `lookup` asks no cluster. The fields lie below the version's schema. */ -}}
+{{- range dig "spec" "versions" list (lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "rayclusters.ray.io" | default dict) -}}
+{{- $options := dig "schema" "openAPIV3Schema" "properties" "spec" "properties" "autoscalerOptions" "properties" dict . -}}
+{{- if and (eq .name "v1") (not (and (hasKey $options "command") (hasKey $options "args"))) -}}
+{{- $faults = append $faults (printf "KubeRay is too old (its RayCluster has no autoscalerOptions.command): 1.7 or newer is accepted. Helm does not renew CRDs, so apply those of the new version first: helm show crds kuberay-operator --repo %s | kubectl apply --server-side --force-conflicts -f -, then helm upgrade kuberay-operator kuberay-operator --repo %s --namespace kuberay-system" $repository $repository) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- $wanted := dict "serviceMonitor" "v1/ServiceMonitor" "scrapeConfig" "v1alpha1/ScrapeConfig" "rules" "v1/PrometheusRule" -}}
 {{- range $value, $kind := $wanted -}}
@@ -11,11 +20,14 @@
 {{- $faults = append $faults (printf "metrics.%s.enabled = true: the cluster has no monitoring.coreos.com/%s: helm install prometheus-operator-crds prometheus-operator-crds --repo https://prometheus-community.github.io/helm-charts, or set it to false" $value $kind) -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.networkPolicy.enabled .Values.networkPolicy.cilium (not (.Capabilities.APIVersions.Has "cilium.io/v2/CiliumNetworkPolicy")) -}}
+{{- $faults = append $faults "networkPolicy.cilium = true: the cluster has no cilium.io/v2/CiliumNetworkPolicy, so its network plug-in is not Cilium or keeps that kind to itself; false is accepted" -}}
+{{- end -}}
 {{ toJson $faults }}
 {{- end }}
 
 {{- define "penstock.validate.secrets" -}}
-{{- /* By the value that names it: Secret and keys, as JSON. */ -}}
+{{- /* By the value that names it, as JSON: Secret, keys, and its kind for `kubectl create secret`. */ -}}
 {{- $wanted := dict -}}
 {{- $sentinel := .Values.redis.external.enabled | ternary .Values.redis.external.sentinel.passwordKey "" -}}
 {{- $_ := set $wanted "redis.existingSecret" (dict "name" .Values.redis.existingSecret "keys" (compact (list "penstock-password" "ray-password" $sentinel))) -}}
@@ -26,13 +38,21 @@
 {{- $_ := set $wanted "storage.s3.existingSecret" (dict "name" .Values.storage.s3.existingSecret "keys" (list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY")) -}}
 {{- end -}}
 {{- if .Values.api.ingress.enabled -}}
-{{- $_ := set $wanted "api.ingress.tlsSecret" (dict "name" .Values.api.ingress.tlsSecret "keys" (list "tls.crt" "tls.key")) -}}
+{{- $_ := set $wanted "api.ingress.tlsSecret" (dict "name" .Values.api.ingress.tlsSecret "keys" (list "tls.crt" "tls.key") "kind" "tls") -}}
 {{- end -}}
 {{- $_ := set $wanted "ray.authSecret" (dict "name" .Values.ray.authSecret "keys" (list "auth_token")) -}}
 {{- range $at, $one := .Values.imagePullSecrets -}}
-{{- $_ := set $wanted (printf "imagePullSecrets[%d].name" $at) (dict "name" $one.name "keys" (list ".dockerconfigjson")) -}}
+{{- $_ := set $wanted (printf "imagePullSecrets[%d].name" $at) (dict "name" $one.name "keys" (list ".dockerconfigjson") "kind" "docker-registry" "type" "kubernetes.io/dockerconfigjson") -}}
 {{- end -}}
 {{ toJson $wanted }}
+{{- end }}
+
+{{- define "penstock.validate.cure" -}}
+{{- /* (dict "namespace" "n" "wanted" $wanted): the command that makes such a Secret. */ -}}
+{{- $sources := list -}}
+{{- range .wanted.keys -}}{{- $sources = append $sources (printf "--from-file=%s=FILE" .) -}}{{- end -}}
+{{- if eq (.wanted.kind | default "") "tls" -}}{{- $sources = list "--cert=FILE" "--key=FILE" -}}{{- end -}}
+kubectl --namespace {{ .namespace }} create secret {{ .wanted.kind | default "generic" }} {{ .wanted.name }} {{ join " " $sources }}
 {{- end }}
 
 {{- define "penstock.validate.objects" -}}
@@ -45,11 +65,12 @@
 {{- range $wanted.keys -}}
 {{- if not (hasKey (get ($secret | default dict) "data" | default dict) .) -}}{{- $missing = append $missing . -}}{{- end -}}
 {{- end -}}
-{{- $literals := list -}}
-{{- range $wanted.keys -}}{{- $literals = append $literals (printf "--from-file=%s=FILE" .) -}}{{- end -}}
-{{- $cure := printf "kubectl --namespace %s create secret generic %s %s" $namespace $wanted.name (join " " $literals) -}}
+{{- $cure := include "penstock.validate.cure" (dict "namespace" $namespace "wanted" $wanted) -}}
 {{- if not $secret -}}
 {{- $faults = append $faults (printf "%s = %q: there is no such Secret in namespace %s: %s" $value $wanted.name $namespace $cure) -}}
+{{- else if and $wanted.type (ne $secret.type $wanted.type) -}}
+{{- /* Nodes pass over one of another type, whatever its keys; and a type cannot be changed. */ -}}
+{{- $faults = append $faults (printf "%s = %q: the Secret is of type %s; %s is accepted: kubectl --namespace %s delete secret %s && %s" $value $wanted.name $secret.type $wanted.type $namespace $wanted.name $cure) -}}
 {{- else if $missing -}}
 {{- $faults = append $faults (printf "%s = %q: the Secret has no key %s: %s --dry-run=client -o yaml | kubectl apply -f -" $value $wanted.name (join ", " $missing) $cure) -}}
 {{- end -}}
@@ -58,6 +79,33 @@
 {{- $claim := .Values.storage.claim.existingClaim -}}
 {{- if and (eq .Values.storage.kind "claim") $claim (not (lookup "v1" "PersistentVolumeClaim" $namespace $claim)) -}}
 {{- $faults = append $faults (printf "storage.claim.existingClaim = %q: there is no such PersistentVolumeClaim in namespace %s: make it with kubectl --namespace %s apply, or leave the value empty" $claim $namespace $namespace) -}}
+{{- end -}}
+{{ concat $faults (include "penstock.validate.redisVolume" . | fromJsonArray) | toJson }}
+{{- end }}
+
+{{- define "penstock.validate.redisVolume" -}}
+{{- /* What Kubernetes refuses to change in a StatefulSet, told with the way round it. */ -}}
+{{- $faults := list -}}
+{{- $name := printf "%s-redis" (include "penstock.fullname" .) -}}
+{{- $kubectl := printf "kubectl --namespace %s" .Release.Namespace -}}
+{{- $again := printf "%s delete statefulset %s --cascade=orphan, and upgrade again (Redis goes on meanwhile)" $kubectl $name -}}
+{{- $wanted := .Values.redis.persistence -}}
+{{- $live := dict -}}
+{{- if not .Values.redis.external.enabled -}}{{- $live = lookup "apps/v1" "StatefulSet" .Release.Namespace $name | default dict -}}{{- end -}}
+{{- range dig "spec" "volumeClaimTemplates" list $live -}}
+{{- $size := dig "spec" "resources" "requests" "storage" "" . -}}
+{{- $class := dig "spec" "storageClassName" "" . -}}
+{{- if ne (include "penstock.bytes" $size) (include "penstock.bytes" $wanted.size) -}}
+{{- $grow := printf "%s patch pvc data-%s-0 --patch '{\"spec\":{\"resources\":{\"requests\":{\"storage\":\"%s\"}}}}'" $kubectl $name $wanted.size -}}
+{{- $faults = append $faults (printf "redis.persistence.size = %s: the StatefulSet was made with %s, which cannot be changed in it. %s is accepted, or a larger one (where the storage class can grow volumes) after: %s && %s" $wanted.size $size $size $grow $again) -}}
+{{- end -}}
+{{- if ne $class $wanted.storageClass -}}
+{{- $faults = append $faults (printf "redis.persistence.storageClass = %q: the StatefulSet was made with %q, which cannot be changed in it. %q is accepted, or another after: %s; the volume that is there stays what it is, only one that is made anew has the new class" $wanted.storageClass $class $class $again) -}}
+{{- end -}}
+{{- end -}}
+{{- $policy := dig "spec" "podManagementPolicy" "Parallel" $live -}}
+{{- if ne $policy "Parallel" -}}
+{{- $faults = append $faults (printf "StatefulSet %s has podManagementPolicy %s, of an earlier chart, which cannot be changed in it: %s" $name $policy $again) -}}
 {{- end -}}
 {{ toJson $faults }}
 {{- end }}

@@ -1,4 +1,8 @@
-# What `helm test` submits where the rollout group has GPUs: one step of the demo on one GPU each, so that every service takes part.
+{{/* The run of `helm test`: one step of the demo, on a GPU each where the groups have some, so that every service takes part. */}}
+
+{{- define "penstock.testRecipe" -}}
+{{- $rolloutGpus := gt (int .Values.rollout.gpus) 0 -}}
+{{- $learnerGpus := gt (int .Values.learner.gpus) 0 -}}
 name: helm-test
 
 model:
@@ -23,27 +27,38 @@ algorithm:
 rollout:
   max_new_tokens: 24
   max_sequences: 16
+  threads: 1
+{{- if $rolloutGpus }}
   dtype: bfloat16
   kv_cache_mib: 1024
   eager: true               # no CUDA graphs: a single step would not win back the time to record them
-  threads: 1
   cpus: 1
   gpus: 1
+{{- else }}
+  kv_cache_mib: 256
+  cpus: 0.6
+{{- end }}
 
 learner:
   zero_stage: 0
-  dtype: bfloat16
   learning_rate: 2.0e-5
   warmup_rollout_steps: 0
   mini_batch_groups: 2
   micro_batch_tokens: 512
   checkpoint_every: 1
   threads: 1
+{{- if $learnerGpus }}
+  dtype: bfloat16
   cpus: 1
   gpus: 1
+{{- else }}
+  cpus: 0.6
+{{- end }}
+{{- if and $rolloutGpus $learnerGpus }}
 
 weights:
   backend: nccl
+{{- end }}
 
 limits:
   rollout_steps: 1
@@ -53,3 +68,4 @@ limits:
 
 evaluation:
   samples: 1
+{{- end }}

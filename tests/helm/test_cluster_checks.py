@@ -1,0 +1,175 @@
+"""Owns the test that an install looks at its cluster first, and says what is missing and how to get it.
+
+Must not check values that are wrong by themselves; test_bad_input.py does.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.helm.cases import (
+    CASES,
+    DEFAULTS,
+    EXISTING_SECRETS,
+    EXTERNAL_REDIS,
+    OBJECT_STORE,
+    PUBLISHED,
+    SENTINELS,
+    SHARED_CLAIM,
+)
+from tests.helm.kube_api import against, of_cluster, ray_definition
+from tests.helm.rendering import Case, Document, HelmError, render
+from tests.helm.schemas import CRDS
+
+
+@pytest.mark.parametrize(
+    "case", [one for one in CASES if "PriorityClass" not in {kind for kind, _ in one.external}], ids=str
+)
+def test_a_cluster_that_has_what_a_case_names_is_accepted(tmp_path: Path, case: Case) -> None:
+    assert against(tmp_path, case, *of_cluster(case)).cluster
+
+
+def test_a_missing_custom_resource_definition_is_one_clear_message(tmp_path: Path) -> None:
+    with pytest.raises(HelmError) as refused:
+        against(tmp_path, DEFAULTS, without=("ray.io/v1",))
+    assert "KubeRay is missing" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [("serviceMonitor", "ServiceMonitor"), ("scrapeConfig", "ScrapeConfig"), ("rules", "PrometheusRule")],
+)
+def test_missing_prometheus_definitions_are_one_clear_message(tmp_path: Path, part: str, kind: str) -> None:
+    case = DEFAULTS.but({"metrics": {part: {"enabled": True}}})
+    with pytest.raises(HelmError) as refused:
+        against(tmp_path, case, without=("monitoring.coreos.com/v1", "monitoring.coreos.com/v1alpha1"))
+    message = str(refused.value)
+    assert f"metrics.{part}.enabled" in message
+    assert "monitoring.coreos.com" in message
+
+
+@pytest.mark.parametrize(
+    ("case", "path", "name", "keys"),
+    [
+        (EXISTING_SECRETS, "redis.existingSecret", "own-redis", ("penstock-password", "ray-password")),
+        (EXISTING_SECRETS, "ray.authSecret", "own-ray", ("auth_token",)),
+        (EXISTING_SECRETS, "imagePullSecrets[0].name", "own-registry", ("secret docker-registry own-registry",)),
+        (OBJECT_STORE, "storage.s3.existingSecret", "own-s3", ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")),
+        (SENTINELS, "redis.external.caSecret", "own-ca", ("ca.crt",)),
+        (SENTINELS, "redis.existingSecret", "own-redis", ("sentinel-password",)),
+        (PUBLISHED, "api.ingress.tlsSecret", "own-tls", ("secret tls own-tls --cert=FILE --key=FILE",)),
+        (SHARED_CLAIM, "storage.claim.existingClaim", "own-claim", ()),
+    ],
+)
+def test_a_missing_object_is_one_clear_message(
+    tmp_path: Path, case: Case, path: str, name: str, keys: tuple[str, ...]
+) -> None:
+    others = [one for one in of_cluster(case) if one["metadata"]["name"] != name]
+    with pytest.raises(HelmError) as refused:
+        against(tmp_path, case, *others)
+    message = str(refused.value)
+    assert path in message
+    assert name in message
+    assert all(key in message for key in keys), message
+
+
+def test_an_existing_secret_that_lacks_a_key_is_one_clear_message(tmp_path: Path) -> None:
+    half = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "own-redis"},
+        "data": {"penstock-password": "eA=="},
+    }
+    with pytest.raises(HelmError, match="ray-password"):
+        against(tmp_path, EXTERNAL_REDIS, half)
+
+
+@pytest.mark.parametrize("namespace", [True, False], ids=["namespace", "no namespace yet"])
+def test_an_operator_that_is_too_old_is_one_clear_message(tmp_path: Path, namespace: bool) -> None:
+    """Helm 4 would tell of an unknown field, and Helm 3 send a cluster whose autoscaler never comes back."""
+    for options in [("image",), ("command",), ("args",)]:
+        with pytest.raises(HelmError, match=r"KubeRay is too old .*1\.7 or newer is accepted.*helm show crds"):
+            against(tmp_path, DEFAULTS, ray_definition(*options), namespace=namespace)
+
+
+@pytest.mark.skipif(not CRDS.is_dir(), reason=f"KubeRay's CRDs are not at {CRDS} (or PENSTOCK_TEST_CRDS)")
+def test_kuberays_own_definition_is_new_enough(tmp_path: Path) -> None:
+    text = (CRDS / "ray.io_rayclusters.yaml").read_text(encoding="utf-8")
+    assert against(tmp_path, DEFAULTS, yaml.load(text, Loader=yaml.CSafeLoader)).cluster
+
+
+def test_who_may_not_read_definitions_installs_without_that_check(tmp_path: Path) -> None:
+    forbidden = ("customresourcedefinitions",)
+    with pytest.raises(HelmError, match="customresourcedefinitions"):
+        against(tmp_path, DEFAULTS, forbidden=forbidden)
+    unchecked = DEFAULTS.but({"ray": {"checkOperator": False}})
+    assert against(tmp_path, unchecked, ray_definition("image"), forbidden=forbidden).cluster
+
+
+def test_a_missing_operator_is_told_before_there_is_a_namespace(tmp_path: Path) -> None:
+    """With `--create-namespace` Helm renders first; what lies in the namespace cannot be looked at then."""
+    with pytest.raises(HelmError, match="KubeRay is missing"):
+        against(tmp_path, DEFAULTS, without=("ray.io/v1",), namespace=False)
+    assert against(tmp_path, EXTERNAL_REDIS, namespace=False).cluster
+
+
+def test_cilium_without_its_kind_is_one_clear_message(tmp_path: Path) -> None:
+    case = DEFAULTS.but({"networkPolicy": {"cilium": True}})
+    with pytest.raises(HelmError, match=r"networkPolicy\.cilium = true: .*CiliumNetworkPolicy"):
+        against(tmp_path, case, without=("cilium.io/v2",))
+    assert against(tmp_path, case).has("CiliumNetworkPolicy")
+
+
+def test_a_registry_secret_of_another_type_is_one_clear_message(tmp_path: Path) -> None:
+    """Nodes pass over such a one without a word."""
+    opaque = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "own-registry"}, "type": "Opaque",
+              "data": {".dockerconfigjson": "e30="}}  # fmt: skip
+    with pytest.raises(HelmError) as refused:
+        against(tmp_path, EXISTING_SECRETS, *of_cluster(EXISTING_SECRETS), opaque)
+    for word in ("imagePullSecrets[0].name", "Opaque", "kubernetes.io/dockerconfigjson", "delete secret own-registry",
+                 "create secret docker-registry own-registry --from-file=.dockerconfigjson=FILE"):  # fmt: skip
+        assert word in str(refused.value), refused.value
+
+
+def live_redis(**changed: object) -> Document:
+    """The StatefulSet as it was made: with these fields of its claim, or its own, other than now."""
+    document = deepcopy(render(DEFAULTS).one("StatefulSet", "redis").document)
+    claim = document["spec"]["volumeClaimTemplates"][0]["spec"]
+    for field, value in changed.items():
+        if field == "size":
+            claim["resources"]["requests"]["storage"] = value
+        else:
+            (claim if field == "storageClassName" else document["spec"])[field] = value
+    return document
+
+
+@pytest.mark.parametrize(
+    ("live", "words"),
+    [
+        ({"size": "10Gi"}, ("redis.persistence.size = 20Gi", "10Gi is accepted", "patch pvc data-demo-penstock-redis-0",
+                            '"storage":"20Gi"')),
+        ({"storageClassName": "fast"}, ("redis.persistence.storageClass", '"fast" is accepted')),
+        ({"podManagementPolicy": "OrderedReady"}, ("podManagementPolicy",)),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_changed_in_redis_is_one_clear_message(
+    tmp_path: Path, live: dict[str, object], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(HelmError) as refused:
+        against(tmp_path, DEFAULTS, live_redis(**live))
+    for word in (*words, "delete statefulset demo-penstock-redis --cascade=orphan"):
+        assert word in str(refused.value), refused.value
+
+
+@pytest.mark.parametrize("live", [{}, {"size": "20480Mi"}], ids=["as it is", "the same in another unit"])
+def test_an_upgrade_that_changes_nothing_of_redis_volume_passes(tmp_path: Path, live: dict[str, object]) -> None:
+    assert against(tmp_path, DEFAULTS, live_redis(**live)).has("StatefulSet", "redis")
+
+
+def test_redis_of_ones_own_has_no_volume_to_look_at(tmp_path: Path) -> None:
+    objects = (*of_cluster(EXTERNAL_REDIS), live_redis(size="1Gi"))
+    assert not against(tmp_path, EXTERNAL_REDIS, *objects).has("StatefulSet", "redis")
