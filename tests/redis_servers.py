@@ -6,14 +6,13 @@ Must not decide what a test expects of them.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import redis
 
@@ -23,12 +22,13 @@ from tests.conftest import free_port
 ROOT = Path(__file__).parents[1]
 START_SCRIPT = ROOT / "helm/penstock/files/redis-start.sh"
 READY_S = 20.0
-PASSWORDS = {"penstock": "pen-Se%cret:1", "ray": "ray-Se%cret@2"}
-"""Of the users that the start script makes; with characters that an address would have to escape."""
+PASSWORDS = {"penstock": f"pen-Se%cret:{secrets.token_hex(4)}", "ray": f"ray-Se%cret@{secrets.token_hex(4)}"}
+"""Of the users that the start script makes; with characters that an address would have to escape. Each test session has
+its own: what one looks for must not be found in another's processes."""
 
 
 class Process:
-    """A server's process on a loopback port of its own. `log` holds what it said."""
+    """A server's process on a loopback port of its own; leaving its context stops it. `log` holds what it said."""
 
     def __init__(
         self, folder: Path, command: list[str], port: int, environment: dict[str, str] | None = None,
@@ -38,13 +38,26 @@ class Process:
         self._command, self._folder, self._environment, self._user = command, folder, environment, user
         self.start()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def start(self) -> None:
-        """Start it, or start it again, and wait until it listens."""
+        """Start it, or start it again, and wait until it listens; one that does not is killed."""
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._folder,
                 env=self._environment, user=self._user, extra_groups=[] if self._user else None,
             )  # fmt: skip
+        try:
+            self._await_port()
+        except BaseException:
+            self.kill()
+            raise
+
+    def _await_port(self) -> None:
         ends = time.monotonic() + READY_S
         while True:
             assert self.process.poll() is None, self.log.read_text()
@@ -120,12 +133,8 @@ def script_settings(folder: Path, **changes: str) -> tuple[dict[str, str], int]:
     }, port  # fmt: skip
 
 
-@contextmanager
-def scripted_server(folder: Path, shell: tuple[str, ...] = ("sh",), **changes: str) -> Iterator[Process]:
+def scripted_server(folder: Path, shell: tuple[str, ...] = ("sh",), **changes: str) -> Process:
     """A server that the chart's start script has become."""
     environment, port = script_settings(folder, **changes)
-    server = Process(folder, [*shell, str(START_SCRIPT)], port, environment, 999 if os.geteuid() == 0 else None)
-    try:
-        yield server
-    finally:
-        server.stop()
+    user = 999 if os.geteuid() == 0 else None
+    return Process(folder, [*shell, str(START_SCRIPT)], port, environment, user)

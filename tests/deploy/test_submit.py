@@ -34,6 +34,13 @@ class Gateway:
         """Start it; it answers within seconds."""
         self.process = subprocess.Popen(self._command, cwd=ROOT)
 
+    def knows(self, run: str) -> bool:
+        """Whether it answers, and has the run."""
+        try:
+            return httpx.get(f"{self.url}/v1/runs/{run}").status_code == 200
+        except httpx.TransportError:
+            return False
+
 
 @pytest.fixture
 def gateway(redis_url: str) -> Iterator[Gateway]:
@@ -41,7 +48,12 @@ def gateway(redis_url: str) -> Iterator[Gateway]:
     yield one
     if one.process is not None:
         one.process.terminate()
-        one.process.wait(20)
+        try:
+            one.process.wait(20)
+        except subprocess.TimeoutExpired:
+            one.process.kill()
+            one.process.wait(20)
+            raise
 
 
 @pytest.fixture
@@ -64,12 +76,9 @@ def test_a_run_is_waited_for_though_the_api_comes_late(
         time.sleep(3.0)
         gateway.start()
         ends = time.monotonic() + 60
-        while time.monotonic() < ends:
-            try:
-                if httpx.get(f"{gateway.url}/v1/runs/{run_id}").status_code == 200:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.2)
+        while not gateway.knows(run_id):
+            assert time.monotonic() < ends, f"{run_id} was not submitted"
+            time.sleep(0.2)
         subprocess.run([sys.executable, "-c", END, redis_url, run_id, state], cwd=ROOT, check=True, timeout=60)
 
     player = threading.Thread(target=play)

@@ -64,7 +64,12 @@ def started(container: Container, variables: dict[str, str], port: int, cwd: Pat
         yield process
     finally:
         process.terminate()
-        process.communicate(timeout=15)
+        try:
+            process.communicate(timeout=15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate(timeout=15)
+            raise
 
 
 def until_ready(process: subprocess.Popen[str], address: str) -> None:

@@ -61,6 +61,13 @@ def started(image, *command, options=(), timeout_s=120.0):
         raise
 
 
+def printed(image, *command, **given):
+    """The lines that a container printed; it has ended well."""
+    done = started(image, *command, **given)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
 def test_metadata(described):
     config = described["Config"]
     assert config["User"] == "10001:10001"
@@ -79,23 +86,23 @@ def test_metadata(described):
     ids=" ".join,
 )
 def test_entry_points_answer(image, command):
-    done = started(image, *command)
-    assert done.returncode == 0, done.stderr
-    assert "usage" in done.stdout.lower()
+    assert "usage" in "\n".join(printed(image, *command)).lower()
 
 
 def test_user_file_system_and_compilers(image):
     script = "id -u; id -g; touch /opt/x 2>/dev/null; echo $?; command -v cc gcc g++ nvcc pip make; pwd; which python"
-    lines = started(image, "sh", "-c", script).stdout.split()
+    lines = printed(image, "sh", "-c", script)
     assert lines == ["10001", "10001", "1", "/opt/penstock", "/opt/venv/bin/python"]
 
 
 def test_no_file_of_the_image_is_writable_or_gives_rights(image):
     script = (
         "find / -xdev -type f -perm /06000 -print; "
-        "find /opt /usr /etc /bin /lib -xdev \\( -writable -o -perm -0002 \\) ! -type l -print | head"
+        "find /opt /usr /etc /bin /lib -xdev \\( -writable -o -perm -0002 \\) ! -type l -print | head; "
+        "find /opt /usr /etc /bin /lib -xdev -type f | wc -l"
     )
-    found = started(image, "sh", "-c", script, timeout_s=300).stdout.split()
+    *found, files = printed(image, "sh", "-c", script, timeout_s=300)
+    assert int(files) > 10_000
     # Debian's own; without capabilities and with no-new-privileges they give nothing.
     assert {Path(one).name for one in found} <= DEBIAN_RIGHTS
 
@@ -103,18 +110,19 @@ def test_no_file_of_the_image_is_writable_or_gives_rights(image):
 def test_byte_code_is_used_as_it_is(image):
     script = "import services.api.app, typer, torch, json; print('loaded')"
     done = started(image, "python", "-v", "-c", script)
-    assert done.stdout == "loaded\n"
+    assert (done.returncode, done.stdout) == (0, "loaded\n"), done.stderr[-3000:]
     compiled = [line for line in done.stderr.splitlines() if "code object from '/" in line and ".pyc" not in line]
     assert compiled == []
 
 
 def test_bill_of_materials_is_complete(image):
-    bill = json.loads(started(image, "cat", "/usr/share/penstock/sbom.cdx.json").stdout)
+    bill = json.loads("\n".join(printed(image, "cat", "/usr/share/penstock/sbom.cdx.json")))
     listed = {(one["name"], one["version"]) for one in bill["components"]}
     script = "import importlib.metadata as m, json; print(json.dumps([[d.name, d.version] for d in m.distributions()]))"
-    distributions = {tuple(one) for one in json.loads(started(image, "python", "-c", script).stdout)}
-    query = started(image, "dpkg-query", "-W", "-f", "${Package}\\t${Version}\\n").stdout
-    packages = {tuple(line.split("\t")) for line in query.splitlines()}
+    [listing] = printed(image, "python", "-c", script)
+    distributions = {tuple(one) for one in json.loads(listing)}
+    query = printed(image, "dpkg-query", "-W", "-f", "${Package}\\t${Version}\\n")
+    packages = {tuple(line.split("\t")) for line in query}
     assert len(distributions) > 100
     assert len(packages) > 50
     assert distributions - listed == set()
@@ -123,10 +131,12 @@ def test_bill_of_materials_is_complete(image):
 
 def test_shared_libraries_are_found(image):
     script = (
-        "cd /opt/venv/lib/python3.11/site-packages; export LD_LIBRARY_PATH=$PWD/torch/lib;"
-        "for f in vllm/*.so ray/_raylet.so pyarrow/*.so; do ldd $f | grep 'not found' | sed \"s#^#$f:#\"; done"
+        "set -e; cd /opt/venv/lib/python3.11/site-packages; export LD_LIBRARY_PATH=$PWD/torch/lib; seen=0; "
+        "for f in vllm/*.so ray/_raylet.so pyarrow/*.so; do needs=$(ldd $f); seen=$((seen + 1)); "
+        'echo "$needs" | sed -n "/not found/s#^#$f:#p"; done; echo $seen'
     )
-    found = started(image, "sh", "-c", script).stdout.splitlines()
+    *found, seen = printed(image, "sh", "-c", script)
+    assert int(seen) >= 20
     bundled = ("libarrow", "libparquet", "libtvm")
     assert [line for line in found if not any(one in line for one in bundled)] == []
 
@@ -134,26 +144,26 @@ def test_shared_libraries_are_found(image):
 @pytest.fixture
 def redis(tmp_path):
     server = EmbeddedValkey(tmp_path / "valkey")
-    yield server.start()
-    server.stop()
-    server.close()
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+        server.close()
 
 
 def test_the_api_gets_ready_and_ends_on_sigterm(image, redis):
     port, name = free_port(), f"penstock-test-{uuid.uuid4().hex[:8]}"
     command = ["python", "-m", "services.api", "--redis", redis, "--port", str(port)]
     run = [*ENGINE, "run", "--detach", "--name", name, *SAFE, image, *command]
-    subprocess.run(run, capture_output=True, timeout=120, check=True)
     try:
+        subprocess.run(run, capture_output=True, timeout=120, check=True)
         assert _answer(f"http://127.0.0.1:{port}/readyz") == {"status": "ok"}
-        began = time.monotonic()
         subprocess.run([*ENGINE, "stop", "--time", "20", name], capture_output=True, timeout=60, check=True)
-        assert time.monotonic() - began < 10
         shown = subprocess.run(
             [*ENGINE, "inspect", "--format", "{{.State.ExitCode}}", name], capture_output=True, text=True, timeout=60,
             check=True,
         )  # fmt: skip
-        assert shown.stdout.strip() == "0"
+        assert shown.stdout.strip() == "0", "not 137: it was not killed"
     finally:
         subprocess.run([*ENGINE, "rm", "--force", name], capture_output=True, timeout=60, check=False)
 
@@ -166,24 +176,21 @@ def test_no_redis_is_said_in_the_last_line(image):
 
 
 @pytest.mark.timeout(1200)
-def test_a_run_from_prompt_to_trained_model(image, redis, tmp_path):
+def test_a_run_from_prompt_to_trained_model(image, redis, open_path):
     """The packaged recipe, two steps long, on the engines in the image, within the memory that compose gives it."""
     recipe = yaml.safe_load((ROOT / "deploy" / "recipes" / "smollm2-chain-sum.yaml").read_text())
     recipe["limits"]["rollout_steps"] = 2
     recipe["data"]["held_out"] = 8
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    (tmp_path / "runs").mkdir()
-    shutil.chown(tmp_path / "runs", 10001, 10001)
+    (open_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    (open_path / "runs").mkdir()
+    shutil.chown(open_path / "runs", 10001, 10001)
     options = [
-        "--volume", f"{tmp_path}/recipe.yaml:/recipe.yaml:ro", "--volume", f"{tmp_path}/runs:/var/lib/penstock",
+        "--volume", f"{open_path}/recipe.yaml:/recipe.yaml:ro", "--volume", f"{open_path}/runs:/var/lib/penstock",
         "--shm-size", "1g", "--memory", "10g",
     ]  # fmt: skip
     command = ["penstock", "demo", "--recipe", "/recipe.yaml", "--redis", redis, "--port", str(free_port())]
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(folder.stat().st_mode | 0o011)
-    done = started(image, *command, options=options, timeout_s=1100)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    (exported,) = (tmp_path / "runs").glob("*/export")
+    printed(image, *command, options=options, timeout_s=1100)
+    (exported,) = (open_path / "runs").glob("*/export")
     assert (exported / "config.json").is_file()
     assert list(exported.glob("*.safetensors"))
 

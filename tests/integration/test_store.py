@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from learner.model_source import record_name
@@ -26,6 +25,7 @@ from services.streams.keys import RunKeys
 from services.streams.records import RunRecords
 from tests.chaos.workload import recipe, write_model, write_questions
 from tests.learner.running import ROOT
+from tests.process_trees import end_tree
 from tests.s3_server import S3Server
 
 RUN_DEADLINE_S = 300
@@ -43,18 +43,6 @@ def start(service: str, run: str, redis_url: str, folder: Path) -> subprocess.Po
             [sys.executable, "-m", service, "--run", run, "--redis", redis_url], env=environment, cwd=folder,
             stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """With the engine that it started."""
-    try:
-        below = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        below = []
-    for one in below:
-        one.kill()
-    process.kill()
-    process.wait(10)
 
 
 async def until_steps(redis: Any, keys: RunKeys, steps: int, tmp_path: Path) -> None:
@@ -81,20 +69,19 @@ async def test_a_run_needs_no_shared_folder(
     wanted = parse_recipe(document)
     await records.create(run_id, wanted)
     await records.set_paths(run_id, model_path=record_name(wanted.model, tmp_path / "controller"))
-    processes = {name: start(name, run_id, redis_url, tmp_path / f"node-{name}") for name in SERVICES}
-    try:
+    with ExitStack() as ending:
+        processes = {}
+        for name in SERVICES:
+            processes[name] = start(name, run_id, redis_url, tmp_path / f"node-{name}")
+            ending.callback(end_tree, processes[name])
         await until_steps(redis, keys, 1, tmp_path)
         # The learner's node is gone; another takes its place.
-        processes["learner"].send_signal(signal.SIGKILL)
-        processes["learner"].wait(10)
-        processes["learner"] = start("learner", run_id, redis_url, tmp_path / "node-another")
+        end_tree(processes["learner"])
+        ending.callback(end_tree, start("learner", run_id, redis_url, tmp_path / "node-another"))
         ends = time.monotonic() + RUN_DEADLINE_S
         while (record := await records.get(run_id)).export_path is None:
             assert time.monotonic() < ends, logs(tmp_path)
             await asyncio.sleep(0.2)
-    finally:
-        for process in processes.values():
-            end(process)
     steps = [step for _, step in await Journal(redis, keys, "test").steps()]
     assert [step.step for step in steps] == list(range(1, STEPS + 1))
     trained = [group for step in steps for group in step.groups]

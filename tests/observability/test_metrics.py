@@ -9,7 +9,7 @@ import uuid
 
 import httpx
 import pytest
-from prometheus_client import REGISTRY, generate_latest
+from prometheus_client import REGISTRY, generate_latest, start_http_server
 
 from services.api.app import create_app
 from services.contracts import COMMON_PHASES, PHASES, Cause, DeadLetter, Lane, ProcessInfo, RunState, Transition
@@ -24,7 +24,7 @@ from services.streams.keys import RunKeys
 from services.streams.leases import Consumer
 from services.streams.library import call
 from services.streams.records import RunRecord, RunRecords
-from tests.conftest import recipe_document, service_context
+from tests.conftest import free_port, recipe_document, service_context
 from tests.observability.reading import ROOT
 from verifier.sandbox import Sandbox
 
@@ -111,11 +111,27 @@ def test_streams_are_called_alike_everywhere():
     assert keys.stream_name(keys.batches) == "batches"
 
 
-def test_a_metrics_page_takes_a_free_port_of_the_range(monkeypatch):
-    with socket.socket() as taken, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        first = probe.getsockname()[1]
-        probe.close()
+@pytest.fixture
+def pages(monkeypatch):
+    """Metrics pages end with the process; those that the test has begun end here."""
+    begun = []
+
+    def begin(port, addr):
+        begun.append(start_http_server(port, addr=addr))
+        return begun[-1]
+
+    monkeypatch.setattr("services.metrics.start_http_server", begin)
+    yield begun
+    for server, thread in begun:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_a_metrics_page_takes_a_free_port_of_the_range(monkeypatch, pages):
+    first = free_port()
+    with socket.socket() as taken:
         taken.bind(("127.0.0.1", first))
         taken.listen()
         monkeypatch.setenv(PORTS, f"{first}-{first}")
@@ -125,6 +141,7 @@ def test_a_metrics_page_takes_a_free_port_of_the_range(monkeypatch):
         assert first < serve_metrics("127.0.0.1") <= first + 20
     monkeypatch.delenv(PORTS)
     assert serve_metrics("127.0.0.1") > 0
+    assert len(pages) == 2
 
 
 @pytest.mark.parametrize("text", ["9400", "9499-9400", "0-5", "1-65536", "a-b"])

@@ -34,9 +34,6 @@ EMPTY = {
 """Panels that a healthy run leaves empty, and why."""
 
 
-SEEN_S = 240.0
-
-
 class Prometheus:
     """The shipped configuration on a port of its own, at the test's stack, with an interval fit for a short run."""
 
@@ -51,6 +48,7 @@ class Prometheus:
         config = folder / "prometheus.yml"
         config.write_text(yaml.safe_dump(document))
         port = free_port()
+        self.began = time.time()
         self._log = folder / "prometheus.log"
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
@@ -192,10 +190,10 @@ def check_rules(prometheus, run):
 def check_panels(prometheus, run):
     """Every expression of every dashboard answers, and has shown something unless EMPTY says why not.
 
-    Over the last minutes, as a panel does: what a run waits for while it starts is over by now.
+    Over all that was seen of the run, as a panel does: what it waits for while it starts is over by now.
     """
-    now = time.time()
-    seen = {"start": now - SEEN_S, "end": now, "step": 2}
+    # At most as many points as the test has seconds: Prometheus answers with 11000.
+    seen = {"start": prometheus.began, "end": time.time(), "step": 2}
     empty = {
         where
         for where, expression in dashboard_expressions()

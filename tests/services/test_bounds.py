@@ -5,6 +5,7 @@ Must not need a cluster.
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -134,7 +135,7 @@ async def test_api_refuses_more_replicas_than_the_bounds_allow(api, redis, run_i
     assert (await api.patch(f"/v1/runs/{run_id}/scale", json={"rollout": 2})).status_code == 503
 
 
-async def test_controller_keeps_the_fleet_within_bounds_that_change(redis, run_id, tmp_path, monkeypatch):
+async def test_controller_keeps_the_fleet_within_bounds_that_change(redis, run_id, tmp_path, monkeypatch, caplog):
     path = tmp_path / "bounds.json"
     path.write_text(json.dumps(FILE))
     monkeypatch.setenv(VARIABLE, str(path))
@@ -145,7 +146,12 @@ async def test_controller_keeps_the_fleet_within_bounds_that_change(redis, run_i
         await until(lambda: "scale 6" in cluster.asked)
         path.write_text(json.dumps({**FILE, "rollout": {"pods": 1, "cpus": 8, "gpus": 2}}))
         await until(lambda: "scale 2" in cluster.asked)
+        asked = list(cluster.asked)
         path.write_text("half a fi")
+        await until(lambda: any("keeps 2 replicas" in one.getMessage() for one in caplog.records))
+        cluster.ready = None
+        await until(lambda: cluster.ready is not None)  # what followed from that look is done
+        assert cluster.asked == asked
         path.write_text(json.dumps(FILE))
         await until(lambda: cluster.asked[-1] == "scale 6")
         events = await events_of(redis, run_id, "scaling")
@@ -153,13 +159,21 @@ async def test_controller_keeps_the_fleet_within_bounds_that_change(redis, run_i
     assert (await records.get(run_id)).rollout_replicas == 6, "what is wanted stays"
 
 
+async def first_event(redis, run, phase):
+    """The text of the first event of a phase, once there is one."""
+    ends = time.monotonic() + 20
+    while not (found := await events_of(redis, run, phase)):
+        assert time.monotonic() < ends, f"no event {phase!r}"
+        await asyncio.sleep(0.05)
+    return found[0]
+
+
 async def test_a_run_waits_until_the_bounds_are_raised(redis, run_id, tmp_path, monkeypatch):
     path = tmp_path / "bounds.json"
     path.write_text(json.dumps({**FILE, "learner": {"pods": 0, "cpus": 16, "gpus": 8}}))
     monkeypatch.setenv(VARIABLE, str(path))
     async with controlled(redis, run_id, tmp_path, learner={"gpus": 4.0}) as (records, cluster):
-        await asyncio.sleep(1.2)
-        assert "at most 0 pods" in (await events_of(redis, run_id, "queued"))[0]
+        assert "at most 0 pods" in await first_event(redis, run_id, "queued")
         assert cluster.asked == []
         path.write_text(json.dumps(FILE))
         await until_state(records, run_id, RunState.STARTING)
@@ -172,8 +186,7 @@ async def test_a_run_is_found_again_though_its_bound_was_lowered_meanwhile(redis
     sections = {"rollout": {**ROLLOUT, "replicas": 6}, "learner": {"gpus": 4.0, "cpus": 4.0}}
     records = RunRecords(redis)
     async with controlled(redis, run_id, tmp_path, **sections) as (_, cluster), Presence(redis, replica(run_id)):
-        await asyncio.sleep(1.2)
+        assert "at most 1 pods" in await first_event(redis, run_id, "queued")
         assert cluster.asked == [], "as a new run it has no room"
         await records.transition(run_id, RunState.RUNNING, "as the former controller left it")
         await until(lambda: any(one.startswith("start ") for one in cluster.asked))
-        assert "at most 1 pods" in (await events_of(redis, run_id, "queued"))[0]

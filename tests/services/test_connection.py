@@ -15,7 +15,14 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import WatchError
 
 from deploy.local.valkey import EmbeddedValkey, server_binary
-from services.streams.connection import RedisAwayError, RedisUnavailableError, client, connect, trouble
+from services.streams.connection import (
+    RECONNECT_S,
+    RedisAwayError,
+    RedisUnavailableError,
+    client,
+    connect,
+    trouble,
+)
 from services.streams.effects import become_owner
 from services.streams.keys import RunKeys
 from services.streams.library import load
@@ -30,10 +37,12 @@ redis.register_function('count', function(keys, args) return redis.call('INCR', 
 @pytest.fixture
 def server(tmp_path):
     valkey = EmbeddedValkey(tmp_path / "valkey")
-    valkey.start()
-    yield valkey
-    valkey.stop()
-    valkey.close()
+    try:
+        valkey.start()
+        yield valkey
+    finally:
+        valkey.stop()
+        valkey.close()
 
 
 @pytest.fixture
@@ -120,7 +129,7 @@ async def test_many_tasks_wait_at_once(server, away):
     await asyncio.sleep(0.3)
     restarted = await kill_and_restart(server)
     await asyncio.gather(*(away.incr(f"late-{i}") for i in range(200)))
-    assert time.monotonic() - restarted < 5.0
+    assert time.monotonic() - restarted < RECONNECT_S / 2
     over.set()
     assert all(longest > 0.5 for _, longest in await asyncio.gather(*tasks))
 
@@ -194,14 +203,14 @@ async def test_blocked_read_notices_a_connection_that_died_without_a_word(server
     async with Proxy("127.0.0.1", port_of(server)) as proxy:
         redis = client(f"redis://127.0.0.1:{proxy.port}/0", answer_s=2.0)
         await redis.xgroup_create("stream", "group", id="0", mkstream=True)
+        began = time.monotonic()
         read = asyncio.create_task(redis.xreadgroup("group", "reader", {"stream": ">"}, count=1, block=1_500))
         await asyncio.sleep(0.2)
         assert proxy.swallow() > 0
-        began = time.monotonic()
         # The entry goes to the read whose connection is dead; it stays pending, for whoever takes its lease over.
         await redis.xadd("stream", {"m": "lost"})
         assert await read == []
-        assert 1.0 < time.monotonic() - began < 6.0
+        assert 1.9 < time.monotonic() - began < RECONNECT_S / 2
         assert (await redis.xpending("stream", "group"))["pending"] == 1
         await redis.aclose()
 
@@ -214,12 +223,13 @@ async def test_patience_ends_with_the_address_and_without_the_password(server, c
     began = time.monotonic()
     with caplog.at_level(logging.WARNING, "services.streams.connection"):
         found = await asyncio.gather(*(redis.get("key") for _ in range(50)), return_exceptions=True)
-    assert 2.9 < time.monotonic() - began < 6.0
+    assert time.monotonic() - began > 2.9
     for error in found:
         assert isinstance(error, RedisAwayError)
         assert isinstance(error, RedisUnavailableError)
         assert isinstance(error, RedisConnectionError)
         assert str(error).startswith(f"Redis at redis://127.0.0.1:{port}/0 has been away for 3 s: ")
+        assert str(error).count("has been away") == 1, "one patience within another"
         assert "secret" not in str(error) + repr(error)
     lines = [one.message for one in caplog.records]
     assert len(lines) == 1, "one line in a few seconds, however many wait"
@@ -235,7 +245,7 @@ async def test_connect_waits_for_a_server_that_comes_late(server):
     restart = asyncio.create_task(kill_and_restart(server, after_s=1.5))
     began = time.monotonic()
     redis = await connect(server.url)
-    assert 1.0 < time.monotonic() - began < 6.0
+    assert 1.0 < time.monotonic() - began < RECONNECT_S / 2
     assert await redis.ping()
     await restart
     await redis.aclose()
@@ -244,11 +254,10 @@ async def test_connect_waits_for_a_server_that_comes_late(server):
 @pytest.mark.timeout(60)
 async def test_refused_credentials_are_told_at_once(server, away):
     await away.config_set("requirepass", "right")
-    began = time.monotonic()
     wrong = server.url.replace("//", "//:wrong@")
+    # Had it waited, it would say that the server cannot be reached within so many seconds.
     with pytest.raises(RedisUnavailableError, match=r"^Redis at redis://127\.0\.0\.1:\d+/0 refused the credentials"):
         await connect(wrong)
-    assert time.monotonic() - began < 2.0
 
 
 @pytest.mark.timeout(60)
@@ -269,7 +278,7 @@ async def test_a_server_that_cannot_write_its_file_is_waited_for(server, away, t
         await asyncio.sleep(1.0)
         assert not any(one.done() for one in writing)
         await away.config_set("stop-writes-on-bgsave-error", "no")
-        assert await asyncio.wait_for(asyncio.gather(*writing), 5.0) == [True, 1]
+        assert await asyncio.wait_for(asyncio.gather(*writing), 20.0) == [True, 1]
     assert any("is away: MISCONF" in one.message for one in caplog.records)
 
 
@@ -283,26 +292,24 @@ async def test_silent_server_does_not_hold_connect_beyond_its_deadline():
     port = silent.sockets[0].getsockname()[1]
     began = time.monotonic()
     with pytest.raises(RedisUnavailableError, match=rf"^Redis at redis://127\.0\.0\.1:{port}/0 cannot be reached"):
-        await connect(f"redis://127.0.0.1:{port}/0", 1.5)
-    assert time.monotonic() - began < 3.0
+        await connect(f"redis://127.0.0.1:{port}/0", 4.0)
+    assert time.monotonic() - began < 8.0, "it waited for a second answer"
     silent.close()
 
 
 @pytest.mark.timeout(60)
 async def test_a_cluster_is_refused_and_an_evicting_server_is_warned_of(tmp_path, caplog):
-    cluster = start_server(tmp_path, "--cluster-enabled", "yes", "--cluster-port", free_port())
-    evicting = start_server(tmp_path, "--maxmemory-policy", "allkeys-lru")
-    try:
+    with (
+        start_server(tmp_path, "--cluster-enabled", "yes", "--cluster-port", free_port()) as cluster,
+        start_server(tmp_path, "--maxmemory-policy", "allkeys-lru") as evicting,
+    ):
         with pytest.raises(RedisUnavailableError, match="is part of a Redis Cluster, which is not supported"):
             await connect(f"redis://127.0.0.1:{cluster.port}/0")
         redis = await connect(f"redis://127.0.0.1:{evicting.port}/0")
         await redis.aclose()
         assert any("has the maxmemory-policy allkeys-lru and may drop" in one.message for one in caplog.records)
-    finally:
-        cluster.stop()
-        evicting.stop()
 
 
-def test_embedded_server_takes_no_port_that_a_client_may_be_given(server):
+def test_no_server_gets_a_port_that_a_client_may_be_given(server):
     lowest = Path("/proc/sys/net/ipv4/ip_local_port_range")
-    assert port_of(server) < (int(lowest.read_text().split()[0]) if lowest.exists() else 32768)
+    assert max(port_of(server), free_port()) < (int(lowest.read_text().split()[0]) if lowest.exists() else 32768)

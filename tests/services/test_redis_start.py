@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 from redis.exceptions import AuthenticationError, NoPermissionError
 
+from deploy.local.valkey import server_binary
 from services.streams.connection import RedisUnavailableError, connect
 from services.streams.credentials import PASSWORD_FILE, USERNAME
 from tests.redis_servers import PASSWORDS, ROOT, START_SCRIPT, script_settings, scripted_server, start_server
@@ -38,6 +39,8 @@ def test_the_shells_and_the_linter_are_content():
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_users_are_written_hashed_and_for_nobody_else_to_read(open_path, shell):
+    own = ["cat", "sha256sum", "cut"] if shell[0] == "dash" else []  # busybox has these in itself
+    handed = handed_over(open_path / "bin", "redis-server", *own)
     with scripted_server(open_path, shell, REDIS_RAY_NAMESPACE="default_penstock-1"):
         file = open_path / "users.acl"
         users = file.read_text()
@@ -45,19 +48,31 @@ def test_users_are_written_hashed_and_for_nobody_else_to_read(open_path, shell):
         for user, password in PASSWORDS.items():
             assert f"user {user} on #{hashlib.sha256(password.encode()).hexdigest()} " in users
             assert password not in users
-            assert_nowhere(password)
+            for name, written in handed.items():
+                shown = written.read_bytes()
+                assert f"/{name}\0".encode() in shown, "its arguments were read"
+                assert b"REDIS_SECRET=" in shown, "its variables were read"
+                assert password.encode() not in shown, name
         assert "~RAYdefault_penstock-1@* " in users
 
 
-def assert_nowhere(password):
-    """No process shows it: not in its arguments, and none of ours in its variables."""
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid():
-            try:
-                with open(f"/proc/{entry}/cmdline", "rb") as one, open(f"/proc/{entry}/environ", "rb") as other:
-                    assert password.encode() not in one.read() + other.read()
-            except OSError:
-                continue
+def handed_over(folder, *programs):
+    """Let programs that a start script runs write down their arguments and variables first, each to a file of its own.
+
+    The server itself shows neither: it writes its name over them.
+    """
+    folder.mkdir()
+    files = {}
+    for name in programs:
+        program = server_binary() if name == "redis-server" else shutil.which(name)
+        files[name] = folder / f"{name}.handed"
+        files[name].touch()
+        files[name].chmod(0o666)
+        (folder / name).write_text(
+            f'#!/bin/sh\n/bin/cat /proc/$$/cmdline /proc/$$/environ >> {files[name]}\nexec {program} "$@"\n'
+        )
+        (folder / name).chmod(0o755)
+    return files
 
 
 def test_what_is_set(open_path):
@@ -173,8 +188,7 @@ def test_the_streams_tests_pass_as_user_penstock(open_path):
     folder.mkdir()
     users = folder / "users.acl"
     users.write_text(f"user default on nopass ~* &* +@all\nuser penstock on {rule[1]} {rule[2]} {INSPECTS}\n")
-    again = start_server(folder, "--aclfile", users)
-    try:
+    with start_server(folder, "--aclfile", users) as again:
         login = f"penstock:{quote(PASSWORDS['penstock'], safe='')}"
         environment = {**os.environ, "PENSTOCK_TEST_REDIS": f"redis://{login}@127.0.0.1:{again.port}/0"}
         files = [f"tests/services/test_{one}.py" for one in NEAR]
@@ -185,8 +199,6 @@ def test_the_streams_tests_pass_as_user_penstock(open_path):
         assert done.returncode == 0, done.stdout[-3000:]
         assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 100
         assert again.client().execute_command("ACL LOG") == []
-    finally:
-        again.stop()
     # What the tests alone may do the platform does not do.
     calls = re.compile(rf"(redis|pipe|client)\.({'|'.join(re.findall(r'[+]([a-z]+)', INSPECTS))})[a-z_]*\(")
     for package in ("services", "rollout", "verifier", "learner", "deploy"):

@@ -3,10 +3,8 @@
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -27,27 +25,8 @@ def system_redis(tmp_path_factory):
     found = re.search(r"v=(\d+)\.(\d+)", version)
     assert found, version
     assert (int(found[1]), int(found[2])) >= (7, 0), version
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    folder = tmp_path_factory.mktemp("redis")
-    arguments = [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--appendonly", "yes"]
-    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL) as server:
-        _until_listening(port)
-        yield f"redis://127.0.0.1:{port}/0"
-        server.terminate()
-        server.wait(timeout=20)
-
-
-def _until_listening(port):
-    ends = time.monotonic() + 20
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            assert time.monotonic() < ends, "redis-server does not listen within 20 s"
-            time.sleep(0.05)
+    with start_server(tmp_path_factory.mktemp("redis"), binary=binary) as server:
+        yield f"redis://127.0.0.1:{server.port}/0"
 
 
 @pytest.mark.timeout(1200)
@@ -56,14 +35,14 @@ def test_a_whole_run_as_user_penstock(open_path):
     with scripted_server(open_path):
         users = (open_path / "users.acl").read_text().replace("default off", "default on nopass ~* &* +@all")
     (open_path / "users.acl").write_text(users)
-    server = start_server(open_path, "--aclfile", open_path / "users.acl", binary=shutil.which("redis-server"))
-    environment = {
-        **os.environ, "PENSTOCK_TEST_REDIS": f"redis://127.0.0.1:{server.port}/0",
-        "PENSTOCK_REDIS_USERNAME": "penstock",
-        "PENSTOCK_REDIS_PASSWORD_FILE": str(open_path / "secret/penstock-password"),
-    }  # fmt: skip
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/integration/test_run.py"]
-    try:
+    binary = shutil.which("redis-server")
+    with start_server(open_path, "--aclfile", open_path / "users.acl", binary=binary) as server:
+        environment = {
+            **os.environ, "PENSTOCK_TEST_REDIS": f"redis://127.0.0.1:{server.port}/0",
+            "PENSTOCK_REDIS_USERNAME": "penstock",
+            "PENSTOCK_REDIS_PASSWORD_FILE": str(open_path / "secret/penstock-password"),
+        }  # fmt: skip
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1180, check=False
         )
@@ -71,8 +50,6 @@ def test_a_whole_run_as_user_penstock(open_path):
         refused = server.client().execute_command("ACL LOG")
         assert refused == []
         assert server.client().info("commandstats")["cmdstat_auth"]["calls"] > 5, "nobody logged in"
-    finally:
-        server.stop()
 
 
 @pytest.mark.timeout(900)

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -77,14 +78,11 @@ def test_a_server_that_loads_is_alive_and_not_ready(folder):
         "--appendonly", "yes", "--aclfile", folder / "users.acl", "--key-load-delay", "100",
         "--loading-process-events-interval-bytes", "1024",
     ]  # fmt: skip
-    slow = Process(folder, [str(one) for one in command], server.port)
-    try:
+    with Process(folder, [str(one) for one in command], server.port):
         assert probe(folder, server.port, "alive") == (True, "")
         ready, said = probe(folder, server.port, "ping")
         assert not ready
         assert said.startswith("redis: not ready: LOADING")
-    finally:
-        slow.stop()
 
 
 @pytest.mark.timeout(120)
@@ -117,42 +115,48 @@ async def test_tls(folder, monkeypatch):
         await redis.aclose()
 
 
-@pytest.mark.timeout(120)
-async def test_sentinels_by_tls(folder, monkeypatch):
+@pytest.fixture
+def watched_by_tls(folder):
+    """A master, its replica and a Sentinel, all by TLS; and the authority's certificate."""
     authority = make_certificates(folder / "tls")
-    monkeypatch.setenv(CA_FILE, str(authority))
-    monkeypatch.delenv(USERNAME)
-    monkeypatch.delenv(PASSWORD_FILE)
     binary = shutil.which("redis-server")
     files = ["--tls-cert-file", folder / "tls/tls.crt", "--tls-key-file", folder / "tls/tls.key", "--tls-ca-cert-file",
              authority, "--tls-auth-clients", "no", "--tls-replication", "yes"]  # fmt: skip
     ports = [free_port() for _ in range(3)]
-    servers, started = ports[:2], []
-    for number, port in enumerate(servers):
-        of = ["--replicaof", "127.0.0.1", servers[0]] if number else []
-        data = folder / f"data-{port}"
-        data.mkdir()
-        command = [binary, "--port", 0, "--tls-port", port, "--dir", data, "--save", "", *files, *of]
-        started.append(Process(folder, [str(one) for one in command], port))
+    servers = ports[:2]
     settings = folder / "sentinel.conf"
     lines = [f"port 0\ntls-port {ports[2]}\ndir {folder}\nsentinel monitor penstock 127.0.0.1 {servers[0]} 1",
              "sentinel down-after-milliseconds penstock 1500", "sentinel failover-timeout penstock 3000",
              *(f"{name[2:]} {value}" for name, value in zip(files[::2], files[1::2], strict=True)), ""]  # fmt: skip
     settings.write_text("\n".join(lines))
-    started.append(Process(folder, [binary, str(settings), "--sentinel"], ports[2]))
-    try:
-        asked = started[2].client(ssl=True, ssl_ca_certs=str(authority))
-        ends = time.monotonic() + 30
-        while asked.sentinel_master("penstock")["num-slaves"] != 1:
-            assert time.monotonic() < ends
-            await asyncio.sleep(0.1)
-        redis = await connect(f"rediss+sentinel://127.0.0.1:{ports[2]}/penstock/0")
-        assert await redis.set("key", "value")
-        await asyncio.sleep(1.0)
-        started[0].kill()
-        assert await redis.set("key", "newer")
-        assert await redis.get("key") == b"newer"
-        await redis.aclose()
-    finally:
-        for one in reversed(started):
-            one.stop()
+    with ExitStack() as ending:
+        started = []
+        for number, port in enumerate(servers):
+            of = ["--replicaof", "127.0.0.1", servers[0]] if number else []
+            data = folder / f"data-{port}"
+            data.mkdir()
+            command = [binary, "--port", 0, "--tls-port", port, "--dir", data, "--save", "", *files, *of]
+            started.append(ending.enter_context(Process(folder, [str(one) for one in command], port)))
+        command = [binary, str(settings), "--sentinel"]
+        started.append(ending.enter_context(Process(folder, command, ports[2])))
+        yield *started, authority
+
+
+@pytest.mark.timeout(120)
+async def test_sentinels_by_tls(watched_by_tls, monkeypatch):
+    master, _, sentinel, authority = watched_by_tls
+    monkeypatch.setenv(CA_FILE, str(authority))
+    monkeypatch.delenv(USERNAME)
+    monkeypatch.delenv(PASSWORD_FILE)
+    asked = sentinel.client(ssl=True, ssl_ca_certs=str(authority))
+    ends = time.monotonic() + 30
+    while asked.sentinel_master("penstock")["num-slaves"] != 1:
+        assert time.monotonic() < ends
+        await asyncio.sleep(0.1)
+    redis = await connect(f"rediss+sentinel://127.0.0.1:{sentinel.port}/penstock/0")
+    assert await redis.set("key", "value")
+    await asyncio.sleep(1.0)
+    master.kill()
+    assert await redis.set("key", "newer")
+    assert await redis.get("key") == b"newer"
+    await redis.aclose()

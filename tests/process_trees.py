@@ -1,0 +1,39 @@
+"""Owns how a test ends a process with all below it.
+
+Must not touch a process that the test did not start, directly or through others.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from contextlib import suppress
+
+import psutil
+
+GONE_S = 10.0
+
+
+def end_tree(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all below it, and wait until they are gone; harmless where it has ended.
+
+    Raises AssertionError naming what is still there at the deadline, TimeoutExpired where that is the process itself.
+    """
+    below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    process.kill()  # the first, lest it start others in place of those that end
+    for one in below:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.wait(GONE_S)
+    ends = time.monotonic() + GONE_S
+    while left := [one for one in below if _running(one)]:
+        assert time.monotonic() < ends, f"still there: {left}"
+        time.sleep(0.05)
+
+
+def _running(process: psutil.Process) -> bool:
+    """A zombie does not: an orphan's is for the machine's first process to collect, which not every container has."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
