@@ -231,6 +231,8 @@ class RankWork:
         self.archive.write_share(batch, self._rank, payloads)
         if self._rank == 0:
             self.archive.write_batch(batch)
+        elif self.archive.mirror.remote:
+            self.archive.share_path(batch.step, self._rank).unlink()  # nobody else clears up this node's scratch
 
     @property
     def non_finite_in_a_row(self) -> int:
