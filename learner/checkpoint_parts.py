@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +22,9 @@ from services.storage.facts import FileFacts
 from services.storage.mirror import Mirror
 
 log = logging.getLogger(__name__)
+
+INSISTING_S, AGAIN_S = 120.0, 5.0
+"""Seconds for which a rank tries to reach the store when others rely on it, and seconds between its tries."""
 
 
 class Part(Value):
@@ -140,8 +143,22 @@ def all_parts(parts: Parts, ranks: int, stop: threading.Event, deadline_s: float
             raise CheckpointError(f"ranks {sorted(missing)} did not write their files within {deadline_s:g} s")
         if stop.wait(parts.poll_s):
             raise CheckpointError("the learner stops")
-    parts.forget(range(ranks))
+    insist(lambda: parts.forget(range(ranks)), stop)
     return files
+
+
+def insist(do: Callable[[], None], stop: threading.Event, bound_s: float = INSISTING_S) -> None:
+    """Do something, and again for `bound_s` while the store is away, or until `stop` is set. Raises what it raises."""
+    ends = time.monotonic() + bound_s
+    while True:
+        try:
+            do()
+        except StoreAwayError as error:
+            if time.monotonic() >= ends or stop.wait(AGAIN_S):
+                raise
+            log.warning("%s; trying again", error)
+        else:
+            return
 
 
 def _checked(rank: int, part: Part, size: int) -> dict[str, FileFacts]:

@@ -80,6 +80,11 @@ class StoredCheckpoints:
             self.mirror.say(f"{CHECKPOINTS}/{name}/{DAMAGED}{MANIFEST}", b"{}")
             self.mirror.delete([f"{CHECKPOINTS}/{name}/{MANIFEST}"])
 
+    def set_asides(self) -> list[str]:
+        """The names of those."""
+        marks = [file for file in self.mirror.listed(CHECKPOINTS) if file.endswith(f"/{DAMAGED}{MANIFEST}")]
+        return [_name(file) for file in marks]
+
     def delete(self, name: str) -> None:
         """Its manifest goes first: without it what is left is no checkpoint."""
         under = f"{CHECKPOINTS}/{name}"

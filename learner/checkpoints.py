@@ -25,8 +25,7 @@ import re
 import secrets
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -45,9 +44,9 @@ from learner.checkpoint_files import (
     write_hashed,
     write_manifest,
 )
-from learner.checkpoint_parts import FolderParts, Part, Parts, StoredParts, all_parts, state_file
+from learner.checkpoint_parts import INSISTING_S, FolderParts, Part, Parts, StoredParts, all_parts, insist, state_file
 from learner.checkpoint_store import DAMAGED, StoredCheckpoints
-from services.storage.errors import StoreAwayError, StoreError
+from services.storage.errors import StoreError
 from services.storage.objects import StoppedError
 
 log = logging.getLogger(__name__)
@@ -55,8 +54,6 @@ log = logging.getLogger(__name__)
 FOLDER = re.compile(r"step-(\d{6,})-[0-9a-f]{8}$")
 WRITING_S = 1800.0
 """Seconds that rank 0 waits for all ranks' files."""
-INSISTING_S, AGAIN_S = 120.0, 5.0
-"""Seconds for which a rank that rank 0 waits for tries to reach the store, and seconds between its tries."""
 
 
 class Writable(Protocol):
@@ -118,14 +115,16 @@ class Checkpoints:
         `elsewhere` than rank 0 nobody else clears up this node's scratch, so nothing is left on it.
         """
         file, parts = self._partial(name) / state_file(rank), self._parts(name)
+        # Rank 0 hears of its own failure at once, of another rank's only by the store that the rank cannot reach.
+        bound_s = INSISTING_S if rank else 0.0
         try:
             if elsewhere:
                 self._clear_scratch(name)
             facts = write_hashed(file, state.chunks(), stop)
-            self._insist(rank, stop, lambda: self.stored.put(name, file, stop))
+            insist(lambda: self.stored.put(name, file, stop), stop, bound_s)
             if elsewhere:
                 file.unlink()
-            self._insist(rank, stop, lambda: parts.say(rank, Part(files={file.name: facts})))
+            insist(lambda: parts.say(rank, Part(files={file.name: facts})), stop, bound_s)
         except FileNotFoundError:
             raise CheckpointError(f"{file}: given up by rank 0") from None
         except (OSError, CheckpointError, StoppedError) as error:
@@ -143,20 +142,6 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)  # other ranks of this node do the same
         self._partial(name).mkdir(parents=True, exist_ok=True)
 
-    @staticmethod
-    def _insist(rank: int, stop: threading.Event, do: Callable[[], None]) -> None:
-        """Rank 0 hears of its own failure at once, of another rank's only by the store that the rank cannot reach."""
-        ends = time.monotonic() + (INSISTING_S if rank else 0.0)
-        while True:
-            try:
-                do()
-            except StoreAwayError as error:
-                if time.monotonic() > ends or stop.wait(AGAIN_S if rank else 0.0):
-                    raise
-                log.warning("rank %d: %s; trying again", rank, error)
-            else:
-                return
-
     def commit(
         self, name: str, cut: Cut, stop: threading.Event, *, sampler: str | None = None,
         consumed: Consumed | None = None, deadline_s: float = WRITING_S,
@@ -165,19 +150,19 @@ class Checkpoints:
 
         `sampler` becomes its sampler.json. `consumed`: the groups of each step as far as the caller knows them; those
         of other steps since the checkpoint before are read from the archive.
-        Raises CheckpointError, and then nothing of it is left.
+        Raises CheckpointError, and then nothing of it is left; not because the store is away for a moment, though.
         """
         partial = self._partial(name)
         try:
             files = all_parts(self._parts(name), cut.ranks, stop, deadline_s)
             if sampler is not None:
                 files[SAMPLER] = write_hashed(partial / SAMPLER, [memoryview(sampler.encode())], stop)
-                self.stored.put(name, partial / SAMPLER)
+                insist(lambda: self.stored.put(name, partial / SAMPLER), stop)
             checkpoint = Checkpoint(
                 **cut.model_dump(), name=name, consumed=self._consumed(cut.step, consumed or {}), files=files
             )
             checkpoint = write_manifest(partial, checkpoint)
-            self.stored.put(name, partial / MANIFEST)
+            insist(lambda: self.stored.put(name, partial / MANIFEST), stop)
             partial.rename(self._folder / name)
             sync_folder(self._folder)
         except (OSError, ArchiveError, CheckpointError) as error:
@@ -254,6 +239,8 @@ class Checkpoints:
                 self.check(found)
             except ArchiveError as error:
                 passed_over[path.name] = str(error)
+                if self.stored.remote:
+                    _drop_states(path)
             else:
                 return found, passed_over
         return None, passed_over
@@ -298,14 +285,19 @@ class Checkpoints:
             if path not in keep and (isinstance(found, Checkpoint) or _step(path) < last[0]):
                 self._delete(path)
             elif self.stored.remote and path != newest[last[-1]]:
-                for file in path.glob(f"*{STATE_SUFFIX}"):  # scratch has room for one
-                    file.unlink()
-        for path in self._folder.glob(f"{DAMAGED}step-*"):
+                _drop_states(path)
+        for path in sorted(self._set_aside()):
             if _step(path) < last[0]:
                 self.stored.delete(path.name.removeprefix(DAMAGED))
-                _clear(path)
+                if path.exists():
+                    _clear(path)
         if len(last) == kept:
             self._archive.forget_batches(last[0])
+
+    def _set_aside(self) -> set[Path]:
+        """Where each that was set aside lies here, or would: it may have been on another node."""
+        stored = {self._folder / f"{DAMAGED}{name}" for name in self.stored.set_asides()}
+        return stored | set(self._folder.glob(f"{DAMAGED}step-*"))
 
     def discard_after(self, step: int) -> list[str]:
         """Delete the checkpoints behind later steps, which have left the run's history, and return their names."""
@@ -325,6 +317,12 @@ class Checkpoints:
         # Without its manifest a folder is no checkpoint, should deletion be interrupted.
         (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path)
+
+
+def _drop_states(path: Path) -> None:
+    """Scratch has room for one checkpoint: delete what this node has of the ranks' files, cut short or not."""
+    for file in path.glob(f"*{STATE_SUFFIX}*"):
+        file.unlink(missing_ok=True)
 
 
 def _failed(path: Path, error: Exception) -> CheckpointError:

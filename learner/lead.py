@@ -351,9 +351,8 @@ class Lead:
         waits, patience = self._context.waits, self._recipe.limits.stall_timeout_s
         with waits.on("export", "the export to be written", patience):
             template = self._recipe.model.chat_template
-            tokenizer = await written(
-                partial(tokenizer_of, self._work.model_folder, template), "the chat template", waits, patience
-            )
+            reading = partial(tokenizer_of, self._work.model_folder, template)
+            tokenizer = await self._meanwhile_idle(written(reading, "the chat template", waits, patience))
             # Of the model in training only the names are read.
             writing = partial(export, self._work.causal_lm, self._last, tokenizer, export_folder(run), evaluations)
             folder = await self._meanwhile_idle(written(writing, "the export", waits, patience))

@@ -17,7 +17,7 @@ from typing import Any
 
 from services.settings import Model
 from services.storage.errors import StoreAwayError, StoreError
-from services.storage.folders import contents, local_copy, marked, unmarked
+from services.storage.folders import contents, marked
 from services.storage.models import PACKAGE, packaged_folder
 from services.storage.places import address, is_remote
 
@@ -38,12 +38,9 @@ class ModelSourceError(ValueError):
 def prepare_model(model: Model, cache: Path) -> Path:
     """The Hugging Face folder (fp32 weights, tokenizer, chat template, generation config) of `model`.
 
-    A `package` is de-quantised into `cache` once and reused from then on; so is what a `path` in a store names, once
-    it is fetched; another `path` is checked and returned. Blocks for about 20 s the first time, or for as long as the
-    store takes. Raises ModelSourceError; StoreAwayError while the store does not answer.
+    A `package` is de-quantised into `cache` once and reused from then on, which blocks for about 20 s the first time; a
+    `path`, which must not lie in a store, is checked and returned. Raises ModelSourceError.
     """
-    if is_remote(model.path):
-        return _checked(_fetched(str(model.path), cache), str(model.path))
     folder = model_folder(model, cache)
     if model.package is None:
         return _checked(folder)
@@ -65,12 +62,13 @@ def record_name(model: Model, cache: Path) -> str:
     try:
         # Looked at where it is: this node may be the one that never needs it.
         found = contents(address(str(model.path), "model.path"), "model.path")
-        name = marked(str(model.path), "model.path")
-    except StoreError as error:
-        raise _unfetched(error) from None
+    except StoreAwayError:
+        raise
+    except StoreError as error:  # which lasts, and so is the recipe's fault
+        raise ModelSourceError(str(error)) from None
     if lacking := _lacking_of(found.__contains__):
         raise _refused(str(model.path), f"no {', no '.join(lacking)}")
-    return name
+    return marked(str(model.path), found)
 
 
 def model_folder(model: Model, cache: Path) -> Path:
@@ -78,18 +76,6 @@ def model_folder(model: Model, cache: Path) -> Path:
     if model.path is not None:
         return Path(model.path)
     return packaged_folder(str(model.package), cache)
-
-
-def _fetched(path: str, cache: Path) -> Path:
-    try:
-        return local_copy(path, "model.path", cache)
-    except StoreError as error:
-        raise _unfetched(error) from None
-
-
-def _unfetched(error: StoreError) -> Exception:
-    """Only what lasts is the recipe's fault."""
-    return error if isinstance(error, StoreAwayError) else ModelSourceError(str(error))
 
 
 def _lacking(folder: Path) -> list[str]:
@@ -106,13 +92,12 @@ def _lacking_of(there: Callable[[str], bool]) -> list[str]:
     ]
 
 
-def _checked(path: Path, named: str = "") -> Path:
-    """The folder, if it is a model; `named` as in errors, where it is not its own path."""
-    shown = unmarked(named) if named else str(path)
+def _checked(path: Path) -> Path:
+    """The folder, if it is a model."""
     if not path.is_dir():
-        raise _refused(shown, "a single file" if path.is_file() else "no such folder")
+        raise _refused(str(path), "a single file" if path.is_file() else "no such folder")
     if lacking := _lacking(path):
-        raise _refused(shown, f"no {', no '.join(lacking)}")
+        raise _refused(str(path), f"no {', no '.join(lacking)}")
     return path.absolute()
 
 

@@ -38,14 +38,17 @@ def keep_freed_memory() -> None:
 class Ranks:
     """This process's place among the learner's ranks. One per process; blocking; use from one thread."""
 
-    def __init__(self, rank: int, world: int, host: str, port: int, timeout_s: float) -> None:
+    def __init__(self, rank: int, world: int, host: str, port: int, timeout_s: float, meet_s: float = 0.0) -> None:
+        """`timeout_s` is for each collective; `meet_s`, where longer, for all ranks to come, each with its model."""
         if world > 1 and port == 0:
             raise ValueError(f"master_port = {port} is not accepted with world = {world}; a free port of rank 0 is")
         self.rank = rank
         self.world = world
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         timeout = timedelta(seconds=timeout_s)
-        store = TCPStore(host, port, world, is_master=rank == 0, timeout=timeout)
+        meeting = timedelta(seconds=max(timeout_s, meet_s))
+        store = TCPStore(host, port, world, is_master=rank == 0, timeout=meeting)
+        store.set_timeout(timeout)
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
 

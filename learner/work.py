@@ -94,7 +94,9 @@ class RankWork:
     def _open(self) -> None:
         record = self._context.record
         keep_freed_memory()
-        self._ranks = Ranks(self._rank, self._world, *self._master, timeout_s=self._timeout_s)
+        # A rank whose node has the model already waits here for the one that is still fetching it.
+        meet_s = record.recipe.limits.startup_timeout_s
+        self._ranks = Ranks(self._rank, self._world, *self._master, timeout_s=self._timeout_s, meet_s=meet_s)
         self._trainer = Trainer(self.model_folder, record.recipe, self._ranks)
         self.manifest = make_manifest(self._trainer, record.recipe.weights.bucket_mib)
         self.archive.prepare()
@@ -231,6 +233,8 @@ class RankWork:
         self.archive.write_share(batch, self._rank, payloads)
         if self._rank == 0:
             self.archive.write_batch(batch)
+        elif self.archive.mirror.remote:
+            self.archive.share_path(batch.step, self._rank).unlink()  # nobody else clears up this node's scratch
 
     @property
     def non_finite_in_a_row(self) -> int:

@@ -45,7 +45,10 @@ class WeightPlan(Message):
 
 
 class WeightAck(Message):
-    """fleet -> learner: how far one replica got with one plan."""
+    """fleet -> learner: how far one replica got with one plan.
+
+    The seconds also tell the ack of a plan that is repeated from the former one: a stream takes no line twice.
+    """
 
     kind: Literal["weight-ack"] = "weight-ack"
     member: str

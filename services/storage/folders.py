@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -18,7 +19,7 @@ from services.contracts import Value
 from services.storage import objects
 from services.storage.errors import StoreError
 from services.storage.facts import FileFacts, facts_of, matches
-from services.storage.mirror import alone
+from services.storage.mirror import alone, partial_of
 from services.storage.objects import Found
 from services.storage.places import Address, address
 
@@ -48,16 +49,9 @@ def put_folder(at: Address, folder: Path) -> None:
     objects.put_bytes(at / MANIFEST, manifest.model_dump_json().encode())
 
 
-def marked(text: str, field: str) -> str:
-    """An address with a mark of what it holds now, so that all who fetch it get the same. Raises StoreError."""
-    found = contents(address(text, field), field)
+def marked(text: str, found: dict[str, Found]) -> str:
+    """An address with a mark of its `contents`, so that all who fetch it get the same."""
     return f"{text.rstrip('/')}#{_mark(found)}"
-
-
-def unmarked(text: str) -> str:
-    """The address without its mark."""
-    match = MARK.fullmatch(text)
-    return match["address"] if match else text
 
 
 def contents(at: Address, field: str) -> dict[str, Found]:
@@ -88,7 +82,12 @@ def local_copy(text: str, field: str, cache: Path) -> Path:
     place = _place(cache, at, content)
     with alone(place):
         if not (place / name).exists():
-            _fetch(at, found, place, name)
+            with _partial(place) as partial:
+                _fetch(at, found, partial / name)
+                if _mark(contents(at, field)) != content:
+                    raise StoreError(f"{field}: {at} was changed while it was fetched; leave it as it is meanwhile")
+                _check(at, partial / name)
+                _put_in_place(partial, place, name)
     return place / name
 
 
@@ -102,18 +101,31 @@ def _mark(found: dict[str, Found]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def _fetch(at: Address, found: dict[str, Found], place: Path, name: str) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+@contextmanager
+def _partial(place: Path) -> Iterator[Path]:
+    """An empty folder beside `place`, always the same one: what a killed process left there is deleted."""
+    partial = partial_of(place)
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir()
     try:
-        with ThreadPoolExecutor(PARALLEL_FILES) as threads:
-            list(threads.map(lambda one: _fetch_file(at, one, found[one].size, partial / name / one), found))
-        _check(at, partial / name)
-        partial.chmod(0o755)
-        shutil.rmtree(place, ignore_errors=True)
-        partial.rename(place)
+        yield partial
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _put_in_place(partial: Path, place: Path, name: str) -> None:
+    """Rename into place; whoever comes second, where a lock does not reach other machines, keeps the first's folder."""
+    try:
+        partial.rename(place)
+    except OSError:
+        if not (place / name).exists():
+            raise
+
+
+def _fetch(at: Address, found: dict[str, Found], to: Path) -> None:
+    with ThreadPoolExecutor(PARALLEL_FILES) as threads:
+        list(threads.map(lambda one: _fetch_file(at, one, found[one].size, to / one), found))
 
 
 def _fetch_file(at: Address, name: str, size: int, path: Path) -> None:

@@ -6,9 +6,6 @@ Must not know what the files mean. The order in which they are put and deleted i
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import os
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -144,9 +141,9 @@ def bring(at: Address, size: int, path: Path) -> bool:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
     with alone(path):
-        if _there(path, size):  # another process of this node has fetched it meanwhile
+        if _there(path, size):  # another process has fetched it meanwhile
             return False
-        partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+        partial = partial_of(path)
         try:
             objects.get_file(at, size, partial)
             partial.replace(path)
@@ -162,12 +159,26 @@ def _there(path: Path, size: int) -> bool:
         return False
 
 
+def partial_of(path: Path) -> Path:
+    """Where `path` is before it is whole; always the same, so that the next to bring it replaces what was cut short."""
+    return path.with_name(f".{path.name}.partial")
+
+
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Keep other processes of this node from bringing the same; whoever dies lets go of it."""
-    folder = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    lock = folder / f"{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:32]}.lock"
+    """Keep all other processes that see `path` from bringing the same; whoever dies lets go of it.
+
+    The lock lies beside the place, for pods may share a claim and no other folder. Raises StoreError, OSError.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            raise StoreError(
+                f"{lock}: cannot be locked ({error.strerror}); its file system has to know flock"
+            ) from None
         yield
+        # By now the path is there, as whoever waits for this lock or makes the next will see. After a failure it stays.
+        lock.unlink(missing_ok=True)

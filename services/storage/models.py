@@ -69,6 +69,8 @@ def _patiently(text: str, field: str, cache: Path) -> Path:
 
 def _packaged(package: str, cache: Path) -> Path:
     folder = packaged_folder(package, cache)
+    if (folder / "config.json").is_file():
+        return folder
     with alone(folder):
         if not (folder / "config.json").is_file():
             command = [sys.executable, "-m", "learner.model_source", package, str(cache)]

@@ -41,6 +41,8 @@ DELETED_AT_ONCE = 1000
 KEYS = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY"
 MACHINE_ROLE = "169.254.169.254"
 REFUSED = re.compile(r"status code: 4(?!08|09|29)\d\d")
+STALLED = "<Code>RequestTimeout</Code>"
+"""With status 400: an upload came too slowly. It passes, unlike RequestTimeTooSkewed: a clock that is wrong."""
 
 
 class Found(NamedTuple):
@@ -251,7 +253,8 @@ def _understood(what: str, error: Exception) -> StoreError | None:
         return MissingObjectError(f"{what}: there is no such object at {here}")
     if isinstance(error, FileNotFoundError):
         return None
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError) or REFUSED.search(text):
+    refused = isinstance(error, PermissionDeniedError | UnauthenticatedError) or REFUSED.search(text)
+    if refused and STALLED not in text:
         return StoreError(f"{what}: {here} refuses it ({_said(text)}); the credentials of {KEYS} have to allow it")
     if MACHINE_ROLE in text:
         return StoreError(f"{what}: no credentials: neither {KEYS} are set nor does this machine have a role")

@@ -20,8 +20,11 @@ _SCHEMES = {
     "redis+sentinel": (False, True, 26379),
     "rediss+sentinel": (True, True, 26379),
 }
+_SCHEME = re.compile(r"[A-Za-z0-9+.-]+://")
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _PATH = {False: re.compile(r"()([0-9]*)/?"), True: re.compile(r"([A-Za-z0-9._-]+)(?:/([0-9]*))?/?")}
+HIDDEN = "***"
+"""Stands for what may be a password."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ def _hosts(url: str, text: str, several: bool, default: int) -> tuple[tuple[str,
         found = _HOST.fullmatch(one)
         port = int(found[2] or default) if found else 0
         if found is None or not 1 <= port <= 65535:
-            raise _refused(url, f"{one!r} is not a host and a port from 1 to 65535")
+            shown = one if found or "@" in url else HIDDEN
+            raise _refused(url, f"{shown!r} is not a host and a port from 1 to 65535")
         hosts.append((found[1].strip("[]"), port))
     if len(hosts) > 1 and not several:
         raise _refused(url, "it names several servers; a Redis Cluster is not supported")
@@ -97,7 +101,15 @@ def redacted(url: str) -> str:
 
 
 def _shorn(url: str) -> str:
-    """Of a URL that may be wrong in any way, what cannot be a password."""
-    scheme, separator, rest = url.partition("://")
-    place = (rest if separator else url).rpartition("@")[2]
-    return (scheme + separator if separator else "") + re.split("[?#]", place)[0]
+    """Of a URL that may be wrong in any way, what cannot be a password: where no @ ends one, anything may be."""
+    scheme, separator, rest = url.partition("://") if _SCHEME.match(url) else ("", "", url)
+    _, ends, place = rest.rpartition("@")
+    place = re.split("[?#]", place)[0]
+    return scheme + separator + (place if ends or not place or _harmless(scheme, place) else HIDDEN)
+
+
+def _harmless(scheme: str, place: str) -> bool:
+    hosts, _, path = place.partition("/")
+    watched = scheme in _SCHEMES and _SCHEMES[scheme][1]
+    named = not path or _PATH[watched].fullmatch(path) is not None
+    return named and all(_HOST.fullmatch(one) for one in hosts.split(","))

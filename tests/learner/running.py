@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
+import tempfile
 import time
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from services.streams.journal import Journal, note
 from services.streams.keys import RunKeys
 from services.streams.payloads import SamplePayload, pack
 from services.streams.records import RunRecords
-from tests.conftest import recipe_document
+from tests.conftest import free_port, recipe_document
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,42 +116,55 @@ async def train_run(redis: Any, redis_url: str, run: str, versions: int) -> None
         await stop(thread)
 
 
-def start_ranks(run: str, redis_url: str, world: int) -> list[subprocess.Popen[str]]:
-    """The ranks of a learner as processes of their own; end them with `end_ranks`."""
+class Program(subprocess.Popen[bytes]):
+    """A process that runs some code, and writes what it has to say to a file: nobody reads a pipe beside it."""
+
+    def __init__(self, code: str, environment: dict[str, str]) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it stays readable after the process
+        weakref.finalize(self, self._log.close)
+        settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        super().__init__(
+            [sys.executable, "-c", code], env=os.environ | settings | environment, stdout=subprocess.DEVNULL,
+            stderr=self._log,
+        )  # fmt: skip
+
+    def said(self) -> str:
+        """Its log so far. Read without moving the place in the file at which it writes."""
+        return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0).decode(errors="replace")
+
+
+def start_ranks(run: str, redis_url: str, world: int, nodes: Sequence[Path] = ()) -> list[Program]:
+    """The ranks of a learner as processes of their own; end them with `end_ranks`.
+
+    `nodes`: for each a PENSTOCK_RUNS of its own, as on nodes that share nothing but a store.
+    """
     return start_programs(
         "import sys; from learner.service import LearnerService; from services.shell import main; "
         "sys.exit(main(lambda: LearnerService({rank}, {world}, '127.0.0.1', {port}), "
         f"['--run', '{run}', '--redis', '{redis_url}']))",
-        world,
-    )
+        world, [{"PENSTOCK_RUNS": str(node)} for node in nodes],
+    )  # fmt: skip
 
 
-def start_programs(code: str, world: int) -> list[subprocess.Popen[str]]:
+def start_programs(code: str, world: int, environments: Sequence[dict[str, str]] = ()) -> list[Program]:
     """`world` processes that run `code`, in which {rank}, {world} and {port} are filled in."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    port = free_port()
     return [
-        subprocess.Popen(
-            [sys.executable, "-c", code.format(rank=rank, world=world, port=port)], env=environment,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(world)
-    ]  # fmt: skip
+        Program(code.format(rank=rank, world=world, port=port), environment)
+        for rank, environment in zip(range(world), environments or [{}] * world, strict=True)
+    ]
 
 
-async def drain_ranks(processes: list[subprocess.Popen[str]]) -> None:
+async def drain_ranks(processes: list[Program]) -> None:
     """Ask all ranks to stop; each must end well."""
     for process in processes:
         process.terminate()
     for process in processes:
-        _, errors = await asyncio.to_thread(process.communicate, None, 20)
-        assert process.returncode == 0, errors
+        assert await asyncio.to_thread(process.wait, 20) == 0, process.said()
 
 
-def end_ranks(processes: list[subprocess.Popen[str]]) -> None:
+def end_ranks(processes: list[Program]) -> None:
     """Leave none running, whatever happened."""
     for process in processes:
         process.kill()
-        process.communicate(timeout=10)
+        process.wait(10)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from services.streams.presence import live_processes
 from services.streams.records import RunRecords
 from tests.learner.receiver import Receiver
 from tests.learner.running import (
+    Program,
     drain_ranks,
     end_ranks,
     put_batch,
@@ -221,9 +221,9 @@ async def test_records_of_an_earlier_run_of_the_same_id_are_not_mixed_in(
 @pytest.fixture
 def two_ranks(redis_url: str, run_id: str) -> Iterator[Any]:
     """Starts both ranks of a learner as processes of their own."""
-    processes: list[subprocess.Popen[str]] = []
+    processes: list[Program] = []
 
-    def begin() -> list[subprocess.Popen[str]]:
+    def begin() -> list[Program]:
         processes.extend(start_ranks(run_id, redis_url, 2))
         return processes
 

@@ -6,8 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from learner import room
+from learner import checkpoint_parts, room
 from learner.archive import ArchiveError, RunArchive
 from learner.checkpoint_files import CheckpointError
 from learner.checkpoints import Checkpoints
@@ -35,7 +33,6 @@ from services.streams.records import RunRecords
 from services.waits import Waits
 from tests.learner.checkpointing import NEVER, bits, block_of, cut, save
 from tests.learner.running import (
-    ROOT,
     drain_ranks,
     draw_batch,
     end_ranks,
@@ -127,13 +124,49 @@ def test_what_is_damaged_in_the_store_is_passed_over_and_on_the_node_fetched_aga
     assert "does not match" in way.passed_over[third.name]
     assert "damaged (it has" in way.passed_over[second.name]
     checkpoints.set_aside(way.passed_over)
+    left = [path for path in (tmp_path / "b").rglob("*.safetensors*") if path.parent.name != first.name]
+    assert left == [], "there is room for one"
     _, again = node(tmp_path / "c")
     assert again.complete() == [first]
     assert again.clear() == [], "they are kept for somebody to look at"
+    kept = archive.mirror.listed("checkpoints")
+    again.prune(1)
+    assert archive.mirror.listed("checkpoints") == kept, "as long as what came before them"
     store.damaged(f"{under}/{first.name}/rank-0000.safetensors", None)
     start, passed_over = node(tmp_path / "d")[1].newest_whole(STEPS)
     assert start is None
     assert passed_over[first.name].endswith("rank-0000.safetensors: missing")
+    # Another node than the one that set them aside deletes them.
+    archive, checkpoints = node(tmp_path / "e")
+    last = save(checkpoints, cut(4), block_of(100))
+    checkpoints.prune(1)
+    assert {name.split("/")[1] for name in archive.mirror.listed("checkpoints")} == {last.name}
+
+
+def test_a_moment_without_the_store_does_not_undo_a_checkpoint(
+    store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_parts, "AGAIN_S", 0.05)
+    archive, checkpoints = node(tmp_path / "a")
+    fill(archive, 1)
+    name = checkpoints.begin(1)
+    checkpoints.write(name, 0, block_of(10), NEVER)
+    done, tried = (archive.mirror.put, archive.mirror.delete), list[Any]()
+
+    def failing_once(do: Any) -> Any:
+        def ask(*given: Any) -> None:
+            tried.append(given[0])
+            if tried.count(given[0]) == 1:
+                raise StoreAwayError("the store is away")
+            do(*given)
+
+        return ask
+
+    for ask, do in zip(("put", "delete"), done, strict=True):
+        monkeypatch.setattr(archive.mirror, ask, failing_once(do))
+    found = checkpoints.commit(name, cut(1), NEVER, sampler="{}")
+    assert len(tried) == 6, "the ranks' words, sampler.json and the manifest"
+    assert node(tmp_path / "b")[1].newest_whole(1) == (found, {})
 
 
 def test_ranks_of_several_nodes_write_one_checkpoint(store: S3Server, tmp_path: Path) -> None:
@@ -193,8 +226,11 @@ async def test_a_store_that_is_away_is_waited_for_by_name(
     own_store.kill()
     batch, payloads = draw_batch(RunKeys("run"), 0)
     task = asyncio.create_task(written(lambda: archive.write_share(batch, 0, payloads), "the batch", waits, 60.0))
-    await asyncio.sleep(4.0)  # longer than the store's own attempts
-    [wait] = waits.current(time.time() + 60)
+    ends = time.monotonic() + 30  # the store's own attempts come first
+    while not (waiting := waits.current(time.time() + 60)):
+        assert time.monotonic() < ends
+        await asyncio.sleep(0.05)
+    [wait] = waiting
     assert (wait.name, wait.waits_for[:24]) == ("store", "the store for the batch:")
     own_store.start()
     await asyncio.wait_for(task, 30.0)
@@ -289,13 +325,14 @@ async def test_two_ranks_on_two_nodes_and_the_model_in_the_store(
         await put_batch(redis, keys, version)
     lives = [("a", "b"), ("c", "d")]
     for number, nodes in enumerate(lives):
-        ranks = start_nodes(run_id, redis_url, [tmp_path / one for one in nodes])
+        ranks = start_ranks(run_id, redis_url, 2, [tmp_path / one for one in nodes])
         try:
             if number == 0:
                 await until_step(redis, keys, 3)
                 await until_event(redis, keys, "checkpoint")
                 for rank in ranks:
                     rank.kill()
+                assert list((tmp_path / f"b/{run_id}/batches").iterdir()) == [], "nobody else clears up there"
             else:
                 await put_evaluation(redis, keys)
                 await until_event(redis, keys, "exported")
@@ -313,7 +350,7 @@ async def test_two_ranks_on_two_nodes_and_the_model_in_the_store(
 
 
 def test_a_model_of_the_store_is_looked_at_before_it_is_fetched(store: S3Server, tmp_path: Path) -> None:
-    from learner.model_source import ModelSourceError, prepare_model, record_name
+    from learner.model_source import ModelSourceError, record_name
     from services.settings import Model
     from services.storage.objects import put_bytes
     from services.storage.places import address
@@ -324,26 +361,5 @@ def test_a_model_of_the_store_is_looked_at_before_it_is_fetched(store: S3Server,
     ):
         record_name(Model(path=url), tmp_path)
     put_bytes(address(f"{url}/config.json", "x"), b"{}")
-    for ask in (record_name, prepare_model):
-        with pytest.raises(ModelSourceError, match=r"^model\.path: value 's3://.*/half' is not accepted \(no weights"):
-            ask(Model(path=url), tmp_path)
-
-
-def start_nodes(run: str, redis_url: str, scratch: list[Path]) -> list[subprocess.Popen[str]]:
-    """A rank on each of several nodes, which share nothing but the store."""
-    from tests.conftest import free_port
-
-    port, world = free_port(), len(scratch)
-    code = (
-        "import sys; from learner.service import LearnerService; from services.shell import main; "
-        "sys.exit(main(lambda: LearnerService({rank}, {world}, '127.0.0.1', {port}), "
-        "['--run', '{run}', '--redis', '{redis}']))"
-    )
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", code.format(rank=rank, world=world, port=port, run=run, redis=redis_url)],
-            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PENSTOCK_RUNS": str(folder)},
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )
-        for rank, folder in enumerate(scratch)
-    ]  # fmt: skip
+    with pytest.raises(ModelSourceError, match=r"^model\.path: value 's3://.*/half' is not accepted \(no weights"):
+        record_name(Model(path=url), tmp_path)

@@ -167,10 +167,10 @@ def run_ranks(model: Path, folder: Path, world: int, stages: tuple[int, ...]) ->
     )
     processes = start_programs(code, world)
     try:
-        errors = [process.communicate(timeout=240)[1] for process in processes]
+        ended = [process.wait(240) for process in processes]
     finally:
         end_ranks(processes)
-    assert [process.returncode for process in processes] == [0] * world, "\n".join(errors)
+    assert ended == [0] * world, "\n".join(process.said() for process in processes)
 
 
 def main(model: str, folder: str, stages: tuple[int, ...], rank: int, world: int, port: int) -> None:

@@ -10,14 +10,15 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from services.storage import objects
 from services.storage.errors import MissingObjectError, StoreAwayError, StoreError
 from services.storage.facts import facts_of
-from services.storage.folders import MANIFEST, contents, local_copy, marked, put_folder, unmarked
-from services.storage.mirror import UNMIRRORED, Mirror, StoredMirror, run_mirror
+from services.storage.folders import MANIFEST, contents, local_copy, marked, put_folder
+from services.storage.mirror import UNMIRRORED, StoredMirror, run_mirror
 from services.storage.places import Address, address, store_address
 from tests.s3_server import KEY, SECRET, Partial, S3Server
 
@@ -113,8 +114,8 @@ def test_a_big_object_is_fetched_in_parts_where_the_server_gives_them(
 def test_a_mark_stands_for_what_was_there(store: S3Server, tmp_path: Path) -> None:
     at = place() / "model"
     objects.put_bytes(at / "config.json", b"{}")
-    named = marked(str(at), "model.path")
-    assert unmarked(named) == str(at)
+    named = marked(str(at), contents(at, "model.path"))
+    assert named.startswith(f"{at}#")
     found = local_copy(named, "model.path", tmp_path / "one")
     objects.put_bytes(at / "config.json", b"[]")
     # The node that has it goes on with it; another is not given something else under the same name.
@@ -135,7 +136,74 @@ def test_what_is_damaged_missing_or_half_uploaded_is_not_fetched(store: S3Server
     store.damaged(f"{at.key}/below/big b#é.bin", None)
     with pytest.raises(StoreError, match=r"big b#é\.bin: missing"):
         local_copy(str(at), "model.path", tmp_path / "cache")
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert {path.suffix for path in (tmp_path / "cache").iterdir()} == {".lock"}
+
+
+def test_what_is_changed_while_it_is_fetched_is_not_kept(
+    store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, get = place() / "model", objects.get_file
+    for name in ("config.json", "weights"):
+        objects.put_bytes(at / name, b"{}")
+    named = marked(str(at), contents(at, "model.path"))
+
+    def and_change(one: Address, size: int, path: Path) -> None:
+        get(one, size, path)
+        objects.put_bytes(at / "weights", b"[]")
+
+    monkeypatch.setattr(objects, "get_file", and_change)
+    with pytest.raises(StoreError, match=r"^model\.path: s3://.*/model was changed while it was fetched"):
+        local_copy(named, "model.path", tmp_path)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_fetch_that_was_killed_is_replaced_by_the_next(store: S3Server, folder: Path, tmp_path: Path) -> None:
+    at, cache, run = place() / "model", tmp_path / "cache", tmp_path / "run"
+    put_folder(at, folder)
+    run_mirror("run").put("big", folder / "below/big b#é.bin")
+    code = (
+        "import sys, time; from pathlib import Path; from services.storage import folders, mirror, objects\n"
+        "def half(at, size, path):\n"
+        "    path.write_bytes(b'half'); print(path, flush=True); time.sleep(30)\n"
+        "objects.get_file = half\n"
+    )
+    size = (folder / "below/big b#é.bin").stat().st_size
+    fetches = [
+        f"folders.local_copy({str(at)!r}, 'model.path', Path({str(cache)!r}))",
+        f"mirror.run_mirror('run').fetch({{'big': {size}}}, Path({str(run)!r}))",
+    ]
+    for fetch in fetches * 2:
+        fetching = subprocess.Popen([sys.executable, "-c", code + fetch], stdout=subprocess.PIPE, env=os.environ)
+        try:
+            assert fetching.stdout is not None
+            assert b"/." in fetching.stdout.readline()
+        finally:
+            fetching.kill()
+            fetching.communicate(timeout=10)
+    left = [path for top in (cache, run) for path in top.iterdir() if path.suffix != ".lock"]
+    assert len(left) == 2, "each kill leaves the same"
+    assert files_of(local_copy(str(at), "model.path", cache)).keys() - {MANIFEST} == files_of(folder).keys()
+    assert run_mirror("run").fetch({"big": size}, run) == ["big"]
+    assert [path.name[:3] for path in cache.iterdir()] == ["s3-"]
+    assert [path.name for path in run.iterdir()] == ["big"]
+
+
+def test_whoever_comes_second_keeps_the_first_ones_folder(
+    store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the lock does not reach the other machine."""
+    at, get = place() / "model", objects.get_file
+    objects.put_bytes(at / "config.json", b"{}")
+    first = local_copy(str(at), "model.path", tmp_path / "first").parent
+
+    def and_another(one: Address, size: int, path: Path) -> None:
+        get(one, size, path)
+        (tmp_path / "second" / first.name).symlink_to(first)
+
+    monkeypatch.setattr(objects, "get_file", and_another)
+    found = local_copy(str(at), "model.path", tmp_path / "second")
+    assert found.resolve().parent == first
+    assert list((tmp_path / "second").glob(".*")) == []
 
 
 def test_an_upload_that_was_killed_does_not_exist(store: S3Server, folder: Path, tmp_path: Path) -> None:
@@ -169,14 +237,42 @@ def test_many_processes_fetch_the_same_once(store: S3Server, folder: Path, tmp_p
         "objects.get_file = lambda *a: (got.append(a), get(*a))\n"
         f"print(local_copy({str(place() / 'model')!r}, 'model.path', Path({str(tmp_path / 'cache')!r})), len(got))"
     )
+    temporary = [tmp_path / f"tmp-{number}" for number in range(4)]
+    for one in temporary:
+        one.mkdir()  # each pod has one of its own, also where they share what they fetch
     fetching = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ)
-        for _ in range(4)
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(one)}
+        )
+        for one in temporary
     ]
-    answers = [one.communicate(timeout=60)[0].split() for one in fetching]
+    ends = time.monotonic() + 30
+    try:
+        answers = [process.communicate(timeout=max(0.0, ends - time.monotonic()))[0].split() for process in fetching]
+    finally:
+        for process in fetching:
+            process.kill()
+            process.communicate(timeout=5)
     assert len({folder for folder, _ in answers}) == 1
     assert sorted(int(count) for _, count in answers) == [0, 0, 0, 4]
     assert all(files_of(Path(answers[0][0]))[name] == content for name, content in files_of(folder).items())
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "passes"),
+    [
+        ("400 Bad Request", "RequestTimeout", True), ("400 Bad Request", "RequestTimeTooSkewed", False),
+        ("400 Bad Request", "InvalidRequest", False), ("503 Slow Down", "SlowDown", True),
+    ],
+)  # fmt: skip
+def test_what_passes_is_told_from_a_refusal(status: str, code: str, passes: bool) -> None:
+    from obstore.exceptions import GenericError
+
+    text = f"Generic S3 error: Error performing PUT http://h/b - Server returned non-2xx status code: {status}: "
+    fault = objects._understood("it", GenericError(f"{text}<Error><Code>{code}</Code><Message>why</Message></Error>"))
+    assert isinstance(fault, StoreError)
+    assert isinstance(fault, StoreAwayError) is passes
+    assert f"({code}: why)" in str(fault)
 
 
 def test_wrong_credentials_are_told_without_telling_them(store: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,28 +299,33 @@ def test_a_bucket_that_is_missing_is_named(store: S3Server) -> None:
         assert not isinstance(found.value, StoreAwayError | MissingObjectError)
 
 
-def put_many(mirror: Mirror, path: Path) -> None:
-    for number in range(200):
-        mirror.put(f"big-{number}", path)
+class Killing:
+    """Looked at by an upload before each of its parts: with the second the server dies."""
+
+    def __init__(self, server: S3Server) -> None:
+        self._server = server
+        self.asked = 0
+
+    def is_set(self) -> bool:
+        self.asked += 1
+        if self.asked == 2:
+            self._server.kill()
+        return False
 
 
 def test_a_server_killed_midway_is_an_error_and_all_is_well_when_it_is_back(
     own_store: S3Server, folder: Path, tmp_path: Path
 ) -> None:
     mirror, big = run_mirror("run"), folder / "below/big b#é.bin"
-    mirror.put("small", folder / "config.json")
-    killer = threading.Timer(0.05, own_store.kill)
-    killer.start()
+    mirror.put("big-0", big)
     with pytest.raises(StoreAwayError, match=r"s3://.* could not be written: http://127.* does not answer"):
-        put_many(mirror, big)
-    killer.join()
+        mirror.put("big-1", big, cast("threading.Event", Killing(own_store)))
     began = time.monotonic()
     with pytest.raises(StoreAwayError):
         mirror.listed()
     assert time.monotonic() - began < 30
     own_store.start()
-    there = mirror.listed()
-    assert all(size == big.stat().st_size for name, size in there.items() if name.startswith("big-")), "whole or not"
+    assert mirror.listed() == {"big-0": big.stat().st_size}, "whole or not"
     mirror.put("big-again", big)
     mirror.fetch({"big-again": big.stat().st_size}, tmp_path / "back")
     assert facts_of(tmp_path / "back/big-again") == facts_of(big)

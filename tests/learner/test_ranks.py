@@ -1,0 +1,72 @@
+"""Ranks meet however late the last one has its model; and hear of rank 0 whatever it waits for."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from learner import lead, work
+from learner.lead import Lead
+from learner.work import RankWork
+from services.storage.errors import StoreError
+from tests.conftest import recipe_document, service_context
+from tests.learner.running import end_ranks, start_programs
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_a_rank_may_come_later_than_a_collective_may_take() -> None:
+    code = (
+        "import time, torch; from learner.ranks import Ranks; time.sleep(8 * {rank}); "
+        "ranks = Ranks({rank}, {world}, '127.0.0.1', {port}, timeout_s=5, meet_s=90); "
+        "assert ranks.all_reduce(torch.ones(1)) == {world}; ranks.leave()"
+    )
+    programs = start_programs(code, 2)
+    try:
+        ended = [program.wait(100) for program in programs]
+    finally:
+        end_ranks(programs)
+    assert ended == [0, 0], "\n".join(program.said() for program in programs)
+
+
+async def test_ranks_are_waited_for_as_long_as_they_may_take_to_start(
+    redis: Any, run_id: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def meet(*_: Any, **named: Any) -> None:
+        given.update(named)
+        raise ConnectionError("as far as this goes")
+
+    monkeypatch.setattr(work, "Ranks", meet)
+    document = recipe_document(tiny_model, limits={"startup_timeout_s": 5000.0})
+    async with service_context(redis, run_id, document, "learner") as context:
+        with pytest.raises(ConnectionError):
+            RankWork(context, 0, 2, ("127.0.0.1", 1))._open()
+    assert (given["timeout_s"], given["meet_s"]) == (600.0, 5000.0)
+
+
+async def test_the_others_hear_that_rank_0_lives_while_it_waits_for_the_chat_template(
+    redis: Any, run_id: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    async def send(command: Any) -> None:
+        said.append(command.do)
+
+    def away(*_: Any) -> None:
+        time.sleep(1.0)
+        raise StoreError("the store refuses")
+
+    monkeypatch.setattr(lead, "TICK_S", 0.1)
+    monkeypatch.setattr(lead, "tokenizer_of", away)
+    ours: Any = SimpleNamespace(send=send, model_folder=tiny_model)
+    async with service_context(redis, run_id, recipe_document(tiny_model), "learner") as context:
+        with pytest.raises(StoreError, match="the store refuses"):
+            await Lead(context, ours, 2)._export([])
+    assert len(said) > 2
+    assert set(said) == {"idle"}
