@@ -136,14 +136,14 @@ def test_a_registry_secret_of_another_type_is_one_clear_message(tmp_path: Path) 
 
 
 def live_redis(**changed: object) -> Document:
-    """The StatefulSet as it was made: with these fields of its claim, or its own, other than now."""
+    """The StatefulSet as it was made: with these fields of its claim other than now."""
     document = deepcopy(render(DEFAULTS).one("StatefulSet", "redis").document)
     claim = document["spec"]["volumeClaimTemplates"][0]["spec"]
     for field, value in changed.items():
         if field == "size":
             claim["resources"]["requests"]["storage"] = value
         else:
-            (claim if field == "storageClassName" else document["spec"])[field] = value
+            claim[field] = value
     return document
 
 
@@ -153,7 +153,6 @@ def live_redis(**changed: object) -> Document:
         ({"size": "10Gi"}, ("redis.persistence.size = 20Gi", "10Gi is accepted", "patch pvc data-demo-penstock-redis-0",
                             '"storage":"20Gi"')),
         ({"storageClassName": "fast"}, ("redis.persistence.storageClass", '"fast" is accepted')),
-        ({"podManagementPolicy": "OrderedReady"}, ("podManagementPolicy",)),
     ],
 )  # fmt: skip
 def test_what_cannot_be_changed_in_redis_is_one_clear_message(

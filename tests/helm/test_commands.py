@@ -15,10 +15,7 @@ from importlib.util import find_spec
 import pytest
 import yaml
 
-from services.contracts import RunState
-from services.controller.capacity import bookings
-from services.settings import Bounds, parse_recipe
-from services.streams.records import RunRecord
+from services.settings import Bounds, bookings, parse_recipe
 from tests.helm.cases import CASES, CPU, DEFAULTS, EVERYTHING
 from tests.helm.rendering import CHART, FULLNAME, ROOT, Case, Container, PodTemplate, render
 
@@ -53,7 +50,17 @@ def helps(*command: str) -> str:
 
 def test_the_release_starts_what_was_agreed() -> None:
     started = {pod.component: container.command for pod, container in ALL.values() if container.name != "autoscaler"}
-    assert started["api"] == ["python", "-m", "services.api", "--host", "0.0.0.0", "--port", "8470"]
+    assert started["api"] == [
+        "python",
+        "-m",
+        "services.api",
+        "--host",
+        "0.0.0.0",
+        "--port",
+        "8470",
+        "--patience",
+        "110",
+    ]
     assert started["head"] == ["python", "-m", "deploy.cluster.head"]
     for role in ("cpu", "verifier", "rollout", "learner"):
         assert started[role] == ["python", "-m", "deploy.cluster.node", "--role", role]
@@ -138,9 +145,8 @@ def test_the_runs_recipe_asks_for_no_more_than_the_bounds() -> None:
         rendering = render(case)
         text = rendering.one("ConfigMap", "test").at("data", "recipe.yaml")
         recipe = parse_recipe(yaml.safe_load(text))
-        record = RunRecord("test", recipe, RunState.QUEUED, recipe.rollout.replicas, False, 0.0, (), None, None, None)
         bounds = rendering.one("ConfigMap", name=f"{FULLNAME}-bounds").at("data", "bounds.json")
-        assert Bounds.model_validate_json(bounds).shortage(bookings(record), {}) is None, case
+        assert Bounds.model_validate_json(bounds).shortage(bookings(recipe, recipe.rollout.replicas), {}) is None, case
         gpus = {role: rendering.group(role)["rayStartParams"]["num-gpus"] != "0" for role in ("rollout", "learner")}
         assert gpus == {"rollout": recipe.rollout.gpus > 0, "learner": recipe.learner.gpus > 0}
         assert recipe.weights.backend == ("nccl" if all(gpus.values()) else "gloo")

@@ -103,9 +103,5 @@ kubectl --namespace {{ .namespace }} create secret {{ .wanted.kind | default "ge
 {{- $faults = append $faults (printf "redis.persistence.storageClass = %q: the StatefulSet was made with %q, which cannot be changed in it. %q is accepted, or another after: %s; the volume that is there stays what it is, only one that is made anew has the new class" $wanted.storageClass $class $class $again) -}}
 {{- end -}}
 {{- end -}}
-{{- $policy := dig "spec" "podManagementPolicy" "Parallel" $live -}}
-{{- if ne $policy "Parallel" -}}
-{{- $faults = append $faults (printf "StatefulSet %s has podManagementPolicy %s, of an earlier chart, which cannot be changed in it: %s" $name $policy $again) -}}
-{{- end -}}
 {{ toJson $faults }}
 {{- end }}
