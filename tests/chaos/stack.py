@@ -14,7 +14,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -124,6 +125,15 @@ class Stack:
             assert time.monotonic() < ends, f"{what}: not within {deadline_s} s\n{told}"
             time.sleep(0.3)
         return view
+
+    @contextmanager
+    def paused(self, run: str) -> Iterator[None]:
+        """Keep a run from its end meanwhile: a short one may be over before a replica has started."""
+        self.api.post(f"/v1/runs/{run}/pause").raise_for_status()
+        try:
+            yield
+        finally:
+            self.api.post(f"/v1/runs/{run}/resume").raise_for_status()
 
     def steps(self, run: str) -> list[dict[str, Any]]:
         """The run's rollout steps."""

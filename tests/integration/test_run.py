@@ -82,7 +82,7 @@ def generated_while_learning(samples, steps):
     return sum(any(start < until and end > since for since, until in learning) for start, end in samples)
 
 
-def check_reconciled(view, summary, steps):
+def check_reconciled(view, summary, steps, between=()):
     groups = summary["groups"]
     assert groups["dispatched"] == sum(groups[name] for name in ("trained", "filtered", "stale", "dead", "pending"))
     assert groups["trained"] == 4 * steps
@@ -90,7 +90,7 @@ def check_reconciled(view, summary, steps):
     assert summary["optimizer_steps"] == 2 * steps
     assert summary["accuracy_before"] is not None
     assert summary["accuracy_after"] is not None
-    assert [change["state"] for change in view["history"]] == ["queued", "starting", "running", "succeeded"]
+    assert [change["state"] for change in view["history"]] == ["queued", "starting", "running", *between, "succeeded"]
 
 
 def check_evaluations(view, summary):
@@ -137,18 +137,19 @@ def test_asynchronous_run_survives_kills_and_scaling(stack, tiny_model, question
         alive = [one for one in view["processes"] if one["id"] not in killed and one["state"] == "ready"]
         return {"verifier", "rollout"} <= {one["service"] for one in alive}
 
-    stack.until(run, replaced, "replacement of the killed replicas")
-    assert stack.api.patch(f"/v1/runs/{run}/scale", json={"rollout": 2}).status_code == 202
-    stack.until(
-        run, lambda view: sum(one["service"] == "rollout" for one in view["processes"]) == 2, "a second replica"
-    )
+    with stack.paused(run):
+        stack.until(run, replaced, "replacement of the killed replicas")
+        assert stack.api.patch(f"/v1/runs/{run}/scale", json={"rollout": 2}).status_code == 202
+        stack.until(
+            run, lambda view: sum(one["service"] == "rollout" for one in view["processes"]) == 2, "a second replica"
+        )
     targets = stack.api.get("/v1/prometheus/targets").json()
     for target in (target for target in targets if target["labels"].get("run") == run):
         page = httpx.get(f"http://{target['targets'][0]}/metrics", timeout=10).text
         assert "process_cpu_seconds_total" in page, target
     view = stack.until(run, lambda view: view["state"] == "succeeded", "success")
     summary = json.loads((stack.folder / run / "summary.json").read_text())
-    check_reconciled(view, summary, STEPS)
+    check_reconciled(view, summary, STEPS, between=("paused", "running"))
     steps = stack.steps(run)
     assert generated_while_learning(verdicts.trained(steps), steps) > 0
     assert max(step["metrics"]["staleness_max"] for step in steps) >= 1
