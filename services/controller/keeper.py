@@ -193,7 +193,8 @@ class RunKeeper:
                 try:
                     bounds = load_bounds()
                 except BoundsError as error:
-                    return str(error)  # it waits until the file is mended
+                    # A run that was given room goes on with what it has; another waits until the file is mended.
+                    return str(error) if record.state is RunState.QUEUED else None
                 if bounds is None:
                     return await self._cluster.shortage(record)
                 if record.state is not RunState.QUEUED:

@@ -120,7 +120,7 @@ async def evaluate(redis, run, name, accuracy, kind="held-out"):
 
 
 async def until(condition, deadline_s=20.0):
-    """Wait for a condition, or a coroutine's answer; fails at the deadline."""
+    """Wait for a condition; fails at the deadline."""
     ends = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < ends

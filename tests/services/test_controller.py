@@ -252,6 +252,15 @@ async def test_a_queued_run_waits_while_the_bounds_cannot_be_read(redis, run_id,
         await until_state(records, run_id, RunState.STARTING)
 
 
+async def test_a_run_that_runs_is_found_again_though_the_bounds_cannot_be_read(redis, run_id, tmp_path, monkeypatch):
+    path = tmp_path / "bounds.json"
+    path.write_text("half a fi")
+    monkeypatch.setenv(VARIABLE, str(path))
+    async with controlled(redis, run_id, tmp_path) as (records, cluster):
+        await records.transition(run_id, RunState.RUNNING, "as the former controller left it")
+        await until(lambda: any(one.startswith("start ") for one in cluster.asked))
+
+
 def test_time_in_which_nobody_could_be_heard_is_no_silence(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("services.controller.recovery.time.monotonic", lambda: clock[0])
