@@ -3,10 +3,9 @@
 Must not know more ranks; the host starts those.
 """
 
-import sys
-
+from learner.ranks import end_with
 from learner.service import LearnerService
 from services.shell import main
 
 if __name__ == "__main__":
-    sys.exit(main(LearnerService))
+    end_with(lambda: main(LearnerService))

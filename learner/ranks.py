@@ -1,4 +1,4 @@
-"""Owns the learner's process group: forming it, small exchanges between ranks, leaving it.
+"""Owns the learner's process group: forming it, small exchanges between ranks, leaving it, the end of its process.
 
 Must not know DeepSpeed or messages.
 """
@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import sys
+from collections.abc import Callable
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -73,6 +76,24 @@ class Ranks:
         return bytes(body.numpy().tobytes())
 
     def leave(self) -> None:
-        """Destroy the group; a process that exits without it may abort."""
+        """Destroy the group, so far as nobody else holds it; `end_with` says what that means for the process."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def end_with(work: Callable[[], int]) -> NoReturn:
+    """Do the work of this process and end it with the returned status, or with 1 and a traceback.
+
+    Without taking the interpreter apart: DeepSpeed's parameters hold process groups whose Gloo threads outlive
+    `destroy_process_group`, and a thread that wants the interpreter while it goes aborts the process (status -6;
+    pytorch/pytorch pull request 179291). A SystemExit of `work` ends the process as ever: nothing was begun.
+    """
+    try:
+        status = work()
+    except Exception:
+        log.exception("this process failed")
+        status = 1
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

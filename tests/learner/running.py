@@ -139,8 +139,9 @@ def start_ranks(run: str, redis_url: str, world: int, nodes: Sequence[Path] = ()
     `nodes`: for each a PENSTOCK_RUNS of its own, as on nodes that share nothing but a store.
     """
     return start_programs(
-        "import sys; from learner.service import LearnerService; from services.shell import main; "
-        "sys.exit(main(lambda: LearnerService({rank}, {world}, '127.0.0.1', {port}), "
+        "from learner.ranks import end_with; from learner.service import LearnerService; "
+        "from services.shell import main; "
+        "end_with(lambda: main(lambda: LearnerService({rank}, {world}, '127.0.0.1', {port}), "
         f"['--run', '{run}', '--redis', '{redis_url}']))",
         world, [{"PENSTOCK_RUNS": str(node)} for node in nodes],
     )  # fmt: skip

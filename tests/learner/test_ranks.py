@@ -33,6 +33,29 @@ def test_a_rank_may_come_later_than_a_collective_may_take() -> None:
     assert ended == [0, 0], "\n".join(program.said() for program in programs)
 
 
+@pytest.mark.parametrize(
+    ("work", "status", "last"),
+    [
+        ("lambda: 0", 0, ""),
+        ("lambda: 3", 3, ""),
+        ("lambda: int('many')", 1, "ValueError: invalid literal for int() with base 10: 'many'"),
+        ("lambda: sys.exit('usage')", 1, "usage\ntaken apart"),
+    ],
+)
+def test_a_rank_ends_with_its_status_and_does_not_take_the_interpreter_apart(work: str, status: int, last: str) -> None:
+    code = (
+        "import atexit, sys; from learner.ranks import end_with; "
+        "atexit.register(print, 'taken apart', file=sys.stderr); end_with(" + work + ")"
+    )
+    programs = start_programs(code, 1)
+    try:
+        ended = programs[0].wait(60)
+    finally:
+        end_ranks(programs)
+    said = programs[0].said().strip()
+    assert (ended, said.endswith(last), "taken apart" in said) == (status, True, "taken apart" in last), said
+
+
 async def test_ranks_are_waited_for_as_long_as_they_may_take_to_start(
     redis: Any, run_id: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
