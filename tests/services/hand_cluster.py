@@ -131,6 +131,15 @@ async def events_of(redis, run, phase):
     return [event.text for _, event in await Journal(redis, RunKeys(run), "test").events() if event.phase == phase]
 
 
+async def first_event(redis, run, phase):
+    """The text of the first event of a phase, once there is one."""
+    ends = time.monotonic() + 20
+    while not (found := await events_of(redis, run, phase)):
+        assert time.monotonic() < ends, f"no event {phase!r}"
+        await asyncio.sleep(0.05)
+    return found[0]
+
+
 @asynccontextmanager
 async def present(redis, run, **processes):
     """Announcements of services that are ready, by id; yields them, to be silenced by leaving them."""

@@ -3,9 +3,7 @@
 Must not need a cluster.
 """
 
-import asyncio
 import json
-import time
 from dataclasses import replace
 
 import pytest
@@ -17,7 +15,7 @@ from services.settings.bounds import VARIABLE, GroupBounds
 from services.streams.presence import Presence
 from services.streams.records import RunRecord, RunRecords
 from tests.conftest import recipe_document
-from tests.services.hand_cluster import controlled, events_of, replica, until, until_state
+from tests.services.hand_cluster import controlled, events_of, first_event, replica, until, until_state
 
 FILE = {
     "cpu": {"pods": 1, "cpus": 2, "gpus": 0},
@@ -157,15 +155,6 @@ async def test_controller_keeps_the_fleet_within_bounds_that_change(redis, run_i
         events = await events_of(redis, run_id, "scaling")
     assert "rollout 6 -> 2 replicas (6 are wanted; the cluster's bounds allow no more)" in events
     assert (await records.get(run_id)).rollout_replicas == 6, "what is wanted stays"
-
-
-async def first_event(redis, run, phase):
-    """The text of the first event of a phase, once there is one."""
-    ends = time.monotonic() + 20
-    while not (found := await events_of(redis, run, phase)):
-        assert time.monotonic() < ends, f"no event {phase!r}"
-        await asyncio.sleep(0.05)
-    return found[0]
 
 
 async def test_a_run_waits_until_the_bounds_are_raised(redis, run_id, tmp_path, monkeypatch):
