@@ -212,7 +212,7 @@ async def test_figures_of_streams_tell_leases_that_are_stuck(redis, run_id):
     await asyncio.sleep(0.3)
     found = (await stream_figures(redis, readers, 0.1))[streams.tasks]
     assert (found.entries, found.pending, found.lag) == (5, 3, 2)
-    assert 0.3 <= found.oldest_idle_s < 5
+    assert 0.3 <= found.oldest_idle_s < 60
     [newest] = [one["message_id"] for one in await redis.xpending_range(streams.tasks, "rollout", "-", "+", 10)][2:]
     await redis.xclaim(streams.tasks, "rollout", "one", 0, [newest], idle=90_000)
     assert (await stream_figures(redis, readers, 1.0))[streams.tasks].oldest_idle_s >= 90, "wherever it stands"
