@@ -54,8 +54,9 @@ class Server:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
+        # With `everysec` the server answers before it writes while the disk is slow; kill -9 would lose what it told.
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder), "--save", "",
-                   "--appendonly", "yes", "--appendfsync", "everysec", "--logfile", "valkey.log"]  # fmt: skip
+                   "--appendonly", "yes", "--appendfsync", "always", "--logfile", "valkey.log"]  # fmt: skip
         self._process = subprocess.Popen(
             [get_binary_path(), *options], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=end_with_us
         )  # fmt: skip

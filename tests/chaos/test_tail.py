@@ -99,9 +99,13 @@ def write_shares(folder: Path) -> None:
 
 
 @pytest.fixture
-def left(server: Server, redis_client: Any, tmp_path: Path) -> Iterator[Callable[[], Evidence]]:
+def watch(redis_client: Any) -> Watch:
+    return Watch(redis_client, RUN)
+
+
+@pytest.fixture
+def left(server: Server, redis_client: Any, watch: Watch, tmp_path: Path) -> Iterator[Callable[[], Evidence]]:
     """The made-up run is in Redis and on disk; the call closes tail and watch and collects the evidence."""
-    watch = Watch(redis_client, RUN)
     write_to(redis_client, tmp_path / RUN)
     write_shares(tmp_path / RUN)
     with Tail(server.url, RUN, tmp_path / "tail.jsonl") as tail:
@@ -128,8 +132,11 @@ def test_what_is_missing_in_redis_is_found(left, redis_client):
     assert [one.subject for one in judge(left()).of(Kind.LOST)] == ["g4"]
 
 
-def test_streams_that_a_finished_run_deletes_were_seen_before(left, redis_client):
-    time.sleep(1.5)
+def test_streams_that_a_finished_run_deletes_were_seen_before(left, watch, redis_client):
+    ends = time.monotonic() + 20
+    while not (all(watch.seen[name].at for name in READERS) and watch.seen["batches"].added):
+        assert time.monotonic() < ends, f"not seen: {watch.seen}"
+        time.sleep(0.1)
     redis_client.delete(*(key(RUN, name) for name in (*READERS, "batches")))
     collected = left()
     assert "tasks" in collected.restarted
