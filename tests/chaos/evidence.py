@@ -129,11 +129,7 @@ def collect(
 
 def _filled(server: Any, run: str, name: str, entries: dict[str, list[Entry]]) -> int:
     """Take in what was trimmed before the tail saw it, as far as the server has logged it; how many entries."""
-    path = redis_log.folder(server)
-    if path is None:
-        return 0
-    known = {one.id for one in entries[name]}
-    missed = [one for one in redis_log.added_to(path, key(run, name)) if one[0] not in known]
+    missed = redis_log.missed(server, key(run, name), {one.id for one in entries[name]})
     found = [*entries[name], *(Entry(entry, message(fields)) for entry, fields in missed)]
     entries[name] = sorted(found, key=lambda one: one.order)
     return len(missed)

@@ -1,11 +1,11 @@
 """Owns the second source of stream entries: the server's append-only file, for those trimmed before we read them.
 
-Must not be needed: it is looked into only where the tail has missed something.
+Must not be needed: it is looked into only for what a reader of the streams has missed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +28,12 @@ def added_to(path: Path, stream: str) -> Iterator[tuple[str, dict[bytes, bytes]]
                     at = next(index for index, part in enumerate(command[2:], 2) if part.replace(b"-", b"").isdigit())
                     rest = command[at + 1 :]
                     yield command[at].decode(), dict(zip(rest[::2], rest[1::2], strict=True))
+
+
+def missed(server: Any, stream: str, known: Collection[str]) -> list[tuple[str, dict[bytes, bytes]]]:
+    """The entries of a stream whose ids are not `known`, as far as the server has logged them."""
+    path = folder(server)
+    return [] if path is None else [one for one in added_to(path, stream) if one[0] not in known]
 
 
 def _commands(file: IO[bytes]) -> Iterator[list[bytes]]:

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from services.contracts import Lane, Verdict
 from services.streams.keys import RunKeys
+from tests.chaos import redis_log
 from tests.chaos.stack import Stack
 from tests.chaos.workload import write_questions
 from tests.conftest import recipe_document
@@ -55,24 +56,28 @@ class Verdicts(threading.Thread):
         self._redis = redis.Redis.from_url(stack.redis_url)
         self._stream = RunKeys(run).lane(Lane.TRAIN).verdicts
         self._done = threading.Event()
-        self.found = []
+        self._found = {}
         self.start()
 
     def run(self):
         after = "0"
         while not self._done.is_set():
             for _, entries in self._redis.xread({self._stream: after}, block=200) or []:
-                for entry, fields in entries:
-                    after = entry
-                    self.found.append(Verdict.model_validate_json(fields[b"m"]))
+                self._take((entry.decode(), fields) for entry, fields in entries)
+                after = entries[-1][0]
+
+    def _take(self, entries):
+        self._found |= {entry: Verdict.model_validate_json(fields[b"m"]) for entry, fields in entries}
 
     def trained(self, steps):
         """When each trained sample was generated, by its own time stamps: (start, end) in Unix seconds."""
         self._done.set()
         self.join(10)
+        # What was trimmed before this thread had its turn.
+        self._take(redis_log.missed(self._redis, self._stream, self._found))
         self._redis.close()
         trained = {group for step in steps for group in step["groups"]}
-        facts = {(one.group, one.index): one.facts for one in self.found if one.group in trained}
+        facts = {(one.group, one.index): one.facts for one in self._found.values() if one.group in trained}
         return [(fact.started_at, fact.finished_at) for fact in facts.values()]
 
 
@@ -213,7 +218,7 @@ def test_run_with_two_learner_ranks_and_cancel(stack, tiny_model, questions):
     run = stack.submit(recipe)
     stack.until(run, lambda view: (view["policy_version"] or 0) >= 1, "the first policy version")
     assert stack.api.post(f"/v1/runs/{run}/cancel").status_code == 202
-    ends = time.monotonic() + 30
+    ends = time.monotonic() + 60
     while (view := stack.view(run))["state"] != "cancelled":
         assert time.monotonic() < ends, view["state"]
         time.sleep(0.2)
@@ -239,4 +244,4 @@ def test_ctrl_c_while_training_leaves_nothing(stack, tiny_model, questions):
     began = time.monotonic()
     stack.stop()
     assert stack.left == [], stack.output
-    assert time.monotonic() - began < 20, stack.output
+    assert time.monotonic() - began < 40, stack.output
