@@ -19,7 +19,7 @@ from tests.observability.reading import RULES, dashboard_expressions, everything
 
 SHIPPED = RULES.parents[3] / "deploy" / "observability" / "prometheus.yml"
 DEADLINE_S = 240
-STEPS = 12
+STEPS = 20
 SERVICES = {"api", "sampler", "verifier", "rollout", "learner"}
 ON_A_FAULT = {"ALERTS": "made by Prometheus, while an alert is pending or fires"}
 """Metrics that a healthy run does not show, and why."""
@@ -163,9 +163,14 @@ def check_metrics(prometheus, run):
 
     until(lambda: not missing(), "metrics that rules and dashboards name", 60, missing)
     assert not [label for label in prometheus.ask("/labels") if label.startswith("exported_")], "honor_labels"
-    ready = {one["metric"]["service"] for one in series_of(prometheus, 'penstock_processes{state="ready"} == 1')}
-    assert ready == SERVICES - {"api"}
-    [lease] = series_of(prometheus, f'penstock_setting{{run="{run}", name="limits.lease_s"}}')
+
+    # A scrape that came too late leaves its series out until the next one.
+    def ready():
+        return {one["metric"]["service"] for one in series_of(prometheus, 'penstock_processes{state="ready"} == 1')}
+
+    until(lambda: ready() == SERVICES - {"api"}, "a ready process of every service", 60, ready)
+    limit = f'penstock_setting{{run="{run}", name="limits.lease_s"}}'
+    [lease] = until(lambda: series_of(prometheus, limit), "the run's settings", 60, lambda: limit)
     assert float(lease["value"][1]) == 5.0
     trained = f'penstock_groups{{run="{run}", state="trained"}} >= 8'
     until(lambda: series_of(prometheus, trained), "the groups of the first steps", 30, lambda: trained)
