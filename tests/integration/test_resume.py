@@ -12,7 +12,8 @@ import pytest
 from tests.chaos.stack import Stack, send
 from tests.chaos.workload import recipe, write_model, write_questions
 
-STEPS = 10
+STEPS = 20
+"""Enough that no run is over before the test has cut it off; every checkpoint is kept, that of step 2 too."""
 
 
 def check_history(records: list[dict[str, Any]], one: dict[str, Any]) -> None:
@@ -31,7 +32,7 @@ def check_history(records: list[dict[str, Any]], one: dict[str, Any]) -> None:
 def document(tmp_path: Path) -> dict[str, Any]:
     model, questions = write_model(tmp_path / "model"), write_questions(tmp_path / "questions.jsonl")
     made = recipe(model, questions, steps=STEPS, replicas=1, ranks=1, staleness=1)
-    made["learner"] |= {"checkpoint_every": 2, "checkpoints_kept": 5, "zero_stage": 1}
+    made["learner"] |= {"checkpoint_every": 2, "checkpoints_kept": STEPS // 2, "zero_stage": 1}
     made["evaluation"] = {"samples": 1}
     return made
 
