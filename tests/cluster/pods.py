@@ -123,7 +123,7 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         try:
-            self.redis.start()
+            self.redis.start(timeout=60)
             command = [sys.executable, "-m", "services.api", "--port", str(self._api_port)]
             with (self.folder / "api.log").open("w") as output:
                 own = {**os.environ, **self._environment}

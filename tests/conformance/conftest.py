@@ -7,13 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import hypothesis
 import pytest
 
 HERE = Path(__file__).parent
-# The same examples each time, on a machine of any speed; pytest-timeout bounds each test.
-hypothesis.settings.register_profile("conformance", deadline=None, derandomize=True)
-hypothesis.settings.load_profile("conformance")
 
 
 @pytest.hookimpl(tryfirst=True)

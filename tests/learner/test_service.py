@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,8 @@ async def test_a_run_from_the_initial_weights_to_the_export(
         assert "lm_head.weight" not in replica.weights
         for version in range(2):
             batch = await put_batch(redis, keys, version)
-            await redis.xadd(keys.batches, {"m": batch.model_dump_json()})  # published twice, to be learned once
+            if version == 0:  # published twice, to be learned once; behind the last step no batch is read
+                await redis.xadd(keys.batches, {"m": batch.model_dump_json()})
         await until_event(redis, keys, "awaiting-evaluation")
         await put_evaluation(redis, keys, name=BEFORE)
         await asyncio.sleep(2.5)  # twice the learner's poll: an earlier evaluation must not let it export
@@ -105,7 +107,10 @@ async def check_records(redis: Any, keys: RunKeys) -> None:
     assert await redis.xlen(keys.batches) == 0
     assert await redis.exists(keys.payload("v0g0", 0)) == 0
     assert await redis.hget(keys.group("v0g0"), "state") == b"trained"
-    assert await live_processes(redis, keys.run) == []
+    ends = time.monotonic() + 15
+    while left := await live_processes(redis, keys.run):  # one that could not withdraw lapses
+        assert time.monotonic() < ends, f"still announced: {left}"
+        await asyncio.sleep(0.1)
 
 
 def check_archive(folder: Path, steps: list[Any]) -> None:

@@ -70,7 +70,7 @@ DYING = 3
 def send_one_bucket_and_die(port: int, bucket_bytes: int) -> None:
     """A learner's process that is lost in the middle of a broadcast; it hosts the store as well."""
     store = TCPStore(HOST, port, is_master=True, wait_for_workers=False)
-    group = form(port, DYING, 2, 20.0)
+    group = form(port, DYING, 2, 60.0)
     broadcast(group, torch.zeros(bucket_bytes, dtype=torch.uint8))
     del store
     os._exit(9)

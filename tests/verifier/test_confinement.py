@@ -43,7 +43,7 @@ def landlock():
 
 @pytest.fixture
 def bystander():
-    with subprocess.Popen(["sleep", "60"]) as process:
+    with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         assert process.poll() is None
         process.kill()
@@ -215,7 +215,7 @@ async def test_its_memory_is_a_share_of_the_containers(tmp_path, monkeypatch, li
     (tmp_path / "limit").write_text(f"{limit}\n")
     (tmp_path / "contained_judging.py").write_text(IN_CONTAINER.format(limit=str(tmp_path / "limit")))
     monkeypatch.syspath_prepend(str(tmp_path))
-    with Sandbox(1, 20.0, program="contained_judging") as sandbox:
+    with Sandbox(1, 20.0, ("math",), program="contained_judging") as sandbox:
         bound = int(await ran(sandbox, "import resource; found = resource.getrlimit(resource.RLIMIT_AS)[1]"))
         assert least <= bound <= most
         assert await ran(sandbox, "bytearray(bound)", bound=bound) == "MemoryError"

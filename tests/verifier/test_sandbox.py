@@ -11,14 +11,16 @@ import psutil
 import pytest
 
 from services.contracts import Outcome
+from tests.process_trees import running
 from verifier.sandbox import Sandbox
 
+HOSTILE = "tests.verifier.hostile"
 BACKTRACKING = {"pattern": "(a+)+$"}
 
 
 @pytest.fixture(scope="module")
 def sandbox():
-    with Sandbox(processes=1, timeout_s=20.0) as one:
+    with Sandbox(1, 20.0, ("math", "reasoning-gym")) as one:
         yield one
 
 
@@ -91,26 +93,21 @@ async def test_an_answer_is_bounded_and_two_long_ones_stay_different(sandbox):
     formula="a judgement ends in time; unknown is neither right nor wrong", setting="verifier.timeout_s"
 )
 async def test_endless_judgement_is_killed_and_the_next_one_works():
-    with Sandbox(processes=1, timeout_s=2.0) as sandbox:
+    with Sandbox(processes=1, timeout_s=20.0) as sandbox:
         await sandbox.judge("pattern", "", {"pattern": ""})
+        sandbox._timeout_s = 2.0  # short for the one that must be late, not for those that must not
         found = await sandbox.judge("pattern", "a" * 40 + "b", BACKTRACKING)
         assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "timeout")
         assert "within 2 s" in found.reason
+        sandbox._timeout_s = 20.0
         assert (await sandbox.judge("pattern", "a", {"pattern": "a"})).outcome is Outcome.CORRECT
 
 
-async def test_loading_a_library_takes_no_time_from_the_first_judgement():
-    with Sandbox(processes=1, timeout_s=20.0, verifiers=("math", "pattern")) as sandbox:
-        await sandbox.judge("pattern", "", {"pattern": ""})  # starts the process
-        began = time.monotonic()
-        assert (await sandbox.judge("math", "$2$", {"answer": "2"})).outcome is Outcome.CORRECT
-        loaded = time.monotonic() - began
-    with Sandbox(processes=1, timeout_s=20.0) as sandbox:
-        await sandbox.judge("pattern", "", {"pattern": ""})
-        began = time.monotonic()
-        assert (await sandbox.judge("math", "$2$", {"answer": "2"})).outcome is Outcome.CORRECT
-        unloaded = time.monotonic() - began
-    assert loaded < unloaded / 2, (loaded, unloaded)
+@pytest.mark.parametrize(("verifiers", "loaded"), [(("math", "pattern"), True), ((), False)])
+async def test_loading_a_library_takes_no_time_from_the_first_judgement(verifiers, loaded):
+    with Sandbox(1, 20.0, verifiers, program=HOSTILE) as sandbox:
+        found = await sandbox.judge("python", "import sys; found = 'math_verify' in sys.modules", {})
+        assert found.answer == str(loaded), found
 
 
 async def test_crash_of_a_judging_process_is_unknown():
@@ -142,7 +139,7 @@ def test_judging_processes_die_with_their_parent():
         children = psutil.Process(parent.pid).children(recursive=True)
         assert children
         os.kill(parent.pid, signal.SIGKILL)
-    ends = time.monotonic() + 10
-    while time.monotonic() < ends and any(child.is_running() for child in children):
+    ends = time.monotonic() + 30
+    while left := [child for child in children if running(child)]:
+        assert time.monotonic() < ends, f"still there: {left}"
         time.sleep(0.1)
-    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
