@@ -12,7 +12,7 @@ import pytest
 from tests.chaos.stack import Stack, send
 from tests.chaos.workload import recipe, write_model, write_questions
 
-STEPS = 20
+STEPS = 14
 """Enough that no run is over before the test has cut it off; every checkpoint is kept, that of step 2 too."""
 
 
