@@ -26,13 +26,13 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
             one.kill()
     process.wait(GONE_S)
     ends = time.monotonic() + GONE_S
-    while left := [one for one in below if _running(one)]:
+    while left := [one for one in below if alive(one)]:
         assert time.monotonic() < ends, f"still there: {left}"
         time.sleep(0.05)
 
 
-def _running(process: psutil.Process) -> bool:
-    """A zombie does not: an orphan's is for the machine's first process to collect, which not every container has."""
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs. No zombie does: an orphan's is for the machine's first process to collect, if there is one."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
