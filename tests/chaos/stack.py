@@ -9,13 +9,14 @@ import ctypes
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,7 +31,19 @@ FREEZE_S = 2.0
 CANCEL_S = 120.0
 ENDED = ("succeeded", "failed", "cancelled")
 PR_SET_PDEATHSIG = 1
+# Below those that the system gives to outgoing connections: while a server is away, who knocks must not get its port.
+PORTS = range(20000, 32000)
 REDIS_URL = re.compile(r"redis://[^, ]+")
+
+
+def free_port() -> int:
+    """A port of PORTS that nobody listens on."""
+    # Not from `random`, whose seed tests set: those that run at the same time would all try the same ports.
+    for port in secrets.SystemRandom().sample(PORTS, 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"a hundred ports of {PORTS.start}-{PORTS.stop - 1} are taken")
 
 
 class StackDownError(RuntimeError):
@@ -41,9 +54,7 @@ class Stack:
     """One stack in a process of its own. Use as a context manager. `folder` keeps its runs and its log."""
 
     def __init__(self, folder: Path, redis_url: str | None = None) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         given = ["--redis", redis_url] if redis_url else []
