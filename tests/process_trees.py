@@ -1,10 +1,11 @@
-"""Owns how a test ends a process with all below it.
+"""Owns how a test ends a process with all below it, and waits for the end of others.
 
 Must not touch a process that the test did not start, directly or through others.
 """
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import time
 from contextlib import suppress
@@ -37,3 +38,19 @@ def alive(process: psutil.Process) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def _runs(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    try:
+        return alive(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def until_gone(pids: list[int], deadline_s: float) -> None:
+    """Wait for processes to end; fails when one stays."""
+    ends = time.monotonic() + deadline_s
+    while left := [pid for pid in pids if _runs(pid)]:
+        assert time.monotonic() < ends, f"still there: {left}"
+        await asyncio.sleep(0.1)

@@ -31,6 +31,7 @@ from services.streams.presence import live_processes
 from services.streams.records import RunRecord, RunRecords
 from tests.conftest import recipe_document
 from tests.deploy.echo_service import EchoService, echo
+from tests.process_trees import until_gone
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULT = "the optimizer met NaN"
@@ -121,22 +122,6 @@ async def learner_fault(cluster: Any, run: str) -> str:
         assert time.monotonic() < ends
         await asyncio.sleep(0.2)
     return str(fault)
-
-
-def runs(pid: int) -> bool:
-    """Whether the process is there and no zombie."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-async def until_gone(pids: list[int], deadline_s: float) -> None:
-    """Wait for processes to end; fails when one stays."""
-    ends = time.monotonic() + deadline_s
-    while left := [pid for pid in pids if runs(pid)]:
-        assert time.monotonic() < ends, f"still there: {left}"
-        await asyncio.sleep(0.1)
 
 
 @pytest.mark.timeout(300)
@@ -403,37 +388,3 @@ async def test_prepared_model_is_a_path_and_its_absence_one_line(
 def test_no_serve_proxy_takes_a_port(ray_session: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 8000))
-
-
-def test_only_replicas_that_never_got_ready_count() -> None:
-    from deploy.hosting.fleet import Replacements
-
-    a, b, c, d, e = ("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.2", 1), ("10.0.0.1", 4), ("10.0.0.1", 5)
-    replacements = Replacements()
-    assert replacements.observe({"a": a, "b": None}, ready={a}) == 0
-    assert replacements.observe({"a": a, "b": b}, ready={a}) == 0
-    assert replacements.observe({"c": c, "b": b}, ready={a}) == 0, "a had been ready"
-    assert replacements.observe({"d": d, "b": b}, ready={a}) == 1, "c had not: a's process had its id on another host"
-    assert replacements.observe({"d": d, "e": None}, ready=set()) == 2
-    assert replacements.observe({"d": d, "e": e}, ready={e}) == 0, "e got ready, so replacing helps"
-    replacements.leaving = 1
-    assert replacements.observe({"e": e}, ready={e}) == 0, "fewer were wanted"
-    assert replacements.observe({}, ready=set()) == 0
-
-
-def test_only_restarts_of_actors_that_never_got_ready_count() -> None:
-    from deploy.hosting.actors import ActorState, Restarts
-
-    def alive(restarts: int, pid: int) -> ActorState:
-        return ActorState(alive=True, dead=False, restarts=restarts, process=("10.0.0.1", pid))
-
-    def between(restarts: int) -> ActorState:
-        return ActorState(alive=False, dead=False, restarts=restarts, process=None)
-
-    restarts = Restarts()
-    assert restarts.observe(alive(20, 1), ready=()) == 0, "what was before is forgiven"
-    assert restarts.observe(between(21), ready=()) == 1
-    assert restarts.observe(alive(22, 3), ready=()) == 2
-    assert restarts.observe(between(23), ready={("10.0.0.1", 3)}) == 0, "it had been ready when it died"
-    assert restarts.observe(alive(23, 4), ready={("10.0.0.1", 3)}) == 0
-    assert restarts.observe(between(24), ready={("10.0.0.2", 4)}) == 1, "another host's process has that id"
