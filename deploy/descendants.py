@@ -49,11 +49,13 @@ def end_descendants(grace_s: float, spare: int | None = None) -> list[str]:
     _, stubborn = psutil.wait_procs(left, timeout=grace_s)
     killed: list[str] = []
     ends = time.monotonic() + 2.0
-    while (stubborn := descendants(spare)) and time.monotonic() < ends:
+    while stubborn := descendants(spare):
         for process in stubborn:
             killed.append(_name(process))
             _signal(process, signal.SIGKILL)
         psutil.wait_procs(stubborn, timeout=1.0)
+        if time.monotonic() > ends:  # not before the first kill: this process may have stood still meanwhile
+            break
     return killed
 
 

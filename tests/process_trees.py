@@ -1,10 +1,11 @@
-"""Owns how a test ends a process with all below it, and tells whether one has ended.
+"""Owns how a test ends a process with all below it, and tells or waits whether others have ended.
 
 Must not touch a process that the test did not start, directly or through others.
 """
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import time
 from contextlib import suppress
@@ -26,14 +27,30 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
             one.kill()
     process.wait(GONE_S)
     ends = time.monotonic() + GONE_S
-    while left := [one for one in below if running(one)]:
+    while left := [one for one in below if alive(one)]:
         assert time.monotonic() < ends, f"still there: {left}"
         time.sleep(0.05)
 
 
-def running(process: psutil.Process) -> bool:
-    """A zombie does not: an orphan's is for the machine's first process to collect, which not every container has."""
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs. No zombie does: an orphan's is for the machine's first process to collect, if there is one."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def _runs(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    try:
+        return alive(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def until_gone(pids: list[int], deadline_s: float) -> None:
+    """Wait for processes to end; fails when one stays."""
+    ends = time.monotonic() + deadline_s
+    while left := [pid for pid in pids if _runs(pid)]:
+        assert time.monotonic() < ends, f"still there: {left}"
+        await asyncio.sleep(0.1)

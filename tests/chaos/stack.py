@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,8 @@ from typing import Any
 
 import httpx
 import psutil
+
+from tests.free_ports import free_port
 
 READY_S = 180.0
 RUN_S = 300.0
@@ -41,9 +42,7 @@ class Stack:
     """One stack in a process of its own. Use as a context manager. `folder` keeps its runs and its log."""
 
     def __init__(self, folder: Path, redis_url: str | None = None) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         given = ["--redis", redis_url] if redis_url else []

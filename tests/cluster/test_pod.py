@@ -24,8 +24,9 @@ from deploy.hosting.process import HostedService
 from deploy.hosting.residents import VARIABLE, Resident, Residents
 from services.settings import parse_recipe
 from services.streams.records import RunRecords
-from tests.conftest import free_port, recipe_document
+from tests.conftest import recipe_document
 from tests.deploy.echo_service import EchoService
+from tests.free_ports import free_port
 
 
 @pytest.fixture

@@ -32,10 +32,11 @@ def say(phase, text=""):
 def main():
     runs = Path(os.environ["PENSTOCK_RUNS"])
     server = HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Ready)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     say("ray", "starting Ray")
     if not (runs / "fail").exists():
         say("ready")
+    # Who sees it answer may end it at once; by then it has said all.
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     while not (runs / "fail").exists():
         if (runs / "die").exists():
             sys.exit(3)

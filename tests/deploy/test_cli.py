@@ -5,8 +5,8 @@ Must not train.
 
 from __future__ import annotations
 
-import asyncio
 import io
+import resource
 import signal
 import socket
 import subprocess
@@ -21,44 +21,20 @@ import psutil
 import pytest
 import yaml
 from rich.console import Console
-from typer.testing import CliRunner
 
 from deploy.cli.curves import draw_curves
-from deploy.cli.main import app, demo_recipe
+from deploy.cli.main import demo_recipe
 from deploy.cli.plain import cell, plain
 from deploy.cli.progress import Follower, closing_table, duration, evaluation_line, seconds_left, step_line
 from deploy.local.preflight import GIB, StackError, check_memory, needed_bytes
 from deploy.local.stack import LocalStack
 from deploy.local.valkey import EmbeddedValkey
-from services.contracts import (
-    Cause,
-    DeadLetter,
-    EvaluationRecord,
-    Lane,
-    PassAt,
-    ProcessInfo,
-    Prompt,
-    Release,
-    RunState,
-    Sampling,
-    Task,
-)
+from services.contracts import EvaluationRecord, PassAt
 from services.settings import load_recipe, parse_recipe
-from services.streams.effects import Effects, group_counts
-from services.streams.keys import RunKeys
-from services.streams.presence import Presence
-from services.streams.records import RunRecords
-from services.waits import Waits
-from tests.conftest import free_port, recipe_document
-
-ROOT = Path(__file__).resolve().parents[2]
-NOWHERE = "http://127.0.0.1:1"
-
-
-def penstock(*arguments: str) -> tuple[int, str]:
-    """Run the command in this process; exit status and all output."""
-    result = CliRunner().invoke(app, list(arguments))
-    return result.exit_code, result.output
+from tests.conftest import recipe_document
+from tests.deploy.command_line import NOWHERE, ROOT, penstock
+from tests.free_ports import free_port
+from tests.process_trees import alive
 
 
 def processes_of(runs: Path) -> list[psutil.Process]:
@@ -191,14 +167,19 @@ def test_memory_of_a_run_that_only_evaluates_has_no_learner(tmp_path: Path) -> N
 
 
 def test_help_is_quick_and_imports_no_engine() -> None:
-    began = time.monotonic()
+    def worked() -> float:
+        """The CPU seconds of the processes that have ended: how long they waited for a core is not their doing."""
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    began = worked()
     probe = (
         "import sys\nfrom deploy.cli.main import app\n"
         "heavy = {'ray', 'torch', 'vllm', 'deepspeed', 'transformers', 'matplotlib', 'redis'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    subprocess.run([sys.executable, "-c", probe], cwd=ROOT, check=True, timeout=30)
-    assert time.monotonic() - began < 5.0  # 0.3 s on a quiet machine
+    subprocess.run([sys.executable, "-c", probe], cwd=ROOT, check=True, timeout=60)
+    assert worked() - began < 5.0  # 0.3 s on a quiet machine
 
 
 def step(number: int, finished: float, **metrics: float) -> dict[str, Any]:
@@ -331,164 +312,6 @@ def test_what_a_terminal_would_obey_is_printed_as_its_escape(text: str, shown: s
     assert console.export_text().rstrip("\n") == f"[bold]{shown}[/bold] :smile:"
 
 
-@pytest.fixture(scope="module")
-def gateway(redis_url: str) -> Iterator[str]:
-    """The address of a gateway over the test's Redis, in a process of its own."""
-    port = free_port()
-    command = [sys.executable, "-m", "services.api", "--redis", redis_url, "--port", str(port)]
-    with subprocess.Popen(command, cwd=ROOT) as process:
-        try:
-            ends = time.monotonic() + 60
-            while penstock("runs", "--api", f"http://127.0.0.1:{port}")[0] != 0:
-                assert time.monotonic() < ends, "the gateway does not answer"
-                assert process.poll() is None, "the gateway ended"
-                time.sleep(0.2)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(20)
-
-
-HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]x[/bold red]\u202e\r\n"
-
-
-async def submitted(redis: Any, run: str, *states: str) -> RunKeys:
-    """A run that went through `states`; its keys."""
-    await RunRecords(redis).create(run, parse_recipe(recipe_document("/model")))
-    for state in states:
-        await RunRecords(redis).transition(run, RunState(state), "test")
-    return RunKeys(run)
-
-
-async def give_up(redis: Any, keys: RunKeys, group: str, reason: str) -> str:
-    """A dead letter of a group that the sampler has ended; its entry."""
-    task = Task(
-        group=group, prompt=Prompt(id=HOSTILE, messages=(), verifier="v", reference={}), samples=2,
-        sampling=Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8),
-    )  # fmt: skip
-    effects = Effects(redis, keys, "test")
-    await effects.dispatch(Lane.TRAIN, task, None)
-    await effects.release(Lane.TRAIN, group, Release.DEAD, 2)
-    body = task.model_dump_json()
-    letter = DeadLetter(
-        stream=keys.lane(Lane.TRAIN).tasks, entry="1-0", reason=reason, deliveries=3, cause=Cause.DELIVERIES,
-        group=group, prompt=HOSTILE, body=body, size=len(body.encode()), at=time.time(),
-    )  # fmt: skip
-    return (await redis.xadd(keys.dead, {"m": letter.model_dump_json()})).decode()
-
-
-async def give_up_nameless(redis: Any, keys: RunKeys) -> str:
-    """A dead letter that cannot be redriven, with a hostile reason; its entry."""
-    stream = keys.lane(Lane.TRAIN).verdicts
-    letter = DeadLetter(stream=stream, entry="1-0", reason=HOSTILE, deliveries=1, cause=Cause.INVALID, body=HOSTILE)
-    return (await redis.xadd(keys.dead, {"m": letter.model_dump_json()})).decode()
-
-
-def harmless(output: str) -> bool:
-    """Whether nothing but text and line ends goes to the terminal."""
-    return all(one.isprintable() or one == "\n" for one in output)
-
-
-async def ask(*arguments: str) -> tuple[int, str]:
-    """The command in a thread: the test's own loop stays free."""
-    return await asyncio.to_thread(penstock, *arguments)
-
-
-async def test_dead_letters_are_listed_and_redriven(redis: Any, gateway: str, run_id: str) -> None:
-    keys = await submitted(redis, run_id, "running")
-    assert await ask("dead", run_id, "--api", gateway) == (0, f"{run_id}: no dead letters\n")
-    entries = [await give_up(redis, keys, f"g{number}", f"died of {HOSTILE}") for number in range(3)]
-    status, output = await ask("dead", run_id, "--api", gateway)
-    assert (status, harmless(output)) == (0, True), output
-    cells = "".join("".join(line.split()) for line in output.splitlines())
-    for shown in (*entries, "tasks", "deliveries", "\\x1b[2J", "[boldred]x[/boldred]", "\\u202e"):
-        assert shown in cells.replace("│", "") or shown in output
-    assert keys.dead not in output
-    assert await ask("dead", run_id, "--redrive", entries[1], "--api", gateway) == (
-        0, f"{entries[1]}  g1  drawn again as g1-r1\n{run_id}: 1 groups are drawn again, for 1 letters\n",
-    )  # fmt: skip
-    status, output = await ask("dead", run_id, "--redrive", entries[1], "--api", gateway)
-    assert (status, output) == (2, "penstock: its group is drawn again already, as g1-r1\n")
-    nameless = await give_up_nameless(redis, keys)
-    status, output = await ask("dead", run_id, "--redrive", "all", "--api", gateway)
-    assert (status, harmless(output)) == (0, True), output
-    assert f"{entries[2]}  g2  drawn again as g2-r1\n" in output
-    assert f"{nameless}  -  it names no group: \\x1b]0;owned" in output
-    assert output.endswith(f"{run_id}: 2 groups are drawn again, for 3 letters\n")
-    assert (await group_counts(redis, keys)).model_dump(exclude_defaults=True) == {
-        "dispatched": 6, "dead": 3, "pending": 3, "reconciled": True,
-    }  # fmt: skip
-    assert "g0-r1" in (await ask("dead", run_id, "--api", gateway))[1]
-
-
-@pytest.mark.parametrize("entry", ["everything", "../../x", "1-1/../2-2", ""])
-def test_what_is_no_entry_is_refused(entry: str) -> None:
-    status, output = penstock("dead", "r", "--redrive", entry, "--api", NOWHERE)
-    assert status == 2
-    assert f"--redrive: value {entry!r} is not accepted; an entry that `penstock dead r` lists, or all" in output
-
-
-async def test_an_error_that_repeats_hostile_text_is_harmless(redis: Any, gateway: str, run_id: str) -> None:
-    entry = await give_up_nameless(redis, await submitted(redis, run_id, "running"))
-    status, output = await ask("dead", run_id, "--redrive", entry, "--api", gateway)
-    assert (status, harmless(output)) == (2, True), output
-    assert output.startswith("penstock: it names no group: \\x1b]0;owned")
-
-
-async def test_waits_are_a_table(redis: Any, gateway: str, run_id: str) -> None:
-    await submitted(redis, run_id, "running")
-    assert await ask("waits", run_id, "--api", gateway) == (0, f"{run_id}: nothing waits\n")
-    began = time.time() - 130
-    waits = Waits(lambda: began)
-    waits.pending("sync", f"replica {HOSTILE}", 60)
-    waits.pending("tasks", "work", 600, idle=True)
-    info = ProcessInfo(id="learner-1", service="learner", run=run_id, host="h", pid=1, metrics="h:9")
-    async with Presence(redis, info, waits):
-        status, output = await ask("waits", run_id, "--api", gateway)
-    assert (status, harmless(output)) == (0, True), output
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if "│" in line]
-    assert rows[0][0].startswith("2m1")
-    assert rows[0][1:5] == ["1m00s", "stalled", "learner-1", "sync"]
-    assert rows[0][5].startswith("replica \\x1b]0;owned\\x07\\x1b[2J[bold red]x[/bold red]")
-    assert rows[1][1:] == ["10m00s", "idle", "learner-1", "tasks", "work"]
-
-
-async def test_a_run_is_paused_watched_and_resumed(redis: Any, gateway: str, run_id: str) -> None:
-    keys, records = await submitted(redis, run_id), RunRecords(redis)
-    status, output = await ask("pause", run_id, "--api", gateway)
-    assert (status, output) == (2, f"penstock: run {run_id!r} is queued; only a running one can be paused\n")
-    await records.transition(run_id, RunState.RUNNING, "test")
-    assert (await ask("pause", run_id, "--api", gateway))[0] == 0
-    assert (await records.get(run_id)).pause_requested
-    await records.transition(run_id, RunState.PAUSED, "no informative groups")
-    await redis.set(keys.starved, "64 groups judged, 0 of 4 kept; correct answers 0:60 4:4")
-    # In a process of its own: the test runner's capture serves one command at a time.
-    command = ["-m", "deploy.cli.main", "watch", run_id, "--api", gateway]
-    watching = await asyncio.create_subprocess_exec(sys.executable, *command, cwd=ROOT, stdout=subprocess.PIPE)
-    assert watching.stdout is not None
-    async with asyncio.timeout(30):
-        seen = [(await watching.stdout.readline()).decode() for _ in range(3)]
-    await asyncio.sleep(2.5)
-    assert watching.returncode is None, "watching goes on while the run is paused"
-    assert await ask("resume", run_id, "--api", gateway) == (0, f"{run_id}: resuming\n")
-    record = await records.get(run_id)
-    assert (record.pause_requested, await redis.exists(keys.starved)) == (False, 0)
-    await records.transition(run_id, RunState.FAILED, "test")
-    rest, _ = await asyncio.wait_for(watching.communicate(), 20)
-    lines = [line.split("] ", 1)[1] for line in "".join([*seen, rest.decode()]).splitlines()]
-    assert watching.returncode == 1
-    assert lines == [
-        "run is paused: no informative groups", "64 groups judged, 0 of 4 kept; correct answers 0:60 4:4",
-        f"`penstock resume {run_id}` takes it on", "run is failed: test",
-    ]  # fmt: skip
-    status, output = await ask("resume", run_id, "--from", "3", "--api", gateway)
-    assert (status, output.startswith("penstock: from_step: value 3 is not accepted")) == (2, True)
-    await redis.set(keys.checkpoints, "[3]")
-    told = f"{run_id}: queued, resumed from step 3\n"
-    assert await ask("resume", run_id, "--from", "3", "--api", gateway) == (0, told)
-    assert (await records.get(run_id)).resume_step == 3
-
-
 @contextmanager
 def launched(runs: Path, port: int) -> Iterator[subprocess.Popen[str]]:
     """`penstock up` in a process of its own; it is gone afterwards."""
@@ -517,11 +340,11 @@ def end(stack: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str,
     stack.send_signal(number)
     time.sleep(0.2)
     stack.send_signal(number)  # an impatient second Ctrl-C must not cut the end short
-    output, _ = stack.communicate(timeout=30)
+    output, _ = stack.communicate(timeout=90)
     return stack.returncode, output, time.monotonic() - began
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_up_serves_the_api_and_sigint_leaves_nothing(tmp_path: Path) -> None:
     port = free_port()
     with launched(tmp_path, port) as stack:
@@ -536,12 +359,12 @@ def test_up_serves_the_api_and_sigint_leaves_nothing(tmp_path: Path) -> None:
     print(f"stopped in {seconds:.1f} s")
     assert status == 0
     assert "stopped by SIGINT" in output
-    assert seconds < 20
+    assert seconds < 60
     assert processes_of(tmp_path) == []
-    assert not [one for one in started if one.is_running()]
+    assert not [one for one in started if alive(one)]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("phase", "wait_s"), [("starting Redis", 0.0), ("starting Ray", 3.0)])
 def test_sigterm_during_start_up_leaves_nothing(tmp_path: Path, phase: str, wait_s: float) -> None:
     with launched(tmp_path, free_port()) as stack:
@@ -550,15 +373,15 @@ def test_sigterm_during_start_up_leaves_nothing(tmp_path: Path, phase: str, wait
         status, output, seconds = end(stack, signal.SIGTERM)
     assert status == 0
     assert "stopped by SIGTERM" in output
-    assert seconds < 20
+    assert seconds < 60
     assert processes_of(tmp_path) == []
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_killed_supervisor_takes_the_stack_with_it(tmp_path: Path) -> None:
     with launched(tmp_path, free_port()) as stack:
         read_until(stack, "starting the gateway")
-    ends = time.monotonic() + 40
+    ends = time.monotonic() + 90
     while left := processes_of(tmp_path):
         assert time.monotonic() < ends, [one.cmdline() for one in left]
         time.sleep(0.5)

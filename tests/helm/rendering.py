@@ -6,6 +6,7 @@ Must not know what the chart should say; that is what the tests beside it are fo
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -317,7 +318,11 @@ class HelmError(Exception):
 
 def helm(*arguments: str) -> str:
     """What the real Helm prints, offline; HelmError with its own message where it exits with an error."""
-    done = subprocess.run([HELM, *arguments], capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=ROOT)
+    with tempfile.TemporaryDirectory() as cache:  # of what an API server said, by its address; not in the home folder
+        done = subprocess.run(
+            [HELM, *arguments], capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=ROOT,
+            env={**os.environ, "KUBECACHEDIR": cache},
+        )  # fmt: skip
     if done.returncode:
         raise HelmError((done.stderr + done.stdout).strip())
     return done.stdout

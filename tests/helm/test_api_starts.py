@@ -17,7 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import embedded_server, free_port
+from tests.conftest import embedded_server
+from tests.free_ports import free_port
 from tests.helm.cases import CPU
 from tests.helm.rendering import ROOT, Container, Document, PodTemplate, render
 
@@ -64,10 +65,10 @@ def started(container: Container, variables: dict[str, str], port: int, cwd: Pat
     finally:
         process.terminate()
         try:
-            process.communicate(timeout=15)
+            process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.communicate(timeout=15)
+            process.communicate(timeout=60)
             raise
 
 
@@ -94,7 +95,7 @@ async def test_the_api_pod_answers_its_probes_and_prometheus(tmp_path: Path) -> 
         variables = environment(pod, tmp_path, f"redis://127.0.0.1:{server.port}/0")
         with started(pod.main, variables, port, tmp_path) as process:
             until_ready(process, f"http://127.0.0.1:{port}{pod.main.document['readinessProbe']['httpGet']['path']}")
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=5) as client:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
                 for path in (*probes.values(), "/metrics", "/v1/prometheus/targets"):
                     assert (await client.get(path)).status_code == 200, path
 

@@ -91,7 +91,7 @@ def test_a_script_is_one_that_is_mounted_or_one_of_rays_own(line: tuple[str, ...
     volume = pod.volumes[container.mounts[folder]["name"]]
     assert volume["configMap"]["name"], "a script comes from a ConfigMap"
     text = (CHART / "files" / f"redis-{name}").read_text(encoding="utf-8")
-    done = subprocess.run(["sh", "-n"], input=text, capture_output=True, text=True, timeout=10, check=False)
+    done = subprocess.run(["sh", "-n"], input=text, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -101,7 +101,7 @@ def test_scripts_inside_arguments_are_lawful_shell() -> None:
             line = container.command
             if line[:2] == ["sh", "-c"]:
                 done = subprocess.run(
-                    ["sh", "-n"], input=line[2], capture_output=True, text=True, timeout=10, check=False
+                    ["sh", "-n"], input=line[2], capture_output=True, text=True, timeout=60, check=False
                 )
                 assert done.returncode == 0, (pod, done.stderr)
 

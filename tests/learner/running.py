@@ -26,7 +26,8 @@ from services.streams.journal import Journal, note
 from services.streams.keys import RunKeys
 from services.streams.payloads import SamplePayload, pack
 from services.streams.records import RunRecords
-from tests.conftest import free_port, recipe_document
+from tests.conftest import recipe_document
+from tests.free_ports import free_port
 
 ROOT = Path(__file__).parents[2]
 

@@ -24,7 +24,8 @@ from services.streams.keys import RunKeys
 from services.streams.leases import Consumer
 from services.streams.library import call
 from services.streams.records import RunRecord, RunRecords
-from tests.conftest import free_port, recipe_document, service_context
+from tests.conftest import recipe_document, service_context
+from tests.free_ports import free_port
 from tests.observability.reading import ROOT
 from verifier.sandbox import Sandbox
 

@@ -14,7 +14,8 @@ import yaml
 from deploy.observability.tools import find
 from tests.chaos.stack import Stack
 from tests.chaos.workload import write_questions
-from tests.conftest import free_port, recipe_document
+from tests.conftest import recipe_document
+from tests.free_ports import free_port
 from tests.observability.reading import RULES, dashboard_expressions, everything_named, recorded
 
 SHIPPED = RULES.parents[3] / "deploy" / "observability" / "prometheus.yml"

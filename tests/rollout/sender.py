@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -74,12 +73,6 @@ def send_one_bucket_and_die(port: int, bucket_bytes: int) -> None:
     broadcast(group, torch.zeros(bucket_bytes, dtype=torch.uint8))
     del store
     os._exit(9)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 class Sender:

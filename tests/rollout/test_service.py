@@ -42,7 +42,7 @@ from services.streams.payloads import SamplePayload, fetch
 from services.streams.presence import live_processes
 from services.streams.records import RunRecords
 from tests.conftest import recipe_document, service_context
-from tests.process_trees import running
+from tests.process_trees import alive
 from tests.rollout.reference import Policy
 from tests.rollout.sender import Sender
 from tests.rollout.waiting import until
@@ -250,6 +250,6 @@ async def test_a_killed_replica_takes_its_engine_with_it(fleet: Fleet, redis_url
         await process.wait()
 
     async def ended() -> bool:
-        return not any(running(child) for child in children)
+        return not any(alive(child) for child in children)
 
     await until(ended, 30)

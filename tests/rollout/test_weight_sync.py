@@ -18,9 +18,10 @@ from services.contracts import Lane, Prompt, Sampling, Task
 from services.streams.effects import Effects
 from services.streams.leases import Consumer
 from services.streams.payloads import fetch
+from tests.free_ports import free_port
 from tests.rollout.reference import Policy, assert_written_by
 from tests.rollout.replica import Replica, started_replica
-from tests.rollout.sender import DYING, free_port, manifest_of, send_one_bucket_and_die
+from tests.rollout.sender import DYING, manifest_of, send_one_bucket_and_die
 from tests.rollout.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -27,7 +27,7 @@ from services.streams.effects import become_owner
 from services.streams.keys import RunKeys
 from services.streams.library import load
 from tests.chaos.proxy import Proxy
-from tests.conftest import free_port
+from tests.free_ports import free_port
 from tests.redis_servers import start_server
 
 LIBRARY = """#!lua name=counting

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from services.contracts import Outcome
-from tests.process_trees import running
+from tests.process_trees import alive
 from verifier.sandbox import Sandbox
 
 HOSTILE = "tests.verifier.hostile"
@@ -140,6 +140,6 @@ def test_judging_processes_die_with_their_parent():
         assert children
         os.kill(parent.pid, signal.SIGKILL)
     ends = time.monotonic() + 30
-    while left := [child for child in children if running(child)]:
+    while left := [child for child in children if alive(child)]:
         assert time.monotonic() < ends, f"still there: {left}"
         time.sleep(0.1)

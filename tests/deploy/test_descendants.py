@@ -1,0 +1,32 @@
+"""Owns the test that every process below one is ended, however that one was delayed.
+
+Must not end anything below the test's own process: the program under test runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import itertools, subprocess, sys, types
+from deploy import descendants
+
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE)
+child.stdout.readline()
+clock = itertools.count(step=10.0)  # whenever it is looked at, this process has stood still for long
+descendants.time = types.SimpleNamespace(monotonic=lambda: next(clock))
+killed = descendants.end_descendants(0.2)
+print(len(killed), f"(pid {child.pid})" in killed[0], descendants.descendants())
+"""
+
+
+def test_what_does_not_end_is_killed_even_by_one_that_stood_still() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "1 True []\n"

@@ -1,0 +1,185 @@
+"""Owns the tests of the commands for runs that exist: dead letters, waits, pause and resume, over a real gateway.
+
+Must not train.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from services.contracts import Cause, DeadLetter, Lane, ProcessInfo, Prompt, Release, RunState, Sampling, Task
+from services.settings import parse_recipe
+from services.streams.effects import Effects, group_counts
+from services.streams.keys import RunKeys
+from services.streams.presence import Presence
+from services.streams.records import RunRecords
+from services.waits import Waits
+from tests.conftest import recipe_document
+from tests.deploy.command_line import NOWHERE, ROOT, penstock
+from tests.free_ports import free_port
+
+
+@pytest.fixture(scope="module")
+def gateway(redis_url: str) -> Iterator[str]:
+    """The address of a gateway over the test's Redis, in a process of its own."""
+    port = free_port()
+    command = [sys.executable, "-m", "services.api", "--redis", redis_url, "--port", str(port)]
+    with subprocess.Popen(command, cwd=ROOT) as process:
+        try:
+            ends = time.monotonic() + 60
+            while penstock("runs", "--api", f"http://127.0.0.1:{port}")[0] != 0:
+                assert time.monotonic() < ends, "the gateway does not answer"
+                assert process.poll() is None, "the gateway ended"
+                time.sleep(0.2)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]x[/bold red]\u202e\r\n"
+
+
+async def submitted(redis: Any, run: str, *states: str) -> RunKeys:
+    """A run that went through `states`; its keys."""
+    await RunRecords(redis).create(run, parse_recipe(recipe_document("/model")))
+    for state in states:
+        await RunRecords(redis).transition(run, RunState(state), "test")
+    return RunKeys(run)
+
+
+async def give_up(redis: Any, keys: RunKeys, group: str, reason: str) -> str:
+    """A dead letter of a group that the sampler has ended; its entry."""
+    task = Task(
+        group=group, prompt=Prompt(id=HOSTILE, messages=(), verifier="v", reference={}), samples=2,
+        sampling=Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8),
+    )  # fmt: skip
+    effects = Effects(redis, keys, "test")
+    await effects.dispatch(Lane.TRAIN, task, None)
+    await effects.release(Lane.TRAIN, group, Release.DEAD, 2)
+    body = task.model_dump_json()
+    letter = DeadLetter(
+        stream=keys.lane(Lane.TRAIN).tasks, entry="1-0", reason=reason, deliveries=3, cause=Cause.DELIVERIES,
+        group=group, prompt=HOSTILE, body=body, size=len(body.encode()), at=time.time(),
+    )  # fmt: skip
+    return (await redis.xadd(keys.dead, {"m": letter.model_dump_json()})).decode()
+
+
+async def give_up_nameless(redis: Any, keys: RunKeys) -> str:
+    """A dead letter that cannot be redriven, with a hostile reason; its entry."""
+    stream = keys.lane(Lane.TRAIN).verdicts
+    letter = DeadLetter(stream=stream, entry="1-0", reason=HOSTILE, deliveries=1, cause=Cause.INVALID, body=HOSTILE)
+    return (await redis.xadd(keys.dead, {"m": letter.model_dump_json()})).decode()
+
+
+def harmless(output: str) -> bool:
+    """Whether nothing but text and line ends goes to the terminal."""
+    return all(one.isprintable() or one == "\n" for one in output)
+
+
+async def ask(*arguments: str) -> tuple[int, str]:
+    """The command in a thread: the test's own loop stays free."""
+    return await asyncio.to_thread(penstock, *arguments)
+
+
+async def test_dead_letters_are_listed_and_redriven(redis: Any, gateway: str, run_id: str) -> None:
+    keys = await submitted(redis, run_id, "running")
+    assert await ask("dead", run_id, "--api", gateway) == (0, f"{run_id}: no dead letters\n")
+    entries = [await give_up(redis, keys, f"g{number}", f"died of {HOSTILE}") for number in range(3)]
+    status, output = await ask("dead", run_id, "--api", gateway)
+    assert (status, harmless(output)) == (0, True), output
+    cells = "".join("".join(line.split()) for line in output.splitlines())
+    for shown in (*entries, "tasks", "deliveries", "\\x1b[2J", "[boldred]x[/boldred]", "\\u202e"):
+        assert shown in cells.replace("│", "") or shown in output
+    assert keys.dead not in output
+    assert await ask("dead", run_id, "--redrive", entries[1], "--api", gateway) == (
+        0, f"{entries[1]}  g1  drawn again as g1-r1\n{run_id}: 1 groups are drawn again, for 1 letters\n",
+    )  # fmt: skip
+    status, output = await ask("dead", run_id, "--redrive", entries[1], "--api", gateway)
+    assert (status, output) == (2, "penstock: its group is drawn again already, as g1-r1\n")
+    nameless = await give_up_nameless(redis, keys)
+    status, output = await ask("dead", run_id, "--redrive", "all", "--api", gateway)
+    assert (status, harmless(output)) == (0, True), output
+    assert f"{entries[2]}  g2  drawn again as g2-r1\n" in output
+    assert f"{nameless}  -  it names no group: \\x1b]0;owned" in output
+    assert output.endswith(f"{run_id}: 2 groups are drawn again, for 3 letters\n")
+    assert (await group_counts(redis, keys)).model_dump(exclude_defaults=True) == {
+        "dispatched": 6, "dead": 3, "pending": 3, "reconciled": True,
+    }  # fmt: skip
+    assert "g0-r1" in (await ask("dead", run_id, "--api", gateway))[1]
+
+
+@pytest.mark.parametrize("entry", ["everything", "../../x", "1-1/../2-2", ""])
+def test_what_is_no_entry_is_refused(entry: str) -> None:
+    status, output = penstock("dead", "r", "--redrive", entry, "--api", NOWHERE)
+    assert status == 2
+    assert f"--redrive: value {entry!r} is not accepted; an entry that `penstock dead r` lists, or all" in output
+
+
+async def test_an_error_that_repeats_hostile_text_is_harmless(redis: Any, gateway: str, run_id: str) -> None:
+    entry = await give_up_nameless(redis, await submitted(redis, run_id, "running"))
+    status, output = await ask("dead", run_id, "--redrive", entry, "--api", gateway)
+    assert (status, harmless(output)) == (2, True), output
+    assert output.startswith("penstock: it names no group: \\x1b]0;owned")
+
+
+async def test_waits_are_a_table(redis: Any, gateway: str, run_id: str) -> None:
+    await submitted(redis, run_id, "running")
+    assert await ask("waits", run_id, "--api", gateway) == (0, f"{run_id}: nothing waits\n")
+    began = time.time() - 130
+    waits = Waits(lambda: began)
+    waits.pending("sync", f"replica {HOSTILE}", 60)
+    waits.pending("tasks", "work", 600, idle=True)
+    info = ProcessInfo(id="learner-1", service="learner", run=run_id, host="h", pid=1, metrics="h:9")
+    async with Presence(redis, info, waits):
+        status, output = await ask("waits", run_id, "--api", gateway)
+    assert (status, harmless(output)) == (0, True), output
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if "│" in line]
+    assert re.fullmatch(r"[2-9]m\d\ds", rows[0][0]), rows[0][0]
+    assert rows[0][1:5] == ["1m00s", "stalled", "learner-1", "sync"]
+    assert rows[0][5].startswith("replica \\x1b]0;owned\\x07\\x1b[2J[bold red]x[/bold red]")
+    assert rows[1][1:] == ["10m00s", "idle", "learner-1", "tasks", "work"]
+
+
+async def test_a_run_is_paused_watched_and_resumed(redis: Any, gateway: str, run_id: str) -> None:
+    keys, records = await submitted(redis, run_id), RunRecords(redis)
+    status, output = await ask("pause", run_id, "--api", gateway)
+    assert (status, output) == (2, f"penstock: run {run_id!r} is queued; only a running one can be paused\n")
+    await records.transition(run_id, RunState.RUNNING, "test")
+    assert (await ask("pause", run_id, "--api", gateway))[0] == 0
+    assert (await records.get(run_id)).pause_requested
+    await records.transition(run_id, RunState.PAUSED, "no informative groups")
+    await redis.set(keys.starved, "64 groups judged, 0 of 4 kept; correct answers 0:60 4:4")
+    # In a process of its own: the test runner's capture serves one command at a time.
+    command = ["-m", "deploy.cli.main", "watch", run_id, "--api", gateway]
+    watching = await asyncio.create_subprocess_exec(sys.executable, *command, cwd=ROOT, stdout=subprocess.PIPE)
+    assert watching.stdout is not None
+    async with asyncio.timeout(30):
+        seen = [(await watching.stdout.readline()).decode() for _ in range(3)]
+    await asyncio.sleep(2.5)
+    assert watching.returncode is None, "watching goes on while the run is paused"
+    assert await ask("resume", run_id, "--api", gateway) == (0, f"{run_id}: resuming\n")
+    record = await records.get(run_id)
+    assert (record.pause_requested, await redis.exists(keys.starved)) == (False, 0)
+    await records.transition(run_id, RunState.FAILED, "test")
+    rest, _ = await asyncio.wait_for(watching.communicate(), 20)
+    lines = [line.split("] ", 1)[1] for line in "".join([*seen, rest.decode()]).splitlines()]
+    assert watching.returncode == 1
+    assert lines == [
+        "run is paused: no informative groups", "64 groups judged, 0 of 4 kept; correct answers 0:60 4:4",
+        f"`penstock resume {run_id}` takes it on", "run is failed: test",
+    ]  # fmt: skip
+    status, output = await ask("resume", run_id, "--from", "3", "--api", gateway)
+    assert (status, output.startswith("penstock: from_step: value 3 is not accepted")) == (2, True)
+    await redis.set(keys.checkpoints, "[3]")
+    told = f"{run_id}: queued, resumed from step 3\n"
+    assert await ask("resume", run_id, "--from", "3", "--api", gateway) == (0, told)
+    assert (await records.get(run_id)).resume_step == 3
