@@ -188,7 +188,11 @@ def check_rules(prometheus, run):
 
     found = until(evaluated, "an evaluation of every rule", 30, lambda: groups)
     assert {one["name"]: one.get("lastError") for one in found if one["health"] != "ok"} == {}
-    assert recorded() <= set(prometheus.ask("/label/__name__/values")) | {"run:penstock_correct_share:rate1h"}
+
+    def unrecorded():
+        return recorded() - set(prometheus.ask("/label/__name__/values")) - {"run:penstock_correct_share:rate1h"}
+
+    until(lambda: not unrecorded(), "what the rules record of the first steps", 60, unrecorded)
     firing = {one["labels"]["alertname"] for one in prometheus.ask("/alerts")["alerts"] if one["state"] == "firing"}
     assert firing == set(), "a run that is well"
 
@@ -198,14 +202,19 @@ def check_panels(prometheus, run):
 
     Over all that was seen of the run, as a panel does: what it waits for while it starts is over by now.
     """
-    # At most as many points as the test has seconds: Prometheus answers with 11000.
-    seen = {"start": prometheus.began, "end": time.time(), "step": 2}
-    empty = {
-        where
-        for where, expression in dashboard_expressions()
-        if not prometheus.ask("/query_range", query=expression, **seen)["result"]
-    }
-    assert {where for where in empty if not any(where.endswith(one) for one in EMPTY)} == set()
+
+    def empty():
+        # At most as many points as the test has seconds: Prometheus answers with 11000.
+        seen = {"start": prometheus.began, "end": time.time(), "step": 2}
+        return {
+            where
+            for where, expression in dashboard_expressions()
+            if not any(where.endswith(one) for one in EMPTY)
+            and not prometheus.ask("/query_range", query=expression, **seen)["result"]
+        }
+
+    # A rate is shown once two scrapes have met what it counts.
+    until(lambda: not empty(), "something in every panel", 60, empty)
 
 
 def check_the_end(stack, prometheus, run):
