@@ -70,6 +70,16 @@ async def test_log_probs_follow_consecutive_versions(replica: Replica, policies:
     assert np.abs(difference).max() > 1  # the versions are far apart, so the comparison means something
 
 
+async def sync_amid(replica: Replica, version: int, policies: dict[int, Policy], acked: asyncio.Event) -> None:
+    """Sync the weights while others draw, and tell them once it is acknowledged."""
+    await asyncio.sleep(0.5)
+    try:
+        ack = await replica.sender.send(replica.sender.plan(2, version), policies[version].weights)
+    finally:
+        acked.set()
+    assert ack.phase == "applied", ack.detail
+
+
 async def test_running_requests_go_on_with_the_new_weights(replica: Replica, policies: dict[int, Policy]) -> None:
     acked = asyncio.Event()
 
@@ -81,12 +91,7 @@ async def test_running_requests_go_on_with_the_new_weights(replica: Replica, pol
         return drawn
 
     streams = [asyncio.create_task(stream(i)) for i in range(3)]
-    await asyncio.sleep(0.5)
-    try:
-        ack = await replica.sender.send(replica.sender.plan(2, 3), policies[3].weights)
-    finally:
-        acked.set()
-    assert ack.phase == "applied", ack.detail
+    await sync_amid(replica, 3, policies, acked)
     seen = []
     for i, drawn in enumerate(await asyncio.gather(*streams)):
         for generation in drawn:
@@ -124,12 +129,7 @@ async def test_on_policy_samples_are_drawn_from_one_version(
         return payloads
 
     working = asyncio.create_task(work())
-    await asyncio.sleep(0.5)
-    try:
-        ack = await replica.sender.send(replica.sender.plan(2, 4), policies[4].weights)
-    finally:
-        acked.set()
-    assert ack.phase == "applied", ack.detail
+    await sync_amid(replica, 4, policies, acked)
     payloads = await working
     whole, damaged = await fetch(context.redis, payloads)
     assert (len(whole), damaged) == (len(payloads), {})
