@@ -137,7 +137,7 @@ async def test_a_joiner_is_served_while_the_learner_computes(publisher: Publishe
         thread.join(10)
 
 
-async def test_two_are_served_after_the_third_died_in_mid_broadcast(
+async def test_two_are_served_within_three_deadlines_after_the_third_died_in_mid_broadcast(
     publisher: Publisher, start: Any, redis: Any, redis_url: str, run_id: str
 ) -> None:
     healthy = [start("one"), start("two")]
@@ -150,7 +150,7 @@ async def test_two_are_served_after_the_third_died_in_mid_broadcast(
     # The broken broadcast ends at its deadline at the latest, here 15 s; once the dead one has lapsed, two are left.
     for current in (snapshot(1), snapshot(2)):
         await publisher.publish(current)
-        await until(partial(all_hold, healthy, current), f"both to hold version {current.version}", 90)
+        await until(partial(all_hold, healthy, current), f"both to hold version {current.version}", 45)
     assert await asyncio.wait_for(doomed.wait(), 10) == -9
     events = [event for _, event in await Journal(redis, keys, "test").events()]
     failed = [event.text for event in events if event.phase == "weight-sync-failed" and "doomed" in event.text]

@@ -84,10 +84,13 @@ async def test_running_requests_go_on_with_the_new_weights(replica: Replica, pol
     acked = asyncio.Event()
 
     async def stream(i: int) -> list[Generation]:
-        """One request after the other, so that some run when the weights come, however late that is."""
+        """One request after the other, so that some run when the weights come, however late that is.
+
+        Of different lengths, so that not all end at once.
+        """
         drawn: list[Generation] = []
         while not acked.is_set():
-            drawn.append(await replica.engine.generate(PROMPT[: 50 + i], sampling(700), f"r{i}-{len(drawn)}"))
+            drawn.append(await replica.engine.generate(PROMPT[: 50 + i], sampling(700 - 60 * i), f"r{i}-{len(drawn)}"))
         return drawn
 
     streams = [asyncio.create_task(stream(i)) for i in range(3)]
@@ -96,7 +99,7 @@ async def test_running_requests_go_on_with_the_new_weights(replica: Replica, pol
     for i, drawn in enumerate(await asyncio.gather(*streams)):
         for generation in drawn:
             seen.append([span.version for span in generation.spans])
-            assert generation.spans[-1].end == 700
+            assert generation.spans[-1].end == 700 - 60 * i
             assert_written_by(policies, PROMPT[: 50 + i], generation)
     assert [2, 3] in seen
     assert all(versions in ([2], [2, 3], [3]) for versions in seen), seen
