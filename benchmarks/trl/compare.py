@@ -23,7 +23,7 @@ from trl import GRPOConfig, GRPOTrainer
 from learner.algorithm.logprobs import token_logprobs
 from learner.algorithm.loss import LossSettings, TokenData, token_loss
 from learner.algorithm.reductions import REDUCTIONS, SampleSize
-from tests.tiny_model import write_tiny_model
+from tests.harness.tiny_model import write_tiny_model
 
 TOLERANCE = 1e-5
 RESPONSES, PROMPT, LONGEST, TEMPERATURE = 8, 5, 12, 0.7

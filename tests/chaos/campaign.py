@@ -19,8 +19,8 @@ from tests.chaos import disk, results
 from tests.chaos.episode import Episode
 from tests.chaos.faults import DISK, EMBEDDED, FAULTS, PROXY
 from tests.chaos.ground import ProxyThread, proxied_server
-from tests.chaos.stack import Stack
-from tests.chaos.workload import recipe, write_model, write_questions
+from tests.harness.stack import Stack
+from tests.harness.workload import recipe, write_model, write_questions
 
 FAULTS_WANTED = 200
 ENGINE_KILLS_WANTED = 20

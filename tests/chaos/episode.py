@@ -22,9 +22,9 @@ from tests.chaos.ground import ProxyThread
 from tests.chaos.injector import Outcome, inject
 from tests.chaos.oracle import Judgement, judge
 from tests.chaos.scene import Scene
-from tests.chaos.stack import Stack
 from tests.chaos.tail import Tail
 from tests.chaos.watch import Watch
+from tests.harness.stack import Stack
 
 log = logging.getLogger(__name__)
 

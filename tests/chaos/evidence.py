@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from tests.chaos import redis_log
 from tests.chaos.lookups import LANES, READERS, STREAMS, key, message, texts
 from tests.chaos.watch import Seen, Watch
+from tests.harness import redis_log
 
 
 @dataclass(frozen=True)

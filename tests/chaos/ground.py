@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from tests.chaos.proxy import Proxy
 from tests.chaos.server import Server
+from tests.harness.proxy import Proxy
 
 R = TypeVar("R")
 CALL_S = 20.0

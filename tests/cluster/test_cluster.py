@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from deploy.cluster.pod import DRAIN_S
-from tests.chaos.workload import write_questions
 from tests.cluster.pods import METRICS_PORTS, ROLES, Cluster
-from tests.conftest import recipe_document
+from tests.harness.recipes import recipe_document
+from tests.harness.workload import write_questions
 
 RUN_S = 300.0
 STEPS = 100_000  # more than there is time for

@@ -20,6 +20,7 @@ from learner.ranks import Ranks
 from learner.trainer import Trained, leave
 from tests.conformance import dense
 from tests.conformance.invariance import CASES, STEPS
+from tests.harness.tiny_model import write_tiny_model
 from tests.learner.cases import (
     CHUNK_TOKENS,
     micro_batch_counts,
@@ -30,7 +31,6 @@ from tests.learner.cases import (
     scaled,
     step_data,
 )
-from tests.tiny_model import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}

@@ -9,15 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.algorithm.reductions import REDUCTIONS
 from learner.batches import MiniBatch, PlannedSample, plan_step
 from services.contracts import Batch, BatchGroup, BatchSample, SamplerState
-from tests.conformance.test_reductions import FORMULAS
-
-REDUCED = [
-    pytest.param(name, marks=pytest.mark.conformance(formula=FORMULAS[name], setting=f"reduction = {name}"))
-    for name in REDUCTIONS
-]
+from tests.conformance.reduction_formulas import REDUCED
 
 
 def batch_of(*groups: list[tuple[int, bool]]) -> Batch:

@@ -9,18 +9,8 @@ from hypothesis import strategies as st
 
 from learner.algorithm.loss import LossSettings, TokenData, token_loss
 from learner.algorithm.reductions import REDUCTIONS, SampleSize
+from tests.conformance.reduction_formulas import REDUCED
 
-FORMULAS = {
-    "token": "sum over tokens / all tokens (DAPO 3.3, code)",
-    "group_token": "mean over groups of sum / group's tokens (DAPO Eq. 8)",
-    "sample": "mean over responses of 1/|o| sum (GRPO Eq. 3)",
-    "sequence_sum": "mean over responses of sum",
-    "constant_length": "mean over responses of sum / L (Dr. GRPO)",
-}
-REDUCED = [
-    pytest.param(name, marks=pytest.mark.conformance(formula=FORMULAS[name], setting=f"reduction = {name}"))
-    for name in REDUCTIONS
-]
 LONGEST = 10
 # Group a: 2 tokens worth 3 each, 6 worth 1. Group b: 8 tokens that are masked, 4 worth 2, and an empty response.
 SAMPLES = [

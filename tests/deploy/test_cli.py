@@ -31,10 +31,10 @@ from deploy.local.stack import LocalStack
 from deploy.local.valkey import EmbeddedValkey
 from services.contracts import EvaluationRecord, PassAt
 from services.settings import load_recipe, parse_recipe
-from tests.conftest import recipe_document
 from tests.deploy.command_line import NOWHERE, ROOT, penstock
-from tests.free_ports import free_port
-from tests.process_trees import alive
+from tests.harness.free_ports import free_port
+from tests.harness.process_trees import alive
+from tests.harness.recipes import recipe_document
 
 
 def processes_of(runs: Path) -> list[psutil.Process]:

@@ -18,8 +18,8 @@ from deploy.local.preflight import StackError
 from deploy.local.stack import HEAD_DEATHS
 from deploy.local.valkey import DEATHS, EmbeddedValkey, drop_zeros, server_binary
 from services.streams.connection import connect
-from tests.free_ports import free_port
-from tests.process_trees import alive
+from tests.harness.free_ports import free_port
+from tests.harness.process_trees import alive
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -22,9 +22,9 @@ from services.streams.keys import RunKeys
 from services.streams.presence import Presence
 from services.streams.records import RunRecords
 from services.waits import Waits
-from tests.conftest import recipe_document
 from tests.deploy.command_line import NOWHERE, ROOT, penstock
-from tests.free_ports import free_port
+from tests.harness.free_ports import free_port
+from tests.harness.recipes import recipe_document
 
 
 @pytest.fixture(scope="module")

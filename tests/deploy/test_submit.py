@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import recipe_document
-from tests.free_ports import free_port
+from tests.harness.free_ports import free_port
+from tests.harness.recipes import recipe_document
 
 ROOT = Path(__file__).resolve().parents[2]
 

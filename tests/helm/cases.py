@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.helm.rendering import PROMETHEUS_API, RAY_API, Case, merged
+from tests.helm.rendering import CHART, PROMETHEUS_API, RAY_API, Case, Document, default_values, load_all, merged
 
+RAY = frozenset({8076, 8077, 8078, 8079, 52365, 10002, 19999})
+METRICS = frozenset({9400, 9499})
+"""Ports: Ray's own but for the control store's, and the first and the last that metrics are served on."""
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 REDIS_KEYS = frozenset({"penstock-password", "ray-password"})
 S3_KEYS = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"})
@@ -191,3 +194,11 @@ CASES = [
     NEW_SHARED_CLAIM, EXISTING_SECRETS, MONITORED, PUBLISHED, PLACEMENT, PINNED, SELECTED_PEERS, OPEN_NETWORK, RDMA,
     EVERYTHING,
 ]  # fmt: skip
+
+
+def values_of(case: Case) -> Document:
+    """All values that hold for a case."""
+    values = default_values()
+    for name in case.files:
+        values = merged(values, load_all((CHART / name).read_text(encoding="utf-8"))[0])
+    return merged(values, case.values)

@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import embedded_server
-from tests.free_ports import free_port
+from tests.harness.free_ports import free_port
+from tests.harness.redis_servers import embedded_server
 from tests.helm.cases import CPU
 from tests.helm.rendering import ROOT, Container, Document, PodTemplate, render
 

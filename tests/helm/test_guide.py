@@ -16,10 +16,10 @@ from deploy.planning import checkpoint_bytes, sync_bytes
 from learner.model_shape import model_shape
 from services.settings import Bounds, Recipe, bookings, load_recipe
 from services.streams.footprint import footprint
+from tests.harness.told_commands import check_penstock, commands_of, console_commands, inline_commands
 from tests.helm.cases import CPU, DIGEST
 from tests.helm.quantities import quantity
 from tests.helm.rendering import CHART, NEWEST, PROMETHEUS_API, RAY_API, ROOT, Case, helm, render
-from tests.told_commands import check_penstock, commands_of, console_commands, inline_commands
 
 PAIRS = [
     (Case("7b", files=("../../deploy/values/qwen2.5-7b.yaml",)), "qwen2.5-7b-dapo.yaml"),

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.helm.cases import CASES, DEFAULTS, EXISTING_SECRETS, EXTERNAL_REDIS_TLS, ROLES, SENTINELS
+from tests.helm.cases import CASES, DEFAULTS, EXISTING_SECRETS, EXTERNAL_REDIS_TLS, ROLES, SENTINELS, values_of
 from tests.helm.rendering import FULLNAME, NAMESPACE, Case, Document, parse, render, template_as
-from tests.helm.test_scaling import values_of
 
 LONGEST_NAME = 53
 """KubeRay's own limit: it appends up to ten characters for a Service."""

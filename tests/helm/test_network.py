@@ -16,9 +16,11 @@ from tests.helm.cases import (
     DEFAULTS,
     EXTERNAL_REDIS_TLS,
     GROUPS,
+    METRICS,
     MONITORED,
     OBJECT_STORE,
     OPEN_NETWORK,
+    RAY,
     ROLES,
     SELECTED_PEERS,
 )
@@ -29,10 +31,8 @@ DNS, HTTPS, REDIS, GCS, DASHBOARD, API, NODE, FREE = 53, 443, 6379, 6379, 8265, 
 API_SERVERS = frozenset({443, 6443, 8443, 16443})
 """Clouds and kubeadm, minikube, MicroK8s: the ports on which the servers themselves listen."""
 STORE, REDIS_TLS = 9000, 6380
-RAY = frozenset({8076, 8077, 8078, 8079, 52365, 10002, 19999})
 OPEN_TO_RAY = RAY | {16443}
 """With a port between the first and the last of its workers."""
-METRICS = frozenset({9400, 9499})
 PROBED = frozenset({DNS, GCS, REDIS, REDIS_TLS, DASHBOARD, API, NODE, FREE, STORE, 22, 8080, 9399,
                     9500, 10001, 20000}) | RAY | METRICS | API_SERVERS  # fmt: skip
 """Every port that anything listens on, those beside the ranges, and some that nothing uses."""

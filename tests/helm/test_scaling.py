@@ -11,21 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.helm.cases import CASES, CPU, DEFAULTS, EXISTING_SECRETS, ROLES
-from tests.helm.rendering import CHART as CHART_FOLDER
-from tests.helm.rendering import FULLNAME, Case, Document, Rendering, default_values, load_all, merged, render
+from tests.helm.cases import CASES, CPU, DEFAULTS, EXISTING_SECRETS, ROLES, values_of
+from tests.helm.rendering import FULLNAME, Case, Document, Rendering, render
 
 GROUP_NAMES = {"cpu": ("cpu", "cpu"), "verifier": ("verifier", "verifier"),
                "rollout": ("rollout", "rollout-gpu"), "learner": ("learner", "learner-gpu")}  # fmt: skip
 """Role -> its group's name without and with GPUs."""
-
-
-def values_of(case: Case) -> Document:
-    """All values that hold for a case."""
-    values = default_values()
-    for name in case.files:
-        values = merged(values, load_all((CHART_FOLDER / name).read_text(encoding="utf-8"))[0])
-    return merged(values, case.values)
 
 
 def bounds(rendering: Rendering) -> dict[str, dict[str, Any]]:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helm.cases import CASES, DEFAULTS, EXTERNAL_REDIS_TLS, GROUPS, OBJECT_STORE, ROLES, SENTINELS
+from tests.helm.cases import CASES, DEFAULTS, EXTERNAL_REDIS_TLS, GROUPS, METRICS, OBJECT_STORE, RAY, ROLES, SENTINELS
 from tests.helm.rendering import Case, render
-from tests.helm.test_network import METRICS, RAY
 
 EVERYWHERE = {"PENSTOCK_REDIS", "PENSTOCK_REDIS_USERNAME", "PENSTOCK_REDIS_PASSWORD_FILE", "PENSTOCK_HOST",
               "PENSTOCK_LOG_LEVEL"}  # fmt: skip

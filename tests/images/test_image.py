@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from deploy.local.valkey import EmbeddedValkey
-from tests.free_ports import free_port
+from tests.harness.free_ports import free_port
 
 pytestmark = pytest.mark.images
 

@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.chaos.stack import Stack, send
-from tests.chaos.workload import recipe, write_model, write_questions
+from tests.harness.stack import Stack, send
+from tests.harness.workload import recipe, write_model, write_questions
 
 STEPS = 14
 """Enough that no run is over before the test has cut it off; every checkpoint is kept, that of step 2 too."""

@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM
 
 from services.contracts import Lane, Verdict
 from services.streams.keys import RunKeys
-from tests.chaos import redis_log
-from tests.chaos.stack import Stack
-from tests.chaos.workload import write_questions
-from tests.conftest import recipe_document
+from tests.harness import redis_log
+from tests.harness.recipes import recipe_document
+from tests.harness.stack import Stack
+from tests.harness.workload import write_questions
 
 RUN_DEADLINE_S = 240
 STEPS = 12

@@ -23,10 +23,10 @@ from services.streams.effects import group_counts
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.records import RunRecords
-from tests.chaos.workload import recipe, write_model, write_questions
+from tests.harness.process_trees import end_tree
+from tests.harness.s3_server import S3Server
+from tests.harness.workload import recipe, write_model, write_questions
 from tests.learner.running import ROOT
-from tests.process_trees import end_tree
-from tests.s3_server import S3Server
 
 RUN_DEADLINE_S = 300
 STEPS = 3

@@ -26,8 +26,8 @@ from services.streams.journal import Journal, note
 from services.streams.keys import RunKeys
 from services.streams.payloads import SamplePayload, pack
 from services.streams.records import RunRecords
-from tests.conftest import recipe_document
-from tests.free_ports import free_port
+from tests.harness.free_ports import free_port
+from tests.harness.recipes import recipe_document
 
 ROOT = Path(__file__).parents[2]
 

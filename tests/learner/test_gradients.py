@@ -15,8 +15,8 @@ from learner.trainer import Trained, Trainer, leave
 from services.contracts import Batch
 from services.streams.payloads import SamplePayload
 from tests.conformance import dense
+from tests.harness.tiny_model import write_tiny_model
 from tests.learner.cases import EVERYTHING, ICEPOP, Case, open_trainer, proximal_of, recipe, run_case, scaled, step_data
-from tests.tiny_model import write_tiny_model
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore::{kind}:(torch|deepspeed)") for kind in ("DeprecationWarning", "FutureWarning")

@@ -31,6 +31,7 @@ from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.records import RunRecords
 from services.waits import Waits
+from tests.harness.s3_server import S3Server
 from tests.learner.checkpointing import NEVER, bits, block_of, cut, save
 from tests.learner.running import (
     drain_ranks,
@@ -44,7 +45,6 @@ from tests.learner.running import (
     train_run,
     until_event,
 )
-from tests.s3_server import S3Server
 
 pytestmark = [
     pytest.mark.timeout(200),

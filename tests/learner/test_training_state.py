@@ -14,6 +14,7 @@ from learner.archive import ArchiveError
 from learner.ranks import Ranks
 from learner.trainer import Trainer, leave
 from services.contracts import OptimizerStepRecord
+from tests.harness.tiny_model import write_tiny_model
 from tests.learner.checkpointing import (
     bits,
     files_of,
@@ -24,7 +25,6 @@ from tests.learner.checkpointing import (
     train,
 )
 from tests.learner.running import end_ranks, start_programs
-from tests.tiny_model import write_tiny_model
 
 pytestmark = [
     pytest.mark.timeout(500),

@@ -12,7 +12,7 @@ from learner.algorithm.loss import HISTOGRAMS, PERCENTILES, SUMS, means
 from services.contracts import COMMON_PHASES, PHASES
 from services.controller.figures import PROCESS_STATES, settings_shown
 from services.settings import parse_recipe
-from tests.conftest import recipe_document
+from tests.harness.recipes import recipe_document
 from tests.observability.reading import (
     OF_EVERY_PROCESS,
     OF_PROMETHEUS,

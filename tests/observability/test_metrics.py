@@ -24,8 +24,9 @@ from services.streams.keys import RunKeys
 from services.streams.leases import Consumer
 from services.streams.library import call
 from services.streams.records import RunRecord, RunRecords
-from tests.conftest import recipe_document, service_context
-from tests.free_ports import free_port
+from tests.harness.free_ports import free_port
+from tests.harness.recipes import recipe_document
+from tests.harness.service_context import service_context
 from tests.observability.reading import ROOT
 from verifier.sandbox import Sandbox
 

@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from deploy.observability.tools import find
-from tests.chaos.stack import Stack
-from tests.chaos.workload import write_questions
-from tests.conftest import recipe_document
-from tests.free_ports import free_port
+from tests.harness.free_ports import free_port
+from tests.harness.recipes import recipe_document
+from tests.harness.stack import Stack
+from tests.harness.workload import write_questions
 from tests.observability.reading import RULES, dashboard_expressions, everything_named, recorded
 
 SHIPPED = RULES.parents[3] / "deploy" / "observability" / "prometheus.yml"

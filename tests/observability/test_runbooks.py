@@ -7,6 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from services.settings import Recipe
+from tests.harness.told_commands import check_penstock, console_commands, inline_commands
 from tests.observability.reading import (
     OF_PROMETHEUS,
     ROOT,
@@ -18,7 +19,6 @@ from tests.observability.reading import (
     panels,
     recorded,
 )
-from tests.told_commands import check_penstock, console_commands, inline_commands
 
 SECTIONS = ["What it means", "How to see it", "What to do"]
 OTHER_PROGRAMS = {"kubectl", "curl", "redis-cli", "grep"}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from transformers import LlamaForCausalLM
 
 from rollout.engine import Generation
-from tests.tiny_model import write_tiny_model
+from tests.harness.tiny_model import write_tiny_model
 
 
 class Policy:

@@ -41,8 +41,9 @@ from services.streams.leases import Consumer, tail
 from services.streams.payloads import SamplePayload, fetch
 from services.streams.presence import live_processes
 from services.streams.records import RunRecords
-from tests.conftest import recipe_document, service_context
-from tests.process_trees import alive
+from tests.harness.process_trees import alive
+from tests.harness.recipes import recipe_document
+from tests.harness.service_context import service_context
 from tests.rollout.reference import Policy
 from tests.rollout.sender import Sender
 from tests.rollout.waiting import until

@@ -18,7 +18,7 @@ from services.contracts import Lane, Prompt, Sampling, Task
 from services.streams.effects import Effects
 from services.streams.leases import Consumer
 from services.streams.payloads import fetch
-from tests.free_ports import free_port
+from tests.harness.free_ports import free_port
 from tests.rollout.reference import Policy, assert_written_by
 from tests.rollout.replica import Replica, started_replica
 from tests.rollout.sender import DYING, manifest_of, send_one_bucket_and_die

@@ -10,7 +10,7 @@ from typing import Any
 from services.contracts import Outcome, Prompt, SampleFacts, Sampling, Task, Verdict
 from services.sampler.ledger import Group
 from services.settings import Recipe, parse_recipe
-from tests.conftest import recipe_document
+from tests.harness.recipes import recipe_document
 
 
 def group_of(*samples: tuple[Outcome, int, bool, int], rest: int = 0) -> Group:

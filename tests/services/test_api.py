@@ -31,7 +31,7 @@ from services.streams.keys import RunKeys
 from services.streams.presence import Presence
 from services.streams.records import RunRecords
 from services.waits import Waits
-from tests.conftest import recipe_document
+from tests.harness.recipes import recipe_document
 
 
 async def test_submitted_run_is_queued_and_shown(api, run_id):

@@ -26,9 +26,10 @@ from services.streams.connection import (
 from services.streams.effects import become_owner
 from services.streams.keys import RunKeys
 from services.streams.library import load
-from tests.chaos.proxy import Proxy
-from tests.free_ports import free_port
-from tests.redis_servers import start_server
+from tests.harness.free_ports import free_port
+from tests.harness.proxy import Proxy
+from tests.harness.redis_servers import start_server
+from tests.services.repeating import keep_at_it, until_a_read_blocks
 
 LIBRARY = """#!lua name=counting
 redis.register_function('count', function(keys, args) return redis.call('INCR', keys[1]) end)"""
@@ -63,25 +64,6 @@ async def kill_and_restart(server, after_s=0.7):
 
 def port_of(server):
     return int(re.search(r":(\d+)/", server.url)[1])
-
-
-async def keep_at_it(do, until):
-    """Repeat a command; how often it was done, and the longest it took."""
-    count, longest = 0, 0.0
-    while not until.is_set():
-        began = time.monotonic()
-        await do()
-        count, longest = count + 1, max(longest, time.monotonic() - began)
-        await asyncio.sleep(0.01)
-    return count, longest
-
-
-async def until_a_read_blocks(redis):
-    """Until the server holds a read that waits for news."""
-    ends = time.monotonic() + 20
-    while (await redis.info("clients"))["blocked_clients"] == 0:
-        assert time.monotonic() < ends, "no read blocks"
-        await asyncio.sleep(0.02)
 
 
 @pytest.mark.timeout(60)

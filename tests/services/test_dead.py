@@ -3,22 +3,13 @@
 import asyncio
 import json
 
-import numpy as np
 import pytest
 
 from services.contracts import (
     Cause,
-    DeadLetter,
     Lane,
     Outcome,
-    Prompt,
-    Release,
-    Sample,
-    SampleFacts,
-    Sampling,
     Task,
-    Verdict,
-    VersionSpan,
 )
 from services.streams.admission import LARGEST_LETTER
 from services.streams.dead import (
@@ -26,107 +17,12 @@ from services.streams.dead import (
     UnknownLetterError,
     letter_of,
     letters,
-    redrive,
     redrive_all,
 )
-from services.streams.effects import KEPT, MORE, Effects, group_counts, missing_samples
-from services.streams.journal import Journal
+from services.streams.effects import KEPT, MORE, missing_samples
 from services.streams.keys import RunKeys
 from services.streams.leases import Consumer
-from services.streams.payloads import SamplePayload
-
-SAMPLES = 3
-SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8)
-BODY = SamplePayload(
-    np.array([5], np.int32), np.array([8, 9], np.int32), np.array([-0.5, -1.0], np.float32), "text", "stop",
-    (VersionSpan(version=3, start=0, end=2),),
-)  # fmt: skip
-
-
-def task(group, stop=None, text="1 + 1"):
-    prompt = Prompt(id=f"p-{group}", messages=({"role": "user", "content": text},), verifier="pattern", reference={})
-    return Task(group=group, prompt=prompt, samples=SAMPLES, sampling=SAMPLING, stop=stop)
-
-
-class Pipeline:
-    """A run's training lane, driven by hand."""
-
-    def __init__(self, redis, keys):
-        self.redis, self.keys = redis, keys
-        self.journal = Journal(redis, keys, "test")
-        self.lane = keys.lane(Lane.TRAIN)
-        self.rollout = self._consumer(self.lane.tasks, "rollout", Task)
-        self.verifier = self._consumer(self.lane.samples, "verifier", Sample)
-        self.sampler = self._consumer(self.lane.verdicts, "sampler", Verdict)
-
-    def _consumer(self, stream, group, model):
-        return Consumer(self.redis, self.keys, stream, group, f"{group}-0", model, 30.0, 3)
-
-    async def open(self):
-        for consumer in (self.rollout, self.verifier, self.sampler):
-            await consumer.open()
-        self.effects = await Effects.fenced(self.redis, self.keys, "sampler")
-        return self
-
-    async def dispatch(self, *groups, stop=None):
-        for group in groups:
-            assert await self.effects.dispatch(Lane.TRAIN, task(group, stop), None)
-
-    async def draw(self, delivery, index):
-        group = delivery.message.group
-        facts = SampleFacts(
-            payload=self.keys.payload(group, index), prompt_tokens=1, response_tokens=2, truncated=False,
-            mean_logprob=-0.75, oldest_version=3, newest_version=3, started_at=1.0, finished_at=2.0,
-        )  # fmt: skip
-        sample = Sample(group=group, index=index, verifier="pattern", reference={}, facts=facts)
-        wanted = delivery.message.wanted
-        return await self.effects.publish_sample(Lane.TRAIN, delivery.lease, wanted, sample, BODY)
-
-    async def judge(self, delivery, outcome=Outcome.CORRECT):
-        one = delivery.message
-        verdict = Verdict(group=one.group, index=one.index, outcome=outcome, score=1.0, facts=one.facts)
-        return await self.effects.publish_verdict(Lane.TRAIN, delivery.lease, verdict)
-
-    async def record(self, delivery, decision=""):
-        return await self.effects.record_verdict(Lane.TRAIN, delivery.lease, delivery.message, decision, SAMPLES)
-
-    async def through(self, decision):
-        """Take the next task of the stream to its decision; its group."""
-        [delivery] = await self.rollout.read(1, 1)
-        for index in await missing_samples(self.redis, self.keys, delivery.message):
-            assert await self.draw(delivery, index)
-        for sample in await self.verifier.read(SAMPLES, 1):
-            assert await self.judge(sample)
-        verdicts = await self.sampler.read(SAMPLES, 1)
-        for number, verdict in enumerate(verdicts, 1):
-            assert await self.record(verdict, decision if number == SAMPLES else "")
-        return delivery.message.group
-
-    async def bury(self, delivery, consumer, cause=Cause.DELIVERIES):
-        """Give a message up, and end its group as the sampler does; the letter."""
-        await consumer.give_up(delivery, "delivered 3 times without an ack", cause)
-        assert await self.effects.release(Lane.TRAIN, delivery.message.group, Release.DEAD, SAMPLES)
-        return (await letters(self.redis, self.keys))[-1]
-
-    async def dead_task(self, group, cause=Cause.DELIVERIES):
-        await self.dispatch(group)
-        [delivery] = await self.rollout.read(1, 1)
-        return await self.bury(delivery, self.rollout, cause)
-
-    async def redriven(self, letter):
-        return await redrive(self.redis, self.keys, letter, self.journal)
-
-    async def counts(self):
-        found = await group_counts(self.redis, self.keys)
-        assert found.reconciled
-        return {name: value for name, value in found.model_dump(exclude={"reconciled"}).items() if value}
-
-    async def refused(self, letter):
-        before = await self.counts(), await self.redis.xlen(self.lane.tasks)
-        with pytest.raises(NotRedrivableError) as caught:
-            await self.redriven(letter)
-        assert (await self.counts(), await self.redis.xlen(self.lane.tasks)) == before
-        return str(caught.value)
+from tests.services.hand_lane import SAMPLES, Pipeline, given_up, task
 
 
 @pytest.fixture
@@ -279,14 +175,6 @@ async def test_an_evaluation_is_not_drawn_again(pipeline):
     await consumer.give_up(delivery, "too long", Cause.TOO_LONG)
     [letter] = await letters(pipeline.redis, pipeline.keys)
     assert await pipeline.refused(letter) == "an evaluation is not drawn again"
-
-
-async def given_up(pipeline, stream, body, **fields):
-    """A letter as a hostile or broken message leaves it."""
-    values = {"reason": "not accepted", "deliveries": 1, "cause": Cause.INVALID, "size": len(body.encode())} | fields
-    letter = DeadLetter(stream=stream, entry="1-0", body=body, **values)
-    entry = await pipeline.redis.xadd(pipeline.keys.dead, {"m": letter.model_dump_json()})
-    return await letter_of(pipeline.redis, pipeline.keys, entry.decode())
 
 
 async def test_what_is_not_of_this_run_stays_dead(pipeline):

@@ -28,8 +28,9 @@ from services.streams.effects import Effects, group_counts
 from services.streams.keys import RunKeys
 from services.streams.leases import Consumer
 from services.streams.presence import Presence
-from tests.conftest import recipe_document, service_context
-from tests.services.test_pipeline import HandFleet, HandLearner, running, until
+from tests.harness.hand_fleet import HandFleet, HandLearner, running, until
+from tests.harness.recipes import recipe_document
+from tests.harness.service_context import service_context
 from verifier.service import VerifierService
 
 C, W, U = Outcome.CORRECT, Outcome.WRONG, Outcome.UNKNOWN

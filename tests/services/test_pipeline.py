@@ -1,138 +1,19 @@
 """The sampler and the verifier together on a real server; the test plays the fleet and the learner."""
 
 import asyncio
-import itertools
-import random
-import time
-from contextlib import asynccontextmanager
 
-import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
-from services.cancellation import end
-from services.contracts import Batch, Cause, Lane, Policy, Sample, SampleFacts, StepRecord, Task, VersionSpan
+from services.contracts import Cause, Lane, Task
 from services.sampler.service import SamplerService
-from services.streams.effects import Effects, group_counts, missing_samples
-from services.streams.history import History
-from services.streams.journal import Journal
+from services.streams.effects import group_counts
 from services.streams.keys import RunKeys
 from services.streams.leases import Consumer
-from services.streams.payloads import SamplePayload
-from tests.conftest import recipe_document, service_context
+from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
+from tests.harness.recipes import recipe_document
+from tests.harness.service_context import service_context
 from verifier.service import VerifierService
-
-DEADLINE_S = 60
-
-
-class HandFleet:
-    """Answers tasks: each response is right with probability `skill`, and carries the current version."""
-
-    def __init__(self, redis, keys, skill=0.5):
-        self.redis, self.keys, self.skill = redis, keys, skill
-        self.version = 0
-        self.tasks: list[Task] = []
-        """Every training task that was delivered, once each; the stream itself is trimmed."""
-        self.effects = Effects(redis, keys, "rollout")
-        # Dice for each lane: how the lanes' answers interleave is chance.
-        self.random, self.evaluation_random = random.Random(5), random.Random(6)
-
-    async def run(self):
-        consumers = {}
-        for lane in Lane:
-            consumers[lane] = Consumer(
-                self.redis, self.keys, self.keys.lane(lane).tasks, "rollout", "hand", Task, 5.0, 3
-            )
-            await consumers[lane].open()
-        for lane in itertools.cycle(Lane):
-            for delivery in await consumers[lane].read(4, 0.02):
-                if lane is Lane.TRAIN and delivery.deliveries == 1:
-                    self.tasks.append(delivery.message)
-                await self.answer(lane, delivery)
-
-    def payload(self, text):
-        return SamplePayload(
-            np.zeros(3, np.int32), np.zeros(4, np.int32), np.zeros(4, np.float32), text, "stop",
-            (VersionSpan(version=self.version, start=0, end=4),),
-        )  # fmt: skip
-
-    async def answer(self, lane, delivery):
-        task = delivery.message
-        right = str(task.prompt.reference["entry"]["answer"])
-        dice = self.random if lane is Lane.TRAIN else self.evaluation_random
-        for index in await missing_samples(self.redis, self.keys, task):
-            text = right if dice.random() < self.skill else "no idea"
-            now = time.time()
-            body = self.payload(text)
-            facts = SampleFacts(
-                payload=self.keys.payload(task.group, index), prompt_tokens=len(body.prompt_ids),
-                response_tokens=len(body.response_ids), truncated=False,
-                mean_logprob=0.0, oldest_version=self.version, newest_version=self.version, started_at=now,
-                finished_at=now,
-            )  # fmt: skip
-            sample = Sample(group=task.group, index=index, verifier=task.prompt.verifier,
-                            reference=task.prompt.reference, facts=facts)  # fmt: skip
-            await self.effects.publish_sample(lane, delivery.lease, task.wanted, sample, body)
-
-
-class HandLearner:
-    """Consumes batches and publishes versions, remembering the batches."""
-
-    def __init__(self, redis, keys, fleet):
-        self.redis, self.keys, self.fleet = redis, keys, fleet
-        self.batches: list[Batch] = []
-
-    async def run(self):
-        history = await History.fenced(self.redis, self.keys, "learner")
-        policy = await history.policy() or Policy(version=await history.announce(0, "w0"), step=0)
-        await history.commit_policy(policy.version, policy.step, f"w{policy.step}")
-        after, step = "0-0", policy.step
-        while True:
-            for logged in await history.batches(after, 0.1):
-                batch, after = logged.batch, logged.entry
-                if batch.step <= step:
-                    continue
-                step = batch.step
-                await asyncio.sleep(0.1)
-                self.batches.append(batch)
-                self.fleet.version = await history.announce(batch.step, f"w{batch.step}")
-                record = StepRecord(
-                    step=batch.step, version=self.fleet.version, weights=f"w{batch.step}", optimizer_steps=2,
-                    groups=tuple(group.group for group in batch.groups), metrics=batch.sampling_metrics,
-                    prompts=tuple(group.prompt for group in batch.groups),
-                    lags=tuple(group.lag for group in batch.groups),
-                    generation_started_at=batch.generation_started_at,
-                    generation_finished_at=batch.generation_finished_at, learning_started_at=0.0,
-                    learning_finished_at=0.0,
-                )  # fmt: skip
-                assert await history.commit_step(record, logged.entry)
-                await self.cover(history, logged)
-
-    async def cover(self, history, logged):
-        assert await history.cover(logged)
-
-
-@asynccontextmanager
-async def running(*coroutines):
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    try:
-        yield tasks
-    finally:
-        await end(*tasks)
-
-
-async def until(condition, tasks, what, deadline_s=DEADLINE_S):
-    ends = time.monotonic() + deadline_s
-    while not await condition():
-        for task in tasks:
-            if task.done():
-                task.result()
-        assert time.monotonic() < ends, f"{what} did not happen within {deadline_s} s"
-        await asyncio.sleep(0.05)
-
-
-async def evaluated(redis, keys, name):
-    return name in {record.name for record in await Journal(redis, keys, "test").evaluations()}
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])

@@ -17,7 +17,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 from deploy.local.valkey import server_binary
 from services.streams.connection import RedisUnavailableError, connect
 from services.streams.credentials import PASSWORD_FILE, USERNAME
-from tests.redis_servers import PASSWORDS, ROOT, START_SCRIPT, script_settings, scripted_server, start_server
+from tests.harness.redis_servers import PASSWORDS, ROOT, START_SCRIPT, script_settings, scripted_server, start_server
 
 SHELLS = [
     pytest.param(

@@ -10,7 +10,7 @@ from services.streams.dead import letters, redrive_all
 from services.streams.footprint import REDRIVEN_PENDING
 from services.streams.keys import RunKeys
 from services.streams.library import RedisFullError
-from tests.services.test_dead import SAMPLES, Pipeline, given_up
+from tests.services.hand_lane import SAMPLES, Pipeline, given_up
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from services.streams.connection import RedisUnavailableError, client, connect, 
 from services.streams.credentials import SENTINEL_PASSWORD_FILE
 from services.streams.keys import RunKeys
 from services.streams.library import call, load
-from tests.redis_servers import Process, start_sentinel, start_server
-from tests.services.test_connection import keep_at_it, until_a_read_blocks
+from tests.harness.redis_servers import Process, start_sentinel, start_server
+from tests.services.repeating import keep_at_it, until_a_read_blocks
 
 SERVICE = "penstock"
 DEATH_MS, HANDOVER_MS = 1500, 5000

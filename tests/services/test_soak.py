@@ -17,9 +17,11 @@ from services.streams.footprint import footprint, longest_streams
 from services.streams.keys import RunKeys
 from services.streams.leases import tail
 from services.streams.payloads import SamplePayload
-from tests.conftest import embedded_server, recipe_document, service_context
+from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
+from tests.harness.recipes import recipe_document
+from tests.harness.redis_servers import embedded_server
+from tests.harness.service_context import service_context
 from tests.services.driven import DrivenRun
-from tests.services.test_pipeline import HandFleet, HandLearner, evaluated, running, until
 from verifier.service import VerifierService
 
 PROMPT_TOKENS, NEW_TOKENS, STEPS = 96, 160, 24

@@ -9,8 +9,9 @@ from services.streams.effects import group_counts
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.leases import Consumer
-from tests.conftest import recipe_document, service_context
-from tests.services.test_pipeline import HandFleet, HandLearner, evaluated, running, until
+from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
+from tests.harness.recipes import recipe_document
+from tests.harness.service_context import service_context
 from verifier.service import VerifierService
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.redis_servers import scripted_server, start_server
+from tests.harness.redis_servers import scripted_server, start_server
 
 pytestmark = pytest.mark.system
 

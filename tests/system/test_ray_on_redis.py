@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.redis_servers import PASSWORDS, scripted_server
+from tests.harness.redis_servers import PASSWORDS, scripted_server
 from tests.system.certificates import make_certificates
 
 pytestmark = pytest.mark.system

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from services.contracts import Outcome
-from tests.process_trees import alive
+from tests.harness.process_trees import alive
 from verifier.sandbox import Sandbox
 
 HOSTILE = "tests.verifier.hostile"

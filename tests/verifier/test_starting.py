@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from services.contracts import Lane, Outcome
-from tests.conftest import recipe_document, service_context
+from tests.harness.recipes import recipe_document
+from tests.harness.service_context import service_context
 from verifier import service
 from verifier.sandbox import Finding, Sandbox
 from verifier.service import VerifierService

@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tests.tiny_model import write_tiny_model
+from tests.harness.tiny_model import write_tiny_model
 
 QUESTIONS = 60
 LEASE_S = 4.0

@@ -5,11 +5,15 @@ Must not listen there itself, nor import the code under test: the chaos runs use
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 
 # Below those that the system gives to outgoing connections: while a server is away, who knocks must not get its port.
-PORTS = range(20000, 32000)
+ALL_PORTS = range(20000, 32000)
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+PORTS = ALL_PORTS[_WORKER :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
+"""A share for each process that pytest-xdist runs tests in: what one has given, another does not know."""
 _given: set[int] = set()
 
 
@@ -25,4 +29,4 @@ def free_port() -> int:
         if port not in _given:
             _given.add(port)
             return port
-    raise RuntimeError(f"no free port found in {PORTS.start}-{PORTS.stop - 1}")
+    raise RuntimeError(f"no free port found in {ALL_PORTS.start}-{ALL_PORTS.stop - 1}")

