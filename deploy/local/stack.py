@@ -49,7 +49,9 @@ SUPERVISE_S = 0.2
 HEAD_MODULE = "deploy.local.head"
 CALM_S = 10.0
 HEAD_DEATHS = 5
-"""Deaths of Ray in a row, each before it had been ready for CALM_S seconds, that are made good."""
+"""Deaths of Ray in a row, each before it had been ready for CALM_S seconds, from which the stack recovers."""
+FIRST_DEATHS = 2
+"""The same while it has never been ready: Ray gives its agents 15 s to start, and ends where a slow machine needs more."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -103,6 +105,7 @@ class LocalStack:
         self._ended = threading.Event()
         self._failure: StackError | None = None
         self._ready = False
+        self._was_ready = False
         self._starts = 0
         self._head_since = 0.0
         self._head_deaths = 0
@@ -241,7 +244,8 @@ class LocalStack:
             if said["phase"] == "failed":  # it gave up; another start would not cure that
                 raise StackError(f"{said['text']} (log: {self._head_log})")
             if said["phase"] == "ready":
-                self._ready, self._head_since = True, time.monotonic()
+                self._ready = self._was_ready = True
+                self._head_since = time.monotonic()
             text = said["text"] or ("Ray is up again" if self._starts > 1 else "")
             if text:
                 self._report(str(text))
@@ -250,8 +254,9 @@ class LocalStack:
         ended = f"Ray's head process ended with {status}"
         quick = not self._ready or time.monotonic() - self._head_since < CALM_S
         self._head_deaths = self._head_deaths + 1 if quick else 1
-        # One that was told to end, or that never came up, is not started again.
-        if status == 0 or (self._starts == 1 and not self._ready) or self._head_deaths > HEAD_DEATHS:
+        allowed = HEAD_DEATHS if self._was_ready else FIRST_DEATHS
+        # One that was asked to end is not started again.
+        if status == 0 or self._head_deaths > allowed:
             tail = "".join(self._head_log.read_text().strip().splitlines()[-1:])
             times = f", {self._head_deaths} times in a row" if self._head_deaths > 1 else ""
             raise StackError(f"{ended}{times}: {tail}")

@@ -2,7 +2,8 @@
 
 Must not be used where Ray is what matters.
 
-It says that it gives up once the file `fail` is in the runs folder, and dies after it was ready where `die` is.
+It says that it gives up once the file `fail` is in the runs folder, and dies after it was ready where `die` is; each
+line of the file `early-deaths` is one death before it is ready.
 """
 
 import json
@@ -33,6 +34,10 @@ def main():
     runs = Path(os.environ["PENSTOCK_RUNS"])
     server = HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Ready)
     say("ray", "starting Ray")
+    early_deaths = runs / "early-deaths"
+    if early_deaths.exists() and (left := early_deaths.read_text().splitlines()):
+        early_deaths.write_text("\n".join(left[1:]))
+        sys.exit(1)
     if not (runs / "fail").exists():
         say("ready")
     # Who sees it answer may end it at once; by then it has said all.

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from deploy.local.preflight import StackError
-from deploy.local.stack import HEAD_DEATHS
+from deploy.local.stack import FIRST_DEATHS, HEAD_DEATHS
 from deploy.local.valkey import DEATHS, EmbeddedValkey, drop_zeros, server_binary
 from services.streams.connection import connect
 from tests.harness.free_ports import free_port
@@ -273,6 +273,19 @@ def test_a_head_that_gives_up_or_never_comes_up_is_not_started_again(tmp_path):
     with running(tmp_path, supervised(tmp_path)) as stack:  # it fails before it is ready
         stack.process.wait(90)
         assert "StackError: the gateway is broken (log: " in stack.said()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("deaths", [FIRST_DEATHS, FIRST_DEATHS + 1])
+def test_a_head_that_dies_before_it_is_ready_is_started_again_a_few_times(tmp_path, deaths):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "early-deaths").write_text("\n".join(["now"] * deaths))
+    with running(tmp_path, supervised(tmp_path)) as stack:
+        stack.until(lambda: "serving" in stack.said() or stack.process.poll() is not None, "start or end")
+        assert stack.said().count("head process ended with 1; starting Ray again") == FIRST_DEATHS
+        gave_up = f"Ray's head process ended with 1, {FIRST_DEATHS + 1} times in a row: " in stack.said()
+        assert gave_up == (deaths > FIRST_DEATHS)
+        assert ("serving" in stack.said()) != gave_up
 
 
 @pytest.mark.timeout(240)
