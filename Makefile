@@ -10,18 +10,25 @@ export PYTHONUNBUFFERED := 1
 # Every process of a run imports the same big libraries; without byte code each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test tools check helm format test-system test-cluster mutations chaos compare-trl install clean
+.PHONY: demo test test-all tools check helm format test-system test-cluster mutations chaos compare-trl install clean
 
 demo: install
 	$(BIN)/penstock demo
 
+# Processes that run tests side by side: one more than two cores, for many tests wait more than they compute.
+TEST_WORKERS ?= 3
+PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder
 test: check tools
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
-# Prometheus and promtool from PATH, else from Debian's package, without root; where neither is to be had, it says so, and
-# the tests that need them are skipped.
+# Those marked slow besides: clusters, chaos, resumed runs, stores, Sentinels, soak, planted faults, every gradient matrix.
+test-all: check tools
+	$(PYTEST) -m "not system and not images"
+
+# Prometheus, promtool and busybox from PATH, else from Debian's packages, without root; where neither is to be had, it
+# names the package, and the tests that need it are skipped.
 tools: install
-	$(BIN)/python -m deploy.observability.tools $(VENV)/tools
+	$(BIN)/python -m tests.harness.programs $(VENV)/tools
 
 check: install helm
 	$(BIN)/ruff check .
@@ -43,9 +50,9 @@ format: install
 test-system: install
 	$(BIN)/python -m pytest -m system tests/system
 
-# Part of make test: a run over pods that drain, die and come back, with the commands that the chart starts.
+# Part of make test-all: a run over pods that drain, die and come back, with the commands that the chart starts.
 test-cluster: install
-	$(BIN)/python -m pytest tests/cluster
+	$(BIN)/python -m pytest -m "not system and not images" tests/cluster
 
 # Breaks each formula once, in a copy, and fails if the conformance suite does not notice. Within an hour on two cores.
 mutations: install

@@ -28,6 +28,24 @@ hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("tests")
 
 
+GROUPS_FIRST = ("ray", "vllm")
+"""Groups of tests that take longest, so that no worker is left with one of them when the others are done."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With pytest-xdist a file's tests share a worker, and so its fixtures, unless they name a group of their own."""
+
+    def place(item: pytest.Item) -> int:
+        mark = item.get_closest_marker("xdist_group")
+        return GROUPS_FIRST.index(mark.args[0]) if mark and mark.args[0] in GROUPS_FIRST else len(GROUPS_FIRST)
+
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+    items.sort(key=place)
+
+
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a real server: PENSTOCK_TEST_REDIS where it is set, else an embedded Valkey."""

@@ -51,7 +51,7 @@ CALM_S = 10.0
 HEAD_DEATHS = 5
 """Deaths of Ray in a row, each before it had been ready for CALM_S seconds, from which the stack recovers."""
 FIRST_DEATHS = 2
-"""The same while it has never been ready: Ray gives its agents 15 s to start, and ends where a slow machine needs more."""
+"""The same while it has never been ready: Ray gives its agents 15 s to start, and ends where they need more."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

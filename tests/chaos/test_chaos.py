@@ -12,6 +12,8 @@ from tests.chaos.episode import Episode, Played
 from tests.harness.stack import Stack
 from tests.harness.workload import recipe, write_model, write_questions
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+
 SEED = int(os.environ.get("PENSTOCK_CHAOS_SEED", "1"))
 STEPS = 48
 FAULTS = (

@@ -17,6 +17,8 @@ from tests.cluster.pods import METRICS_PORTS, ROLES, Cluster
 from tests.harness.recipes import recipe_document
 from tests.harness.workload import write_questions
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+
 RUN_S = 300.0
 STEPS = 100_000  # more than there is time for
 

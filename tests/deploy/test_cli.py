@@ -344,6 +344,8 @@ def end(stack: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str,
     return stack.returncode, output, time.monotonic() - began
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 @pytest.mark.timeout(300)
 def test_up_serves_the_api_and_sigint_leaves_nothing(tmp_path: Path) -> None:
     port = free_port()
@@ -364,6 +366,8 @@ def test_up_serves_the_api_and_sigint_leaves_nothing(tmp_path: Path) -> None:
     assert not [one for one in started if alive(one)]
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("phase", "wait_s"), [("starting Redis", 0.0), ("starting Ray", 3.0)])
 def test_sigterm_during_start_up_leaves_nothing(tmp_path: Path, phase: str, wait_s: float) -> None:
@@ -377,6 +381,8 @@ def test_sigterm_during_start_up_leaves_nothing(tmp_path: Path, phase: str, wait
     assert processes_of(tmp_path) == []
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 @pytest.mark.timeout(240)
 def test_a_killed_supervisor_takes_the_stack_with_it(tmp_path: Path) -> None:
     with launched(tmp_path, free_port()) as stack:

@@ -36,8 +36,12 @@ from tests.harness.recipes import recipe_document
 ROOT = Path(__file__).resolve().parents[2]
 FAULT = "the optimizer met NaN"
 
-# Ray's driver runs in this process, and warns of much that is not ours.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("ray"),
+    # Ray's driver runs in this process, and warns of much that is not ours.
+    pytest.mark.filterwarnings("ignore"),
+]
 
 
 def failing_learner(rank: int, world: int, master_host: str, master_port: int) -> EchoService:

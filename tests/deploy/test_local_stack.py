@@ -297,6 +297,8 @@ def test_a_head_that_dies_again_and_again_is_given_up(tmp_path):
         assert f"Ray's head process ended with 3, {HEAD_DEATHS + 1} times in a row: " in stack.said()
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
 @pytest.mark.timeout(900)
 def test_the_real_stack_survives_kills_of_redis_gateway_and_ray(tmp_path):
     command = [Path(sys.executable).parent / "penstock", "up", "--port", "{port}", "--runs", tmp_path / "runs"]

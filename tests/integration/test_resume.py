@@ -12,6 +12,8 @@ import pytest
 from tests.harness.stack import Stack, send
 from tests.harness.workload import recipe, write_model, write_questions
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+
 STEPS = 14
 """Enough that no run is over before the test has cut it off; every checkpoint is kept, that of step 2 too."""
 

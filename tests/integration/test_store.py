@@ -28,6 +28,8 @@ from tests.harness.s3_server import S3Server
 from tests.harness.workload import recipe, write_model, write_questions
 from tests.learner.running import ROOT
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+
 RUN_DEADLINE_S = 300
 STEPS = 3
 SERVICES = ("services.sampler", "verifier", "rollout", "learner")

@@ -11,12 +11,14 @@ import httpx
 import pytest
 import yaml
 
-from deploy.observability.tools import find
 from tests.harness.free_ports import free_port
+from tests.harness.programs import needed
 from tests.harness.recipes import recipe_document
 from tests.harness.stack import Stack
 from tests.harness.workload import write_questions
 from tests.observability.reading import RULES, dashboard_expressions, everything_named, recorded
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 SHIPPED = RULES.parents[3] / "deploy" / "observability" / "prometheus.yml"
 DEADLINE_S = 240
@@ -96,15 +98,14 @@ def until(condition: Callable[[], object], what: str, deadline_s: float, told: C
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory):
-    if find("prometheus") is None:
-        pytest.skip("prometheus is not on PATH, and `make tools` could not fetch it")
+    needed("prometheus")
     with Stack(tmp_path_factory.mktemp("runs"), os.environ.get("PENSTOCK_TEST_REDIS")) as one:
         yield one
 
 
 @pytest.fixture(scope="module")
 def prometheus(stack, tmp_path_factory):
-    one = Prometheus(find("prometheus"), tmp_path_factory.mktemp("prometheus"), stack.port)
+    one = Prometheus(needed("prometheus"), tmp_path_factory.mktemp("prometheus"), stack.port)
     try:
         one.until_ready()
         yield one
