@@ -6,7 +6,7 @@ import subprocess
 import pytest
 import yaml
 
-from deploy.observability.tools import find
+from tests.harness.programs import needed
 from tests.observability.reading import CASES, OF_PROMETHEUS, ROOT, RULES, alerts, exported, metrics_of, recorded, rules
 
 SEVERITIES = {"info", "warning", "critical"}
@@ -20,10 +20,7 @@ ANY_IS_TOO_MUCH = {
 
 @pytest.fixture(scope="module")
 def promtool():
-    found = find("promtool")
-    if found is None:
-        pytest.skip("promtool is not on PATH, and `make tools` could not fetch it")
-    return found
+    return needed("promtool")
 
 
 def run(promtool, *arguments):
@@ -48,7 +45,7 @@ def test_alerts_fire_and_are_quiet(promtool, name):
 def test_every_alert_has_a_moment_when_it_fires_and_one_when_it_is_quiet():
     fires, quiet = set(), set()
     for path in CASES.glob("*.yaml"):
-        for case in yaml.safe_load(path.read_text())["tests"]:
+        for case in yaml.load(path.read_text(), Loader=yaml.CSafeLoader)["tests"]:
             for moment in case["alert_rule_test"]:
                 (fires if moment["exp_alerts"] else quiet).add(moment["alertname"])
     assert fires == quiet == set(alerts())

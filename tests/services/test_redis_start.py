@@ -17,17 +17,19 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 from deploy.local.valkey import server_binary
 from services.streams.connection import RedisUnavailableError, connect
 from services.streams.credentials import PASSWORD_FILE, USERNAME
+from tests.harness.programs import needed
 from tests.harness.redis_servers import PASSWORDS, ROOT, START_SCRIPT, script_settings, scripted_server, start_server
 
-SHELLS = [
-    pytest.param(
-        (name, *arguments), id=name, marks=pytest.mark.skipif(not shutil.which(name), reason=f"no {name} here")
-    )
-    for name, *arguments in (["dash"], ["busybox", "sh"])
-]
 NEAR = ["streams", "library", "history", "trim", "redrive", "dead", "payloads"]
 # What those tests do beside the platform, to look at what it did and to break it.
 INSPECTS = "+hkeys +lrange +rename +ttl +type +xgroup|destroy ~no-such-key"
+
+
+@pytest.fixture(params=["dash", "busybox"])
+def shell(request, open_path):
+    """The shells of the images; a copy, for the server's user may not be able to reach the checkout."""
+    program = shutil.copy(needed(request.param), open_path / request.param)
+    return (str(program), "sh") if request.param == "busybox" else (str(program),)
 
 
 def test_the_shells_and_the_linter_are_content():
@@ -38,9 +40,8 @@ def test_the_shells_and_the_linter_are_content():
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("shell", SHELLS)
 def test_users_are_written_hashed_and_for_nobody_else_to_read(open_path, shell):
-    own = ["cat", "sha256sum", "cut"] if shell[0] == "dash" else []  # busybox has these in itself
+    own = ["cat", "sha256sum", "cut"] if len(shell) == 1 else []  # busybox has these in itself
     handed = handed_over(open_path / "bin", "redis-server", *own)
     with scripted_server(open_path, shell, REDIS_RAY_NAMESPACE="default_penstock-1"):
         file = open_path / "users.acl"
@@ -107,7 +108,6 @@ def test_each_user_can_do_its_own_and_no_more(open_path, user, allowed, denied):
                 mine.execute_command(*command.split())
 
 
-@pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize(
     ("secret", "content", "changes", "says"),
     [

@@ -8,13 +8,16 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from tests.harness.programs import demanded
+
 
 def make_certificates(folder: Path, host: str = "IP:127.0.0.1") -> Path:
     """Write tls.crt and tls.key for `host` (a subjectAltName) into `folder`; the authority's certificate."""
     folder.mkdir(parents=True, exist_ok=True)
+    program = demanded("openssl")
 
     def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
+        subprocess.run([program, *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
 
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
     openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", "-subj", "/CN=test authority")

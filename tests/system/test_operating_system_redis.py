@@ -2,13 +2,13 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.harness.programs import demanded
 from tests.harness.redis_servers import scripted_server, start_server
 
 pytestmark = pytest.mark.system
@@ -19,8 +19,7 @@ STREAMS = ["tests/services/test_streams.py", "tests/services/test_pipeline.py", 
 
 @pytest.fixture(scope="module")
 def system_redis(tmp_path_factory):
-    binary = shutil.which("redis-server")
-    assert binary, "redis-server is missing: install the operating system's package (Debian: redis-server)"
+    binary = demanded("redis-server")
     version = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
     found = re.search(r"v=(\d+)\.(\d+)", version)
     assert found, version
@@ -36,7 +35,7 @@ def test_a_whole_run_as_user_penstock(open_path):
         users = (open_path / "users.acl").read_text().replace("default off", "default on nopass ~* &* +@all")
     (open_path / "users.acl").write_text(users)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/integration/test_run.py"]
-    binary = shutil.which("redis-server")
+    binary = demanded("redis-server")
     with start_server(open_path, "--aclfile", open_path / "users.acl", binary=binary) as server:
         environment = {
             **os.environ, "PENSTOCK_TEST_REDIS": f"redis://127.0.0.1:{server.port}/0",

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.harness.programs import demanded
 from tests.harness.redis_servers import PASSWORDS, scripted_server
 from tests.system.certificates import make_certificates
 
@@ -114,8 +115,7 @@ def served(request, open_path):
     """The embedded server; or the operating system's, by TLS."""
     extra = {}
     if request.param == "tls":
-        binary = shutil.which("redis-server")
-        assert binary, "redis-server is missing: install the operating system's package (Debian: redis-server)"
+        binary = demanded("redis-server")
         (open_path / "bin").mkdir()
         (open_path / "bin/valkey-server").symlink_to(binary)
         authority = make_certificates(open_path / "tls")

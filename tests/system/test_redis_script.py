@@ -13,6 +13,7 @@ import pytest
 from services.streams.connection import RedisUnavailableError, connect
 from services.streams.credentials import CA_FILE, PASSWORD_FILE, USERNAME
 from tests.harness.free_ports import free_port
+from tests.harness.programs import demanded
 from tests.harness.redis_servers import PASSWORDS, START_SCRIPT, Process, script_settings, scripted_server
 from tests.system.certificates import make_certificates
 
@@ -24,8 +25,8 @@ SHELLS = [("dash",), ("busybox", "sh")]
 @pytest.fixture
 def folder(open_path, monkeypatch):
     """With the operating system's server on PATH, and user penstock in our variables."""
-    binary = shutil.which("redis-server")
-    assert binary, "redis-server is missing: install the operating system's package (Debian: redis-server)"
+    binary = demanded("redis-server")
+    demanded("redis-cli")  # which the script's probes call
     (open_path / "bin").mkdir()
     (open_path / "bin/valkey-server").symlink_to(binary)
     mounted = open_path / "mounted"
@@ -50,7 +51,7 @@ def probe(folder, port, command, shell=("sh",)):
 @pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_probes(folder, shell, tls):
-    assert shutil.which(shell[0]), f"{shell[0]} is missing"
+    shell = (str(shutil.copy(demanded(shell[0]), folder / shell[0])), *shell[1:])  # which the server's user can reach
     if tls:
         make_certificates(folder / "tls")
     with scripted_server(folder, shell) as server:
@@ -74,7 +75,7 @@ def test_a_server_that_loads_is_alive_and_not_ready(folder):
                 pipe.set(f"penstock:{number}", number)
             pipe.execute()
     command = [
-        shutil.which("redis-server"), "--port", server.port, "--dir", folder / "data", "--save", "",
+        demanded("redis-server"), "--port", server.port, "--dir", folder / "data", "--save", "",
         "--appendonly", "yes", "--aclfile", folder / "users.acl", "--key-load-delay", "100",
         "--loading-process-events-interval-bytes", "1024",
     ]  # fmt: skip
@@ -119,7 +120,7 @@ async def test_tls(folder, monkeypatch):
 def watched_by_tls(folder):
     """A master, its replica and a Sentinel, all by TLS; and the authority's certificate."""
     authority = make_certificates(folder / "tls")
-    binary = shutil.which("redis-server")
+    binary = demanded("redis-server")
     files = ["--tls-cert-file", folder / "tls/tls.crt", "--tls-key-file", folder / "tls/tls.key", "--tls-ca-cert-file",
              authority, "--tls-auth-clients", "no", "--tls-replication", "yes"]  # fmt: skip
     ports = [free_port() for _ in range(3)]

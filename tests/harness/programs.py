@@ -1,0 +1,153 @@
+"""Owns which Debian package brings each program that tests need, and where it is: on PATH, or unpacked by `make tools`.
+
+Must not need root, nor change the system.
+
+`python -m tests.harness.programs [FOLDER]` fills the folder with what PATH lacks, where that is possible.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+PACKAGES = {
+    "busybox": "busybox-static",
+    "dash": "dash",
+    "openssl": "openssl",
+    "prometheus": "prometheus",
+    "promtool": "prometheus",
+    "redis-cli": "redis-tools",
+    "redis-server": "redis-server",
+}
+"""Program -> the Debian package that brings it."""
+FETCHED = ("busybox", "prometheus", "promtool")
+"""Those that need nothing beside their package: they run from wherever it was unpacked."""
+FOLDER = Path(sys.prefix) / "tools"
+"""Where the Makefile unpacks them, each package into a folder of its own name."""
+DOWNLOAD_S = 180.0
+
+
+def find(program: str, folder: Path | None = None) -> Path | None:
+    """The program on PATH, else in its unpacked package below `folder` (FOLDER by default), else None."""
+    if found := shutil.which(program):
+        return Path(found)
+    # Which of the two differs between the releases of Debian.
+    unpacked = ((folder or FOLDER) / PACKAGES[program] / name / program for name in ("usr/bin", "bin"))
+    return next((path for path in unpacked if path.is_file()), None)
+
+
+def missing(program: str) -> str:
+    """What to do where there is no such program."""
+    fetched = ", or `make tools` without root" if program in FETCHED else ""
+    return f"{program} is not on PATH: apt-get install {PACKAGES[program]}{fetched}"
+
+
+def needed(program: str) -> Path:
+    """The program; where there is none, the test is skipped and says which package brings it."""
+    found = find(program)
+    if found is None:
+        pytest.skip(missing(program))
+    return found
+
+
+def demanded(program: str) -> Path:
+    """The program; where there is none, the test fails and says which package brings it."""
+    found = find(program)
+    assert found is not None, missing(program)
+    return found
+
+
+class NotFetchedError(RuntimeError):
+    """A package could not be had; the text says why."""
+
+
+def _call(arguments: list[str], folder: Path) -> None:
+    """Run a command in `folder`. Raises NotFetchedError."""
+    if shutil.which(arguments[0]) is None:
+        raise NotFetchedError(f"{arguments[0]} is not installed")
+    try:
+        done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=DOWNLOAD_S)
+    except subprocess.TimeoutExpired:
+        raise NotFetchedError(f"{arguments[0]} {arguments[-1]} took longer than {DOWNLOAD_S:g} s") from None
+    if done.returncode:
+        told = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        raise NotFetchedError(f"{arguments[0]} {arguments[-1]}: {told}")
+
+
+class _Apt:
+    """apt-get, which writes to a scratch folder alone."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch, self._lists = scratch, scratch / "lists"
+        for partial in (self._lists / "partial", scratch / "cache" / "archives" / "partial"):
+            partial.mkdir(parents=True)
+        self._options = [
+            "-o",
+            "Debug::NoLocking=1",
+            "-o",
+            f"Dir::Cache={scratch / 'cache'}",
+            "-o",
+            "APT::Sandbox::User=",
+        ]
+        self._updated = False
+
+    def download(self, package: str) -> Path:
+        """The package's file. Raises NotFetchedError."""
+        try:
+            _call(["apt-get", *self._options, "download", package], self._scratch)
+        except NotFetchedError:
+            # The system's package lists may be absent or old, and are not ours to update.
+            if not self._updated:
+                self._options += ["-o", f"Dir::State::Lists={self._lists}"]
+                _call(["apt-get", *self._options, "update"], self._scratch)
+                self._updated = True
+            _call(["apt-get", *self._options, "download", package], self._scratch)
+        [file] = self._scratch.glob(f"{package}_*.deb")
+        return file
+
+
+def _unpack(file: Path, target: Path) -> None:
+    """Unpack a package whole or not at all, for a part of it would be taken for all of it. Raises NotFetchedError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as name:
+        content = Path(name) / "content"
+        _call(["dpkg-deb", "-x", str(file), str(content)], Path(name))
+        shutil.rmtree(target, ignore_errors=True)
+        content.rename(target)
+
+
+def fetch(packages: Iterable[str], folder: Path) -> dict[str, str]:
+    """Unpack Debian packages below `folder`; those that could not be had, each with why."""
+    refused = {}
+    with tempfile.TemporaryDirectory(prefix="penstock-tools-") as name:
+        apt = _Apt(Path(name))
+        for package in packages:
+            try:
+                _unpack(apt.download(package), folder / package)
+            except NotFetchedError as error:
+                refused[package] = str(error)
+    return refused
+
+
+def main() -> int:
+    """Always 0: where a program cannot be had, the tests that need it are skipped and say so."""
+    folder = Path(sys.argv[1]).absolute() if len(sys.argv) > 1 else FOLDER
+    lacking = {program: PACKAGES[program] for program in FETCHED if find(program, folder) is None}
+    if not lacking:
+        return 0
+    for package, why in fetch(sorted(set(lacking.values())), folder).items():
+        programs = " and ".join(program for program, its in lacking.items() if its == package)
+        print(
+            f"tools: no {programs}: install Debian's {package} ({why}); tests that need it are skipped", file=sys.stderr
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

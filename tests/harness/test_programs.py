@@ -1,0 +1,78 @@
+"""Where programs come from: PATH, else the unpacked package; without either the package is named, and nothing fails."""
+
+import pytest
+
+from tests.harness import programs
+
+
+def executable(path, text="#!/bin/sh\n"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def bare(tmp_path, monkeypatch):
+    """A PATH with nothing on it, and a folder for packages."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr("sys.argv", ["programs", str(tmp_path / "tools")])
+    return tmp_path
+
+
+@pytest.mark.parametrize("place", ["usr/bin", "bin"])
+def test_path_comes_before_the_unpacked_package(bare, place):
+    assert programs.find("promtool", bare / "tools") is None
+    unpacked = executable(bare / "tools" / "prometheus" / place / "promtool")
+    assert programs.find("promtool", bare / "tools") == unpacked
+    on_path = executable(bare / "bin" / "promtool")
+    assert programs.find("promtool", bare / "tools") == on_path
+
+
+def test_who_lacks_a_program_is_told_its_package(bare, monkeypatch):
+    monkeypatch.setattr(programs, "FOLDER", bare / "tools")
+    with pytest.raises(
+        pytest.skip.Exception, match=r"busybox is not on PATH: apt-get install busybox-static, or `make"
+    ):
+        programs.needed("busybox")
+    with pytest.raises(AssertionError, match=r"redis-cli is not on PATH: apt-get install redis-tools$"):
+        programs.demanded("redis-cli")
+
+
+def test_without_apt_one_line_a_package_says_why_and_it_goes_on(bare, capsys):
+    assert programs.main() == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "tools: no busybox: install Debian's busybox-static (apt-get is not installed); tests that need it are skipped",
+        "tools: no prometheus and promtool: install Debian's prometheus (apt-get is not installed);"
+        " tests that need it are skipped",
+    ]
+
+
+def test_an_apt_that_fails_is_quoted(bare, capsys):
+    executable(bare / "bin" / "apt-get", "#!/bin/sh\necho 'E: no network' >&2\nexit 100\n")
+    assert programs.main() == 0
+    assert "(apt-get update: E: no network)" in capsys.readouterr().err
+
+
+def test_what_is_there_is_not_fetched_again(bare, capsys):
+    executable(bare / "bin" / "apt-get", f"#!/bin/sh\necho called >> {bare}/called\nexit 100\n")
+    executable(bare / "bin" / "busybox")
+    for program in ("prometheus", "promtool"):
+        executable(bare / "tools" / "prometheus" / "usr" / "bin" / program)
+    assert programs.main() == 0
+    assert capsys.readouterr().err == ""
+    assert not (bare / "called").exists()
+
+
+def test_a_package_that_is_cut_short_is_not_taken_for_whole(bare, capsys):
+    executable(bare / "bin" / "apt-get", '#!/bin/sh\nfor last; do :; done\n: > "${last}_1_all.deb"\n')
+    unpacking = 'mkdir -p "$3/usr/bin"\n: > "$3/usr/bin/busybox"\n: > "$3/usr/bin/promtool"\n'
+    dpkg = executable(
+        bare / "bin" / "dpkg-deb", f"#!/bin/sh\nPATH=/usr/bin:/bin\n{unpacking}echo 'E: cut' >&2\nexit 1\n"
+    )
+    assert programs.main() == 0
+    assert capsys.readouterr().err.count("E: cut") == 2
+    assert list((bare / "tools").iterdir()) == []
+    executable(dpkg, f"#!/bin/sh\nPATH=/usr/bin:/bin\n{unpacking}")
+    assert programs.main() == 0
+    assert programs.find("busybox", bare / "tools") == bare / "tools/busybox-static/usr/bin/busybox"
