@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import ast
-
-import pytest
+from functools import cache
 
 from learner.algorithm.clipping import CLIPPINGS
 from learner.algorithm.corrections import CORRECTIONS
 from learner.algorithm.reductions import REDUCTIONS
 from services.sampler.credit.advantages import ADVANTAGES
 from services.sampler.credit.shaping import PUNISHMENTS
+from tests.harness.each import each
 from tests.mutations.run import ROOT, mutated
 from tests.mutations.table import MUTATIONS, Mutation
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.name)
+@each("mutation", MUTATIONS, called=lambda one: one.name)
 def test_each_applies_once_and_still_parses(mutation: Mutation) -> None:
     text = (ROOT / mutation.file).read_text()
-    found = mutated(text, mutation)
-    assert ast.dump(ast.parse(found)) != ast.dump(ast.parse(text))
+    assert meaning(mutated(text, mutation)) != meaning(text)
+
+
+@cache
+def meaning(text: str) -> str:
+    """What the code says: the same for two texts that differ in layout or comments alone."""
+    return ast.dump(ast.parse(text))
 
 
 def test_names_differ() -> None:
@@ -29,7 +34,7 @@ def test_names_differ() -> None:
 OTHERS = ("symmetric", "overlong", "overlong, published")
 
 
-@pytest.mark.parametrize("entry", [*REDUCTIONS, *CORRECTIONS, *ADVANTAGES, *OTHERS])
+@each("entry", [*REDUCTIONS, *CORRECTIONS, *ADVANTAGES, *OTHERS])
 def test_every_table_entry_has_a_mutation(entry: str) -> None:
     assert any(one.name.startswith(f"{entry}:") for one in MUTATIONS), "CLIPPINGS' clip_higher is `clip:` here"
     assert set(CLIPPINGS) == {"clip_higher", "symmetric"}

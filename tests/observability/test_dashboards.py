@@ -3,8 +3,6 @@
 import re
 import shutil
 
-import pytest
-
 from deploy.observability import __main__ as command
 from deploy.observability.dashboards import BOARDS
 from deploy.observability.panels import render
@@ -12,6 +10,7 @@ from learner.algorithm.loss import HISTOGRAMS, PERCENTILES, SUMS, means
 from services.contracts import COMMON_PHASES, PHASES
 from services.controller.figures import PROCESS_STATES, settings_shown
 from services.settings import parse_recipe
+from tests.harness.each import each
 from tests.harness.recipes import recipe_document
 from tests.observability.reading import (
     OF_EVERY_PROCESS,
@@ -83,7 +82,7 @@ def test_every_panel_explains_itself():
         assert [one["name"] for one in board["annotations"]["list"]] == ["Alerts"], name
 
 
-@pytest.mark.parametrize(("where", "expression"), list(dashboard_expressions()))
+@each("where, expression", dashboard_expressions, called=": ".join)
 def test_every_expression_reads_only_what_is_exported(where, expression):
     known = exported() | recorded() | OF_PROMETHEUS | OF_EVERY_PROCESS
     assert metrics_of(expression) <= known, where

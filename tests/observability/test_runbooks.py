@@ -3,10 +3,10 @@
 import re
 
 import promql_parser
-import pytest
 from pydantic import BaseModel
 
 from services.settings import Recipe
+from tests.harness.each import each
 from tests.harness.told_commands import check_penstock, console_commands, inline_commands
 from tests.observability.reading import (
     OF_PROMETHEUS,
@@ -33,44 +33,56 @@ def test_every_alert_has_a_page_and_every_page_an_alert():
     assert set(re.findall(r"\]\(runbooks/(\w+)\.md\)", told)) == set(alerts())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-class TestPage:
-    def test_says_what_it_means_how_to_see_it_and_what_to_do(self, page):
-        text = page.read_text()
-        assert text.startswith(f"# {page.stem}\n")
-        assert re.findall(r"^## (.+)$", text, re.M) == SECTIONS
-        parts = re.split(r"^## .+$", text, flags=re.M)[1:]
-        assert all(len(part.strip()) > 20 for part in parts)
+of_each_page = each("page", PAGES, called=lambda page: page.stem)
 
-    def test_names_its_rule_and_a_panel_that_exists(self, page):
-        rule = alerts()[page.stem]
-        found = re.search(r"^Severity (\w+); rule in `(.+)`; dashboard (.+), panel (.+)\.$", page.read_text(), re.M)
-        assert found, "the line under the title"
-        assert (found[1], found[2]) == (rule["labels"]["severity"], f"helm/penstock/files/rules/{rule['file']}")
-        titles = {board["title"]: {one["title"] for one in panels(board)} for board in dashboards().values()}
-        assert found[4] in titles[found[3]]
 
-    def test_its_commands_exist(self, page):
-        text = page.read_text()
-        for words in [*console_commands(text), *inline_commands(text)]:
-            if words[0] == "penstock":
-                check_penstock(words)
-            else:
-                assert words[0] in OTHER_PROGRAMS, words
+@of_each_page
+def test_a_page_says_what_it_means_how_to_see_it_and_what_to_do(page):
+    text = page.read_text()
+    assert text.startswith(f"# {page.stem}\n")
+    assert re.findall(r"^## (.+)$", text, re.M) == SECTIONS
+    parts = re.split(r"^## .+$", text, flags=re.M)[1:]
+    assert all(len(part.strip()) > 20 for part in parts)
 
-    def test_its_settings_exist(self, page):
-        for path in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", page.read_text()):
-            if path.split(".")[0] in Recipe.model_fields:
-                check_setting(path)
 
-    def test_its_queries_parse_and_read_what_is_exported(self, page):
-        for block in re.findall(r"```promql\n(.*?)```", page.read_text(), re.S):
-            promql_parser.parse(block)
-            assert metrics_of(block) <= exported() | recorded() | OF_PROMETHEUS
+@of_each_page
+def test_a_page_names_its_rule_and_a_panel_that_exists(page):
+    rule = alerts()[page.stem]
+    found = re.search(r"^Severity (\w+); rule in `(.+)`; dashboard (.+), panel (.+)\.$", page.read_text(), re.M)
+    assert found, "the line under the title"
+    assert (found[1], found[2]) == (rule["labels"]["severity"], f"helm/penstock/files/rules/{rule['file']}")
+    titles = {board["title"]: {one["title"] for one in panels(board)} for board in dashboards().values()}
+    assert found[4] in titles[found[3]]
 
-    def test_other_alerts_that_it_names_exist(self, page):
-        for name in LINK.findall(page.read_text()):
-            assert name in alerts() or name in OF_KUBERNETES, name
+
+@of_each_page
+def test_the_commands_of_a_page_exist(page):
+    text = page.read_text()
+    for words in [*console_commands(text), *inline_commands(text)]:
+        if words[0] == "penstock":
+            check_penstock(words)
+        else:
+            assert words[0] in OTHER_PROGRAMS, words
+
+
+@of_each_page
+def test_the_settings_of_a_page_exist(page):
+    for path in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", page.read_text()):
+        if path.split(".")[0] in Recipe.model_fields:
+            check_setting(path)
+
+
+@of_each_page
+def test_the_queries_of_a_page_parse_and_read_what_is_exported(page):
+    for block in re.findall(r"```promql\n(.*?)```", page.read_text(), re.S):
+        promql_parser.parse(block)
+        assert metrics_of(block) <= exported() | recorded() | OF_PROMETHEUS
+
+
+@of_each_page
+def test_other_alerts_that_a_page_names_exist(page):
+    for name in LINK.findall(page.read_text()):
+        assert name in alerts() or name in OF_KUBERNETES, name
 
 
 def check_setting(path):
