@@ -31,6 +31,7 @@ KINDS = {
     "apiregistration.k8s.io/v1": ("APIService",),
     "apiextensions.k8s.io/v1": ("CustomResourceDefinition",),
 }
+STOPS_WITHIN_S = 0.02
 OF_THE_CLUSTER = ("APIService", "CustomResourceDefinition")
 """Kinds whose objects lie in no namespace."""
 
@@ -112,6 +113,7 @@ def _root(version: str) -> str:
 def _handler(found: dict[str, Document], forbidden: Iterable[str]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # headers and body are two writes; the second would wait for Helm's receipt
 
         def do_GET(self) -> None:
             path = self.path.split("?")[0]
@@ -141,7 +143,7 @@ def kube_api(
     `forbidden` names resources (as in a path) that this user may not read.
     """
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(answers(objects, without), tuple(forbidden)))
-    serving = threading.Thread(target=server.serve_forever, name="kube-api")
+    serving = threading.Thread(target=server.serve_forever, args=(STOPS_WITHIN_S,), name="kube-api")
     serving.start()
     try:
         config = folder / "kubeconfig"

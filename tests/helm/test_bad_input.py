@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness.each import each
 from tests.helm.cases import DEFAULTS, DIGEST, GROUPS, INGRESS, ROLES
 from tests.helm.rendering import CHART, NAMESPACE, Case, HelmError, helm, lint, render, template, template_as
 
@@ -140,7 +141,7 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("settings", "words"), REFUSED, ids=[" ".join(one[0]) for one in REFUSED])
+@each("settings, words", REFUSED, called=lambda one: " ".join(one[0]))
 def test_a_wrong_value_is_refused_with_its_path_and_what_is_accepted(settings: Set, words: tuple[str, ...]) -> None:
     case = DEFAULTS.with_arguments(*arguments(settings))
     with pytest.raises(HelmError) as refused:
@@ -151,15 +152,13 @@ def test_a_wrong_value_is_refused_with_its_path_and_what_is_accepted(settings: S
     assert "runtime error" not in message
 
 
-@pytest.mark.parametrize(
-    "settings", [("rollout.maxReplicas=-1",), ("rolout.maxReplicas=2",), ("image.cpu.tag=latest",)]
-)
+@each("settings", [("rollout.maxReplicas=-1",), ("rolout.maxReplicas=2",), ("image.cpu.tag=latest",)])
 def test_lint_refuses_it_too(settings: Set) -> None:
     with pytest.raises(HelmError, match="schema"):
         helm("lint", "--strict", str(CHART), *arguments(settings))
 
 
-@pytest.mark.parametrize("role", [*GROUPS, "api", "redis"])
+@each("role", [*GROUPS, "api", "redis"])
 def test_every_component_refuses_a_key_it_does_not_know(role: str) -> None:
     with pytest.raises(HelmError, match=rf"{role}.*nodeSelectors"):
         template(DEFAULTS.but({role: {"nodeSelectors": {"a": "b"}}}))
@@ -199,22 +198,25 @@ GOOD: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("values", GOOD, ids=str)
+@each("values", GOOD)
 def test_values_at_the_edge_of_what_is_accepted_pass(values: dict[str, Any]) -> None:
-    assert lint(Case("edge", values))
     assert template(DEFAULTS.but(values))
 
 
-@pytest.mark.parametrize("component", ["api", "redis", "head", "rollout", "learner"])
+@pytest.mark.slow
+@each("values", GOOD)
+def test_lint_accepts_values_at_the_edge_too(values: dict[str, Any]) -> None:
+    assert lint(Case("edge", values))
+
+
+@each("component", ["api", "redis", "head", "rollout", "learner"])
 def test_null_removes_a_disruption_budget(component: str) -> None:
     values = {component: {"maxUnavailable" if component == "api" else "minAvailable": None}}
     assert render(DEFAULTS).has("PodDisruptionBudget", component)
     assert not render(DEFAULTS.but(values)).has("PodDisruptionBudget", component)
 
 
-@pytest.mark.parametrize(
-    ("version", "accepted"), [("1.26.9", False), ("1.27.0", True), ("1.34.2", True), ("v1.30.1-gke.100", True)]
-)
+@each("version, accepted", [("1.26.9", False), ("1.27.0", True), ("1.34.2", True), ("v1.30.1-gke.100", True)])
 def test_only_supported_versions_of_kubernetes_are_accepted(version: str, accepted: bool) -> None:
     run = ("template", "demo", str(CHART), "--namespace", NAMESPACE, "--kube-version", version)
     if accepted:

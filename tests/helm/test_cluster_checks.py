@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.harness.each import each
 from tests.helm.cases import (
     CASES,
     DEFAULTS,
@@ -23,12 +24,10 @@ from tests.helm.cases import (
 )
 from tests.helm.kube_api import against, of_cluster, ray_definition
 from tests.helm.rendering import Case, Document, HelmError, render
-from tests.helm.schemas import CRDS
+from tests.helm.schemas import CRDS, needs_crds
 
 
-@pytest.mark.parametrize(
-    "case", [one for one in CASES if "PriorityClass" not in {kind for kind, _ in one.external}], ids=str
-)
+@each("case", [one for one in CASES if "PriorityClass" not in {kind for kind, _ in one.external}])
 def test_a_cluster_that_has_what_a_case_names_is_accepted(tmp_path: Path, case: Case) -> None:
     assert against(tmp_path, case, *of_cluster(case)).cluster
 
@@ -39,8 +38,8 @@ def test_a_missing_custom_resource_definition_is_one_clear_message(tmp_path: Pat
     assert "KubeRay is missing" in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("part", "kind"),
+@each(
+    "part, kind",
     [("serviceMonitor", "ServiceMonitor"), ("scrapeConfig", "ScrapeConfig"), ("rules", "PrometheusRule")],
 )
 def test_missing_prometheus_definitions_are_one_clear_message(tmp_path: Path, part: str, kind: str) -> None:
@@ -52,8 +51,8 @@ def test_missing_prometheus_definitions_are_one_clear_message(tmp_path: Path, pa
     assert "monitoring.coreos.com" in message
 
 
-@pytest.mark.parametrize(
-    ("case", "path", "name", "keys"),
+@each(
+    "case, path, name, keys",
     [
         (EXISTING_SECRETS, "redis.existingSecret", "own-redis", ("penstock-password", "ray-password")),
         (EXISTING_SECRETS, "ray.authSecret", "own-ray", ("auth_token",)),
@@ -64,6 +63,7 @@ def test_missing_prometheus_definitions_are_one_clear_message(tmp_path: Path, pa
         (PUBLISHED, "api.ingress.tlsSecret", "own-tls", ("secret tls own-tls --cert=FILE --key=FILE",)),
         (SHARED_CLAIM, "storage.claim.existingClaim", "own-claim", ()),
     ],
+    called=lambda one: f"{one[0]}: {one[1]}",
 )
 def test_a_missing_object_is_one_clear_message(
     tmp_path: Path, case: Case, path: str, name: str, keys: tuple[str, ...]
@@ -88,7 +88,7 @@ def test_an_existing_secret_that_lacks_a_key_is_one_clear_message(tmp_path: Path
         against(tmp_path, EXTERNAL_REDIS, half)
 
 
-@pytest.mark.parametrize("namespace", [True, False], ids=["namespace", "no namespace yet"])
+@each("namespace", [True, False], called={True: "namespace", False: "no namespace yet"}.get)
 def test_an_operator_that_is_too_old_is_one_clear_message(tmp_path: Path, namespace: bool) -> None:
     """Helm 4 would tell of an unknown field, and Helm 3 send a cluster whose autoscaler never comes back."""
     for options in [("image",), ("command",), ("args",)]:
@@ -96,7 +96,7 @@ def test_an_operator_that_is_too_old_is_one_clear_message(tmp_path: Path, namesp
             against(tmp_path, DEFAULTS, ray_definition(*options), namespace=namespace)
 
 
-@pytest.mark.skipif(not CRDS.is_dir(), reason=f"KubeRay's CRDs are not at {CRDS} (or PENSTOCK_TEST_CRDS)")
+@needs_crds
 def test_kuberays_own_definition_is_new_enough(tmp_path: Path) -> None:
     text = (CRDS / "ray.io_rayclusters.yaml").read_text(encoding="utf-8")
     assert against(tmp_path, DEFAULTS, yaml.load(text, Loader=yaml.CSafeLoader)).cluster
@@ -147,8 +147,8 @@ def live_redis(**changed: object) -> Document:
     return document
 
 
-@pytest.mark.parametrize(
-    ("live", "words"),
+@each(
+    "live, words",
     [
         ({"size": "10Gi"}, ("redis.persistence.size = 20Gi", "10Gi is accepted", "patch pvc data-demo-penstock-redis-0",
                             '"storage":"20Gi"')),
@@ -164,7 +164,7 @@ def test_what_cannot_be_changed_in_redis_is_one_clear_message(
         assert word in str(refused.value), refused.value
 
 
-@pytest.mark.parametrize("live", [{}, {"size": "20480Mi"}], ids=["as it is", "the same in another unit"])
+@each("live", [{}, {"size": "20480Mi"}])
 def test_an_upgrade_that_changes_nothing_of_redis_volume_passes(tmp_path: Path, live: dict[str, object]) -> None:
     assert against(tmp_path, DEFAULTS, live_redis(**live)).has("StatefulSet", "redis")
 

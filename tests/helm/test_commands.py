@@ -12,10 +12,10 @@ import sys
 from functools import cache
 from importlib.util import find_spec
 
-import pytest
 import yaml
 
 from services.settings import Bounds, bookings, parse_recipe
+from tests.harness.each import each
 from tests.helm.cases import CASES, CPU, DEFAULTS, EVERYTHING
 from tests.helm.rendering import CHART, FULLNAME, ROOT, Case, Container, PodTemplate, render
 
@@ -34,8 +34,10 @@ def module_of(command: tuple[str, ...]) -> str:
     return command[2] if command[:2] == ("python", "-m") else ""
 
 
-ALL = {line: found for case in (DEFAULTS, CPU, EVERYTHING) for line, found in commands(case).items()}
-PYTHON = sorted(line for line in ALL if module_of(line))
+@cache
+def every_command() -> dict[tuple[str, ...], tuple[PodTemplate, Container]]:
+    """The command lines that the chart can start."""
+    return {line: found for case in (DEFAULTS, CPU, EVERYTHING) for line, found in commands(case).items()}
 
 
 @cache
@@ -49,7 +51,11 @@ def helps(*command: str) -> str:
 
 
 def test_the_release_starts_what_was_agreed() -> None:
-    started = {pod.component: container.command for pod, container in ALL.values() if container.name != "autoscaler"}
+    started = {
+        pod.component: container.command
+        for pod, container in every_command().values()
+        if container.name != "autoscaler"
+    }
     assert started["api"] == [
         "python",
         "-m",
@@ -68,7 +74,7 @@ def test_the_release_starts_what_was_agreed() -> None:
     assert set(started) == {"api", "head", "cpu", "verifier", "rollout", "learner", "redis", "test", "uninstall"}
 
 
-@pytest.mark.parametrize("line", PYTHON, ids=" ".join)
+@each("line", lambda: sorted(line for line in every_command() if module_of(line)), called=" ".join)
 def test_a_modules_command_line_is_one_it_accepts(line: tuple[str, ...]) -> None:
     module, *rest = line[2:]
     assert find_spec(module), f"there is no module {module}"
@@ -80,9 +86,9 @@ def test_a_modules_command_line_is_one_it_accepts(line: tuple[str, ...]) -> None
     assert missing == [], text
 
 
-@pytest.mark.parametrize("line", [line for line in ALL if not module_of(line)], ids=lambda line: " ".join(line)[:60])
+@each("line", lambda: [line for line in every_command() if not module_of(line)], called=" ".join)
 def test_a_script_is_one_that_is_mounted_or_one_of_rays_own(line: tuple[str, ...]) -> None:
-    pod, container = ALL[line]
+    pod, container = every_command()[line]
     assert line[0] in SHELLS, line
     if line[1] == "-c":
         assert all(word in line[2] for word in OF_RAY), line
@@ -115,7 +121,9 @@ def flags_of_ray(command: str) -> frozenset[str]:
 
 
 def test_rays_autoscaler_has_the_flags_it_is_started_with() -> None:
-    script = next(one for line in ALL if line[:2] == ("sh", "-c") for one in line if "kuberay-autoscaler" in one)
+    script = next(
+        one for line in every_command() if line[:2] == ("sh", "-c") for one in line if "kuberay-autoscaler" in one
+    )
     flags = set(re.findall(r"--[\w-]+", script))
     assert flags == {"--cluster-name", "--cluster-namespace"}
     assert flags <= flags_of_ray("kuberay-autoscaler")
@@ -127,7 +135,7 @@ def test_rays_start_knows_every_parameter_of_the_groups() -> None:
     assert {f"--{name}" for group in groups for name in group["rayStartParams"]} <= flags_of_ray("start")
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_the_run_of_helm_test_is_a_valid_recipe(case: Case) -> None:
     rendering = render(case)
     pod = next(one for one in rendering.pods if "test" in one.owner.hooks)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import re
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
-
-import pytest
 
 from deploy.planning import checkpoint_bytes, sync_bytes
 from learner.model_shape import model_shape
 from services.settings import Bounds, Recipe, bookings, load_recipe
 from services.streams.footprint import footprint
+from tests.harness.each import each
 from tests.harness.told_commands import check_penstock, commands_of, console_commands, inline_commands
 from tests.helm.cases import CPU, DIGEST
 from tests.helm.quantities import quantity
@@ -26,7 +26,6 @@ PAIRS = [
     (Case("32b", files=("../../deploy/values/qwen2.5-32b.yaml",)), "qwen2.5-32b-dapo.yaml"),
     (CPU, "smollm2-chain-sum.yaml"),
 ]
-IDS = [recipe for _, recipe in PAIRS]
 
 
 def recipe(name: str) -> Recipe:
@@ -40,7 +39,7 @@ def memory(pod_group: dict[str, object]) -> float:
     return quantity(template["spec"]["containers"][0]["resources"]["limits"]["memory"])
 
 
-@pytest.mark.parametrize(("case", "name"), PAIRS, ids=IDS)
+@each("case, name", PAIRS, called=itemgetter(1))
 def test_the_run_has_room_within_the_chart_s_bounds(case: Case, name: str) -> None:
     bounds = Bounds.model_validate_json(render(case).one("ConfigMap", name=BOUNDS).at("data", "bounds.json"))
     wanted = recipe(name)
@@ -52,7 +51,7 @@ def test_the_run_has_room_within_the_chart_s_bounds(case: Case, name: str) -> No
 BOUNDS = "demo-penstock-bounds"
 
 
-@pytest.mark.parametrize(("case", "name"), PAIRS, ids=IDS)
+@each("case, name", PAIRS, called=itemgetter(1))
 def test_redis_holds_what_the_run_keeps_there(case: Case, name: str) -> None:
     redis = render(case).pod("redis").main
     limit = next(entry["value"] for key, entry in redis.env.items() if key == "REDIS_MAXMEMORY")
@@ -61,7 +60,7 @@ def test_redis_holds_what_the_run_keeps_there(case: Case, name: str) -> None:
     assert int(limit.removesuffix("mb")) * 2**20 * 0.85 > footprint(recipe(name)).total
 
 
-@pytest.mark.parametrize(("case", "name"), PAIRS[:2], ids=IDS[:2])
+@each("case, name", PAIRS[:2], called=itemgetter(1))
 def test_checkpoints_fit_on_the_disk_and_through_the_memory(case: Case, name: str, tmp_path: Path) -> None:
     wanted, rendering = recipe(name), render(case)
     shape = model_shape(wanted.model, tmp_path)
@@ -85,7 +84,7 @@ PAGES = [ROOT / "README.md", CHART / "README.md", *sorted((ROOT / "docs").glob("
 GUIDE = ROOT / "docs" / "cluster.md"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each("page", PAGES, called=lambda page: page.relative_to(ROOT))
 def test_the_commands_of_a_page_exist(page: Path) -> None:
     text = page.read_text()
     for words in console_commands(text):
@@ -120,7 +119,7 @@ def guide_s_helm() -> list[tuple[str, ...]]:
     return found
 
 
-@pytest.mark.parametrize("given", guide_s_helm(), ids=lambda given: given[-1])
+@each("given", guide_s_helm)
 def test_the_chart_takes_what_the_guide_gives_it(given: tuple[str, ...]) -> None:
     api = [argument for version in (*RAY_API, *PROMETHEUS_API) for argument in ("--api-versions", version)]
     # Its schema refuses a value that it does not know.
@@ -133,7 +132,7 @@ NODES = {
 }
 
 
-@pytest.mark.parametrize(("case", "name"), PAIRS[:2], ids=IDS[:2])
+@each("case, name", PAIRS[:2], called=itemgetter(1))
 def test_the_guide_s_node_sizes_are_what_the_pods_request(case: Case, name: str) -> None:
     for components in NODES[case.name]:
         (row,) = [

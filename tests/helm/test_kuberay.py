@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
-
+from tests.harness.each import each
 from tests.helm.cases import CASES, DEFAULTS, EXISTING_SECRETS, EXTERNAL_REDIS_TLS, ROLES, SENTINELS, values_of
 from tests.helm.rendering import FULLNAME, NAMESPACE, Case, Document, parse, render, template_as
 
@@ -55,19 +54,19 @@ def refusals(cluster: Document) -> list[str]:
     return [name for name, passed in checks.items() if not passed]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_kuberay_accepts_the_cluster(case: Case) -> None:
     assert refusals(render(case).cluster.document) == []
 
 
-@pytest.mark.parametrize("release", ["r" * 53, "a-name-that-is-cut-off-exactly-at-a-dash--still-ok"])
+@each("release", ["r" * 53, "a-name-that-is-cut-off-exactly-at-a-dash--still-ok"])
 def test_a_long_or_odd_release_name_still_makes_a_lawful_cluster(release: str) -> None:
     rendering = parse(template_as(release, DEFAULTS))
     assert refusals(rendering.cluster.document) == []
     assert all(len(one.name) <= 63 for one in rendering.manifests)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_rays_autoscaler_reads_the_groups_as_meant(case: Case) -> None:
     """By the very function with which the autoscaler in the head's pod reads the cluster."""
     from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
@@ -86,7 +85,7 @@ def test_rays_autoscaler_reads_the_groups_as_meant(case: Case) -> None:
         assert (kind["min_workers"], kind["max_workers"]) == (values[role]["minReplicas"], values[role]["maxReplicas"])
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_the_cluster_survives_the_loss_of_its_head_and_wants_a_token(case: Case) -> None:
     cluster = render(case).cluster
     options = cluster.at("spec", "gcsFaultToleranceOptions")
@@ -116,7 +115,7 @@ def test_an_existing_token_is_used() -> None:
     assert "secretName" not in render(DEFAULTS).cluster.at("spec", "authOptions")
 
 
-@pytest.mark.parametrize("strategy", ["Recreate", "None"])
+@each("strategy", ["Recreate", "None"])
 def test_how_an_upgrade_replaces_pods_is_a_value(strategy: str) -> None:
     cluster = render(DEFAULTS.but({"ray": {"upgradeStrategy": strategy}})).cluster
     assert cluster.at("spec", "upgradeStrategy", "type") == strategy

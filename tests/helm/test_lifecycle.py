@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 from copy import deepcopy
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import pytest
 from typer.main import get_command
 
 from deploy.cli.main import app
+from tests.harness.each import each
 from tests.helm.cases import (
     CASES,
     DEFAULTS,
@@ -41,7 +42,7 @@ from tests.helm.rendering import (
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_an_upgrade_renders_as_an_install_does(case: Case) -> None:
     rendering = parse(template(case, "--is-upgrade"))
     assert [str(one) for one in rendering.manifests] == [str(one) for one in render(case).manifests]
@@ -129,13 +130,13 @@ CONFIGURATION: list[tuple[str, dict[str, Any], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("values", "replaced"), [one[1:] for one in CONFIGURATION], ids=[one[0] for one in CONFIGURATION]
-)
-def test_a_change_replaces_exactly_the_pods_it_concerns(values: dict[str, Any], replaced: set[str]) -> None:
+@each("change, values, replaced", CONFIGURATION, called=itemgetter(0))
+def test_a_change_replaces_exactly_the_pods_it_concerns(
+    change: str, values: dict[str, Any], replaced: set[str]
+) -> None:
     before, after = render(EXISTING_SECRETS), render(EXISTING_SECRETS.but(values))
     changed = {pod.component for pod in before.lasting_pods if after.pod(pod.component).document != pod.document}
-    assert changed == replaced
+    assert changed == replaced, change
 
 
 def test_what_a_config_map_says_is_in_the_checksum_of_the_pods_that_read_it_once() -> None:
@@ -188,7 +189,7 @@ def test_uninstall_without_draining_has_no_hook() -> None:
     assert not [one for one in rendering.manifests if "pre-delete" in one.hooks]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_nothing_but_test_and_uninstall_is_a_hook(case: Case) -> None:
     """A hook is not upgraded, not owned by the release and not removed with it."""
     for one in render(case).manifests:
@@ -224,9 +225,7 @@ def test_the_notes_give_commands_that_exist(tmp_path: Path) -> None:
         get_command(app).commands[name].make_context(name, words)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("repository", "warned"), [("penstock", True), ("registry.example.org/penstock", False), ("team/penstock", False)]
-)
+@each("repository, warned", [("penstock", True), ("registry.example.org/penstock", False), ("team/penstock", False)])
 def test_an_image_without_a_registry_is_warned_of(tmp_path: Path, repository: str, warned: bool) -> None:
     notes = notes_of(tmp_path, DEFAULTS.but({"image": {"repository": repository}}))
     assert (f"image.repository = {repository} names no registry" in notes) is warned

@@ -9,8 +9,7 @@ import json
 import re
 from typing import Any
 
-import pytest
-
+from tests.harness.each import each
 from tests.helm.cases import CASES, DEFAULTS, EVERYTHING, MONITORED
 from tests.helm.rendering import CHART, FULLNAME, Case, Document, load_all, render
 
@@ -44,7 +43,7 @@ def without_links(groups: list[Document]) -> Any:
     return json.loads(re.sub(r'"runbook_url": "[^"]*/', '"runbook_url": "', json.dumps(groups)))
 
 
-@pytest.mark.parametrize("base", ["https://example.org/runbooks", "https://example.org/a/b"])
+@each("base", ["https://example.org/runbooks", "https://example.org/a/b"])
 def test_every_alert_links_to_its_own_runbook(base: str) -> None:
     rendering = render(MONITORED.but({"metrics": {"rules": {"runbooks": base}}}))
     alerts = [
@@ -86,12 +85,12 @@ def test_monitors_are_found_by_the_labels_given_and_scrape_as_often_as_told() ->
     assert rendering.one("ScrapeConfig").at("spec", "scrapeInterval") == "25s"
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in (MONITORED, EVERYTHING)], ids=str)
+@each("case", [case for case in CASES if case not in (MONITORED, EVERYTHING)])
 def test_nothing_needs_prometheus_operator_unless_enabled(case: Case) -> None:
     assert [str(one) for one in render(case).manifests if one.api_version.startswith("monitoring.coreos.com")] == []
 
 
-@pytest.mark.parametrize("part", ["serviceMonitor", "scrapeConfig", "rules", "dashboards"])
+@each("part", ["serviceMonitor", "scrapeConfig", "rules", "dashboards"])
 def test_each_part_is_enabled_alone(part: str) -> None:
     kinds = {
         "serviceMonitor": "ServiceMonitor",

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
+from tests.harness.each import each
 from tests.helm.network import Endpoint, Policy, allowed, matches
 
 WEB = Endpoint("web", {"app": "web"}, "ours", ip="10.0.0.1", ports={"http": 8080})
@@ -35,8 +34,8 @@ def out_of_web(*rules: dict[str, Any]) -> dict[str, Any]:
 FROM_WEB = {"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}
 
 
-@pytest.mark.parametrize(
-    ("specs", "source", "expected"),
+@each(
+    "specs, source, expected",
     [
         ([], THEIRS, True),  # nothing selects it: open
         ([DENY_ALL], WEB, False),
@@ -85,8 +84,8 @@ def test_directions_follow_from_the_rules_where_they_are_not_stated() -> None:
     assert not allowed(policies(selector), STORE, WEB, 8080)
 
 
-@pytest.mark.parametrize(
-    ("term", "expected"),
+@each(
+    "term, expected",
     [
         ({"key": "app", "operator": "In", "values": ["web", "api"]}, True),
         ({"key": "app", "operator": "In", "values": ["api"]}, False),

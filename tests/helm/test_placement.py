@@ -5,8 +5,7 @@ Must not check resources; test_security.py does.
 
 from __future__ import annotations
 
-import pytest
-
+from tests.harness.each import each
 from tests.helm.cases import (
     CASES,
     DEFAULTS,
@@ -23,7 +22,7 @@ from tests.helm.cases import (
 from tests.helm.rendering import Case, Document, render
 
 
-@pytest.mark.parametrize("component", [*PLACED, "redis"])
+@each("component", [*PLACED, "redis"])
 def test_each_component_goes_where_it_is_told(component: str) -> None:
     pod = render(PLACEMENT).pod(component)
     own = {"key": "pool", "operator": "Equal", "value": component, "effect": "NoSchedule"}
@@ -60,7 +59,7 @@ def bound_to_gpus(case: Case) -> set[str]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", GUIDE, ids=str)
+@each("case", GUIDE)
 def test_on_the_guides_clusters_whatever_is_bound_to_gpu_nodes_bears_their_taint(case: Case) -> None:
     bound = bound_to_gpus(case)
     assert {"rollout", "learner"} <= bound
@@ -69,8 +68,8 @@ def test_on_the_guides_clusters_whatever_is_bound_to_gpu_nodes_bears_their_taint
             and not bears(pod.spec.get("tolerations", []), "nvidia.com/gpu")] == []  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("values", "bearing"),
+@each(
+    "values, bearing",
     [
         ({"ray": {"nodeSelector": GPU_LABEL}}, set(GROUPS)),
         ({"ray": {"nodeSelector": GPU_LABEL}, "rollout": {"nodeSelector": {"pool": "a"}}}, set(GROUPS)),
@@ -94,7 +93,7 @@ def test_pods_with_a_slice_of_a_gpu_bear_the_taint_of_whole_ones() -> None:
     assert [bears(tolerations, f"nvidia.com/{name}") for name in ("gpu", "mig-1g.10gb", "other")] == [True, True, False]
 
 
-@pytest.mark.parametrize("component", GROUPS)
+@each("component", GROUPS)
 def test_variables_and_annotations_go_to_one_group(component: str) -> None:
     rendering = render(
         DEFAULTS.but({component: {"env": [{"name": "MARK", "value": "x"}], "annotations": {"mark": "x"}}})
@@ -127,7 +126,7 @@ def test_the_accounts_role_and_label_reach_head_and_workers() -> None:
         assert pod.labels["azure.workload.identity/use"] == "true", component
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_pods_end_in_order_before_they_are_killed(case: Case) -> None:
     for pod in render(case).lasting_pods:
         if pod.group:
@@ -136,7 +135,7 @@ def test_pods_end_in_order_before_they_are_killed(case: Case) -> None:
             assert pod.spec.get("terminationGracePeriodSeconds", 30) >= 30, pod
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_replicas_of_the_api_are_spread_over_nodes(case: Case) -> None:
     rules = render(case).pod("api").spec["topologySpreadConstraints"]
     assert [rule["topologyKey"] for rule in rules] == [

@@ -10,9 +10,8 @@ from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
-import pytest
-
 from services.api.app import create_app
+from tests.harness.each import each
 from tests.helm.cases import CASES, EVERYTHING, MONITORED, PUBLISHED
 from tests.helm.network import matches
 from tests.helm.rendering import FULLNAME, NAMESPACE, Case, Container, Document, Rendering, render
@@ -38,7 +37,7 @@ def target(container: Container, port: str | int) -> int:
     return port
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_a_service_port_is_a_port_of_its_pods(case: Case) -> None:
     rendering = render(case)
     for service in rendering.all("Service"):
@@ -57,7 +56,7 @@ def probes(container: Container) -> dict[str, Document]:
     return {kind: container.document[kind] for kind in kinds if kind in container.document}
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_every_container_that_lasts_is_probed_in_all_three_ways(case: Case) -> None:
     for pod in render(case).lasting_pods:
         for container in pod.containers:
@@ -73,7 +72,7 @@ def test_every_container_that_lasts_is_probed_in_all_three_ways(case: Case) -> N
                         target(container, probe[how]["port"])
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_probes_ask_the_routes_that_answer_them(case: Case) -> None:
     ports = {"api": API_PORT}
     assert {"/readyz", "/healthz", "/metrics"} <= routes()
@@ -88,7 +87,7 @@ def test_probes_ask_the_routes_that_answer_them(case: Case) -> None:
         assert target(pod.main, found["startupProbe"]["httpGet"]["port"]) == expected, pod
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_a_started_container_has_time_to_start(case: Case) -> None:
     for pod in render(case).lasting_pods:
         if pod.owner.kind == "Job":
@@ -98,7 +97,7 @@ def test_a_started_container_has_time_to_start(case: Case) -> None:
         assert seconds >= 60, f"{pod}: killed after {seconds} s of starting"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_the_agreed_ports(case: Case) -> None:
     rendering = render(case)
     assert API_PORT in rendering.pod("api").main.ports.values()
@@ -111,7 +110,7 @@ def test_the_agreed_ports(case: Case) -> None:
             assert NODE_PORT in pod.main.ports.values(), pod
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_no_two_ports_of_a_pod_collide_and_none_is_a_host_port(case: Case) -> None:
     for pod in render(case).pods:
         declared = [port for container in pod.containers for port in container.document.get("ports", [])]
@@ -120,7 +119,7 @@ def test_no_two_ports_of_a_pod_collide_and_none_is_a_host_port(case: Case) -> No
         assert not [port for port in declared if "hostPort" in port], pod
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_an_ingress_and_the_monitors_name_ports_that_exist(case: Case) -> None:
     rendering = render(case)
     services = {
@@ -152,7 +151,7 @@ def service_of_host(rendering: Rendering, host: str) -> bool:
     return any(one.name == name for one in rendering.all("Service")) and (not domain or domain[0] == NAMESPACE)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_discovery_asks_a_route_of_the_api_for_all_but_the_api_itself(case: Case) -> None:
     for config in render(case).all("ScrapeConfig"):
         for discovery in config.at("spec", "httpSDConfigs"):
@@ -166,7 +165,7 @@ def test_discovery_asks_a_route_of_the_api_for_all_but_the_api_itself(case: Case
         )
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_addresses_in_variables_and_commands_are_those_of_services(case: Case) -> None:
     rendering = render(case)
     for pod in rendering.pods:

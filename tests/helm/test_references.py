@@ -5,8 +5,7 @@ Must not look at what the references are for.
 
 from __future__ import annotations
 
-import pytest
-
+from tests.harness.each import each
 from tests.helm.cases import CASES, DEFAULTS
 from tests.helm.references import KEYED, Reference, references
 from tests.helm.rendering import Case, Manifest, Rendering, render
@@ -44,7 +43,7 @@ def unsatisfied(case: Case, rendering: Rendering) -> list[Reference]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_what_is_named_exists(case: Case) -> None:
     assert [str(one) for one in unsatisfied(case, render(case))] == []
 
@@ -61,7 +60,7 @@ def test_a_missing_object_and_a_missing_key_are_noticed() -> None:
     assert any(one.key for one in unsatisfied(DEFAULTS, keyless))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_what_is_declared_external_is_not_rendered_but_used(case: Case) -> None:
     rendering = render(case)
     rendered = {(one.kind, one.name) for one in rendering.manifests}
@@ -70,7 +69,7 @@ def test_what_is_declared_external_is_not_rendered_but_used(case: Case) -> None:
     assert set(case.external) <= named, "a value that declares an object has no effect"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_every_mount_has_its_volume_and_every_volume_a_mount(case: Case) -> None:
     for pod in render(case).pods:
         mounted = {
@@ -81,7 +80,7 @@ def test_every_mount_has_its_volume_and_every_volume_a_mount(case: Case) -> None
         assert set(pod.volumes) <= mounted, f"{pod}: volumes that no container mounts"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_no_two_objects_share_a_name_and_all_names_are_lawful(case: Case) -> None:
     rendering = render(case)
     named = [(one.kind, one.name) for one in rendering.manifests]

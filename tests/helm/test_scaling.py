@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
+from itertools import product
 from typing import Any
 
-import pytest
-
+from tests.harness.each import each
 from tests.helm.cases import CASES, CPU, DEFAULTS, EXISTING_SECRETS, ROLES, values_of
 from tests.helm.rendering import FULLNAME, Case, Document, Rendering, render
 
@@ -23,7 +23,7 @@ def bounds(rendering: Rendering) -> dict[str, dict[str, Any]]:
     return dict(json.loads(rendering.one("ConfigMap", name=f"{FULLNAME}-bounds").at("data", "bounds.json")))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_groups_and_bounds_are_what_the_values_say(case: Case) -> None:
     rendering, values = render(case), values_of(case)
     expected = {role: {"pods": values[role]["maxReplicas"], "cpus": values[role]["cpus"], "gpus": values[role]["gpus"]}
@@ -40,7 +40,7 @@ def test_groups_and_bounds_are_what_the_values_say(case: Case) -> None:
     assert len(rendering.cluster.at("spec", "workerGroupSpecs")) == len(ROLES)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_every_group_announces_its_role_and_the_head_books_no_cpu(case: Case) -> None:
     cluster = render(case).cluster
     head = announced(cluster.at("spec", "headGroupSpec"))
@@ -80,8 +80,11 @@ def without_bounds(rendering: Rendering) -> list[Document]:
     return found
 
 
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("case", [EXISTING_SECRETS, CPU.but({"redis": {"existingSecret": "own-redis"}})], ids=str)
+@each(
+    "case, role",
+    list(product([EXISTING_SECRETS, CPU.but({"redis": {"existingSecret": "own-redis"}})], ROLES)),
+    called=lambda one: f"{one[0]}: {one[1]}",
+)
 def test_another_bound_changes_no_pod(case: Case, role: str) -> None:
     before, after = render(case), render(case.but({role: {"minReplicas": 1, "maxReplicas": 9}}))
     assert [pod.document for pod in before.pods] == [pod.document for pod in after.pods], "pods would restart"
@@ -90,7 +93,7 @@ def test_another_bound_changes_no_pod(case: Case, role: str) -> None:
     assert after.group(role)["maxReplicas"] == 9
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_the_bounds_are_a_folder_that_follows_an_upgrade(case: Case) -> None:
     """A file mounted by subPath would stay as it was when the pod started."""
     for component in ("api", "head"):
@@ -108,7 +111,7 @@ def test_rays_autoscaler_is_on() -> None:
     assert cluster.at("spec", "autoscalerOptions", "version") == "v2"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_nothing_else_writes_counts(case: Case) -> None:
     for kind in ("HorizontalPodAutoscaler", "ScaledObject", "VerticalPodAutoscaler"):
         assert not render(case).has(kind)

@@ -8,23 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
+from tests.harness.each import each
 from tests.helm.cases import CASES, EVERYTHING
 from tests.helm.rendering import NEWEST, OLDEST, Case, Document, Manifest, lint, render
-from tests.helm.schemas import CRDS, custom_errors, errors, kubernetes_errors
-
-needs_crds = pytest.mark.skipif(not CRDS.is_dir(), reason=f"KubeRay's CRDs are not at {CRDS} (or PENSTOCK_TEST_CRDS)")
+from tests.helm.schemas import HAS_CRDS, custom_errors, errors, kubernetes_errors, needs_crds
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.slow  # `make check` lints the chart with its defaults and with the CPU profile
+@each("case", CASES)
 def test_lint_finds_nothing(case: Case) -> None:
     assert "1 chart(s) linted, 0 chart(s) failed" in lint(case)
 
 
-@pytest.mark.parametrize("version", [OLDEST, NEWEST])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case, version", list(product(CASES, [OLDEST, NEWEST])), called=lambda one: f"{one[0]}, Kubernetes {one[1]}")
 def test_every_object_is_valid_in_the_oldest_and_newest_kubernetes(case: Case, version: str) -> None:
     rendering = render(replace(case, kube_version=version))
     ours = [one for one in rendering.manifests if not one.api_version.startswith("ray.io/")]
@@ -42,7 +42,7 @@ def as_pod(template: Document) -> Document:
 
 
 @needs_crds
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_the_cluster_is_what_its_crd_names(case: Case) -> None:
     for one in render(case).manifests:
         if one.api_version.startswith("ray.io/"):
@@ -72,14 +72,14 @@ def test_a_misspelt_field_is_found_in_every_kind() -> None:
         f"{one}: {name}"
         for one in every_kind()
         for name, wrong in misspelt(one.document)
-        if not (one.kind == "RayCluster" and not CRDS.is_dir()) and not errors(Manifest(wrong), NEWEST)
+        if not (one.kind == "RayCluster" and not HAS_CRDS) and not errors(Manifest(wrong), NEWEST)
     ]
     assert missed == []
 
 
 @needs_crds
-@pytest.mark.parametrize(
-    ("path", "field", "value"),
+@each(
+    "path, field, value",
     [
         (("spec", "headGroupSpec", "template", "spec", "containers", 0), "readinessProb", {}),
         (("spec", "headGroupSpec", "template", "spec"), "hostNetwrok", True),

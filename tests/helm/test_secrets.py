@@ -8,8 +8,7 @@ from __future__ import annotations
 import base64
 import re
 
-import pytest
-
+from tests.harness.each import each
 from tests.helm.cases import CASES, DEFAULTS, OBJECT_STORE_BY_ROLE, SENTINELS
 from tests.helm.rendering import Case, Rendering, render
 
@@ -18,7 +17,7 @@ HARMLESS = re.compile(r"_FILE$|^RAY_AUTH_MODE$|_PATH$")
 WITH_CREDENTIALS = re.compile(r"\w+://[^/\s\"']*:[^/\s\"'@]+@")
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_a_secret_variable_has_no_value_of_its_own(case: Case) -> None:
     for pod in render(case).pods:
         for container in pod.containers:
@@ -30,7 +29,7 @@ def test_a_secret_variable_has_no_value_of_its_own(case: Case) -> None:
             assert len(twice) == len(set(twice)), f"{pod} {container.name}: a variable is given twice: {twice}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_no_address_carries_credentials(case: Case) -> None:
     for one in render(case).manifests:
         if one.kind != "Secret":
@@ -58,7 +57,7 @@ def test_generated_passwords_are_long_and_are_nowhere_else() -> None:
                         if password in text or base64.b64encode(password.encode()).decode() in text], one  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_password_files_are_keys_of_mounted_secrets(case: Case) -> None:
     for pod in render(case).pods:
         for container in pod.containers:
@@ -80,7 +79,7 @@ def keys_at(volume: dict[str, object]) -> set[str]:
     return {item["path"] for source in sources if source for item in source.get("items", [])}  # type: ignore[union-attr, attr-defined]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_penstock_pods_see_only_their_own_users_password(case: Case) -> None:
     for pod in render(case).pods:
         if pod.component == "redis":
@@ -99,7 +98,7 @@ def test_the_sentinels_password_is_mounted_where_they_have_one() -> None:
         assert "PENSTOCK_REDIS_SENTINEL_PASSWORD_FILE" not in render(DEFAULTS).pod(component).main.env
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_the_verifier_holds_no_credentials_of_the_object_store(case: Case) -> None:
     names = {name for container in render(case).pod("verifier").containers for name in container.env}
     assert not {name for name in names if name.startswith("AWS_")}, "it runs other people's code and needs no store"

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
-
+from tests.harness.each import each
 from tests.helm.cases import CASES, DEFAULTS, EXISTING_SECRETS, PINNED, PINNED_DIGESTS, ROLES
 from tests.helm.rendering import Case, Container, PodTemplate, default_values, render
 
@@ -44,7 +43,7 @@ def faults(pod: PodTemplate, container: Container) -> list[str]:
     return [f"{pod} {container.name}: {name}" for name, passed in checks.items() if not passed]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_every_container_is_confined(case: Case) -> None:
     assert [one for pod in render(case).pods for container in pod.containers for one in faults(pod, container)] == []
 
@@ -61,7 +60,7 @@ def test_a_container_with_one_right_too_many_is_noticed() -> None:
     assert len(faults(pod, Container({"name": "bare"}))) >= 3
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_every_container_requests_and_is_limited_in_cpu_and_memory(case: Case) -> None:
     for pod in render(case).pods:
         for container in pod.containers:
@@ -70,7 +69,7 @@ def test_every_container_requests_and_is_limited_in_cpu_and_memory(case: Case) -
                 assert {"cpu", "memory"} <= set(resources.get(kind, {})), f"{pod} {container.name}: {kind} {resources}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_nothing_of_the_host_is_shared(case: Case) -> None:
     for pod in render(case).pods:
         assert not [field for field in ("hostNetwork", "hostPID", "hostIPC", "hostUsers") if pod.spec.get(field)], pod
@@ -78,7 +77,7 @@ def test_nothing_of_the_host_is_shared(case: Case) -> None:
         assert kinds <= LAWFUL_VOLUMES, f"{pod}: {kinds - LAWFUL_VOLUMES}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_volumes_written_by_pods_belong_to_their_group(case: Case) -> None:
     for pod in render(case).pods:
         assert pod.spec["securityContext"].get("fsGroup") == USERS.get(pod.component, OUR_USER), pod
@@ -96,7 +95,7 @@ def token_mounts(pod: PodTemplate) -> dict[str, set[str]]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_only_the_autoscaler_and_the_clean_up_hold_a_token(case: Case) -> None:
     rendering = render(case)
     for pod in rendering.lasting_pods:
@@ -124,7 +123,7 @@ def test_the_autoscalers_token_lies_where_its_client_looks() -> None:
     assert mount.get("readOnly") is True
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_roles_are_no_wider_than_their_use(case: Case) -> None:
     rendering = render(case)
     assert not rendering.has("ClusterRole")
@@ -141,7 +140,7 @@ IMAGE = re.compile(
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_every_image_is_a_stated_one(case: Case) -> None:
     version = render(case).manifests[0].labels["app.kubernetes.io/version"]
     for pod in render(case).pods:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness.each import each
 from tests.helm.cases import CASES, DEFAULTS, EVERYTHING, MONITORED
 from tests.helm.network import matches
 from tests.helm.rendering import (
@@ -36,7 +37,7 @@ def components(pods: set[PodTemplate]) -> set[str]:
     return {pod.component for pod in pods}
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_a_workload_selects_its_own_pods_and_no_others(case: Case) -> None:
     rendering = render(case)
     for kind in ("Deployment", "StatefulSet"):
@@ -45,7 +46,7 @@ def test_a_workload_selects_its_own_pods_and_no_others(case: Case) -> None:
             assert {pod.owner for pod in found} == {workload}, f"{workload} selects {found}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_a_service_reaches_exactly_its_component(case: Case) -> None:
     rendering = render(case)
     for service in rendering.all("Service"):
@@ -54,7 +55,7 @@ def test_a_service_reaches_exactly_its_component(case: Case) -> None:
         assert service.at("spec", "selector").get(INSTANCE), f"{service} would reach another release's pods"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_a_disruption_budget_covers_its_component_and_lets_a_node_be_drained(case: Case) -> None:
     rendering = render(case)
     for budget in rendering.all("PodDisruptionBudget"):
@@ -82,7 +83,7 @@ def most_pods(pod: PodTemplate) -> int:
     return int(groups[pod.group]["maxReplicas"]) if pod.group in groups else 1
 
 
-@pytest.mark.parametrize("component", ["head", "rollout", "learner"])
+@each("component", ["head", "rollout", "learner"])
 def test_a_budget_holds_as_many_as_the_values_say_and_never_more_than_there_can_be(component: str) -> None:
     most = most_pods(render(DEFAULTS).pod(component))
     case = DEFAULTS.but({component: {"minAvailable": most}})
@@ -97,7 +98,7 @@ def peers(policy: Manifest) -> Iterator[dict[str, Any]]:
             yield from rule.get(side) or []
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_every_network_policy_applies_to_something_and_names_pods_that_exist(case: Case) -> None:
     rendering = render(case)
     for policy in rendering.all("NetworkPolicy"):
@@ -108,14 +109,14 @@ def test_every_network_policy_applies_to_something_and_names_pods_that_exist(cas
                 assert any(matches(peer["podSelector"], pod.labels) for pod in rendering.pods), (policy, peer)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_affinity_and_spread_speak_of_the_pod_itself(case: Case) -> None:
     for pod in render(case).pods:
         for rule in pod.spec.get("topologySpreadConstraints", []):
             assert matches(rule["labelSelector"], pod.labels), f"{pod} spreads others than itself: {rule}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_a_service_monitor_finds_its_service(case: Case) -> None:
     rendering = render(case)
     for monitor in rendering.all("ServiceMonitor"):
@@ -125,7 +126,7 @@ def test_a_service_monitor_finds_its_service(case: Case) -> None:
     assert rendering.has("ServiceMonitor") is (case in (MONITORED, EVERYTHING))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_objects_and_pods_bear_the_release_and_their_component(case: Case) -> None:
     rendering = render(case)
     for one in rendering.manifests:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
-
+from tests.harness.each import each
 from tests.helm.cases import (
     CASES,
     CPU,
@@ -34,7 +33,7 @@ def ray_pods(case: Case) -> list[PodTemplate]:
     return [pod for pod in render(case).pods if pod.group]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_shared_memory_of_every_ray_pod_is_sized_and_within_its_memory(case: Case) -> None:
     for pod in ray_pods(case):
         volume = pod.volumes[pod.main.mounts["/dev/shm"]["name"]]["emptyDir"]
@@ -43,13 +42,13 @@ def test_shared_memory_of_every_ray_pod_is_sized_and_within_its_memory(case: Cas
         assert 64 * 2**20 < size < limit, f"{pod}: /dev/shm of {size} in a limit of {limit}"
 
 
-@pytest.mark.parametrize("role", ["head", *ROLES])
+@each("role", ["head", *ROLES])
 def test_shared_memory_is_what_the_values_say(role: str) -> None:
     pod = render(DEFAULTS.but({role: {"shmSize": "3Gi"}})).pod(role)
     assert pod.volumes[pod.main.mounts["/dev/shm"]["name"]]["emptyDir"]["sizeLimit"] == "3Gi"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_rays_object_store_fits_into_shared_memory(case: Case) -> None:
     for pod in ray_pods(case):
         spec = pod.owner.at("spec")
@@ -69,7 +68,7 @@ def on_volume(pod: PodTemplate, container: Container, path: str) -> Document:
     return {**pod.volumes, **claims}[mount["name"]] | {"readOnly": mount.get("readOnly", False)}
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_folders_that_variables_name_for_writing_are_writable(case: Case) -> None:
     for pod in render(case).pods:
         for container in pod.containers:
@@ -80,7 +79,7 @@ def test_folders_that_variables_name_for_writing_are_writable(case: Case) -> Non
                 assert not volume["readOnly"], f"{pod} {container.name} {name}={folder}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_penstock_containers_have_a_temporary_folder_and_a_home(case: Case) -> None:
     for pod in render(case).pods:
         if pod.component in ("redis", "uninstall"):
@@ -92,7 +91,7 @@ def test_penstock_containers_have_a_temporary_folder_and_a_home(case: Case) -> N
             assert container.env["HOME"]["value"] == "/tmp/home", f"{pod} {container.name}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_penstock_files_named_by_variables_are_mounted(case: Case) -> None:
     for pod in render(case).pods:
         for container in pod.containers:
@@ -101,7 +100,7 @@ def test_penstock_files_named_by_variables_are_mounted(case: Case) -> None:
                     on_volume(pod, container, entry["value"])
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_runs_lie_on_what_the_values_choose(case: Case) -> None:
     kind = case.values.get("storage", {}).get("kind", "claim") if not case.files else None
     for pod in ray_pods(case):

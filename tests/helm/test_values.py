@@ -14,8 +14,8 @@ from functools import cache
 from typing import Any
 
 import jsonschema
-import pytest
 
+from tests.harness.each import each
 from tests.helm.cases import CASES
 from tests.helm.rendering import CHART, ROOT, Case, Document, default_values, load_all, merged
 
@@ -82,7 +82,7 @@ def test_the_schema_is_one() -> None:
     assert schema()["$schema"].startswith("http://json-schema.org/draft-07"), "what Helm reads"
 
 
-@pytest.mark.parametrize("name", ["values.yaml", "values-cpu.yaml"])
+@each("name", ["values.yaml", "values-cpu.yaml"])
 def test_shipped_values_fit_the_schema(name: str) -> None:
     values = load_all((CHART / name).read_text(encoding="utf-8"))[0]
     assert [error.message for error in jsonschema.Draft7Validator(schema()).iter_errors(values)] == []
@@ -117,7 +117,7 @@ def test_the_charts_readme_is_fresh() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_the_cases_of_these_tests_name_only_values_that_exist(case: Case) -> None:
     """Helm would refuse them too; this says where."""
     values = merged(default_values(), json.loads(json.dumps(case.values)))

@@ -5,8 +5,7 @@ Must not check where secrets come from; test_secrets.py does.
 
 from __future__ import annotations
 
-import pytest
-
+from tests.harness.each import each
 from tests.helm.cases import CASES, DEFAULTS, EXTERNAL_REDIS_TLS, GROUPS, METRICS, OBJECT_STORE, RAY, ROLES, SENTINELS
 from tests.helm.rendering import Case, render
 
@@ -21,7 +20,7 @@ PORTS_OF_RAY = {"object-manager-port": 8076, "node-manager-port": 8077, "runtime
 """What `ray start` is told; the NetworkPolicies open exactly these."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES)
 def test_every_process_has_the_agreed_variables_and_none_that_nobody_reads(case: Case) -> None:
     for component in ("api", *GROUPS):
         env = render(case).pod(component).main.env
@@ -31,7 +30,7 @@ def test_every_process_has_the_agreed_variables_and_none_that_nobody_reads(case:
         assert env["PENSTOCK_HOST"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP", component
 
 
-@pytest.mark.parametrize("component", GROUPS)
+@each("component", GROUPS)
 def test_the_ports_that_processes_take_are_those_that_are_open(component: str) -> None:
     rendering = render(DEFAULTS)
     first, last = rendering.pod(component).main.env["PENSTOCK_METRICS_PORTS"]["value"].split("-")
@@ -53,7 +52,7 @@ def test_options_set_their_variables_and_are_not_there_otherwise() -> None:
         assert name not in render(DEFAULTS).pod("learner").main.env, name
 
 
-@pytest.mark.parametrize("role", ROLES)
+@each("role", ROLES)
 def test_a_level_of_logging_reaches_every_role(role: str) -> None:
     rendering = render(DEFAULTS.but({"logLevel": "DEBUG"}))
     assert rendering.pod(role).main.env["PENSTOCK_LOG_LEVEL"]["value"] == "DEBUG"

@@ -1,0 +1,27 @@
+"""Owns which tests of the chart run in one process: those that share renderings, each of which is made once there.
+
+Must not choose what is tested.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ALONE = {
+    "test_api_starts",
+    "test_bad_input",
+    "test_cluster_checks",
+    "test_guide",
+    "test_network_evaluator",
+    "test_values",
+}
+"""Files that render values of their own, or nothing: any process may take these."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the others into one group of pytest-xdist."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.stem not in ALONE:
+            item.add_marker(pytest.mark.xdist_group("helm"))
