@@ -1,4 +1,7 @@
-"""The whole service on a real server: tasks in, samples out, takeover of a dead replica's group, a clean end."""
+"""The whole service on a real server: tasks in, samples out, takeover of a dead replica's group, a clean end.
+
+test_weight_sync.py has its loops on an engine that is there already.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -20,108 +22,35 @@ import pytest_asyncio
 
 import rollout.service
 from rollout.prompts import ChatTokenizer
-from rollout.service import CONSUMER_GROUP, RolloutService
-from services.contracts import (
-    Cause,
-    Lane,
-    ProcessInfo,
-    Prompt,
-    Release,
-    Sample,
-    SampleFacts,
-    Sampling,
-    Task,
-    VersionSpan,
-)  # fmt: skip
-from services.shell import Context, ServiceThread
+from rollout.service import RolloutService
+from services.contracts import Cause, Lane, Release, Sample
+from services.shell import ServiceThread
 from services.streams.connection import connect
 from services.streams.effects import Effects
 from services.streams.journal import Journal
-from services.streams.leases import Consumer, tail
-from services.streams.payloads import SamplePayload, fetch
+from services.streams.leases import tail
+from services.streams.payloads import fetch
 from services.streams.presence import live_processes
 from services.streams.records import RunRecords
 from tests.harness.process_trees import alive
 from tests.harness.recipes import recipe_document
 from tests.harness.service_context import service_context
+from tests.rollout.hand_sampler import LEASE_S, HandSampler, leave_a_group_behind, present, task
 from tests.rollout.reference import Policy
 from tests.rollout.sender import Sender
 from tests.rollout.waiting import until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-LEASE_S = 2.0
-
-
-def prompt(text: str) -> Prompt:
-    return Prompt(id=text[:8], messages=({"role": "user", "content": text},), verifier="pattern", reference={"a": 2})
-
-
-def task(group: str, samples: int = 4, text: str = "1 + 1 = ?", tokens: int = 40) -> Task:
-    sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=tokens)
-    return Task(group=group, prompt=prompt(text), samples=samples, sampling=sampling)
+# Two engines of its own: the one of the service, and one that is killed.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("vllm"), pytest.mark.asyncio(loop_scope="module")]
 
 
 @dataclass
-class Fleet:
+class Fleet(HandSampler):
     """One hosted replica, the learner's side of it, and the sampler's."""
 
-    context: Context
-    effects: Effects
     service: ServiceThread
     policy: Policy
     folder: Path
-
-    async def samples(self, lane: Lane, group: str, count: int, deadline_s: float = 30.0) -> list[Sample]:
-        """The group's samples, once there are `count`."""
-
-        async def enough() -> list[Sample] | None:
-            entries = await tail(self.context.redis, self.context.keys.lane(lane).samples, "0-0", 1000)
-            found = [Sample.model_validate_json(body) for _, body in entries]
-            mine = sorted((one for one in found if one.group == group), key=lambda one: one.index)
-            return mine if len(mine) >= count else None
-
-        found: list[Sample] = await until(enough, deadline_s)
-        return found
-
-    async def all_delivered(self) -> bool:
-        """Whether every task was delivered."""
-        [info] = await self.context.redis.xinfo_groups(self.context.keys.lane(Lane.TRAIN).tasks)
-        return bool(info["lag"] == 0)
-
-    async def all_acked(self) -> bool:
-        """Whether every task was delivered and acked."""
-        [info] = await self.context.redis.xinfo_groups(self.context.keys.lane(Lane.TRAIN).tasks)
-        return bool(info["lag"] == info["pending"] == 0)
-
-
-async def present(redis: Any, run: str, state: str, deadline_s: float = 270.0) -> ProcessInfo:
-    """The run's replica once it announces `state`."""
-
-    async def there() -> list[ProcessInfo]:
-        return [one for one in await live_processes(redis, run) if (one.service, one.state) == ("rollout", state)]
-
-    found: list[ProcessInfo] = await until(there, deadline_s)
-    return found[0]
-
-
-async def _leave_a_group_behind(context: Context, effects: Effects) -> None:
-    """A replica takes a task, publishes sample 1, and is never heard of again."""
-    keys = context.keys
-    dead = Consumer(context.redis, keys, keys.lane(Lane.TRAIN).tasks, CONSUMER_GROUP, "dead", Task, LEASE_S, 5)
-    await dead.open()
-    await effects.dispatch(Lane.TRAIN, task("dead"), None)
-    [delivery] = await dead.read(1, 1.0)
-    facts = SampleFacts(
-        payload=keys.payload("dead", 1), prompt_tokens=1, response_tokens=1, truncated=False, mean_logprob=-0.5,
-        oldest_version=0, newest_version=0, started_at=1.0, finished_at=2.0,
-    )  # fmt: skip
-    sample = Sample(group="dead", index=1, verifier="pattern", reference={}, facts=facts)
-    body = SamplePayload(
-        np.array([2], np.int32), np.array([9], np.int32), np.array([-0.5], np.float32), "left", "stop",
-        (VersionSpan(version=0, start=0, end=1),),
-    )  # fmt: skip
-    assert await effects.publish_sample(Lane.TRAIN, delivery.lease, 4, sample, body)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -134,7 +63,7 @@ async def fleet(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Asy
         run = context.record.id
         await RunRecords(redis).set_paths(run, model_path=str(folder))
         effects = Effects(redis, context.keys, "sampler")
-        await _leave_a_group_behind(context, effects)
+        await leave_a_group_behind(context, effects)
         service = ServiceThread(RolloutService(), run, redis_url)
         try:
             yield Fleet(context, effects, service, policy, folder)

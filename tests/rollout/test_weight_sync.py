@@ -1,33 +1,48 @@
-"""A tied model under weight syncs: what vLLM computes afterwards is what transformers computes."""
+"""A tied model under weight syncs: what vLLM computes afterwards is what transformers computes.
+
+And what else a replica does with a real engine: all of it on one, so the tests go on from each other's versions.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import multiprocessing
+import os
+import signal
+import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import pytest_asyncio
 
-from rollout.engine import Generation
+from rollout import service
+from rollout.engine import Generation, PoisonedError
 from rollout.groups import GroupWorker
 from rollout.prompts import ChatTokenizer
-from services.contracts import Lane, Prompt, Sampling, Task
+from services.cancellation import end
+from services.contracts import Cause, Lane, Prompt, Release, Sampling, Task
 from services.streams.effects import Effects
 from services.streams.leases import Consumer
 from services.streams.payloads import fetch
 from tests.harness.free_ports import free_port
+from tests.harness.recipes import recipe_document
+from tests.harness.service_context import service_context
+from tests.rollout.hand_sampler import LEASE_S, HandSampler, leave_a_group_behind, task
 from tests.rollout.reference import Policy, assert_written_by
 from tests.rollout.replica import Replica, started_replica
-from tests.rollout.sender import DYING, manifest_of, send_one_bucket_and_die
+from tests.rollout.sender import DYING, Sender, manifest_of, send_one_bucket_and_die
 from tests.rollout.waiting import until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.asyncio(loop_scope="module")]
 
 # Longer than three KV blocks, so that a stale prefix cache would show.
 PROMPT = [2, 4, *(7 + (31 * i) % 90 for i in range(98))]
+SERVED = 20
+"""The generation of the group by which the replica's loops are served; above those of the syncs."""
 
 
 def sampling(tokens: int, seed: int | None = None) -> Sampling:
@@ -213,3 +228,107 @@ async def test_a_seed_repeats_a_response(replica: Replica) -> None:
         await replica.engine.generate(PROMPT, sampling(20), f"seed{i}", seed) for i, seed in enumerate((11, 11, 12))
     ]
     assert first.response_ids.tolist() == second.response_ids.tolist() != other.response_ids.tolist()
+
+
+async def first_samples(sampler: HandSampler, sender: Sender, policy: Policy, model: Path) -> None:
+    """Nothing is drawn before a version is held; then whole samples of that version."""
+    keys, redis = sampler.context.keys, sampler.context.redis
+    await sampler.effects.dispatch(Lane.TRAIN, task("g0"), None)
+    await asyncio.sleep(0.6)
+    assert await redis.xlen(keys.lane(Lane.TRAIN).samples) == 1  # the dead replica's
+    ack = await sender.send(sender.plan(SERVED, 7), policy.weights)
+    assert ack.phase == "applied", ack.detail
+    samples = await sampler.samples(Lane.TRAIN, "g0", 4)
+    assert [one.index for one in samples] == [0, 1, 2, 3]
+    whole, damaged = await fetch(redis, [one.facts.payload for one in samples])
+    assert (len(whole), damaged) == (4, {})
+    prompt_ids = ChatTokenizer(str(model), 240).prompt_ids(task("g0").prompt).tolist()
+    for sample, body in zip(samples, whole.values(), strict=True):
+        assert body.prompt_ids.tolist() == prompt_ids
+        assert [(s.version, s.start, s.end) for s in body.spans] == [(7, 0, 40)]
+        drawn = Generation(body.response_ids, body.behaviour_logprobs, body.spans, body.finish_reason)
+        assert_written_by({7: policy}, prompt_ids, drawn)
+        facts = sample.facts
+        assert (sample.verifier, sample.reference) == ("pattern", {"a": 2})
+        assert (facts.prompt_tokens, facts.response_tokens, facts.truncated) == (len(prompt_ids), 40, True)
+        assert facts.mean_logprob == pytest.approx(float(np.mean(body.behaviour_logprobs)), abs=1e-4)
+        assert (facts.oldest_version, facts.newest_version) == (7, 7)
+    assert len({tuple(body.response_ids.tolist()) for body in whole.values()}) == 4
+
+
+async def other_tasks(sampler: HandSampler) -> None:
+    """An evaluation's, a dead replica's, a released group's, and one whose prompt is too long."""
+    context, effects = sampler.context, sampler.effects
+    streams = context.keys.lane(Lane.TRAIN)
+    await effects.dispatch(Lane.EVALUATION, task("e0", samples=2), None)
+    assert len(await sampler.samples(Lane.EVALUATION, "e0", 2)) == 2
+    samples = await sampler.samples(Lane.TRAIN, "dead", 4)
+    await until(sampler.all_acked, 60)
+    assert [one.index for one in samples] == [0, 1, 2, 3]
+    whole, _ = await fetch(context.redis, [one.facts.payload for one in samples])
+    assert [body.text == "left" for body in whole.values()] == [False, True, False, False]
+    await effects.dispatch(Lane.TRAIN, task("long", text="7" * 300), None)
+    [(_, letter)] = await until(context.journal.dead_letters, 60)
+    assert (letter.group, letter.cause) == ("long", Cause.TOO_LONG)
+    await effects.dispatch(Lane.TRAIN, task("r0"), None)
+    assert await effects.release(Lane.TRAIN, "r0", Release.STALE, 4)
+    before = await context.redis.xlen(streams.samples)
+    await context.redis.xadd(streams.tasks, {"m": task("r0").model_dump_json()})  # delivered once more
+    await until(sampler.all_acked, 60)
+    assert await context.redis.xlen(streams.samples) == before, "a group that was released is acked without work"
+    assert {one.group for one in await sampler.all_samples(Lane.TRAIN)} <= {"g0", "dead", "r0"}
+
+
+async def test_a_replicas_loops_serve_both_lanes(
+    replica: Replica, policies: dict[int, Policy], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The service around its engine, in a run of its own; what starts and ends an engine is in test_service.py."""
+    model = tmp_path_factory.getbasetemp() / "start"
+    document = recipe_document(model, limits={"lease_s": LEASE_S})
+    redis = replica.context.redis
+    async with service_context(redis, f"serves-{uuid.uuid4().hex[:8]}", document, "rollout") as context:
+        sampler = HandSampler(context, Effects(redis, context.keys, "sampler"))
+        await leave_a_group_behind(context, sampler.effects)
+        await context.presence.update(state="joining")
+        worker = GroupWorker(context, replica.engine, ChatTokenizer(str(model), 240))
+        serving = asyncio.create_task(service.Replica(context, replica.engine, worker).run())
+        try:
+            await first_samples(sampler, Sender(context, context.presence.info.id), policies[7], model)
+            await other_tasks(sampler)
+            await sampler.effects.dispatch(Lane.TRAIN, task("last"), None)
+            await until(sampler.all_delivered, 60)
+            context.stopping.set()
+            await asyncio.wait_for(serving, 60)
+        finally:
+            await end(serving)
+        assert context.presence.info.state == "draining"
+        assert len(await sampler.samples(Lane.TRAIN, "last", 4)) == 4, "what is in hand is finished"
+        assert await sampler.all_acked()
+
+
+async def test_an_incomplete_policy_poisons_the_replica(replica: Replica, policies: dict[int, Policy]) -> None:
+    lacking = {name: tensor for name, tensor in policies[0].weights.items() if name != "model.norm.weight"}
+    ack = await replica.sender.send(replica.sender.plan(SERVED + 1, 9), lacking)
+    assert ack.phase == "failed"
+    assert "model.norm.weight" in ack.detail
+    assert replica.context.presence.info.state == "poisoned"
+    with pytest.raises(PoisonedError, match="applying version 9 failed"):
+        await asyncio.wait_for(replica.following, 60)
+
+
+async def test_the_death_of_the_engine_is_noticed(replica: Replica) -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    replica.engine.check()
+    for child in psutil.Process().children(recursive=True):
+        if "VLLM::Worker" in "".join(child.cmdline()):
+            os.kill(child.pid, signal.SIGKILL)
+
+    async def noticed() -> bool:
+        try:
+            replica.engine.check()
+        except EngineDeadError:
+            return True
+        return False
+
+    assert await until(noticed, 60)
