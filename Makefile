@@ -46,8 +46,9 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Needs the operating system's redis-server (7.0 or newer), redis-cli, busybox and openssl; fails where one is missing.
-test-system: install
+# Needs the operating system's redis-server (7.0 or newer), redis-cli and openssl; where one is missing it fails, and names
+# the package.
+test-system: tools
 	$(BIN)/python -m pytest -m system tests/system
 
 # Part of make test-all: a run over pods that drain, die and come back, with the commands that the chart starts.
