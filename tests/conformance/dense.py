@@ -21,6 +21,9 @@ from services.streams.payloads import SamplePayload
 Proximal = Callable[[SamplePayload, Tensor], Tensor]
 """(payload, the policy's log-probs [n] without gradient) -> what the ratio compares with, [n]."""
 
+PerToken = dict[str, tuple[Tensor, Tensor]]
+"""By payload key: (log-probs, entropies) of a response's n tokens, [n] each."""
+
 
 def load(folder: Path) -> Any:
     """The policy in `folder`, in float64 throughout: Hugging Face's own norm rounds to float32."""
@@ -88,29 +91,63 @@ def _reduce(name: str, groups: list[list[Tensor]], longest: int) -> Tensor:
     return reductions[name]()
 
 
-def loss(
-    model: Any, groups: Sequence[BatchGroup], payloads: dict[str, SamplePayload], recipe: Recipe, proximal: Proximal,
-    reference: Any = None,
-) -> Tensor:  # fmt: skip
-    """What one optimizer step minimises over `groups` (DAPO Eq. 8, and what each setting makes of it): a scalar."""
-    algorithm, temperature = recipe.algorithm, recipe.rollout.temperature
+def evaluated(
+    model: Any, groups: Sequence[BatchGroup], payloads: dict[str, SamplePayload], temperature: float
+) -> PerToken:
+    """What `model` tells of every response that counts."""
+    return {
+        one.payload: response(model, payloads[one.payload], temperature)
+        for group in groups
+        for one in group.samples
+        if not one.masked and one.tokens
+    }
+
+
+def terms(
+    policy: PerToken,
+    groups: Sequence[BatchGroup],
+    payloads: dict[str, SamplePayload],
+    recipe: Recipe,
+    proximal: Proximal,
+    reference: PerToken | None = None,
+) -> list[list[Tensor]]:
+    """What each token is worth, before any mean: [n] for each response that counts, by group."""
+    algorithm = recipe.algorithm
     counted = []
     for group in groups:
-        terms = []
+        worth = []
         for one in group.samples:
-            if one.masked or not one.tokens:
+            if one.payload not in policy:
                 continue
             payload = payloads[one.payload]
-            logprobs, entropy = response(model, payload, temperature)
+            logprobs, entropy = policy[one.payload]
             before = proximal(payload, logprobs.detach())
             importance = torch.exp(before - behaviour(payload, before))
             weight = _importance_weight(recipe.correction, importance, algorithm)
             gain = weight * _objective(torch.exp(logprobs - before), one.advantage, algorithm)
             if reference is not None:
-                with torch.no_grad():
-                    gap = response(reference, payload, temperature)[0]
-                gap = gap - logprobs
+                gap = reference[one.payload][0].detach() - logprobs
                 gain = gain - algorithm.kl_coefficient * (torch.exp(gap) - gap - 1)
-            terms.append(gain + algorithm.entropy_coefficient * entropy)
-        counted += [terms] if terms else []
-    return -_reduce(algorithm.reduction, counted, algorithm.constant_length or recipe.rollout.max_new_tokens)
+            worth.append(gain + algorithm.entropy_coefficient * entropy)
+        counted += [worth] if worth else []
+    return counted
+
+
+def reduced(worth: list[list[Tensor]], recipe: Recipe) -> Tensor:
+    """The mean that the recipe's reduction takes of `terms`: a scalar."""
+    longest = recipe.algorithm.constant_length or recipe.rollout.max_new_tokens
+    return _reduce(recipe.algorithm.reduction, worth, longest)
+
+
+def loss(
+    model: Any, groups: Sequence[BatchGroup], payloads: dict[str, SamplePayload], recipe: Recipe, proximal: Proximal,
+    reference: Any = None,
+) -> Tensor:  # fmt: skip
+    """What one optimizer step minimises over `groups` (DAPO Eq. 8, and what each setting makes of it): a scalar."""
+    temperature = recipe.rollout.temperature
+    policy = evaluated(model, groups, payloads, temperature)
+    anchor = None
+    if reference is not None:
+        with torch.no_grad():
+            anchor = evaluated(reference, groups, payloads, temperature)
+    return -reduced(terms(policy, groups, payloads, recipe, proximal, anchor), recipe)

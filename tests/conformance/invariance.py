@@ -68,13 +68,22 @@ STEPS = {
 }
 """Two each; the last mini-batch of `partial` holds one group instead of three."""
 
+EVERY_COMMIT_ONE_RANK = {one.name for one in IN_DOUBLE} | {
+    "zero-1-everything", "zero-2-everything", "zero-3-everything", "zero-1-lopsided", "zero-3-everything-widened",
+}  # fmt: skip
+EVERY_COMMIT_TWO_RANKS = {
+    "everything", "lopsided", "zero-1-everything", "zero-2-everything", "zero-3-lopsided", "zero-3-everything-widened",
+    "two-steps",
+}  # fmt: skip
+"""The others are slow: they add no code, only each stage with each kind of data."""
 
-def main(folder: str, rank: str, world: str, port: str, out: str) -> None:
-    """Run all cases as one rank among `world`; rank 0 writes what it found, per case."""
+
+def main(folder: str, rank: str, world: str, port: str, out: str, *names: str) -> None:
+    """Run the cases of these names as one rank among `world`; rank 0 writes what it found, per case."""
     torch.set_num_threads(1)
-    ranks = Ranks(int(rank), int(world), "127.0.0.1", int(port), timeout_s=100)
-    for name, case in (CASES | STEPS).items():
-        found, trained = run_case(Path(folder), case, ranks)
+    ranks = Ranks(int(rank), int(world), "127.0.0.1", int(port), timeout_s=300)
+    for name in names:
+        found, trained = run_case(Path(folder), (CASES | STEPS)[name], ranks)
         if ranks.rank == 0:
             numbers = trained.metrics | {"first_loss": trained.optimizer[0].loss or 0.0}
             metrics = {f"metric.{key}": torch.tensor([value], dtype=torch.float64) for key, value in numbers.items()}

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -19,10 +20,14 @@ from learner.algorithm.loss import HISTOGRAMS, PERCENTILES
 from learner.ranks import Ranks
 from learner.trainer import Trained, leave
 from tests.conformance import dense
-from tests.conformance.invariance import CASES, STEPS
+from tests.conformance.faults import FAULTS
+from tests.conformance.invariance import CASES, EVERY_COMMIT_ONE_RANK, EVERY_COMMIT_TWO_RANKS, STEPS
+from tests.conformance.rounding import Bound, Exact, Gradient, Problem, check
 from tests.harness.tiny_model import write_tiny_model
 from tests.learner.cases import (
     CHUNK_TOKENS,
+    DTYPES,
+    Case,
     micro_batch_counts,
     micro_batches_of,
     proximal_of,
@@ -33,28 +38,51 @@ from tests.learner.cases import (
 )
 
 ROOT = Path(__file__).parents[2]
-TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
-"""Largest |dg| / |g| against the dense float64 gradient."""
+RANKS_S = 800
+"""What two ranks may take for all cases, many times what they need."""
 
 # DeepSpeed imports and calls parts of torch that announce their end; neither is ours to change.
 pytestmark = [
-    pytest.mark.filterwarnings(f"ignore::{kind}:(torch|deepspeed)") for kind in ("DeprecationWarning", "FutureWarning")
+    pytest.mark.xdist_group("gradient-invariance"),
+    pytest.mark.timeout(RANKS_S + 100),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:(torch|deepspeed)"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:(torch|deepspeed)"),
 ]
 Found = dict[str, Tensor]
 Single = Callable[[str], tuple[Found, Trained]]
-Expected = Callable[[str], tuple[float, Found]]
-NAMED = [
-    pytest.param(name, marks=pytest.mark.conformance(
-        formula=f"g = dL/dw of the mini-batch ({case.dtype}: {TOLERANCE[case.dtype]:.0e})",
-        setting=f"ZeRO {case.stage}, {name}",
-    ))
-    for name, case in CASES.items()
-]  # fmt: skip
+
+
+class Expected(NamedTuple):
+    """What a case's loss and gradient are, and by how much each dtype may miss them."""
+
+    problem: Problem
+    exact: Exact
+    bounds: dict[str, Bound]
+
+
+Known = Callable[[str], Expected]
+
+
+def named(every_commit: set[str]) -> list[object]:
+    return [
+        pytest.param(name, marks=[
+            pytest.mark.conformance(
+                formula=f"g = dL/dw of the mini-batch ({case.dtype}: to its rounding)",
+                setting=f"ZeRO {case.stage}, {name}",
+            ),
+            *([] if name in every_commit else [pytest.mark.slow]),
+        ])
+        for name, case in CASES.items()
+    ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("policy"), scale=0.1)
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """All that is computed from it here is small: a second thread would only stand in the way of the first."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield write_tiny_model(tmp_path_factory.mktemp("policy"), scale=0.1)
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +94,10 @@ def single(policy: Path) -> Iterator[Single]:
 
 
 @pytest.fixture(scope="module")
-def double(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
-    """What two real ranks found, all cases in one pair of processes."""
+def double(policy: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Found]:
+    """What two real ranks found, in one pair of processes, of the cases that tests of this run ask for."""
+    asking = [one for one in request.session.items if one.path == request.path and "double" in one.fixturenames]
+    names = sorted({one.callspec.params["name"] for one in asking})
     out = tmp_path_factory.mktemp("two-ranks")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -78,82 +108,107 @@ def double(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     program = str(ROOT / "tests/conformance/invariance.py")
     ranks = [
         subprocess.Popen(
-            [sys.executable, program, str(policy), str(rank), "2", str(port), str(out)],
+            [sys.executable, program, str(policy), str(rank), "2", str(port), str(out), *names],
             env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank in range(2)
     ]  # fmt: skip
     try:
-        outputs = [rank.communicate(timeout=270)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=RANKS_S)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
     assert not (out / "extensions").exists(), "DeepSpeed compiled something"
-    return {name: load_file(out / f"{name}.safetensors") for name in CASES | STEPS}
+    return {name: load_file(out / f"{name}.safetensors") for name in names}
 
 
 @pytest.fixture(scope="module")
-def expected(policy: Path) -> Expected:
-    """(loss, gradient by name) of a case, written down densely; rank, stage, budget and layout do not enter."""
+def expected(policy: Path) -> Known:
+    """A case, written down densely; rank, stage, dtype, budget and layout do not enter."""
 
-    def compute(name: str) -> tuple[float, Found]:
-        case = CASES[name]
+    @cache
+    def of_data(data: str, algorithm: tuple[tuple[str, object], ...], given_proximal: bool) -> Expected:
+        case = Case("dense", data=data, algorithm=dict(algorithm), given_proximal=given_proximal)
         settings = recipe(policy, case)
-        batch, payloads = step_data(policy, case.data)
+        batch, payloads = step_data(policy, data)
         model = dense.load(policy)
         reference = scaled(model) if settings.algorithm.kl_coefficient else None
-        loss = dense.loss(model, batch.groups, payloads, settings, proximal_of(case), reference)
-        loss.backward()
-        return float(loss.detach()), {name: parameter.grad for name, parameter in model.named_parameters()}
+        problem = Problem(model, batch.groups, payloads, settings, proximal_of(case), reference)
+        return Expected(problem, problem.exact(), {name: problem.bound(dtype) for name, dtype in DTYPES.items()})
 
-    return cache(compute)
-
-
-def relative_difference(found: Found, gradient: Found) -> float:
-    """|found - gradient| / |gradient| over all tensors; `found` holds Adam's first moments, a tenth of the gradient."""
-    left = torch.cat([10 * found[f"moment.{name}"].double().flatten() for name in gradient])
-    right = torch.cat([one.flatten() for one in gradient.values()])
-    return float((left - right).norm() / right.norm())
+    return lambda name: of_data(
+        CASES[name].data, tuple(sorted(CASES[name].algorithm.items())), CASES[name].given_proximal
+    )
 
 
-def check(name: str, ranks: int, found: Found, gradient: Found) -> None:
-    difference = relative_difference(found, gradient)
-    print(f"{name}, {ranks} ranks, {CASES[name].dtype}: |dg| / |g| = {difference:.1e}")
-    assert difference <= TOLERANCE[CASES[name].dtype]
+def gradient_of(found: Found) -> Gradient:
+    """Adam's first moments after one step are a tenth of the gradient."""
+    return {name.removeprefix("moment."): 10 * one for name, one in found.items() if name.startswith("moment.")}
 
 
-@pytest.mark.parametrize("name", NAMED)
-def test_one_rank(name: str, single: Single, expected: Expected) -> None:
-    loss, gradient = expected(name)
+@pytest.mark.parametrize("name", named(EVERY_COMMIT_ONE_RANK))
+def test_one_rank(name: str, single: Single, expected: Known) -> None:
+    known = expected(name)
     found, trained = single(name)
-    check(name, 1, found, gradient)
-    assert trained.optimizer[0].loss == pytest.approx(loss, rel=TOLERANCE[CASES[name].dtype])
+    check(trained.optimizer[0].loss, gradient_of(found), known.exact, known.bounds[CASES[name].dtype])
 
 
-@pytest.mark.parametrize("name", NAMED)
-def test_two_ranks(name: str, single: Single, double: dict[str, Found], expected: Expected) -> None:
-    loss, gradient = expected(name)
-    check(name, 2, double[name], gradient)
-    tolerance = TOLERANCE[CASES[name].dtype]
-    assert float(double[name]["metric.first_loss"]) == pytest.approx(loss, rel=tolerance)
-    check_metrics(double[name], single(name)[1], 10 * tolerance)
+@pytest.mark.parametrize("name", named(EVERY_COMMIT_TWO_RANKS))
+def test_two_ranks(name: str, single: Single, double: dict[str, Found], expected: Known) -> None:
+    known, found = expected(name), double[name]
+    bound = known.bounds[CASES[name].dtype]
+    check(float(found["metric.first_loss"]), gradient_of(found), known.exact, bound)
+    check_metrics(found, single(name)[1], 10 * bound.nats, 2 * bound.loss)
 
 
-def check_metrics(found: Found, trained: Trained, tolerance: float) -> None:
+REFUSED = [
+    *(("everything", fault) for fault in FAULTS),
+    *(("lopsided", fault) for fault in FAULTS),
+    *(("zero-1-everything", fault) for fault in FAULTS),
+    # With 190 tokens, a thousandth of one, or of the few that are clipped high, is as small as float32's rounding.
+    *(("zero-1-lopsided", fault) for fault in FAULTS if fault not in ("token-off", "clip-high-off")),
+]
+
+
+@pytest.mark.conformance(formula="the comparison above notices the smallest faults that matter", setting="dtype")
+@pytest.mark.parametrize(("name", "fault"), REFUSED)
+def test_a_fault_is_refused(name: str, fault: str, single: Single, expected: Known) -> None:
+    known = expected(name)
+    found, trained = single(name)
+    faulty = FAULTS[fault](known.problem)
+    with pytest.raises(AssertionError):
+        check(trained.optimizer[0].loss, gradient_of(found), faulty, known.bounds[CASES[name].dtype])
+
+
+@pytest.mark.conformance(
+    formula="no token is so near a limit that rounding decides", setting="clip_*, dual_clip, icepop_*"
+)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.given_proximal and case.stage == 1])
+def test_no_token_is_near_a_limit(name: str, expected: Known) -> None:
+    known = expected(name)
+    assert known.problem.margin() > 5 * known.bounds["float32"].nats
+
+
+def check_metrics(found: Found, trained: Trained, tolerance: float, loss: float) -> None:
+    """All but the loss, whose terms cancel, are means of one sign, a few times as far off as a log-prob at most."""
     # A rounded log-ratio may fall into the next bin of the histogram that a percentile comes from; and DeepSpeed gives
     # the norm in float32, whatever the gradient's dtype.
     rounded = dict.fromkeys([f"{name}_p{one}" for name in HISTOGRAMS for one in PERCENTILES], 0.05)
     rounded["gradient_norm"] = 1e-6
-    for metric in trained.metrics.keys() - {"learning_seconds"}:
+    assert float(found["metric.loss"]) == pytest.approx(trained.metrics["loss"], rel=0.0, abs=loss)
+    for metric in trained.metrics.keys() - {"learning_seconds", "loss"}:
         loose = max(tolerance, rounded.get(metric, 0.0))
         assert float(found[f"metric.{metric}"]) == pytest.approx(trained.metrics[metric], rel=loose, abs=1e-6), metric
 
 
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.conformance(
-        formula="one optimizer step per mini-batch of whole groups", setting=f"mini_batch_groups, 2 ranks, {name}"
-    ))
+    pytest.param(name, marks=[
+        pytest.mark.conformance(
+            formula="one optimizer step per mini-batch of whole groups", setting=f"mini_batch_groups, 2 ranks, {name}"
+        ),
+        *([] if name in EVERY_COMMIT_TWO_RANKS else [pytest.mark.slow]),
+    ])
     for name in STEPS
 ])  # fmt: skip
 def test_two_ranks_take_the_same_optimizer_steps(name: str, single: Single, double: dict[str, Found]) -> None:
@@ -163,7 +218,7 @@ def test_two_ranks_take_the_same_optimizer_steps(name: str, single: Single, doub
     assert double[name].keys() >= found.keys()
     left, right = (torch.cat([one[key].flatten() for key in sorted(found)]) for one in (double[name], found))
     assert float((left - right).norm() / right.norm()) <= 1e-10
-    check_metrics(double[name], trained, 1e-8)
+    check_metrics(double[name], trained, 1e-8, 1e-8)
 
 
 @pytest.mark.conformance(formula="the cases above differ as they are meant to", setting="micro_batch_tokens, ranks")

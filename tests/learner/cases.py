@@ -40,6 +40,7 @@ EVERYTHING = {
 }  # fmt: skip
 ICEPOP = EVERYTHING | {"correction": "icepop", "icepop_low": 0.8, "icepop_high": 1.2, "reduction": "sample"}
 
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
 RESPONSES = {
     "mixed": [[4, 9, 1], [6, 3, 8], [2, 7, 5]],
     "four": [[4, 9, 1], [6, 3, 8], [2, 7, 5], [8, 1, 3]],

@@ -1,0 +1,176 @@
+"""Owns how far rounding may take the trainer's loss and gradient from the dense float64 ones, and the check of both.
+
+Must not import the learner: the bounds follow from the dense computation alone, whatever the processor and the cut.
+
+A bound is u x sqrt(roundings in sequence) x what a rounding of relative size u is worth, summed without signs: what
+cancels in the loss must not shrink its bound. u is the dtype's unit roundoff, eps / 2. n roundings in sequence are
+worth gamma_n = n u / (1 - n u) if all conspire (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., 3.1),
+and a small multiple of sqrt(n) u if their signs are independent (Higham and Mary, SIAM J. Sci. Comput. 41, 2019,
+A2815). An inner product counts as one rounding: each processor sums it in lanes and blocks of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.contracts import BatchGroup
+from services.settings import Recipe
+from services.streams.payloads import SamplePayload
+from tests.conformance import dense
+
+LAYER_ROUNDINGS = 25
+"""In sequence: two norms (4 each), two residual sums, the first product, rotation (2), scores and their scale, softmax
+(3), two products, gate, SiLU (2), their product and the last one."""
+HEAD_ROUNDINGS = 10
+"""The last norm (4), the head, the temperature, log-sum-exp (3), the difference."""
+TERM_ROUNDINGS = 10
+"""From a token's log-prob to its share of the loss: ratio, clip, correction, KL, entropy, weight."""
+ROOM = {torch.float32: 2.0, torch.float64: 2000.0}
+"""The small multiple. With AVX-512, with AVX2 and without either, float32 stays within a sixth of its bounds. Where
+float64 stands for exact, no fault is as small as even so much."""
+DRAWS = 8
+
+Gradient = dict[str, Tensor]
+Change = Callable[[list[list[Tensor]]], list[list[Tensor]]]
+"""What a fault makes of the tokens' terms."""
+
+
+class Bound(NamedTuple):
+    """`nats`: of a log-prob; `loss`: absolute; `gradient`: of |dg| / |g|."""
+
+    nats: float
+    loss: float
+    gradient: float
+
+
+class Exact(NamedTuple):
+    """A mini-batch's loss, and its gradient by parameter."""
+
+    loss: float
+    gradient: Gradient
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What one optimizer step minimises, in float64."""
+
+    model: Any
+    groups: Sequence[BatchGroup]
+    payloads: dict[str, SamplePayload]
+    recipe: Recipe
+    proximal: dense.Proximal
+    reference: Any = None
+
+    @cached_property
+    def policy(self) -> dense.PerToken:
+        return dense.evaluated(self.model, self.groups, self.payloads, self.recipe.rollout.temperature)
+
+    @cached_property
+    def anchor(self) -> dense.PerToken | None:
+        if self.reference is None:
+            return None
+        with torch.no_grad():
+            return dense.evaluated(self.reference, self.groups, self.payloads, self.recipe.rollout.temperature)
+
+    def terms(self, policy: dense.PerToken, recipe: Recipe | None = None) -> list[list[Tensor]]:
+        return dense.terms(policy, self.groups, self.payloads, recipe or self.recipe, self.proximal, self.anchor)
+
+    def exact(self, change: Change = lambda worth: worth, recipe: Recipe | None = None) -> Exact:
+        """The loss and its gradient; of a faulty computation with `change`, or with another `recipe`."""
+        loss = -dense.reduced(change(self.terms(self.policy, recipe)), self.recipe)
+        return Exact(float(loss.detach()), self._gradient(loss))
+
+    def _gradient(self, scalar: Tensor) -> Gradient:
+        names, parameters = zip(*self.model.named_parameters(), strict=True)
+        return dict(zip(names, torch.autograd.grad(scalar, parameters, retain_graph=True), strict=True))
+
+    def bound(self, dtype: torch.dtype) -> Bound:
+        """How far a computation in `dtype` may come out from `exact`.
+
+        The loss L answers an error of the log-probs l with dL/dl of it, and its gradient with both dL/dl and d2L/dl2.
+        """
+        nats = self._nats(dtype)
+        leaves = {key: tuple(one.detach().requires_grad_() for one in pair) for key, pair in self.policy.items()}
+        flat = [leaf for pair in leaves.values() for leaf in pair]
+        worth = self.terms(leaves)
+        slopes = torch.autograd.grad(dense.reduced(worth, self.recipe), flat, create_graph=True, materialize_grads=True)
+        bends = torch.autograd.grad(sum(one.sum() for one in slopes), flat, materialize_grads=True)
+        # A token's term depends on no other token, so the slopes of the sum of slopes are the curvatures.
+        steep = [one.detach().abs() for one in slopes]
+        loss = nats * sum(float(one.sum()) for one in steep) + self._of_the_sum(worth, dtype)
+        shares = [one + bend.abs() for one, bend in zip(steep, bends, strict=True)]
+        return Bound(nats, loss, nats * self._without_cancelling(shares) / length(self.exact().gradient))
+
+    def _nats(self, dtype: torch.dtype) -> float:
+        """The error of a log-prob: each rounding is worth u of a logit's size.
+
+        The largest |log-prob| is no less than that, for logits are spread around 0.
+        """
+        roundings = LAYER_ROUNDINGS * self.model.config.num_hidden_layers + HEAD_ROUNDINGS
+        largest = max(float(one.detach().abs().max()) for one, _ in self.policy.values())
+        return ROOM[dtype] * unit(dtype) * math.sqrt(roundings) * largest
+
+    def _of_the_sum(self, worth: list[list[Tensor]], dtype: torch.dtype) -> float:
+        """The error of adding up the terms, in pairs of pairs (Higham, 4.2)."""
+        summed = float(dense.reduced([[one.detach().abs() for one in group] for group in worth], self.recipe))
+        tokens = sum(len(one) for one, _ in self.policy.values())
+        return ROOM[dtype] * unit(dtype) * (TERM_ROUNDINGS + math.log2(tokens)) * summed
+
+    def _without_cancelling(self, shares: Sequence[Tensor]) -> float:
+        """The length of the gradients of all log-probs and entropies, each times its share, added up at right angles.
+
+        Signs drawn at random for each token give that length on average, its square to be exact.
+        """
+        draw = torch.Generator().manual_seed(0)
+        outputs = [one for pair in self.policy.values() for one in pair]
+        squares = []
+        for _ in range(DRAWS):
+            signs = [torch.randint(0, 2, one.shape, generator=draw) * 2 - 1 for one in outputs]
+            mixed = sum((one * sign * share).sum() for one, sign, share in zip(outputs, signs, shares, strict=True))
+            squares.append(length(self._gradient(mixed)) ** 2)
+        return math.sqrt(sum(squares) / DRAWS)
+
+    def margin(self) -> float:
+        """How close (nats) any token comes to where its clip or mask jumps, or its response's cap begins to bind."""
+        algorithm = self.recipe.algorithm
+        clips = [1 - algorithm.clip_low, 1 + algorithm.clip_high, *filter(None, [algorithm.dual_clip])]
+        masks = [algorithm.icepop_low, algorithm.icepop_high] if self.recipe.correction == "icepop" else []
+        caps = [algorithm.correction_cap] if self.recipe.correction == "truncated_is_sequence" else []
+        distances = []
+        for key, (logprobs, _) in self.policy.items():
+            before = self.proximal(self.payloads[key], logprobs.detach())
+            gap = before - dense.behaviour(self.payloads[key], before)
+            for gaps, limits in ((logprobs.detach() - before, clips), (gap, masks)):
+                distances += [float((gaps - math.log(one)).abs().min()) for one in limits]
+            distances += [abs(float(gap.sum()) - math.log(one)) / len(gap) for one in caps]
+        return min(distances)
+
+
+def unit(dtype: torch.dtype) -> float:
+    """The largest relative error of one rounding."""
+    return torch.finfo(dtype).eps / 2
+
+
+def length(gradient: Gradient) -> float:
+    return float(torch.cat([one.flatten() for one in gradient.values()]).norm())
+
+
+def difference(found: Gradient, exact: Gradient) -> float:
+    """|found - exact| / |exact| over all tensors."""
+    return length({name: found[name].double() - one for name, one in exact.items()}) / length(exact)
+
+
+def check(loss: float, gradient: Gradient, exact: Exact, bound: Bound) -> None:
+    """Fail unless both are as near to the exact ones as rounding leaves them."""
+    apart = difference(gradient, exact.gradient)
+    print(f"|dL| = {abs(loss - exact.loss):.1e} of {bound.loss:.1e}, |dg| / |g| = {apart:.1e} of {bound.gradient:.1e}")
+    assert loss == pytest.approx(exact.loss, rel=0.0, abs=bound.loss)
+    assert apart <= bound.gradient
