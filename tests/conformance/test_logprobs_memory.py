@@ -10,16 +10,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+AFRESH = ("sh", "-c", '"$@"; exit $?', "sh")
+"""A process inherits the peak of the one that starts it, and pytest's may be higher than what is measured; a shell's is
+small, and `exit` behind the command keeps it from turning into the command."""
 
 
 @pytest.mark.conformance(formula="never [tokens, vocabulary], forward or backward", setting="CHUNK_TOKENS")
-def test_memory_stays_far_below_the_full_logits() -> None:
-    """4,096 tokens at a vocabulary of 150,000, forward and backward: full logits alone would take 2,458 MB."""
+@pytest.mark.parametrize("vocabulary", [20_000, pytest.param(150_000, marks=pytest.mark.slow)])
+def test_memory_stays_far_below_the_full_logits(vocabulary: int) -> None:
+    """4,096 tokens, forward and backward: full logits alone would take 328 MB, and 2,458 MB."""
+    program = [sys.executable, str(ROOT / "benchmarks/logprobs_memory.py")]
+    size = ["--tokens", "4096", "--vocabulary", str(vocabulary), "--hidden", "16"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
     finished = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks/logprobs_memory.py"), "--tokens", "4096", "--vocabulary", "150000",
-         "--hidden", "16", "--raw"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"},
-        capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
+        [*AFRESH, *program, *size, "--raw"], env=environment, capture_output=True, text=True, timeout=280
+    )
     assert finished.returncode == 0, finished.stderr
-    assert 0 < float(finished.stdout) < 0.5 * 4096 * 150_000 * 4
+    assert 0 < float(finished.stdout) < 0.5 * 4096 * vocabulary * 4
