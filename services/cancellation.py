@@ -1,4 +1,4 @@
-"""Owns the end of asyncio tasks: cancel until they have ended.
+"""Owns the end of asyncio tasks: cancel until they have ended, and know when one was.
 
 Must not hide what a task raised.
 """
@@ -13,6 +13,15 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 30.0
+
+
+def told_to_end() -> bool:
+    """Whether this task was cancelled, even if the cancellation was lost on its way.
+
+    For loops inside of a TaskGroup: that cancels its tasks only once, and would wait for one that goes on for ever.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:

@@ -1,5 +1,6 @@
-"""What a replica waits for while it starts has a name."""
+"""What a replica waits for while it starts has a name; what it does when a sandbox fails, and when it is cancelled."""
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -7,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from services.cancellation import end
 from services.contracts import Lane, Outcome
+from services.streams.leases import Consumer
 from tests.harness.recipes import recipe_document
 from tests.harness.service_context import service_context
 from verifier import service
@@ -79,3 +82,34 @@ async def test_the_second_try_after_a_fatal_fault_is_in_a_fresh_process(redis, r
         with Sandbox(1, 20.0) as sandbox:
             found = await service._LaneJudge(context, Lane.TRAIN, sandbox)._find(sample)
     assert (found.fault, seen) == (fault, fresh)
+
+
+async def test_a_lane_whose_cancellation_is_lost_ends_all_the_same(redis, run_id, monkeypatch):
+    """Up to Python 3.11 `asyncio.wait_for` loses one that meets a finished wait."""
+    reading, lost = asyncio.Semaphore(0), []
+
+    async def start(_):
+        return ()
+
+    async def read(*_):
+        reading.release()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            if len(lost) == len(Lane):
+                raise
+            lost.append(True)
+        return []
+
+    monkeypatch.setattr(Sandbox, "start", start)
+    monkeypatch.setattr(Consumer, "read", read)
+    async with service_context(redis, run_id, recipe_document("/nowhere"), "verifier") as context:
+        serving = asyncio.create_task(VerifierService().run(context))
+        for _ in Lane:
+            await reading.acquire()
+        serving.cancel()
+        _, left = await asyncio.wait([serving], timeout=60)
+        await end(*left)
+    assert len(lost) == len(Lane)
+    assert not left
+    assert serving.cancelled()
