@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from services.contracts import Outcome, Prompt, SampleFacts, Sampling, Task, Verdict
+from services.sampler.evaluation import sampling_of
 from services.sampler.ledger import Group
 from services.settings import Recipe, parse_recipe
 from tests.harness.recipes import recipe_document
@@ -31,3 +32,27 @@ def group_of(*samples: tuple[Outcome, int, bool, int], rest: int = 0) -> Group:
 def recipe(**overlong: Any) -> Recipe:
     """The tests' recipe (16 new tokens) with an overlong cache of 8 tokens and the settings given."""
     return parse_recipe(recipe_document("/m", algorithm={"overlong": {"cache": 8, **overlong}}))
+
+
+def answered_group(
+    name: str, *verdicts: tuple[Outcome, str], oldest: int = 3, newest: int = 3, tokens: int = 4
+) -> Group:
+    """A group of an evaluation, from (outcome, answer) of its samples; the first of them was cut off."""
+    prompt = Prompt(id="p", messages=({"role": "user", "content": "?"},), verifier="math", reference={})
+    sampling = sampling_of(parse_recipe(recipe_document("/m")))
+    group = Group(Task(group=name, prompt=prompt, samples=len(verdicts), sampling=sampling))
+    for index, (outcome, answer) in enumerate(verdicts):
+        facts = SampleFacts(
+            payload="k",
+            prompt_tokens=3,
+            response_tokens=tokens,
+            truncated=index == 0,
+            mean_logprob=0.0,
+            oldest_version=oldest,
+            newest_version=newest,
+            started_at=0.0,
+            finished_at=1.0,
+        )
+        verdict = Verdict(group=name, index=index, outcome=outcome, score=0.0, answer=answer, facts=facts)
+        group.verdicts[index] = verdict
+    return group
