@@ -5,6 +5,7 @@ import asyncio
 import itertools
 import logging
 from collections import Counter
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -43,10 +44,7 @@ from tests.services.driven import (
 )
 from tests.services.hostile import RAW, broken
 
-EXAMPLES = 150
-FUZZED = settings(
-    max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)  # fmt: skip
+FUZZED = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 RUNS = (f"fuzz-{number}" for number in itertools.count())
 TASK = task_of("g0", 2, 1)
 R = RunKeys("r")
@@ -60,6 +58,12 @@ def loop(redis_url):
         client = runner.run(connect(redis_url))
         yield lambda work: runner.run(work(client))
         runner.run(client.aclose())
+
+
+@pytest.fixture(params=[30, pytest.param(150, marks=pytest.mark.slow)])
+def fuzz(loop, request):
+    """`fuzz_with` a number of examples, of which most are slow."""
+    return partial(fuzz_with, loop, request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -129,11 +133,11 @@ class Fuzzed:
         await self.run.redis.unlink(*found)
 
 
-def fuzz(loop, message, scenario, *, lets_in=True):
+def fuzz_with(loop, examples, message, scenario, *, lets_in=True):
     """Run `scenario(fuzzed run, hostile messages)` many times; most are not let in, and some are, if any may be."""
     met = Counter()
 
-    @FUZZED
+    @settings(FUZZED, max_examples=examples)
     @given(st.lists(broken(message), min_size=1, max_size=4))
     def each(raws):
         async def work(redis):
@@ -145,12 +149,12 @@ def fuzz(loop, message, scenario, *, lets_in=True):
         loop(work)
 
     each()
-    assert met["let in"] > EXAMPLES // 10 or not lets_in, met
-    assert met["dead"] > EXAMPLES // 2, met
+    assert met["let in"] > examples // 10 or not lets_in, met
+    assert met["dead"] > examples // 2, met
     print(dict(met))
 
 
-def test_hostile_tasks(loop):
+def test_hostile_tasks(fuzz):
     async def scenario(one, raws):
         run, drawn = one.run, []
         await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
@@ -169,10 +173,10 @@ def test_hostile_tasks(loop):
         assert await run.counts() == {"dispatched": 2, "pending": 2}
         assert await run.redis.xlen(run.streams.samples) == 4, "each sample once"
 
-    fuzz(loop, TASK, scenario)
+    fuzz(TASK, scenario)
 
 
-def test_hostile_samples(loop):
+def test_hostile_samples(fuzz):
     async def scenario(one, raws):
         run = one.run
         held = await run.dispatched("g0")
@@ -188,10 +192,10 @@ def test_hostile_samples(loop):
         verdicts = await run.judge().read(20, 0.001)
         assert sorted(one.message.index for one in verdicts) == [0, 1], "each sample is judged once"
 
-    fuzz(loop, SAMPLE, scenario)
+    fuzz(SAMPLE, scenario)
 
 
-def test_hostile_verdicts(loop):
+def test_hostile_verdicts(fuzz):
     async def scenario(one, raws):
         run, seen = one.run, set()
         samples = await run.published("g0")
@@ -212,10 +216,10 @@ def test_hostile_verdicts(loop):
         fields = await run.redis.hgetall(one.keys.group("g0"))
         assert {name for name in fields if name.startswith(b"verdict:")} == {b"verdict:0", b"verdict:1"}
 
-    fuzz(loop, verdict_on(SAMPLE), scenario)
+    fuzz(verdict_on(SAMPLE), scenario)
 
 
-def test_hostile_batches(loop):
+def test_hostile_batches(fuzz):
     async def scenario(one, raws):
         run = one.run
         await one.send(one.keys.batches, raws)
@@ -231,7 +235,7 @@ def test_hostile_batches(loop):
         assert await run.learner.commit_step(record_of(logged.batch, await run.learner.announce(1, "w1")), logged.entry)
         assert await run.counts() == {"dispatched": 1, "trained": 1}
 
-    fuzz(loop, batch_of(R, 1, ["g0"]), scenario, lets_in=False)
+    fuzz(batch_of(R, 1, ["g0"]), scenario, lets_in=False)
 
 
 EVALUATION = EvaluationRecord(
@@ -248,7 +252,7 @@ TAILED = {
 
 
 @pytest.mark.parametrize("stream", TAILED)
-def test_hostile_entries_of_streams_that_nobody_acks(loop, stream):
+def test_hostile_entries_of_streams_that_nobody_acks(fuzz, stream):
     message = TAILED[stream]
 
     async def scenario(one, raws):
@@ -263,10 +267,10 @@ def test_hostile_entries_of_streams_that_nobody_acks(loop, stream):
         assert [entry for entry, _ in again] == entries, "what was no message is gone"
         await one.check(key, entries)
 
-    fuzz(loop, message, scenario)
+    fuzz(message, scenario)
 
 
-def test_hostile_dead_letters(loop):
+def test_hostile_dead_letters(fuzz):
     async def scenario(one, raws):
         run = one.run
         await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
@@ -284,7 +288,7 @@ def test_hostile_dead_letters(loop):
                 await redrive(run.redis, one.keys, letter, journal)
         assert await run.counts() == {"dispatched": 1, "pending": 1}
 
-    fuzz(loop, LETTER, scenario)
+    fuzz(LETTER, scenario)
 
 
 @pytest.mark.parametrize("lane", Lane)

@@ -70,7 +70,7 @@ class Attacker:
         self.sent.add((stream, await self.redis.xadd(stream, {"m": again})))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_a_run_comes_to_its_end_amid_hostile_messages(redis, run_id, seed, caplog):
     caplog.set_level("CRITICAL", "services.streams")
     document = recipe_document("/none", limits={"rollout_steps": 2})
@@ -108,12 +108,13 @@ VERIFIERS = ["pattern", "math", "answer-line", "reasoning-gym", "", "no such ver
 BACKTRACKING = replace(BODY, text="a" * 40 + "!")
 
 
-async def test_a_verifier_lives_on_whatever_it_is_given(redis, run_id):
-    """Every reference with every verifier: a verdict comes for each, and is never `correct` by accident."""
+@pytest.mark.parametrize("references", [3, pytest.param(12, marks=pytest.mark.slow)])
+async def test_a_verifier_lives_on_whatever_it_is_given(redis, run_id, references):
+    """Some references with every verifier: a verdict comes for each, and is never `correct` by accident."""
     document = recipe_document("/none", verifier={"timeout_s": 2.0}, limits={"lease_s": 60.0})
     keys = RunKeys(run_id)
     chosen = random.Random(7)
-    cases = [(name, reference) for name in VERIFIERS for reference in chosen.sample(REFERENCES, 12)]
+    cases = [(name, reference) for name in VERIFIERS for reference in chosen.sample(REFERENCES, references)]
     cases.append(("pattern", {"pattern": "(a+)+$"}))
     sampler = await Effects.fenced(redis, keys, "sampler")
     effects = Effects(redis, keys, "rollout")

@@ -16,7 +16,7 @@ from tests.harness.service_context import service_context
 from verifier.service import VerifierService
 
 
-@pytest.mark.parametrize("max_staleness", [0, 1])
+@pytest.mark.parametrize("max_staleness", [pytest.param(0, marks=pytest.mark.slow), 1])
 async def test_run_of_three_steps_reconciles(redis, run_id, max_staleness):
     document = recipe_document("/none", limits={"max_staleness": max_staleness, "rollout_steps": 3})
     keys = RunKeys(run_id)

@@ -1,6 +1,7 @@
 """Any interleaving of what services do to a run's groups keeps the queue's promises, on a real server, without waiting.
 
-And the model can fail: each fault of the table, put into the library of functions, is noticed.
+And the model can fail: each fault of the table, put into the library of functions, is noticed. Most examples and most
+faults are slow; those that are not notice the same kinds of mistake, less thoroughly.
 """
 
 import asyncio
@@ -23,9 +24,13 @@ from tests.services.queue_machine import QueueMachine
 from tests.services.queue_model import TOMBSTONES
 
 WHOLE = settings(
-    max_examples=160, stateful_step_count=50, deadline=None, derandomize=True, database=None,
+    max_examples=160,
+    stateful_step_count=50,
+    deadline=None,
+    derandomize=True,
+    database=None,
     suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+)
 UNTIL_NOTICED = settings(WHOLE, phases=[Phase.generate], print_blob=False, report_multiple_bugs=False)
 
 
@@ -48,14 +53,25 @@ SITUATIONS = """
     rewound to a step that was not covered; trimmed behind a lease; trimmed up to a lease;
     trimmed up to what was delivered
 """
-"""What the default run must have met, lest it holds because nothing happened."""
+"""What the run must have met, lest it holds because nothing happened."""
+RARE = {"rewound to a step that was not covered"}
+"""Of those, what takes more examples than FEW."""
+FEW = 40
+QUICK = {
+    "a task is never acked", "a verdict of an abandoned history counts", "a recorded verdict is not acked",
+    "a batched group is released", "a late renewal steals the lease", "a message is given up without a letter",
+    "a group is dispatched twice", "a batch leaves its groups kept", "a trained group stays pending",
+    "a covered batch keeps its payloads", "trimming drops what was not delivered", "a rewind leaves what was judged",
+    "a former owner writes",
+}  # fmt: skip
+"""One fault of almost every function, soon noticed; the others are slow."""
 
 
 @pytest.fixture(scope="module")
 def server():
     with embedded_server() as own, asyncio.Runner() as runner:
         url = f"redis://127.0.0.1:{own.port}/0"
-        client, view = runner.run(connect(url)), Redis.from_url(url, protocol=2)
+        client, view = runner.run(connect(url)), Redis.from_url(url, protocol=2, socket_timeout=60)
         yield Server(runner, client, view)
         view.close()
         runner.run(client.aclose())
@@ -87,15 +103,24 @@ def give_code(monkeypatch):
     library_code.cache_clear()
 
 
-def test_any_interleaving_keeps_the_promises(server, give_code):
+@pytest.mark.parametrize(
+    ("examples", "never_met"), [(FEW, RARE), pytest.param(WHOLE.max_examples, set(), marks=pytest.mark.slow)]
+)
+def test_any_interleaving_keeps_the_promises(server, give_code, examples, never_met):
     give_code()
     server.met.clear()
-    run_state_machine_as_test(lambda: QueueMachine(server), settings=WHOLE)
+    run_state_machine_as_test(lambda: QueueMachine(server), settings=settings(WHOLE, max_examples=examples))
     situations = {" ".join(one.split()) for one in SITUATIONS.split(";")}
-    assert {name for name in situations if not server.met[name]} == set()
+    assert {name for name in situations if not server.met[name]} <= never_met
 
 
-@pytest.mark.parametrize("name", FAULTS)
+def test_the_quick_faults_are_in_the_table():
+    assert set(FAULTS) >= QUICK
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in FAULTS]
+)
 def test_a_fault_is_noticed(server, give_code, name):
     give_code(FAULTS[name])
     with pytest.raises((AssertionError, FencedError, ResponseError, TakenBackError)):

@@ -15,6 +15,7 @@ from services.streams.library import call, load
 from tests.harness.redis_servers import Process, start_sentinel, start_server
 from tests.services.repeating import keep_at_it, until_a_read_blocks
 
+pytestmark = pytest.mark.slow
 SERVICE = "penstock"
 DEATH_MS, HANDOVER_MS = 1500, 5000
 """When a master that says nothing is called down: soon, where it dies; else not because it stalls for a moment."""

@@ -52,6 +52,7 @@ class SlowToCover(HandLearner):
             del self.waiting[:4]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_memory_stays_below_the_bound_of_the_recipe(run_id):
     document = recipe_document(
@@ -96,10 +97,8 @@ async def test_memory_stays_below_the_bound_of_the_recipe(run_id):
     assert max(streams) < 200, streams
 
 
-PASSING = 400
-
-
-async def test_one_slow_group_does_not_hold_on_to_what_passes_it(own_server, run_id):
+@pytest.mark.parametrize("passing", [80, pytest.param(400, marks=pytest.mark.slow)])
+async def test_one_slow_group_does_not_hold_on_to_what_passes_it(own_server, run_id, passing):
     """A task, samples and verdicts of slow groups stay under lease while hundreds of groups pass them by."""
     inflight = 8
     limits = {"max_inflight_groups": inflight, "groups_per_step": 2}
@@ -113,7 +112,7 @@ async def test_one_slow_group_does_not_hold_on_to_what_passes_it(own_server, run
     async with service_context(redis, run_id, document, "sampler") as context:
         housekeeping = Housekeeping(context)
         slow = [await run.dispatched("slow-task"), *await run.published("slow-sample"), *await run.judged("slow")]
-        for number in range(PASSING):
+        for number in range(passing):
             await run.decided(f"g{number}", "filtered")
             if number % inflight < inflight - 1:
                 continue  # no more pass between two looks than may be under way
@@ -129,7 +128,7 @@ async def test_one_slow_group_does_not_hold_on_to_what_passes_it(own_server, run
                 lengths[name].append(await redis.xlen(getattr(run.streams, name)))
     assert {name: max(found) for name, found in lengths.items()} == longest
     assert max(used) < footprint(recipe).parts["streams of groups under way"]
-    groups = PASSING + 3
+    groups = passing + 3
     assert seen == {"tasks": groups, "samples": 2 * (groups - 1), "verdicts": 2 * (groups - 2)}, "a tail misses nothing"
     assert len(slow) == 5
     for lease in (one.lease for one in slow):

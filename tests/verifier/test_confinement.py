@@ -207,10 +207,12 @@ main(sys.argv[1:])
 @pytest.mark.parametrize(
     ("limit", "least", "most"),
     [
-        ("max", 4 << 30, 4 << 30), (str(64 << 30), 4 << 30, 4 << 30), (str(2 << 30), 512 << 20, 512 << 20),
-        (str(1 << 20), 256 << 20, 511 << 20),
+        ("max", 4 << 30, 4 << 30),
+        pytest.param(str(64 << 30), 4 << 30, 4 << 30, marks=pytest.mark.slow),
+        (str(2 << 30), 512 << 20, 512 << 20),
+        pytest.param(str(1 << 20), 256 << 20, 511 << 20, marks=pytest.mark.slow),
     ],
-)  # fmt: skip
+)
 async def test_its_memory_is_a_share_of_the_containers(tmp_path, monkeypatch, limit, least, most):
     (tmp_path / "limit").write_text(f"{limit}\n")
     (tmp_path / "contained_judging.py").write_text(IN_CONTAINER.format(limit=str(tmp_path / "limit")))
