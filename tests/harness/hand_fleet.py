@@ -19,7 +19,7 @@ from services.streams.journal import Journal
 from services.streams.leases import Consumer
 from services.streams.payloads import SamplePayload
 
-DEADLINE_S = 60
+DEADLINE_S = 150
 
 
 class HandFleet:

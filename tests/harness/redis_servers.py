@@ -86,7 +86,7 @@ class Process:
 
     def client(self, **options: Any) -> Any:
         """A plain client of it, for what the test itself has to ask or do."""
-        return redis.Redis(host="127.0.0.1", port=self.port, decode_responses=True, socket_timeout=20, **options)
+        return redis.Redis(host="127.0.0.1", port=self.port, decode_responses=True, socket_timeout=60, **options)
 
 
 @contextmanager

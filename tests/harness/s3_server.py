@@ -112,6 +112,7 @@ class S3Server:
         """Let it answer nobody until `go_on`."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitpid(self._process.pid, os.WUNTRACED)  # until every thread has stopped: before, it may still answer
 
     def go_on(self) -> None:
         """The reverse of `hang`."""

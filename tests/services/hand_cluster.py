@@ -88,7 +88,7 @@ async def controlled(redis, run, tmp_path, **sections):
 
 
 async def until_state(records, run, *states):
-    ends = time.monotonic() + 20
+    ends = time.monotonic() + 90
     while (record := await records.get(run)).state not in states:
         assert time.monotonic() < ends, f"{run} is {record.state}, not {states}: {record.reason}"
         await asyncio.sleep(0.05)
@@ -119,7 +119,7 @@ async def evaluate(redis, run, name, accuracy, kind="held-out"):
     await note(redis, RunKeys(run).evaluations, record, 0)
 
 
-async def until(condition, deadline_s=20.0):
+async def until(condition, deadline_s=90.0):
     """Wait for a condition; fails at the deadline."""
     ends = time.monotonic() + deadline_s
     while not condition():
@@ -133,7 +133,7 @@ async def events_of(redis, run, phase):
 
 async def first_event(redis, run, phase):
     """The text of the first event of a phase, once there is one."""
-    ends = time.monotonic() + 20
+    ends = time.monotonic() + 90
     while not (found := await events_of(redis, run, phase)):
         assert time.monotonic() < ends, f"no event {phase!r}"
         await asyncio.sleep(0.05)

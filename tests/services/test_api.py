@@ -31,6 +31,7 @@ from services.streams.keys import RunKeys
 from services.streams.presence import Presence
 from services.streams.records import RunRecords
 from services.waits import Waits
+from tests.harness.free_ports import free_port
 from tests.harness.recipes import recipe_document
 
 
@@ -147,10 +148,9 @@ async def test_server_serves_until_stopped_and_refuses_a_taken_port(redis):
         taken.listen()
         with pytest.raises(OSError, match="in use"):
             await serve_api(redis, "127.0.0.1", taken.getsockname()[1], asyncio.Event())
-        port = taken.getsockname()[1]
-    stopping = asyncio.Event()
+    stopping, port = asyncio.Event(), free_port()
     serving = asyncio.create_task(serve_api(redis, "127.0.0.1", port, stopping))
-    async with httpx.AsyncClient() as client, asyncio.timeout(20):
+    async with httpx.AsyncClient() as client, asyncio.timeout(60):
         while True:
             try:
                 assert (await client.get(f"http://127.0.0.1:{port}/healthz")).status_code == 200

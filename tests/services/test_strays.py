@@ -100,7 +100,8 @@ async def test_a_redriven_group_that_is_given_up_again_ends_and_can_be_redriven_
         assert (await group_counts(redis, keys)).reconciled
 
 
-async def test_a_redriven_group_is_looked_after_before_anything_is_heard_of_it(redis, run_id):
+async def test_a_redriven_group_is_looked_after_before_anything_is_heard_of_it(redis, run_id, monkeypatch):
+    monkeypatch.setattr("services.sampler.orphans.ORPHANED_AFTER_S", 1.5)
     document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})
     keys = RunKeys(run_id)
     async with (
@@ -109,7 +110,9 @@ async def test_a_redriven_group_is_looked_after_before_anything_is_heard_of_it(r
     ):
         consumer = Consumer(redis, keys, keys.lane(Lane.TRAIN).tasks, "rollout", "hand", Task, 30.0, 3)
         await consumer.open()
-        for one in await consumer.read(64, 10):
+        while not (held := await consumer.read(64, 10)):
+            pass  # the sampler takes its time to start
+        for one in held:
             await consumer.give_up(one, "nobody answers", Cause.DELIVERIES)
 
         async def some_dead():
@@ -141,7 +144,7 @@ async def test_a_letter_from_before_a_rewind_ends_nothing(redis, run_id):
             while len(held) < 2:
                 held += await consumer.read(2, 10)
             first.stopping.set()
-            await asyncio.wait_for(sampling[0], 20)
+            await asyncio.wait_for(sampling[0], 90)
         for one in held[:2]:
             await consumer.give_up(one, "nobody answers", Cause.DELIVERIES)
         [former, _] = [one.entry for one in await letters(redis, keys)]

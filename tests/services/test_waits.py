@@ -145,7 +145,7 @@ def test_threads_share_the_waits_of_their_process():
                 waits.newly_stalled(time.time() + 9)
 
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(work, range(8), timeout=20))
+        list(threads.map(work, range(8), timeout=90))
     assert waits.current(time.time() + 2) == ()
 
 
@@ -157,7 +157,7 @@ def metric(name, run, wait):
     return REGISTRY.get_sample_value(name, {"run": run, "service": "learner", "wait": wait})
 
 
-async def until(condition, deadline_s=15.0):
+async def until(condition, deadline_s=90.0):
     """The first true answer of `condition`, a coroutine function."""
     ends = time.monotonic() + deadline_s
     while not (found := await condition()):
@@ -222,7 +222,7 @@ async def test_the_heartbeat_survives_redis_and_tells_what_it_missed(own_server,
         await until(lambda: _logged(caplog, "heartbeat of learner-1 failed"))
         assert await _logged(caplog, "stalled: learner-1: waits for Redis to come back (redis)")
         server.start(60)
-        [(_, event)] = await until(journal.events, 30)
+        [(_, event)] = await until(journal.events)
         assert (event.phase, event.text[:47]) == ("stalled", "learner-1: waits for Redis to come back (redis)")
         assert [one.id for one in await live_processes(redis, run_id)] == ["learner-1"]
 
@@ -235,9 +235,9 @@ async def test_a_redis_that_hangs_does_not_silence_the_log(own_server, run_id, q
     async with Presence(redis, info_of(run_id), waits, Journal(redis, RunKeys(run_id), "learner")) as presence:
         os.kill(server._process.pid, signal.SIGSTOP)
         try:
-            await until(lambda: _logged(caplog, "heartbeat of learner-1 failed: TimeoutError"), 20)
+            await until(lambda: _logged(caplog, "heartbeat of learner-1 failed: TimeoutError"))
             waits.pending("redis", "Redis to answer", 30)
-            await until(lambda: _logged(caplog, "stalled: learner-1: waits for Redis to answer (redis)"), 20)
+            await until(lambda: _logged(caplog, "stalled: learner-1: waits for Redis to answer (redis)"))
         finally:
             os.kill(server._process.pid, signal.SIGCONT)
         await until(lambda: _announced(redis, run_id, {"redis"}))
@@ -288,7 +288,7 @@ async def test_a_service_names_its_waits_in_its_context(redis, redis_url, run_id
     [wait] = await until(announced)
     assert (wait.name, wait.waits_for, wait.idle) == ("work", "somebody to stop this", True)
     stopping.set()
-    await asyncio.wait_for(serving, 10)
+    await asyncio.wait_for(serving, 60)
     assert await live_processes(redis, run_id) == []
 
 
