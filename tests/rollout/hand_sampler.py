@@ -65,7 +65,7 @@ class HandSampler:
         return bool(info["lag"] == info["pending"] == 0)
 
 
-async def present(redis: Any, run: str, state: str, deadline_s: float = 270.0) -> ProcessInfo:
+async def present(redis: Any, run: str, state: str, deadline_s: float = 600.0) -> ProcessInfo:
     """The run's replica once it announces `state`."""
 
     async def there() -> list[ProcessInfo]:

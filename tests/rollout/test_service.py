@@ -41,7 +41,12 @@ from tests.rollout.sender import Sender
 from tests.rollout.waiting import until
 
 # Two engines of its own: the one of the service, and one that is killed.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("vllm"), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("vllm"),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(900),
+]
 
 
 @dataclass
@@ -120,7 +125,7 @@ async def test_the_evaluation_lane_has_streams_of_its_own(fleet: Fleet) -> None:
 
 async def test_a_dead_replicas_group_is_completed_not_repeated(fleet: Fleet) -> None:
     await fleet.samples(Lane.TRAIN, "dead", 4)
-    await until(fleet.all_acked, 20)
+    await until(fleet.all_acked, 60)
     samples = await fleet.samples(Lane.TRAIN, "dead", 4)
     assert [one.index for one in samples] == [0, 1, 2, 3]
     whole, _ = await fetch(fleet.context.redis, [one.facts.payload for one in samples])
@@ -136,17 +141,17 @@ async def test_a_released_group_is_acked_without_work(fleet: Fleet) -> None:
     assert await fleet.effects.release(Lane.TRAIN, "r0", Release.STALE, 4)
     before = await context.redis.xlen(context.keys.lane(Lane.TRAIN).samples)
     await context.redis.xadd(stream, {"m": task("r0").model_dump_json()})  # delivered once more
-    await until(fleet.all_acked, 20)
+    await until(fleet.all_acked, 60)
     assert await context.redis.xlen(context.keys.lane(Lane.TRAIN).samples) == before
 
 
 async def test_a_prompt_that_is_too_long_is_a_dead_letter(fleet: Fleet) -> None:
     await fleet.effects.dispatch(Lane.TRAIN, task("long", text="7" * 300), None)
     journal = Journal(fleet.context.redis, fleet.context.keys, "test")
-    [(_, letter)] = await until(journal.dead_letters, 20)
+    [(_, letter)] = await until(journal.dead_letters, 60)
     assert (letter.group, letter.prompt, letter.cause) == ("long", "7" * 8, Cause.TOO_LONG)
     assert "has 303 tokens; at most 240 are accepted" in letter.reason
-    await until(fleet.all_acked, 20)
+    await until(fleet.all_acked, 60)
     assert fleet.service.alive
 
 
@@ -156,13 +161,13 @@ async def test_stopping_drains_and_leaves_nothing_behind(fleet: Fleet, monkeypat
     engine = [child for child in children if "VLLM" in "".join(child.cmdline())]
     assert len(engine) == 2  # EngineCore and its worker
     await fleet.effects.dispatch(Lane.TRAIN, task("last", tokens=200), None)
-    await until(fleet.all_delivered, 20)
+    await until(fleet.all_delivered, 60)
     assert await asyncio.to_thread(fleet.service.stop, 90)
     assert fleet.service.error is None
-    assert len(await fleet.samples(Lane.TRAIN, "last", 4, deadline_s=20)) == 4
+    assert len(await fleet.samples(Lane.TRAIN, "last", 4, deadline_s=60)) == 4
     assert await fleet.all_acked()
     assert await live_processes(fleet.context.redis, fleet.context.record.id) == [fleet.context.presence.info]
-    _, left = await asyncio.to_thread(psutil.wait_procs, engine, 30)
+    _, left = await asyncio.to_thread(psutil.wait_procs, engine, 60)
     assert not left
 
 
@@ -182,4 +187,4 @@ async def test_a_killed_replica_takes_its_engine_with_it(fleet: Fleet, redis_url
     async def ended() -> bool:
         return not any(alive(child) for child in children)
 
-    await until(ended, 30)
+    await until(ended, 60)

@@ -37,7 +37,12 @@ from tests.rollout.replica import Replica, started_replica
 from tests.rollout.sender import DYING, Sender, manifest_of, send_one_bucket_and_die
 from tests.rollout.waiting import until
 
-pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.asyncio(loop_scope="module")]
+# The first test waits for the engine too, which takes minutes on a busy machine.
+pytestmark = [
+    pytest.mark.xdist_group("vllm"),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(900),
+]
 
 # Longer than three KV blocks, so that a stale prefix cache would show.
 PROMPT = [2, 4, *(7 + (31 * i) % 90 for i in range(98))]
@@ -193,7 +198,7 @@ async def test_a_newer_plan_interrupts_an_older_one(replica: Replica, policies: 
     async def taken() -> bool:
         return replica.follower._generation == 6
 
-    await until(taken, 20)
+    await until(taken, 60)
     async with asyncio.timeout(60):
         superseded = await replica.sender.send(replica.sender.plan(7, 6), policies[6].weights)
         applied = await replica.sender.ack()
@@ -206,7 +211,7 @@ async def test_a_former_learners_plan_is_not_followed(replica: Replica, policies
     manifest = manifest_of(policies[7].weights)
     await replica.sender.announce(replica.sender.plan(2, 9), manifest)
     await replica.context.redis.xadd(replica.context.keys.weight_plans, {"m": "not a plan"})
-    [(_, letter)] = await until(replica.context.journal.dead_letters, 20)
+    [(_, letter)] = await until(replica.context.journal.dead_letters, 60)
     with pytest.raises(TimeoutError):
         await replica.sender.ack(1.0)
     assert replica.follower.version == 6

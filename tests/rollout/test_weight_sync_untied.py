@@ -15,7 +15,12 @@ from tests.rollout.reference import Policy, assert_written_by
 from tests.rollout.replica import Replica, started_replica
 
 # An engine of its own: whether the head is tied is decided when it starts.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("vllm"), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("vllm"),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(900),
+]
 
 PROMPT = [2, 4, *(7 + (31 * i) % 90 for i in range(98))]
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=40)
@@ -55,4 +60,4 @@ async def test_an_incomplete_policy_poisons_the_replica(replica: Replica, polici
     assert "lm_head.weight" in ack.detail
     assert replica.context.presence.info.state == "poisoned"
     with pytest.raises(PoisonedError, match="applying version 3 failed"):
-        await asyncio.wait_for(replica.following, 10)
+        await asyncio.wait_for(replica.following, 60)
