@@ -16,6 +16,10 @@ from transformers import LlamaForCausalLM
 from rollout.engine import Generation
 from tests.harness.tiny_model import write_tiny_model
 
+ROUNDING = 3e-4
+"""Nats. In float32 a log-prob of this model comes out up to 4e-5 away from its float64 value, on 2,000 tokens with
+AVX-512, with AVX2 and without either. Engine and reference may each be so far off; the rest is room for others."""
+
 
 class Policy:
     """One version's weights, as the learner publishes them and as transformers evaluates them."""
@@ -40,8 +44,8 @@ class Policy:
 
 
 def assert_written_by(policies: dict[int, Policy], prompt: list[int], generation: Generation) -> None:
-    """Every span's log-probs are its version's, within 1e-4."""
+    """Every span's log-probs are its version's, but for rounding."""
     for span in generation.spans:
         expected = policies[span.version].logprobs(prompt, generation.response_ids)[span.start : span.end]
         found = generation.behaviour_logprobs[span.start : span.end]
-        np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0, err_msg=f"span {span}")
+        np.testing.assert_allclose(found, expected, atol=ROUNDING, rtol=0, err_msg=f"span {span}")

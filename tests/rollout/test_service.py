@@ -36,7 +36,7 @@ from tests.harness.process_trees import alive
 from tests.harness.recipes import recipe_document
 from tests.harness.service_context import service_context
 from tests.rollout.hand_sampler import LEASE_S, HandSampler, leave_a_group_behind, present, task
-from tests.rollout.reference import Policy
+from tests.rollout.reference import ROUNDING, Policy
 from tests.rollout.sender import Sender
 from tests.rollout.waiting import until
 
@@ -103,12 +103,12 @@ async def test_a_joiner_works_only_once_it_holds_a_published_version(fleet: Flee
         assert 3 not in body.response_ids.tolist()[:-1]
         assert [(s.version, s.start, s.end) for s in body.spans] == [(0, 0, len(body.response_ids))]
         expected = fleet.policy.logprobs(expected_prompt, body.response_ids)
-        np.testing.assert_allclose(body.behaviour_logprobs, expected, atol=1e-4, rtol=0)
+        np.testing.assert_allclose(body.behaviour_logprobs, expected, atol=ROUNDING, rtol=0)
         facts = sample.facts
         assert (sample.verifier, sample.reference) == ("pattern", {"a": 2})
         assert (facts.prompt_tokens, facts.response_tokens) == (len(expected_prompt), len(body.response_ids))
         assert facts.truncated == (body.finish_reason == "length")
-        assert facts.mean_logprob == pytest.approx(float(expected.mean()), abs=1e-4)
+        assert facts.mean_logprob == pytest.approx(float(expected.mean()), abs=ROUNDING)
         assert (facts.oldest_version, facts.newest_version) == (0, 0)
         assert facts.started_at < facts.finished_at <= time.time()
     # Two that end at once are equal.
