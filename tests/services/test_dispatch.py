@@ -107,7 +107,10 @@ async def test_too_long_prompts_are_dropped_for_good_also_by_the_next_sampler(re
     assert learner.batches[-1].sampling_metrics["prompts_refused"] == 0
 
 
-@pytest.mark.parametrize(("cause", "says"), [(Cause.TOO_LONG, "6 too-long"), (Cause.REFUSED, "6 refused")])
+@pytest.mark.parametrize(
+    ("cause", "says"),
+    [(Cause.TOO_LONG, "6 too-long"), pytest.param(Cause.REFUSED, "6 refused", marks=pytest.mark.slow)],
+)
 async def test_a_run_without_a_usable_prompt_fails_with_the_reason(redis, run_id, cause, says):
     document = recipe_document("/none", data={"train": 6})
     keys = RunKeys(run_id)
@@ -221,7 +224,7 @@ async def test_generation_batches_come_whole_and_what_becomes_of_their_surplus(
     formula="at most max_num_gen_batches (code), then a partial batch or a pause in place of its ValueError",
     setting="dynamic_sampling.max_generation_batches",
 )
-@pytest.mark.parametrize("skill", [0.0, 0.5])
+@pytest.mark.parametrize("skill", [0.0, pytest.param(0.5, marks=pytest.mark.slow)])
 async def test_too_many_generation_batches_starve_the_run(redis, run_id, skill):
     document = by_generation_batches(steps=1, max_generation_batches=2)
     keys = RunKeys(run_id)

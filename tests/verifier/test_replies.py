@@ -110,6 +110,8 @@ LISTENS = """
 replies.write(json.dumps({"to": json.loads(requests.readline())[0]}).encode() + b"\\n")
 """
 GOES_ON = "while True: pass\n"
+LINGERS = "while True: time.sleep(0.1)\n"
+"""It goes on as well, and costs the machine nothing."""
 
 
 class Bomb:
@@ -163,7 +165,7 @@ async def test_a_process_that_neither_reads_nor_answers_is_killed_in_time():
 async def test_a_text_that_sends_its_own_reply_and_goes_on_is_the_one_that_is_late():
     with Sandbox(1, 5.0, program=HOSTILE) as sandbox:
         await sandbox.start()
-        found = await sandbox.judge("python", FORGES + GOES_ON, {})
+        found = await sandbox.judge("python", FORGES + LINGERS, {})
         assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "timeout"), found
         assert found.reason == "no judgement within 5 s: what was judged went on after its reply"
         sandbox._timeout_s = 20.0  # this one must not be late
