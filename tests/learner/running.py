@@ -85,7 +85,7 @@ async def put_evaluation(redis: Any, keys: RunKeys, evaluated: str = HELD_OUT, n
     return record
 
 
-async def until_event(redis: Any, keys: RunKeys, phase: str, deadline_s: float = 90.0) -> str:
+async def until_event(redis: Any, keys: RunKeys, phase: str, deadline_s: float = 240.0) -> str:
     """The text of the first event of a phase."""
     ends = time.monotonic() + deadline_s
     while True:
@@ -100,7 +100,7 @@ async def until_event(redis: Any, keys: RunKeys, phase: str, deadline_s: float =
 
 async def stop(thread: ServiceThread) -> None:
     """Drain a learner that is well."""
-    assert await asyncio.to_thread(thread.stop, 20.0), "the learner did not drain within 20 s"
+    assert await asyncio.to_thread(thread.stop, 60.0), "the learner did not drain within 60 s"
     assert thread.error is None, thread.error
 
 
@@ -162,11 +162,11 @@ async def drain_ranks(processes: list[Program]) -> None:
     for process in processes:
         process.terminate()
     for process in processes:
-        assert await asyncio.to_thread(process.wait, 20) == 0, process.said()
+        assert await asyncio.to_thread(process.wait, 60) == 0, process.said()
 
 
 def end_ranks(processes: list[Program]) -> None:
     """Leave none running, whatever happened."""
     for process in processes:
         process.kill()
-        process.wait(10)
+        process.wait(60)

@@ -22,7 +22,7 @@ from tests.learner import crashing
 from tests.learner.checkpointing import NEVER, Endless, archive_with, block_of, cut, names, save
 from tests.learner.running import ROOT
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 STEPS = 4
 
 
@@ -119,14 +119,14 @@ def test_killed_in_the_middle_of_writing_the_former_one_is_used(archive: RunArch
         assert process.stdout is not None
         name = process.stdout.readline().strip()
         partial = archive.checkpoints / f".{name}" / "rank-0000.safetensors"
-        ends = time.monotonic() + 60
+        ends = time.monotonic() + 240
         while not (partial.exists() and partial.stat().st_size > 1 << 20):
             assert process.poll() is None
             assert time.monotonic() < ends
             time.sleep(0.01)
     finally:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
     assert checkpoints.newest_whole(STEPS) == (before, {})
     assert checkpoints.clear() == [f".{name}"]
     after = save(checkpoints, cut(4), block_of(1000))
@@ -147,7 +147,7 @@ def test_dying_at_any_moment_leaves_the_old_checkpoints_or_the_new_one_as_well(t
         crashing.write(folder, step)
     found = subprocess.run(
         [sys.executable, "-m", "tests.learner.crashing", str(folder)], cwd=ROOT, capture_output=True, text=True,
-        timeout=100,
+        timeout=300,
     )  # fmt: skip
     assert found.returncode == 0, found.stderr
     *deaths, calls = found.stdout.splitlines()

