@@ -6,7 +6,8 @@ A bound is u x sqrt(roundings in sequence) x what a rounding of relative size u 
 cancels in the loss must not shrink its bound. u is the dtype's unit roundoff, eps / 2. n roundings in sequence are
 worth gamma_n = n u / (1 - n u) if all conspire (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., 3.1),
 and a small multiple of sqrt(n) u if their signs are independent (Higham and Mary, SIAM J. Sci. Comput. 41, 2019,
-A2815). An inner product counts as one rounding: each processor sums it in lanes and blocks of its own.
+A2815). An inner product counts as one rounding: each processor sums it in lanes and blocks of its own. Layers are taken
+to hand an error on as large as it came, as those with small weights do; a model of large ones needs other bounds.
 """
 
 from __future__ import annotations

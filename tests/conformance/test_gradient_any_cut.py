@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,20 +135,39 @@ def accumulated(policy: Policy, work: list[MicroBatch], settings: LossSettings, 
     return torch.cat([one.grad.flatten() for one in policy.parameters()])
 
 
-@pytest.mark.conformance(
-    formula="g = dL/dw of the mini-batch (float64: 1e-10)",
-    setting="any groups, masks, order, budget, layout, ranks, chunks, checkpointing",
-)
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-# Examples are small as they are drawn; to shrink one takes minutes.
-@settings(max_examples=40, phases=[Phase.explicit, Phase.generate])
-@given(
+DRAWN = given(
     loss=st.sampled_from(sorted(LOSSES)), groups=GROUPS, seed=st.integers(0, 2**32 - 1), budget=st.integers(1, 150),
     ranks=st.integers(1, 3), share_prompts=st.booleans(), checkpointing=st.booleans(), chunks=st.integers(1, 4),
     fillers=st.integers(0, 2),
 )  # fmt: skip
-def test_any_cut(
+# Examples are small as they are drawn; to shrink one takes minutes.
+PHASES = (Phase.explicit, Phase.generate)
+any_cut = pytest.mark.conformance(
+    formula="g = dL/dw of the mini-batch (float64: 1e-10)",
+    setting="any groups, masks, order, budget, layout, ranks, chunks, checkpointing",
+)
+
+
+@any_cut
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@settings(max_examples=15, phases=PHASES)
+@DRAWN
+def test_any_cut(small: Path, reduction: str, **example: Any) -> None:
+    check_cut(small, reduction, **example)
+
+
+@any_cut
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@settings(max_examples=40, phases=PHASES)
+@DRAWN
+def test_any_of_many_cuts(small: Path, reduction: str, **example: Any) -> None:
+    check_cut(small, reduction, **example)
+
+
+def check_cut(
     small: Path, reduction: str, loss: str, groups: Groups, seed: int, budget: int, ranks: int, share_prompts: bool,
     checkpointing: bool, chunks: int, fillers: int,
 ) -> None:  # fmt: skip

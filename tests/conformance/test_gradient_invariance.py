@@ -202,6 +202,19 @@ def check_metrics(found: Found, trained: Trained, tolerance: float, loss: float)
         assert float(found[f"metric.{metric}"]) == pytest.approx(trained.metrics[metric], rel=loose, abs=1e-6), metric
 
 
+@pytest.mark.conformance(formula="the comparison of metrics notices a thousandth of each", setting="metrics")
+@pytest.mark.parametrize("metric", ["entropy", "kl_reference", "loss", "mismatch_kl", "ratio_mean", "trained_tokens"])
+def test_a_fault_in_a_metric_is_refused(metric: str, single: Single, expected: Known) -> None:
+    name = "zero-1-everything"
+    metrics = single(name)[1].metrics
+    bound = expected(name).bounds["float32"]
+    found = {f"metric.{key}": torch.tensor(value, dtype=torch.float64) for key, value in metrics.items()}
+    check_metrics(found, single(name)[1], 10 * bound.nats, 2 * bound.loss)
+    found[f"metric.{metric}"] *= 1.001
+    with pytest.raises(AssertionError):
+        check_metrics(found, single(name)[1], 10 * bound.nats, 2 * bound.loss)
+
+
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=[
         pytest.mark.conformance(
