@@ -57,7 +57,8 @@ async def ran(sandbox, code, **scope):
 
 
 def judging_processes():
-    return [child for child in psutil.Process().children() if HOSTILE in child.cmdline()]
+    children = psutil.Process().children()  # also those of other tests, of which one may have ended
+    return [one for one in children if one.status() != psutil.STATUS_ZOMBIE and HOSTILE in one.cmdline()]
 
 
 FORBIDDEN = {
