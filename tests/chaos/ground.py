@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from tests.chaos.server import Server
-from tests.harness.proxy import Proxy
+from tests.harness.servers.proxy import Proxy
 
 R = TypeVar("R")
 CALL_S = 20.0

@@ -14,7 +14,7 @@ import pytest
 
 from deploy.cluster.pod import DRAIN_S
 from tests.cluster.pods import METRICS_PORTS, ROLES, Cluster
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 from tests.harness.workload import write_questions
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]

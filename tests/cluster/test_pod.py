@@ -24,9 +24,9 @@ from deploy.hosting.process import HostedService
 from deploy.hosting.residents import VARIABLE, Resident, Residents
 from services.settings import parse_recipe
 from services.streams.records import RunRecords
-from tests.harness.echo_service import EchoService
+from tests.deploy.echo_service import EchoService
 from tests.harness.free_ports import free_port
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from services.sampler.evaluation import sampling_of
 from services.sampler.scores import Response, average, majority, over_questions, pass_at, passes, sizes
 from services.settings import parse_recipe
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 
 PASS = "pass@k = 1 - C(n - c, k) / C(n, k) (arXiv 2107.03374 Eq. 1)"
 MAJORITY = "maj@k: is the answer of most responses right?"

@@ -34,7 +34,7 @@ from services.settings import load_recipe, parse_recipe
 from tests.deploy.command_line import NOWHERE, ROOT, penstock
 from tests.harness.free_ports import free_port
 from tests.harness.process_trees import alive
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 
 
 def processes_of(runs: Path) -> list[psutil.Process]:

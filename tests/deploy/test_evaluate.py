@@ -20,7 +20,7 @@ from deploy.cli.main import app, demo_recipe
 from services.contracts import EvaluationRecord, PassAt
 from services.sampler.data import load_splits
 from services.settings import Recipe, load_recipe
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 
 NOTHING: dict[str, Any] = {"samples": None, "temperature": None, "top_p": None, "max_new_tokens": None}
 

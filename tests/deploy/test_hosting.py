@@ -29,9 +29,9 @@ from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.presence import live_processes
 from services.streams.records import RunRecord, RunRecords
-from tests.harness.echo_service import EchoService, echo
+from tests.deploy.echo_service import EchoService, echo
 from tests.harness.process_trees import until_gone
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULT = "the optimizer met NaN"

@@ -22,7 +22,7 @@ from deploy.planning import (
 )
 from learner.model_shape import ModelShape, model_shape
 from services.settings import PRESETS, Recipe, load_recipe, parse_recipe
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 
 RECIPES = Path(__file__).parents[2] / "deploy" / "recipes"
 SHAPE = ModelShape("any", parameters=7_500_000_000, layers=10, hidden=100, vocabulary=1000, kv_values=2 * 10 * 2 * 50)

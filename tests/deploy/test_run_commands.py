@@ -24,7 +24,7 @@ from services.streams.records import RunRecords
 from services.waits import Waits
 from tests.deploy.command_line import NOWHERE, ROOT, penstock
 from tests.harness.free_ports import free_port
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 
 
 @pytest.fixture(scope="module")

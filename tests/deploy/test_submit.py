@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.harness.free_ports import free_port
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from tests.harness.free_ports import free_port
-from tests.harness.redis_servers import embedded_server
+from tests.harness.servers.redis_servers import embedded_server
 from tests.helm.cases import CPU
 from tests.helm.rendering import ROOT, Container, Document, PodTemplate, render
 

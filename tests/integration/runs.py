@@ -18,8 +18,8 @@ import redis
 
 from services.contracts import Lane, Verdict
 from services.streams.keys import RunKeys
-from tests.harness import redis_log
-from tests.harness.recipes import recipe_document
+from tests.harness.servers import redis_log
+from tests.harness.small_run import recipe_document
 from tests.harness.stack import Stack
 
 STEPS = 3

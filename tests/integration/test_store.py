@@ -24,7 +24,7 @@ from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.records import RunRecords
 from tests.harness.process_trees import end_tree
-from tests.harness.s3_server import S3Server
+from tests.harness.servers.s3_server import S3Server
 from tests.harness.workload import recipe, write_model, write_questions
 from tests.learner.running import ROOT
 

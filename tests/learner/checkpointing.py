@@ -24,7 +24,7 @@ from learner.trainer import Trainer
 from services.contracts import OptimizerStepRecord
 from services.settings import parse_recipe
 from services.streams.keys import RunKeys
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 from tests.learner.running import draw_batch
 
 NEVER = threading.Event()

@@ -27,7 +27,7 @@ from services.streams.keys import RunKeys
 from services.streams.payloads import SamplePayload, pack
 from services.streams.records import RunRecords
 from tests.harness.free_ports import free_port
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ from learner.archive import ArchiveError, RunArchive, RunFacts, whole_file
 from services.contracts import Batch, BatchGroup, BatchSample, OptimizerStepRecord, SamplerState, StepRecord
 from services.settings import parse_recipe
 from services.streams.payloads import SamplePayload
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 
 
 @pytest.fixture

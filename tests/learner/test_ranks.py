@@ -13,8 +13,7 @@ from learner import lead, work
 from learner.lead import Lead
 from learner.work import RankWork
 from services.storage.errors import StoreError
-from tests.harness.recipes import recipe_document
-from tests.harness.service_context import service_context
+from tests.harness.small_run import recipe_document, service_context
 from tests.learner.running import end_ranks, start_programs
 
 pytestmark = pytest.mark.timeout(400)

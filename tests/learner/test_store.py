@@ -31,7 +31,7 @@ from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.records import RunRecords
 from services.waits import Waits
-from tests.harness.s3_server import S3Server
+from tests.harness.servers.s3_server import S3Server
 from tests.learner.checkpointing import NEVER, bits, block_of, cut, save
 from tests.learner.running import (
     drain_ranks,

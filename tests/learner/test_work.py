@@ -20,7 +20,7 @@ from learner.work import RankWork
 from services.contracts import Batch
 from services.streams.journal import Journal
 from services.streams.keys import RunKeys
-from tests.harness.service_context import service_context
+from tests.harness.small_run import service_context
 from tests.learner.checkpointing import Endless, Slow
 from tests.learner.running import drain_ranks, end_ranks, put_batch, put_evaluation, start_ranks, submit, until_event
 

@@ -11,7 +11,7 @@ from services.contracts import COMMON_PHASES, PHASES
 from services.controller.figures import PROCESS_STATES, settings_shown
 from services.settings import parse_recipe
 from tests.harness.each import each
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 from tests.observability.reading import (
     OF_EVERY_PROCESS,
     OF_PROMETHEUS,

@@ -25,8 +25,7 @@ from services.streams.leases import Consumer
 from services.streams.library import call
 from services.streams.records import RunRecord, RunRecords
 from tests.harness.free_ports import free_port
-from tests.harness.recipes import recipe_document
-from tests.harness.service_context import service_context
+from tests.harness.small_run import recipe_document, service_context
 from tests.observability.reading import ROOT
 from verifier.sandbox import Sandbox
 

@@ -13,7 +13,7 @@ import yaml
 
 from tests.harness.free_ports import free_port
 from tests.harness.programs import needed
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 from tests.harness.stack import Stack
 from tests.harness.workload import write_questions
 from tests.observability.reading import RULES, dashboard_expressions, everything_named, recorded

@@ -17,8 +17,7 @@ from rollout.engine import RolloutEngine
 from rollout.weights import WeightFollower
 from services.shell import Context
 from services.streams.connection import connect
-from tests.harness.recipes import recipe_document
-from tests.harness.service_context import service_context
+from tests.harness.small_run import recipe_document, service_context
 from tests.rollout.sender import Sender
 
 

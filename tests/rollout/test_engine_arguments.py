@@ -4,7 +4,7 @@ import pytest
 
 from rollout.engine import _engine_arguments
 from services.settings import parse_recipe
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 
 
 def arguments(**rollout):

@@ -10,8 +10,7 @@ import pytest
 from rollout.groups import GroupWorker
 from services.contracts import VersionSpan
 from services.streams.payloads import SamplePayload
-from tests.harness.recipes import recipe_document
-from tests.harness.service_context import service_context
+from tests.harness.small_run import recipe_document, service_context
 from tests.rollout.hand_sampler import task
 
 

@@ -33,8 +33,7 @@ from services.streams.payloads import fetch
 from services.streams.presence import live_processes
 from services.streams.records import RunRecords
 from tests.harness.process_trees import alive
-from tests.harness.recipes import recipe_document
-from tests.harness.service_context import service_context
+from tests.harness.small_run import recipe_document, service_context
 from tests.rollout.hand_sampler import LEASE_S, HandSampler, leave_a_group_behind, present, task
 from tests.rollout.reference import ROUNDING, Policy
 from tests.rollout.sender import Sender

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from rollout.service import RolloutService
-from tests.harness.recipes import recipe_document
-from tests.harness.service_context import service_context
+from tests.harness.small_run import recipe_document, service_context
 
 
 class Stop(Exception):  # noqa: N818 - it ends the start; it is no error

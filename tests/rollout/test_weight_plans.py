@@ -6,8 +6,7 @@ from rollout.weights import WeightFollower
 from services.contracts import EPOCH_SHIFT, WeightPlan
 from services.streams.history import History
 from services.streams.journal import Journal
-from tests.harness.recipes import recipe_document
-from tests.harness.service_context import service_context
+from tests.harness.small_run import recipe_document, service_context
 
 
 async def test_a_plan_that_no_learner_can_have_made_is_refused_and_makes_nobody_deaf(redis: Any, run_id: str) -> None:

@@ -29,8 +29,7 @@ from services.streams.effects import Effects
 from services.streams.leases import Consumer
 from services.streams.payloads import fetch
 from tests.harness.free_ports import free_port
-from tests.harness.recipes import recipe_document
-from tests.harness.service_context import service_context
+from tests.harness.small_run import recipe_document, service_context
 from tests.rollout.hand_sampler import LEASE_S, HandSampler, leave_a_group_behind, task
 from tests.rollout.reference import Policy, assert_written_by
 from tests.rollout.replica import Replica, started_replica

@@ -16,7 +16,7 @@ from services.streams.journal import Journal
 from services.streams.leases import Consumer, trim
 from services.streams.presence import Presence
 from services.streams.records import OWNER, RunRecords
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 from tests.services.driven import (
     EVENT,
     STATE,

@@ -14,7 +14,7 @@ from services.streams.journal import Journal, note
 from services.streams.keys import RunKeys
 from services.streams.presence import Presence
 from services.streams.records import RunRecords
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 
 
 class HandCluster:

@@ -11,7 +11,7 @@ from services.contracts import Outcome, Prompt, SampleFacts, Sampling, Task, Ver
 from services.sampler.evaluation import sampling_of
 from services.sampler.ledger import Group
 from services.settings import Recipe, parse_recipe
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 
 
 def group_of(*samples: tuple[Outcome, int, bool, int], rest: int = 0) -> Group:

@@ -32,7 +32,7 @@ from services.streams.presence import Presence
 from services.streams.records import RunRecords
 from services.waits import Waits
 from tests.harness.free_ports import free_port
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 
 
 async def test_submitted_run_is_queued_and_shown(api, run_id):

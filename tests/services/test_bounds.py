@@ -14,7 +14,7 @@ from services.settings import Booking, Bounds, BoundsError, bookings, load_bound
 from services.settings.bounds import VARIABLE, GroupBounds
 from services.streams.presence import Presence
 from services.streams.records import RunRecord, RunRecords
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 from tests.services.hand_cluster import controlled, events_of, first_event, replica, until, until_state
 
 FILE = {

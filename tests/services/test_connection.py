@@ -27,8 +27,8 @@ from services.streams.effects import become_owner
 from services.streams.keys import RunKeys
 from services.streams.library import load
 from tests.harness.free_ports import free_port
-from tests.harness.proxy import Proxy
-from tests.harness.redis_servers import start_server
+from tests.harness.servers.proxy import Proxy
+from tests.harness.servers.redis_servers import start_server
 from tests.services.repeating import keep_at_it, until_a_read_blocks
 
 LIBRARY = """#!lua name=counting

@@ -15,8 +15,7 @@ from services.streams.keys import RunKeys
 from services.streams.leases import Consumer
 from services.streams.presence import Presence
 from tests.harness.hand_fleet import HandFleet, running, until
-from tests.harness.recipes import recipe_document
-from tests.harness.service_context import service_context
+from tests.harness.small_run import recipe_document, service_context
 from tests.services.judged import answered_group
 from verifier.service import VerifierService
 

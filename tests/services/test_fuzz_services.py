@@ -18,8 +18,7 @@ from services.streams.keys import RunKeys
 from services.streams.leases import Consumer
 from services.streams.records import RunRecords
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
-from tests.harness.recipes import recipe_document
-from tests.harness.service_context import service_context
+from tests.harness.small_run import recipe_document, service_context
 from tests.services.driven import BODY, EVENT, LETTER, STATE, batch_of, record_of, sample_of, task_of
 from tests.services.hostile import NESTED, VALUES, spoilt
 from verifier.service import VerifierService

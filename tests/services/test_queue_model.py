@@ -17,7 +17,7 @@ from services.streams import library
 from services.streams.connection import connect
 from services.streams.history import TakenBackError
 from services.streams.library import FencedError, library_code, library_name
-from tests.harness.redis_servers import embedded_server
+from tests.harness.servers.redis_servers import embedded_server
 from tests.services.queue_actors import Server
 from tests.services.queue_faults import FAULTS, Fault
 from tests.services.queue_machine import QueueMachine

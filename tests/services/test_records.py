@@ -20,7 +20,7 @@ from services.streams.records import (
     RunStateError,
     UnknownRunError,
 )
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 
 RECIPE = parse_recipe(recipe_document("/model"))
 

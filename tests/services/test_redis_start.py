@@ -18,7 +18,14 @@ from deploy.local.valkey import server_binary
 from services.streams.connection import RedisUnavailableError, connect
 from services.streams.credentials import PASSWORD_FILE, USERNAME
 from tests.harness.programs import needed
-from tests.harness.redis_servers import PASSWORDS, ROOT, START_SCRIPT, script_settings, scripted_server, start_server
+from tests.harness.servers.redis_servers import (
+    PASSWORDS,
+    ROOT,
+    START_SCRIPT,
+    script_settings,
+    scripted_server,
+    start_server,
+)
 
 NEAR = ["streams", "library", "history", "trim", "redrive", "dead", "payloads"]
 # What those tests do beside the platform, to look at what it did and to break it.

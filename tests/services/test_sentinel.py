@@ -12,7 +12,7 @@ from services.streams.connection import RedisUnavailableError, client, connect, 
 from services.streams.credentials import SENTINEL_PASSWORD_FILE
 from services.streams.keys import RunKeys
 from services.streams.library import call, load
-from tests.harness.redis_servers import Process, start_sentinel, start_server
+from tests.harness.servers.redis_servers import Process, start_sentinel, start_server
 from tests.services.repeating import keep_at_it, until_a_read_blocks
 
 pytestmark = pytest.mark.slow

@@ -3,7 +3,7 @@
 import pytest
 
 from services.settings import PRESETS, Recipe, RecipeError, load_recipe, parse_recipe
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,8 @@ from services.streams.keys import RunKeys
 from services.streams.leases import tail
 from services.streams.payloads import SamplePayload
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
-from tests.harness.recipes import recipe_document
-from tests.harness.redis_servers import embedded_server
-from tests.harness.service_context import service_context
+from tests.harness.servers.redis_servers import embedded_server
+from tests.harness.small_run import recipe_document, service_context
 from tests.services.driven import DrivenRun
 from verifier.service import VerifierService
 

@@ -20,7 +20,7 @@ from services.storage.facts import facts_of
 from services.storage.folders import MANIFEST, contents, local_copy, marked, put_folder
 from services.storage.mirror import UNMIRRORED, StoredMirror, run_mirror
 from services.storage.places import Address, address, store_address
-from tests.harness.s3_server import KEY, SECRET, Partial, S3Server
+from tests.harness.servers.s3_server import KEY, SECRET, Partial, S3Server
 
 pytestmark = pytest.mark.timeout(40)
 MIB = 1 << 20

@@ -22,8 +22,8 @@ from services.storage.folders import put_folder
 from services.storage.models import local_model
 from services.storage.objects import put_bytes
 from services.storage.places import address
-from tests.harness.recipes import recipe_document
-from tests.harness.s3_server import S3Server
+from tests.harness.servers.s3_server import S3Server
+from tests.harness.small_run import recipe_document
 
 pytestmark = pytest.mark.timeout(120)
 

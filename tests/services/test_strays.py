@@ -10,8 +10,7 @@ from services.streams.journal import Journal
 from services.streams.keys import RunKeys
 from services.streams.leases import Consumer
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
-from tests.harness.recipes import recipe_document
-from tests.harness.service_context import service_context
+from tests.harness.small_run import recipe_document, service_context
 from verifier.service import VerifierService
 
 

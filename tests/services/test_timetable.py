@@ -12,8 +12,7 @@ from services.sampler.timetable import Timetable, due_steps
 from services.streams.effects import Effects
 from services.streams.keys import RunKeys
 from tests.harness.hand_fleet import HandFleet, HandLearner, running, until
-from tests.harness.recipes import recipe_document
-from tests.harness.service_context import service_context
+from tests.harness.small_run import recipe_document, service_context
 from tests.services.judged import answered_group
 from verifier.service import VerifierService
 

@@ -20,7 +20,7 @@ from services.streams.keys import RunKeys
 from services.streams.presence import Presence, live_processes
 from services.streams.records import RunRecords
 from services.waits import TELL_AFTER_S, Waits, tell
-from tests.harness.recipes import recipe_document
+from tests.harness.small_run import recipe_document
 
 
 class Clock:

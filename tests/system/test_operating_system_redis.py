@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.programs import demanded
-from tests.harness.redis_servers import scripted_server, start_server
+from tests.harness.servers.redis_servers import scripted_server, start_server
 
 pytestmark = pytest.mark.system
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.harness.programs import demanded
-from tests.harness.redis_servers import PASSWORDS, scripted_server
+from tests.harness.servers.redis_servers import PASSWORDS, scripted_server
 from tests.system.certificates import make_certificates
 
 pytestmark = pytest.mark.system

@@ -14,7 +14,7 @@ from services.streams.connection import RedisUnavailableError, connect
 from services.streams.credentials import CA_FILE, PASSWORD_FILE, USERNAME
 from tests.harness.free_ports import free_port
 from tests.harness.programs import demanded
-from tests.harness.redis_servers import PASSWORDS, START_SCRIPT, Process, script_settings, scripted_server
+from tests.harness.servers.redis_servers import PASSWORDS, START_SCRIPT, Process, script_settings, scripted_server
 from tests.system.certificates import make_certificates
 
 pytestmark = pytest.mark.system

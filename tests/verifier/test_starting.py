@@ -11,8 +11,7 @@ import pytest
 from services.cancellation import end
 from services.contracts import Lane, Outcome
 from services.streams.leases import Consumer
-from tests.harness.recipes import recipe_document
-from tests.harness.service_context import service_context
+from tests.harness.small_run import recipe_document, service_context
 from verifier import service
 from verifier.sandbox import Finding, Sandbox
 from verifier.service import VerifierService

