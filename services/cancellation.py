@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 DEADLINE_S = 30.0
 
 
-def told_to_end() -> bool:
+def cancellation_requested() -> bool:
     """Whether this task was cancelled, even if the cancellation was lost on its way.
 
     For loops inside of a TaskGroup: that cancels its tasks only once, and would wait for one that goes on for ever.

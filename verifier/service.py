@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 
-from services.cancellation import told_to_end
+from services.cancellation import cancellation_requested
 from services.contracts import Cause, Lane, Outcome, Sample, Verdict
 from services.metrics import DAMAGED_PAYLOADS, FAULTS, MESSAGES, VERDICT_SECONDS
 from services.shell import Context
@@ -72,7 +72,7 @@ class _LaneJudge:
         await self._consumer.open()
         waits, patience = self._context.waits, self._context.record.recipe.limits.stall_timeout_s
         idle, judging = f"{self._lane.value}-samples", f"{self._lane.value}-judgements"
-        while not self._context.stopping.is_set() and not told_to_end():
+        while not self._context.stopping.is_set() and not cancellation_requested():
             waits.pending(idle, f"samples of lane {self._lane.value}", patience, idle=True)
             deliveries = await self._consumer.read(AT_ONCE, 0.5)
             if not deliveries:
