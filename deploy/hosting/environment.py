@@ -29,6 +29,8 @@ RAY = {
     "RAY_process_group_cleanup_enabled": "1",
     # Every process here has variables of its own, so a prestarted worker could serve none of them.
     "RAY_prestart_worker_first_driver": "0",
+    # Ray runs its workers at nice 15. Ours renew leases and answer within deadlines, which a busy machine would miss.
+    "RAY_worker_niceness": "0",
     # A replica that hangs cannot drain, and would keep its GPU from its replacement while it is asked to.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     # Ray would otherwise advise on standard error about settings that are deliberate here.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from transformers import AutoModelForCausalLM
 
@@ -38,6 +39,13 @@ def test_the_export_is_the_trained_policy(finished_run: FinishedRun, tiny_model:
     exported = AutoModelForCausalLM.from_pretrained(finished_run.summary["export_path"])
     initial = AutoModelForCausalLM.from_pretrained(tiny_model)
     assert (exported.get_input_embeddings().weight - initial.get_input_embeddings().weight).abs().max() > 1e-5
+
+
+def test_services_run_at_the_priority_of_their_stack(stack: Stack) -> None:
+    """Ray would run them at nice 15, and whatever else the machine does would starve them of their deadlines."""
+    gateway = stack.gateway()
+    assert gateway is not None, stack.output
+    assert psutil.Process(gateway).nice() == psutil.Process(stack.process.pid).nice()
 
 
 def test_a_missing_model_fails_with_one_clear_line(stack: Stack, questions: Path) -> None:
