@@ -14,12 +14,19 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.mutations.platform import PLATFORM
 from tests.mutations.table import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("services", "rollout", "verifier", "learner", "deploy", "tests", "benchmarks", "pyproject.toml")
+COPIED = (
+    "services", "rollout", "verifier", "learner", "deploy", "helm", "docs", "tests", "benchmarks", "pyproject.toml",
+)  # fmt: skip
+ALL = [*MUTATIONS, *PLATFORM]
 SUITE = ("tests",)
 """Where the conformance suite is: every test with its mark."""
+EVERY_COMMIT = "not slow and not system and not images"
+"""What `make test` runs; its tests alone must notice every fault."""
+CONFORMANCE = "conformance and not slow"
 NEAR = {
     "learner/algorithm/reductions.py": ("tests/conformance/test_reductions.py",),
     "learner/algorithm/clipping.py": ("tests/conformance/test_clipping.py",),
@@ -91,10 +98,9 @@ def mutated(text: str, mutation: Mutation) -> str:
     return text.replace(mutation.old, mutation.new)
 
 
-def run_suite(folder: Path, parts: tuple[str, ...] = SUITE) -> Verdict:
-    """The suite in `folder`, or only `parts` of it, up to its first failure. MutationError if it cannot run."""
-    selected = ("-m", "conformance and not slow")  # what `make test` runs must notice every fault
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *selected, *parts]
+def run_suite(folder: Path, parts: tuple[str, ...] = SUITE, marks: str = CONFORMANCE) -> Verdict:
+    """The tests of `parts` in `folder` that `marks` select, up to a first failure. MutationError if they cannot run."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", marks, *parts]
     started = time.monotonic()
     try:
         finished = subprocess.run(
@@ -118,25 +124,35 @@ def try_mutation(folder: Path, mutation: Mutation) -> Verdict:
     original = path.read_text()
     path.write_text(mutated(original, mutation))
     try:
+        if mutation.tests:
+            return run_suite(folder, mutation.tests, EVERY_COMMIT)
         near = run_suite(folder, NEAR[mutation.file]) if mutation.file in NEAR else None
         return near if near is not None and near.caught_by else run_suite(folder)
     finally:
         path.write_text(original)
 
 
+def check_unchanged(folder: Path, chosen: list[Mutation]) -> None:
+    """Raises MutationError where a test that is to notice a fault fails without it."""
+    runs = [run_suite(folder)] if any(not one.tests for one in chosen) else []
+    if near := tuple(sorted({file for one in chosen for file in one.tests})):
+        runs.append(run_suite(folder, near, EVERY_COMMIT))
+    for unchanged in runs:
+        if unchanged.caught_by is not None:
+            raise MutationError(f"{unchanged.caught_by} fails without any mutation")
+    print(f"unchanged: all pass in {sum(one.seconds for one in runs):.0f} s", flush=True)
+
+
 def main(wanted: list[str]) -> int:
     """Try every mutation whose name holds one of `wanted` (all by default); the exit status."""
-    chosen = [one for one in MUTATIONS if not wanted or any(part in one.name for part in wanted)]
+    chosen = [one for one in ALL if not wanted or any(part in one.name for part in wanted)]
     if not chosen:
         raise MutationError(f"no mutation's name holds any of {wanted}")
     survivors = []
     with tempfile.TemporaryDirectory(prefix="penstock-mutations-") as name:
         folder = Path(name)
         copy_checkout(folder)
-        unchanged = run_suite(folder)
-        if unchanged.caught_by is not None:
-            raise MutationError(f"{unchanged.caught_by} fails without any mutation")
-        print(f"unchanged: all pass in {unchanged.seconds:.0f} s", flush=True)
+        check_unchanged(folder, chosen)
         for mutation in chosen:
             verdict = try_mutation(folder, mutation)
             survivors += [mutation.name] if verdict.caught_by is None else []

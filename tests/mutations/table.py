@@ -9,12 +9,16 @@ from typing import NamedTuple
 
 
 class Mutation(NamedTuple):
-    """`old`, which occurs once in `file`, becomes `new`: a fault a person could make, and that still runs."""
+    """`old`, which occurs once in `file`, becomes `new`: a fault a person could make, and that still runs.
+
+    `tests`: the files of which one notices it; without them the conformance suite does.
+    """
 
     name: str
     file: str
     old: str
     new: str
+    tests: tuple[str, ...] = ()
 
 
 # fmt: off

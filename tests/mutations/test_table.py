@@ -11,8 +11,16 @@ from learner.algorithm.reductions import REDUCTIONS
 from services.sampler.credit.advantages import ADVANTAGES
 from services.sampler.credit.shaping import PUNISHMENTS
 from tests.harness.each import each
-from tests.mutations.run import ROOT, mutated
+from tests.mutations.platform import PLATFORM
+from tests.mutations.run import ALL, ROOT, mutated
 from tests.mutations.table import MUTATIONS, Mutation
+
+
+@each("fault", PLATFORM, called=lambda one: one.name)
+def test_each_fault_of_the_platform_applies_once(fault: Mutation) -> None:
+    text = (ROOT / fault.file).read_text()
+    assert mutated(text, fault) != text
+    assert all((ROOT / file).is_file() for file in fault.tests)
 
 
 @each("mutation", MUTATIONS, called=lambda one: one.name)
@@ -28,7 +36,7 @@ def meaning(text: str) -> str:
 
 
 def test_names_differ() -> None:
-    assert len({one.name for one in MUTATIONS}) == len(MUTATIONS)
+    assert len({one.name for one in ALL}) == len(ALL)
 
 
 OTHERS = ("symmetric", "overlong", "overlong, published")

@@ -1,0 +1,81 @@
+"""Owns the faults of the platform: in the streams, the learner, the rollout and the chart, each noticed by `make test`.
+
+Must not apply them; run.py does, in a copy. Formulas are in table.py.
+"""
+
+from __future__ import annotations
+
+from tests.mutations.table import Mutation
+
+PLATFORM = [
+    Mutation(
+        "streams: a learner that was replaced commits",
+        "services/streams/lua/commit_step.lua",
+        "local refused = fenced(keys[1], args[1])\nif refused then return refused end\n",
+        "",
+        ("tests/services/test_library.py", "tests/services/test_history.py"),
+    ),
+    Mutation(
+        "streams: trimmed up to the newest lease, not the oldest",
+        "services/streams/lua/trim.lua",
+        "first = pending[2]",
+        "first = pending[3]",
+        ("tests/services/test_trim.py",),
+    ),
+    Mutation(
+        "streams: whoever lost a lease publishes all the same",
+        "services/streams/lua/publish_sample.lua",
+        " and leased(keys[4], args[1], args[2]) then",
+        " then",
+        ("tests/services/test_streams.py", "tests/services/test_history.py"),
+    ),
+    Mutation(
+        "learner: the average over ranks is not undone",
+        "learner/trainer.py",
+        "found.loss * self._ranks.world",
+        "found.loss",
+        ("tests/conformance/test_gradient_invariance.py",),
+    ),
+    Mutation(
+        "learner: a recovery leaves out the last committed step",
+        "learner/recovery.py",
+        "committed + 1))",
+        "committed))",
+        ("tests/learner/test_recovery.py",),
+    ),
+    Mutation(
+        "learner: who joins gets no weights",
+        "learner/weights.py",
+        'frozenset({"joining", "ready"})',
+        'frozenset({"ready"})',
+        ("tests/learner/test_weights.py",),
+    ),
+    Mutation(
+        "rollout: caches outlive the weights",
+        "rollout/engine.py",
+        'pause_generation(mode="keep", clear_cache=True)',
+        'pause_generation(mode="keep", clear_cache=False)',
+        ("tests/rollout/test_weight_sync.py",),
+    ),
+    Mutation(
+        "rollout: all spans carry the first version",
+        "rollout/engine.py",
+        "VersionSpan(version=int(stamp.version)",
+        "VersionSpan(version=int(stamps[0].version)",
+        ("tests/rollout/test_weight_sync.py",),
+    ),
+    Mutation(
+        "chart: the API's Service selects the pods of another component",
+        "helm/penstock/templates/api-service.yaml",
+        '{{- include "penstock.selectorLabels" $self | nindent 4 }}',
+        '{{- include "penstock.selectorLabels" (dict "root" . "component" "head") | nindent 4 }}',
+        ("tests/helm/test_selectors.py",),
+    ),
+    Mutation(
+        "chart: Redis is opened to everything but the learner",
+        "helm/penstock/templates/networkpolicy.yaml",
+        '(list "api" "head" "cpu" "verifier" "rollout" "learner")',
+        '(list "api" "head" "cpu" "verifier" "rollout")',
+        ("tests/helm/test_network.py",),
+    ),
+]
