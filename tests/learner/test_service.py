@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from learner.archive import RunArchive
 from learner.checkpoints import Checkpoints
 from learner.service import LearnerService
+from services.cancellation import end
 from services.contracts import BEFORE
 from services.shell import ServiceThread
 from services.streams.effects import group_counts
@@ -76,8 +77,7 @@ async def test_a_run_from_the_initial_weights_to_the_export(
         folder = Path((await until_event(redis, keys, "exported")).rpartition(" is in ")[2])
     finally:
         await stop(thread)
-        receiving.cancel()
-        await asyncio.gather(receiving, return_exceptions=True)
+        await end(receiving)
     await check_records(redis, keys)
     assert replica.version == 2
     assert folder == runs_folder / run_id / "export"
@@ -151,8 +151,7 @@ async def test_a_batch_that_other_bits_have_made_too_old_is_given_back(
         text = await until_event(redis, keys, "batch-too-old")
     finally:
         await stop(thread)
-        receiving.cancel()
-        await asyncio.gather(receiving, return_exceptions=True)
+        await end(receiving)
     assert text.startswith(
         "step 1 was made for policy version 0; at version 1 its oldest response is 1 versions old, 0 is"
     )

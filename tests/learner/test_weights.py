@@ -17,6 +17,7 @@ import torch
 
 from learner.snapshot import Snapshot
 from learner.weights import Publisher
+from services.cancellation import end
 from services.contracts import TensorEntry, WeightManifest
 from services.settings import Weights
 from services.streams.history import History
@@ -90,9 +91,7 @@ async def start(redis: Any, run_id: str) -> AsyncIterator[Callable[[str], Receiv
         return receiver
 
     yield begin
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await end(*tasks)
 
 
 def test_manifest_has_two_buckets_of_whole_tensors() -> None:
