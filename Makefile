@@ -22,6 +22,8 @@ test: check tools
 	$(PYTEST)
 
 # Those marked slow besides: clusters, chaos, resumed runs, stores, Sentinels, soak, planted faults, every gradient matrix.
+# They compute more than they wait, and Ray gives what it starts on a busy machine little time: one process a core.
+test-all: TEST_WORKERS = 2
 test-all: check tools
 	$(PYTEST) -m "not system and not images"
 

@@ -27,7 +27,8 @@ from tests.harness.free_ports import free_port
 from tests.harness.process_trees import end_tree
 
 READY_S = 300.0
-STARTS = 3
+STARTS = 10
+"""Of one pod, as long as its deadline allows; KubeRay itself never stops restarting one."""
 AGENTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
 ROLES = ("cpu", "verifier", "rollout", "learner")
 BOUNDS = {role: {"pods": 1, "cpus": 2, "gpus": 0} for role in ROLES}

@@ -23,7 +23,7 @@ from tests.harness.small_run import recipe_document, service_context
 from tests.services.driven import DrivenRun
 from verifier.service import VerifierService
 
-PROMPT_TOKENS, NEW_TOKENS, STEPS = 96, 160, 24
+PROMPT_TOKENS, NEW_TOKENS, STEPS = 96, 160, 72
 
 
 class Longest(HandFleet):
@@ -93,7 +93,8 @@ async def test_memory_stays_below_the_bound_of_the_recipe(run_id):
     half = len(payloads) // 2
     assert max(payloads[half:]) <= (24 + 8 * 4) * 8
     assert max(used[half:]) < 1.5 * max(used[:half])
-    assert max(streams) < 200, streams
+    # What was in flight, and what passed since they were last trimmed: a leak would hold all that has passed.
+    assert max(streams) < 8 * counts.dispatched / 4, (streams, counts)
 
 
 @pytest.mark.parametrize("passing", [80, pytest.param(400, marks=pytest.mark.slow)])
