@@ -18,9 +18,8 @@ from tests.mutations.platform import PLATFORM
 from tests.mutations.table import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = (
-    "services", "rollout", "verifier", "learner", "deploy", "helm", "docs", "tests", "benchmarks", "pyproject.toml",
-)  # fmt: skip
+LEFT_OUT = (".git", ".venv*", ".*_cache", ".hypothesis", "runs", "secrets", "__pycache__", "*.egg-info")
+"""What of a checkout no test reads. Byte code above all: a mutated file may keep its size and its second."""
 ALL = [*MUTATIONS, *PLATFORM]
 SUITE = ("tests",)
 """Where the conformance suite is: every test with its mark."""
@@ -81,13 +80,8 @@ class Verdict(NamedTuple):
 
 
 def copy_checkout(target: Path) -> None:
-    """What the suite needs, without byte code: a mutated file may keep its size and its second."""
-    for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, target / name)
+    """Into the folder `target`, which may exist."""
+    shutil.copytree(ROOT, target, ignore=shutil.ignore_patterns(*LEFT_OUT), dirs_exist_ok=True)
 
 
 def mutated(text: str, mutation: Mutation) -> str:

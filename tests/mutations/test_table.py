@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from functools import cache
+from pathlib import Path
+
+import pytest
 
 from learner.algorithm.clipping import CLIPPINGS
 from learner.algorithm.corrections import CORRECTIONS
@@ -12,7 +17,7 @@ from services.sampler.credit.advantages import ADVANTAGES
 from services.sampler.credit.shaping import PUNISHMENTS
 from tests.harness.each import each
 from tests.mutations.platform import PLATFORM
-from tests.mutations.run import ALL, ROOT, mutated
+from tests.mutations.run import ALL, ROOT, copy_checkout, mutated
 from tests.mutations.table import MUTATIONS, Mutation
 
 
@@ -47,3 +52,11 @@ def test_every_table_entry_has_a_mutation(entry: str) -> None:
     assert any(one.name.startswith(f"{entry}:") for one in MUTATIONS), "CLIPPINGS' clip_higher is `clip:` here"
     assert set(CLIPPINGS) == {"clip_higher", "symmetric"}
     assert set(PUNISHMENTS) == {"paper", "published"}, "`overlong:` and `overlong, published:` here"
+
+
+@pytest.mark.slow
+def test_every_test_can_be_collected_in_a_copy(tmp_path: Path) -> None:
+    copy_checkout(tmp_path)
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", ""]
+    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
+    assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-1000:]
