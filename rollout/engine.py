@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 import os
+import tempfile
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from services.contracts import Sampling, VersionSpan
@@ -74,6 +76,7 @@ def _environment(threads: int, startup_timeout_s: float) -> Iterator[None]:
         "HF_HUB_OFFLINE": "1",
         # stop() kills, and the tracker then removes the shared memory that is left: as intended, so without a warning.
         "PYTHONWARNINGS": ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"))),
+        "TORCHINDUCTOR_CACHE_DIR": _compile_cache(),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(startup_timeout_s)),
         OWNER_VARIABLE: str(os.getpid()),
     }
@@ -88,6 +91,18 @@ def _environment(threads: int, startup_timeout_s: float) -> Iterator[None]:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
+
+
+def _compile_cache() -> str:
+    """The folder for what the engine compiles while it runs (its sampler's ranks), one for each instruction set.
+
+    torch 2.13 does not count the instruction set among the keys of its cache (torch/_inductor/codecache.py). Code made
+    for AVX-512 and found again without it, by ATEN_CPU_CAPABILITY or on another processor, does not compile.
+    """
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.path.join(
+        tempfile.gettempdir(), f"torchinductor_{os.getuid()}"
+    )
+    return os.path.join(folder, torch.backends.cpu.get_cpu_capability())
 
 
 def engine_seed(seed: int, replica: str) -> int:

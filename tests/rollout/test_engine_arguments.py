@@ -1,10 +1,17 @@
 """What the engine is told, where its own default would bend the policy without a word."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from rollout.engine import _engine_arguments
 from services.settings import parse_recipe
 from tests.harness.small_run import recipe_document
+
+ROOT = Path(__file__).parents[2]
 
 
 def arguments(**rollout):
@@ -22,3 +29,17 @@ def test_log_probs_and_sampling_are_the_recipe_s_alone():
     found = arguments()
     assert found["logprobs_mode"] == "processed_logprobs"
     assert found["generation_config"] == "vllm"
+
+
+@pytest.mark.parametrize("given", [None, "/elsewhere"])
+def test_compiled_code_of_one_instruction_set_is_not_found_by_another(given):
+    """The folder's last part; with ATEN_CPU_CAPABILITY=default no processor has a set of its own."""
+    told = "import os, rollout.engine as e\nwith e._environment(1, 9): print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": str(ROOT)}
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    if given:
+        environment["TORCHINDUCTOR_CACHE_DIR"] = given
+    told = subprocess.run([sys.executable, "-c", told], env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    folder = Path(told.stdout.strip())
+    assert folder.name == "DEFAULT"
+    assert given is None or folder.parent == Path(given)
