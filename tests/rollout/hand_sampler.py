@@ -65,13 +65,14 @@ class HandSampler:
         return bool(info["lag"] == info["pending"] == 0)
 
 
-async def present(redis: Any, run: str, state: str, deadline_s: float = 600.0) -> ProcessInfo:
-    """The run's replica once it announces `state`."""
+async def present(redis: Any, run: str, state: str, *, pid: int | None = None) -> ProcessInfo:
+    """The run's replica once it announces `state`: that of process `pid`, if it is given."""
 
     async def there() -> list[ProcessInfo]:
-        return [one for one in await live_processes(redis, run) if (one.service, one.state) == ("rollout", state)]
+        replicas = [one for one in await live_processes(redis, run) if (one.service, one.state) == ("rollout", state)]
+        return [one for one in replicas if pid in (None, one.pid)]
 
-    found: list[ProcessInfo] = await until(there, deadline_s)
+    found: list[ProcessInfo] = await until(there, 600.0)
     return found[0]
 
 

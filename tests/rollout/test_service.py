@@ -175,8 +175,7 @@ async def test_a_killed_replica_takes_its_engine_with_it(fleet: Fleet, redis_url
         sys.executable, "-m", "rollout", "--run", fleet.context.record.id, "--redis", redis_url
     )
     try:
-        info = await present(fleet.context.redis, fleet.context.record.id, "joining")
-        assert info.pid == process.pid
+        await present(fleet.context.redis, fleet.context.record.id, "joining", pid=process.pid)
         children = psutil.Process(process.pid).children(recursive=True)
         assert len([child for child in children if "VLLM" in "".join(child.cmdline())]) == 2
     finally:
