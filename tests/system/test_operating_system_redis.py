@@ -14,6 +14,9 @@ from tests.harness.servers.redis_servers import scripted_server, start_server
 pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[2]
+ALL = "not system and not images"
+"""Those marked slow besides, which most whole runs are."""
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", ALL]
 STREAMS = ["tests/services/test_streams.py", "tests/services/test_pipeline.py", "tests/services/test_api.py"]
 
 
@@ -34,7 +37,7 @@ def test_a_whole_run_as_user_penstock(open_path):
     with scripted_server(open_path):
         users = (open_path / "users.acl").read_text().replace("default off", "default on nopass ~* &* +@all")
     (open_path / "users.acl").write_text(users)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/integration/test_run.py"]
+    command = [*PYTEST, "tests/integration/test_run.py"]
     binary = demanded("redis-server")
     with start_server(open_path, "--aclfile", open_path / "users.acl", binary=binary) as server:
         environment = {
@@ -51,11 +54,12 @@ def test_a_whole_run_as_user_penstock(open_path):
         assert server.client().info("commandstats")["cmdstat_auth"]["calls"] > 5, "nobody logged in"
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("tests", [STREAMS, ["tests/integration"]], ids=["streams", "whole-run"])
 def test_suite_passes_on_it(system_redis, tests):
     environment = {**os.environ, "PENSTOCK_TEST_REDIS": system_redis}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=880, check=False)
+    done = subprocess.run(
+        [*PYTEST, *tests], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=2380, check=False
+    )
     assert done.returncode == 0, done.stdout[-4000:]
     assert re.search(r"\d+ passed", done.stdout), done.stdout[-500:]
