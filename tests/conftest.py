@@ -50,6 +50,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Refuse to run side by side what must not be: pytest-xdist writes a test's group behind an @ of its id."""
     if session.config.getoption("loadgroup", False) and not all("@" in item.nodeid for item in session.items):
         raise pytest.UsageError("this pytest-xdist does not group tests under this pytest")
+    for item in session.items:
+        groups = {mark.args[0] for mark in item.iter_markers("xdist_group")}
+        if len(groups) != 1:
+            raise pytest.UsageError(f"{item.nodeid} has the groups {sorted(groups)}; one is accepted")
 
 
 @pytest.fixture(scope="session")

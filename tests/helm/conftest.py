@@ -20,8 +20,9 @@ ALONE = {
 """Files that render values of their own, or nothing: any process may take these."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the others into one group of pytest-xdist."""
+    """Put the others into one group of pytest-xdist, before tests/conftest.py groups by file what has no group."""
     for item in items:
         if item.path.parent == Path(__file__).parent and item.path.stem not in ALONE:
             item.add_marker(pytest.mark.xdist_group("helm"))
