@@ -22,7 +22,7 @@ from learner.trainer import Trained, leave
 from tests.conformance import dense
 from tests.conformance.faults import FAULTS
 from tests.conformance.invariance import CASES, EVERY_COMMIT_ONE_RANK, EVERY_COMMIT_TWO_RANKS, STEPS
-from tests.conformance.rounding import Bound, Exact, Gradient, Problem, check
+from tests.conformance.rounding import Bound, Exact, Gradient, Problem, check, difference
 from tests.harness.tiny_model import write_tiny_model
 from tests.learner.cases import (
     CHUNK_TOKENS,
@@ -176,9 +176,24 @@ REFUSED = [
 def test_a_fault_is_refused(name: str, fault: str, single: Single, expected: Known) -> None:
     known = expected(name)
     found, trained = single(name)
-    faulty = FAULTS[fault](known.problem)
+    refuse(trained.optimizer[0].loss, gradient_of(found), known, name, fault)
+
+
+@pytest.mark.conformance(formula="the comparison of two ranks notices them too", setting="learner.ranks")
+@pytest.mark.parametrize(("name", "fault"), [("everything", fault) for fault in FAULTS])
+def test_a_fault_is_refused_of_two_ranks(name: str, fault: str, double: dict[str, Found], expected: Known) -> None:
+    found = double[name]
+    refuse(float(found["metric.first_loss"]), gradient_of(found), expected(name), name, fault)
+
+
+def refuse(loss: float, gradient: Gradient, known: Expected, name: str, fault: str) -> None:
+    """The loss and, by itself, the gradient are beyond their bounds from those of a faulty computation."""
+    bound, faulty = known.bounds[CASES[name].dtype], FAULTS[fault](known.problem)
     with pytest.raises(AssertionError):
-        check(trained.optimizer[0].loss, gradient_of(found), faulty, known.bounds[CASES[name].dtype])
+        check(loss, gradient, faulty, bound)
+    # A clipped token's share of the loss is a number, whose gradient is zero wherever the limit is.
+    if fault not in ("clip-low-off", "clip-high-off"):
+        assert difference(gradient, faulty.gradient) > bound.gradient
 
 
 @pytest.mark.conformance(
