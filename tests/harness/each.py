@@ -55,7 +55,7 @@ def _complaint(test: Callable[..., None], parameters: list[str], case: Any, fixt
     values = (case,) if len(parameters) == 1 else case
     try:
         test(**dict(zip(parameters, values, strict=True)), **fixtures)
-    except (Exception, pytest.fail.Exception) as error:
+    except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:  # a case may not skip the others
         if str(error).startswith(TIMED_OUT):
             raise
         inside = error.__traceback__.tb_next if error.__traceback__ else None

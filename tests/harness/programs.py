@@ -94,7 +94,13 @@ class _Apt:
             f"Dir::Cache={scratch / 'cache'}",
             "-o",
             "APT::Sandbox::User=",
+            # A network that swallows packets would cost every `make test` minutes.
+            "-o",
+            "Acquire::http::Timeout=20",
+            "-o",
+            "Acquire::Retries=0",
         ]
+        self._refused: NotFetchedError | None = None
         self._updated = False
 
     def download(self, package: str) -> Path:
@@ -103,13 +109,21 @@ class _Apt:
             _call(["apt-get", *self._options, "download", package], self._scratch)
         except NotFetchedError:
             # The system's package lists may be absent or old, and are not ours to update.
-            if not self._updated:
-                self._options += ["-o", f"Dir::State::Lists={self._lists}"]
-                _call(["apt-get", *self._options, "update"], self._scratch)
-                self._updated = True
+            self._update_once()
             _call(["apt-get", *self._options, "download", package], self._scratch)
-        [file] = self._scratch.glob(f"{package}_*.deb")
-        return file
+        return next(self._scratch.glob(f"{package}_*.deb"))
+
+    def _update_once(self) -> None:
+        """Raises NotFetchedError, the same for each package: what failed once is not waited for again."""
+        if not self._updated:
+            self._updated = True
+            self._options += ["-o", f"Dir::State::Lists={self._lists}"]
+            try:
+                _call(["apt-get", *self._options, "update"], self._scratch)
+            except NotFetchedError as error:
+                self._refused = error
+        if self._refused is not None:
+            raise self._refused
 
 
 def _unpack(file: Path, target: Path) -> None:
@@ -130,7 +144,7 @@ def fetch(packages: Iterable[str], folder: Path) -> dict[str, str]:
         for package in packages:
             try:
                 _unpack(apt.download(package), folder / package)
-            except NotFetchedError as error:
+            except (NotFetchedError, OSError) as error:
                 refused[package] = str(error)
     return refused
 

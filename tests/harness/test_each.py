@@ -45,6 +45,17 @@ def test_an_error_and_what_was_not_raised_are_failures_too():
         mixed()
 
 
+def test_a_case_that_skips_fails_and_hides_no_other():
+    @each("number", [1, 2, 3])
+    def skipping(number):
+        if number == 2:
+            pytest.skip("no such program")
+        assert number == 3
+
+    with pytest.raises(pytest.fail.Exception, match=r"(?s)2 of 3 fail: 1; 2.*no such program"):
+        skipping()
+
+
 def test_a_timeout_ends_the_test():
     looked_at = []
 
