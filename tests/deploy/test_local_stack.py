@@ -264,7 +264,7 @@ def test_supervisor_starts_again_whatever_dies(tmp_path):
 
 
 @pytest.mark.timeout(300)
-def test_a_head_that_gives_up_or_never_comes_up_is_not_started_again(tmp_path):
+def test_a_head_that_says_it_gives_up_is_not_started_again(tmp_path):
     with running(tmp_path, supervised(tmp_path)) as stack:
         stack.until(lambda: "serving" in stack.said(), "start")
         (tmp_path / "runs" / "fail").touch()

@@ -110,12 +110,14 @@ def test_eval_of_a_model_folder_trains_nothing(stack, tiny_model, questions):
 
 @pytest.mark.timeout(900)
 def test_a_run_starts_from_an_export(stack, finished_run, questions):
-    """Its engine and its learner agree on the weights from the first step on."""
-    run = stack.submit(document(finished_run.summary["export_path"], questions, max_staleness=0, steps=1))
+    """Its engine and its learner agree on every log-prob, at the first version and after the next sync."""
+    run = stack.submit(document(finished_run.summary["export_path"], questions, max_staleness=0, steps=2))
     view = stack.until(run, lambda view: view["state"] == "succeeded", "success")
-    check_reconciled(view, summary_of(stack, run), 1)
-    [step] = stack.steps(run)
-    assert step["metrics"]["mismatch_kl"] == pytest.approx(0.0, abs=5e-9)  # (1e-4)^2 / 2
+    check_reconciled(view, summary_of(stack, run), 2)
+    metrics = [step["metrics"] for step in stack.steps(run)]
+    assert [one["staleness_max"] for one in metrics] == [0.0, 0.0]
+    assert [one["mismatch_kl"] for one in metrics] == pytest.approx([0.0, 0.0], abs=5e-9)  # (1e-4)^2 / 2
+    assert [one["effective_sample_size"] for one in metrics] == pytest.approx([1.0, 1.0], abs=1e-6)
 
 
 @pytest.mark.timeout(600)

@@ -22,7 +22,7 @@ from services.storage.mirror import UNMIRRORED, StoredMirror, run_mirror
 from services.storage.places import Address, address, store_address
 from tests.harness.servers.s3_server import KEY, SECRET, Partial, S3Server
 
-pytestmark = pytest.mark.timeout(40)
+pytestmark = pytest.mark.timeout(120)
 MIB = 1 << 20
 
 
@@ -252,7 +252,7 @@ def test_many_processes_fetch_the_same_once(store: S3Server, folder: Path, tmp_p
     finally:
         for process in fetching:
             process.kill()
-            process.communicate(timeout=5)
+            process.communicate(timeout=30)
     assert len({folder for folder, _ in answers}) == 1
     assert sorted(int(count) for _, count in answers) == [0, 0, 0, 4]
     assert all(files_of(Path(answers[0][0]))[name] == content for name, content in files_of(folder).items())

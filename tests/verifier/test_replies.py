@@ -162,10 +162,11 @@ async def test_a_process_that_neither_reads_nor_answers_is_killed_in_time():
         assert (await sandbox.judge("python", "found = 1", {})).answer == "1"
 
 
-async def test_a_text_that_sends_its_own_reply_and_goes_on_is_the_one_that_is_late():
+@pytest.mark.parametrize("after", [LINGERS, pytest.param(GOES_ON, marks=pytest.mark.slow)], ids=["waiting", "busy"])
+async def test_a_text_that_sends_its_own_reply_and_goes_on_is_the_one_that_is_late(after):
     with Sandbox(1, 5.0, program=HOSTILE) as sandbox:
         await sandbox.start()
-        found = await sandbox.judge("python", FORGES + LINGERS, {})
+        found = await sandbox.judge("python", FORGES + after, {})
         assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "timeout"), found
         assert found.reason == "no judgement within 5 s: what was judged went on after its reply"
         sandbox._timeout_s = 20.0  # this one must not be late
