@@ -57,7 +57,8 @@ test-system: tools
 test-cluster: install
 	$(BIN)/python -m pytest -m "not system and not images" tests/cluster
 
-# Breaks each formula once, in a copy, and fails if the conformance suite does not notice. Within an hour on two cores.
+# Plants faults in a copy, in each formula and in the platform, and fails if `make test` would miss one. Within an hour on
+# two cores.
 mutations: install
 	$(BIN)/python -m tests.mutations.run
 
