@@ -111,7 +111,10 @@ class _Apt:
             # The system's package lists may be absent or old, and are not ours to update.
             self._update_once()
             _call(["apt-get", *self._options, "download", package], self._scratch)
-        return next(self._scratch.glob(f"{package}_*.deb"))
+        file = next(self._scratch.glob(f"{package}_*.deb"), None)
+        if file is None:
+            raise NotFetchedError(f"apt-get download {package} left no file {package}_*.deb")
+        return file
 
     def _update_once(self) -> None:
         """Raises NotFetchedError, the same for each package: what failed once is not waited for again."""
