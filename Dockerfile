@@ -1,4 +1,4 @@
-# Penstock's images: targets `cpu` and `gpu`. `make image-cpu` and `make image-gpu` build them; docs/containers.md tells how
+# Penstock's images: targets `cpu` and `gpu`. `make image-cpu` and `make image-gpu` build them; docs/operations/containers.md tells how
 # another base, another package index or a machine without a registry is used.
 
 # CPython 3.11.16 on Debian 12. The digest is that of the multi-platform index which Docker Hub gave for the tag
@@ -29,7 +29,7 @@ RUN /usr/share/penstock/apt-install.sh gcc g++ libc6-dev python-headers
 # ---- what builds, and is in no image ---------------------------------------------------------------------------------
 FROM ${BASE} AS build
 ARG SOURCE_DATE_EPOCH=0
-COPY deploy/images/*.sh deploy/images/build.lock /images/
+COPY deploy/images/*.sh deploy/locks/build.lock /images/
 RUN /images/apt-install.sh gcc g++ libc6-dev python-headers
 ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS
 RUN --mount=type=secret,id=ca.pem \
@@ -43,14 +43,14 @@ ARG SOURCE_DATE_EPOCH=0
 ARG UV_DEFAULT_INDEX UV_INDEX
 # torch's CPU build is on no package index but PyTorch's own. Hashes decide what is accepted, whatever is asked.
 ARG TORCH_FROM="--extra-index-url https://download.pytorch.org/whl/cpu"
-COPY deploy/images/cpu.lock /images/
+COPY deploy/locks/cpu.lock /images/
 RUN --mount=type=secret,id=ca.pem \
     /images/with-ca.sh /images/install-lock.sh /images/cpu.lock ${TORCH_FROM}
 
 FROM build AS environment-gpu
 ARG SOURCE_DATE_EPOCH=0
 ARG UV_DEFAULT_INDEX UV_INDEX
-COPY deploy/images/gpu.lock /images/
+COPY deploy/locks/gpu.lock /images/
 RUN --mount=type=secret,id=ca.pem \
     /images/with-ca.sh /images/install-lock.sh /images/gpu.lock
 

@@ -42,7 +42,7 @@ check: install helm
 helm: install
 	$(BIN)/helm lint --strict helm/penstock
 	$(BIN)/helm lint --strict helm/penstock --values helm/penstock/values-cpu.yaml
-	$(BIN)/python -m deploy.chart_readme --check
+	$(BIN)/python -m deploy.kubernetes.chart_readme --check
 
 format: install
 	$(BIN)/ruff check --fix .
@@ -86,18 +86,18 @@ UPGRADE ?=
 COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" nice $(BIN)/uv pip compile --quiet --python-version 3.11 \
   --python-platform x86_64-manylinux_2_28 --generate-hashes $(UPGRADE)
 lock: install
-	$(COMPILE) deploy/images/build.in -o deploy/images/build.lock
-	$(COMPILE) pyproject.toml --extra cpu --overrides deploy/cpu-overrides.txt --constraints deploy/images/cpu-constraints.txt \
-	  --index-strategy unsafe-best-match $(TORCH_FROM) -o deploy/images/cpu.lock
-	$(COMPILE) pyproject.toml --extra gpu --overrides deploy/images/gpu-overrides.txt \
-	  --constraints deploy/images/gpu-constraints.txt -o deploy/images/gpu.lock
+	$(COMPILE) deploy/locks/build.in -o deploy/locks/build.lock
+	$(COMPILE) pyproject.toml --extra cpu --overrides deploy/locks/cpu-overrides.txt --constraints deploy/locks/cpu-constraints.txt \
+	  --index-strategy unsafe-best-match $(TORCH_FROM) -o deploy/locks/cpu.lock
+	$(COMPILE) pyproject.toml --extra gpu --overrides deploy/locks/gpu-overrides.txt \
+	  --constraints deploy/locks/gpu-constraints.txt -o deploy/locks/gpu.lock
 
-# The images penstock:VERSION-cpu and -gpu; docs/containers.md tells what BUILD_FLAGS are of use.
+# The images penstock:VERSION-cpu and -gpu; docs/operations/containers.md tells what BUILD_FLAGS are of use.
 BUILDER ?= buildah bud --layers
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 REVISION ?= $(shell git rev-parse HEAD)
 # The time that files and layers get: of the last commit which changed what most of them are made of.
-SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct -- Dockerfile deploy/images pyproject.toml)
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct -- Dockerfile deploy/images deploy/locks pyproject.toml)
 TIMESTAMP ?= $(if $(findstring buildah,$(BUILDER)),--timestamp $(SOURCE_DATE_EPOCH))
 BUILD_FLAGS ?=
 image-cpu image-gpu: image-%:
@@ -116,10 +116,10 @@ test-images: install
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml Makefile deploy/cpu-overrides.txt
+$(STAMP): pyproject.toml Makefile deploy/locks/cpu-overrides.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --overrides deploy/cpu-overrides.txt \
+	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --overrides deploy/locks/cpu-overrides.txt \
 	  --index-strategy unsafe-best-match $(TORCH_FROM) "torch==2.13.0+cpu" -e ".[cpu,dev]"
 	touch $(STAMP)
 

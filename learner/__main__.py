@@ -3,9 +3,9 @@
 Must not know more ranks; the host starts those.
 """
 
-from learner.ranks import end_with
 from learner.service import LearnerService
-from services.shell import main
+from learner.training.process_group import end_with
+from services.process import main
 
 if __name__ == "__main__":
     end_with(lambda: main(LearnerService))

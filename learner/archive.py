@@ -34,7 +34,7 @@ from services.contracts import Batch, StepRecord, Value
 from services.settings import Recipe
 from services.storage.mirror import UNMIRRORED, Mirror
 from services.storage.places import runs_folder
-from services.streams.payloads import SamplePayload
+from services.streams.delivery.payloads import SamplePayload
 
 FACTS, BATCHES, RECORDS, FAILURES, CHECKPOINTS = "run.json", "batches", "records", "failures", "checkpoints"
 FIRST_STEP = 1

@@ -1,8 +1,8 @@
 """Owns the learner's process: one rank's life, from joining the others to leaving them.
 
-Rank 0 leads (learner.lead): it alone reads the batches, publishes and commits; the others follow its commands. When a
-rank dies, the others notice by the process group and fail too; the controller then starts all of them anew, and the
-new ones take the run up from its newest checkpoint and the archived batches behind it: no group is trained twice.
+Rank 0 leads (learner.coordinator): it alone reads the batches, publishes and commits; the others follow its commands.
+When a rank dies, the others notice by the process group and fail too. The controller then restarts all of them, and
+they resume the run from its newest checkpoint and the archived batches after it: no group is trained twice.
 
 Drain order: finish or abandon the micro-batch under way -> tell the other ranks to stop -> stop serving joiners ->
 give up the checkpoint that is being written -> destroy the engine and the process group.
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import logging
 
-from learner.commands import Command
-from learner.lead import Lead
-from learner.work import RankWork
+from learner.coordinator.coordinator import Lead
+from learner.rank.commands import Command
+from learner.rank.worker import RankWork
 from services.contracts import Batch
-from services.shell import Context
+from services.process import Context
 
 log = logging.getLogger(__name__)
 

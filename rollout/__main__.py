@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from rollout.service import RolloutService
-from services.shell import main
+from services.process import main
 
 if __name__ == "__main__":
     sys.exit(main(RolloutService))

@@ -128,7 +128,7 @@ def _engine_arguments(recipe: Recipe, model_path: str, replica: str, block_size:
         # What the model's folder suggests (top-k, penalties) would silently bend the policy.
         "generation_config": "vllm",
         "weight_transfer_config": {"backend": TRANSFER_BACKEND},
-        "worker_extension_cls": "rollout.worker.WorkerExtension",
+        "worker_extension_cls": "rollout.vllm_worker.WorkerExtension",
         "disable_log_stats": True,
         # On CPU, compiling costs 40 s at start and a C++ compiler; a run does not win it back.
         "enforce_eager": rollout.eager or rollout.gpus == 0,

@@ -16,14 +16,14 @@ from collections.abc import Coroutine
 from typing import Any
 
 from rollout.engine import RolloutEngine
-from rollout.groups import GroupWorker
+from rollout.generation import GroupWorker
 from rollout.prompts import ChatTokenizer
-from rollout.weights import WeightFollower
+from rollout.weight_sync import WeightFollower
 from services.cancellation import end
 from services.contracts import Lane, Task
-from services.shell import Context
+from services.process import Context
 from services.storage.models import local_model, models_folder
-from services.streams.leases import Consumer, Delivery
+from services.streams.delivery.consumer import Consumer, Delivery
 
 log = logging.getLogger(__name__)
 

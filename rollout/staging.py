@@ -18,7 +18,7 @@ import torch
 
 from rollout.channel import Channel, join
 from services.contracts import TensorEntry, WeightManifest, WeightPlan
-from services.weight_layout import bucket_layout
+from services.contracts.weight_layout import bucket_layout
 
 log = logging.getLogger(__name__)
 

@@ -2,9 +2,9 @@
 
 Must not be a second store: time series of a run are read from its journal.
 
-docs/observability.md explains each. A metric of a run goes with the process that shows it; what the controller shows of
-a run goes with `forget`. A counter whose labels are known is shown as 0 from the start (`expose`): a rate over what
-appears with its first event would miss that event.
+docs/operations/observability.md explains each. A metric of a run goes with the process that shows it; what the
+controller shows of a run goes with `forget`. A counter whose labels are known is shown as 0 from the start (`expose`):
+a rate over what appears with its first event would miss that event.
 """
 
 from __future__ import annotations

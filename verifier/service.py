@@ -15,12 +15,12 @@ import time
 from services.cancellation import cancellation_requested
 from services.contracts import Cause, Lane, Outcome, Sample, Verdict
 from services.metrics import DAMAGED_PAYLOADS, FAULTS, MESSAGES, VERDICT_SECONDS
-from services.shell import Context
-from services.streams.effects import Effects, RefusedMessageError
-from services.streams.leases import Consumer, Delivery
-from services.streams.payloads import PayloadMissingError, fetch_text
-from verifier.prctl import close_to_others
-from verifier.sandbox import Finding, Sandbox
+from services.process import Context
+from services.streams.delivery.consumer import Consumer, Delivery
+from services.streams.delivery.payloads import PayloadMissingError, fetch_text
+from services.streams.state.group_state import Effects, RefusedMessageError
+from verifier.sandbox.pool import Finding, Sandbox
+from verifier.sandbox.prctl import close_to_others
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from typing import Any
 import reasoning_gym
 
 from services.contracts import Outcome
-from verifier.sandbox import Sandbox
+from verifier.sandbox.pool import Sandbox
 
-PROGRAMS = ("benchmarks.confinement.unconfined", "verifier.judging")
+PROGRAMS = ("benchmarks.confinement.unconfined", "verifier.sandbox.child")
 CHAIN_SUM = reasoning_gym.create_dataset("chain_sum", size=1, seed=1)[0]
 
 WORK: dict[str, tuple[int, str, dict[str, Any]]] = {

@@ -5,8 +5,8 @@ Must not judge anything that a model wrote.
 
 import sys
 
-from verifier import judging
+from verifier.sandbox import child
 
 if __name__ == "__main__":
-    judging.confine = lambda: ["this benchmark's process is not confined"]
-    sys.exit(judging.main(sys.argv[1:]))
+    child.confine = lambda: ["this benchmark's process is not confined"]
+    sys.exit(child.main(sys.argv[1:]))

@@ -15,10 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deploy.cli.algorithm import app as algorithm_commands
-from deploy.cli.conformance import conformance
-from deploy.cli.dead import dead
-from deploy.cli.evaluate import evaluate
+from deploy.cli.commands.algorithm import app as algorithm_commands
+from deploy.cli.commands.conformance import conformance
+from deploy.cli.commands.dead_letters import dead
+from deploy.cli.commands.evaluate import evaluate
+from deploy.cli.commands.plan import plan
+from deploy.cli.commands.replay import replay
+from deploy.cli.commands.submit import submit
+from deploy.cli.commands.waits import waits
 from deploy.cli.options import (
     DEFAULT_API,
     HOST,
@@ -31,10 +35,6 @@ from deploy.cli.options import (
     RunsOption,
 )
 from deploy.cli.plain import plain
-from deploy.cli.plan import plan
-from deploy.cli.replay import replay
-from deploy.cli.submit import submit
-from deploy.cli.waits import waits
 
 if TYPE_CHECKING:
     from deploy.cli.client import Api
@@ -73,10 +73,10 @@ def obstacles() -> Iterator[None]:
     """Turn every known obstacle into lines on standard error and exit status 2."""
     from deploy.cli.client import ApiError
     from deploy.local.preflight import StackError
-    from learner.model_source import ModelSourceError
+    from learner.model.source import ModelSourceError
     from services.settings import RecipeError
     from services.storage.errors import StoreError
-    from services.streams.connection import RedisUnavailableError
+    from services.streams.connection.client import RedisUnavailableError
 
     try:
         yield
@@ -202,7 +202,7 @@ def validate(
 @app.command()
 def doctor(port: PortOption = PORT) -> None:
     """Check what this machine has and lacks; exit status 1 if something fails."""
-    from deploy.cli.doctor import examine
+    from deploy.cli.commands.doctor import examine
 
     lines = examine(port)
     for passed, line in lines:

@@ -21,7 +21,7 @@ RedisOption = Annotated[
     str | None,
     typer.Option(
         "--redis", envvar="PENSTOCK_REDIS", metavar="URL",
-        help="Redis to use, redis://host:port/db or as docs/redis.md says; default: an embedded one.",
+        help="Redis to use, redis://host:port/db or as docs/operations/redis.md says; default: an embedded one.",
     ),
 ]  # fmt: skip
 PortOption = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the REST API.")]

@@ -15,7 +15,7 @@ from ray.util import list_named_actors
 
 from deploy.hosting.environment import NAMESPACE
 from services.contracts import HostPid
-from services.shell import advertised_host
+from services.process import advertised_host
 
 EARLY_DEATHS = 5
 """How often in a row a process may die before it became ready. Deaths of processes that were ready are not counted."""

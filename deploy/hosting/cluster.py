@@ -26,7 +26,7 @@ from deploy.hosting.roles import DIED, Rank, Role, RoleError, Sampler, learner_p
 from services.contracts import HostPid
 from services.settings import bookings
 from services.storage.places import runs_folder
-from services.streams.records import RunRecord
+from services.streams.state.runs import RunRecord
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class PlacementError(RuntimeError):
 
 def _prepare(document: dict[str, Any], cache: str) -> str:
     """Runs in a worker process: the model library is heavy, and the gateway must stay light."""
-    from learner.model_source import record_name
+    from learner.model.source import record_name
     from services.settings import Model
 
     return record_name(Model.model_validate(document), Path(cache))

@@ -21,9 +21,9 @@ from ray.serve.exceptions import RayServeException
 
 from deploy.hosting.actors import EARLY_DEATHS, host_pid
 from deploy.hosting.environment import place, process_environment
-from deploy.hosting.process import DRAIN_S, HostedService
+from deploy.hosting.hosted_service import DRAIN_S, HostedService
 from services.contracts import HostPid
-from services.shell import Service
+from services.process import Service
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from deploy.hosting.cluster import RayCluster
 from deploy.hosting.environment import NAMESPACE, place, process_environment
 from services.contracts import ProcessInfo
 from services.metrics import serve_metrics
-from services.shell import advertised_host, configure_logging
+from services.process import advertised_host, configure_logging
 from services.storage.places import runs_folder
-from services.streams.connection import Redis, connect
-from services.streams.presence import Presence
+from services.streams.connection.client import Redis, connect
+from services.streams.state.heartbeat import Presence
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deploy.hosting.actors import EARLY_DEATHS, Restarts, actor_state
 from deploy.hosting.environment import NAMESPACE, place, process_environment
-from deploy.hosting.process import HostedService, free_address
+from deploy.hosting.hosted_service import HostedService, free_address
 from services.contracts import HostPid
-from services.shell import Service
+from services.process import Service
 
 log = logging.getLogger(__name__)
 

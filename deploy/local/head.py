@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from services.shell import add_redis_option, configure_logging
+from services.process import add_redis_option, configure_logging
 
 if TYPE_CHECKING:
     from deploy.hosting.session import Session

@@ -18,7 +18,7 @@ import psutil
 from services.settings import Recipe
 from services.storage.folders import contents
 from services.storage.places import address, is_remote
-from services.streams.connection import connect
+from services.streams.connection.client import connect
 
 GIB = 2**30
 # Ray, Serve, Redis and the gateway together, seen on a quiet machine, and some air.

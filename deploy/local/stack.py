@@ -24,7 +24,6 @@ from typing import IO, Any
 
 import httpx
 
-from deploy.descendants import adopt_orphans, end_descendants, end_with_parent, reap
 from deploy.hosting.environment import head_environment
 from deploy.local.preflight import (
     StackError,
@@ -36,8 +35,9 @@ from deploy.local.preflight import (
     reachable,
 )
 from deploy.local.valkey import EmbeddedValkey
+from deploy.process_tree import adopt_orphans, end_descendants, end_with_parent, reap
 from services.settings import Recipe
-from services.streams.address import redacted
+from services.streams.connection.url import redacted
 
 log = logging.getLogger(__name__)
 

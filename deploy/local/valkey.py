@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import IO
 
-from deploy.descendants import end_with_parent
 from deploy.local.preflight import StackError
+from deploy.process_tree import end_with_parent
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ import signal
 import sys
 
 from services.api.server import serve_api
-from services.shell import START_S, add_redis_option, configure_logging
-from services.streams.connection import RedisUnavailableError, connect
+from services.process import START_S, add_redis_option, configure_logging
+from services.streams.connection.client import RedisUnavailableError, connect
 
 
 async def _serve(redis_url: str, host: str, port: int, patience_s: float) -> None:

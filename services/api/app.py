@@ -14,16 +14,16 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_fastapi_instrumentator import Instrumentator
 from prometheus_fastapi_instrumentator.metrics import Info
 
-from services.api.dead import add_dead_routes
+from services.api.dead_letters import add_dead_routes
 from services.api.runs import add_run_routes
 from services.api.views import Fault, Health, TargetGroup
 from services.metrics import API_SECONDS
 from services.settings import BoundsError, RecipeError
-from services.streams.connection import Redis, RedisUnavailableError, trouble
-from services.streams.dead import NotRedrivableError, UnknownLetterError
-from services.streams.library import RedisFullError
-from services.streams.presence import live_processes
-from services.streams.records import NoCheckpointError, RunRecords, RunStateError, UnknownRunError
+from services.streams.connection.client import Redis, RedisUnavailableError, trouble
+from services.streams.connection.functions import RedisFullError
+from services.streams.state.dead_letters import NotRedrivableError, UnknownLetterError
+from services.streams.state.heartbeat import live_processes
+from services.streams.state.runs import NoCheckpointError, RunRecords, RunStateError, UnknownRunError
 
 STATUS = {
     UnknownRunError: 404, UnknownLetterError: 404, RunStateError: 409, NotRedrivableError: 409, RecipeError: 422,

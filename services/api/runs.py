@@ -24,12 +24,12 @@ from services.api.views import (
 )  # fmt: skip
 from services.contracts import ProcessInfo
 from services.settings import Recipe, RecipeError, load_bounds, parse_recipe
-from services.streams.connection import Redis
-from services.streams.effects import group_counts
-from services.streams.journal import Journal
+from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
-from services.streams.presence import live_processes
-from services.streams.records import AS_IT_WAS, Resumption, RunRecord, RunRecords
+from services.streams.state.events import Journal
+from services.streams.state.group_state import group_counts
+from services.streams.state.heartbeat import live_processes
+from services.streams.state.runs import AS_IT_WAS, Resumption, RunRecord, RunRecords
 from services.waits import tell
 
 EVENTS_SHOWN = 50

@@ -11,7 +11,7 @@ import socket
 import uvicorn
 
 from services.api.app import create_app
-from services.streams.connection import Redis
+from services.streams.connection.client import Redis
 
 
 async def serve_api(redis: Redis, host: str, port: int, stopping: asyncio.Event) -> None:

@@ -5,6 +5,7 @@ Must not import any engine, Redis, or another package of this project.
 
 from services.contracts.base import SCHEMA_VERSION, Count, Finite, Lane, Message, Value
 from services.contracts.evaluation import AFTER, ALONE, BEFORE, EvaluationRecord, PassAt
+from services.contracts.events import COMMON_PHASES, PHASES, Cause, DeadLetter, Event
 from services.contracts.groups import (
     GroupCounts,
     Outcome,
@@ -17,7 +18,6 @@ from services.contracts.groups import (
     Verdict,
     VersionSpan,
 )
-from services.contracts.journal import COMMON_PHASES, PHASES, Cause, DeadLetter, Event
 from services.contracts.runs import HostPid, ProcessInfo, RunState, Transition, Wait
 from services.contracts.training import (
     Batch,

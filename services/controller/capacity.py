@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from services.contracts import RunState
 from services.settings import Booking, Bounds, bookings
-from services.streams.records import RunRecord
+from services.streams.state.runs import RunRecord
 
 
 def shortage(bounds: Bounds, record: RunRecord, records: Iterable[RunRecord]) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from services.contracts import HostPid
-from services.streams.records import RunRecord
+from services.streams.state.runs import RunRecord
 
 
 class Cluster(Protocol):

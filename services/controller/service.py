@@ -15,12 +15,12 @@ from pathlib import Path
 
 from services.cancellation import end
 from services.controller.cluster import Cluster
-from services.controller.figures import show_runs
-from services.controller.keeper import PERIOD_S, STOP_DEADLINE_S, RunKeeper
-from services.streams.connection import Redis
-from services.streams.library import FencedError
-from services.streams.presence import live_processes
-from services.streams.records import OWNER, RunRecords
+from services.controller.run import PERIOD_S, STOP_DEADLINE_S, RunKeeper
+from services.controller.run_metrics import show_runs
+from services.streams.connection.client import Redis
+from services.streams.connection.functions import FencedError
+from services.streams.state.heartbeat import live_processes
+from services.streams.state.runs import OWNER, RunRecords
 
 FAILING_S = 300.0
 """How long the run records may be out of reach: each look waits a while for a Redis that is away."""

@@ -13,11 +13,11 @@ from typing import Any
 
 from services.contracts import AFTER, ALONE, BEFORE, EvaluationRecord
 from services.settings import HELD_OUT
-from services.streams.connection import Redis
-from services.streams.effects import group_counts
-from services.streams.journal import Journal
+from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
-from services.streams.records import RunRecord
+from services.streams.state.events import Journal
+from services.streams.state.group_state import group_counts
+from services.streams.state.runs import RunRecord
 
 
 async def summarise(redis: Redis, record: RunRecord) -> dict[str, Any]:

@@ -5,8 +5,8 @@ Must not hold logic.
 
 import sys
 
+from services.process import main
 from services.sampler.service import SamplerService
-from services.shell import main
 
 if __name__ == "__main__":
     sys.exit(main(SamplerService))

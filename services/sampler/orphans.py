@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping
 
 from services.contracts import Lane, Sample, Task, Verdict
-from services.sampler.ledger import Group
-from services.shell import Context
-from services.streams.journal import read_all
+from services.process import Context
+from services.sampler.groups import Group
+from services.streams.state.events import read_all
 
 ORPHANED_AFTER_S = 30.0
 

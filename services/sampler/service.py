@@ -14,14 +14,14 @@ import logging
 
 from services.cancellation import end
 from services.contracts import ALONE
+from services.process import Context
 from services.sampler.data import load_splits
-from services.sampler.evaluation import Evaluator, held_out_sets, load_held_out
-from services.sampler.housekeeping import Housekeeping
-from services.sampler.queue import SamplingQueue
-from services.sampler.resumption import resume
-from services.sampler.timetable import Timetable
-from services.shell import Context
-from services.streams.effects import Effects
+from services.sampler.evaluation.evaluator import Evaluator, held_out_sets, load_held_out
+from services.sampler.evaluation.schedule import Timetable
+from services.sampler.queue.maintenance import Housekeeping
+from services.sampler.queue.queue import SamplingQueue
+from services.sampler.rewind import resume
+from services.streams.state.group_state import Effects
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Owns the names by which a run's record calls its model, and the folder that each is on this node.
 
-Must not read a model, nor import torch: a packaged one is made ready by a program, `python -m learner.model_source`,
+Must not read a model, nor import torch: a packaged one is made ready by a program, `python -m learner.model.source`,
 for every node has the package and the program, though not the same disk.
 """
 
@@ -73,7 +73,7 @@ def _packaged(package: str, cache: Path) -> Path:
         return folder
     with alone(folder):
         if not (folder / "config.json").is_file():
-            command = [sys.executable, "-m", "learner.model_source", package, str(cache)]
+            command = [sys.executable, "-m", "learner.model.source", package, str(cache)]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=PREPARE_S, check=False)
             except subprocess.TimeoutExpired:

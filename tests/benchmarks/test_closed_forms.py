@@ -18,9 +18,9 @@ from benchmarks.selection.closed_forms import (
     total_variation,
 )
 from services.contracts import Outcome
-from services.sampler.credit.filtering import KEPT, decide
-from services.sampler.selection.posterior import mixed
-from services.sampler.selection.screening import COMPLETE, screen
+from services.sampler.advantage.filtering import KEPT, decide
+from services.sampler.curriculum.posterior import mixed
+from services.sampler.curriculum.screening import COMPLETE, screen
 
 C, W = Outcome.CORRECT, Outcome.WRONG
 RATES = st.floats(0.001, 0.999)

@@ -17,9 +17,9 @@ import pytest
 import redis
 
 from services.contracts import Batch, BatchGroup, BatchSample, Prompt, SamplerState, Sampling, Task, VersionSpan
-from services.streams.admission import Malformed, admit
+from services.streams.delivery.payloads import PayloadMissingError, SamplePayload, pack, unpack
+from services.streams.delivery.validation import Malformed, admit
 from services.streams.keys import RunKeys
-from services.streams.payloads import PayloadMissingError, SamplePayload, pack, unpack
 from tests.chaos import disk, moments, strikes
 from tests.chaos.faults import FAULTS
 from tests.chaos.injector import inject

@@ -145,7 +145,7 @@ class Cluster:
             f"--ray-client-server-port={free_port()}"
         )
         line = self._line("head", "head", options)
-        self.pods["head"] = Pod("head", ["deploy.cluster.head"], line, self.folder)
+        self.pods["head"] = Pod("head", ["deploy.kubernetes.head"], line, self.folder)
         self.pods["head"].until_ready()
         return self.pods["head"]
 
@@ -159,7 +159,7 @@ class Cluster:
         line = self._line(name, role, f"--address={self._host}:{self._gcs} --num-cpus={cpus}")
         # As KubeRay sets it where Ray's state is in Redis: a worker that finds no head ends after 60 s otherwise.
         line["RAY_gcs_rpc_server_reconnect_timeout_s"] = "600"
-        self.pods[name] = Pod(name, ["deploy.cluster.node", "--role", role], line, self.folder)
+        self.pods[name] = Pod(name, ["deploy.kubernetes.node", "--role", role], line, self.folder)
         return self.pods[name]
 
     def _line(self, name: str, role: str, options: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from deploy.cluster.pod import DRAIN_S
+from deploy.kubernetes.pod import DRAIN_S
 from tests.cluster.pods import METRICS_PORTS, ROLES, Cluster
 from tests.harness.small_run import recipe_document
 from tests.harness.workload import write_questions

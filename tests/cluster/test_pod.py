@@ -17,13 +17,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deploy.cluster import pod as pods
-from deploy.cluster.pod import COMMAND, Pod, PodError
-from deploy.cluster.probes import Probes
-from deploy.hosting.process import HostedService
-from deploy.hosting.residents import VARIABLE, Resident, Residents
+from deploy.hosting.hosted_service import HostedService
+from deploy.hosting.pod_registry import VARIABLE, Resident, Residents
+from deploy.kubernetes import pod as pods
+from deploy.kubernetes.pod import COMMAND, Pod, PodError
+from deploy.kubernetes.probes import Probes
 from services.settings import parse_recipe
-from services.streams.records import RunRecords
+from services.streams.state.runs import RunRecords
 from tests.deploy.echo_service import EchoService
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document
@@ -50,7 +50,7 @@ def gone_pid() -> int:
     return ended.pid
 
 
-@pytest.mark.parametrize("module", [["deploy.cluster.head"], ["deploy.cluster.node", "--role", "cpu"]])
+@pytest.mark.parametrize("module", [["deploy.kubernetes.head"], ["deploy.kubernetes.node", "--role", "cpu"]])
 def test_without_kuberay_s_line_it_is_one_clear_line(tmp_path: Path, module: list[str]) -> None:
     command = [sys.executable, "-m", *module, "--probe-port", str(free_port())]
     environment = {name: value for name, value in os.environ.items() if name != COMMAND} | {VARIABLE: str(tmp_path)}
@@ -62,7 +62,7 @@ def test_without_kuberay_s_line_it_is_one_clear_line(tmp_path: Path, module: lis
 
 
 def test_an_unknown_role_is_refused() -> None:
-    command = [sys.executable, "-m", "deploy.cluster.node", "--role", "head"]
+    command = [sys.executable, "-m", "deploy.kubernetes.node", "--role", "head"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
     assert "'cpu', 'verifier', 'rollout', 'learner'" in ended.stderr

@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from services.contracts import BatchGroup
 from services.settings import Algorithm, Recipe
-from services.streams.payloads import SamplePayload
+from services.streams.delivery.payloads import SamplePayload
 
 Proximal = Callable[[SamplePayload, Tensor], Tensor]
 """(payload, the policy's log-probs [n] without gradient) -> what the ratio compares with, [n]."""

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from learner.ranks import Ranks
-from learner.trainer import leave
+from learner.training.process_group import Ranks
+from learner.training.trainer import leave
 from tests.learner.cases import EVERYTHING, ICEPOP, Case, run_case
 
 DOUBLE = Case("", stage=0, dtype="float64")

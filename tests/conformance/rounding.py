@@ -24,7 +24,7 @@ from torch import Tensor
 
 from services.contracts import BatchGroup
 from services.settings import Recipe
-from services.streams.payloads import SamplePayload
+from services.streams.delivery.payloads import SamplePayload
 from tests.conformance import dense
 
 LAYER_ROUNDINGS = 25

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.sampler.credit.advantages import ADVANTAGES, advantages
+from services.sampler.advantage.advantages import ADVANTAGES, advantages
 
 FORMULAS = {
     "group_std": "(R - mean) / (std + 1e-6), n - 1 (DAPO Eq. 9, code)",

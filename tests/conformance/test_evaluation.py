@@ -7,8 +7,8 @@ from itertools import combinations
 
 import pytest
 
-from services.sampler.evaluation import sampling_of
-from services.sampler.scores import Response, average, majority, over_questions, pass_at, passes, sizes
+from services.sampler.evaluation.evaluator import sampling_of
+from services.sampler.evaluation.scores import Response, average, majority, over_questions, pass_at, passes, sizes
 from services.settings import parse_recipe
 from tests.harness.small_run import recipe_document
 

@@ -18,11 +18,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from learner.algorithm.loss import LossSettings, token_loss
 from learner.algorithm.reductions import REDUCTIONS
-from learner.batches import MicroBatch, filler, micro_batches, plan_step
-from learner.policy import Policy, inputs, load_policy
-from learner.trainer import loss_settings
+from learner.training.minibatches import MicroBatch, filler, micro_batches, plan_step
+from learner.training.policy import Policy, inputs, load_policy
+from learner.training.trainer import loss_settings
 from services.contracts import Batch, BatchGroup, BatchSample, SamplerState
-from services.streams.payloads import SamplePayload
+from services.streams.delivery.payloads import SamplePayload
 from tests.conformance import dense
 from tests.learner.cases import (
     EVERYTHING,

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from learner.algorithm.loss import HISTOGRAMS, PERCENTILES
-from learner.ranks import Ranks
-from learner.trainer import Trained, leave
+from learner.training.process_group import Ranks
+from learner.training.trainer import Trained, leave
 from tests.conformance import dense
 from tests.conformance.faults import FAULTS
 from tests.conformance.invariance import CASES, EVERY_COMMIT_ONE_RANK, EVERY_COMMIT_TWO_RANKS, STEPS

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.batches import MiniBatch, PlannedSample, plan_step
+from learner.training.minibatches import MiniBatch, PlannedSample, plan_step
 from services.contracts import Batch, BatchGroup, BatchSample, SamplerState
 from tests.conformance.reduction_formulas import REDUCED
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from services.contracts import Outcome
-from services.sampler.batching import batch_group
-from services.sampler.credit.filtering import decide
-from services.sampler.credit.shaping import PUNISHMENTS, Ramp, reward
+from services.sampler.advantage.filtering import decide
+from services.sampler.advantage.rewards import PUNISHMENTS, Ramp, reward
+from services.sampler.queue.batching import batch_group
 from tests.services.judged import group_of, recipe
 
 C, W, U = Outcome.CORRECT, Outcome.WRONG, Outcome.UNKNOWN

@@ -10,8 +10,8 @@ import pytest
 from learner.algorithm.clipping import CLIPPINGS
 from learner.algorithm.corrections import CORRECTIONS
 from learner.algorithm.reductions import REDUCTIONS
-from services.sampler.credit.advantages import ADVANTAGES
-from services.sampler.credit.shaping import PUNISHMENTS
+from services.sampler.advantage.advantages import ADVANTAGES
+from services.sampler.advantage.rewards import PUNISHMENTS
 from services.settings import PRESETS, Algorithm, Recipe
 from services.settings.sections import Overlong
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.shell import Context
+from services.process import Context
 
 
 class EchoService:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.chart_readme import CHART, UndocumentedError, Value, main, render, values
+from deploy.kubernetes.chart_readme import CHART, UndocumentedError, Value, main, render, values
 
 TEXT = """
 # -- How many

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from deploy.cli import conformance
+from deploy.cli.commands import conformance
 from deploy.cli.main import app
 
 ROOT = Path(__file__).parents[2]

@@ -13,15 +13,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
 import itertools, subprocess, sys, types
-from deploy import descendants
+from deploy import process_tree
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
 child = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE)
 child.stdout.readline()
 clock = itertools.count(step=10.0)  # whenever it is looked at, this process has stood still for long
-descendants.time = types.SimpleNamespace(monotonic=lambda: next(clock))
-killed = descendants.end_descendants(0.2)
-print(len(killed), f"(pid {child.pid})" in killed[0], descendants.descendants())
+process_tree.time = types.SimpleNamespace(monotonic=lambda: next(clock))
+killed = process_tree.end_descendants(0.2)
+print(len(killed), f"(pid {child.pid})" in killed[0], process_tree.descendants())
 """
 
 

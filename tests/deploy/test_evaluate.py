@@ -15,7 +15,7 @@ import yaml
 from typer.testing import CliRunner
 
 from deploy.cli import main
-from deploy.cli.evaluate import evaluation_recipe
+from deploy.cli.commands.evaluate import evaluation_recipe
 from deploy.cli.main import app, demo_recipe
 from services.contracts import EvaluationRecord, PassAt
 from services.sampler.data import load_splits

@@ -25,10 +25,10 @@ import pytest
 from deploy.hosting.environment import head_environment
 from services.contracts import RunState
 from services.settings import parse_recipe
-from services.streams.journal import Journal
 from services.streams.keys import RunKeys
-from services.streams.presence import live_processes
-from services.streams.records import RunRecord, RunRecords
+from services.streams.state.events import Journal
+from services.streams.state.heartbeat import live_processes
+from services.streams.state.runs import RunRecord, RunRecords
 from tests.deploy.echo_service import EchoService, echo
 from tests.harness.process_trees import until_gone
 from tests.harness.small_run import recipe_document

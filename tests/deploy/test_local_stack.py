@@ -17,7 +17,7 @@ import pytest
 from deploy.local.preflight import StackError
 from deploy.local.stack import FIRST_DEATHS, HEAD_DEATHS
 from deploy.local.valkey import DEATHS, EmbeddedValkey, drop_zeros, server_binary
-from services.streams.connection import connect
+from services.streams.connection.client import connect
 from tests.harness.free_ports import free_port
 from tests.harness.process_trees import alive
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.cli.main import app
-from deploy.planning import (
+from deploy.cli.planning import (
     GIB,
     Throughput,
     activation_bytes,
@@ -20,7 +20,7 @@ from deploy.planning import (
     step_time,
     sync_bytes,
 )
-from learner.model_shape import ModelShape, model_shape
+from learner.model.shape import ModelShape, model_shape
 from services.settings import PRESETS, Recipe, load_recipe, parse_recipe
 from tests.harness.small_run import recipe_document
 

@@ -17,10 +17,10 @@ import pytest
 
 from services.contracts import Cause, DeadLetter, Lane, ProcessInfo, Prompt, Release, RunState, Sampling, Task
 from services.settings import parse_recipe
-from services.streams.effects import Effects, group_counts
 from services.streams.keys import RunKeys
-from services.streams.presence import Presence
-from services.streams.records import RunRecords
+from services.streams.state.group_state import Effects, group_counts
+from services.streams.state.heartbeat import Presence
+from services.streams.state.runs import RunRecords
 from services.waits import Waits
 from tests.deploy.command_line import NOWHERE, ROOT, penstock
 from tests.harness.free_ports import free_port

@@ -116,8 +116,8 @@ def test_a_run_is_waited_for_though_the_api_comes_late(
 END = """
 import asyncio, sys
 from services.contracts import RunState
-from services.streams.connection import connect
-from services.streams.records import RunRecords
+from services.streams.connection.client import connect
+from services.streams.state.runs import RunRecords
 
 async def end(url, run, state):
     redis = await connect(url)

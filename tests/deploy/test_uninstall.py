@@ -5,8 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from deploy import uninstall
-from deploy.uninstall import UninstallError, remove_cluster
+from deploy.kubernetes import uninstall
+from deploy.kubernetes.uninstall import UninstallError, remove_cluster
 
 
 class Kubernetes:

@@ -13,11 +13,11 @@ import numpy as np
 
 from services.cancellation import end
 from services.contracts import Batch, Lane, Policy, Sample, SampleFacts, StepRecord, Task, VersionSpan
-from services.streams.effects import Effects, missing_samples
-from services.streams.history import History
-from services.streams.journal import Journal
-from services.streams.leases import Consumer
-from services.streams.payloads import SamplePayload
+from services.streams.delivery.consumer import Consumer
+from services.streams.delivery.payloads import SamplePayload
+from services.streams.state.events import Journal
+from services.streams.state.group_state import Effects, missing_samples
+from services.streams.state.policy_history import History
 
 DEADLINE_S = 150
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from services.contracts import ProcessInfo
+from services.process import Context
 from services.settings import parse_recipe
-from services.shell import Context
-from services.streams.journal import Journal
 from services.streams.keys import RunKeys
-from services.streams.presence import Presence
-from services.streams.records import RunRecords
+from services.streams.state.events import Journal
+from services.streams.state.heartbeat import Presence
+from services.streams.state.runs import RunRecords
 from services.waits import Waits
 
 

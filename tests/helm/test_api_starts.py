@@ -102,7 +102,7 @@ async def test_the_api_pod_answers_its_probes_and_prometheus(tmp_path: Path) -> 
 
 async def let_in(port: int, user: str) -> None:
     """Makes the release's user on the embedded server, and sends everybody else away."""
-    from services.streams.connection import connect
+    from services.streams.connection.client import connect
 
     client = await connect(f"redis://127.0.0.1:{port}/0")
     await client.execute_command("ACL", "SETUSER", user, "on", f">{PASSWORD}", "~penstock:*", "&*", "+@all")

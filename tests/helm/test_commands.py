@@ -84,9 +84,9 @@ def test_the_release_starts_what_was_agreed() -> None:
         "--patience",
         "110",
     ]
-    assert started["head"] == ["python", "-m", "deploy.cluster.head"]
+    assert started["head"] == ["python", "-m", "deploy.kubernetes.head"]
     for role in ("cpu", "verifier", "rollout", "learner"):
-        assert started[role] == ["python", "-m", "deploy.cluster.node", "--role", role]
+        assert started[role] == ["python", "-m", "deploy.kubernetes.node", "--role", role]
     assert started["redis"] == ["sh", "/etc/penstock/redis/start.sh"]
     assert set(started) == {"api", "head", "cpu", "verifier", "rollout", "learner", "redis", "test", "uninstall"}
 

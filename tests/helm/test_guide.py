@@ -11,10 +11,10 @@ from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 
-from deploy.planning import checkpoint_bytes, sync_bytes
-from learner.model_shape import model_shape
+from deploy.cli.planning import checkpoint_bytes, sync_bytes
+from learner.model.shape import model_shape
+from services.memory_bound import footprint
 from services.settings import Bounds, Recipe, bookings, load_recipe
-from services.streams.footprint import footprint
 from tests.harness.each import each
 from tests.harness.told_commands import check_penstock, commands_of, console_commands, inline_commands
 from tests.helm.cases import CPU, DIGEST
@@ -80,7 +80,7 @@ def test_checkpoints_fit_on_the_disk_and_through_the_memory(case: Case, name: st
         assert memory(rendering.group("rollout")) > per_pod
 
 
-PAGES = [ROOT / "README.md", CHART / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", CHART / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GUIDE = ROOT / "docs" / "cluster.md"
 
 

@@ -112,8 +112,8 @@ def test_every_value_has_a_comment() -> None:
 
 
 def test_the_charts_readme_is_fresh() -> None:
-    done = subprocess.run([sys.executable, "-m", "deploy.chart_readme", "--check"], capture_output=True, text=True,
-                          timeout=60, cwd=ROOT, check=False)  # fmt: skip
+    command = [sys.executable, "-m", "deploy.kubernetes.chart_readme", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -54,7 +54,7 @@ def test_the_gpu_stage_finds_its_compiler_where_the_base_has_python():
 
 @pytest.mark.parametrize("script", re.findall(r"/images/([\w-]+\.(?:sh|lock))", TEXT))
 def test_what_is_run_is_there(script):
-    path = ROOT / "deploy" / "images" / script
+    path = ROOT / "deploy" / ("locks" if script.endswith(".lock") else "images") / script
     assert path.is_file()
     assert script.endswith(".lock") or os.access(path, os.X_OK), f"{script} is not executable"
 

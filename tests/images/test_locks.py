@@ -10,11 +10,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-IMAGES = ROOT / "deploy" / "images"
+LOCKS = ROOT / "deploy" / "locks"
 PINNED = re.compile(r"^(?P<name>[a-z0-9._-]+)==(?P<version>\S+) \\$")
 HASH = re.compile(r"^    --hash=sha256:[0-9a-f]{64}( \\)?$")
 STALE = "{lock}: {wanted} is asked for, {found} is locked; `make lock` writes it anew"
-OVERRIDES = {"cpu": ROOT / "deploy" / "cpu-overrides.txt", "gpu": IMAGES / "gpu-overrides.txt"}
+OVERRIDES = {"cpu": LOCKS / "cpu-overrides.txt", "gpu": LOCKS / "gpu-overrides.txt"}
 # What the images have, whichever Python patch release their base brings.
 ENVIRONMENT = {**default_environment(), "python_version": "3.11", "platform_machine": "x86_64", "sys_platform": "linux"}
 
@@ -22,7 +22,7 @@ ENVIRONMENT = {**default_environment(), "python_version": "3.11", "platform_mach
 def locked(name):
     """Version and number of hashes of each distribution."""
     versions, hashes, current = {}, {}, None
-    for line in (IMAGES / f"{name}.lock").read_text().splitlines():
+    for line in (LOCKS / f"{name}.lock").read_text().splitlines():
         if found := PINNED.match(line):
             current = found["name"]
             versions[current], hashes[current] = found["version"], 0
@@ -41,10 +41,10 @@ def requirements(path):
 def asked(name):
     """What is asked for directly, as the installer understands it."""
     if name == "build":
-        return requirements(IMAGES / "build.in")
+        return requirements(LOCKS / "build.in")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [Requirement(one) for one in project["dependencies"] + project["optional-dependencies"][name]]
-    return wanted + requirements(IMAGES / f"{name}-constraints.txt")
+    return wanted + requirements(LOCKS / f"{name}-constraints.txt")
 
 
 @pytest.mark.parametrize("name", ["build", "cpu", "gpu"])
@@ -75,7 +75,7 @@ def test_lock_accepts_by_hash_alone(name):
 
 @pytest.mark.parametrize("name", ["build", "cpu", "gpu"])
 def test_lock_names_no_source(name):
-    text = (IMAGES / f"{name}.lock").read_text()
+    text = (LOCKS / f"{name}.lock").read_text()
     assert not re.search(r"://|--(extra-)?index-url|--find-links|/(tmp|work|home|root)/", text)
 
 

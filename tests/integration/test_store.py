@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from learner.model_source import record_name
+from learner.model.source import record_name
 from services.settings import parse_recipe
 from services.storage.folders import put_folder
 from services.storage.mirror import run_mirror
 from services.storage.objects import put_file
 from services.storage.places import address
-from services.streams.effects import group_counts
-from services.streams.journal import Journal
 from services.streams.keys import RunKeys
-from services.streams.records import RunRecords
+from services.streams.state.events import Journal
+from services.streams.state.group_state import group_counts
+from services.streams.state.runs import RunRecords
 from tests.harness.process_trees import end_tree
 from tests.harness.servers.s3_server import S3Server
 from tests.harness.workload import recipe, write_model, write_questions

@@ -19,12 +19,12 @@ from deepspeed.utils import safe_get_full_optimizer_state
 from torch import Tensor
 
 from learner.algorithm import logprobs
-from learner.batches import MicroBatch, micro_batches, plan_step
-from learner.ranks import Ranks
-from learner.trainer import Trained, Trainer
+from learner.training.minibatches import MicroBatch, micro_batches, plan_step
+from learner.training.process_group import Ranks
+from learner.training.trainer import Trained, Trainer
 from services.contracts import Batch, BatchGroup, BatchSample, SamplerState
 from services.settings import Recipe, parse_recipe
-from services.streams.payloads import SamplePayload
+from services.streams.delivery.payloads import SamplePayload
 from tests.conformance import dense
 from tests.conformance.widened import full_moment, in_float64
 

@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from learner.archive import RunArchive
-from learner.checkpoint_files import Checkpoint, Cut
-from learner.checkpoints import Checkpoints, Writable
-from learner.ranks import Ranks
-from learner.tensor_files import HostBlock, Layout
-from learner.trainer import Trainer
+from learner.checkpoint.manager import Checkpoints, Writable
+from learner.checkpoint.manifest import Checkpoint, Cut
+from learner.training.process_group import Ranks
+from learner.training.tensor_files import HostBlock, Layout
+from learner.training.trainer import Trainer
 from services.contracts import OptimizerStepRecord
 from services.settings import parse_recipe
 from services.streams.keys import RunKeys

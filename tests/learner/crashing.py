@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from learner.archive import RunArchive
-from learner.checkpoint_files import Cut
-from learner.checkpoints import Checkpoints
+from learner.checkpoint.manager import Checkpoints
+from learner.checkpoint.manifest import Cut
 
 CALLS = ("fsync", "mkdir", "rename", "replace", "rmdir", "unlink")
 DIED = 9

@@ -16,11 +16,11 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 
 from services.contracts import ProcessInfo, WeightAck, WeightManifest, WeightPlan
-from services.streams.connection import connect
+from services.contracts.weight_layout import bucket_layout, tensor_bytes
+from services.streams.connection.client import connect
+from services.streams.delivery.consumer import tail
 from services.streams.keys import RunKeys
-from services.streams.leases import tail
-from services.streams.presence import Presence
-from services.weight_layout import bucket_layout, tensor_bytes
+from services.streams.state.heartbeat import Presence
 
 
 class Receiver:

@@ -20,12 +20,12 @@ import numpy as np
 
 from learner.service import LearnerService
 from services.contracts import AFTER, Batch, BatchGroup, BatchSample, EvaluationRecord, Lane, SamplerState
+from services.process import ServiceThread
 from services.settings import HELD_OUT, parse_recipe
-from services.shell import ServiceThread
-from services.streams.journal import Journal, note
+from services.streams.delivery.payloads import SamplePayload, pack
 from services.streams.keys import RunKeys
-from services.streams.payloads import SamplePayload, pack
-from services.streams.records import RunRecords
+from services.streams.state.events import Journal, note
+from services.streams.state.runs import RunRecords
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document
 
@@ -140,8 +140,8 @@ def start_ranks(run: str, redis_url: str, world: int, nodes: Sequence[Path] = ()
     `nodes`: for each a PENSTOCK_RUNS of its own, as on nodes that share nothing but a store.
     """
     return start_programs(
-        "from learner.ranks import end_with; from learner.service import LearnerService; "
-        "from services.shell import main; "
+        "from learner.training.process_group import end_with; from learner.service import LearnerService; "
+        "from services.process import main; "
         "end_with(lambda: main(lambda: LearnerService({rank}, {world}, '127.0.0.1', {port}), "
         f"['--run', '{run}', '--redis', '{redis_url}']))",
         world, [{"PENSTOCK_RUNS": str(node)} for node in nodes],

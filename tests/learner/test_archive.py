@@ -10,7 +10,7 @@ import pytest
 from learner.archive import ArchiveError, RunArchive, RunFacts, whole_file
 from services.contracts import Batch, BatchGroup, BatchSample, OptimizerStepRecord, SamplerState, StepRecord
 from services.settings import parse_recipe
-from services.streams.payloads import SamplePayload
+from services.streams.delivery.payloads import SamplePayload
 from tests.harness.small_run import recipe_document
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from learner.batches import PlannedSample, filler, micro_batches, plan_step
+from learner.training.minibatches import PlannedSample, filler, micro_batches, plan_step
 from services.contracts import Batch, BatchGroup, BatchSample, SamplerState
-from services.streams.payloads import SamplePayload
+from services.streams.delivery.payloads import SamplePayload
 
 
 def batch_of(*groups: tuple[str, list[int], set[int]]) -> Batch:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from learner.archive import RunArchive
-from learner.checkpoint_files import CheckpointError
-from learner.checkpoints import Checkpoints
+from learner.checkpoint.manager import Checkpoints
+from learner.checkpoint.manifest import CheckpointError
 from tests.learner import crashing
 from tests.learner.checkpointing import NEVER, Endless, archive_with, block_of, cut, names, save
 from tests.learner.running import ROOT

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from learner.archive import ArchiveError, RunArchive
-from learner.checkpoint_files import MANIFEST, CheckpointError
-from learner.checkpoints import Checkpoints
-from learner.ranks import Ranks
-from learner.trainer import leave
+from learner.checkpoint.manager import Checkpoints
+from learner.checkpoint.manifest import MANIFEST, CheckpointError
+from learner.training.process_group import Ranks
+from learner.training.trainer import leave
 from tests.learner.checkpointing import (
     NEVER,
     Slow,

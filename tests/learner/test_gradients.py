@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.ranks import Ranks
-from learner.trainer import Trained, Trainer, leave
+from learner.training.process_group import Ranks
+from learner.training.trainer import Trained, Trainer, leave
 from services.contracts import Batch
-from services.streams.payloads import SamplePayload
+from services.streams.delivery.payloads import SamplePayload
 from tests.conformance import dense
 from tests.harness.tiny_model import write_tiny_model
 from tests.learner.cases import EVERYTHING, ICEPOP, Case, open_trainer, proximal_of, recipe, run_case, scaled, step_data

@@ -10,15 +10,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from learner.model_source import ModelSourceError, prepare_model
-from learner.policy import Policy, can_share_prompts, load_policy
-from learner.ranks import Ranks
-from learner.snapshot import make_manifest, take_snapshot
-from learner.trainer import Trainer, leave
+from learner.model.source import ModelSourceError, prepare_model
+from learner.training.policy import Policy, can_share_prompts, load_policy
+from learner.training.process_group import Ranks
+from learner.training.trainer import Trainer, leave
+from learner.weight_sync.snapshot import make_manifest, take_snapshot
 from services.contracts import OptimizerStepRecord, TensorEntry
+from services.contracts.weight_layout import bucket_layout, cut_buckets
 from services.settings import Model, RecipeError
-from services.streams.payloads import SamplePayload
-from services.weight_layout import bucket_layout, cut_buckets
+from services.streams.delivery.payloads import SamplePayload
 from tests.learner.cases import Case, recipe, step_data
 
 pytestmark = [

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from learner import lead, work
-from learner.lead import Lead
-from learner.work import RankWork
+from learner.coordinator import coordinator
+from learner.coordinator.coordinator import Lead
+from learner.rank import worker
+from learner.rank.worker import RankWork
 from services.storage.errors import StoreError
 from tests.harness.small_run import recipe_document, service_context
 from tests.learner.running import end_ranks, start_programs
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.timeout(400)
 @pytest.mark.slow
 def test_a_rank_may_come_later_than_a_collective_may_take() -> None:
     code = (
-        "import time, torch; from learner.ranks import Ranks; time.sleep(20 * {rank}); "
+        "import time, torch; from learner.training.process_group import Ranks; time.sleep(20 * {rank}); "
         "ranks = Ranks({rank}, {world}, '127.0.0.1', {port}, timeout_s=15, meet_s=170); "
         "assert ranks.all_reduce(torch.ones(1)) == {world}; ranks.leave()"
     )
@@ -45,7 +46,7 @@ def test_a_rank_may_come_later_than_a_collective_may_take() -> None:
 )
 def test_a_rank_ends_with_its_status_and_does_not_take_the_interpreter_apart(work: str, status: int, last: str) -> None:
     code = (
-        "import atexit, sys; from learner.ranks import end_with; "
+        "import atexit, sys; from learner.training.process_group import end_with; "
         "atexit.register(print, 'taken apart', file=sys.stderr); end_with(" + work + ")"
     )
     programs = start_programs(code, 1)
@@ -66,7 +67,7 @@ async def test_ranks_are_waited_for_as_long_as_they_may_take_to_start(
         given.update(named)
         raise ConnectionError("as far as this goes")
 
-    monkeypatch.setattr(work, "Ranks", meet)
+    monkeypatch.setattr(worker, "Ranks", meet)
     document = recipe_document(tiny_model, limits={"startup_timeout_s": 5000.0})
     async with service_context(redis, run_id, document, "learner") as context:
         with pytest.raises(ConnectionError):
@@ -88,8 +89,8 @@ async def test_the_others_hear_that_rank_0_lives_while_it_waits_for_the_chat_tem
             time.sleep(0.05)
         raise StoreError("the store refuses")
 
-    monkeypatch.setattr(lead, "TICK_S", 0.1)
-    monkeypatch.setattr(lead, "tokenizer_of", away)
+    monkeypatch.setattr(coordinator, "TICK_S", 0.1)
+    monkeypatch.setattr(coordinator, "tokenizer_of", away)
     ours: Any = SimpleNamespace(send=send, model_folder=tiny_model)
     async with service_context(redis, run_id, recipe_document(tiny_model), "learner") as context:
         with pytest.raises(StoreError, match="the store refuses"):

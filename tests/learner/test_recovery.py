@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from learner.archive import ArchiveError, RunArchive
-from learner.checkpoints import Checkpoints
-from learner.ranks import Ranks
-from learner.recovery import MissingBatchesError, Recovery, archived_payloads, recover
-from learner.trainer import leave
+from learner.checkpoint.manager import Checkpoints
+from learner.recovery.start import MissingBatchesError, Recovery, archived_payloads, recover
+from learner.training.process_group import Ranks
+from learner.training.trainer import leave
 from services.streams.keys import RunKeys
 from tests.learner.checkpointing import archive_with, bits, block_of, cut, open_trainer, put_down, save, tensors_of
 from tests.learner.running import ROOT, draw_batch

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from learner.archive import RunArchive
-from learner.recovery import archived_payloads
-from learner.repair import repair
+from learner.recovery.repair import repair
+from learner.recovery.start import archived_payloads
+from services.streams.delivery.payloads import fetch
 from services.streams.keys import RunKeys
-from services.streams.payloads import fetch
 from tests.services.driven import DrivenRun, batch_of
 
 

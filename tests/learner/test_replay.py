@@ -17,15 +17,15 @@ from typer.testing import CliRunner
 
 from deploy.cli.main import app
 from learner.archive import ArchiveError, RunArchive
-from learner.replay import Comparison, ReplayedStep, ReplayError, _compare, plan_replay, replay
+from learner.recovery.replay import Comparison, ReplayedStep, ReplayError, _compare, plan_replay, replay
 from learner.service import LearnerService
 from services.contracts import OptimizerStepRecord, StepRecord
 from services.metrics import forget
-from services.shell import ServiceThread
-from services.streams.connection import connect
-from services.streams.effects import group_counts
-from services.streams.journal import Journal
+from services.process import ServiceThread
+from services.streams.connection.client import connect
 from services.streams.keys import RunKeys
+from services.streams.state.events import Journal
+from services.streams.state.group_state import group_counts
 from tests.learner.running import (
     drain_ranks,
     end_ranks,
@@ -274,7 +274,7 @@ async def test_three_steps_in_a_row_without_a_finite_gradient_fail_the_run(
         at_the_end.append(REGISTRY.get_sample_value("penstock_skipped_optimizer_steps_total", {"run": run}))
         forget(run)
 
-    monkeypatch.setattr("services.shell.forget", count_and_forget)
+    monkeypatch.setattr("services.process.forget", count_and_forget)
     await submit(redis, run_id, tiny_model, limits={"rollout_steps": 5})
     await put_batch(redis, keys, 0)
     # One and a half broken rollout steps: two optimizer steps of the first, one of the second.

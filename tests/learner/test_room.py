@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from learner import room
-from learner.room import written
+from learner import storage_retry
+from learner.storage_retry import written
 from services.waits import Waits
 
 FULL = Path("/dev/full")
@@ -18,7 +18,7 @@ FULL = Path("/dev/full")
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "RETRY_S", 0.1)
+    monkeypatch.setattr(storage_retry, "RETRY_S", 0.1)
 
 
 async def test_what_finds_no_room_is_written_once_there_is_some(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_the_writer_of_shares_tells_a_full_disk_like_others(tmp_path: Path) -> N
     path.symlink_to(FULL)
     with pytest.raises(OSError, match="No space left") as found:
         pq.write_table(pa.table({"numbers": list(range(100))}), path)
-    assert found.value.errno in room.FULL
+    assert found.value.errno in storage_retry.FULL
 
 
 async def test_patience_ends_and_other_faults_are_told_at_once(tmp_path: Path) -> None:

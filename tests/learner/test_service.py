@@ -14,16 +14,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from learner.archive import RunArchive
-from learner.checkpoints import Checkpoints
+from learner.checkpoint.manager import Checkpoints
 from learner.service import LearnerService
 from services.cancellation import end
 from services.contracts import BEFORE
-from services.shell import ServiceThread
-from services.streams.effects import group_counts
-from services.streams.journal import Journal
+from services.process import ServiceThread
 from services.streams.keys import RunKeys
-from services.streams.presence import live_processes
-from services.streams.records import RunRecords
+from services.streams.state.events import Journal
+from services.streams.state.group_state import group_counts
+from services.streams.state.heartbeat import live_processes
+from services.streams.state.runs import RunRecords
 from tests.learner.receiver import Receiver
 from tests.learner.running import (
     Program,

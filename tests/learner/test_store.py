@@ -15,21 +15,22 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from learner import checkpoint_parts, room
+from learner import storage_retry
 from learner.archive import ArchiveError, RunArchive
-from learner.checkpoint_files import CheckpointError
-from learner.checkpoints import Checkpoints
-from learner.recovery import archived_payloads, recover
-from learner.replay import ReplayError, plan_replay, replay, run_at_hand
-from learner.room import written
+from learner.checkpoint import shards
+from learner.checkpoint.manager import Checkpoints
+from learner.checkpoint.manifest import CheckpointError
+from learner.recovery.replay import ReplayError, plan_replay, replay, run_at_hand
+from learner.recovery.start import archived_payloads, recover
 from learner.service import LearnerService
-from services.shell import ServiceThread
+from learner.storage_retry import written
+from services.process import ServiceThread
 from services.storage.errors import StoreAwayError
 from services.storage.folders import local_copy
 from services.storage.mirror import run_mirror
-from services.streams.journal import Journal
 from services.streams.keys import RunKeys
-from services.streams.records import RunRecords
+from services.streams.state.events import Journal
+from services.streams.state.runs import RunRecords
 from services.waits import Waits
 from tests.harness.servers.s3_server import S3Server
 from tests.learner.checkpointing import NEVER, bits, block_of, cut, save
@@ -146,7 +147,7 @@ def test_what_is_damaged_in_the_store_is_passed_over_and_on_the_node_fetched_aga
 def test_a_moment_without_the_store_does_not_undo_a_checkpoint(
     store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_parts, "AGAIN_S", 0.05)
+    monkeypatch.setattr(shards, "AGAIN_S", 0.05)
     archive, checkpoints = node(tmp_path / "a")
     fill(archive, 1)
     name = checkpoints.begin(1)
@@ -220,7 +221,7 @@ def test_a_run_that_began_without_a_store_is_taken_along(store: S3Server, tmp_pa
 async def test_a_store_that_is_away_is_waited_for_by_name(
     own_store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "RETRY_S", 0.2)
+    monkeypatch.setattr(storage_retry, "RETRY_S", 0.2)
     archive, waits = RunArchive(tmp_path / "run", run_mirror("run")), Waits()
     archive.prepare()
     own_store.kill()
@@ -312,7 +313,7 @@ async def test_killed_on_one_node_it_ends_on_another_with_the_same_bits(
 async def test_two_ranks_on_two_nodes_and_the_model_in_the_store(
     redis: Any, redis_url: str, run_id: str, tiny_model: Path, store: S3Server, tmp_path: Path
 ) -> None:
-    from learner.model_source import record_name
+    from learner.model.source import record_name
     from services.settings import Model
     from services.storage.folders import put_folder
     from services.storage.places import address
@@ -352,7 +353,7 @@ async def test_two_ranks_on_two_nodes_and_the_model_in_the_store(
 
 
 def test_a_model_of_the_store_is_looked_at_before_it_is_fetched(store: S3Server, tmp_path: Path) -> None:
-    from learner.model_source import ModelSourceError, record_name
+    from learner.model.source import ModelSourceError, record_name
     from services.settings import Model
     from services.storage.objects import put_bytes
     from services.storage.places import address

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from learner.archive import ArchiveError
-from learner.ranks import Ranks
-from learner.trainer import Trainer, leave
+from learner.training.process_group import Ranks
+from learner.training.trainer import Trainer, leave
 from services.contracts import OptimizerStepRecord
 from tests.harness.tiny_model import write_tiny_model
 from tests.learner.checkpointing import (

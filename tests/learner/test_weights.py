@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import torch
 
-from learner.snapshot import Snapshot
-from learner.weights import Publisher
+from learner.weight_sync.publisher import Publisher
+from learner.weight_sync.snapshot import Snapshot
 from services.cancellation import end
 from services.contracts import TensorEntry, WeightManifest
+from services.contracts.weight_layout import bucket_layout, cut_buckets
 from services.settings import Weights
-from services.streams.history import History
-from services.streams.journal import Journal
 from services.streams.keys import RunKeys
-from services.weight_layout import bucket_layout, cut_buckets
+from services.streams.state.events import Journal
+from services.streams.state.policy_history import History
 from tests.learner.receiver import Receiver
 from tests.learner.running import until_event
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from learner.archive import RunArchive
-from learner.checkpoint_files import CheckpointError
-from learner.checkpoints import Checkpoints
-from learner.recovery import MissingBatchesError
-from learner.work import RankWork
+from learner.checkpoint.manager import Checkpoints
+from learner.checkpoint.manifest import CheckpointError
+from learner.rank.worker import RankWork
+from learner.recovery.start import MissingBatchesError
 from services.contracts import Batch
-from services.streams.journal import Journal
 from services.streams.keys import RunKeys
+from services.streams.state.events import Journal
 from tests.harness.small_run import service_context
 from tests.learner.checkpointing import Endless, Slow
 from tests.learner.running import drain_ranks, end_ranks, put_batch, put_evaluation, start_ranks, submit, until_event

@@ -135,7 +135,7 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
         ("logprobs: chunks of eight times the size", "CHUNK_TOKENS = 256", "CHUNK_TOKENS = 2048"),
         ("logprobs: every chunk's logits kept for the backward pass", "if torch.is_grad_enabled():", "if False:"),
     ],
-    "services/sampler/credit/advantages.py": [
+    "services/sampler/advantage/advantages.py": [
         ("group_std: biased", "return _scaled(rewards, degrees=1)", "return _scaled(rewards, degrees=0)"),
         ("group_std_biased: unbiased", "return _scaled(rewards, degrees=0)", "return _scaled(rewards, degrees=1)"),
         ("group_std: variance for std", "(math.sqrt(variance) + STD_FLOOR)", "(variance + STD_FLOOR)"),
@@ -150,7 +150,7 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
          "known = [reward for reward in rewards if reward is not None]",
          "known = [reward or 0.0 for reward in rewards]"),
     ],
-    "services/sampler/credit/shaping.py": [
+    "services/sampler/advantage/rewards.py": [
         ("overlong: ramp from L_max", "expected = ramp.longest - ramp.cache", "expected = ramp.longest"),
         ("overlong: ramp over L_max",
          "return (expected - tokens) / ramp.cache", "return (expected - tokens) / ramp.longest"),
@@ -162,7 +162,7 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
         ("reward: wrong earns 0", "Outcome.WRONG: -1.0", "Outcome.WRONG: 0.0"),
         ("reward: unknown trained as wrong", "Outcome.WRONG: -1.0}", "Outcome.WRONG: -1.0, Outcome.UNKNOWN: -1.0}"),
     ],
-    "services/sampler/batching.py": [
+    "services/sampler/queue/batching.py": [
         ("accuracy: of the groups that are kept",
          "self._verdicts += group.in_order", "self._verdicts += group.in_order if decision == KEPT else []"),
         ("overlong: punishment always on",
@@ -176,7 +176,7 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
          "[None if recipe.algorithm.overlong.filtering and verdict.facts.truncated else one for one, verdict in kept]"
          ")"),
     ],
-    "services/sampler/scores.py": [
+    "services/sampler/evaluation/scores.py": [
         ("avg@k: unknown counts as wrong", "return fmean(known) if known else None",
          "return fmean(known) * len(known) / len(responses) if known else None"),
         ("pass@k: biased", "1.0 - math.comb(drawn - correct, wanted) / math.comb(drawn, wanted)",
@@ -186,21 +186,21 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
         ("maj@k: ties are won", "return fmean([fmean(verdicts)", "return max([fmean(verdicts)"),
         ("standard error: of the values, not of their mean", "stdev(known) / math.sqrt(len(known))", "stdev(known)"),
     ],
-    "services/sampler/evaluation.py": [
+    "services/sampler/evaluation/evaluator.py": [
         ("evaluation: drawn at the training's top-p", "top_p=settings.top_p", "top_p=recipe.rollout.top_p"),
     ],
-    "services/sampler/pacing.py": [
+    "services/sampler/backpressure.py": [
         ("generation batch: no barrier", "waits = flow.generating > 0 or", "waits = False or"),
         ("refill: filtered groups are not made up for",
          "math.ceil(missing / max(flow.survival, 0.05) - 1e-9)", "math.ceil(missing)"),
         ("staleness: off by one", "return consuming_version - oldest_version",
          "return consuming_version - oldest_version - 1"),
     ],
-    "services/sampler/dispatch.py": [
+    "services/sampler/queue/dispatch.py": [
         ("generation batches: without end",
          "return 0 < self._rule.max_generation_batches <= self._waves", "return False"),
     ],
-    "services/sampler/queue.py": [
+    "services/sampler/queue/queue.py": [
         ("staleness: the surplus is always thrown away",
          "group.oldest_version) > self._recipe.limits.max_staleness", "group.oldest_version) > 0"),
         ("staleness: the bound is not kept",
@@ -219,11 +219,11 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
         ("grpo: DAPO's reduction", 'Setting("sample", ', 'Setting("token", '),
         ("presets: they overrule the recipe", "document.setdefault(name, value)", "document[name] = value"),
     ],
-    "verifier/sandbox.py": [
+    "verifier/sandbox/pool.py": [
         ("judgement: out of time is wrong",
          'Finding(Outcome.UNKNOWN, 0.0, f"no judgement', 'Finding(Outcome.WRONG, 0.0, f"no judgement'),
     ],
-    "verifier/process.py": [
+    "verifier/sandbox/process.py": [
         ("judgement: another text's is taken", "if reply.to != mark:", "if False:"),
     ],
     "rollout/engine.py": [
@@ -231,18 +231,18 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
         ("engine: the model folder's sampling", '"generation_config": "vllm"', '"generation_config": "auto"'),
         ("engine: eager ignored", "rollout.eager or rollout.gpus == 0", "rollout.gpus == 0"),
     ],
-    "verifier/answer_line.py": [
+    "verifier/verifiers/answer_line.py": [
         ("answer line: the first one wins", "str(found[-1])", "str(found[0])"),
         ("answer line: the whole response is read", "text[-TAIL:]", "text"),
     ],
-    "services/sampler/credit/filtering.py": [
+    "services/sampler/advantage/filtering.py": [
         ("filter: keeps all-correct groups", "not 0 < correct < known", "not 0 < correct <= known"),
         ("filter: keeps all-wrong groups", "not 0 < correct < known", "not 0 <= correct < known"),
         ("filter: unknown counts as wrong", "not 0 < correct < known", "not 0 < correct < len(outcomes)"),
         ("filter: too few known verdicts pass", "if known < min_known:", "if known < 1:"),
         ("filter: cannot be switched off", "if enabled and not", "if not"),
     ],
-    "learner/batches.py": [
+    "learner/training/minibatches.py": [
         ("mini-batches: one group too many",
          "batch.groups[start : start + mini_batch_groups]", "batch.groups[start : start + mini_batch_groups + 1]"),
         ("mini-batches: a group is spread although there are enough",
@@ -257,15 +257,15 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
          "torch.zeros(len(members), dtype=torch.int64).repeat_interleave(tokens)"),
         ("filler: counts", "zero = torch.zeros(1, dtype=torch.float64)", "zero = torch.ones(1, dtype=torch.float64)"),
     ],
-    "learner/engines.py": [
+    "learner/training/deepspeed_engine.py": [
         ("AdamW: other betas", '"betas": [0.9, 0.999]', '"betas": [0.9, 0.95]'),
         ("AdamW: weight decay ignored", '"weight_decay": learner.weight_decay', '"weight_decay": 0.0'),
     ],
-    "learner/policy.py": [
+    "learner/training/policy.py": [
         ("policy: temperature forgotten", "self.temperature, chunks,", "1.0, chunks,"),
         ("policy: entropies without gradient", "entropy_gradient=self.entropy_gradient,", "entropy_gradient=False,"),
     ],
-    "learner/trainer.py": [
+    "learner/training/trainer.py": [
         ("warm-up: the first rollout step does not learn",
          "(self._rollout_steps + 1) / warm", "self._rollout_steps / warm"),
         ("warm-up: counts optimizer steps", "self._rollout_steps += 1", "self._rollout_steps += len(steps)"),
@@ -284,27 +284,27 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
         ("gradient clip: at stage 0 forgotten",
          "parameters(), self._settings.gradient_clip)", "parameters(), 1e9)"),
     ],
-    "services/sampler/selection/posterior.py": [
+    "services/sampler/curriculum/posterior.py": [
         ("posterior: evidence never fades", "return float(0.5 ** (max(0, versions) / self._half_life))", "return 1.0"),
         ("posterior: right for wrong",
          "LAYOUT.pack(right + fresh * correct, wrong + fresh * (known - correct), newest)",
          "LAYOUT.pack(right + fresh * (known - correct), wrong + fresh * correct, newest)"),
     ],
-    "services/sampler/selection/screening.py": [
+    "services/sampler/curriculum/screening.py": [
         ("screen: an unknown verdict counts as alike",
          "if unknown == 0 and len(set(outcomes)) < 2:", "if len(set(outcomes)) < 2:"),
         ("screen: completes what is alike", "len(set(outcomes)) < 2:", "len(set(outcomes)) > 1:"),
     ],
-    "services/sampler/selection/strategies.py": [
+    "services/sampler/curriculum/strategies.py": [
         ("boundary: the worst of those seen",
          "if best is None or chance > best[0]:", "if best is None or chance < best[0]:"),
         ("boundary: explores when it should not", "    if explores:\n", "    if not explores:\n"),
     ],
-    "services/sampler/selection/order.py": [
+    "services/sampler/curriculum/order.py": [
         ("oldest_first: the newest first",
          "lambda one: (one.oldest_version, one.kept_order)", "lambda one: (-one.oldest_version, one.kept_order)"),
     ],
-    "services/sampler/starvation.py": [
+    "services/sampler/queue/starvation.py": [
         ("ladder: pauses in place of a partial batch",
          "self.pause_after if not kept or self.partial_after is None else None", "self.pause_after"),
         ("ladder: counts groups, not batches", "judged >= after * groups_per_step", "judged >= after"),

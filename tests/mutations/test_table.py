@@ -13,8 +13,8 @@ import pytest
 from learner.algorithm.clipping import CLIPPINGS
 from learner.algorithm.corrections import CORRECTIONS
 from learner.algorithm.reductions import REDUCTIONS
-from services.sampler.credit.advantages import ADVANTAGES
-from services.sampler.credit.shaping import PUNISHMENTS
+from services.sampler.advantage.advantages import ADVANTAGES
+from services.sampler.advantage.rewards import PUNISHMENTS
 from tests.harness.each import each
 from tests.mutations.platform import PLATFORM
 from tests.mutations.run import ALL, ROOT, copy_checkout, mutated

@@ -20,7 +20,7 @@ from services.metrics import families
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "helm" / "penstock" / "files" / "rules"
 DASHBOARDS = ROOT / "helm" / "penstock" / "files" / "dashboards"
-RUNBOOKS = ROOT / "docs" / "runbooks"
+RUNBOOKS = ROOT / "docs" / "operations" / "runbooks"
 CASES = Path(__file__).parent / "rules"
 OF_PROMETHEUS = {"up", "ALERTS"}
 OF_EVERY_PROCESS = {

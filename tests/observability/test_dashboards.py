@@ -8,7 +8,7 @@ from deploy.observability.dashboards import BOARDS
 from deploy.observability.panels import render
 from learner.algorithm.loss import HISTOGRAMS, PERCENTILES, SUMS, means
 from services.contracts import COMMON_PHASES, PHASES
-from services.controller.figures import PROCESS_STATES, settings_shown
+from services.controller.run_metrics import PROCESS_STATES, settings_shown
 from services.settings import parse_recipe
 from tests.harness.each import each
 from tests.harness.small_run import recipe_document

@@ -13,21 +13,21 @@ from prometheus_client import REGISTRY, generate_latest, start_http_server
 
 from services.api.app import create_app
 from services.contracts import COMMON_PHASES, PHASES, Cause, DeadLetter, Lane, ProcessInfo, RunState, Transition
-from services.controller.figures import ENDED_SHOWN_S, RunFigures, show_runs
+from services.controller.run_metrics import ENDED_SHOWN_S, RunFigures, show_runs
 from services.metrics import AT_ZERO, PORTS, STREAMS, expose, families, forget, serve_metrics
-from services.sampler.housekeeping import READERS, Housekeeping
+from services.sampler.queue.maintenance import READERS, Housekeeping
 from services.settings import parse_recipe
-from services.streams.effects import Effects
-from services.streams.figures import StreamFigures, stream_figures
-from services.streams.journal import Journal
+from services.streams.connection.functions import call
+from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
-from services.streams.leases import Consumer
-from services.streams.library import call
-from services.streams.records import RunRecord, RunRecords
+from services.streams.state.events import Journal
+from services.streams.state.group_state import Effects
+from services.streams.state.runs import RunRecord, RunRecords
+from services.streams.state.stats import StreamFigures, stream_figures
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document, service_context
 from tests.observability.reading import ROOT
-from verifier.sandbox import Sandbox
+from verifier.sandbox.pool import Sandbox
 
 PACKAGES = ("services", "rollout", "verifier", "learner", "deploy")
 COMPUTED = {"starvation-", "prompt-"}
@@ -47,7 +47,7 @@ def shown(run):
 
 def documented(title):
     """The rows of the table under a heading of the page."""
-    part = (ROOT / "docs" / "observability.md").read_text().split(f"## {title}\n")[1].split("\n## ")[0]
+    part = (ROOT / "docs" / "operations" / "observability.md").read_text().split(f"## {title}\n")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("|")]
     return rows[2:]
 

@@ -55,7 +55,8 @@ def test_every_alert_says_how_bad_it_is_what_it_is_and_where_to_read_on():
     for name, rule in alerts().items():
         assert rule["labels"]["severity"] in SEVERITIES, name
         assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}, name
-        assert rule["annotations"]["runbook_url"] == f"docs/runbooks/{name}.md"
+        folder = f"docs/operations/runbooks/{rule['file'].removesuffix('.yaml')}"
+        assert rule["annotations"]["runbook_url"] == f"{folder}/{name}.md"
         by_run = "by (run" in rule["expr"] or "run:penstock" in rule["expr"]
         assert ("$labels.run" in rule["annotations"]["summary"]) == by_run, name
 

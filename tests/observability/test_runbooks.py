@@ -22,15 +22,15 @@ from tests.observability.reading import (
 
 SECTIONS = ["What it means", "How to see it", "What to do"]
 OTHER_PROGRAMS = {"kubectl", "curl", "redis-cli", "grep"}
-PAGES = sorted(RUNBOOKS.glob("*.md"))
+PAGES = sorted(RUNBOOKS.rglob("*.md"))
 LINK = re.compile(r"(?<![/\w`])([A-Z][a-z]+(?:[A-Z][a-z]+)+)(?![\w/])")
 OF_KUBERNETES = {"NetworkPolicy", "RayCluster"}
 
 
 def test_every_alert_has_a_page_and_every_page_an_alert():
     assert {page.stem for page in PAGES} == set(alerts())
-    told = (ROOT / "docs" / "observability.md").read_text()
-    assert set(re.findall(r"\]\(runbooks/(\w+)\.md\)", told)) == set(alerts())
+    told = (ROOT / "docs" / "operations" / "observability.md").read_text()
+    assert set(re.findall(r"\]\(runbooks/\w+/(\w+)\.md\)", told)) == set(alerts())
 
 
 of_each_page = each("page", PAGES, called=lambda page: page.stem)

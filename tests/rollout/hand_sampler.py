@@ -12,11 +12,11 @@ import numpy as np
 
 from rollout.service import CONSUMER_GROUP
 from services.contracts import Lane, ProcessInfo, Prompt, Sample, SampleFacts, Sampling, Task, VersionSpan
-from services.shell import Context
-from services.streams.effects import Effects
-from services.streams.leases import Consumer, tail
-from services.streams.payloads import SamplePayload
-from services.streams.presence import live_processes
+from services.process import Context
+from services.streams.delivery.consumer import Consumer, tail
+from services.streams.delivery.payloads import SamplePayload
+from services.streams.state.group_state import Effects
+from services.streams.state.heartbeat import live_processes
 from tests.rollout.waiting import until
 
 LEASE_S = 2.0

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollout.engine import RolloutEngine
-from rollout.weights import WeightFollower
-from services.shell import Context
-from services.streams.connection import connect
+from rollout.weight_sync import WeightFollower
+from services.process import Context
+from services.streams.connection.client import connect
 from tests.harness.small_run import recipe_document, service_context
 from tests.rollout.sender import Sender
 

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from services.contracts import TensorEntry, WeightAck, WeightManifest, WeightPlan
-from services.shell import Context
-from services.streams.leases import tail
-from services.weight_layout import bucket_layout, cut_buckets
+from services.contracts.weight_layout import bucket_layout, cut_buckets
+from services.process import Context
+from services.streams.delivery.consumer import tail
 
 HOST = "127.0.0.1"
 BUCKET_BYTES = 200_000

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout.groups import GroupWorker
+from rollout.generation import GroupWorker
 from services.contracts import VersionSpan
-from services.streams.payloads import SamplePayload
+from services.streams.delivery.payloads import SamplePayload
 from tests.harness.small_run import recipe_document, service_context
 from tests.rollout.hand_sampler import task
 

@@ -24,14 +24,14 @@ import rollout.service
 from rollout.prompts import ChatTokenizer
 from rollout.service import RolloutService
 from services.contracts import Cause, Lane, Release, Sample
-from services.shell import ServiceThread
-from services.streams.connection import connect
-from services.streams.effects import Effects
-from services.streams.journal import Journal
-from services.streams.leases import tail
-from services.streams.payloads import fetch
-from services.streams.presence import live_processes
-from services.streams.records import RunRecords
+from services.process import ServiceThread
+from services.streams.connection.client import connect
+from services.streams.delivery.consumer import tail
+from services.streams.delivery.payloads import fetch
+from services.streams.state.events import Journal
+from services.streams.state.group_state import Effects
+from services.streams.state.heartbeat import live_processes
+from services.streams.state.runs import RunRecords
 from tests.harness.process_trees import alive
 from tests.harness.small_run import recipe_document, service_context
 from tests.rollout.hand_sampler import LEASE_S, HandSampler, leave_a_group_behind, present, task

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from rollout.weights import WeightFollower
+from rollout.weight_sync import WeightFollower
 from services.contracts import EPOCH_SHIFT, WeightPlan
-from services.streams.history import History
-from services.streams.journal import Journal
+from services.streams.state.events import Journal
+from services.streams.state.policy_history import History
 from tests.harness.small_run import recipe_document, service_context
 
 

@@ -21,13 +21,13 @@ import pytest_asyncio
 
 from rollout import service
 from rollout.engine import Generation, PoisonedError
-from rollout.groups import GroupWorker
+from rollout.generation import GroupWorker
 from rollout.prompts import ChatTokenizer
 from services.cancellation import end
 from services.contracts import Cause, Lane, Prompt, Release, Sampling, Task
-from services.streams.effects import Effects
-from services.streams.leases import Consumer
-from services.streams.payloads import fetch
+from services.streams.delivery.consumer import Consumer
+from services.streams.delivery.payloads import fetch
+from services.streams.state.group_state import Effects
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document, service_context
 from tests.rollout.hand_sampler import LEASE_S, HandSampler, leave_a_group_behind, task
@@ -128,7 +128,7 @@ async def test_on_policy_samples_are_drawn_from_one_version(
     replica: Replica, policies: dict[int, Policy], caplog: pytest.LogCaptureFixture
 ) -> None:
     context, acked = replica.context, asyncio.Event()
-    caplog.set_level(logging.INFO, "rollout.groups")
+    caplog.set_level(logging.INFO, "rollout.generation")
     model = context.record.recipe.model
     assert model.path is not None
     worker = GroupWorker(context, replica.engine, ChatTokenizer(model.path, context.record.recipe.max_prompt_tokens))

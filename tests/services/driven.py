@@ -32,11 +32,11 @@ from services.contracts import (
     Verdict,
     VersionSpan,
 )
-from services.streams.effects import Effects, group_counts
-from services.streams.history import History, LoggedBatch
+from services.streams.delivery.consumer import Consumer, Delivery, Lease
+from services.streams.delivery.payloads import SamplePayload
 from services.streams.keys import RunKeys
-from services.streams.leases import Consumer, Delivery, Lease
-from services.streams.payloads import SamplePayload
+from services.streams.state.group_state import Effects, group_counts
+from services.streams.state.policy_history import History, LoggedBatch
 
 PROMPT = Prompt(id="p0", messages=({"role": "user", "content": "1 + 1"},), verifier="pattern", reference={})
 STATE = SamplerState(cursor=1, next_group=1)

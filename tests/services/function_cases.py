@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from services.contracts import Cause, Lane, ProcessInfo, Release, RunState, Sample, WeightPlan
 from services.settings import parse_recipe
-from services.streams.dead import letters, redrive
-from services.streams.effects import become_owner
-from services.streams.history import Reopened, forget_evaluations, rewind
-from services.streams.journal import Journal
-from services.streams.leases import Consumer, trim
-from services.streams.presence import Presence
-from services.streams.records import OWNER, RunRecords
+from services.streams.delivery.consumer import Consumer, trim
+from services.streams.state.dead_letters import letters, redrive
+from services.streams.state.events import Journal
+from services.streams.state.group_state import become_owner
+from services.streams.state.heartbeat import Presence
+from services.streams.state.policy_history import Reopened, forget_evaluations, rewind
+from services.streams.state.runs import OWNER, RunRecords
 from tests.harness.small_run import recipe_document
 from tests.services.driven import (
     EVENT,

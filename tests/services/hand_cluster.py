@@ -10,10 +10,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from services.contracts import EvaluationRecord, ProcessInfo, RunState
 from services.controller.service import Controller
 from services.settings import parse_recipe
-from services.streams.journal import Journal, note
 from services.streams.keys import RunKeys
-from services.streams.presence import Presence
-from services.streams.records import RunRecords
+from services.streams.state.events import Journal, note
+from services.streams.state.heartbeat import Presence
+from services.streams.state.runs import RunRecords
 from tests.harness.small_run import recipe_document
 
 

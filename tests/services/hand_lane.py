@@ -20,16 +20,16 @@ from services.contracts import (
     Verdict,
     VersionSpan,
 )
-from services.streams.dead import (
+from services.streams.delivery.consumer import Consumer
+from services.streams.delivery.payloads import SamplePayload
+from services.streams.state.dead_letters import (
     NotRedrivableError,
     letter_of,
     letters,
     redrive,
 )
-from services.streams.effects import Effects, group_counts, missing_samples
-from services.streams.journal import Journal
-from services.streams.leases import Consumer
-from services.streams.payloads import SamplePayload
+from services.streams.state.events import Journal
+from services.streams.state.group_state import Effects, group_counts, missing_samples
 
 SAMPLES = 3
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from services.contracts import Outcome, Prompt, SampleFacts, Sampling, Task, Verdict
-from services.sampler.evaluation import sampling_of
-from services.sampler.ledger import Group
+from services.sampler.evaluation.evaluator import sampling_of
+from services.sampler.groups import Group
 from services.settings import Recipe, parse_recipe
 from tests.harness.small_run import recipe_document
 

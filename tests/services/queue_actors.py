@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from services.contracts import Cause, Lane, Release
-from services.streams.dead import NotRedrivableError, letters, redrive
-from services.streams.effects import Effects, RefusedMessageError, missing_samples
-from services.streams.history import History, Reopened, rewind
-from services.streams.journal import Journal
+from services.streams.connection.functions import FencedError
+from services.streams.delivery.consumer import Delivery, Lease, trim
 from services.streams.keys import RunKeys
-from services.streams.leases import Delivery, Lease, trim
-from services.streams.library import FencedError
+from services.streams.state.dead_letters import NotRedrivableError, letters, redrive
+from services.streams.state.events import Journal
+from services.streams.state.group_state import Effects, RefusedMessageError, missing_samples
+from services.streams.state.policy_history import History, Reopened, rewind
 from tests.services.driven import (
     BODY,
     STATE,

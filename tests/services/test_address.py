@@ -5,9 +5,8 @@ import traceback
 
 import pytest
 
-from services.streams.address import parse_address, redacted
-from services.streams.connection import RedisUnavailableError, client
-from services.streams.credentials import (
+from services.streams.connection.client import RedisUnavailableError, client
+from services.streams.connection.credentials import (
     CA_FILE,
     PASSWORD_FILE,
     SENTINEL_PASSWORD_FILE,
@@ -15,6 +14,7 @@ from services.streams.credentials import (
     Trust,
     server_credentials,
 )
+from services.streams.connection.url import parse_address, redacted
 
 VARIABLES = (USERNAME, PASSWORD_FILE, SENTINEL_PASSWORD_FILE, CA_FILE)
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from services.contracts import Batch, Cause, DeadLetter, Message, Sample, StepRecord, Task, Verdict, WeightPlan
-from services.streams import admission
-from services.streams.admission import LARGEST_LETTER, LARGEST_MESSAGE, Malformed, admit, origin
+from services.streams.delivery import validation
+from services.streams.delivery.validation import LARGEST_LETTER, LARGEST_MESSAGE, Malformed, admit, origin
 from services.streams.keys import RunKeys
 from tests.services.driven import batch_of, record_of, sample_of, task_of, verdict_on
 
@@ -112,5 +112,5 @@ def test_every_message_that_names_payloads_is_checked_for_its_run():
     def names_payloads(model):
         return "payload" in json.dumps(model.model_json_schema())
 
-    assert set(admission.CHECKS) == {model for model in Message.__subclasses__() if names_payloads(model)}
-    assert StepRecord not in admission.CHECKS
+    assert set(validation.CHECKS) == {model for model in Message.__subclasses__() if names_payloads(model)}
+    assert StepRecord not in validation.CHECKS

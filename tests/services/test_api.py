@@ -24,12 +24,12 @@ from services.contracts import (
     StepRecord,
     Task,
 )
-from services.streams.connection import client
-from services.streams.effects import Effects
-from services.streams.journal import Journal
+from services.streams.connection.client import client
 from services.streams.keys import RunKeys
-from services.streams.presence import Presence
-from services.streams.records import RunRecords
+from services.streams.state.events import Journal
+from services.streams.state.group_state import Effects
+from services.streams.state.heartbeat import Presence
+from services.streams.state.runs import RunRecords
 from services.waits import Waits
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document
@@ -162,7 +162,7 @@ async def test_server_serves_until_stopped_and_refuses_a_taken_port(redis):
 
 
 async def test_presence_lapses_with_its_process(redis, run_id):
-    from services.streams.presence import live_processes
+    from services.streams.state.heartbeat import live_processes
 
     info = ProcessInfo(id="rollout-1", service="rollout", run=run_id, host="h", pid=1, metrics="h:9")
     async with Presence(redis, info) as presence:

@@ -4,7 +4,7 @@ suite's."""
 import pytest
 
 from services.contracts import Outcome, SamplerState
-from services.sampler.batching import SCREENED, Window, make_batch
+from services.sampler.queue.batching import SCREENED, Window, make_batch
 from tests.services.judged import group_of, recipe
 
 C, W, U = Outcome.CORRECT, Outcome.WRONG, Outcome.UNKNOWN

@@ -12,8 +12,8 @@ from services.contracts import RunState
 from services.controller.capacity import shortage
 from services.settings import Booking, Bounds, BoundsError, bookings, load_bounds, parse_recipe
 from services.settings.bounds import VARIABLE, GroupBounds
-from services.streams.presence import Presence
-from services.streams.records import RunRecord, RunRecords
+from services.streams.state.heartbeat import Presence
+from services.streams.state.runs import RunRecord, RunRecords
 from tests.harness.small_run import recipe_document
 from tests.services.hand_cluster import controlled, events_of, first_event, replica, until, until_state
 

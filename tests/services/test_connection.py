@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import WatchError
 
 from deploy.local.valkey import EmbeddedValkey, server_binary
-from services.streams.connection import (
+from services.streams.connection.client import (
     RECONNECT_S,
     RedisAwayError,
     RedisUnavailableError,
@@ -23,9 +23,9 @@ from services.streams.connection import (
     connect,
     trouble,
 )
-from services.streams.effects import become_owner
+from services.streams.connection.functions import load
 from services.streams.keys import RunKeys
-from services.streams.library import load
+from services.streams.state.group_state import become_owner
 from tests.harness.free_ports import free_port
 from tests.harness.servers.proxy import Proxy
 from tests.harness.servers.redis_servers import start_server
@@ -203,7 +203,7 @@ async def test_patience_ends_with_the_address_and_without_the_password(server, c
     redis = client(f"redis://:secret@127.0.0.1:{port}/0", patience_s=3.0)
     server.stop()
     began = time.monotonic()
-    with caplog.at_level(logging.WARNING, "services.streams.connection"):
+    with caplog.at_level(logging.WARNING, "services.streams.connection.client"):
         found = await asyncio.gather(*(redis.get("key") for _ in range(50)), return_exceptions=True)
     assert time.monotonic() - began > 2.9
     for error in found:
@@ -249,7 +249,7 @@ async def test_a_server_that_cannot_write_its_file_is_waited_for(server, away, t
         if (await away.info("persistence"))["rdb_last_bgsave_status"] != "ok":
             break
         await asyncio.sleep(0.05)
-    with caplog.at_level(logging.WARNING, "services.streams.connection"):
+    with caplog.at_level(logging.WARNING, "services.streams.connection.client"):
         writing = [
             asyncio.create_task(away.set("key", "value")),
             asyncio.create_task(become_owner(away, RunKeys("run"), "sampler")),

@@ -7,17 +7,17 @@ from unittest.mock import AsyncMock
 import pytest
 
 from services.contracts import Lane, ProcessInfo, Prompt, RunState, Sampling, Task
-from services.controller import keeper
-from services.controller.recovery import Silence
+from services.controller import run
+from services.controller.health import Silence
 from services.controller.service import Controller
 from services.settings.bounds import VARIABLE
 from services.storage.errors import StoreAwayError
 from services.storage.mirror import run_mirror
-from services.streams.connection import RedisAwayError
-from services.streams.effects import Effects, become_owner
-from services.streams.journal import Journal
+from services.streams.connection.client import RedisAwayError
 from services.streams.keys import RunKeys
-from services.streams.presence import Presence
+from services.streams.state.events import Journal
+from services.streams.state.group_state import Effects, become_owner
+from services.streams.state.heartbeat import Presence
 from tests.services.hand_cluster import (
     HandCluster,
     controlled,
@@ -219,7 +219,7 @@ async def test_fault_fails_the_run_with_its_reason(redis, run_id, tmp_path):
 async def test_a_summary_is_stored_once_nothing_runs_any_more(redis, run_id, tmp_path, store, monkeypatch):
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         asked = []
-        monkeypatch.setattr(keeper, "run_mirror", lambda run: asked.extend(cluster.asked) or run_mirror(run))
+        monkeypatch.setattr(run, "run_mirror", lambda run: asked.extend(cluster.asked) or run_mirror(run))
         await until_state(records, run_id, RunState.STARTING)
         cluster.fault = ["learner rank 0 died"]
         await until_state(records, run_id, RunState.FAILED)
@@ -259,7 +259,7 @@ async def test_a_run_that_runs_is_found_again_though_the_bounds_cannot_be_read(r
 
 def test_time_in_which_nobody_could_be_heard_is_no_silence(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr("services.controller.recovery.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("services.controller.health.time.monotonic", lambda: clock[0])
     silence = Silence("sampler", 1)
     assert silence.observe(["a"], startup_s=60) is None
     clock[0] += 300  # Redis was away, and every announcement has lapsed

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from services.contracts import RunState
-from services.controller.attempts import Attempts, RunFailedError
-from services.streams.connection import RedisAwayError
-from services.streams.effects import become_owner
-from services.streams.journal import Journal
+from services.controller.retry import Attempts, RunFailedError
+from services.streams.connection.client import RedisAwayError
+from services.streams.connection.functions import FencedError
 from services.streams.keys import RunKeys
-from services.streams.library import FencedError
-from services.streams.presence import Presence, live_processes
+from services.streams.state.events import Journal
+from services.streams.state.group_state import become_owner
+from services.streams.state.heartbeat import Presence, live_processes
 from services.waits import Waits
 from tests.services.hand_cluster import (
     commit,
@@ -29,7 +29,7 @@ from tests.services.hand_cluster import (
 
 
 async def test_learner_is_started_anew_and_progress_forgives(redis, run_id, tmp_path, monkeypatch):
-    monkeypatch.setattr("services.controller.recovery.LEARNER_RESTARTS", 3)
+    monkeypatch.setattr("services.controller.health.LEARNER_RESTARTS", 3)
     async with (
         controlled(redis, run_id, tmp_path) as (records, cluster),
         Presence(redis, replica(run_id)),
@@ -58,7 +58,7 @@ async def test_learner_is_started_anew_and_progress_forgives(redis, run_id, tmp_
 
 
 async def test_silent_sampler_and_learner_are_started_anew(redis, run_id, tmp_path, monkeypatch):
-    monkeypatch.setattr("services.controller.recovery.SILENT_S", 1.0)
+    monkeypatch.setattr("services.controller.health.SILENT_S", 1.0)
     processes = {"sampler-a": "sampler", "learner-a": "learner", "learner-b": "learner"}
     async with (
         controlled(redis, run_id, tmp_path, learner={"ranks": 2}) as (records, cluster),
@@ -92,7 +92,7 @@ class ActorDiedError(Exception):
 @pytest.fixture
 def hasty(monkeypatch):
     """Ten attempts of the cluster within half a second."""
-    monkeypatch.setattr("services.controller.attempts.PAUSE_S", (0.01, 0.05))
+    monkeypatch.setattr("services.controller.retry.PAUSE_S", (0.01, 0.05))
 
 
 async def phases(redis, run, *wanted):
@@ -101,7 +101,7 @@ async def phases(redis, run, *wanted):
 
 @pytest.mark.usefixtures("hasty")
 async def test_a_restart_that_the_cluster_could_not_do_stays_owed(redis, run_id, tmp_path, monkeypatch):
-    monkeypatch.setattr("services.controller.recovery.SILENT_S", 1.0)
+    monkeypatch.setattr("services.controller.health.SILENT_S", 1.0)
     processes = {"sampler-a": "sampler", "learner-a": "learner"}
     async with (
         controlled(redis, run_id, tmp_path, limits={"stall_timeout_s": 2.5}) as (records, cluster),
@@ -135,7 +135,7 @@ async def test_a_restart_that_the_cluster_could_not_do_stays_owed(redis, run_id,
 
 @pytest.mark.usefixtures("hasty")
 async def test_a_restart_that_never_succeeds_fails_the_run_with_its_reason(redis, run_id, tmp_path, monkeypatch):
-    monkeypatch.setattr("services.controller.attempts.ATTEMPTS", 3)
+    monkeypatch.setattr("services.controller.retry.ATTEMPTS", 3)
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         await until_state(records, run_id, RunState.STARTING)
         cluster.failing["restart learner"] = [RuntimeError("no room for 2 x 8 GPUs")] * 3
@@ -218,7 +218,7 @@ async def test_what_is_the_keeper_s_passes_through_an_attempt(redis, run_id, err
 
 async def test_attempts_pause_ever_longer_and_name_the_wait(redis, run_id, monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr("services.controller.attempts.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("services.controller.retry.time", SimpleNamespace(monotonic=lambda: clock[0]))
     waits = Waits()
     attempts = Attempts(Journal(redis, RunKeys(run_id), "test"), waits, "restart-failed", "it could not be", "again")
     pauses = []

@@ -11,17 +11,17 @@ from services.contracts import (
     Outcome,
     Task,
 )
-from services.streams.admission import LARGEST_LETTER
-from services.streams.dead import (
+from services.streams.delivery.consumer import Consumer
+from services.streams.delivery.validation import LARGEST_LETTER
+from services.streams.keys import RunKeys
+from services.streams.state.dead_letters import (
     NotRedrivableError,
     UnknownLetterError,
     letter_of,
     letters,
     redrive_all,
 )
-from services.streams.effects import KEPT, MORE, missing_samples
-from services.streams.keys import RunKeys
-from services.streams.leases import Consumer
+from services.streams.state.group_state import KEPT, MORE, missing_samples
 from tests.services.hand_lane import SAMPLES, Pipeline, given_up, task
 
 

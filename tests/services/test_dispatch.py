@@ -8,13 +8,13 @@ from prometheus_client import REGISTRY
 
 from services.contracts import Cause, DeadLetter, Lane, SamplerState, Task
 from services.sampler.data import PromptsExhaustedError, load_splits
-from services.sampler.dispatch import Dispatcher
-from services.sampler.ledger import Ledger
+from services.sampler.groups import Ledger
+from services.sampler.queue.dispatch import Dispatcher
 from services.sampler.service import SamplerService
-from services.streams.effects import Effects, group_counts, response_tokens
-from services.streams.journal import Journal
+from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
-from services.streams.leases import Consumer
+from services.streams.state.events import Journal
+from services.streams.state.group_state import Effects, group_counts, response_tokens
 from tests.harness.hand_fleet import DEADLINE_S, HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
 from verifier.service import VerifierService

@@ -7,13 +7,13 @@ import pytest
 from prometheus_client import REGISTRY
 
 from services.contracts import Cause, EvaluationRecord, Lane, Outcome, PassAt, ProcessInfo, Prompt, Task
-from services.sampler.evaluation import Evaluator, HeldOut, held_out_sets, sampling_of, summarise
+from services.sampler.evaluation.evaluator import Evaluator, HeldOut, held_out_sets, sampling_of, summarise
 from services.sampler.service import SamplerService
 from services.settings import parse_recipe
-from services.streams.effects import Effects, group_counts
+from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
-from services.streams.leases import Consumer
-from services.streams.presence import Presence
+from services.streams.state.group_state import Effects, group_counts
+from services.streams.state.heartbeat import Presence
 from tests.harness.hand_fleet import HandFleet, running, until
 from tests.harness.small_run import recipe_document, service_context
 from tests.services.judged import answered_group

@@ -22,13 +22,13 @@ from services.contracts import (
     WeightAck,
     WeightPlan,
 )
-from services.streams.admission import LARGEST_LETTER, LARGEST_MESSAGE
-from services.streams.connection import connect
-from services.streams.dead import NotRedrivableError, letters, redrive
-from services.streams.effects import RefusedMessageError, missing_samples
-from services.streams.journal import Journal, read_all
+from services.streams.connection.client import connect
+from services.streams.delivery.consumer import Consumer, tail_messages
+from services.streams.delivery.validation import LARGEST_LETTER, LARGEST_MESSAGE
 from services.streams.keys import RunKeys
-from services.streams.leases import Consumer, tail_messages
+from services.streams.state.dead_letters import NotRedrivableError, letters, redrive
+from services.streams.state.events import Journal, read_all
+from services.streams.state.group_state import RefusedMessageError, missing_samples
 from tests.services.driven import (
     EVENT,
     LETTER,

@@ -12,11 +12,11 @@ from services.api.app import create_app
 from services.contracts import Cause, Lane, Outcome, Verdict
 from services.sampler.service import SamplerService
 from services.settings import parse_recipe
-from services.streams.effects import Effects, RefusedMessageError, group_counts
-from services.streams.journal import Journal
+from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
-from services.streams.leases import Consumer
-from services.streams.records import RunRecords
+from services.streams.state.events import Journal
+from services.streams.state.group_state import Effects, RefusedMessageError, group_counts
+from services.streams.state.runs import RunRecords
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
 from tests.services.driven import BODY, EVENT, LETTER, STATE, batch_of, record_of, sample_of, task_of

@@ -3,11 +3,18 @@
 import pytest
 
 from services.contracts import Cause, Lane, Policy, Release, Task
-from services.streams.effects import missing_samples, owner_epoch, read_snapshot, response_tokens
-from services.streams.history import GroupsChangedError, History, Reopened, TakenBackError, forget_evaluations, rewind
-from services.streams.journal import Journal
+from services.streams.connection.functions import FencedError
 from services.streams.keys import EVALUATION_GROUP, RunKeys
-from services.streams.library import FencedError
+from services.streams.state.events import Journal
+from services.streams.state.group_state import missing_samples, owner_epoch, read_snapshot, response_tokens
+from services.streams.state.policy_history import (
+    GroupsChangedError,
+    History,
+    Reopened,
+    TakenBackError,
+    forget_evaluations,
+    rewind,
+)
 from tests.services.driven import (
     EVENT,
     STATE,

@@ -7,13 +7,13 @@ import pytest
 from redis.exceptions import ResponseError
 
 from services.contracts import Cause, Lane, Release
-from services.streams import library
-from services.streams.connection import connect
-from services.streams.dead import NotRedrivableError
-from services.streams.effects import become_owner
+from services.streams.connection import functions as function_library
+from services.streams.connection.client import connect
+from services.streams.connection.functions import FencedError, RedisFullError, library_code, library_name
+from services.streams.delivery.consumer import Lease
 from services.streams.keys import RunKeys
-from services.streams.leases import Lease
-from services.streams.library import FencedError, RedisFullError, library_code, library_name
+from services.streams.state.dead_letters import NotRedrivableError
+from services.streams.state.group_state import become_owner
 from tests.services.driven import (
     STATE,
     DrivenRun,
@@ -60,7 +60,7 @@ def keys(run_id):
 
 
 def sources():
-    return library._sources()[1]
+    return function_library._sources()[1]
 
 
 def test_every_function_has_a_case_here():
@@ -131,7 +131,7 @@ async def test_when_redis_is_full_only_what_grows_it_is_refused(full, keys, name
     run = await DrivenRun.open(Watched(client), keys)
     call, before = await ready(run, name)
     await limit(1)
-    if name in library.GROWING or name == "create_record":  # no new run begins on a full server
+    if name in function_library.GROWING or name == "create_record":  # no new run begins on a full server
         with pytest.raises(RedisFullError, match="maxmemory"):
             await call()
         assert await contents(client, keys) == before
@@ -197,11 +197,11 @@ async def test_library_is_loaded_once_per_code_and_again_after_a_flush(own_serve
 @pytest.fixture
 def another_code(monkeypatch):
     """Call it to give the library another source: `changed(shared, functions)` of what it is now."""
-    original = library._sources
+    original = function_library._sources
 
     def give(changed):
         shared, functions = original()
-        monkeypatch.setattr(library, "_sources", lambda: changed(shared, dict(functions)))
+        monkeypatch.setattr(function_library, "_sources", lambda: changed(shared, dict(functions)))
         library_name.cache_clear()
         library_code.cache_clear()
 
@@ -241,7 +241,7 @@ async def dispatch_keys(run, group):
 
 async def test_the_flags_of_a_function_are_part_of_the_code(monkeypatch, another_code):
     before = library_name()
-    monkeypatch.setattr(library, "GROWING", library.GROWING | {"release"})
+    monkeypatch.setattr(function_library, "GROWING", function_library.GROWING | {"release"})
     another_code(lambda shared, functions: (shared, functions))
     assert library_name() != before
 

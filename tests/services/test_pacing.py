@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.sampler.pacing import (
+from services.sampler.backpressure import (
     REFILLS,
     Bounds,
     Flow,

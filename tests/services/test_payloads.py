@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from services.streams.delivery.payloads import PayloadMissingError, fetch, fetch_text, pack, unpack
 from services.streams.keys import RunKeys
-from services.streams.payloads import PayloadMissingError, fetch, fetch_text, pack, unpack
 from tests.services.driven import BODY
 
 

@@ -7,9 +7,9 @@ from prometheus_client import REGISTRY
 
 from services.contracts import Cause, Lane, Task
 from services.sampler.service import SamplerService
-from services.streams.effects import group_counts
+from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
-from services.streams.leases import Consumer
+from services.streams.state.group_state import group_counts
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
 from verifier.service import VerifierService

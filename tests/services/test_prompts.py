@@ -14,7 +14,7 @@ from services.sampler.data.layouts import LAYOUTS, REFERENCES
 from services.sampler.data.overlap import shared
 from services.sampler.data.sources import READERS
 from services.settings import Data, EvaluationSet, Source
-from verifier.table import VERIFIERS
+from verifier.verifiers.registry import VERIFIERS
 
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 INSTRUCTION = "Think first, and put the result behind Answer:"

@@ -13,10 +13,10 @@ from hypothesis.stateful import run_state_machine_as_test
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from services.streams import library
-from services.streams.connection import connect
-from services.streams.history import TakenBackError
-from services.streams.library import FencedError, library_code, library_name
+from services.streams.connection import functions as function_library
+from services.streams.connection.client import connect
+from services.streams.connection.functions import FencedError, library_code, library_name
+from services.streams.state.policy_history import TakenBackError
 from tests.harness.servers.redis_servers import embedded_server
 from tests.services.queue_actors import Server
 from tests.services.queue_faults import FAULTS, Fault
@@ -92,7 +92,7 @@ def _quiet(caplog):
 @pytest.fixture
 def give_code(monkeypatch):
     """Call it to put faults into the library; few tombstones are kept, so that groups without one are met."""
-    original = library._sources()
+    original = function_library._sources()
 
     def give(*faults):
         functions = {"shared": original[0], **original[1]}
@@ -100,7 +100,7 @@ def give_code(monkeypatch):
             assert functions[name].count(old) == count, f"{name} does not read so: {old}"
             functions[name] = functions[name].replace(old, new)
         changed = functions.pop("shared"), functions
-        monkeypatch.setattr(library, "_sources", lambda: changed)
+        monkeypatch.setattr(function_library, "_sources", lambda: changed)
         library_name.cache_clear()
         library_code.cache_clear()
 

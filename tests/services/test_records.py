@@ -8,11 +8,11 @@ import pytest
 
 from services.contracts import RunState, Transition
 from services.settings import parse_recipe
-from services.streams.effects import become_owner
-from services.streams.journal import Journal
+from services.streams.connection.functions import FencedError, RedisFullError, call
 from services.streams.keys import RUNS, RunKeys
-from services.streams.library import FencedError, RedisFullError, call
-from services.streams.records import (
+from services.streams.state.events import Journal
+from services.streams.state.group_state import become_owner
+from services.streams.state.runs import (
     EndedRunError,
     NoCheckpointError,
     Resumption,

@@ -15,8 +15,8 @@ import pytest
 from redis.exceptions import AuthenticationError, NoPermissionError
 
 from deploy.local.valkey import server_binary
-from services.streams.connection import RedisUnavailableError, connect
-from services.streams.credentials import PASSWORD_FILE, USERNAME
+from services.streams.connection.client import RedisUnavailableError, connect
+from services.streams.connection.credentials import PASSWORD_FILE, USERNAME
 from tests.harness.programs import needed
 from tests.harness.servers.redis_servers import (
     PASSWORDS,
@@ -217,7 +217,7 @@ def test_the_streams_tests_pass_as_user_penstock(open_path):
 
 
 def test_the_guide_has_the_same_rules():
-    script, guide = START_SCRIPT.read_text(), (ROOT / "docs/redis.md").read_text()
+    script, guide = START_SCRIPT.read_text(), (ROOT / "docs/operations/redis.md").read_text()
     penstock = re.search(r'penstock_rule="(.*?)"', script, re.S)[1].replace("\\\n", "")
     ray = re.search(r"ray_rule='(.*?)'", script)[1]
     assert f"user penstock on >PASSWORD {penstock}\n" in guide

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from services.contracts import Lane, Release
-from services.streams import dead
-from services.streams.dead import letters, redrive_all
-from services.streams.footprint import REDRIVEN_PENDING
+from services.streams.connection.functions import RedisFullError
 from services.streams.keys import RunKeys
-from services.streams.library import RedisFullError
+from services.streams.retention import REDRIVEN_PENDING
+from services.streams.state import dead_letters
+from services.streams.state.dead_letters import letters, redrive_all
 from tests.services.hand_lane import SAMPLES, Pipeline, given_up
 
 
@@ -66,7 +66,7 @@ async def test_no_more_redriven_groups_are_pending_than_the_memory_bound_counts(
 
 
 async def test_names_of_redriven_groups_that_no_letter_asks_for_any_more_are_forgotten(pipeline, monkeypatch):
-    monkeypatch.setattr(dead, "REDRIVEN_KEPT", 3)
+    monkeypatch.setattr(dead_letters, "REDRIVEN_KEPT", 3)
     redis, keys = pipeline.redis, pipeline.keys
 
     async def drawn_again(group):

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from services.streams.connection import RedisUnavailableError, client, connect, trouble
-from services.streams.credentials import SENTINEL_PASSWORD_FILE
+from services.streams.connection.client import RedisUnavailableError, client, connect, trouble
+from services.streams.connection.credentials import SENTINEL_PASSWORD_FILE
+from services.streams.connection.functions import call, load
 from services.streams.keys import RunKeys
-from services.streams.library import call, load
 from tests.harness.servers.redis_servers import Process, start_sentinel, start_server
 from tests.services.repeating import keep_at_it, until_a_read_blocks
 

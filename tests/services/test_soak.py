@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from services.contracts import Lane, VersionSpan
-from services.sampler.housekeeping import Housekeeping
+from services.memory_bound import footprint, longest_streams
+from services.sampler.queue.maintenance import Housekeeping
 from services.sampler.service import SamplerService
 from services.settings import parse_recipe
-from services.streams.connection import connect
-from services.streams.effects import group_counts
-from services.streams.footprint import footprint, longest_streams
+from services.streams.connection.client import connect
+from services.streams.delivery.consumer import tail
+from services.streams.delivery.payloads import SamplePayload
 from services.streams.keys import RunKeys
-from services.streams.leases import tail
-from services.streams.payloads import SamplePayload
+from services.streams.state.group_state import group_counts
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.servers.redis_servers import embedded_server
 from tests.harness.small_run import recipe_document, service_context

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.sampler.starvation import Ladder, Rung, Starvation
+from services.sampler.queue.starvation import Ladder, Rung, Starvation
 from services.settings import sampling
 
 pytestmark = pytest.mark.conformance(

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from deploy.cli.evaluate import _model
+from deploy.cli.commands.evaluate import _model
 from deploy.local.preflight import StackError, check_model
 from services.sampler.data import load_set, load_splits
 from services.sampler.data.rows import DataError

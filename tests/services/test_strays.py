@@ -4,11 +4,11 @@ import asyncio
 
 from services.contracts import Cause, Lane, Task
 from services.sampler.service import SamplerService
-from services.streams.dead import letters, redrive
-from services.streams.effects import group_counts
-from services.streams.journal import Journal
+from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
-from services.streams.leases import Consumer
+from services.streams.state.dead_letters import letters, redrive
+from services.streams.state.events import Journal
+from services.streams.state.group_state import group_counts
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
 from verifier.service import VerifierService

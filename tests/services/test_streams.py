@@ -5,7 +5,11 @@ import asyncio
 import pytest
 
 from services.contracts import Cause, Lane, Outcome, Release, Sample
-from services.streams.effects import (
+from services.streams.connection.functions import FencedError
+from services.streams.delivery.consumer import Consumer
+from services.streams.keys import RunKeys
+from services.streams.state.events import Journal
+from services.streams.state.group_state import (
     EVALUATED,
     MORE,
     Effects,
@@ -15,10 +19,6 @@ from services.streams.effects import (
     read_snapshot,
     response_tokens,
 )  # fmt: skip
-from services.streams.journal import Journal
-from services.streams.keys import RunKeys
-from services.streams.leases import Consumer
-from services.streams.library import FencedError
 from tests.services.driven import (
     BODY,
     STATE,

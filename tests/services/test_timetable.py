@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from services.contracts import Lane, Outcome
-from services.sampler.evaluation import HeldOut, summarise
+from services.sampler.evaluation.evaluator import HeldOut, summarise
+from services.sampler.evaluation.schedule import Timetable, due_steps
 from services.sampler.service import SamplerService
-from services.sampler.timetable import Timetable, due_steps
-from services.streams.effects import Effects
 from services.streams.keys import RunKeys
+from services.streams.state.group_state import Effects
 from tests.harness.hand_fleet import HandFleet, HandLearner, running, until
 from tests.harness.small_run import recipe_document, service_context
 from tests.services.judged import answered_group

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from services.contracts import Lane
-from services.streams import leases
+from services.streams.delivery import consumer
+from services.streams.delivery.consumer import tail, trim
 from services.streams.keys import RunKeys
-from services.streams.leases import tail, trim
 from tests.services.driven import STATE, DrivenRun, contents, task_of
 
 GONE_S = 3600.0
@@ -99,8 +99,8 @@ async def test_a_stream_is_as_long_as_what_is_unacked_where_that_is_more_than_it
 
 
 async def test_a_call_drops_no_more_behind_a_lease_than_it_is_told_and_trimming_goes_on(run, monkeypatch):
-    monkeypatch.setattr(leases, "TRIMMED_AT_ONCE", 30)
-    monkeypatch.setattr(leases, "TRIM_CALLS", 4)
+    monkeypatch.setattr(consumer, "TRIMMED_AT_ONCE", 30)
+    monkeypatch.setattr(consumer, "TRIM_CALLS", 4)
     await acked(run, 302, 0, 150)
     assert await cut(run, longest=0) == 120
     assert (await left(run))[:2] == ["g0", "g121"]

@@ -11,14 +11,14 @@ import pytest
 from prometheus_client import REGISTRY
 
 from services.contracts import ProcessInfo
+from services.process import host_service
 from services.settings import parse_recipe
-from services.shell import host_service
-from services.streams import presence as presence_module
-from services.streams.connection import connect
-from services.streams.journal import Journal
+from services.streams.connection.client import connect
 from services.streams.keys import RunKeys
-from services.streams.presence import Presence, live_processes
-from services.streams.records import RunRecords
+from services.streams.state import heartbeat as presence_module
+from services.streams.state.events import Journal
+from services.streams.state.heartbeat import Presence, live_processes
+from services.streams.state.runs import RunRecords
 from services.waits import TELL_AFTER_S, Waits, tell
 from tests.harness.small_run import recipe_document
 

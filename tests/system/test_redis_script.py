@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from services.streams.connection import RedisUnavailableError, connect
-from services.streams.credentials import CA_FILE, PASSWORD_FILE, USERNAME
+from services.streams.connection.client import RedisUnavailableError, connect
+from services.streams.connection.credentials import CA_FILE, PASSWORD_FILE, USERNAME
 from tests.harness.free_ports import free_port
 from tests.harness.programs import demanded
 from tests.harness.servers.redis_servers import PASSWORDS, START_SCRIPT, Process, script_settings, scripted_server

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from verifier.judgement import Judgement
-from verifier.judging import main
-from verifier.table import VERIFIERS
+from verifier.sandbox.child import main
+from verifier.verifiers.base import Judgement
+from verifier.verifiers.registry import VERIFIERS
 
 
 def run(text: str, reference: Mapping[str, Any]) -> Judgement:

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from verifier.answer_line import answer_line, normalised
-from verifier.reasoning import extract_answer
-from verifier.table import judge
+from verifier.verifiers.answer_line import answer_line, normalised
+from verifier.verifiers.reasoning_gym import extract_answer
+from verifier.verifiers.registry import judge
 
 RULE = pytest.mark.conformance(
     formula="the last `Answer:` line, equal as a normalised string (code)", setting="verifier = answer-line"

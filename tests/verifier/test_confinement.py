@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from services.contracts import Outcome
-from verifier.confinement import ALLOWED
-from verifier.sandbox import Sandbox, SandboxError
+from verifier.sandbox.confinement import ALLOWED
+from verifier.sandbox.pool import Sandbox, SandboxError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="seccomp and Landlock are Linux's")
 
@@ -198,7 +198,7 @@ async def test_its_resources_are_limited(hostile):
 
 IN_CONTAINER = """
 import sys
-from verifier import confinement
+from verifier.sandbox import confinement
 confinement.MEMORY_LIMITS = ({limit!r}, "/absent")
 from tests.verifier.hostile import main
 main(sys.argv[1:])
@@ -251,7 +251,7 @@ EXPLOITS = {
 EVALUATED = ("string_insertion", "spiral_matrix", "simple_integration", "countdown", "puzzle24")
 """Some of the tasks whose scorer, reasoning-gym's own, runs an answer as Python."""
 
-UNCONFINED = "import sys\nfrom verifier import judging\njudging.confine = list\njudging.main(sys.argv[1:])\n"
+UNCONFINED = "import sys\nfrom verifier.sandbox import child\nchild.confine = list\nchild.main(sys.argv[1:])\n"
 
 
 async def answered(sandbox, task, answer):
@@ -306,9 +306,14 @@ LAX = {
         "ctypes.util.find_library = lambda name: None if name == 'seccomp' else find(name)",
         "Unable to find libseccomp; install it",
     ),
-    "no end with its parent": ("from verifier import prctl; prctl.PR_SET_PDEATHSIG = 9999", "Invalid argument"),
+    "no end with its parent": ("from verifier.sandbox import prctl; prctl.PR_SET_PDEATHSIG = 9999", "Invalid argument"),
 }
-PROGRAM = "import sys\nfrom verifier import confinement\n{}\nfrom verifier.judging import main\nmain(sys.argv[1:])\n"
+PROGRAM = """import sys
+from verifier.sandbox import confinement
+{}
+from verifier.sandbox.child import main
+main(sys.argv[1:])
+"""
 
 
 @pytest.mark.parametrize("name", LAX)

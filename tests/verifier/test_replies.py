@@ -7,8 +7,8 @@ import psutil
 import pytest
 
 from services.contracts import Outcome
-from verifier.process import JudgingProcess, ProcessFailedError
-from verifier.sandbox import KEPT_BYTES, Sandbox
+from verifier.sandbox.pool import KEPT_BYTES, Sandbox
+from verifier.sandbox.process import JudgingProcess, ProcessFailedError
 
 HOSTILE = "tests.verifier.hostile"
 FORGER = "tests.verifier.forger"
@@ -72,7 +72,7 @@ def test_a_reply_with_the_right_mark_out_of_its_bounds_is_refused(forger, says):
 
 
 @pytest.mark.conformance(
-    formula="a judgement counts for the text that was asked about", setting="verifier/process.py: Reply.to"
+    formula="a judgement counts for the text that was asked about", setting="verifier/sandbox/process.py: Reply.to"
 )
 @pytest.mark.parametrize("mark", ["0123456789abcdef", "LAST", ""])
 def test_a_reply_with_another_mark_is_refused(forger, mark):

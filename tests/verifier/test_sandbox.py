@@ -12,7 +12,7 @@ import pytest
 
 from services.contracts import Outcome
 from tests.harness.process_trees import alive
-from verifier.sandbox import Sandbox
+from verifier.sandbox.pool import Sandbox
 
 HOSTILE = "tests.verifier.hostile"
 BACKTRACKING = {"pattern": "(a+)+$"}
@@ -116,7 +116,7 @@ async def test_crash_of_a_judging_process_is_unknown():
         await sandbox.judge("pattern", "", {"pattern": ""})
         endless = asyncio.create_task(sandbox.judge("pattern", "a" * 40 + "b", BACKTRACKING))
         await asyncio.sleep(1.0)
-        [worker] = [p for p in set(psutil.Process().children()) - before if "verifier.judging" in p.cmdline()]
+        [worker] = [p for p in set(psutil.Process().children()) - before if "verifier.sandbox.child" in p.cmdline()]
         worker.kill()
         found = await endless
         assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "died")
@@ -126,7 +126,7 @@ async def test_crash_of_a_judging_process_is_unknown():
 def test_judging_processes_die_with_their_parent():
     code = (
         "import asyncio, sys\n"
-        "from verifier.sandbox import Sandbox\n"
+        "from verifier.sandbox.pool import Sandbox\n"
         "if __name__ == '__main__':\n"
         "    sandbox = Sandbox(1, 60.0)\n"
         "    asyncio.run(sandbox.judge('pattern', '', {'pattern': ''}))\n"

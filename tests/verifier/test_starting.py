@@ -10,10 +10,10 @@ import pytest
 
 from services.cancellation import end
 from services.contracts import Lane, Outcome
-from services.streams.leases import Consumer
+from services.streams.delivery.consumer import Consumer
 from tests.harness.small_run import recipe_document, service_context
 from verifier import service
-from verifier.sandbox import Finding, Sandbox
+from verifier.sandbox.pool import Finding, Sandbox
 from verifier.service import VerifierService
 
 
@@ -54,7 +54,7 @@ async def test_what_the_confinement_lacks_is_an_event(redis, run_id, monkeypatch
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
 def test_a_process_that_is_closed_to_others_is_not_dumpable():
     code = (
-        "import ctypes\nfrom verifier.prctl import close_to_others\nask = ctypes.CDLL(None).prctl\n"
+        "import ctypes\nfrom verifier.sandbox.prctl import close_to_others\nask = ctypes.CDLL(None).prctl\n"
         "before = ask(3, 0, 0, 0, 0)\nclose_to_others()\nprint(before, ask(3, 0, 0, 0, 0))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -16,7 +16,7 @@ data=${REDIS_DATA:-/data}
 users=${REDIS_USERS:-/tmp/users.acl}
 port=${REDIS_PORT:-6379}
 
-# What the platform does: keys under penstock: and nothing else. docs/redis.md has the same lines to copy.
+# What the platform does: keys under penstock: and nothing else. docs/operations/redis.md has the same lines to copy.
 penstock_rule="resetchannels resetkeys ~penstock:* -@all \
 +ping +info +select +scan +multi +exec +fcall +function|load \
 +get +set +incr +del +unlink +exists +expire \

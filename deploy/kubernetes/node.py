@@ -1,0 +1,103 @@
+"""Owns the first process of a worker pod: `python -m deploy.kubernetes.node --role ROLE`.
+
+Must not be used on a laptop, where `penstock up` starts everything.
+Drain order: nothing more is placed here -> hosted services give their leases back -> Ray ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+import time
+
+import psutil
+
+from deploy.hosting.environment import ROLES
+from deploy.hosting.node import Node, drain, joined, started_node
+from deploy.kubernetes.pod import Pod, PodError
+from deploy.kubernetes.probes import PORT, Probes
+from services.process import configure_logging
+
+log = logging.getLogger(__name__)
+
+JOIN_S = 300.0
+"""How long Ray may take to join its cluster: the head may still be starting."""
+NODE_DEADLINE_S = 60.0
+"""What Ray is told: the pod is gone by then (terminationGracePeriodSeconds grants 90)."""
+WATCH_S = 1.0
+
+
+class Worker:
+    """A worker pod's life."""
+
+    def __init__(self, role: str, port: int) -> None:
+        self._role = role
+        self._pod = Pod()
+        self._node: Node | None = None
+        self._stopping = threading.Event()
+        self._probes = Probes({"/healthz": self._pod.alive, "/readyz": self._unready}, port)
+
+    def stop(self, *_: object) -> None:
+        """End in order; the handler of SIGTERM."""
+        self._stopping.set()
+
+    def run(self) -> int:
+        """Start Ray, and stay until a signal comes or Ray ends; the exit status."""
+        ray = self._pod.start_ray()
+        try:
+            self._join(ray)
+            while not self._stopping.wait(WATCH_S):
+                self._pod.reap()
+                if against := self._pod.alive():
+                    raise PodError(against)
+            log.info("asked to end; draining")
+            self._pod.ending = True
+            if self._node is not None:
+                drain(self._node, NODE_DEADLINE_S)
+            self._pod.drain()
+        finally:
+            self._pod.end_ray()
+            self._probes.close()
+        log.info("drained and ended")
+        return 0
+
+    def _join(self, ray: psutil.Process) -> None:
+        """Wait until Ray counts this node. Raises PodError after JOIN_S seconds, or when Ray ends."""
+        ends = time.monotonic() + JOIN_S
+        while not self._stopping.wait(WATCH_S):
+            if against := self._pod.alive():
+                raise PodError(against)
+            node = started_node(ray)
+            if node is not None and joined(node):
+                self._node = node
+                log.info("%s node %s joined the cluster at %s", self._role, node.id, node.gcs)
+                return
+            if time.monotonic() > ends:
+                raise PodError(f"Ray has not joined its cluster within {JOIN_S:g} s")
+
+    def _unready(self) -> str | None:
+        return self._pod.unready() if self._node is not None else "Ray has not joined its cluster yet"
+
+
+def main() -> int:
+    """Run until SIGTERM; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m deploy.kubernetes.node")
+    parser.add_argument("--role", required=True, choices=[role for role in ROLES if role != "head"])
+    parser.add_argument("--probe-port", type=int, default=PORT)
+    arguments = parser.parse_args()
+    configure_logging(f"{arguments.role}-node")
+    worker = Worker(arguments.role, arguments.probe_port)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, worker.stop)
+    try:
+        return worker.run()
+    except PodError as error:
+        log.error("%s", error)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+{{- define "penstock.ray.template" -}}
+{{- /* (dict "root" $ "role" "rollout" "of" .Values.rollout): the pod template of a group. */ -}}
+{{- $root := .root -}}
+{{- $gpus := int .of.gpus -}}
+{{- $files := has .role (include "penstock.storage.roles" $root | fromJsonArray) -}}
+{{- $more := deepCopy .of.extraResources -}}
+{{- if $gpus }}{{- $_ := set $more $root.Values.ray.gpuResource (toString $gpus) }}{{- end -}}
+metadata:
+  labels:
+    {{- include "penstock.podLabels" (dict "root" $root "component" .role) | nindent 4 }}
+    {{- if include "penstock.storage.shared" . }}
+    penstock.dev/shares-volume: {{ include "penstock.fullname" $root }}
+    {{- end }}
+    {{- if $files }}
+    {{- with $root.Values.serviceAccount.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- end }}
+  annotations:
+    # No checksum of the bounds: they are read anew at each use.
+    checksum/redis-auth: {{ include "penstock.redis.checksum" $root }}
+    {{- if and $files (eq $root.Values.storage.kind "s3") $root.Values.storage.s3.existingSecret }}
+    checksum/store-auth: {{ include "penstock.storage.checksum" $root }}
+    {{- end }}
+    {{- with .of.annotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  # What autoscaler v2 demands: it replaces pods, and a restarted container would keep the dead node's name.
+  restartPolicy: Never
+  serviceAccountName: {{ include "penstock.fullname" $root }}{{ eq .role "head" | ternary "-head" ($files | ternary "-files" "") }}
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: 90
+  {{- include "penstock.pullSecrets" $root | nindent 2 }}
+  securityContext:
+    {{- include "penstock.podSecurity" (dict "uid" 10001) | nindent 4 }}
+  {{- $placed := merge (dict
+        "nodeSelector" (include "penstock.ray.nodeSelector" . | fromJson)
+        "tolerations" (include "penstock.ray.tolerations" . | fromJsonArray)
+        "affinity" (include "penstock.storage.affinity" . | fromJson)) .of }}
+  {{- include "penstock.scheduling" (dict "of" $placed) | nindent 2 }}
+  containers:
+    - name: ray-{{ eq .role "head" | ternary "head" "worker" }}
+      image: {{ include "penstock.image" (dict "root" $root "flavour" (gt $gpus 0 | ternary "gpu" "cpu")) }}
+      imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      {{- if eq .role "head" }}
+      command: [python, -m, deploy.kubernetes.head]
+      {{- else }}
+      command: [python, -m, deploy.kubernetes.node, --role, {{ .role }}]
+      {{- end }}
+      ports:
+        - name: node
+          containerPort: 8471
+        # Ray's own metrics. The NetworkPolicies let nobody in: Penstock's are at 9400 to 9499.
+        - name: metrics
+          containerPort: 8080
+        {{- if eq .role "head" }}
+        # KubeRay makes the head's Service from these names.
+        - name: gcs-server
+          containerPort: 6379
+        {{- if $root.Values.ray.dashboard }}
+        - name: dashboard
+          containerPort: 8265
+        {{- end }}
+        {{- end }}
+      env:
+        {{- include "penstock.ray.env" . | nindent 8 }}
+      startupProbe:
+        {{- include "penstock.probe" (dict "path" "/healthz" "port" "node" "period" 5 "failures" 60) | nindent 8 }}
+      livenessProbe:
+        {{- include "penstock.probe" (dict "path" "/healthz" "port" "node" "period" 10 "failures" 6) | nindent 8 }}
+      # For a rollout pod: every replica in it holds a verified version of the policy.
+      readinessProbe:
+        {{- include "penstock.probe" (dict "path" "/readyz" "port" "node" "period" 5 "failures" 3) | nindent 8 }}
+      resources:
+        {{- include "penstock.resources" (dict "of" .of "more" $more) | nindent 8 }}
+      securityContext:
+        {{- include "penstock.containerSecurity" (dict "uid" 10001) | nindent 8 }}
+      volumeMounts:
+        {{- include "penstock.ray.mounts" . | nindent 8 }}
+  volumes:
+    {{- include "penstock.ray.volumes" . | nindent 4 }}
+{{- end }}

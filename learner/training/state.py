@@ -1,0 +1,268 @@
+"""Owns a trainer's state at rest: master weights, Adam's moments and counters, whole and by parameter name.
+
+Must not know folders or manifests, nor run a step. Each tensor is kept once: parameter i by rank i mod ranks. What any
+number of ranks at any ZeRO stage wrote, any other number at any other stage can read.
+
+    master.NAME       the weight that Adam updates: float32, or float64 if learner.dtype is
+    exp_avg.NAME      Adam's first moment, of the same dtype and shape; zeros until Adam has stepped
+    exp_avg_sq.NAME   its second moment
+    step.NAME         float32 []: how often Adam has stepped
+    rollout_steps     int64 []: those trained, which is where the learning rate's schedule stands; kept by rank 0
+    non_finite_in_a_row   int64 []: see Trainer; kept by rank 0
+
+Training draws no random numbers, so there is no generator's state. Written for the deepspeed that pyproject.toml pins:
+its functions for whole tensors know neither stage 0 nor float64, lose the sign of a zero when they add up fragments,
+and cannot set a tensor whose length the ranks do not divide.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from learner.archive import ArchiveError
+from learner.training.process_group import Ranks
+from learner.training.tensor_files import HostBlock, Layout, TensorFiles
+
+MASTER = "master"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+KINDS = (MASTER, *MOMENTS)
+INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+class Counters(NamedTuple):
+    """What the trainer counts itself."""
+
+    rollout_steps: int = 0
+    non_finite_in_a_row: int = 0
+
+
+COUNTERS = dict.fromkeys(Counters._fields, Layout(torch.int64, ()))
+
+
+class _Optimizer(ABC):
+    """Where a ZeRO stage keeps what Adam steps and remembers. `named`: the policy's parameters."""
+
+    stepped: list[Any]
+    """The tensors of this rank that torch's Adam steps: all of them, or none."""
+
+    def __init__(self, engine: Any, named: Mapping[str, Any], ranks: Ranks) -> None:
+        self._engine = engine
+        self._named = named
+        self._ranks = ranks
+        # Until a tensor's first step it has no entry; merely to look must not make one, so only `get` is used to read.
+        self._adam: Any = engine.basic_optimizer.state
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the master weights."""
+        found: torch.dtype = self.stepped[0].dtype
+        return found
+
+    def steps(self, name: str) -> float:
+        """How often Adam has stepped a parameter."""
+        return self._steps(self.stepped[0])
+
+    def _steps(self, one: Any) -> float:
+        held = self._adam.get(one)
+        return float(held["step"]) if held else 0.0
+
+    def begin(self, steps: Mapping[str, float]) -> None:
+        """Let Adam go on after `steps`, by parameter name."""
+        for one in self.stepped:
+            self._begin(one, max(steps.values()))
+
+    def _begin(self, one: Any, steps: float) -> None:
+        held = self._adam[one]
+        for moment in MOMENTS:
+            held.setdefault(moment, torch.zeros_like(one))
+        held["step"] = torch.tensor(steps, dtype=torch.float32, device=one.device)
+
+    def read(self, name: str, kind: str, into: Tensor | None, keeper: int) -> None:
+        """Copy a whole tensor to `into`, which only rank `keeper` gives. Collective."""
+        exists = kind == MASTER or self.steps(name) > 0
+        found = self._whole(name, kind, keeper) if exists else torch.zeros(())
+        if into is not None:
+            into.copy_(found)
+
+    @abstractmethod
+    def _whole(self, name: str, kind: str, keeper: int) -> Tensor:
+        """A tensor that exists, whole on rank `keeper` at least. Collective."""
+
+    @abstractmethod
+    def write(self, name: str, kind: str, whole: Tensor) -> None:
+        """Take what this rank holds of a tensor from the `whole`, on the CPU; after `begin`."""
+
+    @abstractmethod
+    def refresh(self, files: TensorFiles) -> None:
+        """Make the parameters what the master weights round to. Collective."""
+
+
+class _Replicated(_Optimizer):
+    """Stage 0: every rank holds everything. The masters are the parameters, or stand beside them in bfloat16."""
+
+    def __init__(self, engine: Any, named: Mapping[str, Any], ranks: Ranks) -> None:
+        super().__init__(engine, named, ranks)
+        optimizer = engine.optimizer
+        self._masters = dict(named)
+        if hasattr(optimizer, "fp32_groups"):
+            pairs = zip(chain(*optimizer.fp16_groups), chain(*optimizer.fp32_groups), strict=True)
+            beside = {id(parameter): master for parameter, master in pairs}
+            self._masters = {name: beside[id(parameter)] for name, parameter in named.items()}
+        self.stepped = list(self._masters.values())
+
+    def steps(self, name: str) -> float:
+        # Here a parameter that never had a gradient was never stepped.
+        return self._steps(self._masters[name])
+
+    def begin(self, steps: Mapping[str, float]) -> None:
+        for name, count in steps.items():
+            self._begin(self._masters[name], count)
+
+    def _whole(self, name: str, kind: str, keeper: int) -> Tensor:
+        master = self._masters[name]
+        found: Tensor = master if kind == MASTER else self._adam[master][kind]
+        return found
+
+    def write(self, name: str, kind: str, whole: Tensor) -> None:
+        self._whole(name, kind, self._ranks.rank).copy_(whole)
+
+    def refresh(self, files: TensorFiles) -> None:
+        for name, parameter in self._named.items():
+            if parameter is not self._masters[name]:
+                parameter.copy_(self._masters[name])
+
+
+class _Flat(_Optimizer):
+    """Stages 1 and 2: all parameters in a row, of which each rank steps a piece that begins and ends anywhere."""
+
+    def __init__(self, engine: Any, named: Mapping[str, Any], ranks: Ranks) -> None:
+        super().__init__(engine, named, ranks)
+        self.stepped = engine.optimizer.single_partition_of_fp32_groups
+
+    def _held(self, name: str, kind: str) -> tuple[int, Tensor] | None:
+        """What this rank has of a tensor, flat, and where in it that begins; None if nothing."""
+        mapping = self._named[name]._hp_mapping
+        if mapping is None:
+            return None
+        flat = self.stepped[mapping.param_group_index]
+        source = flat if kind == MASTER else self._adam[flat][kind]
+        piece = mapping.hp_fragment_address
+        return mapping.lp_fragment_address.start, source.narrow(0, piece.start, piece.numel)
+
+    def _whole(self, name: str, kind: str, keeper: int) -> Tensor:
+        parameter, held = self._named[name], self._held(name, kind)
+        if held and len(held[1]) == parameter.numel() and self._ranks.world == 1:
+            return held[1].view(parameter.shape)
+        found = torch.zeros(parameter.numel(), dtype=self.dtype, device=parameter.device)
+        if held:
+            found.narrow(0, held[0], len(held[1])).copy_(held[1])
+        # As integers, for 0.0 + -0.0 is 0.0.
+        dist.reduce(found.view(INTEGERS[self.dtype]), keeper)
+        return found.view(parameter.shape)
+
+    def write(self, name: str, kind: str, whole: Tensor) -> None:
+        if held := self._held(name, kind):
+            held[1].copy_(whole.flatten().narrow(0, held[0], len(held[1])))
+
+    def refresh(self, files: TensorFiles) -> None:
+        self._engine.optimizer.update_lp_params()
+
+
+class _Partitioned(_Optimizer):
+    """Stage 3: each parameter is cut into as many equal pieces as there are ranks, the last ones padded."""
+
+    def __init__(self, engine: Any, named: Mapping[str, Any], ranks: Ranks) -> None:
+        super().__init__(engine, named, ranks)
+        self.stepped = engine.optimizer.fp32_partitioned_groups_flat
+
+    def _whole(self, name: str, kind: str, keeper: int) -> Tensor:
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        parameter = self._named[name]
+        found: Tensor = (
+            safe_get_full_fp32_param(parameter) if kind == MASTER else safe_get_full_optimizer_state(parameter, kind)
+        )
+        return found
+
+    def write(self, name: str, kind: str, whole: Tensor) -> None:
+        from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
+
+        parameter = self._named[name]
+        piece = torch.zeros(parameter.ds_tensor.numel(), dtype=whole.dtype)
+        own = whole.flatten()[self._ranks.rank * len(piece) :][: len(piece)]
+        piece[: len(own)] = own
+        if kind == MASTER:
+            safe_set_local_fp32_param(parameter, piece)
+        else:
+            safe_set_local_optimizer_state(parameter, piece, kind)
+
+    def refresh(self, files: TensorFiles) -> None:
+        import deepspeed
+
+        for name, parameter in self._named.items():
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+                if self._ranks.rank == 0:
+                    parameter.copy_(files[f"{MASTER}.{name}"])
+
+
+STAGES: tuple[type[_Optimizer], ...] = (_Replicated, _Flat, _Flat, _Partitioned)
+"""By ZeRO stage."""
+
+
+@torch.no_grad()
+def take(engine: Any, named: Mapping[str, Any], stage: int, ranks: Ranks, counters: Counters) -> HostBlock:
+    """Copy to host memory what this rank keeps of the engine's state. `named`: the policy's parameters. Collective."""
+    optimizer = STAGES[stage](engine, named, ranks)
+    keepers = {name: index % ranks.world for index, name in enumerate(named)}
+    own = {name: parameter for name, parameter in named.items() if keepers[name] == ranks.rank}
+    block = HostBlock(_layouts(own, optimizer.dtype) | (COUNTERS if ranks.rank == 0 else {}))
+    for name, keeper in keepers.items():
+        for kind in KINDS:
+            optimizer.read(name, kind, block[f"{kind}.{name}"] if name in own else None, keeper)
+    for name in own:
+        block[f"step.{name}"].fill_(optimizer.steps(name))
+    if ranks.rank == 0:
+        for name, count in counters._asdict().items():
+            block[name].fill_(count)
+    return block
+
+
+@torch.no_grad()
+def put(engine: Any, named: Mapping[str, Any], stage: int, ranks: Ranks, files: TensorFiles) -> Counters:
+    """The reverse of `take`, from all ranks' files. Collective. Raises ArchiveError if they are of another policy."""
+    optimizer = STAGES[stage](engine, named, ranks)
+    _compare(files.layouts(), _layouts(named, optimizer.dtype) | COUNTERS)
+    optimizer.begin({name: float(files[f"step.{name}"]) for name in named})
+    for name in named:
+        for kind in KINDS:
+            optimizer.write(name, kind, files[f"{kind}.{name}"])
+    optimizer.refresh(files)
+    return Counters(**{name: int(files[name]) for name in COUNTERS})
+
+
+def _layouts(named: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Layout]:
+    found: dict[str, Layout] = {}
+    for name, parameter in named.items():
+        # At stage 3 the parameter itself is empty; ds_shape is what it stands for.
+        whole = Layout(dtype, tuple(getattr(parameter, "ds_shape", parameter.shape)))
+        found |= {f"{kind}.{name}": whole for kind in KINDS} | {f"step.{name}": Layout(torch.float32, ())}
+    return found
+
+
+def _compare(found: Mapping[str, Layout], wanted: Mapping[str, Layout]) -> None:
+    """Raise ArchiveError for the first tensor that is missing, different or of no parameter."""
+    for name in sorted({*found, *wanted}):
+        if found.get(name) != wanted.get(name):
+            held, needed = (_text(one.get(name)) for one in (found, wanted))
+            raise ArchiveError(f"the checkpoint's tensor {name!r} is {held}; this policy accepts {needed}")
+
+
+def _text(layout: Layout | None) -> str:
+    return "none" if layout is None else f"{str(layout.dtype).removeprefix('torch.')} {list(layout.shape)}"

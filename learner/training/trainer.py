@@ -1,0 +1,336 @@
+"""Owns the optimizer steps: a DeepSpeed engine, driven so that its gradient is the exact one of the mini-batch.
+
+Must not know Redis or the fleet, nor how an engine is made.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from learner.algorithm.logprobs import chunks_for
+from learner.algorithm.loss import HISTOGRAMS, SUMS, LossSettings, TokenLoss, means, token_loss
+from learner.algorithm.ratios import BINS
+from learner.training.deepspeed_engine import frozen, prepare_environment, training_engine
+from learner.training.minibatches import MicroBatch, MiniBatch, filler, micro_batches, plan_step
+from learner.training.policy import can_share_prompts, inputs, load_policy
+from learner.training.process_group import Ranks
+from learner.training.state import Counters, put, take
+from learner.training.tensor_files import HostBlock, tensor_files
+from services.contracts import Batch, OptimizerStepRecord
+from services.settings import Recipe
+from services.streams.delivery.payloads import SamplePayload
+
+MISMATCH = ("mismatch_kl", "importance", "importance_squared")
+"""The sums that measure how far the policy is from the one that sampled."""
+
+
+class InterruptedTrainingError(RuntimeError):
+    """interrupt() was called on a rank; the policy is between two versions and must not be published."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one rollout step did: its metrics, and each optimizer step in order."""
+
+    metrics: dict[str, float]
+    optimizer: tuple[OptimizerStepRecord, ...]
+    damaged: tuple[str, ...] = ()
+    """Payloads that could not be trained, and why; their loss was masked."""
+
+    @property
+    def optimizer_steps(self) -> int:
+        """How many were applied."""
+        return sum(one.applied for one in self.optimizer)
+
+    @property
+    def skipped(self) -> int:
+        """How many were left out for a non-finite gradient."""
+        return len(self.optimizer) - self.optimizer_steps
+
+
+@dataclass(frozen=True)
+class OptimizerStep:
+    """One optimizer step: the loss's sums and histograms over all ranks (see TokenLoss), the gradient's norm before
+    clipping, whether it was applied."""
+
+    sums: Tensor
+    histograms: Tensor
+    gradient_norm: float
+    applied: bool
+
+    @property
+    def record(self) -> OptimizerStepRecord:
+        """What is kept of it; JSON has no number for what is not finite."""
+        loss, norm = float(self.sums[SUMS.index("loss")]), self.gradient_norm
+        return OptimizerStepRecord(
+            loss=loss if math.isfinite(loss) else None, gradient_norm=norm if math.isfinite(norm) else None,
+            applied=self.applied,
+        )  # fmt: skip
+
+
+class Trainer:
+    """The policy in training. Every method is collective: all ranks call it, each from one thread."""
+
+    def __init__(self, folder: Path, recipe: Recipe, ranks: Ranks, *, short_cut: bool = True) -> None:
+        """Load the policy, and with a KL coefficient a frozen copy as its reference, and build the engine.
+
+        `short_cut` = False computes the first optimizer step's proximal log-probs too, in a pass of their own.
+        """
+        self._settings = recipe.learner
+        self._reduction = recipe.algorithm.reduction
+        self._longest = recipe.algorithm.constant_length or recipe.rollout.max_new_tokens
+        self._behaviour_is_proximal = recipe.algorithm.proximal == "behaviour"
+        self._loss = loss_settings(recipe)
+        self._ranks = ranks
+        self._short_cut = short_cut
+        self._rollout_steps = 0
+        self.non_finite_in_a_row = 0
+        """Optimizer steps without a finite gradient since the last one with, across rollout steps; up to the limit."""
+        self._interrupted = threading.Event()
+        prepare_environment()
+        torch.set_num_threads(recipe.learner.threads)
+        torch.manual_seed(recipe.seed)
+        policy = load_policy(
+            folder, recipe.learner.dtype, recipe.rollout.temperature,
+            entropy_gradient=self._loss.entropy_coefficient > 0,
+            activation_checkpointing=recipe.learner.activation_checkpointing,
+        )  # fmt: skip
+        self._share_prompts = can_share_prompts(policy)
+        self._token_dtype = policy.token_dtype
+        self._engine = training_engine(policy, recipe.learner)
+        self._reference: Any = None
+        if self._loss.kl_coefficient > 0:
+            initial = load_policy(folder, recipe.learner.dtype, recipe.rollout.temperature)
+            self._reference = frozen(initial, recipe.learner, ranks.device)
+
+    @property
+    def causal_lm(self) -> Any:
+        """The Hugging Face model in training (its parameters are partitioned at ZeRO stage 3)."""
+        return self._engine.module.causal_lm
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether parameters must be gathered, by all ranks, before they can be read."""
+        return self._settings.zero_stage == 3
+
+    @contextmanager
+    def gathered(self, parameters: list[Any]) -> Iterator[None]:
+        """Make `parameters` whole on every rank while the body reads them."""
+        if not self.partitioned:
+            yield
+            return
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(parameters):
+            yield
+
+    def plan(self, batch: Batch) -> list[MiniBatch]:
+        """The batch's mini-batches, the same on every rank; this rank's payloads are in `shares[rank]`."""
+        return plan_step(
+            batch, self._settings.mini_batch_groups, self._reduction, self._ranks.world, longest=self._longest
+        )
+
+    def train(self, plans: list[MiniBatch], payloads: dict[str, SamplePayload]) -> Trained:
+        """One rollout step: an optimizer step per trainable mini-batch. `payloads`: this rank's share, by key."""
+        started = time.monotonic()
+        rate = self._set_learning_rate()
+        work = self._micro_batches([one for one in plans if one.trainable], payloads)
+        # Both before the first optimizer step: the proximal policy is the one that the rollout step begins with.
+        proximal, reference = self._proximal(work), self._reference_logprobs(work)
+        steps = [self._optimizer_step(*one) for one in zip(work, proximal, reference, strict=True)]
+        self._rollout_steps += 1
+        self._count_non_finite(steps)
+        return self._summary(plans, steps, rate, time.monotonic() - started)
+
+    def _count_non_finite(self, steps: list[OptimizerStep]) -> None:
+        for step in steps:
+            self.non_finite_in_a_row = 0 if step.applied else self.non_finite_in_a_row + 1
+            if self.non_finite_in_a_row == self._settings.max_non_finite_steps:
+                break
+
+    def interrupt(self) -> None:
+        """Make a running train() raise InterruptedTrainingError before its next micro-batch, on all ranks alike."""
+        self._interrupted.set()
+
+    def _check_interrupted(self) -> None:
+        if any(self._most([int(self._interrupted.is_set())])):
+            raise InterruptedTrainingError("training was interrupted")
+
+    def _set_learning_rate(self) -> float:
+        """Constant after a linear warm-up, counted in rollout steps; the first step already learns."""
+        warm = self._settings.warmup_rollout_steps
+        rate = self._settings.learning_rate * (min(1.0, (self._rollout_steps + 1) / warm) if warm else 1.0)
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _micro_batches(self, plans: list[MiniBatch], payloads: dict[str, SamplePayload]) -> list[list[MicroBatch]]:
+        """This rank's micro-batches per optimizer step; as many, with as many head calls, as on any other rank."""
+        budget = self._settings.micro_batch_tokens
+        own = [
+            micro_batches(plan.shares[self._ranks.rank], payloads, budget, share_prompts=self._share_prompts)
+            for plan in plans
+        ]
+        counts = self._most([len(part) for part in own])
+        own = [part + [filler()] * (count - len(part)) for part, count in zip(own, counts, strict=True)]
+        chunks = iter(self._most([chunks_for(one.targets.numel()) for part in own for one in part]))
+        device = self._ranks.device
+        return [[replace(one, chunks=next(chunks)).to(device, self._token_dtype) for one in part] for part in own]
+
+    def _most(self, counts: list[int]) -> list[int]:
+        found: list[int] = self._ranks.all_reduce(torch.tensor(counts, dtype=torch.int64), dist.ReduceOp.MAX).tolist()
+        return found
+
+    def _proximal(self, work: list[list[MicroBatch]]) -> list[list[Tensor | None]]:
+        """What ratios compare with, [N] per optimizer step and micro-batch; None: the policy's own at that moment."""
+        if self._behaviour_is_proximal:
+            return [[one.data.behaviour for one in part] for part in work]
+        # At the first optimizer step the current policy IS the proximal one, so its log-probs serve as both.
+        fresh = 1 if self._short_cut else 0
+        return [*_nothing(work[:fresh]), *(self._logprobs(self._engine, part) for part in work[fresh:])]
+
+    def _reference_logprobs(self, work: list[list[MicroBatch]]) -> list[list[Tensor | None]]:
+        if self._reference is None:
+            return _nothing(work)
+        return [self._logprobs(self._reference, part) for part in work]
+
+    @torch.no_grad()
+    def _logprobs(self, model: Any, part: list[MicroBatch]) -> list[Tensor | None]:
+        found: list[Tensor | None] = []
+        for one in part:
+            self._check_interrupted()
+            found.append(model(**inputs(one))[0])
+        return found
+
+    def _optimizer_step(
+        self, part: list[MicroBatch], proximal: list[Tensor | None], reference: list[Tensor | None]
+    ) -> OptimizerStep:
+        sums = torch.zeros(len(SUMS), dtype=torch.float64)
+        histograms = torch.zeros(len(HISTOGRAMS), BINS, dtype=torch.int64)
+        for index, one in enumerate(part):
+            self._check_interrupted()
+            self._engine.set_gradient_accumulation_boundary(index == len(part) - 1)
+            found = self._token_loss(one, proximal[index], reference[index])
+            sums += found.sums
+            histograms += found.histograms
+            # DeepSpeed averages gradients over ranks; the loss is already a share of the global sum.
+            self._engine.backward(found.loss * self._ranks.world, scale_wrt_gas=False)
+        norm, applied = self._apply()
+        return OptimizerStep(self._ranks.all_reduce(sums), self._ranks.all_reduce(histograms), norm, applied)
+
+    def _token_loss(self, one: MicroBatch, proximal: Tensor | None, reference: Tensor | None) -> TokenLoss:
+        logprobs, entropy = self._engine(**inputs(one))
+        current = logprobs.detach()
+        before = current if proximal is None else proximal
+        found = token_loss(logprobs, entropy, before, one.data, self._loss, reference)
+        if self._behaviour_is_proximal:
+            # Behaviour against itself says nothing: measure the mismatch of the policy in training.
+            measured = token_loss(current, entropy.detach(), current, one.data, replace(self._loss, kl_coefficient=0.0))
+            _take_mismatch(found, measured)
+        return found
+
+    def _apply(self) -> tuple[float, bool]:
+        """Clip and step, unless the gradient is not finite: (its norm before clipping, whether it was applied)."""
+        if self._settings.zero_stage == 0:
+            # Without ZeRO the engine neither reports the norm nor skips: both are done here, on reduced gradients.
+            norm = float(torch.nn.utils.clip_grad_norm_(self._engine.module.parameters(), self._settings.gradient_clip))
+            if not math.isfinite(norm):
+                self._engine.optimizer.zero_grad()
+                self._engine.zero_grad()
+                return norm, False
+            self._engine.step()
+            return norm, True
+        self._engine.step()
+        if self._engine.optimizer.overflow:
+            return math.inf, False
+        return float(self._engine.get_global_grad_norm()), True
+
+    def _summary(self, plans: list[MiniBatch], steps: list[OptimizerStep], rate: float, seconds: float) -> Trained:
+        trained = [one for plan in plans for share in plan.shares for one in share]
+        metrics = {
+            **_means([step for step in steps if step.applied]),
+            "learning_rate": rate,
+            "zero_advantage_share": sum(one.advantage == 0 for one in trained) / max(len(trained), 1),
+            "skipped_optimizer_steps": float(sum(not step.applied for step in steps)),
+            "learning_seconds": seconds,
+        }
+        return Trained(metrics, tuple(step.record for step in steps))
+
+    def close(self) -> None:
+        """Let go of the engine; the ranks may be used again."""
+        self._engine.destroy()
+        if self._reference is not None and self.partitioned:
+            self._reference.destroy()
+
+    def capture(self) -> HostBlock:
+        """A copy in host memory of what this rank keeps of the state; a reference policy stays out. Collective."""
+        counters = Counters(self._rollout_steps, self.non_finite_in_a_row)
+        return take(self._engine, self._named(), self._settings.zero_stage, self._ranks, counters)
+
+    def restore(self, files: Sequence[Path]) -> None:
+        """Go on from the files of `capture`, of any number of ranks and at any ZeRO stage. Raises ArchiveError."""
+        with tensor_files(files) as opened:
+            counters = put(self._engine, self._named(), self._settings.zero_stage, self._ranks, opened)
+        self._rollout_steps, self.non_finite_in_a_row = counters
+
+    def _named(self) -> dict[str, Any]:
+        # Tied tensors come once.
+        return dict(self.causal_lm.named_parameters())
+
+
+def leave(ranks: Ranks) -> None:
+    """Destroy the ranks' process group together with DeepSpeed's references to it. Collective: all ranks leave."""
+    import deepspeed.comm.comm as deepspeed_comm
+
+    if deepspeed_comm.cdb is not None and dist.is_initialized():
+        deepspeed_comm.destroy_process_group()
+    ranks.leave()
+
+
+def _means(applied: list[OptimizerStep]) -> dict[str, float]:
+    """What the tokens of the applied optimizer steps tell; nothing where none was, rather than zeros.
+
+    A skipped step's sums may not be finite, and a step record is JSON.
+    """
+    if not applied:
+        return {}
+    sums = torch.stack([step.sums for step in applied]).sum(0)
+    histograms = torch.stack([step.histograms for step in applied]).sum(0)
+    return means(sums, histograms) | {
+        "loss": float(sums[SUMS.index("loss")]) / len(applied),
+        "gradient_norm": sum(step.gradient_norm for step in applied) / len(applied),
+    }
+
+
+def _nothing(work: list[list[MicroBatch]]) -> list[list[Tensor | None]]:
+    return [[None] * len(part) for part in work]
+
+
+def loss_settings(recipe: Recipe) -> LossSettings:
+    """What of a recipe the loss of a token depends on."""
+    algorithm = recipe.algorithm
+    return LossSettings(
+        clipping=algorithm.clipping, clip_low=algorithm.clip_low, clip_high=algorithm.clip_high,
+        dual_clip=algorithm.dual_clip, correction=recipe.correction, correction_cap=algorithm.correction_cap,
+        icepop_low=algorithm.icepop_low, icepop_high=algorithm.icepop_high,
+        kl_coefficient=algorithm.kl_coefficient, entropy_coefficient=algorithm.entropy_coefficient,
+    )  # fmt: skip
+
+
+def _take_mismatch(found: TokenLoss, measured: TokenLoss) -> None:
+    """Overwrite what `found` says of importance, in place, by what `measured` does."""
+    columns = [SUMS.index(name) for name in MISMATCH]
+    found.sums[columns] = measured.sums[columns]
+    row = HISTOGRAMS.index("importance")
+    found.histograms[row] = measured.histograms[row]

@@ -1,0 +1,259 @@
+"""Owns publication: every live replica comes to hold the current policy version, joiners at any time.
+
+Must not read the policy in training: it sends the last snapshot, and so goes on while a batch is learned.
+Reads presence and the acks' stream; writes the manifest and the plans' stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from learner.weight_sync.broadcast import BroadcastGroup, Rendezvous, send_snapshot
+from learner.weight_sync.snapshot import Snapshot
+from services.cancellation import end
+from services.contracts import EPOCH_SHIFT, ProcessInfo, WeightAck, WeightManifest, WeightPlan
+from services.metrics import SYNC_FAILURES, SYNC_SECONDS
+from services.settings import Weights
+from services.streams.connection.client import Redis
+from services.streams.delivery.consumer import tail_messages
+from services.streams.keys import RunKeys
+from services.streams.state.events import Journal
+from services.streams.state.heartbeat import live_processes
+from services.streams.state.policy_history import History
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+POLL_S = 0.1
+LONGEST_PAUSE_S = 10.0
+RECEIVING_STATES = frozenset({"joining", "ready"})
+
+
+class SyncError(RuntimeError):
+    """One attempt at a broadcast failed; the next round tries again with who is left."""
+
+
+@dataclass
+class _Sync:
+    """One plan being carried out: who has not yet applied it."""
+
+    plan: WeightPlan
+    all_applied: asyncio.Future[None]
+
+    def __post_init__(self) -> None:
+        self.missing = set(self.plan.members)
+
+
+@dataclass
+class _Held:
+    """A group that ended its last broadcast well, and may carry the next one to the same members."""
+
+    generation: int
+    members: dict[str, int]
+    group: BroadcastGroup
+
+
+def in_thread(work: Callable[[], R]) -> asyncio.Future[R]:
+    """Run blocking `work` in a thread of its own, which may be abandoned: it ends by its own deadline."""
+    future: Future[R] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised again where the future is awaited
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="weights", daemon=True).start()
+    wrapped = asyncio.wrap_future(future)
+    # An abandoned failure was already reported by whoever abandoned it.
+    wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return wrapped
+
+
+class Publisher:
+    """Rank 0's side of the weight protocol. Generations rise with the learner's epoch, which `history` holds."""
+
+    def __init__(
+        self, redis: Redis, keys: RunKeys, journal: Journal, settings: Weights, host: str, history: History
+    ) -> None:
+        self._history = history
+        self._redis = redis
+        self._keys = keys
+        self._journal = journal
+        self._settings = settings
+        self._host = host
+        self._generation = history.epoch << EPOCH_SHIFT
+        self._acks_read = "0-0"
+        self._current: Snapshot | None = None
+        self._held: _Held | None = None
+        self._changed = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self, manifest: WeightManifest) -> None:
+        """Store the manifest, serve the rendezvous, and begin to reconcile."""
+        await self._history.publish_manifest(manifest)
+        self._rendezvous = Rendezvous(self._host, self._settings.backend, self._settings.timeout_s)
+        self._task = asyncio.create_task(self._reconcile())
+
+    async def publish(self, snapshot: Snapshot) -> float:
+        """Make `snapshot` current; the seconds until every live replica held it, or until the deadline.
+
+        A replica that still lacks it after two timeouts is named in an event, and served in the background.
+        Raises what broke the reconcile loop.
+        """
+        started = time.monotonic()
+        self._current = snapshot
+        self._settled.clear()
+        self._changed.set()
+        assert self._task is not None, "open() comes first"
+        settled = asyncio.create_task(self._settled.wait())
+        await asyncio.wait({settled, self._task}, timeout=2 * self._settings.timeout_s, return_when="FIRST_COMPLETED")
+        settled.cancel()
+        if self._task.done():
+            self._task.result()
+        if not self._settled.is_set():
+            lacking = ", ".join(one.id for one in await self._lacking(snapshot.version))
+            await self._journal.event("weights-late", f"version {snapshot.version} is not yet held by {lacking}")
+        seconds = time.monotonic() - started
+        SYNC_SECONDS.labels(run=self._keys.run, phase="publish").observe(seconds)
+        return seconds
+
+    def check(self) -> None:
+        """Raise what broke the reconcile loop, which serves joiners; call it while nothing is published."""
+        if self._task is not None and self._task.done():
+            self._task.result()
+
+    async def close(self) -> None:
+        """Stop serving joiners."""
+        if self._task:
+            await end(self._task)
+        self._drop_group()
+
+    async def _reconcile(self) -> None:
+        failures = 0
+        while True:
+            snapshot = self._current
+            if snapshot is not None:
+                lacking = await self._lacking(snapshot.version)
+                if not lacking and snapshot is self._current:
+                    self._settled.set()
+                elif lacking:
+                    failures = 0 if await self._attempt(snapshot, lacking) else failures + 1
+                    await asyncio.sleep(min(LONGEST_PAUSE_S, 0.5 * failures))
+                    continue
+            await self._wait_for_change()
+
+    async def _wait_for_change(self) -> None:
+        try:
+            async with asyncio.timeout(POLL_S):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+        self._changed.clear()
+
+    async def _receivers(self) -> list[ProcessInfo]:
+        live = await live_processes(self._redis, self._keys.run)
+        return [one for one in live if one.service == "rollout" and one.state in RECEIVING_STATES]
+
+    async def _lacking(self, version: int) -> list[ProcessInfo]:
+        def holds(one: ProcessInfo) -> bool:
+            return one.state == "ready" and one.version is not None and one.version >= version
+
+        return [one for one in await self._receivers() if not holds(one)]
+
+    async def _attempt(self, snapshot: Snapshot, lacking: list[ProcessInfo]) -> bool:
+        """One broadcast to `lacking`; whether all of them applied it."""
+        members, world = _ranks(lacking)
+        held = self._held if self._held and self._held.members == members else None
+        if held is None:
+            self._drop_group()
+            self._generation += 1
+        self._held = None
+        plan = WeightPlan(
+            generation=self._generation, version=snapshot.version, host=self._host, port=self._rendezvous.port,
+            world=world, members=members, timeout_s=self._settings.timeout_s,
+        )  # fmt: skip
+        try:
+            group = await self._carry_out(plan, snapshot, held.group if held else None)
+        except SyncError as error:
+            text = f"version {plan.version} to {', '.join(members)} (group {plan.generation}) failed: {error}"
+            SYNC_FAILURES.labels(run=self._keys.run, service="learner").inc()
+            await self._journal.event("weight-sync-failed", text)
+            return False
+        self._held = _Held(plan.generation, members, group)
+        return True
+
+    async def _carry_out(self, plan: WeightPlan, snapshot: Snapshot, group: BroadcastGroup | None) -> BroadcastGroup:
+        await self._history.publish_plan(plan)
+        sync = _Sync(plan, asyncio.get_running_loop().create_future())
+        if group is None:
+            started = time.monotonic()
+            forming = in_thread(lambda: self._rendezvous.form(plan.generation, plan.world))
+            group = await self._watched(forming, sync, "forming the group")
+            self._observe("form", time.monotonic() - started)
+        formed = group
+        try:
+            sending = in_thread(lambda: send_snapshot(formed, snapshot))
+            self._observe("broadcast", await self._watched(sending, sync, "the broadcast"))
+            await self._watched(sync.all_applied, sync, "applying the weights")
+        except BaseException:
+            # To leave a group with a member that was stopped blocks until its timeout.
+            in_thread(formed.abort)
+            raise
+        return formed
+
+    async def _watched(self, work: asyncio.Future[R], sync: _Sync, what: str) -> R:
+        """The result of `work`, as long as all members live, none reports a failure, and the deadline is not over."""
+        ends = time.monotonic() + sync.plan.timeout_s
+        while not work.done():
+            await self._read_acks(sync)
+            live = {one.id for one in await self._receivers()}
+            if gone := sync.missing - live:
+                raise SyncError(f"{what}: {', '.join(sorted(gone))} left")
+            if time.monotonic() > ends:
+                names = ", ".join(sorted(sync.missing))
+                raise SyncError(f"{what} took longer than {sync.plan.timeout_s:g} s; no ack of {names}")
+            await asyncio.wait({work}, timeout=POLL_S)
+        if error := work.exception():
+            raise SyncError(f"{what}: {error}") from error
+        return work.result()
+
+    async def _read_acks(self, sync: _Sync) -> None:
+        """Take in new acks of this plan. Raises SyncError for a failed one."""
+        acks = await tail_messages(self._redis, self._keys, self._keys.weight_acks, WeightAck, self._acks_read)
+        for entry, ack in acks:
+            self._acks_read = entry
+            if (ack.generation, ack.version) != (sync.plan.generation, sync.plan.version):
+                continue
+            if ack.phase == "failed":
+                raise SyncError(f"{ack.member} reports: {ack.detail}")
+            sync.missing.discard(ack.member)
+        if not sync.missing and not sync.all_applied.done():
+            sync.all_applied.set_result(None)
+
+    def _observe(self, phase: str, seconds: float) -> None:
+        SYNC_SECONDS.labels(run=self._keys.run, phase=phase).observe(seconds)
+
+    def _drop_group(self) -> None:
+        if self._held:
+            in_thread(self._held.group.abort)
+            self._held = None
+
+
+def _ranks(replicas: list[ProcessInfo]) -> tuple[dict[str, int], int]:
+    """Each replica's first worker's rank, and the size of the group; rank 0 is the learner."""
+    members = {}
+    world = 1
+    for one in replicas:
+        members[one.id] = world
+        world += one.workers
+    return members, world

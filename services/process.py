@@ -1,0 +1,181 @@
+"""Owns a service's process: connection, presence, metrics page, signals; in a process or in a thread.
+
+Must not know any service.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.contracts import ProcessInfo
+from services.metrics import expose, forget, serve_metrics
+from services.streams.connection.client import RECONNECT_S, Redis, RedisUnavailableError, connect
+from services.streams.connection.url import ACCEPTED
+from services.streams.keys import RunKeys
+from services.streams.state.events import Journal
+from services.streams.state.heartbeat import Presence
+from services.streams.state.runs import RunRecord, RunRecords, UnknownRunError
+from services.waits import Waits
+
+log = logging.getLogger(__name__)
+
+START_S = 10.0
+"""How long a service that somebody starts by hand waits for Redis."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a service gets to work with. It returns from run() soon after `stopping` is set.
+
+    Whatever it waits for, it names in `waits`, with a deadline.
+    """
+
+    redis: Redis
+    keys: RunKeys
+    record: RunRecord
+    presence: Presence
+    journal: Journal
+    stopping: asyncio.Event
+    host: str
+    waits: Waits
+
+
+class Service(Protocol):
+    """A service of one run. `name` is also its role in Redis."""
+
+    name: str
+
+    async def run(self, context: Context) -> None:
+        """Work until the job is done or `context.stopping` is set, then drain. Raises to report a failure."""
+
+
+def advertised_host() -> str:
+    """The address at which other processes reach this one: PENSTOCK_HOST, else loopback."""
+    return os.environ.get("PENSTOCK_HOST", "127.0.0.1")
+
+
+async def host_service(
+    service: Service, run: str, redis_url: str, stopping: asyncio.Event, *, workers: int = 1,
+    patience_s: float = RECONNECT_S, told: Callable[[ProcessInfo], None] = lambda _: None,
+) -> None:  # fmt: skip
+    """Run one service of one run to its end, with everything around it; waits `patience_s` seconds for Redis.
+
+    `told` hears of each change of the service's state.
+    """
+    redis = await connect(redis_url, patience_s)
+    try:
+        keys = RunKeys(run)
+        record = await RunRecords(redis).get(run)
+        host = advertised_host()
+        info = ProcessInfo(
+            id=f"{service.name}-{uuid.uuid4().hex[:8]}", service=service.name, run=run, host=host, pid=os.getpid(),
+            metrics=f"{host}:{serve_metrics(host)}", workers=workers, started_at=time.time(),
+        )  # fmt: skip
+        expose(run, service.name)
+        journal, waits = Journal(redis, keys, service.name), Waits()
+        async with Presence(redis, info, waits, journal, told) as presence:
+            try:
+                await service.run(Context(redis, keys, record, presence, journal, stopping, host, waits))
+            except Exception as error:
+                await journal.event("service-failed", f"{info.id}: {type(error).__name__}: {error}")
+                raise
+    finally:
+        forget(run)
+        await redis.aclose()
+
+
+class ServiceThread:
+    """A service in a thread with an event loop of its own, so that its host stays responsive."""
+
+    def __init__(
+        self, service: Service, run: str, redis_url: str, workers: int = 1,
+        told: Callable[[ProcessInfo], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        self._service = service
+        self._arguments = (run, redis_url)
+        self._workers = workers
+        self._told = told
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._main, name=service.name, daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            hosting = host_service(
+                self._service, *self._arguments, self._stopping, workers=self._workers, told=self._told
+            )
+            self._loop.run_until_complete(hosting)
+        except BaseException as error:
+            log.exception("%s failed", self._service.name)
+            self.error = error
+        finally:
+            self._loop.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the service still works."""
+        return self._thread.is_alive()
+
+    def stop(self, deadline_s: float) -> bool:
+        """Ask the service to drain; whether it ended within `deadline_s` seconds."""
+        with suppress(RuntimeError):  # the loop is closed: the service has ended by itself
+            self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(deadline_s)
+        return not self.alive
+
+
+def configure_logging(service: str) -> None:
+    """One line per record on standard error, with the service's name."""
+    logging.basicConfig(
+        level=os.environ.get("PENSTOCK_LOG_LEVEL", "INFO"),
+        format=f"%(asctime)s {service} %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+        force=True,
+    )
+
+
+async def _until_signalled(service: Service, run: str, redis_url: str) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    await host_service(service, run, redis_url, stopping, patience_s=START_S)
+
+
+def add_redis_option(parser: argparse.ArgumentParser) -> None:
+    """Give a command the option --redis, which defaults to PENSTOCK_REDIS. A missing address is told by `connect`."""
+    parser.add_argument(
+        "--redis", metavar="URL", default=os.environ.get("PENSTOCK_REDIS", ""),
+        help=f"default: PENSTOCK_REDIS; {ACCEPTED}",
+    )  # fmt: skip
+
+
+def main(make: Callable[[], Service], argv: list[str] | None = None) -> int:
+    """The command line of every service: `python -m SERVICE --run ID --redis URL`; the exit status."""
+    service = make()
+    parser = argparse.ArgumentParser(prog=f"python -m {service.name}")
+    parser.add_argument("--run", required=True, help="id of a submitted run")
+    add_redis_option(parser)
+    arguments = parser.parse_args(argv)
+    configure_logging(service.name)
+    try:
+        asyncio.run(_until_signalled(service, arguments.run, arguments.redis))
+    except (RedisUnavailableError, UnknownRunError) as error:
+        print(f"{service.name}: {error}", file=sys.stderr)
+        return 2
+    return 0

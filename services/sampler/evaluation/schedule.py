@@ -1,0 +1,103 @@
+"""Owns when evaluations run: before training, every N rollout steps beside it, after it; one at a time.
+
+Must not evaluate; the evaluator does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from services.cancellation import end
+from services.contracts import AFTER, BEFORE, Lane
+from services.process import Context
+from services.sampler.evaluation.evaluator import Evaluator
+
+STEP = "step-"
+
+
+def due_steps(every: int, total: int, known: int, step: int) -> list[int]:
+    """The rollout steps in (known, step] after which an evaluation is due; the last step has one anyway."""
+    if every == 0:
+        return []
+    return [due for due in range((known // every + 1) * every, step + 1, every) if due < total]
+
+
+class Timetable:
+    """Starts evaluations as rollout steps are committed. Training never waits for one.
+
+    One runs at a time. One more may wait; when a further one becomes due, the waiting one is skipped, and an event says
+    so.
+    """
+
+    def __init__(self, context: Context, evaluator: Evaluator) -> None:
+        self._context = context
+        self._evaluator = evaluator
+        self._every = context.record.recipe.evaluation.every
+        self._total = context.record.recipe.limits.rollout_steps
+        self._known = 0
+        self._first: deque[str] = deque()
+        self._waiting: str | None = None
+        self._running: asyncio.Task[bool] | None = None
+
+    async def open(self, step: int) -> None:
+        """Begin, or go on after an earlier sampler of this run, at rollout step `step`.
+
+        The evaluation that it had begun comes first; of those that fell due meanwhile, only the newest is made up.
+        """
+        recorded = {(record.set, record.name) for record in await self._context.journal.evaluations()}
+        members = await self._context.redis.smembers(self._context.keys.lane(Lane.EVALUATION).pending)
+        begun = {member.decode().split(".")[2] for member in members}
+        # An evaluation that has all its records ends at once.
+        self._first = deque(name for name in sorted({BEFORE, *begun}) if name != AFTER)
+        self._known = step
+        missed = due_steps(self._every, self._total, 0, step)
+        newest = f"{STEP}{missed[-1]}" if missed else BEFORE
+        lacking = {(name, newest) for name in self._context.record.recipe.evaluated_sets} - recorded
+        if lacking and newest not in self._first:
+            self._waiting = newest
+
+    async def tick(self, step: int) -> None:
+        """Start what is due at rollout step `step`. Raises what a finished evaluation raised. Call it often."""
+        await self._note_due(step)
+        if self._running is not None:
+            if not self._running.done():
+                return
+            self._running.result()
+        self._running = self._next()
+
+    async def _note_due(self, step: int) -> None:
+        for due in due_steps(self._every, self._total, self._known, step):
+            await self._skip_waiting(f"{STEP}{due} fell due")
+            self._waiting = f"{STEP}{due}"
+        self._known = max(self._known, step)
+
+    def _next(self) -> asyncio.Task[bool] | None:
+        name = self._first.popleft() if self._first else self._waiting
+        if name is None:
+            return None
+        if name == self._waiting:
+            self._waiting = None
+        evaluation = self._evaluator.run(name, beside_training=name != BEFORE)
+        return asyncio.create_task(evaluation, name=f"evaluation {name}")
+
+    async def finish(self, step: int) -> bool:
+        """Let the evaluation under way end, then evaluate `step`, the last; False when stopped."""
+        await self._note_due(step)
+        await self._skip_waiting("training was done; the last policy version is evaluated instead")
+        self._running = self._running or self._next()
+        while self._running is not None:
+            if not await self._running:
+                return False
+            self._running = self._next()
+        return await self._evaluator.run(AFTER)
+
+    async def _skip_waiting(self, when: str) -> None:
+        if self._waiting is not None:
+            skipped, self._waiting = self._waiting, None
+            await self._context.journal.event("evaluation-skipped", f"{skipped}: had not begun when {when}")
+
+    async def close(self) -> None:
+        """End the evaluation under way; the next sampler resumes it."""
+        if self._running is not None:
+            await end(self._running)

@@ -1,0 +1,120 @@
+"""Owns the sampler's care for Redis and its view of the run: trimming streams, watching memory, whether it is paused.
+
+Must not touch a group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter
+
+from services.contracts import Cause, Lane
+from services.memory_bound import longest_streams
+from services.metrics import (
+    DEAD_LETTERS,
+    GROUPS,
+    REDIS_MEMORY,
+    STARVATION_RUNG,
+    STREAM_ENTRIES,
+    STREAM_IDLE_SECONDS,
+    STREAM_LAG,
+    STREAM_PENDING,
+)
+from services.process import Context
+from services.sampler.queue.starvation import Rung
+from services.streams.delivery.consumer import trim
+from services.streams.state.group_state import group_counts
+from services.streams.state.memory import memory_share
+from services.streams.state.stats import stream_figures
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 2.0
+CONSUMER_GONE_S = 3600.0
+HIGH_WATER = 0.85
+"""Share of Redis' maxmemory from which on nothing new is dispatched, so that what is under way has room to finish."""
+MEMORY = "redis-memory"
+READERS = {"tasks": "rollout", "samples": "verifier", "verdicts": "sampler"}
+"""By stream of a lane: the one consumer group that reads it."""
+
+
+class Housekeeping:
+    """What the queue does beside its groups, every EVERY_S seconds."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._full: str | None = None
+        self._told = False
+        self._letters_after = "0-0"
+        STARVATION_RUNG.labels(context.keys.run).set(0)
+
+    async def run(self) -> None:
+        """Trim the streams, report the counters and watch Redis' memory, until cancelled."""
+        while True:
+            await self._look()
+            await asyncio.sleep(EVERY_S)
+
+    async def _look(self) -> None:
+        redis, keys = self._context.redis, self._context.keys
+        for lane in Lane:
+            streams, longest = keys.lane(lane), longest_streams(self._context.record.recipe, lane)
+            for name, consumer_group in READERS.items():
+                await trim(redis, getattr(streams, name), consumer_group, CONSUMER_GONE_S, longest[name])
+        counts = await group_counts(redis, keys)
+        for state, value in counts.model_dump().items():
+            GROUPS.labels(keys.run, state).set(value)
+        await self._show_streams()
+        share = await memory_share(redis)
+        REDIS_MEMORY.labels(keys.run).set(share or 0.0)
+        if share is not None and share > HIGH_WATER:
+            self._full = f"{share:.0%} of Redis' maxmemory are in use"
+        else:
+            self._full = None
+
+    async def _show_streams(self) -> None:
+        """Show how full each stream is, whether a lease is stuck, and what was given up, letters of old too."""
+        redis, keys = self._context.redis, self._context.keys
+        for lane in Lane:
+            readers = dict(zip(keys.streams(lane).items(), READERS.values(), strict=True))
+            found = await stream_figures(
+                redis, {stream: reader for (_, stream), reader in readers.items()},
+                self._context.record.recipe.limits.lease_s,
+            )  # fmt: skip
+            for name, stream in keys.streams(lane).items():
+                figures = found[stream]
+                STREAM_ENTRIES.labels(keys.run, name).set(figures.entries)
+                STREAM_PENDING.labels(keys.run, name).set(figures.pending)
+                STREAM_LAG.labels(keys.run, name).set(math.nan if figures.lag is None else figures.lag)
+                STREAM_IDLE_SECONDS.labels(keys.run, name).set(figures.oldest_idle_s)
+        letters = await self._context.journal.dead_letters(self._letters_after)
+        self._letters_after = letters[-1][0] if letters else self._letters_after
+        given_up = Counter(letter.cause for _, letter in letters)
+        for cause in Cause:
+            # Those of old are there before the first scrape: to a rate, they are none of today's.
+            DEAD_LETTERS.labels(keys.run, cause.value).inc(given_up[cause])
+
+    def refused(self, reason: str) -> None:
+        """Redis took no more."""
+        self._full = reason
+
+    async def short_of_memory(self) -> bool:
+        """Whether dispatching has to wait for memory; an event and a wait say so."""
+        waits, journal = self._context.waits, self._context.journal
+        if self._full is None:
+            if self._told:
+                self._told = False
+                waits.done(MEMORY)
+                await journal.event("redis-memory-freed", "dispatching goes on")
+            return False
+        text = f"{self._full}; nothing new is dispatched above {HIGH_WATER:.0%}"
+        waits.pending(MEMORY, text, self._context.record.recipe.limits.stall_timeout_s)
+        if not self._told:
+            self._told = True
+            await journal.event("redis-memory-short", text)
+        return True
+
+    def report_rung(self, rung: Rung) -> None:
+        """Show the rung of the starvation ladder in the metrics."""
+        STARVATION_RUNG.labels(self._context.keys.run).set(int(rung))

@@ -1,0 +1,113 @@
+"""Owns with which credentials Redis and its Sentinels are spoken to, and whose certificates are believed.
+
+Must not show a password, nor keep one that a file holds.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import Any
+
+from redis import exceptions as redis_errors
+from redis.credentials import CredentialProvider
+
+from services.streams.connection.url import Address
+
+USERNAME = "PENSTOCK_REDIS_USERNAME"
+PASSWORD_FILE = "PENSTOCK_REDIS_PASSWORD_FILE"
+SENTINEL_PASSWORD_FILE = "PENSTOCK_REDIS_SENTINEL_PASSWORD_FILE"
+CA_FILE = "PENSTOCK_REDIS_CA_FILE"
+
+
+class RedisSettingError(redis_errors.AuthenticationError, ValueError):
+    """A variable cannot be used. The text names it, its value, and what is accepted; never what its file holds."""
+
+
+class PasswordFile(CredentialProvider):
+    """A user's name, and a file with the password, which is read anew for each new connection: it may be rotated."""
+
+    def __init__(self, variable: str, username: str | None) -> None:
+        self._variable, self._path, self._username = variable, Path(os.environ[variable]), username
+        self.get_credentials()  # now, so that a wrong file is told before anything is tried
+
+    def __repr__(self) -> str:
+        return f"<PasswordFile {self._path}>"
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """(password,) or (name, password), without the line's end. Raises RedisSettingError."""
+        try:
+            password = self._path.read_text().rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "no text"
+            raise self._refused(f"cannot be read: {why}") from None
+        if not password:
+            raise self._refused("is empty")
+        return (self._username, password) if self._username else (password,)
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        """As `get_credentials`. A mounted Secret lies in memory, so that reading it does not hold the loop up."""
+        return self.get_credentials()
+
+    def _refused(self, why: str) -> RedisSettingError:
+        return RedisSettingError(f"{self._variable}: {str(self._path)!r} {why}; a file with a password is accepted")
+
+
+def server_credentials(address: Address) -> dict[str, Any]:
+    """How connections to Redis log in, as redis-py takes it: what the address carries wins over the variables.
+
+    Raises RedisSettingError.
+    """
+    if address.password:
+        return {"username": address.username, "password": address.password}
+    username = address.username or os.environ.get(USERNAME) or None
+    if os.environ.get(PASSWORD_FILE):
+        return {"credential_provider": PasswordFile(PASSWORD_FILE, username)}
+    if username:
+        given = "--redis" if address.username else USERNAME
+        raise RedisSettingError(
+            f"{given}: user {username!r} has no password; {PASSWORD_FILE} with the path of a file that holds it is "
+            "accepted"
+        )
+    return {}
+
+
+def sentinel_credentials() -> dict[str, Any]:
+    """How connections to Sentinels log in, as redis-py takes it. Raises RedisSettingError."""
+    if os.environ.get(SENTINEL_PASSWORD_FILE):
+        return {"credential_provider": PasswordFile(SENTINEL_PASSWORD_FILE, None)}
+    return {}
+
+
+class Trust:
+    """Whose certificates are believed: those of PENSTOCK_REDIS_CA_FILE and no others; without it, the system's.
+
+    A certificate must be for the host that is connected to. The file is read again when it has changed.
+    """
+
+    def __init__(self) -> None:
+        self._file = os.environ.get(CA_FILE) or None
+        self._seen: tuple[int, ...] = ()
+        self._context: ssl.SSLContext | None = None
+        self.get()
+
+    def get(self) -> ssl.SSLContext:
+        """The context for a new connection. Raises RedisSettingError."""
+        try:
+            seen = self._state()
+            if self._context is None or seen != self._seen:
+                self._context, self._seen = ssl.create_default_context(cafile=self._file), seen
+        except OSError as error:  # ssl.SSLError, too
+            why = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+            raise RedisSettingError(
+                f"{CA_FILE}: {self._file!r} cannot be used: {why}; a PEM file with the certificates of authorities is"
+                " accepted"
+            ) from None
+        return self._context
+
+    def _state(self) -> tuple[int, ...]:
+        if self._file is None:
+            return ()
+        found = Path(self._file).stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns

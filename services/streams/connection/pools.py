@@ -1,0 +1,166 @@
+"""Owns how connections are made: to one server, or to the master that Sentinels name.
+
+Must not decide how long an absent Redis is waited for: that is what each connection's `retry` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, cast
+
+from redis import asyncio as redis_asyncio
+from redis import exceptions as redis_errors
+from redis.asyncio.connection import Connection, ConnectionPool, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import (
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
+from redis.backoff import NoBackoff
+
+from services.streams.connection.credentials import Trust, sentinel_credentials, server_credentials
+from services.streams.connection.url import Address
+
+SENTINEL_S = 1.0
+"""How long one Sentinel may take to answer, before the next one is asked."""
+FRESH_S = 0.3
+"""How long the Sentinels' answer is good for all connections: a fleet that reconnects must not storm them."""
+LOOK_S = 1.0
+"""How often they are asked while all is well. A handover leaves the former master alive, and for about ten seconds it
+takes writes that are lost afterwards."""
+
+
+class _Trusting:
+    """A TLS connection that shares its pool's trust: making it anew takes 25 ms, in which the loop stands still."""
+
+    ssl_context: Any
+
+    def __init__(self, *, trust: Trust, **options: Any) -> None:
+        super().__init__(**options)
+        self.ssl_context = trust
+
+
+class _TlsConnection(_Trusting, SSLConnection):
+    pass
+
+
+class _MasterConnection(SentinelManagedConnection):
+    """A connection that asks the Sentinels whenever it connects.
+
+    redis-py's own does so only when it is taken from the pool: a command that is tried again would go back to where the
+    master was.
+    """
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if not self.is_connected:
+            await self.connect()  # type: ignore[no-untyped-call]
+        await super().send_packed_command(command, check_health)
+
+
+class _TlsMasterConnection(_Trusting, _MasterConnection, SentinelManagedSSLConnection):
+    pass
+
+
+class _ServerPool(ConnectionPool):
+    """redis-py's pool, but what it does to a connection before a command waits for Redis like the command itself."""
+
+    async def ensure_connection(self, connection: Any) -> None:
+        await connection.retry.call_with_retry(
+            lambda: super(_ServerPool, self).ensure_connection(connection), lambda _: connection.disconnect(nowait=True)
+        )
+
+
+class _MasterPool(SentinelConnectionPool, _ServerPool):
+    """The pool of connections to the master of a service, wherever the Sentinels say that it is."""
+
+    _asked: asyncio.Task[tuple[str, int]] | None = None
+    _asked_at = 0.0
+
+    async def get_master_address(self) -> tuple[str, int]:
+        """The Sentinels' answer. Raises redis-py's MasterNotFoundError.
+
+        redis-py would close the idle connections to a former master here, although another task may have taken one of
+        them by then; ours are closed when they are taken.
+        """
+        return await asyncio.shield(self._ask(FRESH_S))
+
+    async def ensure_connection(self, connection: Any) -> None:
+        if connection.is_connected:
+            self._ask(LOOK_S)  # for the next command: this one does not wait for the answer
+            if (connection.host, connection.port) != self.master_address:
+                await connection.disconnect(nowait=True)
+        await super().ensure_connection(connection)
+
+    def _ask(self, age_s: float) -> asyncio.Task[tuple[str, int]]:
+        """Ask who is the master, unless that was done in the last `age_s` seconds or is under way."""
+        now = time.monotonic()
+        if self._asked is None or (self._asked.done() and now - self._asked_at > age_s):
+            self._asked_at = now
+            self._asked = asyncio.create_task(self.sentinel_manager.discover_master(self.service_name))
+            self._asked.add_done_callback(self._hear)
+        return self._asked
+
+    def _hear(self, asked: asyncio.Task[tuple[str, int]]) -> None:
+        if not asked.cancelled() and asked.exception() is None:
+            self.master_address = asked.result()
+
+    async def aclose(self) -> None:
+        """Close the connections to the master and to the Sentinels."""
+        if self._asked is not None:
+            self._asked.cancel()
+            await asyncio.wait([self._asked])
+        await super().aclose()
+        await self.sentinel_manager.aclose()
+
+
+class _UnansweredError(redis_errors.ConnectionError):
+    def __repr__(self) -> str:  # what redis-py says of a Sentinel that it could not ask
+        return str(self)
+
+
+class _Watcher(redis_asyncio.Redis):
+    """A client of one Sentinel, which says which one did not answer, and why."""
+
+    def __repr__(self) -> str:
+        options = self.connection_pool.connection_kwargs
+        return f"Sentinel {options['host']}:{options['port']}"
+
+    async def sentinel_masters(self, *arguments: Any, **options: Any) -> Any:
+        """By name, what the Sentinel knows of each master. Raises redis-py's ConnectionError."""
+        try:
+            return await super().sentinel_masters(*arguments, **options)
+        except (redis_errors.ConnectionError, redis_errors.TimeoutError) as error:
+            raise _UnansweredError(str(error)) from None
+
+
+def make_pool(address: Address, **options: Any) -> ConnectionPool:
+    """A pool of connections to what `address` names. `options` are those of redis-py's connections to Redis.
+
+    Raises RedisSettingError for credentials and certificates that cannot be used.
+    """
+    trust = {"trust": Trust()} if address.tls else {}
+    options = {**options, **trust, **server_credentials(address), "db": address.db}
+    if address.service is None:
+        [(host, port)] = address.hosts
+        kind: Any = _TlsConnection if address.tls else Connection
+        return _ServerPool(connection_class=kind, host=host, port=port, **options)
+    kind = _TlsMasterConnection if address.tls else _MasterConnection
+    make: Any = _MasterPool  # redis-py leaves it untyped
+    return cast(ConnectionPool, make(address.service, _sentinels(address, trust), connection_class=kind, **options))
+
+
+def _sentinels(address: Address, trust: dict[str, Trust]) -> Any:
+    kind: Any = _TlsConnection if address.tls else Connection
+    options = {
+        **trust, **sentinel_credentials(), "protocol": 2, "driver_info": None, "retry": Retry(NoBackoff(), 0),
+        "socket_connect_timeout": SENTINEL_S, "socket_timeout": SENTINEL_S, "connection_class": kind,
+    }  # fmt: skip
+    make: Any = Sentinel
+    found = make([])
+    found.sentinels = [
+        _Watcher.from_pool(ConnectionPool(host=host, port=port, **options)) for host, port in address.hosts
+    ]
+    return found

@@ -1,0 +1,230 @@
+"""Owns delivery: reading a stream as a consumer group, leases and their renewal, dead letters.
+
+Must not know what a message means beyond its type.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from redis.exceptions import ResponseError
+
+from services.cancellation import end
+from services.contracts import Cause, DeadLetter, Message
+from services.metrics import REDELIVERED_MESSAGES
+from services.streams.connection.client import Redis
+from services.streams.connection.functions import call
+from services.streams.delivery.validation import Malformed, admit, dead_letter, origin
+from services.streams.keys import RunKeys
+
+log = logging.getLogger(__name__)
+
+TRIMMED_AT_ONCE, TRIM_CALLS = 1000, 10
+"""Entries behind the oldest unacked one that one call may drop, while Redis serves nobody else; calls of one trim."""
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to work on one entry, until it is acked or the lease lapses unrenewed."""
+
+    stream: str
+    consumer_group: str
+    consumer: str
+    entry: str
+
+
+@dataclass(frozen=True)
+class Delivery(Generic[M]):
+    """A message under lease. `deliveries` counts this one; above 1 a former consumer did not ack it."""
+
+    lease: Lease
+    message: M
+    deliveries: int
+
+
+class Consumer(Generic[M]):
+    """One member of a consumer group on one stream.
+
+    An entry whose lease lapsed is taken over; one delivered more than `max_deliveries` times, or that is no `model` of
+    this run, goes to the dead-letter stream with its reason.
+    """
+
+    def __init__(
+        self, redis: Redis, keys: RunKeys, stream: str, group: str, name: str, model: type[M],
+        lease_s: float, max_deliveries: int,
+    ) -> None:  # fmt: skip
+        self._redis = redis
+        self._keys = keys
+        self._stream = stream
+        self._group = group
+        self._name = name
+        self._model = model
+        self._lease_ms = int(lease_s * 1000)
+        self._max_deliveries = max_deliveries
+        self._next_reclaim = 0.0
+
+    async def open(self) -> None:
+        """Create the consumer group at the stream's beginning, unless it exists."""
+        await call(self._redis, "join", [self._stream], [self._group])
+
+    async def read(self, count: int, block_s: float) -> list[Delivery[M]]:
+        """Up to `count` messages: lapsed leases first, then new entries; waits at most `block_s` seconds."""
+        try:
+            return await self._read(count, block_s)
+        except ResponseError as error:
+            if not str(error).startswith("NOGROUP"):
+                raise
+            # The run was taken back to an older step: its streams began anew.
+            log.info("%s: consumer group %s is gone; making it anew", self._stream, self._group)
+            await self.open()
+            return []
+
+    async def _read(self, count: int, block_s: float) -> list[Delivery[M]]:
+        if time.monotonic() >= self._next_reclaim:
+            reclaimed = await self._reclaim(count)
+            if reclaimed:
+                return reclaimed
+            self._next_reclaim = time.monotonic() + self._lease_ms / 3000
+        block = max(1, int(block_s * 1000))
+        reply = await self._redis.xreadgroup(self._group, self._name, {self._stream: ">"}, count=count, block=block)
+        entries = [(entry, fields, 1) for _, found in reply or [] for entry, fields in found]
+        return await self._open_entries(entries)
+
+    async def _reclaim(self, count: int) -> list[Delivery[M]]:
+        # One call looks at ten leases for each entry wanted; live ones at the front must not hide those behind them.
+        start = b"0-0"
+        claimed: list[tuple[bytes, dict[bytes, bytes]]] = []
+        while not claimed:
+            start, claimed, *_ = await self._redis.xautoclaim(
+                self._stream, self._group, self._name, self._lease_ms, start, count
+            )
+            if start == b"0-0":
+                break
+        entries = []
+        for entry, fields in claimed:
+            pending = await self._redis.xpending_range(self._stream, self._group, entry, entry, 1)
+            deliveries = int(pending[0]["times_delivered"]) if pending else 1
+            log.warning("%s: entry %s taken over (delivery %d)", self._stream, entry.decode(), deliveries)
+            entries.append((entry, fields, deliveries))
+        REDELIVERED_MESSAGES.labels(self._keys.run, self._keys.stream_name(self._stream)).inc(len(entries))
+        return await self._open_entries(entries)
+
+    async def _open_entries(self, entries: list[tuple[bytes, dict[bytes, bytes], int]]) -> list[Delivery[M]]:
+        opened = [await self._open_entry(entry.decode(), fields, deliveries) for entry, fields, deliveries in entries]
+        return [one for one in opened if one]
+
+    async def _open_entry(self, entry: str, fields: dict[bytes, bytes], deliveries: int) -> Delivery[M] | None:
+        body = fields.get(b"m", b"")
+        lease = Lease(self._stream, self._group, self._name, entry)
+        admitted = admit(self._keys, self._model, body)
+        if isinstance(admitted, Malformed):
+            await self._bury(lease, admitted.letter(self._stream, entry, body, deliveries))
+            return None
+        if deliveries > self._max_deliveries:
+            reason = f"delivered {deliveries - 1} times without an ack"
+            await self.give_up(Delivery(lease, admitted, deliveries), reason, Cause.DELIVERIES)
+            return None
+        return Delivery(lease, admitted, deliveries)
+
+    async def give_up(self, delivery: Delivery[M], reason: str, cause: Cause) -> None:
+        """Move a message to the dead-letter stream, with its reason."""
+        body = delivery.message.model_dump_json().encode()
+        letter = dead_letter(
+            self._stream, delivery.lease.entry, body, reason, delivery.deliveries, cause, *origin(delivery.message)
+        )  # fmt: skip
+        await self._bury(delivery.lease, letter)
+
+    async def _bury(self, lease: Lease, letter: DeadLetter) -> None:
+        log.error("%s: entry %s is given up: %s", self._stream, lease.entry, letter.reason)
+        args: list[Any] = [self._group, lease.entry, letter.model_dump_json()]
+        await call(self._redis, "give_up", [self._stream, self._keys.dead], args)
+
+    async def ack(self, lease: Lease) -> None:
+        """Be done with an entry that called for no effect."""
+        await self._redis.xack(self._stream, self._group, lease.entry)
+
+    async def still_owned(self, lease: Lease) -> bool:
+        """Renew the lease once; False when another consumer owns the entry or it was acked."""
+        args = [lease.consumer_group, lease.consumer, lease.entry]
+        return bool(await call(self._redis, "renew", [lease.stream], args))
+
+    @asynccontextmanager
+    async def renewing(self, lease: Lease) -> AsyncIterator[None]:
+        """Keep the lease alive, three times per lease, while the body works."""
+
+        async def renew() -> None:
+            while True:
+                await asyncio.sleep(self._lease_ms / 3000)
+                if not await self.still_owned(lease):
+                    return
+
+        task = asyncio.create_task(renew(), name=f"renewal of {lease.entry} on {lease.stream}")
+        try:
+            yield
+        finally:
+            await end(task)
+
+
+async def trim(redis: Redis, stream: str, consumer_group: str, gone_after_s: float, longest: int) -> int:
+    """Drop the entries that a stream's only consumer group has acked; how many. Forgets its consumers long gone.
+
+    All below the oldest unacked entry go; behind it only as many as make the stream longer than `longest` entries, the
+    oldest first. So a stream keeps at most `longest` entries, or what is unacked and one more where that is longer. A
+    consumer is forgotten that has held nothing and asked for nothing for `gone_after_s` seconds.
+    """
+    total = 0
+    for _ in range(TRIM_CALLS):
+        args = [consumer_group, int(gone_after_s * 1000), longest, TRIMMED_AT_ONCE]
+        dropped = await call(redis, "trim", [stream], args)
+        total += dropped
+        if dropped < TRIMMED_AT_ONCE:
+            break
+    return total
+
+
+async def tail(
+    redis: Redis, stream: str, after: str, count: int = 100, block_s: float = 0.0
+) -> list[tuple[str, bytes]]:
+    """Entries behind `after` as (id, message), for readers that each need all of them; no group, no ack."""
+    if block_s:
+        reply = await redis.xread({stream: after}, count=count, block=int(block_s * 1000))
+        entries = reply[0][1] if reply else []
+    else:
+        entries = await redis.xrange(stream, min=f"({after}", count=count)
+    return [(entry.decode(), fields.get(b"m", b"")) for entry, fields in entries]
+
+
+async def tail_messages(
+    redis: Redis, keys: RunKeys, stream: str, model: type[M], after: str, count: int = 100, block_s: float = 0.0
+) -> list[tuple[str, M]]:
+    """Entries behind `after` as (id, message); one that is no `model` of this run becomes a dead letter instead.
+
+    Nothing is found only where nothing is left: however many are no messages, those behind them are read.
+    """
+    found: list[tuple[str, M]] = []
+    while not found and (entries := await tail(redis, stream, after, count, block_s)):
+        after, block_s = entries[-1][0], 0.0
+        for entry, body in entries:
+            admitted = admit(keys, model, body)
+            if isinstance(admitted, Malformed):
+                log.error("%s: entry %s is given up: %s", stream, entry, admitted.reason)
+                letter = admitted.letter(stream, entry, body, deliveries=1)
+                await call(redis, "discard", [stream, keys.dead], [entry, letter.model_dump_json()])
+            else:
+                found.append((entry, admitted))
+    return found
+
+
+async def refuse(redis: Redis, keys: RunKeys, stream: str, entry: str, message: Message, reason: str) -> None:
+    """Move an entry of a stream that nobody acks to the dead-letter stream: it is well-formed, and cannot be true."""
+    log.error("%s: entry %s is given up: %s", stream, entry, reason)
+    letter = Malformed(reason).letter(stream, entry, message.model_dump_json().encode(), deliveries=1)
+    await call(redis, "discard", [stream, keys.dead], [entry, letter.model_dump_json()])

@@ -1,0 +1,110 @@
+"""Owns the claim-checked payload of a sample: packed arrays and text under one key.
+
+Must not interpret tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.contracts import VersionSpan
+from services.streams.connection.client import Redis
+
+WHOLE = ("prompt_ids", "response_ids", "behaviour_logprobs", "text", "finish_reason", "spans")
+"""The fields that the payload's checksum is over, in this order."""
+
+
+class PayloadMissingError(LookupError):
+    """A claim check whose payload is gone or damaged; names the key."""
+
+
+@dataclass(frozen=True)
+class SamplePayload:
+    """One response as the engine wrote it.
+
+    prompt_ids: int32 [P]; response_ids: int32 [T]; behaviour_logprobs: float32 [T], natural logarithm of the
+    probability with which each response token was drawn (after temperature and top-p);
+    spans: which policy version wrote which response tokens, covering [0, T).
+    """
+
+    prompt_ids: NDArray[np.int32]
+    response_ids: NDArray[np.int32]
+    behaviour_logprobs: NDArray[np.float32]
+    text: str
+    finish_reason: str
+    spans: tuple[VersionSpan, ...]
+
+
+def pack(payload: SamplePayload) -> dict[str, bytes]:
+    """The payload as fields of a Redis hash; arrays little-endian. Raises ValueError for unequal lengths."""
+    if payload.response_ids.shape != payload.behaviour_logprobs.shape:
+        raise ValueError(
+            f"response_ids has shape {payload.response_ids.shape} but behaviour_logprobs "
+            f"{payload.behaviour_logprobs.shape}; they must be equal"
+        )
+    fields = {
+        "prompt_ids": payload.prompt_ids.astype("<i4").tobytes(),
+        "response_ids": payload.response_ids.astype("<i4").tobytes(),
+        "behaviour_logprobs": payload.behaviour_logprobs.astype("<f4").tobytes(),
+        "text": payload.text.encode(),
+        "finish_reason": payload.finish_reason.encode(),
+        "spans": json.dumps([[s.version, s.start, s.end] for s in payload.spans]).encode(),
+    }
+    sums = {"text_crc": _crc(fields["text"]), "crc": _crc(*(fields[name] for name in WHOLE))}
+    return fields | {name: str(value).encode() for name, value in sums.items()}
+
+
+def _crc(*parts: bytes) -> int:
+    """CRC-32 (as zlib's) of the parts and where they end."""
+    value = 0
+    for part in parts:
+        value = zlib.crc32(part, zlib.crc32(len(part).to_bytes(8, "little"), value))
+    return value
+
+
+def unpack(key: str, fields: dict[bytes, bytes]) -> SamplePayload:
+    """The reverse of `pack`. Raises PayloadMissingError when a field is absent, or not as it was packed."""
+    try:
+        if int(fields[b"crc"]) != _crc(*(fields[name.encode()] for name in WHOLE)):
+            raise ValueError("its checksum does not match")
+        return SamplePayload(
+            prompt_ids=np.frombuffer(fields[b"prompt_ids"], "<i4"),
+            response_ids=np.frombuffer(fields[b"response_ids"], "<i4"),
+            behaviour_logprobs=np.frombuffer(fields[b"behaviour_logprobs"], "<f4"),
+            text=fields[b"text"].decode(),
+            finish_reason=fields[b"finish_reason"].decode(),
+            spans=tuple(VersionSpan(version=v, start=start, end=end) for v, start, end in json.loads(fields[b"spans"])),
+        )
+    except (KeyError, ValueError) as error:
+        raise PayloadMissingError(f"payload {key} is missing or damaged: {error!r}") from error
+
+
+async def fetch(redis: Redis, keys: list[str]) -> tuple[dict[str, SamplePayload], dict[str, str]]:
+    """Fetch payloads in one round trip: those that are whole by key, and for the others why not."""
+    async with redis.pipeline(transaction=False) as pipe:
+        for key in keys:
+            pipe.hgetall(key)
+        found = await pipe.execute()
+    whole, damaged = {}, {}
+    for key, fields in zip(keys, found, strict=True):
+        try:
+            whole[key] = unpack(key, fields)
+        except PayloadMissingError as error:
+            damaged[key] = str(error)
+    return whole, damaged
+
+
+async def fetch_text(redis: Redis, key: str) -> str:
+    """Only the response's text: what a verifier needs. Raises PayloadMissingError."""
+    text, crc = await redis.hmget(key, "text", "text_crc")
+    if text is None or crc is None or not crc.isdigit() or int(crc) != _crc(text):
+        raise PayloadMissingError(f"payload {key} is missing or damaged: no text as it was written")
+    try:
+        return str(text.decode())
+    except UnicodeDecodeError as error:
+        raise PayloadMissingError(f"payload {key} is missing or damaged: {error}") from None

@@ -1,0 +1,93 @@
+"""Owns what a run writes down for people: events, step records, evaluations, dead letters.
+
+Must not be read to steer a run, except for policy versions, dead letters, and which evaluations are done.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TypeVar
+
+from services.contracts import DeadLetter, EvaluationRecord, Event, Message, Policy, StepRecord
+from services.streams.connection.client import Redis
+from services.streams.connection.functions import call
+from services.streams.delivery.consumer import tail_messages
+from services.streams.keys import RunKeys
+from services.streams.retention import EVENTS_KEPT
+
+log = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=Message)
+
+
+async def read_policy(redis: Redis, keys: RunKeys) -> Policy | None:
+    """A run's committed policy; None before the first."""
+    fields = {name.decode(): value.decode() for name, value in (await redis.hgetall(keys.policy)).items()}
+    return Policy.model_validate(fields) if "version" in fields else None
+
+
+async def read_all(redis: Redis, keys: RunKeys, stream: str, model: type[M], after: str = "0-0") -> list[tuple[str, M]]:
+    """All messages behind `after`, with their ids; an entry that is none becomes a dead letter."""
+    found: list[tuple[str, M]] = []
+    while some := await tail_messages(redis, keys, stream, model, after, count=500):
+        found += some
+        after = some[-1][0]
+    return found
+
+
+async def note(redis: Redis, stream: str, message: Message, kept: int) -> None:
+    """Add a message to a stream that nobody acks, and keep at least its last `kept` entries (0: all)."""
+    await call(redis, "note", [stream], [message.model_dump_json(), kept])
+
+
+class Journal:
+    """A run's written record."""
+
+    def __init__(self, redis: Redis, keys: RunKeys, service: str) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._service = service
+
+    async def event(self, phase: str, text: str) -> None:
+        """Write one line for people. `phase` is a word a program may look for."""
+        log.info("%s: %s", phase, text)
+        event = Event(service=self._service, phase=phase, text=text, at=time.time())
+        await note(self._redis, self._keys.events, event, EVENTS_KEPT)
+
+    async def evaluation(self, record: EvaluationRecord, role: str, epoch: int) -> None:
+        """Write down an evaluation, as the owner of `role`. Raises FencedError."""
+        keys = [self._keys.epoch(role), self._keys.evaluations]
+        await call(self._redis, "note_fenced", keys, [epoch, record.model_dump_json(), 0])
+
+    async def events(self, after: str = "0-0") -> list[tuple[str, Event]]:
+        """Events behind `after`, oldest first."""
+        return await read_all(self._redis, self._keys, self._keys.events, Event, after)
+
+    async def steps(self, after: str = "0-0") -> list[tuple[str, StepRecord]]:
+        """Step records behind `after`, oldest first."""
+        return await read_all(self._redis, self._keys, self._keys.steps, StepRecord, after)
+
+    async def evaluations(self) -> list[EvaluationRecord]:
+        """All evaluations, oldest first."""
+        return [
+            record for _, record in await read_all(self._redis, self._keys, self._keys.evaluations, EvaluationRecord)
+        ]
+
+    async def dead_letters(self, after: str = "0-0") -> list[tuple[str, DeadLetter]]:
+        """Dead letters behind `after`, oldest first."""
+        return await read_all(self._redis, self._keys, self._keys.dead, DeadLetter, after)
+
+    async def policy(self) -> Policy | None:
+        """The last committed policy; None before the first."""
+        return await read_policy(self._redis, self._keys)
+
+    async def policy_version(self) -> int | None:
+        """The last committed policy version; None before the first."""
+        policy = await self.policy()
+        return policy.version if policy else None
+
+    async def step(self) -> int:
+        """The last committed rollout step of the weight history; 0 before the first."""
+        policy = await self.policy()
+        return policy.step if policy else 0

@@ -1,0 +1,235 @@
+"""Owns the effects that services have on a run's groups: each is one call of a Redis function that also acks its input.
+
+Must not decide anything; callers decide, these make it so exactly once.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from enum import IntEnum
+from typing import Any
+
+from services.contracts import (
+    Batch,
+    Event,
+    GroupCounts,
+    Lane,
+    Release,
+    Sample,
+    SamplerSnapshot,
+    SamplerState,
+    Task,
+    Verdict,
+)
+from services.streams.connection.client import Redis
+from services.streams.connection.functions import call
+from services.streams.delivery.consumer import Lease
+from services.streams.delivery.payloads import SamplePayload, pack
+from services.streams.keys import RunKeys
+from services.streams.retention import EVENTS_KEPT
+
+EVALUATED_TTL_S = 7 * 24 * 3600
+"""An evaluation that is resumed must still know which of its groups were answered, however long it takes."""
+MORE, KEPT, EVALUATED = "more", "kept", "evaluated"
+"""How a pending group goes on, beside the releases: the rest of it is drawn, it waits for a batch, it is done."""
+
+
+class Effect(IntEnum):
+    """What came of an effect on a group."""
+
+    FRESH = 1
+    LATE = 0
+    UNKNOWN_GROUP = -1
+    OUTSIDE_GROUP = -2
+
+
+class RefusedMessageError(ValueError):
+    """A well-formed message that fits nothing in this run; the text says why."""
+
+
+def _effect(reply: int, group: str, index: int) -> bool:
+    """Whether the effect was the first. Raises RefusedMessageError."""
+    if reply == Effect.UNKNOWN_GROUP:
+        raise RefusedMessageError(f"group {group!r} is not one of this run")
+    if reply == Effect.OUTSIDE_GROUP:
+        raise RefusedMessageError(f"index {index} is not one of group {group!r}")
+    return reply == Effect.FRESH
+
+
+async def become_owner(redis: Redis, keys: RunKeys, role: str) -> int:
+    """Raise the role's epoch and return it: every former owner's writes are refused from now on.
+
+    A repeated call (the reply was lost) raises it twice, which fences nobody else.
+    """
+    return await call(redis, "become_owner", [keys.epoch(role)], [])
+
+
+class Effects:
+    """Everything a service may do to a run's groups. `epoch` is the caller's fence, 0 for unfenced roles."""
+
+    def __init__(self, redis: Redis, keys: RunKeys, role: str, epoch: int = 0) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._epoch_key = keys.epoch(role)
+        self._epoch = epoch
+
+    @classmethod
+    async def fenced(cls, redis: Redis, keys: RunKeys, role: str) -> Effects:
+        """Become the role's owner."""
+        return cls(redis, keys, role, await become_owner(redis, keys, role))
+
+    @property
+    def epoch(self) -> int:
+        """The fence this caller writes with."""
+        return self._epoch
+
+    async def dispatch(self, lane: Lane, task: Task, state: SamplerState | None) -> bool:
+        """Publish a task and count its group as dispatched. False if it had been dispatched before.
+
+        Raises RedisFullError when Redis takes no more, FencedError.
+        """
+        streams = self._keys.lane(lane)
+        keys = [self._epoch_key, streams.tasks, self._keys.group(task.group), streams.counters, streams.pending]
+        args = [
+            self._epoch, task.group, task.model_dump_json(), task.samples, state.model_dump_json() if state else "",
+        ]  # fmt: skip
+        return bool(await call(self._redis, "dispatch", [*keys, self._keys.sampler_state], args))
+
+    async def publish_sample(self, lane: Lane, lease: Lease, wanted: int, sample: Sample, body: SamplePayload) -> bool:
+        """Store a payload and announce its sample; acks the task once `wanted` are there. False if not first.
+
+        Raises RefusedMessageError for a group or sample that this run does not have, RedisFullError.
+        """
+        streams = self._keys.lane(lane)
+        keys = [self._keys.group(sample.group), sample.facts.payload, streams.samples, streams.tasks]
+        fields = [part for pair in pack(body).items() for part in pair]
+        args = [lease.consumer_group, lease.entry, wanted, sample.index, sample.model_dump_json(), *fields]
+        return _effect(await call(self._redis, "publish_sample", keys, args), sample.group, sample.index)
+
+    async def publish_verdict(self, lane: Lane, lease: Lease, verdict: Verdict) -> bool:
+        """Announce a verdict and ack its sample. False if the sample had been judged before.
+
+        Raises RefusedMessageError for a group or sample that this run does not have.
+        """
+        streams = self._keys.lane(lane)
+        keys = [self._keys.group(verdict.group), streams.verdicts, streams.samples]
+        args = [lease.consumer_group, lease.entry, verdict.index, verdict.model_dump_json()]
+        return _effect(await call(self._redis, "publish_verdict", keys, args), verdict.group, verdict.index)
+
+    async def record_verdict(
+        self, lane: Lane, lease: Lease, verdict: Verdict, decision: str, samples: int, *, rest: Task | None = None,
+        posterior: tuple[str, str] = ("", ""),
+    ) -> bool:  # fmt: skip
+        """Keep a verdict and ack it; `decision` is '' unless it decides, then MORE, KEPT, EVALUATED or a release.
+
+        `rest`: with MORE, the task that asks for the group's other samples. `posterior`: what the decided group taught
+        of its prompt, as (prompt id, value). Raises RefusedMessageError for a group or sample that this run does not
+        have, FencedError.
+        """
+        streams = self._keys.lane(lane)
+        keys = [
+            self._epoch_key, self._keys.group(verdict.group), streams.verdicts, streams.counters, streams.pending,
+            streams.released, streams.tasks, self._keys.posteriors, *self._payloads(verdict.group, samples),
+        ]  # fmt: skip
+        args = [
+            self._epoch, lease.consumer_group, lease.entry, verdict.index, verdict.model_dump_json(), verdict.group,
+            decision, verdict.facts.response_tokens, rest.model_dump_json() if rest else "", *posterior,
+            EVALUATED_TTL_S,
+        ]  # fmt: skip
+        return _effect(await call(self._redis, "record_verdict", keys, args), verdict.group, verdict.index)
+
+    async def release(self, lane: Lane, group: str, release: Release, samples: int) -> bool:
+        """End a pending or kept group without training it. False if it had ended or was batched."""
+        streams = self._keys.lane(lane)
+        keys = [self._epoch_key, self._keys.group(group), streams.counters, streams.pending, streams.released]
+        args: list[Any] = [self._epoch, group, release.value]
+        return bool(await call(self._redis, "release", [*keys, *self._payloads(group, samples)], args))
+
+    async def publish_batch(self, batch: Batch, snapshot: SamplerSnapshot) -> bool:
+        """Publish a batch of kept groups with the sampler's snapshot. False if one of the groups is not kept."""
+        groups = [self._keys.group(one.group) for one in batch.groups]
+        keys = [
+            self._epoch_key, self._keys.batches, self._keys.sampler_state, self._keys.snapshot(batch.step),
+            self._keys.queue, self._keys.lane(Lane.TRAIN).counters, *groups,
+        ]  # fmt: skip
+        state = batch.sampler_state.model_dump_json()
+        args = [self._epoch, batch.step, batch.model_dump_json(), state, compress(snapshot), int(batch.last)]
+        return bool(await call(self._redis, "publish_batch", keys, args))
+
+    async def take_back(self, step: int, entry: str, groups: list[str]) -> bool:
+        """Keep the `groups` of rollout step `step` and of later ones again, for the batch's `entry` is gone; tell so.
+
+        False, and nothing was changed, if it is there or the step was trained meanwhile. Raises FencedError.
+        """
+        keys = [
+            self._epoch_key, self._keys.policy, self._keys.batches, self._keys.queue, self._keys.events,
+            *map(self._keys.group, groups),
+        ]  # fmt: skip
+        text = f"step {step}: its batch is gone from Redis; {len(groups)} groups are kept again"
+        event = Event(service="sampler", phase="batch-lost", text=text, at=time.time())
+        args = [self._epoch, step, entry, event.model_dump_json(), EVENTS_KEPT]
+        return bool(await call(self._redis, "take_back", keys, args))
+
+    async def starve(self, why: str) -> None:
+        """Say that the run has to pause for want of kept groups. Raises FencedError."""
+        keys = [self._epoch_key, self._keys.starved, self._keys.queue, self._keys.lane(Lane.TRAIN).counters]
+        await call(self._redis, "starve", keys, [self._epoch, why])
+
+    async def forget_evaluated(self, groups: list[str]) -> None:
+        """Let go of an evaluation's groups, whose record has been written."""
+        for start in range(0, len(groups), 100):
+            await self._redis.unlink(*(self._keys.group(name) for name in groups[start : start + 100]))
+
+    def _payloads(self, group: str, samples: int) -> list[str]:
+        return [self._keys.payload(group, index) for index in range(samples)]
+
+
+def compress(snapshot: SamplerSnapshot) -> bytes:
+    """A snapshot as it lies under its claim check."""
+    return zlib.compress(snapshot.model_dump_json().encode(), 1)
+
+
+async def read_snapshot(redis: Redis, key: str) -> SamplerSnapshot | None:
+    """The sampler's snapshot under a batch's claim check; None when it is gone."""
+    body = await redis.get(key) if key else None
+    return SamplerSnapshot.model_validate_json(zlib.decompress(body)) if body else None
+
+
+async def owner_epoch(redis: Redis, keys: RunKeys, role: str) -> int:
+    """The epoch of a role's newest owner; 0 before the first."""
+    return int(await redis.get(keys.epoch(role)) or 0)
+
+
+async def group_counts(redis: Redis, keys: RunKeys, lane: Lane = Lane.TRAIN) -> GroupCounts:
+    """The lane's counters, read in one transaction; `pending` is counted on its own, not derived."""
+    streams = keys.lane(lane)
+    async with redis.pipeline(transaction=True) as pipe:
+        pipe.hgetall(streams.counters)
+        pipe.scard(streams.pending)
+        counters, pending = await pipe.execute()
+    return GroupCounts(**{name.decode(): int(value) for name, value in counters.items()}, pending=pending)
+
+
+async def response_tokens(redis: Redis, keys: RunKeys, lane: Lane = Lane.TRAIN) -> int:
+    """The response tokens of all samples of the lane that have a verdict, whatever became of their groups."""
+    return int(await redis.hget(keys.lane(lane).counters, "response_tokens") or 0)
+
+
+async def missing_samples(redis: Redis, keys: RunKeys, task: Task) -> list[int]:
+    """The sample indices a task asks for that nobody has published; empty when the group was released.
+
+    Raises RefusedMessageError for a group that this run does not have, or that has fewer samples.
+    """
+    async with redis.pipeline(transaction=True) as pipe:
+        pipe.hmget(keys.group(task.group), "state", "samples")
+        for index in range(task.wanted):
+            pipe.exists(keys.payload(task.group, index))
+        (state, samples), *exists = await pipe.execute()
+    if state is None:
+        raise RefusedMessageError(f"group {task.group!r} is not one of this run")
+    if task.wanted > int(samples):
+        raise RefusedMessageError(f"samples {task.wanted} exceed those of group {task.group!r}, {int(samples)}")
+    if state != b"pending":
+        return []
+    return [index for index, there in enumerate(exists) if not there]

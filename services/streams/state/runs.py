@@ -1,0 +1,284 @@
+"""Owns run records: the recipe as submitted, desired replicas, state and its history.
+
+Must not act on a record; the controller does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from pydantic import ValidationError
+from redis.exceptions import OutOfMemoryError
+
+from services.contracts import RunState, Transition
+from services.settings import Recipe
+from services.streams.connection.client import Redis
+from services.streams.connection.functions import RedisFullError, call
+from services.streams.keys import RUNS, RunKeys
+
+log = logging.getLogger(__name__)
+
+OWNER = "controller"
+"""The role whose epoch fences writes to records."""
+ANY = frozenset(RunState)
+UNDER_WAY = frozenset(state for state in RunState if not state.ended)
+RESUMABLE = frozenset({RunState.FAILED, RunState.CANCELLED})
+
+
+class UnknownRunError(LookupError):
+    """No run has this id."""
+
+
+class RunStateError(RuntimeError):
+    """The run's state does not allow the change; the text names the state."""
+
+
+class EndedRunError(RunStateError):
+    """The run has ended and cannot be changed."""
+
+
+class NoCheckpointError(ValueError):
+    """A run cannot be resumed from the step named; the text says from which it can."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as the control plane knows it. `model_path` and `export_path` are set by the controller and the learner.
+
+    `model_path` names the model on every node (see services.storage.models): a folder, `package:NAME`, or an address in
+    a store with a mark of what it held. `export_path`: a folder, or an address in a store.
+
+    `resumptions`: how often the run was resumed after it had ended; `resume_step`: the rollout step that the last one
+    of them asked to begin from, None for as far as the run had come.
+    """
+
+    id: str
+    recipe: Recipe
+    state: RunState
+    rollout_replicas: int
+    cancel_requested: bool
+    created_at: float
+    history: tuple[Transition, ...]
+    model_path: str | None
+    export_path: str | None
+    summary: dict[str, Any] | None
+    pause_requested: bool = False
+    resumptions: int = 0
+    resume_step: int | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why the run is in its state."""
+        return self.history[-1].reason if self.history else ""
+
+
+def _decode(run: str, fields: dict[bytes, bytes]) -> RunRecord:
+    text = {name.decode(): value.decode() for name, value in fields.items()}
+    history = tuple(Transition.model_validate(one) for one in json.loads(text["history"]))
+    return RunRecord(
+        id=run,
+        recipe=Recipe.model_validate_json(text["recipe"]),
+        state=RunState(text["state"]),
+        rollout_replicas=int(text["rollout_replicas"]),
+        cancel_requested=text.get("cancel_requested") == "1",
+        created_at=float(text["created_at"]),
+        history=history,
+        model_path=text.get("model_path"),
+        export_path=text.get("export_path"),
+        summary=json.loads(text["summary"]) if "summary" in text else None,
+        pause_requested=text.get("pause_requested") == "1",
+        resumptions=int(text.get("resumptions", 0)),
+        resume_step=int(text["resume_step"]) if "resume_step" in text else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What changes in a record, at once; `forget` names other keys of the run that go with it."""
+
+    state: RunState | None = None
+    reason: str = ""
+    fields: Mapping[str, str] | None = None
+    drop: tuple[str, ...] = ()
+    count: str = ""
+    forget: tuple[str, ...] = ()
+
+    def arguments(self) -> list[Any]:
+        fields = dict(self.fields or {})
+        transition = ""
+        if self.state is not None:
+            transition = Transition(state=self.state, at=time.time(), reason=self.reason).model_dump_json()
+            fields["state"] = self.state.value
+        return [transition, self.count, len(self.drop), *self.drop, *chain.from_iterable(fields.items())]
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """How a run that ended is to go on: from an older step's checkpoint, with other numbers; None: as it was."""
+
+    from_step: int | None = None
+    learner_ranks: int | None = None
+    rollout: int | None = None
+
+
+AS_IT_WAS = Resumption()
+
+
+class RunRecords:
+    """All runs of one Redis. Every change is one step, and possible while Redis is at its maxmemory.
+
+    A change that carries an `epoch` is the controller's: FencedError once a newer controller has begun.
+    """
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def create(self, run: str, recipe: Recipe) -> RunRecord:
+        """Add a queued run. Raises ValueError for an id in use or not accepted, RedisFullError."""
+        key = RunKeys(run).record
+        now = time.time()
+        first = Transition(state=RunState.QUEUED, at=now, reason="submitted")
+        try:
+            # First, so that no run exists that nobody finds; an id without a record is passed over.
+            await self._redis.zadd(RUNS, {run: now}, nx=True)
+        except OutOfMemoryError as error:
+            raise RedisFullError(f"Redis is at its maxmemory: {error}") from None
+        fields = {
+            "recipe": recipe.model_dump_json(),
+            "state": first.state.value,
+            "rollout_replicas": str(recipe.rollout.replicas),
+            "history": f"[{first.model_dump_json()}]",
+        }
+        if not await call(self._redis, "create_record", [key], [repr(now), *chain.from_iterable(fields.items())]):
+            raise ValueError(f"run id {run!r} is in use")
+        return await self.get(run)
+
+    async def get(self, run: str) -> RunRecord:
+        """One run. Raises UnknownRunError."""
+        try:
+            fields = await self._redis.hgetall(RunKeys(run).record)
+        except ValueError:
+            fields = {}
+        if b"history" not in fields:
+            raise _unknown(run)
+        return _decode(run, fields)
+
+    async def all(self) -> list[RunRecord]:
+        """Every run that can be read, oldest first; one whose recipe is no longer accepted is logged and left out."""
+        found = []
+        for run in await self._redis.zrange(RUNS, 0, -1):
+            try:
+                found.append(await self.get(run.decode()))
+            except ValidationError as error:
+                log.warning("run %s cannot be read and is left out: %s", run.decode(), error.errors()[0]["msg"])
+            except UnknownRunError:
+                log.debug("run %s was announced and never recorded", run.decode())
+        return found
+
+    async def transition(self, run: str, state: RunState, reason: str, epoch: int | None = None) -> RunRecord:
+        """Change a run's state, with a time and a reason. Raises EndedRunError when it has ended, FencedError."""
+        return await self._change(run, UNDER_WAY, _Change(state, reason), epoch)
+
+    async def request_cancel(self, run: str) -> RunRecord:
+        """Ask the controller to stop a run. Raises UnknownRunError, EndedRunError."""
+        return await self._change(run, UNDER_WAY, _Change(fields={"cancel_requested": "1"}))
+
+    async def request_pause(self, run: str) -> RunRecord:
+        """Ask the controller to pause a running run. Raises UnknownRunError, RunStateError."""
+        refusal = "only a running one can be paused"
+        return await self._change(run, {RunState.RUNNING}, _Change(fields={"pause_requested": "1"}), refusal=refusal)
+
+    async def resume(self, run: str, wish: Resumption = AS_IT_WAS) -> RunRecord:
+        """Take a paused run on, or queue one again that failed or was cancelled.
+
+        A pause that was asked for and has not begun is withdrawn. Raises UnknownRunError, RunStateError,
+        NoCheckpointError.
+        """
+        record = await self.get(run)
+        if record.state in RESUMABLE:
+            return await self._queue_again(record, wish)
+        if record.state is not RunState.PAUSED and not (record.state is RunState.RUNNING and record.pause_requested):
+            hint = "there is nothing left to do" if record.state.ended else "cancel it first"
+            raise RunStateError(f"run {run!r} is {record.state.value}; {hint}")
+        if wish != AS_IT_WAS:
+            raise RunStateError(f"run {run!r} is {record.state.value}; cancel it first, then resume it otherwise")
+        change = _Change(drop=("pause_requested",), forget=(RunKeys(run).starved,))
+        return await self._change(run, {record.state}, change, refusal="look at it again")
+
+    async def _queue_again(self, record: RunRecord, wish: Resumption) -> RunRecord:
+        run, fields = record.id, {}
+        drop = ["cancel_requested", "pause_requested", "summary"]
+        if wish.from_step is None:
+            reason = "resumed"
+            drop.append("resume_step")
+        else:
+            await self._check_step(run, wish.from_step)
+            reason, fields["resume_step"] = f"resumed from step {wish.from_step}", str(wish.from_step)
+            drop.append("export_path")  # it holds weights that leave the history
+        if wish.learner_ranks is not None:
+            learner = record.recipe.learner.model_copy(update={"ranks": wish.learner_ranks})
+            fields["recipe"] = record.recipe.model_copy(update={"learner": learner}).model_dump_json()
+            reason += f", {wish.learner_ranks} learner ranks"
+        if wish.rollout is not None:
+            fields["rollout_replicas"] = str(wish.rollout)
+            reason += f", {wish.rollout} rollout replicas"
+        change = _Change(RunState.QUEUED, reason, fields, tuple(drop), "resumptions", (RunKeys(run).starved,))
+        return await self._change(run, RESUMABLE, change, refusal="look at it again")
+
+    async def _check_step(self, run: str, step: int) -> None:
+        stored = await self._redis.get(RunKeys(run).checkpoints)
+        accepted = sorted({0, *(json.loads(stored) if stored else ())})
+        if step not in accepted:
+            raise NoCheckpointError(
+                f"from_step: value {step} is not accepted; the rollout steps with a checkpoint are, and 0 for the "
+                f"initial model: {', '.join(map(str, accepted))}"
+            )
+
+    async def scale(self, run: str, rollout: int) -> RunRecord:
+        """Ask for another number of rollout replicas. Raises UnknownRunError, EndedRunError."""
+        return await self._change(run, UNDER_WAY, _Change(fields={"rollout_replicas": str(rollout)}))
+
+    async def set_paths(self, run: str, epoch: int | None = None, owner: str = OWNER, **paths: str) -> None:
+        """Note model_path or export_path, as the owner of a role. Raises UnknownRunError, FencedError."""
+        await self._change(run, ANY, _Change(fields=paths), epoch, owner=owner)
+
+    async def set_summary(self, run: str, summary: dict[str, Any], epoch: int | None = None) -> None:
+        """Note what the run came to. Raises UnknownRunError, FencedError."""
+        await self._change(run, ANY, _Change(fields={"summary": json.dumps(summary)}), epoch)
+
+    async def _change(
+        self, run: str, states: Collection[RunState], change: _Change, epoch: int | None = None, refusal: str = "",
+        owner: str = OWNER,
+    ) -> RunRecord:  # fmt: skip
+        try:
+            keys = RunKeys(run)
+        except ValueError:
+            raise _unknown(run) from None
+        accepted = "," + ",".join(one.value for one in states) + ","
+        args = ["" if epoch is None else epoch, accepted, *change.arguments()]
+        done = await call(self._redis, "change_record", [keys.record, keys.epoch(owner), *change.forget], args)
+        if done < 0:
+            raise _unknown(run)
+        record = await self.get(run)
+        if done:
+            return record
+        if refusal:
+            raise RunStateError(f"run {run!r} is {record.state.value}; {refusal}")
+        raise EndedRunError(f"run {run!r} has ended: it is {record.state.value}")
+
+
+async def is_paused(redis: Redis, keys: RunKeys) -> bool:
+    """Whether somebody paused the run, or it starves and waits for somebody to take it on."""
+    state, requested = await redis.hmget(keys.record, "state", "pause_requested")
+    starved = await redis.exists(keys.starved)
+    return bool(starved) or requested == b"1" or state == RunState.PAUSED.value.encode()
+
+
+def _unknown(run: str) -> UnknownRunError:
+    return UnknownRunError(f"run {run!r} does not exist")

@@ -1,0 +1,223 @@
+"""Owns one judging process as its parent sees it: start, one question at a time, a deadline on each, its end.
+
+Must not believe what it reads: a judged text may have made it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+import psutil
+from pydantic import BaseModel, Field, ValidationError
+
+from verifier.verifiers.base import ANSWER_CHARACTERS
+
+REPLY_BYTES = 16384
+
+PASSED = (
+    "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "MPLCONFIGDIR", "PATH", "PYTHONDONTWRITEBYTECODE",
+    "PYTHONHASHSEED", "PYTHONPYCACHEPREFIX", "TMPDIR", "TZ",
+)  # fmt: skip
+"""Variables that a judging process gets. All others stay behind, credentials among them."""
+
+ONE_THREAD = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+class ProcessFailedError(Exception):
+    """The judging process has ended, or said what it may not say; it has to be replaced."""
+
+
+class TooLateError(ProcessFailedError):
+    """The judging process did not answer in time and was killed."""
+
+
+class Start(BaseModel):
+    """The first thing that a judging process says: what its confinement lacks, or why it does not work."""
+
+    gaps: tuple[str, ...] = ()
+    refused: str = ""
+
+
+class Reply(BaseModel):
+    """What a judging process says to a request: its judgement, or alone the `reason` why there is none. Asked only
+    whether it listens, it says `to` and no more.
+
+    `to` is the request's own mark, so that no line that was written for another request is taken for its reply.
+    """
+
+    to: str
+    correct: bool | None = None
+    score: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    answer: Annotated[str, Field(max_length=ANSWER_CHARACTERS)] = ""
+    reason: Annotated[str, Field(max_length=500)] = ""
+
+
+def environment() -> dict[str, str]:
+    """The variables of a judging process: a few of this one's, and its module path."""
+    passed = {name: os.environ[name] for name in PASSED if name in os.environ}
+    return passed | ONE_THREAD | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+Said = TypeVar("Said", Start, Reply)
+
+
+class JudgingProcess:
+    """A judging process, started at once; every other method waits for it. For one thread at a time, except `kill`.
+
+    Linux kills it when the thread that made it ends. Between judgements it is stopped there, so that nothing a text
+    left in it runs. `program` is the module that it runs. Raises OSError when it cannot be started.
+    """
+
+    def __init__(self, verifiers: Sequence[str], program: str) -> None:
+        command = [sys.executable, "-P", "-m", program, str(os.getpid()), *verifiers]
+        self._process = subprocess.Popen(
+            command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), cwd="/",
+            start_new_session=True,
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._replies = self._process.stdin, self._process.stdout
+        os.set_blocking(self._requests.fileno(), False)  # a process that does not read must not hold up its parent
+        self._writable = _poll(self._requests.fileno(), select.POLLOUT)
+        self._readable = _poll(self._replies.fileno(), select.POLLIN)
+        self._gaps: tuple[str, ...] | None = None
+        self._seen = psutil.Process(self._process.pid)
+        self._bytes_at_start = 0
+        self.judged = 0
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return self._process.poll() is None
+
+    def ready(self, patience_s: float) -> tuple[str, ...]:
+        """Wait until it is confined; what its confinement lacks. Raises ProcessFailedError, with the process's own
+        reason where it refuses to work."""
+        if self._gaps is None:
+            start = self._parsed(Start, self._exchange(b"", patience_s))
+            if start.refused:
+                self.kill()
+                raise ProcessFailedError(f"it refuses to work: {start.refused}")
+            self._gaps = start.gaps
+            self._bytes_at_start = self._resident_bytes()
+        return self._gaps
+
+    def kept_bytes(self) -> int:
+        """How much more memory it holds than before its first judgement."""
+        return self._resident_bytes() - self._bytes_at_start if self._gaps is not None else 0
+
+    def _resident_bytes(self) -> int:
+        try:
+            return int(self._seen.memory_info().rss)
+        except psutil.NoSuchProcess:
+            return 0
+
+    def judge(self, verifier: str, text: str, reference: Mapping[str, Any], timeout_s: float) -> Reply:
+        """Its judgement, within `timeout_s`, at whose end it must listen again: a text that sent the reply itself, and
+        goes on, has no judgement. Raises ProcessFailedError, TooLateError among them."""
+        until = time.monotonic() + timeout_s
+        request = _request(verifier, text, dict(reference))
+        self.judged += 1
+        self._process.send_signal(signal.SIGCONT)
+        reply = self._asked(*request, timeout_s)
+        try:
+            self._asked(*_request(), until - time.monotonic())
+        except TooLateError:
+            raise TooLateError(f"within {timeout_s:g} s: what was judged went on after its reply") from None
+        if sys.platform == "linux":  # elsewhere one that is stopped would outlive a parent that is killed
+            self._process.send_signal(signal.SIGSTOP)
+        return reply
+
+    def _asked(self, mark: str, request: bytes, timeout_s: float) -> Reply:
+        reply = self._parsed(Reply, self._exchange(request, timeout_s))
+        if reply.to != mark:
+            self.kill()
+            raise ProcessFailedError("it answered another request, and was killed")
+        return reply
+
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """End it and let go of its pipes."""
+        self.kill()
+        self._requests.close()
+        self._replies.close()
+
+    def _parsed(self, kind: type[Said], line: bytes) -> Said:
+        try:
+            return kind.model_validate_json(line)
+        except ValidationError:
+            self.kill()
+            raise ProcessFailedError(f"it said what is no {kind.__name__.lower()}, and was killed") from None
+
+    def _exchange(self, request: bytes, timeout_s: float) -> bytes:
+        until = time.monotonic() + timeout_s
+        try:
+            if request and self._readable.poll(0):
+                raise OSError("it spoke unasked")
+            self._write(request, until)
+            return self._read_line(until)
+        except TimeoutError:
+            self.kill()
+            raise TooLateError(f"within {timeout_s:g} s") from None
+        except OSError as error:
+            self.kill()
+            raise ProcessFailedError(f"it died with {_named(self._process.returncode)}: {error}") from None
+
+    def _write(self, request: bytes, until: float) -> None:
+        left = memoryview(request)
+        while left:
+            try:
+                left = left[os.write(self._requests.fileno(), left) :]
+            except BlockingIOError:
+                _wait(self._writable, until)
+
+    def _read_line(self, until: float) -> bytes:
+        line = b""
+        while not line.endswith(b"\n"):
+            _wait(self._readable, until)
+            part = os.read(self._replies.fileno(), REPLY_BYTES)
+            line += part
+            if not part or len(line) > REPLY_BYTES:
+                raise OSError("it closed its pipe" if not part else f"a line of more than {REPLY_BYTES} bytes")
+        return line
+
+
+def _request(*asked: Any) -> tuple[str, bytes]:
+    mark = secrets.token_hex(8)
+    return mark, json.dumps([mark, *asked]).encode() + b"\n"
+
+
+def _wait(ready: select.poll, until: float) -> None:
+    if not ready.poll(max(0.0, until - time.monotonic()) * 1000):
+        raise TimeoutError
+
+
+def _poll(descriptor: int, event: int) -> select.poll:
+    ready = select.poll()
+    ready.register(descriptor, event)
+    return ready
+
+
+def _named(code: int) -> str:
+    if code >= 0:
+        return f"status {code}"
+    known = {one.value: one.name for one in signal.Signals}  # the real-time signals have no names
+    return known.get(-code, f"signal {-code}")

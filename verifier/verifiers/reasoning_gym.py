@@ -1,0 +1,44 @@
+"""Owns the verdict on reasoning-gym tasks: extract the final answer, let the task's own scorer judge it.
+
+Must not generate tasks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from verifier.verifiers.answer_line import answer_line
+from verifier.verifiers.base import Judgement
+
+TAGGED = re.compile(r"<answer>(.{0,2000}?)</answer>", re.DOTALL)
+NUMBER = re.compile(r"-?\d{1,100}(?:\.\d{1,100})?")
+
+
+@cache
+def _scorer(task: str) -> Any:
+    import reasoning_gym  # heavy: only in the process that judges
+
+    return reasoning_gym.get_score_answer_fn(task)
+
+
+def extract_answer(text: str, oracle: str) -> str:
+    """The answer a response settles on: its last <answer> tag; else, for a number, its last number; else its last
+    "Answer:" line, which prompt format `dapo` asks for; else all of it."""
+    tagged = TAGGED.findall(text)
+    if tagged:
+        return str(tagged[-1]).strip()
+    if NUMBER.fullmatch(oracle):
+        numbers = NUMBER.findall(text)
+        return str(numbers[-1]) if numbers else ""
+    return answer_line(text) or text.strip()
+
+
+def judge(text: str, reference: Mapping[str, Any]) -> Judgement:
+    """`reference` holds `task` and the generated `entry`; correct iff the task's own scorer gives 1."""
+    entry = reference["entry"]
+    answer = extract_answer(text, str(entry["answer"]))
+    score = float(_scorer(reference["task"])(answer, entry))
+    return Judgement(correct=score >= 1.0, score=min(1.0, max(0.0, score)), answer=answer)
