@@ -37,9 +37,9 @@ class LearnerService:
         """Train until the run's rollout steps are done, then serve joiners until `stopping`. See the drain order."""
         self._context = context
         self._work = RankWork(context, self._rank, self._world, self._master)
-        await context.presence.update(state="starting")
+        await context.heartbeat.update(state="starting")
         try:
-            await context.journal.event("starting", f"rank {self._rank} of {self._world} loads the policy")
+            await context.event_log.write("starting", f"rank {self._rank} of {self._world} loads the policy")
             deadline_s = context.record.recipe.limits.startup_timeout_s
             with context.waits.on("ranks", f"{self._world} learner ranks to meet and load the policy", deadline_s):
                 await self._work.open()
@@ -49,7 +49,7 @@ class LearnerService:
 
     async def _follow(self) -> None:
         """Do what rank 0 says until it says stop. Raises RuntimeError when rank 0 is gone."""
-        await self._context.presence.update(state="ready")
+        await self._context.heartbeat.update(state="ready")
         patience = self._context.record.recipe.limits.stall_timeout_s
         while True:
             with self._context.waits.on("command", "rank 0's next command", patience, idle=True):

@@ -21,7 +21,7 @@ from services.process import Context
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.delivery.payloads import SamplePayload
-from services.streams.state.group_state import Effects, RefusedMessageError, missing_samples
+from services.streams.state.group_state import GroupTransitions, RefusedMessageError, missing_samples
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class GroupWorker:
         self._context = context
         self._engine = engine
         self._tokenizer = tokenizer
-        self._effects = Effects(context.redis, context.keys, "rollout")
+        self._transitions = GroupTransitions(context.redis, context.keys, "rollout")
         self._fresh = context.record.recipe.limits.max_staleness == 0
 
     async def work(self, lane: Lane, consumer: Consumer[Task], delivery: Delivery[Task]) -> None:
@@ -110,7 +110,9 @@ class GroupWorker:
         ends = time.monotonic() + deadline_s
         while True:
             try:
-                fresh = await self._effects.publish_sample(lane, delivery.lease, delivery.message.wanted, sample, body)
+                fresh = await self._transitions.publish_sample(
+                    lane, delivery.lease, delivery.message.wanted, sample, body
+                )
                 self._context.waits.done(MEMORY)
                 return fresh
             except RedisFullError as error:

@@ -1,7 +1,7 @@
 """Owns the rollout service: one replica that turns tasks into samples and follows weight syncs.
 
 Reads the lanes' tasks (evaluation first) and the run's weight plans; writes samples with their payloads, weight acks
-and its presence: starting -> joining (engine up) -> ready (holds a published version) -> draining, or poisoned.
+and its heartbeat: starting -> joining (engine up) -> ready (holds a published version) -> draining, or poisoned.
 In a run that only evaluates, the model folder's weights are policy version 0.
 When it dies its leases lapse, other replicas take its tasks over and draw only the samples that are missing; the
 learner re-forms the broadcast group without it; its engine's processes end with it.
@@ -52,8 +52,8 @@ class RolloutService:
         recipe, named = context.record.recipe, context.record.model_path
         if named is None:
             raise ValueError(f"run {context.record.id!r}: model_path is not set; a Hugging Face folder is accepted")
-        presence = context.presence
-        presence.info = presence.info.model_copy(update={"workers": recipe.rollout.tensor_parallel})
+        heartbeat = context.heartbeat
+        heartbeat.info = heartbeat.info.model_copy(update={"workers": recipe.rollout.tensor_parallel})
         startup_s = recipe.limits.startup_timeout_s
         with context.waits.on("model", "the model to be on this node", startup_s):
             model_path = str(await asyncio.to_thread(local_model, named, models_folder()))
@@ -62,10 +62,10 @@ class RolloutService:
                 ChatTokenizer, model_path, recipe.max_prompt_tokens, recipe.model.chat_template
             )
         with context.waits.on("engine", "the engine to load the model and answer", startup_s):
-            engine = await RolloutEngine.start(recipe, model_path, tokenizer.stop_ids, presence.info.id)
+            engine = await RolloutEngine.start(recipe, model_path, tokenizer.stop_ids, heartbeat.info.id)
         try:
-            await presence.update(state="joining")
-            await context.journal.event("rollout-joining", f"{presence.info.id}: engine is up")
+            await heartbeat.update(state="joining")
+            await context.event_log.write("rollout-joining", f"{heartbeat.info.id}: engine is up")
             await Replica(context, engine, GroupWorker(context, engine, tokenizer)).run()
         finally:
             await engine.stop()
@@ -86,7 +86,7 @@ class Replica:
         self._slots = (-(-rollout.max_sequences // group_size) + 1) * group_size
         self._consumers = {
             lane: Consumer(
-                context.redis, context.keys, context.keys.lane(lane).tasks, CONSUMER_GROUP, context.presence.info.id,
+                context.redis, context.keys, context.keys.lane(lane).tasks, CONSUMER_GROUP, context.heartbeat.info.id,
                 Task, limits.lease_s, limits.max_deliveries,
             )
             for lane in LANES
@@ -104,7 +104,7 @@ class Replica:
         pull = asyncio.create_task(self._pull())
         try:
             await _first_of(follower, pull, self._context.stopping.wait())
-            await self._context.presence.update(state="draining")
+            await self._context.heartbeat.update(state="draining")
             await self._drain(follower)
         finally:
             await end(follower, pull, *self._groups)

@@ -51,7 +51,7 @@ class WeightFollower:
         self._context = context
         self._engine = engine
         self._recipe: Recipe = context.record.recipe
-        self._member = context.presence.info.id
+        self._member = context.heartbeat.info.id
         self._read_to = "0-0"
         self._next: WeightPlan | None = None
         self._generation = 0
@@ -85,8 +85,8 @@ class WeightFollower:
 
     async def _hold(self, version: int) -> None:
         self.version = version
-        state = self._context.presence.info.state
-        await self._context.presence.update(state="ready" if state in ("joining", "ready") else state, version=version)
+        state = self._context.heartbeat.info.state
+        await self._context.heartbeat.update(state="ready" if state in ("joining", "ready") else state, version=version)
         POLICY_VERSION.labels(self._context.record.id, "rollout").set(version)
 
     async def _look(self, wait_s: float) -> None:
@@ -116,7 +116,7 @@ class WeightFollower:
                 raise
             return
         except PoisonedError as error:
-            await self._context.presence.update(state="poisoned")
+            await self._context.heartbeat.update(state="poisoned")
             await self._ack(plan, "failed", str(error))
             raise
         self._failures = 0

@@ -34,7 +34,7 @@ TASK, SAMPLE, VERDICT, HASH, PAYLOAD = 900, 900, 1500, 700, 900
 """Bytes beyond texts, references and tokens. A verdict's includes its answer (200 characters) and reason (300)."""
 BATCH_SAMPLE, BATCH_GROUP, POSTERIOR, STEP, EVENT, PLAN, NAMES = 330, 250, 220, 6000, 600, 1200, 300
 ALWAYS = 2 * 2**20
-"""The library, presence, the record, counters."""
+"""The library, heartbeat, the record, counters."""
 
 
 @dataclass(frozen=True)

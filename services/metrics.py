@@ -1,6 +1,6 @@
 """Owns the Prometheus metrics of every process and the page that serves them.
 
-Must not be a second store: time series of a run are read from its journal.
+Must not be a second store: time series of a run are read from its event log.
 
 docs/operations/observability.md explains each. A metric of a run goes with the process that shows it; what the
 controller shows of a run goes with `forget`. A counter whose labels are known is shown as 0 from the start (`expose`):

@@ -1,4 +1,4 @@
-"""Owns a service's process: connection, presence, metrics page, signals; in a process or in a thread.
+"""Owns a service's process: connection, heartbeat, metrics page, signals; in a process or in a thread.
 
 Must not know any service.
 """
@@ -24,8 +24,8 @@ from services.metrics import expose, forget, serve_metrics
 from services.streams.connection.client import RECONNECT_S, Redis, RedisUnavailableError, connect
 from services.streams.connection.url import ACCEPTED
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal
-from services.streams.state.heartbeat import Presence
+from services.streams.state.events import EventLog
+from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.runs import RunRecord, RunRecords, UnknownRunError
 from services.waits import Waits
 
@@ -45,8 +45,8 @@ class Context:
     redis: Redis
     keys: RunKeys
     record: RunRecord
-    presence: Presence
-    journal: Journal
+    heartbeat: Heartbeat
+    event_log: EventLog
     stopping: asyncio.Event
     host: str
     waits: Waits
@@ -84,12 +84,12 @@ async def host_service(
             metrics=f"{host}:{serve_metrics(host)}", workers=workers, started_at=time.time(),
         )  # fmt: skip
         expose(run, service.name)
-        journal, waits = Journal(redis, keys, service.name), Waits()
-        async with Presence(redis, info, waits, journal, told) as presence:
+        event_log, waits = EventLog(redis, keys, service.name), Waits()
+        async with Heartbeat(redis, info, waits, event_log, told) as heartbeat:
             try:
-                await service.run(Context(redis, keys, record, presence, journal, stopping, host, waits))
+                await service.run(Context(redis, keys, record, heartbeat, event_log, stopping, host, waits))
             except Exception as error:
-                await journal.event("service-failed", f"{info.id}: {type(error).__name__}: {error}")
+                await event_log.write("service-failed", f"{info.id}: {type(error).__name__}: {error}")
                 raise
     finally:
         forget(run)

@@ -1,6 +1,6 @@
 """Owns what this process waits for: named waits, each with a beginning and a deadline.
 
-Must not end a wait, nor write about one; whoever waits does the one, presence the other.
+Must not end a wait, nor write about one; whoever waits does the one, heartbeat the other.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from services.metrics import DAMAGED_PAYLOADS, FAULTS, MESSAGES, VERDICT_SECONDS
 from services.process import Context
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.delivery.payloads import PayloadMissingError, fetch_text
-from services.streams.state.group_state import Effects, RefusedMessageError
+from services.streams.state.group_state import GroupTransitions, RefusedMessageError
 from verifier.sandbox.pool import Finding, Sandbox
 from verifier.sandbox.prctl import close_to_others
 
@@ -47,10 +47,10 @@ class VerifierService:
                 gaps = await sandbox.start()
             for gap in gaps:
                 log.warning("judged texts are not fully confined: %s", gap)
-                await context.journal.event("unconfined", gap)
+                await context.event_log.write("unconfined", gap)
             if gaps:  # without Landlock a judged text could read this process's memory through /proc
                 close_to_others()
-            await context.presence.update(state="ready")
+            await context.heartbeat.update(state="ready")
             async with asyncio.TaskGroup() as lanes:
                 for lane in Lane:
                     lanes.create_task(_LaneJudge(context, lane, sandbox).run())
@@ -61,11 +61,11 @@ class _LaneJudge:
         self._context = context
         self._lane = lane
         self._sandbox = sandbox
-        self._effects = Effects(context.redis, context.keys, VerifierService.name)
+        self._transitions = GroupTransitions(context.redis, context.keys, VerifierService.name)
         limits = context.record.recipe.limits
         self._consumer = Consumer(
             context.redis, context.keys, context.keys.lane(lane).samples, VerifierService.name,
-            context.presence.info.id, Sample, limits.lease_s, limits.max_deliveries,
+            context.heartbeat.info.id, Sample, limits.lease_s, limits.max_deliveries,
         )  # fmt: skip
 
     async def run(self) -> None:
@@ -93,7 +93,7 @@ class _LaneJudge:
                 reason=finding.reason[:REASON_CHARACTERS], answer=finding.answer, facts=sample.facts,
             )  # fmt: skip
             try:
-                fresh = await self._effects.publish_verdict(self._lane, delivery.lease, verdict)
+                fresh = await self._transitions.publish_verdict(self._lane, delivery.lease, verdict)
                 result = "published" if fresh else "duplicate"
             except RefusedMessageError as error:
                 await self._consumer.give_up(delivery, str(error), Cause.INVALID)

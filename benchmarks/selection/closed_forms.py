@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from services.sampler.curriculum.posterior import mixed
+from services.sampler.selection.posterior import mixed
 
 
 def samples_drawn(pass_rate: float, size: int, screened: int) -> float:

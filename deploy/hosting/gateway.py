@@ -22,7 +22,7 @@ from services.metrics import serve_metrics
 from services.process import advertised_host, configure_logging
 from services.storage.places import runs_folder
 from services.streams.connection.client import Redis, connect
-from services.streams.state.heartbeat import Presence
+from services.streams.state.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)
 
@@ -73,13 +73,13 @@ class Gateway:
             tasks.create_task(self._note_serving(host, port))
 
     async def _announce(self, redis: Redis) -> None:
-        """Where the API is served by others, the controller has a metrics page and a presence of its own."""
+        """Where the API is served by others, the controller has a metrics page and a heartbeat of its own."""
         host = advertised_host()
         info = ProcessInfo(
             id=f"controller-{uuid.uuid4().hex[:8]}", service="controller", run=None, host=host, pid=os.getpid(),
             metrics=f"{host}:{serve_metrics(host)}", state="ready", started_at=time.time(),
         )  # fmt: skip
-        async with Presence(redis, info):
+        async with Heartbeat(redis, info):
             self._serves = True
             await self._stopping.wait()
 

@@ -101,7 +101,7 @@ class Checkpointing:
         await self._cover()
         await self.list()
         mib = checkpoint.size / 2**20
-        await self._context.journal.event(
+        await self._context.event_log.write(
             "checkpoint", f"policy version {record.version}, step {record.step}: {mib:.0f} MiB"
         )
 
@@ -109,7 +109,7 @@ class Checkpointing:
         self._try_at = time.monotonic() + RETRY_S
         patience = self._context.record.recipe.limits.stall_timeout_s
         self._context.waits.pending(OWED, f"room for a checkpoint, or the store: {error}", patience)
-        await self._context.journal.event("checkpoint-failed", f"step {record.step}: {error}; training goes on")
+        await self._context.event_log.write("checkpoint-failed", f"step {record.step}: {error}; training goes on")
 
     async def _cover(self) -> None:
         while self._uncovered and self._uncovered[0].batch.step <= self._covered:

@@ -27,9 +27,9 @@ from learner.weight_sync.snapshot import Snapshot
 from services.contracts import (
     AFTER,
     Batch,
+    CommittedPolicy,
     EvaluationRecord,
     GroupCounts,
-    Policy,
     SamplerSnapshot,
     SamplerState,
     StepRecord,
@@ -64,7 +64,7 @@ class Lead:
         self._recipe = context.record.recipe
         self._work = work
         self._world = world
-        self._policy = Policy(version=0, step=0)
+        self._policy = CommittedPolicy(version=0, step=0)
         self._committed: StepRecord | None = None
         self._done = False
         self._after = "0-0"
@@ -75,7 +75,7 @@ class Lead:
         context = self._context
         self._history = await History.fenced(context.redis, context.keys, "learner")
         self._publisher = Publisher(
-            context.redis, context.keys, context.journal, self._recipe.weights, context.host, self._history
+            context.redis, context.keys, context.event_log, self._recipe.weights, context.host, self._history
         )
         await self._publisher.open(self._work.manifest)
         try:
@@ -106,7 +106,7 @@ class Lead:
         snapshot = await self._snapshot()
         if rewinds:
             await self._rewind(step, recovery)
-        records = [one for _, one in await self._context.journal.steps()]
+        records = [one for _, one in await self._context.event_log.steps()]
         await self._meanwhile_idle(self._work.forget_after(step, records))
         self._committed = records[-1] if records and records[-1].step == step else None
         if self._committed:
@@ -114,13 +114,13 @@ class Lead:
         await self._checkpointing.list()
         version = await self._history.announce(step, snapshot.digest)
         await self._history.commit_policy(version, step, snapshot.digest)
-        self._policy = Policy(version=version, step=step, weights=snapshot.digest)
+        self._policy = CommittedPolicy(version=version, step=step, weights=snapshot.digest)
         self._done = step >= self._recipe.limits.rollout_steps or await self._history.ended_at() == step
         await self._publish(snapshot.numbered(version))
-        await self._context.presence.update(state="ready", version=version)
+        await self._context.heartbeat.update(state="ready", version=version)
         same = f"version {policy.version} again, bit by bit" if policy and policy.version == version else "new"
         begun = f"the checkpoint of step {recovery.start.step}" if recovery.start else "the model"
-        await self._context.journal.event(
+        await self._context.event_log.write(
             "ready", f"learner ready at step {step}, from {begun} and {len(recovery.steps)} archived batches; policy "
             f"version {version} is served" + (f" ({same})" if policy else ""),
         )  # fmt: skip
@@ -130,9 +130,9 @@ class Lead:
         with self._context.waits.on("recovery", f"the checkpoints up to rollout step {step} to be checked", deadline_s):
             recovery = await self._meanwhile_idle(self._work.recover(step))
         for name, why in recovery.passed_over.items():
-            await self._context.journal.event("checkpoint-damaged", f"{name} is passed over: {why}")
+            await self._context.event_log.write("checkpoint-damaged", f"{name} is passed over: {why}")
         for again, why in recovery.repaired.items():
-            await self._context.journal.event("batch-repaired", f"step {again} is archived anew from Redis: {why}")
+            await self._context.event_log.write("batch-repaired", f"step {again} is archived anew from Redis: {why}")
         if recovery.start:
             await self._work.send(Command(do="load", name=recovery.start.name))
             await self._work.restore(recovery.start.name)
@@ -214,7 +214,7 @@ class Lead:
             if not await self._history.accepts(logged, self._policy.step + 1):
                 return
             if too_old := self._too_old(batch):
-                await self._context.journal.event("batch-too-old", too_old)
+                await self._context.event_log.write("batch-too-old", too_old)
                 await self._history.give_back(logged)
                 return
         record = await self._train(logged) if batch.step == self._policy.step + 1 else None
@@ -250,7 +250,7 @@ class Lead:
             raise StoppedError
         if trained.damaged:
             DAMAGED_PAYLOADS.labels(run=self._context.record.id, service="learner").inc(len(trained.damaged))
-            await self._context.journal.event("payload-damaged", f"step {batch.step}: {'; '.join(trained.damaged)}")
+            await self._context.event_log.write("payload-damaged", f"step {batch.step}: {'; '.join(trained.damaged)}")
         record = _record(batch, trained, self._policy.version, started_at)
         await self._check_gradients(record, trained)
         snapshot = await self._snapshot()
@@ -259,10 +259,10 @@ class Lead:
         seconds = await self._publish(snapshot.numbered(version))
         record = record.model_copy(update={"metrics": record.metrics | {"publish_seconds": seconds}})
         await self._history.commit_step(record, logged.entry)
-        self._policy = Policy(version=version, step=batch.step, weights=snapshot.digest)
+        self._policy = CommittedPolicy(version=version, step=batch.step, weights=snapshot.digest)
         self._committed = record
         self._done = batch.last or batch.step >= self._recipe.limits.rollout_steps
-        await self._context.presence.update(version=version)
+        await self._context.heartbeat.update(version=version)
         self._show(record)
         write, what = partial(self._work.archive.write_record, record), f"the record of rollout step {record.step}"
         await self._meanwhile_idle(written(write, what, self._context.waits, self._recipe.limits.stall_timeout_s))
@@ -282,7 +282,7 @@ class Lead:
         if not trained.skipped:
             return
         SKIPPED_OPTIMIZER_STEPS.labels(run=self._context.record.id).inc(trained.skipped)
-        await self._context.journal.event(
+        await self._context.event_log.write(
             "non-finite-gradient",
             f"step {record.step}: {trained.skipped} of {len(trained.optimizer)} optimizer steps skipped, their "
             f"gradient was not finite; {self._work.non_finite_in_a_row} in a row by now",
@@ -325,7 +325,7 @@ class Lead:
         exported = (await RunRecords(self._context.redis).get(self._context.record.id)).export_path is not None
         sets = ", ".join(self._recipe.evaluated_sets)
         if not exported and not self._context.stopping.is_set():
-            await self._context.journal.event("awaiting-evaluation", f"export waits for {AFTER!r} of {sets}")
+            await self._context.event_log.write("awaiting-evaluation", f"export waits for {AFTER!r} of {sets}")
         while not self._context.stopping.is_set():
             if exported:
                 waits.done("evaluations")
@@ -342,7 +342,7 @@ class Lead:
 
     async def _final_evaluations(self) -> list[EvaluationRecord]:
         """The evaluation of the last version on every set; empty until all are there."""
-        found = {one.set: one for one in await self._context.journal.evaluations() if one.name == AFTER}
+        found = {one.set: one for one in await self._context.event_log.evaluations() if one.name == AFTER}
         wanted = self._recipe.evaluated_sets
         return [found[name] for name in wanted] if found.keys() >= set(wanted) else []
 
@@ -359,7 +359,7 @@ class Lead:
             place = await self._meanwhile_idle(written(partial(stored, folder, run), "the export", waits, patience))
         records = RunRecords(self._context.redis)
         await records.set_paths(run, self._history.epoch, "learner", export_path=place)
-        await self._context.journal.event("exported", f"policy version {self._policy.version} is in {place}")
+        await self._context.event_log.write("exported", f"policy version {self._policy.version} is in {place}")
 
 
 def _record(batch: Batch, trained: Trained, consumed_at: int, started_at: float) -> StepRecord:
@@ -368,7 +368,8 @@ def _record(batch: Batch, trained: Trained, consumed_at: int, started_at: float)
     return StepRecord(
         step=batch.step, version=consumed_at, optimizer_steps=trained.optimizer_steps,
         groups=tuple(group.group for group in batch.groups), prompts=tuple(group.prompt for group in batch.groups),
-        lags=tuple(group.lag + late for group in batch.groups), metrics=batch.sampling_metrics | trained.metrics,
+        staleness=tuple(group.staleness + late for group in batch.groups),
+        metrics=batch.sampling_metrics | trained.metrics,
         optimizer=trained.optimizer, generation_started_at=batch.generation_started_at,
         generation_finished_at=batch.generation_finished_at, learning_started_at=started_at,
         learning_finished_at=time.time(),

@@ -1,7 +1,7 @@
 """Owns publication: every live replica comes to hold the current policy version, joiners at any time.
 
 Must not read the policy in training: it sends the last snapshot, and so goes on while a batch is learned.
-Reads presence and the acks' stream; writes the manifest and the plans' stream.
+Reads heartbeat and the acks' stream; writes the manifest and the plans' stream.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from services.settings import Weights
 from services.streams.connection.client import Redis
 from services.streams.delivery.consumer import tail_messages
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.policy_history import History
 
@@ -82,12 +82,12 @@ class Publisher:
     """Rank 0's side of the weight protocol. Generations rise with the learner's epoch, which `history` holds."""
 
     def __init__(
-        self, redis: Redis, keys: RunKeys, journal: Journal, settings: Weights, host: str, history: History
+        self, redis: Redis, keys: RunKeys, event_log: EventLog, settings: Weights, host: str, history: History
     ) -> None:
         self._history = history
         self._redis = redis
         self._keys = keys
-        self._journal = journal
+        self._event_log = event_log
         self._settings = settings
         self._host = host
         self._generation = history.epoch << EPOCH_SHIFT
@@ -122,7 +122,7 @@ class Publisher:
             self._task.result()
         if not self._settled.is_set():
             lacking = ", ".join(one.id for one in await self._lacking(snapshot.version))
-            await self._journal.event("weights-late", f"version {snapshot.version} is not yet held by {lacking}")
+            await self._event_log.write("weights-late", f"version {snapshot.version} is not yet held by {lacking}")
         seconds = time.monotonic() - started
         SYNC_SECONDS.labels(run=self._keys.run, phase="publish").observe(seconds)
         return seconds
@@ -187,7 +187,7 @@ class Publisher:
         except SyncError as error:
             text = f"version {plan.version} to {', '.join(members)} (group {plan.generation}) failed: {error}"
             SYNC_FAILURES.labels(run=self._keys.run, service="learner").inc()
-            await self._journal.event("weight-sync-failed", text)
+            await self._event_log.write("weight-sync-failed", text)
             return False
         self._held = _Held(plan.generation, members, group)
         return True

@@ -15,7 +15,7 @@ from services.api.views import DeadView, RedriveView
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
 from services.streams.state.dead_letters import Letter, letter_of, letters, redrive, redrive_all
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.streams.state.runs import EndedRunError, RunRecords
 
 ENTRY = r"^\d{1,19}-\d{1,19}$"
@@ -26,12 +26,12 @@ EXCERPT = 500
 def add_dead_routes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
     """Add the routes under /v1/runs/{run}/dead."""
 
-    async def journal_of(run: str) -> Journal:
+    async def journal_of(run: str) -> EventLog:
         record = await records.get(run)
         if record.state.ended:
             hint = "" if record.state.value == "succeeded" else "; resume it first"
             raise EndedRunError(f"run {run!r} has ended: it is {record.state.value}{hint}")
-        return Journal(redis, RunKeys(run), "api")
+        return EventLog(redis, RunKeys(run), "api")
 
     @app.get("/v1/runs/{run}/dead")
     async def dead(run: str, after: Annotated[str, Query(pattern=ENTRY)] = "0-0") -> list[DeadView]:
@@ -42,15 +42,15 @@ def add_dead_routes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
     @app.post("/v1/runs/{run}/dead/redrive")
     async def redrive_every(run: str) -> list[RedriveView]:
         """Draw the groups of all letters again that can be; what came of each letter not redriven before."""
-        journal = await journal_of(run)
-        return [RedriveView(**asdict(one)) for one in await redrive_all(redis, RunKeys(run), journal)]
+        event_log = await journal_of(run)
+        return [RedriveView(**asdict(one)) for one in await redrive_all(redis, RunKeys(run), event_log)]
 
     @app.post("/v1/runs/{run}/dead/{entry}/redrive")
     async def redrive_one(run: str, entry: Annotated[str, Path(pattern=ENTRY)]) -> RedriveView:
         """Draw a letter's group again, once and under a name of its own; the dead one stays dead."""
-        journal, keys = await journal_of(run), RunKeys(run)
+        event_log, keys = await journal_of(run), RunKeys(run)
         one = await letter_of(redis, keys, entry)
-        return RedriveView(**asdict(await redrive(redis, keys, one, journal)))
+        return RedriveView(**asdict(await redrive(redis, keys, one, event_log)))
 
 
 def _view(one: Letter) -> DeadView:

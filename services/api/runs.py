@@ -26,7 +26,7 @@ from services.contracts import ProcessInfo
 from services.settings import Recipe, RecipeError, load_bounds, parse_recipe
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.streams.state.group_state import group_counts
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.runs import AS_IT_WAS, Resumption, RunRecord, RunRecords
@@ -56,7 +56,7 @@ def _add_looks(app: FastAPI, redis: Redis, records: RunRecords) -> None:
     async def metrics(run: str, after: Annotated[str, Query(pattern=r"^\d{1,15}(-\d{1,15})?$")] = "0-0") -> MetricsView:
         """The run's time series, behind the step whose id is `after`."""
         await records.get(run)
-        steps = await Journal(redis, RunKeys(run), "api").steps(after)
+        steps = await EventLog(redis, RunKeys(run), "api").steps(after)
         return MetricsView(steps=[StepView(id=entry, **step.model_dump()) for entry, step in steps])
 
     @app.get("/v1/runs/{run}/waits")
@@ -143,8 +143,8 @@ async def _alerts(redis: Redis, keys: RunKeys, processes: list[ProcessInfo]) -> 
 
 async def _view(redis: Redis, record: RunRecord) -> RunView:
     keys = RunKeys(record.id)
-    journal = Journal(redis, keys, "api")
-    policy = await journal.policy()
+    event_log = EventLog(redis, keys, "api")
+    policy = await event_log.policy()
     processes = await live_processes(redis, record.id)
     return RunView(
         **_summary(record),
@@ -155,9 +155,9 @@ async def _view(redis: Redis, record: RunRecord) -> RunView:
         rollout_steps_total=record.recipe.limits.rollout_steps,
         groups=await group_counts(redis, keys),
         processes=processes,
-        events=[event for _, event in await journal.events()][-EVENTS_SHOWN:],
+        events=[event for _, event in await event_log.events()][-EVENTS_SHOWN:],
         alerts=await _alerts(redis, keys, processes),
-        evaluations=await journal.evaluations(),
+        evaluations=await event_log.evaluations(),
         export_path=record.export_path,
         summary=record.summary,
         pause_requested=record.pause_requested,

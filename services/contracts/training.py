@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from services.contracts.base import Message, Value
 from services.contracts.groups import GroupCounts
@@ -31,13 +31,13 @@ class BatchSample(Value):
 class BatchGroup(Value):
     """A whole group; it is never split. `prompt`: the id of its prompt.
 
-    `lag` = the version that was to consume it - the version of its oldest token.
+    `staleness` = the version that was to consume it - the version of its oldest token.
     """
 
     group: str
     samples: tuple[BatchSample, ...]
     prompt: str = ""
-    lag: int = 0
+    staleness: int = Field(default=0, validation_alias=AliasChoices("staleness", "lag"))
 
 
 class SamplerState(Value):
@@ -103,7 +103,7 @@ class OptimizerStepRecord(Value):
 class StepRecord(Message):
     """learner -> everyone: what one rollout step did and the policy version it published.
 
-    `prompts` and `lags` belong to `groups`, one each: the prompt's id, and the versions between the group's oldest
+    `prompts` and `staleness` belong to `groups`, one each: the prompt's id, and the versions between the group's oldest
     token and the policy that trained it. `weights` is the digest of the version's weights.
     """
 
@@ -119,11 +119,11 @@ class StepRecord(Message):
     learning_started_at: float
     learning_finished_at: float
     prompts: tuple[str, ...] = ()
-    lags: tuple[int, ...] = ()
+    staleness: tuple[int, ...] = Field(default=(), validation_alias=AliasChoices("staleness", "lags"))
     weights: str = ""
 
 
-class Policy(Value):
+class CommittedPolicy(Value):
     """A run's committed policy: rollout step `step` of its weight history, published as `version`; see `StepRecord`.
 
     Versions count publications and are never reused; after a run is resumed from an older checkpoint they run ahead of

@@ -43,8 +43,8 @@ class Cluster(Protocol):
     async def faults(self, run: str, ready: Collection[HostPid]) -> list[str]:
         """Services that failed for good, one line each: replacing them has not helped several times in a row.
 
-        `ready`: where the run's processes live whose presence says ready; a process that died is there until
-        its presence lapses. Its death does not count.
+        `ready`: where the run's processes live whose heartbeat says ready; a process that died is there until
+        its heartbeat lapses. Its death does not count.
         """
 
     async def learner_fault(self, run: str) -> str | None:

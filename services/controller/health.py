@@ -12,13 +12,13 @@ from services.contracts import ProcessInfo
 from services.controller.cluster import Cluster
 from services.controller.retry import Attempts, RunFailedError
 from services.streams.connection.client import Redis
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import LAPSES_S, live_processes
 from services.streams.state.runs import RunRecord
 from services.waits import Waits
 
 SILENT_S = 20.0
-"""How long a presence may have lapsed although the process lives: together with the lapse, half a minute of silence."""
+"""How long after its heartbeat has lapsed a process counts as silent: half a minute together with the lapse."""
 LOOK_S = 6.0
 """The most that one look adds to a silence: while Redis or this process was away, nobody could be heard."""
 LEARNER_RESTARTS = 10
@@ -55,7 +55,7 @@ class Silence:
         return f"{self._service}: {self._wanted - here} of {self._wanted} processes silent for {silent_s:.0f} s"
 
     def begin_anew(self, present: Collection[str]) -> None:
-        """Expect other processes: those whose presence is still there are the former ones."""
+        """Expect other processes: those whose heartbeat is still there are the former ones."""
         self._former, self._seen = frozenset(present), False
         self._silent_s, self._looked_at = 0.0, time.monotonic()
 
@@ -66,20 +66,20 @@ class Recovery:
     What the cluster could not do is owed: it is asked again, whatever is heard of the processes meanwhile.
     """
 
-    def __init__(self, redis: Redis, cluster: Cluster, journal: Journal, waits: Waits, record: RunRecord) -> None:
+    def __init__(self, redis: Redis, cluster: Cluster, event_log: EventLog, waits: Waits, record: RunRecord) -> None:
         self._redis = redis
         self._cluster = cluster
-        self._journal = journal
+        self._event_log = event_log
         self._waits = waits
         self._run = record.id
         self._sampler = Silence("sampler", 1)
         self._learner = Silence("learner", record.recipe.learner.ranks)
-        self._looks = Attempts(journal, waits, "look-failed", "the run's processes could not be looked at", "look")
+        self._looks = Attempts(event_log, waits, "look-failed", "the run's processes could not be looked at", "look")
         self._sampler_starts = Attempts(
-            journal, waits, "restart-failed", "the sampler could not be started anew", "sampler-restart"
+            event_log, waits, "restart-failed", "the sampler could not be started anew", "sampler-restart"
         )
         self._learner_starts = Attempts(
-            journal, waits, "restart-failed", "the learner could not be started anew", "learner-restart"
+            event_log, waits, "restart-failed", "the learner could not be started anew", "learner-restart"
         )
         self._learner_restarts = 0
         self._former_learners: set[str] = set()
@@ -119,7 +119,7 @@ class Recovery:
             self._sampler_starts.settle()  # it may have been heard again before it could be killed
         elif self._sampler_starts.due:
             if not self._sampler_starts.owed:
-                await self._journal.event("sampler-restarted", silence)
+                await self._event_log.write("sampler-restarted", silence)
             async with self._sampler_starts:
                 await self._cluster.restart_sampler(self._run)
                 self._sampler.begin_anew(present)
@@ -137,7 +137,7 @@ class Recovery:
             if not (cause := fault or silence):
                 return
             await self._note_learner_restart(cause)
-        # The presence of one that is killed lasts a while; so does that of ranks that only half of a start had begun.
+        # The heartbeat of one that is killed lasts a while; so does that of ranks that only half of a start had begun.
         self._former_learners = ready
         async with self._learner_starts:
             with self._waits.on("placing", "the learner's ranks to begin anew", startup_s):
@@ -146,7 +146,7 @@ class Recovery:
 
     async def _note_learner_restart(self, fault: str) -> None:
         """Tell that the learner begins anew, and why; once, however many attempts that takes. Raises RunFailedError."""
-        step = await self._journal.step()
+        step = await self._event_log.step()
         # A learner that was well until it was killed is no sign of a fault, however often; one that failed is.
         forgiven = step != self._step or (self._learner_was_ready and FAILED not in fault)
         self._learner_restarts = 1 if forgiven else self._learner_restarts + 1
@@ -156,8 +156,8 @@ class Recovery:
                 f"{fault} (the learner was started anew {LEARNER_RESTARTS} times without a new rollout step)"
             )
         text = f"{fault}; all ranks begin anew ({self._learner_restarts} of {LEARNER_RESTARTS} at rollout step {step})"
-        await self._journal.event("learner-restarted", text)
+        await self._event_log.write("learner-restarted", text)
 
     async def _last_words(self) -> list[str]:
         """What the service that failed last said of it, if any did."""
-        return [event.text for _, event in await self._journal.events() if event.phase == "service-failed"][-1:]
+        return [event.text for _, event in await self._event_log.events() if event.phase == "service-failed"][-1:]

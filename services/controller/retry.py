@@ -11,7 +11,7 @@ from types import TracebackType
 
 from services.streams.connection.client import RedisUnavailableError
 from services.streams.connection.functions import FencedError
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.waits import Waits
 
 log = logging.getLogger(__name__)
@@ -40,8 +40,8 @@ class Attempts:
     are the keeper's.
     """
 
-    def __init__(self, journal: Journal, waits: Waits, phase: str, what: str, wait: str) -> None:
-        self._journal = journal
+    def __init__(self, event_log: EventLog, waits: Waits, phase: str, what: str, wait: str) -> None:
+        self._event_log = event_log
         self._waits = waits
         self._phase = phase
         self._what = what
@@ -88,7 +88,7 @@ class Attempts:
         self._not_before = time.monotonic() + pause_s
         self._waits.pending(self._wait, f"another attempt, for {reason}", pause_s + GRACE_S)
         told = f"{reason}; tried again in {pause_s:g} s ({self._failures} of {ATTEMPTS} failed in a row)"
-        await self._journal.event(self._phase, told)
+        await self._event_log.write(self._phase, told)
 
 
 def _one_line(error: Exception) -> str:

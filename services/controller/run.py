@@ -29,9 +29,9 @@ from services.streams.connection.client import Redis, RedisUnavailableError
 from services.streams.connection.functions import FencedError
 from services.streams.keys import RunKeys
 from services.streams.state.cleanup import sweep
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.streams.state.group_state import become_owner, group_counts
-from services.streams.state.heartbeat import Presence, live_processes
+from services.streams.state.heartbeat import Heartbeat, live_processes
 from services.streams.state.runs import OWNER, RunRecord, RunRecords
 from services.waits import Waits
 
@@ -78,14 +78,14 @@ class RunKeeper:
         self._unusable = ""
         self._epoch = 0
         self._keys = RunKeys(run)
-        self._journal = Journal(redis, self._keys, OWNER)
-        self._figures = RunFigures(run, self._journal)
+        self._event_log = EventLog(redis, self._keys, OWNER)
+        self._figures = RunFigures(run, self._event_log)
         self._waits = Waits()
         self._asking = Attempts(
-            self._journal, self._waits, "look-failed", "the cluster could not be asked for room", "room"
+            self._event_log, self._waits, "look-failed", "the cluster could not be asked for room", "room"
         )
         self._scaling = Attempts(
-            self._journal, self._waits, "scaling-failed", "the rollout fleet could not be scaled", "scaling-again"
+            self._event_log, self._waits, "scaling-failed", "the rollout fleet could not be scaled", "scaling-again"
         )
 
     async def keep(self) -> None:
@@ -101,14 +101,14 @@ class RunKeeper:
         )  # fmt: skip
         await self._figures.open((await self._records.get(self._run)).recipe)
         try:
-            async with Presence(self._redis, info, self._waits, self._journal):
+            async with Heartbeat(self._redis, info, self._waits, self._event_log):
                 await self._keep()
         finally:
             self._figures.close()
 
     async def _keep(self) -> None:
         try:
-            recovery = Recovery(self._redis, self._cluster, self._journal, self._waits, await self._place())
+            recovery = Recovery(self._redis, self._cluster, self._event_log, self._waits, await self._place())
             await self._until_running(recovery)
             state, reason = RunState.SUCCEEDED, await self._follow(recovery)
         except RunCancelledError:
@@ -139,7 +139,7 @@ class RunKeeper:
         try:
             await asyncio.to_thread(run_mirror(self._run).put, summary.name, summary)
         except StoreError as error:
-            await self._journal.event("summary-not-stored", str(error))
+            await self._event_log.write("summary-not-stored", str(error))
 
     async def _stop(self) -> None:
         for over in ("progress", FLEET):
@@ -158,7 +158,7 @@ class RunKeeper:
         while shortage := await self._shortage(record):
             self._waits.pending("placement", shortage, QUEUED_S, idle=True)
             if shortage != told:
-                await self._journal.event("queued", shortage)
+                await self._event_log.write("queued", shortage)
                 told = shortage
             await asyncio.sleep(PERIOD_S)
             record = await self._current()
@@ -166,9 +166,9 @@ class RunKeeper:
         if record.state is RunState.QUEUED:
             await self._change(RunState.STARTING, "placing services")
         if record.model_path is None:
-            await self._journal.event("preparing-model", record.recipe.model.package or str(record.recipe.model.path))
+            await self._event_log.write("preparing-model", record.recipe.model.package or str(record.recipe.model.path))
             await self._records.set_paths(self._run, self._epoch, model_path=await self._model(record))
-        await self._journal.event("starting-services", ", ".join(services_of(record.recipe)))
+        await self._event_log.write("starting-services", ", ".join(services_of(record.recipe)))
         return await self._start()
 
     async def _model(self, record: RunRecord) -> str:
@@ -205,7 +205,7 @@ class RunKeeper:
     async def _start(self) -> RunRecord:
         """Have the services placed. A run whose services are there already is not given up because of one time-out."""
         starts = Attempts(
-            self._journal, self._waits, "restart-failed", "the run's services could not be found again", "start-again"
+            self._event_log, self._waits, "restart-failed", "the run's services could not be found again", "start-again"
         )
         while True:
             record = await self._current()
@@ -236,7 +236,7 @@ class RunKeeper:
             await self._figures.show(replace(record, rollout_replicas=self._replicas), processes)
             ready = {p.service for p in processes if p.state == "ready"}
             for service in sorted(ready - announced):
-                await self._journal.event("service-ready", service)
+                await self._event_log.write("service-ready", service)
             announced |= ready
             lacking = sorted(set(services_of(recipe)) - ready)
             self._waits.pending("start", f"{', '.join(lacking) or 'a replica'} to be ready", deadline)
@@ -285,10 +285,10 @@ class RunKeeper:
         wanted = "paused on request" if record.pause_requested else starved.decode() if starved else None
         if wanted and record.state is RunState.RUNNING:
             await self._change(RunState.PAUSED, wanted)
-            await self._journal.event("paused", f"{wanted}; `penstock resume {self._run}` takes it on")
+            await self._event_log.write("paused", f"{wanted}; `penstock resume {self._run}` takes it on")
         elif wanted is None and record.state is RunState.PAUSED:
             await self._change(RunState.RUNNING, "resumed")
-            await self._journal.event("resumed", "the run goes on")
+            await self._event_log.write("resumed", "the run goes on")
         return wanted is not None
 
     def _allowed(self, record: RunRecord) -> int:
@@ -307,7 +307,7 @@ class RunKeeper:
     async def _scale(self, replicas: int, wanted: int) -> None:
         if replicas != self._replicas:
             bounded = f" ({wanted} are wanted; the cluster's bounds allow no more)" if replicas < wanted else ""
-            await self._journal.event("scaling", f"rollout {self._replicas} -> {replicas} replicas{bounded}")
+            await self._event_log.write("scaling", f"rollout {self._replicas} -> {replicas} replicas{bounded}")
             self._replicas = replicas
         elif not self._scaling.owed:
             return
@@ -334,7 +334,7 @@ class RunKeeper:
         """What the run has come to, once every set has its last evaluation and there is an export; else None."""
         trains = record.recipe.limits.rollout_steps > 0
         last = AFTER if trains else ALONE
-        evaluated = {one.set for one in await self._journal.evaluations() if one.name == last}
+        evaluated = {one.set for one in await self._event_log.evaluations() if one.name == last}
         if not evaluated.issuperset(record.recipe.evaluated_sets):
             return None
         if not trains:
@@ -354,8 +354,8 @@ class RunKeeper:
         counts = await group_counts(self._redis, self._keys)
         # An evaluation of a big set may take longer than any step.
         evaluating = await group_counts(self._redis, self._keys, Lane.EVALUATION)
-        evaluations = len(await self._journal.evaluations())
-        policy = await self._journal.policy()
+        evaluations = len(await self._event_log.evaluations())
+        policy = await self._event_log.policy()
         stands = f"rollout step {policy.step}, policy version {policy.version}" if policy else "no policy version"
         return (
             f"{stands}, {evaluations} evaluations, {evaluating.pending} of {evaluating.dispatched} "

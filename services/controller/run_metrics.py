@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from services.contracts import COMMON_PHASES, PHASES, ProcessInfo, RunState
 from services.metrics import EVENTS, PROCESSES, REPLICAS_WANTED, RUN_STATE, RUNS, SETTING, forget
 from services.settings import Recipe, bookings
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.streams.state.runs import RunRecord
 
 ENDED_SHOWN_S = 3600.0
@@ -43,9 +43,9 @@ def _since(record: RunRecord) -> float:
 class RunFigures:
     """What is shown of one run while a keeper carries it; nothing once it is closed."""
 
-    def __init__(self, run: str, journal: Journal) -> None:
+    def __init__(self, run: str, event_log: EventLog) -> None:
         self._run = run
-        self._journal = journal
+        self._event_log = event_log
         self._events_after = "0-0"
 
     async def open(self, recipe: Recipe) -> None:
@@ -73,7 +73,7 @@ class RunFigures:
                 PROCESSES.labels(self._run, service, state).set(found[service, state])
 
     async def _news(self) -> Counter[tuple[str, str]]:
-        events = await self._journal.events(self._events_after)
+        events = await self._event_log.events(self._events_after)
         self._events_after = events[-1][0] if events else self._events_after
         return Counter((event.service, event.phase) for _, event in events)
 

@@ -15,7 +15,7 @@ from services.contracts import AFTER, ALONE, BEFORE, EvaluationRecord
 from services.settings import HELD_OUT
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.streams.state.group_state import group_counts
 from services.streams.state.runs import RunRecord
 
@@ -26,9 +26,9 @@ async def summarise(redis: Redis, record: RunRecord) -> dict[str, Any]:
     `evaluations` holds, by set and name, what was measured before and after (or by a run that only evaluates).
     """
     keys = RunKeys(record.id)
-    journal = Journal(redis, keys, "controller")
-    steps = [step for _, step in await journal.steps()]
-    records = await journal.evaluations()
+    event_log = EventLog(redis, keys, "controller")
+    steps = [step for _, step in await event_log.steps()]
+    records = await event_log.evaluations()
     held_out = {one.name: one for one in records if one.set == HELD_OUT}
     before, after = held_out.get(BEFORE), held_out.get(AFTER)
     counts = await group_counts(redis, keys)
@@ -46,7 +46,7 @@ async def summarise(redis: Redis, record: RunRecord) -> dict[str, Any]:
         "optimizer_steps": sum(step.optimizer_steps for step in steps),
         "wall_seconds": time.time() - record.created_at,
         "startup_seconds": running - record.created_at if running else None,
-        "policy_version": await journal.policy_version(),
+        "policy_version": await event_log.policy_version(),
         "groups": counts.model_dump(),
         "export_path": record.export_path,
     }

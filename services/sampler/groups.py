@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from services.contracts import Lane, Outcome, Task, Verdict
 from services.sampler.advantage.filtering import KEPT
 from services.sampler.backpressure import Flow
-from services.sampler.curriculum.order import Waiting, in_order
+from services.sampler.selection.order import Waiting, in_order
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
 

@@ -14,7 +14,7 @@ from services.process import Context
 from services.sampler.evaluation.schedule import STEP
 from services.sampler.queue.dispatch import task_of
 from services.streams.state.events import read_all
-from services.streams.state.group_state import Effects, read_snapshot
+from services.streams.state.group_state import GroupTransitions, read_snapshot
 from services.streams.state.policy_history import GroupsChangedError, Reopened, forget_evaluations, rewind
 
 log = logging.getLogger(__name__)
@@ -28,21 +28,21 @@ class ResumptionError(RuntimeError):
     """The run cannot be taken back; the text says what is missing."""
 
 
-async def resume(context: Context, effects: Effects, prompts: tuple[Prompt, ...]) -> None:
+async def resume(context: Context, transitions: GroupTransitions, prompts: tuple[Prompt, ...]) -> None:
     """Take the run back to the step that its record asks for, unless that was done. Raises ResumptionError."""
     record, step = context.record, context.record.resume_step
-    policy = await context.journal.policy()
+    policy = await context.event_log.policy()
     if step is None or policy is None or policy.resumption >= record.resumptions:
         return
     snapshot = await _snapshot(context, step)
     if snapshot is None:
         return
-    await _forget_evaluations(context, effects, step)
+    await _forget_evaluations(context, transitions, step)
     for attempt in range(1, ATTEMPTS + 1):
         groups = await _open_groups(context) + await _trained_after(context, step, {one.id: one for one in prompts})
         try:
             done = await rewind(
-                context.redis, context.keys, "sampler", effects.epoch, resumption=record.resumptions, step=step,
+                context.redis, context.keys, "sampler", transitions.epoch, resumption=record.resumptions, step=step,
                 groups=groups, posteriors=snapshot.posteriors, response_tokens=snapshot.response_tokens,
             )  # fmt: skip
             break
@@ -51,7 +51,7 @@ async def resume(context: Context, effects: Effects, prompts: tuple[Prompt, ...]
     else:
         raise ResumptionError(f"open groups changed {ATTEMPTS} times while the run was taken back to step {step}")
     if done:
-        await context.journal.event(
+        await context.event_log.write(
             "rewound", f"back to rollout step {step}: {len(groups)} groups are pending again, "
             f"{sum(one.trained for one in groups)} of them had been trained after it",
         )  # fmt: skip
@@ -71,7 +71,7 @@ async def _snapshot(context: Context, step: int) -> SamplerSnapshot | None:
     return None
 
 
-async def _forget_evaluations(context: Context, effects: Effects, step: int) -> None:
+async def _forget_evaluations(context: Context, transitions: GroupTransitions, step: int) -> None:
     """Drop the evaluations of steps behind `step` and those under way: other weights will answer them."""
     redis, keys = context.redis, context.keys
     gone = []
@@ -79,7 +79,7 @@ async def _forget_evaluations(context: Context, effects: Effects, step: int) -> 
         number = record.name.removeprefix(STEP)
         if record.name == AFTER or (number.isdigit() and int(number) > step):
             gone.append(entry)
-    await forget_evaluations(redis, keys, "sampler", effects.epoch, gone)
+    await forget_evaluations(redis, keys, "sampler", transitions.epoch, gone)
 
 
 async def _open_groups(context: Context) -> list[Reopened]:
@@ -93,7 +93,7 @@ async def _open_groups(context: Context) -> list[Reopened]:
 
 async def _trained_after(context: Context, step: int, prompts: dict[str, Prompt]) -> list[Reopened]:
     found = []
-    for _, record in await context.journal.steps():
+    for _, record in await context.event_log.steps():
         if record.step <= step:
             continue
         for group, prompt in zip(record.groups, record.prompts, strict=True):

@@ -21,7 +21,7 @@ from services.sampler.evaluation.schedule import Timetable
 from services.sampler.queue.maintenance import Housekeeping
 from services.sampler.queue.queue import SamplingQueue
 from services.sampler.rewind import resume
-from services.streams.state.group_state import Effects
+from services.streams.state.group_state import GroupTransitions
 
 log = logging.getLogger(__name__)
 
@@ -56,23 +56,23 @@ class SamplerService:
         recipe = context.record.recipe
         with context.waits.on("data", "held-out prompts to be read", recipe.limits.startup_timeout_s):
             sets = await asyncio.to_thread(load_held_out, recipe)
-        effects = await Effects.fenced(context.redis, context.keys, self.name)
-        await context.presence.update(state="ready")
-        await Evaluator(context, effects, sets).run(ALONE)
+        transitions = await GroupTransitions.fenced(context.redis, context.keys, self.name)
+        await context.heartbeat.update(state="ready")
+        await Evaluator(context, transitions, sets).run(ALONE)
 
     async def _train(self, context: Context, housekeeping: Housekeeping) -> None:
         recipe = context.record.recipe
         # In a thread: reading a big file must not stop this process's sign of life.
         with context.waits.on("data", "prompts to be read and filtered", recipe.limits.startup_timeout_s):
             splits = await asyncio.to_thread(load_splits, recipe.data, recipe.evaluation.sets)
-        await context.journal.event("data-loaded", splits.report.text)
-        effects = await Effects.fenced(context.redis, context.keys, self.name)
-        await resume(context, effects, splits.train)
-        evaluator = Evaluator(context, effects, held_out_sets(recipe, splits.held_out, splits.sets))
-        queue = await SamplingQueue.open(context, effects, splits, housekeeping)
+        await context.event_log.write("data-loaded", splits.report.text)
+        transitions = await GroupTransitions.fenced(context.redis, context.keys, self.name)
+        await resume(context, transitions, splits.train)
+        evaluator = Evaluator(context, transitions, held_out_sets(recipe, splits.held_out, splits.sets))
+        queue = await SamplingQueue.open(context, transitions, splits, housekeeping)
         timetable = Timetable(context, evaluator)
-        await timetable.open(await context.journal.step())
-        await context.presence.update(state="ready")
+        await timetable.open(await context.event_log.step())
+        await context.heartbeat.update(state="ready")
         try:
             await queue.run(timetable)
             if not context.stopping.is_set():

@@ -26,7 +26,7 @@ class EchoService:
     async def run(self, context: Context) -> None:
         child = await asyncio.create_subprocess_exec("sleep", "600") if self._child else None
         if self._gets_ready:
-            await context.presence.update(state="ready")
+            await context.heartbeat.update(state="ready")
         if self._fails:
             await asyncio.sleep(0.2)
             raise RuntimeError(self._fails)
@@ -34,7 +34,7 @@ class EchoService:
         if child:
             child.terminate()
             await child.wait()
-        await context.journal.event("drained", context.presence.info.id)
+        await context.event_log.write("drained", context.heartbeat.info.id)
 
 
 def echo(name: str, child: bool = False, fails: str = "", gets_ready: bool = True) -> EchoService:

@@ -26,7 +26,7 @@ from deploy.hosting.environment import head_environment
 from services.contracts import RunState
 from services.settings import parse_recipe
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.runs import RunRecord, RunRecords
 from tests.deploy.echo_service import EchoService, echo
@@ -149,7 +149,9 @@ async def test_life_of_a_run(cluster: Any, redis: Any, run_id: str, ray_session:
     await cluster.scale_rollout(run_id, 1)
     (left,) = await eventually(redis, run_id, "rollout", lambda pids: len(pids) == 1)
     assert left in both
-    drained = [event for _, event in await Journal(redis, RunKeys(run_id), "test").events() if event.phase == "drained"]
+    drained = [
+        event for _, event in await EventLog(redis, RunKeys(run_id), "test").events() if event.phase == "drained"
+    ]
     assert [event.service for event in drained] == ["rollout"], "the replica that left was asked to drain"
 
     (engine,) = psutil.Process(left).children()

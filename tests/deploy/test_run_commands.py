@@ -18,8 +18,8 @@ import pytest
 from services.contracts import Cause, DeadLetter, Lane, ProcessInfo, Prompt, Release, RunState, Sampling, Task
 from services.settings import parse_recipe
 from services.streams.keys import RunKeys
-from services.streams.state.group_state import Effects, group_counts
-from services.streams.state.heartbeat import Presence
+from services.streams.state.group_state import GroupTransitions, group_counts
+from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.runs import RunRecords
 from services.waits import Waits
 from tests.deploy.command_line import NOWHERE, ROOT, penstock
@@ -62,9 +62,9 @@ async def give_up(redis: Any, keys: RunKeys, group: str, reason: str) -> str:
         group=group, prompt=Prompt(id=HOSTILE, messages=(), verifier="v", reference={}), samples=2,
         sampling=Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8),
     )  # fmt: skip
-    effects = Effects(redis, keys, "test")
-    await effects.dispatch(Lane.TRAIN, task, None)
-    await effects.release(Lane.TRAIN, group, Release.DEAD, 2)
+    transitions = GroupTransitions(redis, keys, "test")
+    await transitions.dispatch(Lane.TRAIN, task, None)
+    await transitions.release(Lane.TRAIN, group, Release.DEAD, 2)
     body = task.model_dump_json()
     letter = DeadLetter(
         stream=keys.lane(Lane.TRAIN).tasks, entry="1-0", reason=reason, deliveries=3, cause=Cause.DELIVERIES,
@@ -139,7 +139,7 @@ async def test_waits_are_a_table(redis: Any, gateway: str, run_id: str) -> None:
     waits.pending("sync", f"replica {HOSTILE}", 60)
     waits.pending("tasks", "work", 600, idle=True)
     info = ProcessInfo(id="learner-1", service="learner", run=run_id, host="h", pid=1, metrics="h:9")
-    async with Presence(redis, info, waits):
+    async with Heartbeat(redis, info, waits):
         status, output = await ask("waits", run_id, "--api", gateway)
     assert (status, harmless(output)) == (0, True), output
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if "│" in line]

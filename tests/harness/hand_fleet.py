@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 import numpy as np
 
 from services.cancellation import end
-from services.contracts import Batch, Lane, Policy, Sample, SampleFacts, StepRecord, Task, VersionSpan
+from services.contracts import Batch, CommittedPolicy, Lane, Sample, SampleFacts, StepRecord, Task, VersionSpan
 from services.streams.delivery.consumer import Consumer
 from services.streams.delivery.payloads import SamplePayload
-from services.streams.state.events import Journal
-from services.streams.state.group_state import Effects, missing_samples
+from services.streams.state.events import EventLog
+from services.streams.state.group_state import GroupTransitions, missing_samples
 from services.streams.state.policy_history import History
 
 DEADLINE_S = 150
@@ -30,7 +30,7 @@ class HandFleet:
         self.version = 0
         self.tasks: list[Task] = []
         """Every training task that was delivered, once each; the stream itself is trimmed."""
-        self.effects = Effects(redis, keys, "rollout")
+        self.transitions = GroupTransitions(redis, keys, "rollout")
         # Dice for each lane: how the lanes' answers interleave is chance.
         self.random, self.evaluation_random = random.Random(5), random.Random(6)
 
@@ -69,7 +69,7 @@ class HandFleet:
             )  # fmt: skip
             sample = Sample(group=task.group, index=index, verifier=task.prompt.verifier,
                             reference=task.prompt.reference, facts=facts)  # fmt: skip
-            await self.effects.publish_sample(lane, delivery.lease, task.wanted, sample, body)
+            await self.transitions.publish_sample(lane, delivery.lease, task.wanted, sample, body)
 
 
 class HandLearner:
@@ -81,7 +81,7 @@ class HandLearner:
 
     async def run(self):
         history = await History.fenced(self.redis, self.keys, "learner")
-        policy = await history.policy() or Policy(version=await history.announce(0, "w0"), step=0)
+        policy = await history.policy() or CommittedPolicy(version=await history.announce(0, "w0"), step=0)
         await history.commit_policy(policy.version, policy.step, f"w{policy.step}")
         after, step = "0-0", policy.step
         while True:
@@ -97,7 +97,7 @@ class HandLearner:
                     step=batch.step, version=self.fleet.version, weights=f"w{batch.step}", optimizer_steps=2,
                     groups=tuple(group.group for group in batch.groups), metrics=batch.sampling_metrics,
                     prompts=tuple(group.prompt for group in batch.groups),
-                    lags=tuple(group.lag for group in batch.groups),
+                    staleness=tuple(group.staleness for group in batch.groups),
                     generation_started_at=batch.generation_started_at,
                     generation_finished_at=batch.generation_finished_at, learning_started_at=0.0,
                     learning_finished_at=0.0,
@@ -129,4 +129,4 @@ async def until(condition, tasks, what, deadline_s=DEADLINE_S):
 
 
 async def evaluated(redis, keys, name):
-    return name in {record.name for record in await Journal(redis, keys, "test").evaluations()}
+    return name in {record.name for record in await EventLog(redis, keys, "test").evaluations()}

@@ -16,8 +16,8 @@ from services.contracts import ProcessInfo
 from services.process import Context
 from services.settings import parse_recipe
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal
-from services.streams.state.heartbeat import Presence
+from services.streams.state.events import EventLog
+from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.runs import RunRecords
 from services.waits import Waits
 
@@ -53,6 +53,6 @@ async def service_context(redis: Any, run: str, document: dict[str, Any], servic
     info = ProcessInfo(id=f"{service}-{uuid.uuid4().hex[:6]}", service=service, run=run, host="127.0.0.1", pid=0,
                        metrics="127.0.0.1:0")  # fmt: skip
     keys = RunKeys(run)
-    journal, waits = Journal(redis, keys, service), Waits()
-    async with Presence(redis, info, waits, journal) as presence:
-        yield Context(redis, keys, record, presence, journal, asyncio.Event(), "127.0.0.1", waits)
+    event_log, waits = EventLog(redis, keys, service), Waits()
+    async with Heartbeat(redis, info, waits, event_log) as heartbeat:
+        yield Context(redis, keys, record, heartbeat, event_log, asyncio.Event(), "127.0.0.1", waits)

@@ -20,7 +20,7 @@ from services.storage.mirror import run_mirror
 from services.storage.objects import put_file
 from services.storage.places import address
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.streams.state.group_state import group_counts
 from services.streams.state.runs import RunRecords
 from tests.harness.process_trees import end_tree
@@ -49,7 +49,7 @@ def start(service: str, run: str, redis_url: str, folder: Path) -> subprocess.Po
 
 async def until_steps(redis: Any, keys: RunKeys, steps: int, tmp_path: Path) -> None:
     ends = time.monotonic() + RUN_DEADLINE_S
-    while len(await Journal(redis, keys, "test").steps()) < steps:
+    while len(await EventLog(redis, keys, "test").steps()) < steps:
         assert time.monotonic() < ends, logs(tmp_path)
         await asyncio.sleep(0.2)
 
@@ -84,7 +84,7 @@ async def test_a_run_needs_no_shared_folder(
         while (record := await records.get(run_id)).export_path is None:
             assert time.monotonic() < ends, logs(tmp_path)
             await asyncio.sleep(0.2)
-    steps = [step for _, step in await Journal(redis, keys, "test").steps()]
+    steps = [step for _, step in await EventLog(redis, keys, "test").steps()]
     assert [step.step for step in steps] == list(range(1, STEPS + 1))
     trained = [group for step in steps for group in step.groups]
     assert len(trained) == len(set(trained))

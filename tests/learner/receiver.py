@@ -20,7 +20,7 @@ from services.contracts.weight_layout import bucket_layout, tensor_bytes
 from services.streams.connection.client import connect
 from services.streams.delivery.consumer import tail
 from services.streams.keys import RunKeys
-from services.streams.state.heartbeat import Presence
+from services.streams.state.heartbeat import Heartbeat
 
 
 class Receiver:
@@ -44,7 +44,7 @@ class Receiver:
     async def run(self) -> None:
         """Serve until cancelled."""
         after = "0-0"
-        async with Presence(self._redis, self.info) as presence:
+        async with Heartbeat(self._redis, self.info) as heartbeat:
             while True:
                 entries = await tail(self._redis, self._keys.weight_plans, after, block_s=0.5)
                 if not entries:
@@ -52,9 +52,9 @@ class Receiver:
                 after = entries[-1][0]
                 plan = WeightPlan.model_validate_json(entries[-1][1])
                 if self.info.id in plan.members:
-                    await self._follow(plan, presence)
+                    await self._follow(plan, heartbeat)
 
-    async def _follow(self, plan: WeightPlan, presence: Presence) -> None:
+    async def _follow(self, plan: WeightPlan, heartbeat: Heartbeat) -> None:
         self.plans.append(plan)
         manifest = WeightManifest.model_validate_json(await self._redis.get(self._keys.manifest))
         try:
@@ -65,7 +65,7 @@ class Receiver:
             return
         self.version = plan.version
         self.received.set()
-        await presence.update(state="ready", version=plan.version)
+        await heartbeat.update(state="ready", version=plan.version)
         await self._ack(plan, "applied")
 
     async def _ack(self, plan: WeightPlan, phase: Any, detail: str = "") -> None:

@@ -24,7 +24,7 @@ from services.process import ServiceThread
 from services.settings import HELD_OUT, parse_recipe
 from services.streams.delivery.payloads import SamplePayload, pack
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal, note
+from services.streams.state.events import EventLog, note
 from services.streams.state.runs import RunRecords
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document
@@ -89,7 +89,7 @@ async def until_event(redis: Any, keys: RunKeys, phase: str, deadline_s: float =
     """The text of the first event of a phase."""
     ends = time.monotonic() + deadline_s
     while True:
-        events = [event for _, event in await Journal(redis, keys, "test").events()]
+        events = [event for _, event in await EventLog(redis, keys, "test").events()]
         found = [event.text for event in events if event.phase == phase]
         if found:
             return found[0]

@@ -24,7 +24,7 @@ from services.metrics import forget
 from services.process import ServiceThread
 from services.streams.connection.client import connect
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.streams.state.group_state import group_counts
 from tests.learner.running import (
     drain_ranks,
@@ -64,7 +64,7 @@ def trained(redis_url: str, tiny_model: Path, tmp_path_factory: pytest.TempPathF
             learner={"checkpoint_every": 2, "checkpoints_kept": 3, "warmup_rollout_steps": 4},
         )  # fmt: skip
         await train_run(redis, redis_url, "replayed", 5)
-        steps = [step for _, step in await Journal(redis, RunKeys("replayed"), "test").steps()]
+        steps = [step for _, step in await EventLog(redis, RunKeys("replayed"), "test").steps()]
         await redis.aclose()
         return steps
 
@@ -289,14 +289,14 @@ async def test_three_steps_in_a_row_without_a_finite_gradient_fail_the_run(
     assert "3 optimizer steps in a row had no finite gradient (learner.max_non_finite_steps)" in text
     assert str(runs_folder / run_id / "batches/step-000003.json") in text
     assert f"`penstock replay {run_id} 3 --runs {runs_folder}`" in text
-    events = [event for _, event in await Journal(redis, keys, "test").events()]
+    events = [event for _, event in await EventLog(redis, keys, "test").events()]
     skips = [event.text for event in events if event.phase == "non-finite-gradient"]
     assert ["2 of 2 optimizer steps skipped" in line for line in skips] == [True, True]
     assert skips[0].endswith("2 in a row by now")
     assert [text in event.text for event in events if event.phase == "service-failed"] == [True]
     assert at_the_end == [4.0]
     # The second rollout step was committed with its skipped steps, the third was not.
-    assert await Journal(redis, keys, "test").policy_version() == 2
+    assert await EventLog(redis, keys, "test").policy_version() == 2
     assert (await group_counts(redis, keys)).trained == 8
     # No checkpoint covers a step, so every batch is still there for whoever comes next.
     assert await redis.xlen(keys.batches) == 3

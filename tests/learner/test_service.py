@@ -20,7 +20,7 @@ from services.cancellation import end
 from services.contracts import BEFORE
 from services.process import ServiceThread
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.streams.state.group_state import group_counts
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.runs import RunRecords
@@ -84,15 +84,15 @@ async def test_a_run_from_the_initial_weights_to_the_export(
     assert (await RunRecords(redis).get(run_id)).export_path == str(folder)
     check_export(folder, replica, initial)
     assert json.loads((folder / "evaluation.json").read_text()) == [evaluation.model_dump(mode="json")]
-    check_archive(runs_folder / run_id, [step for _, step in await Journal(redis, keys, "test").steps()])
+    check_archive(runs_folder / run_id, [step for _, step in await EventLog(redis, keys, "test").steps()])
 
 
 async def check_records(redis: Any, keys: RunKeys) -> None:
-    steps = [step for _, step in await Journal(redis, keys, "test").steps()]
+    steps = [step for _, step in await EventLog(redis, keys, "test").steps()]
     assert [(step.step, step.version, step.optimizer_steps, len(step.groups)) for step in steps] == [
         (1, 1, 2, 4), (2, 2, 2, 4),
     ]  # fmt: skip
-    assert await Journal(redis, keys, "test").policy_version() == 2
+    assert await EventLog(redis, keys, "test").policy_version() == 2
     metrics = steps[0].metrics
     assert metrics["accuracy"] == 0.25
     assert metrics["learning_rate"] == 1e-3
@@ -101,7 +101,7 @@ async def check_records(redis: Any, keys: RunKeys) -> None:
     assert metrics["learning_seconds"] <= steps[0].learning_finished_at - steps[0].learning_started_at
     counts = await group_counts(redis, keys)
     assert (counts.trained, counts.pending, counts.reconciled) == (8, 0, True)
-    assert [step.lags for step in steps] == [(0, 0, 0, 0)] * 2
+    assert [step.staleness for step in steps] == [(0, 0, 0, 0)] * 2
     assert steps[0].prompts == tuple(f"prompt of v0g{index}" for index in range(4))
     # A run without checkpoints goes back to its archive, so nothing waits in Redis to be covered.
     assert await redis.xlen(keys.batches) == 0
@@ -155,7 +155,7 @@ async def test_a_batch_that_other_bits_have_made_too_old_is_given_back(
     assert text.startswith(
         "step 1 was made for policy version 0; at version 1 its oldest response is 1 versions old, 0 is"
     )
-    assert (await Journal(redis, keys, "test").steps(), await redis.xlen(keys.dead)) == ([], 0)
+    assert (await EventLog(redis, keys, "test").steps(), await redis.xlen(keys.dead)) == ([], 0)
     assert await redis.hget(keys.group("v0g0"), "state") == b"batched", "the sampler's to keep again"
 
 
@@ -184,7 +184,7 @@ async def test_damaged_payloads_are_left_out_of_the_loss_and_told(
     assert masked == {gone, damaged}
     counts = await group_counts(redis, keys)
     assert (counts.trained, counts.reconciled) == (4, True)
-    steps = [step for _, step in await Journal(redis, keys, "test").steps()]
+    steps = [step for _, step in await EventLog(redis, keys, "test").steps()]
     left = [one.tokens for group in batch.groups for one in group.samples if one.payload not in masked]
     assert steps[0].metrics["trained_tokens"] == sum(left)
 
@@ -247,7 +247,7 @@ async def test_two_ranks_learn_together_and_stop_together(
     await put_batch(redis, keys, 0)
     await put_evaluation(redis, keys)
     await until_event(redis, keys, "exported")
-    steps = [step for _, step in await Journal(redis, keys, "test").steps()]
+    steps = [step for _, step in await EventLog(redis, keys, "test").steps()]
     assert [(step.version, step.optimizer_steps) for step in steps] == [(1, 2)]
     assert steps[0].metrics["trained_tokens"] == float(sum(await response_tokens(redis, keys)))
     await drain_ranks(processes)

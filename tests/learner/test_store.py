@@ -29,7 +29,7 @@ from services.storage.errors import StoreAwayError
 from services.storage.folders import local_copy
 from services.storage.mirror import run_mirror
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.streams.state.runs import RunRecords
 from services.waits import Waits
 from tests.harness.servers.s3_server import S3Server
@@ -249,7 +249,7 @@ async def test_a_store_that_is_away_is_waited_for_by_name(
 
 
 async def steps_of(redis: Any, keys: RunKeys) -> list[Any]:
-    return [one for _, one in await Journal(redis, keys, "test").steps()]
+    return [one for _, one in await EventLog(redis, keys, "test").steps()]
 
 
 async def until_step(redis: Any, keys: RunKeys, step: int) -> None:
@@ -288,7 +288,7 @@ async def test_killed_on_one_node_it_ends_on_another_with_the_same_bits(
         await until_event(redis, killed, "exported")
     finally:
         await stop(thread)
-    events = [event.text for _, event in await Journal(redis, killed, "test").events() if event.phase == "ready"]
+    events = [event.text for _, event in await EventLog(redis, killed, "test").events() if event.phase == "ready"]
     assert "at step 3, from the checkpoint of step 2 and 1 archived batches" in events[-1]
     assert "again, bit by bit" in events[-1]
     assert [one.weights for one in await steps_of(redis, killed)] == [
@@ -342,7 +342,7 @@ async def test_two_ranks_on_two_nodes_and_the_model_in_the_store(
                 await drain_ranks(ranks)
         finally:
             end_ranks(ranks)
-    ready = [event.text for _, event in await Journal(redis, keys, "test").events() if event.phase == "ready"]
+    ready = [event.text for _, event in await EventLog(redis, keys, "test").events() if event.phase == "ready"]
     assert "at step 3, from the checkpoint of step 2 and 1 archived batches" in ready[-1]
     assert "again, bit by bit" in ready[-1]
     assert (tmp_path / f"d/{run_id}/batches/step-000003.rank-0.parquet").is_file(), "of the other node's share"

@@ -22,7 +22,7 @@ from services.contracts import TensorEntry, WeightManifest
 from services.contracts.weight_layout import bucket_layout, cut_buckets
 from services.settings import Weights
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.streams.state.policy_history import History
 from tests.learner.receiver import Receiver
 from tests.learner.running import until_event
@@ -75,7 +75,7 @@ async def publisher(redis: Any, run_id: str) -> AsyncIterator[Publisher]:
     keys = RunKeys(run_id)
     settings = Weights(bucket_mib=1, timeout_s=15.0)
     history = await History.fenced(redis, keys, "learner")
-    one = Publisher(redis, keys, Journal(redis, keys, "learner"), settings, "127.0.0.1", history)
+    one = Publisher(redis, keys, EventLog(redis, keys, "learner"), settings, "127.0.0.1", history)
     await one.open(snapshot(0).manifest)
     yield one
     await one.close()
@@ -151,7 +151,7 @@ async def test_two_are_served_within_three_deadlines_after_the_third_died_in_mid
         await publisher.publish(current)
         await until(partial(all_hold, healthy, current), f"both to hold version {current.version}", 45)
     assert await asyncio.wait_for(doomed.wait(), 10) == -9
-    events = [event for _, event in await Journal(redis, keys, "test").events()]
+    events = [event for _, event in await EventLog(redis, keys, "test").events()]
     failed = [event.text for event in events if event.phase == "weight-sync-failed" and "doomed" in event.text]
     assert 1 <= len(failed) <= 4, "it must not go on with the dead one: " + "\n".join(failed)
 
@@ -160,7 +160,7 @@ async def test_a_replica_that_never_answers_is_named_at_the_deadline(redis: Any,
     keys = RunKeys(run_id)
     settings = Weights(bucket_mib=1, timeout_s=1.5)
     history = await History.fenced(redis, keys, "learner")
-    publisher = Publisher(redis, keys, Journal(redis, keys, "learner"), settings, "127.0.0.1", history)
+    publisher = Publisher(redis, keys, EventLog(redis, keys, "learner"), settings, "127.0.0.1", history)
     await publisher.open(snapshot(0).manifest)
     deaf = Receiver(redis, run_id, "deaf")
     await redis.set(keys.process("deaf"), deaf.info.model_dump_json(), px=60_000)

@@ -19,7 +19,7 @@ from learner.rank.worker import RankWork
 from learner.recovery.start import MissingBatchesError
 from services.contracts import Batch
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from tests.harness.small_run import service_context
 from tests.learner.checkpointing import Endless, Slow
 from tests.learner.running import drain_ranks, end_ranks, put_batch, put_evaluation, start_ranks, submit, until_event
@@ -186,5 +186,5 @@ async def test_two_ranks_train_on_when_nothing_can_be_written(
         end_ranks(ranks)
     found = Checkpoints(RunArchive(runs_folder / run_id)).complete()
     assert [(one.step, one.ranks, len(one.files)) for one in found] == [(2, 2, 2)]
-    failures = [event.text for _, event in await Journal(redis, keys, "test").events() if "failed" in event.phase]
+    failures = [event.text for _, event in await EventLog(redis, keys, "test").events() if "failed" in event.phase]
     assert len(failures) == 1

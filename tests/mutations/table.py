@@ -284,23 +284,23 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
         ("gradient clip: at stage 0 forgotten",
          "parameters(), self._settings.gradient_clip)", "parameters(), 1e9)"),
     ],
-    "services/sampler/curriculum/posterior.py": [
+    "services/sampler/selection/posterior.py": [
         ("posterior: evidence never fades", "return float(0.5 ** (max(0, versions) / self._half_life))", "return 1.0"),
         ("posterior: right for wrong",
          "LAYOUT.pack(right + fresh * correct, wrong + fresh * (known - correct), newest)",
          "LAYOUT.pack(right + fresh * (known - correct), wrong + fresh * correct, newest)"),
     ],
-    "services/sampler/curriculum/screening.py": [
+    "services/sampler/selection/screening.py": [
         ("screen: an unknown verdict counts as alike",
          "if unknown == 0 and len(set(outcomes)) < 2:", "if len(set(outcomes)) < 2:"),
         ("screen: completes what is alike", "len(set(outcomes)) < 2:", "len(set(outcomes)) > 1:"),
     ],
-    "services/sampler/curriculum/strategies.py": [
+    "services/sampler/selection/strategies.py": [
         ("boundary: the worst of those seen",
          "if best is None or chance > best[0]:", "if best is None or chance < best[0]:"),
         ("boundary: explores when it should not", "    if explores:\n", "    if not explores:\n"),
     ],
-    "services/sampler/curriculum/order.py": [
+    "services/sampler/selection/order.py": [
         ("oldest_first: the newest first",
          "lambda one: (one.oldest_version, one.kept_order)", "lambda one: (-one.oldest_version, one.kept_order)"),
     ],

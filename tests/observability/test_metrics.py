@@ -20,8 +20,8 @@ from services.settings import parse_recipe
 from services.streams.connection.functions import call
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal
-from services.streams.state.group_state import Effects
+from services.streams.state.events import EventLog
+from services.streams.state.group_state import GroupTransitions
 from services.streams.state.runs import RunRecord, RunRecords
 from services.streams.state.stats import StreamFigures, stream_figures
 from tests.harness.free_ports import free_port
@@ -175,17 +175,17 @@ def test_the_state_of_a_run_is_shown_until_an_hour_after_its_end(run_id):
 
 
 async def test_the_controller_shows_processes_settings_and_events_of_a_run(redis, run_id):
-    journal = Journal(redis, RunKeys(run_id), "learner")
-    await journal.event("checkpoint-failed", "before the controller came")
-    figures = RunFigures(run_id, Journal(redis, RunKeys(run_id), "controller"))
+    event_log = EventLog(redis, RunKeys(run_id), "learner")
+    await event_log.write("checkpoint-failed", "before the controller came")
+    figures = RunFigures(run_id, EventLog(redis, RunKeys(run_id), "controller"))
     one = record(run_id, RunState.RUNNING, 0.0, rollout_replicas=3)
     await figures.open(one.recipe)
     labels = {"run": run_id, "service": "learner"}
     assert sample("penstock_events_total", phase="checkpoint-failed", **labels) == 1
     assert sample("penstock_events_total", phase="weights-late", **labels) == 0
     assert sample("penstock_setting", run=run_id, name="limits.lease_s") == one.recipe.limits.lease_s
-    await journal.event("checkpoint-failed", "again")
-    await journal.event("no-such-word", "of a newer release")
+    await event_log.write("checkpoint-failed", "again")
+    await event_log.write("no-such-word", "of a newer release")
     ready = ProcessInfo(
         id="rollout-1", service="rollout", run=run_id, host="h", pid=1, metrics="h:9", state="ready"
     )  # fmt: skip
@@ -276,8 +276,8 @@ async def test_requests_are_timed_by_route_and_status(redis, run_id):
 async def test_a_run_that_fails_is_told_by_its_record(redis, run_id):
     records = RunRecords(redis)
     await records.create(run_id, parse_recipe(recipe_document("/model")))
-    effects = await Effects.fenced(redis, RunKeys(run_id), "controller")
-    await records.transition(run_id, RunState.FAILED, "for the test", effects.epoch)
+    transitions = await GroupTransitions.fenced(redis, RunKeys(run_id), "controller")
+    await records.transition(run_id, RunState.FAILED, "for the test", transitions.epoch)
     show_runs([await records.get(run_id)], time.time())
     assert sample("penstock_run_state", run=run_id, state="failed") == 1
     show_runs([], time.time())

@@ -15,7 +15,7 @@ from services.contracts import Lane, ProcessInfo, Prompt, Sample, SampleFacts, S
 from services.process import Context
 from services.streams.delivery.consumer import Consumer, tail
 from services.streams.delivery.payloads import SamplePayload
-from services.streams.state.group_state import Effects
+from services.streams.state.group_state import GroupTransitions
 from services.streams.state.heartbeat import live_processes
 from tests.rollout.waiting import until
 
@@ -36,7 +36,7 @@ class HandSampler:
     """The sampler of a run, played by hand."""
 
     context: Context
-    effects: Effects
+    transitions: GroupTransitions
 
     async def samples(self, lane: Lane, group: str, count: int, deadline_s: float = 60.0) -> list[Sample]:
         """The group's samples, once there are `count`."""
@@ -76,12 +76,12 @@ async def present(redis: Any, run: str, state: str, *, pid: int | None = None) -
     return found[0]
 
 
-async def leave_a_group_behind(context: Context, effects: Effects) -> None:
+async def leave_a_group_behind(context: Context, transitions: GroupTransitions) -> None:
     """A replica takes a task, publishes sample 1, and is never heard of again."""
     keys = context.keys
     dead = Consumer(context.redis, keys, keys.lane(Lane.TRAIN).tasks, CONSUMER_GROUP, "dead", Task, LEASE_S, 5)
     await dead.open()
-    await effects.dispatch(Lane.TRAIN, task("dead"), None)
+    await transitions.dispatch(Lane.TRAIN, task("dead"), None)
     [delivery] = await dead.read(1, 1.0)
     facts = SampleFacts(
         payload=keys.payload("dead", 1),
@@ -103,4 +103,4 @@ async def leave_a_group_behind(context: Context, effects: Effects) -> None:
         "stop",
         (VersionSpan(version=0, start=0, end=1),),
     )
-    assert await effects.publish_sample(Lane.TRAIN, delivery.lease, 4, sample, body)
+    assert await transitions.publish_sample(Lane.TRAIN, delivery.lease, 4, sample, body)

@@ -50,12 +50,12 @@ async def started_replica(redis_url: str, model: Path, staging: str = "device") 
         weights={"timeout_s": 20.0, "staging": staging},
     )
     async with service_context(redis, f"weights-{uuid.uuid4().hex[:8]}", document, "rollout") as context:
-        engine = await RolloutEngine.start(context.record.recipe, str(model), [], context.presence.info.id)
+        engine = await RolloutEngine.start(context.record.recipe, str(model), [], context.heartbeat.info.id)
         try:
-            await context.presence.update(state="joining")
+            await context.heartbeat.update(state="joining")
             follower = WeightFollower(context, engine)
             following = asyncio.create_task(follower.run())
-            yield Replica(context, engine, follower, following, Sender(context, context.presence.info.id))
+            yield Replica(context, engine, follower, following, Sender(context, context.heartbeat.info.id))
             follower.close()
             await asyncio.wait([following], timeout=10)
         finally:

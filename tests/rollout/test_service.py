@@ -28,8 +28,8 @@ from services.process import ServiceThread
 from services.streams.connection.client import connect
 from services.streams.delivery.consumer import tail
 from services.streams.delivery.payloads import fetch
-from services.streams.state.events import Journal
-from services.streams.state.group_state import Effects
+from services.streams.state.events import EventLog
+from services.streams.state.group_state import GroupTransitions
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.runs import RunRecords
 from tests.harness.process_trees import alive
@@ -66,18 +66,18 @@ async def fleet(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Asy
     async with service_context(redis, f"service-{uuid.uuid4().hex[:8]}", document, "learner") as context:
         run = context.record.id
         await RunRecords(redis).set_paths(run, model_path=str(folder))
-        effects = Effects(redis, context.keys, "sampler")
-        await leave_a_group_behind(context, effects)
+        transitions = GroupTransitions(redis, context.keys, "sampler")
+        await leave_a_group_behind(context, transitions)
         service = ServiceThread(RolloutService(), run, redis_url)
         try:
-            yield Fleet(context, effects, service, policy, folder)
+            yield Fleet(context, transitions, service, policy, folder)
         finally:
             service.stop(60)
     await redis.aclose()
 
 
 async def test_a_joiner_works_only_once_it_holds_a_published_version(fleet: Fleet) -> None:
-    await fleet.effects.dispatch(Lane.TRAIN, task("g0"), None)
+    await fleet.transitions.dispatch(Lane.TRAIN, task("g0"), None)
     joiner = await present(fleet.context.redis, fleet.context.record.id, "joining")
     await asyncio.sleep(0.6)
     assert await fleet.context.redis.xlen(fleet.context.keys.lane(Lane.TRAIN).samples) == 1  # the dead replica's
@@ -116,7 +116,7 @@ async def test_a_joiner_works_only_once_it_holds_a_published_version(fleet: Flee
 
 
 async def test_the_evaluation_lane_has_streams_of_its_own(fleet: Fleet) -> None:
-    await fleet.effects.dispatch(Lane.EVALUATION, task("e0", samples=2), None)
+    await fleet.transitions.dispatch(Lane.EVALUATION, task("e0", samples=2), None)
     assert len(await fleet.samples(Lane.EVALUATION, "e0", 2)) == 2
     entries = await tail(fleet.context.redis, fleet.context.keys.lane(Lane.TRAIN).samples, "0-0", 1000)
     assert "e0" not in {Sample.model_validate_json(body).group for _, body in entries}
@@ -136,8 +136,8 @@ async def test_a_dead_replicas_group_is_completed_not_repeated(fleet: Fleet) -> 
 async def test_a_released_group_is_acked_without_work(fleet: Fleet) -> None:
     context = fleet.context
     stream = context.keys.lane(Lane.TRAIN).tasks
-    await fleet.effects.dispatch(Lane.TRAIN, task("r0"), None)
-    assert await fleet.effects.release(Lane.TRAIN, "r0", Release.STALE, 4)
+    await fleet.transitions.dispatch(Lane.TRAIN, task("r0"), None)
+    assert await fleet.transitions.release(Lane.TRAIN, "r0", Release.STALE, 4)
     before = await context.redis.xlen(context.keys.lane(Lane.TRAIN).samples)
     await context.redis.xadd(stream, {"m": task("r0").model_dump_json()})  # delivered once more
     await until(fleet.all_acked, 60)
@@ -145,9 +145,9 @@ async def test_a_released_group_is_acked_without_work(fleet: Fleet) -> None:
 
 
 async def test_a_prompt_that_is_too_long_is_a_dead_letter(fleet: Fleet) -> None:
-    await fleet.effects.dispatch(Lane.TRAIN, task("long", text="7" * 300), None)
-    journal = Journal(fleet.context.redis, fleet.context.keys, "test")
-    [(_, letter)] = await until(journal.dead_letters, 60)
+    await fleet.transitions.dispatch(Lane.TRAIN, task("long", text="7" * 300), None)
+    event_log = EventLog(fleet.context.redis, fleet.context.keys, "test")
+    [(_, letter)] = await until(event_log.dead_letters, 60)
     assert (letter.group, letter.prompt, letter.cause) == ("long", "7" * 8, Cause.TOO_LONG)
     assert "has 303 tokens; at most 240 are accepted" in letter.reason
     await until(fleet.all_acked, 60)
@@ -159,13 +159,13 @@ async def test_stopping_drains_and_leaves_nothing_behind(fleet: Fleet, monkeypat
     children = psutil.Process().children(recursive=True)
     engine = [child for child in children if "VLLM" in "".join(child.cmdline())]
     assert len(engine) == 2  # EngineCore and its worker
-    await fleet.effects.dispatch(Lane.TRAIN, task("last", tokens=200), None)
+    await fleet.transitions.dispatch(Lane.TRAIN, task("last", tokens=200), None)
     await until(fleet.all_delivered, 60)
     assert await asyncio.to_thread(fleet.service.stop, 90)
     assert fleet.service.error is None
     assert len(await fleet.samples(Lane.TRAIN, "last", 4, deadline_s=60)) == 4
     assert await fleet.all_acked()
-    assert await live_processes(fleet.context.redis, fleet.context.record.id) == [fleet.context.presence.info]
+    assert await live_processes(fleet.context.redis, fleet.context.record.id) == [fleet.context.heartbeat.info]
     _, left = await asyncio.to_thread(psutil.wait_procs, engine, 60)
     assert not left
 

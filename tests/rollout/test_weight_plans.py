@@ -4,7 +4,7 @@ from typing import Any
 
 from rollout.weight_sync import WeightFollower
 from services.contracts import EPOCH_SHIFT, WeightPlan
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.streams.state.policy_history import History
 from tests.harness.small_run import recipe_document, service_context
 
@@ -14,7 +14,7 @@ async def test_a_plan_that_no_learner_can_have_made_is_refused_and_makes_nobody_
         learner = await History.fenced(redis, context.keys, "learner")
         true = WeightPlan(
             generation=(learner.epoch << EPOCH_SHIFT) + 1, version=1, host="h", port=1, world=2,
-            members={context.presence.info.id: 1}, timeout_s=1.0,
+            members={context.heartbeat.info.id: 1}, timeout_s=1.0,
         )  # fmt: skip
         hostile = true.model_copy(update={"generation": (learner.epoch + 1) << EPOCH_SHIFT, "version": 9})
         await redis.xadd(context.keys.weight_plans, {"m": hostile.model_dump_json()})
@@ -22,5 +22,5 @@ async def test_a_plan_that_no_learner_can_have_made_is_refused_and_makes_nobody_
         follower = WeightFollower(context, None)  # type: ignore[arg-type]
         await follower._look(0.0)
         assert follower._next == true
-        [(_, letter)] = await Journal(redis, context.keys, "test").dead_letters()
+        [(_, letter)] = await EventLog(redis, context.keys, "test").dead_letters()
     assert letter.reason == f"no learner formed group {hostile.generation}"

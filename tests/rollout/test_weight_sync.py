@@ -27,7 +27,7 @@ from services.cancellation import end
 from services.contracts import Cause, Lane, Prompt, Release, Sampling, Task
 from services.streams.delivery.consumer import Consumer
 from services.streams.delivery.payloads import fetch
-from services.streams.state.group_state import Effects
+from services.streams.state.group_state import GroupTransitions
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document, service_context
 from tests.rollout.hand_sampler import LEASE_S, HandSampler, leave_a_group_behind, task
@@ -79,7 +79,7 @@ async def test_log_probs_follow_consecutive_versions(replica: Replica, policies:
         assert (ack.phase, ack.version, ack.generation) == ("applied", version, 1), ack.detail
         assert 0 < ack.pause_s < 20
         assert replica.follower.version == version
-        assert (replica.context.presence.info.state, replica.context.presence.info.version) == ("ready", version)
+        assert (replica.context.heartbeat.info.state, replica.context.heartbeat.info.version) == ("ready", version)
         for repeat in range(2):  # the second time from the prefix cache
             generation = await replica.engine.generate(PROMPT, sampling(40), f"{version}-{repeat}")
             assert [(s.version, s.start, s.end) for s in generation.spans] == [(version, 0, 40)]
@@ -133,7 +133,7 @@ async def test_on_policy_samples_are_drawn_from_one_version(
     assert model.path is not None
     worker = GroupWorker(context, replica.engine, ChatTokenizer(model.path, context.record.recipe.max_prompt_tokens))
     prompt = Prompt(id="p", messages=({"role": "user", "content": "1 + 1"},), verifier="pattern", reference={})
-    effects = Effects(context.redis, context.keys, "sampler")
+    transitions = GroupTransitions(context.redis, context.keys, "sampler")
     consumer = Consumer(
         context.redis, context.keys, context.keys.lane(Lane.TRAIN).tasks, "rollout", "me", Task, 30.0, 3
     )
@@ -144,7 +144,7 @@ async def test_on_policy_samples_are_drawn_from_one_version(
         payloads: list[str] = []
         while not acked.is_set():
             task = Task(group=f"g{len(payloads)}", prompt=prompt, samples=2, sampling=sampling(600))
-            assert await effects.dispatch(Lane.TRAIN, task, None)
+            assert await transitions.dispatch(Lane.TRAIN, task, None)
             [delivery] = await consumer.read(1, 20.0)
             await worker.work(Lane.TRAIN, consumer, delivery)
             payloads += [context.keys.payload(task.group, index) for index in range(2)]
@@ -173,7 +173,7 @@ async def test_a_sender_that_dies_leaves_the_old_weights_whole(replica: Replica,
     assert (ack.phase, ack.generation) == ("failed", DYING)
     await asyncio.to_thread(dying.join, 60)
     assert dying.exitcode == 9
-    assert (replica.context.presence.info.state, replica.follower.version) == ("ready", 4)
+    assert (replica.context.heartbeat.info.state, replica.follower.version) == ("ready", 4)
     generation = await replica.engine.generate(PROMPT, sampling(30), "after-death")
     assert generation.spans[0].version == 4
     assert_written_by(policies, PROMPT, generation)
@@ -210,7 +210,7 @@ async def test_a_former_learners_plan_is_not_followed(replica: Replica, policies
     manifest = manifest_of(policies[7].weights)
     await replica.sender.announce(replica.sender.plan(2, 9), manifest)
     await replica.context.redis.xadd(replica.context.keys.weight_plans, {"m": "not a plan"})
-    [(_, letter)] = await until(replica.context.journal.dead_letters, 60)
+    [(_, letter)] = await until(replica.context.event_log.dead_letters, 60)
     with pytest.raises(TimeoutError):
         await replica.sender.ack(1.0)
     assert replica.follower.version == 6
@@ -237,7 +237,7 @@ async def test_a_seed_repeats_a_response(replica: Replica) -> None:
 async def first_samples(sampler: HandSampler, sender: Sender, policy: Policy, model: Path) -> None:
     """Nothing is drawn before a version is held; then whole samples of that version."""
     keys, redis = sampler.context.keys, sampler.context.redis
-    await sampler.effects.dispatch(Lane.TRAIN, task("g0"), None)
+    await sampler.transitions.dispatch(Lane.TRAIN, task("g0"), None)
     await asyncio.sleep(0.6)
     assert await redis.xlen(keys.lane(Lane.TRAIN).samples) == 1  # the dead replica's
     ack = await sender.send(sender.plan(SERVED, 7), policy.weights)
@@ -262,20 +262,20 @@ async def first_samples(sampler: HandSampler, sender: Sender, policy: Policy, mo
 
 async def other_tasks(sampler: HandSampler) -> None:
     """An evaluation's, a dead replica's, a released group's, and one whose prompt is too long."""
-    context, effects = sampler.context, sampler.effects
+    context, transitions = sampler.context, sampler.transitions
     streams = context.keys.lane(Lane.TRAIN)
-    await effects.dispatch(Lane.EVALUATION, task("e0", samples=2), None)
+    await transitions.dispatch(Lane.EVALUATION, task("e0", samples=2), None)
     assert len(await sampler.samples(Lane.EVALUATION, "e0", 2)) == 2
     samples = await sampler.samples(Lane.TRAIN, "dead", 4)
     await until(sampler.all_acked, 60)
     assert [one.index for one in samples] == [0, 1, 2, 3]
     whole, _ = await fetch(context.redis, [one.facts.payload for one in samples])
     assert [body.text == "left" for body in whole.values()] == [False, True, False, False]
-    await effects.dispatch(Lane.TRAIN, task("long", text="7" * 300), None)
-    [(_, letter)] = await until(context.journal.dead_letters, 60)
+    await transitions.dispatch(Lane.TRAIN, task("long", text="7" * 300), None)
+    [(_, letter)] = await until(context.event_log.dead_letters, 60)
     assert (letter.group, letter.cause) == ("long", Cause.TOO_LONG)
-    await effects.dispatch(Lane.TRAIN, task("r0"), None)
-    assert await effects.release(Lane.TRAIN, "r0", Release.STALE, 4)
+    await transitions.dispatch(Lane.TRAIN, task("r0"), None)
+    assert await transitions.release(Lane.TRAIN, "r0", Release.STALE, 4)
     before = await context.redis.xlen(streams.samples)
     await context.redis.xadd(streams.tasks, {"m": task("r0").model_dump_json()})  # delivered once more
     await until(sampler.all_acked, 60)
@@ -291,21 +291,21 @@ async def test_a_replicas_loops_serve_both_lanes(
     document = recipe_document(model, limits={"lease_s": LEASE_S})
     redis = replica.context.redis
     async with service_context(redis, f"serves-{uuid.uuid4().hex[:8]}", document, "rollout") as context:
-        sampler = HandSampler(context, Effects(redis, context.keys, "sampler"))
-        await leave_a_group_behind(context, sampler.effects)
-        await context.presence.update(state="joining")
+        sampler = HandSampler(context, GroupTransitions(redis, context.keys, "sampler"))
+        await leave_a_group_behind(context, sampler.transitions)
+        await context.heartbeat.update(state="joining")
         worker = GroupWorker(context, replica.engine, ChatTokenizer(str(model), 240))
         serving = asyncio.create_task(service.Replica(context, replica.engine, worker).run())
         try:
-            await first_samples(sampler, Sender(context, context.presence.info.id), policies[7], model)
+            await first_samples(sampler, Sender(context, context.heartbeat.info.id), policies[7], model)
             await other_tasks(sampler)
-            await sampler.effects.dispatch(Lane.TRAIN, task("last"), None)
+            await sampler.transitions.dispatch(Lane.TRAIN, task("last"), None)
             await until(sampler.all_delivered, 60)
             context.stopping.set()
             await asyncio.wait_for(serving, 60)
         finally:
             await end(serving)
-        assert context.presence.info.state == "draining"
+        assert context.heartbeat.info.state == "draining"
         assert len(await sampler.samples(Lane.TRAIN, "last", 4)) == 4, "what is in hand is finished"
         assert await sampler.all_acked()
 
@@ -315,7 +315,7 @@ async def test_an_incomplete_policy_poisons_the_replica(replica: Replica, polici
     ack = await replica.sender.send(replica.sender.plan(SERVED + 1, 9), lacking)
     assert ack.phase == "failed"
     assert "model.norm.weight" in ack.detail
-    assert replica.context.presence.info.state == "poisoned"
+    assert replica.context.heartbeat.info.state == "poisoned"
     with pytest.raises(PoisonedError, match="applying version 9 failed"):
         await asyncio.wait_for(replica.following, 60)
 

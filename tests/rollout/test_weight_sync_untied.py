@@ -58,6 +58,6 @@ async def test_an_incomplete_policy_poisons_the_replica(replica: Replica, polici
     ack = await replica.sender.send(replica.sender.plan(3, 3), lacking)
     assert ack.phase == "failed"
     assert "lm_head.weight" in ack.detail
-    assert replica.context.presence.info.state == "poisoned"
+    assert replica.context.heartbeat.info.state == "poisoned"
     with pytest.raises(PoisonedError, match="applying version 3 failed"):
         await asyncio.wait_for(replica.following, 60)

@@ -35,7 +35,7 @@ from services.contracts import (
 from services.streams.delivery.consumer import Consumer, Delivery, Lease
 from services.streams.delivery.payloads import SamplePayload
 from services.streams.keys import RunKeys
-from services.streams.state.group_state import Effects, group_counts
+from services.streams.state.group_state import GroupTransitions, group_counts
 from services.streams.state.policy_history import History, LoggedBatch
 
 PROMPT = Prompt(id="p0", messages=({"role": "user", "content": "1 + 1"},), verifier="pattern", reference={})
@@ -90,7 +90,7 @@ def batch_of(keys: RunKeys, step: int, groups: Iterable[str], samples: int = 2, 
                 for index in range(samples)
             ),
             prompt="p0",
-            lag=1,
+            staleness=1,
         )
         for group in groups
     )  # fmt: skip
@@ -111,7 +111,7 @@ def record_of(batch: Batch, version: int, weights: str = "") -> StepRecord:
         step=batch.step, version=version, optimizer_steps=2, groups=tuple(one.group for one in batch.groups),
         metrics={}, generation_started_at=1.0, generation_finished_at=2.0, learning_started_at=3.0,
         learning_finished_at=4.0, prompts=tuple(one.prompt for one in batch.groups),
-        lags=tuple(one.lag for one in batch.groups), weights=weights or f"w{batch.step}",
+        staleness=tuple(one.staleness for one in batch.groups), weights=weights or f"w{batch.step}",
     )  # fmt: skip
 
 
@@ -130,21 +130,21 @@ class Hasty:
 
 
 class DrivenRun:
-    """A run's consumers and effects. Make it with `open`, which takes the fences of sampler and learner."""
+    """A run's consumers and transitions. Make it with `open`, which takes the fences of sampler and learner."""
 
     def __init__(self, redis: Any, keys: RunKeys, lease_s: float, max_deliveries: int) -> None:
         self.redis, self.keys = redis, keys
         self.streams = keys.lane(Lane.TRAIN)
         self._leasing = lease_s, max_deliveries
-        self.effects = Effects(redis, keys, "any")
-        self.sampler: Effects
+        self.transitions = GroupTransitions(redis, keys, "any")
+        self.sampler: GroupTransitions
         self.learner: History
 
     @classmethod
     async def open(cls, redis: Any, keys: RunKeys, lease_s: float = 30.0, max_deliveries: int = 2) -> DrivenRun:
         """A run whose consumer groups exist."""
         run = cls(redis, keys, lease_s, max_deliveries)
-        run.sampler = await Effects.fenced(redis, keys, "sampler")
+        run.sampler = await GroupTransitions.fenced(redis, keys, "sampler")
         run.learner = await History.fenced(redis, keys, "learner")
         for consumer in (run.rollout(), run.verifier(), run.judge()):
             await consumer.open()
@@ -181,7 +181,7 @@ class DrivenRun:
 
     async def publish(self, lease: Lease, sample: Sample, wanted: int = 2) -> bool:
         """Publish a sample with the payload that all of them share."""
-        return await self.effects.publish_sample(Lane.TRAIN, lease, wanted, sample, BODY)
+        return await self.transitions.publish_sample(Lane.TRAIN, lease, wanted, sample, BODY)
 
     async def published(self, group: str, samples: int = 2) -> list[Delivery[Sample]]:
         """A new group with all its samples, which a verifier holds."""
@@ -194,7 +194,7 @@ class DrivenRun:
         """A new group with a verdict on each sample, which the sampler holds."""
         for delivery in await self.published(group, samples):
             verdict = verdict_on(delivery.message)
-            assert await self.effects.publish_verdict(Lane.TRAIN, delivery.lease, verdict)
+            assert await self.transitions.publish_verdict(Lane.TRAIN, delivery.lease, verdict)
         return await self.judge().read(samples, 1)
 
     async def decided(self, group: str, decision: str, samples: int = 2) -> None:

@@ -11,9 +11,9 @@ from services.contracts import Cause, Lane, ProcessInfo, Release, RunState, Samp
 from services.settings import parse_recipe
 from services.streams.delivery.consumer import Consumer, trim
 from services.streams.state.dead_letters import letters, redrive
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.streams.state.group_state import become_owner
-from services.streams.state.heartbeat import Presence
+from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.policy_history import Reopened, forget_evaluations, rewind
 from services.streams.state.runs import OWNER, RunRecords
 from tests.harness.small_run import recipe_document
@@ -101,7 +101,7 @@ async def keep(run):
 
 
 async def note(run):
-    return lambda: Journal(run.redis, run.keys, "test").event(EVENT.phase, EVENT.text)
+    return lambda: EventLog(run.redis, run.keys, "test").event(EVENT.phase, EVENT.text)
 
 
 async def note_fenced(run):
@@ -110,7 +110,7 @@ async def note_fenced(run):
 
 async def present(run):
     info = ProcessInfo(id="p", service="rollout", run=run.keys.run, host="h", pid=1, metrics="h:1")
-    return lambda: Presence(run.redis, info).update(state="ready")
+    return lambda: Heartbeat(run.redis, info).update(state="ready")
 
 
 async def publish_batch(run):
@@ -125,7 +125,7 @@ async def publish_sample(run):
 
 async def publish_verdict(run):
     [delivery] = await run.published("g0", 1)
-    return lambda: run.effects.publish_verdict(Lane.TRAIN, delivery.lease, verdict_on(delivery.message))
+    return lambda: run.transitions.publish_verdict(Lane.TRAIN, delivery.lease, verdict_on(delivery.message))
 
 
 async def record_verdict(run):
@@ -142,8 +142,8 @@ async def redriven(run):
     await run.rollout().give_up(delivery, "nobody answers", Cause.DELIVERIES)
     assert await run.sampler.release(Lane.TRAIN, "g0", Release.DEAD, 1)
     [letter] = await letters(run.redis, run.keys)
-    journal = Journal(run.redis, run.keys, "test")
-    return lambda: redrive(run.redis, run.keys, letter, journal)
+    event_log = EventLog(run.redis, run.keys, "test")
+    return lambda: redrive(run.redis, run.keys, letter, event_log)
 
 
 async def release(run):

@@ -1,4 +1,4 @@
-"""Owns what the controller's tests share: a cluster played by hand, a submitted run, processes with a presence.
+"""Owns what the controller's tests share: a cluster played by hand, a submitted run, processes with a heartbeat.
 
 Must not be used outside tests.
 """
@@ -11,8 +11,8 @@ from services.contracts import EvaluationRecord, ProcessInfo, RunState
 from services.controller.service import Controller
 from services.settings import parse_recipe
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal, note
-from services.streams.state.heartbeat import Presence
+from services.streams.state.events import EventLog, note
+from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.runs import RunRecords
 from tests.harness.small_run import recipe_document
 
@@ -128,7 +128,7 @@ async def until(condition, deadline_s=90.0):
 
 
 async def events_of(redis, run, phase):
-    return [event.text for _, event in await Journal(redis, RunKeys(run), "test").events() if event.phase == phase]
+    return [event.text for _, event in await EventLog(redis, RunKeys(run), "test").events() if event.phase == phase]
 
 
 async def first_event(redis, run, phase):
@@ -146,13 +146,13 @@ async def present(redis, run, **processes):
     async with AsyncExitStack() as stack:
         yield {
             name: await stack.enter_async_context(
-                Presence(redis, ProcessInfo(id=name, service=service, run=run, host="h", pid=pid, metrics="h:1",
+                Heartbeat(redis, ProcessInfo(id=name, service=service, run=run, host="h", pid=pid, metrics="h:1",
                                             state="ready"))
             )
             for pid, (name, service) in enumerate(processes.items(), 100)
         }  # fmt: skip
 
 
-async def silence(presence):
+async def silence(heartbeat):
     """What a stopped process does: its announcement lapses."""
-    await presence.__aexit__()
+    await heartbeat.__aexit__()

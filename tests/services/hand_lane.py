@@ -28,8 +28,8 @@ from services.streams.state.dead_letters import (
     letters,
     redrive,
 )
-from services.streams.state.events import Journal
-from services.streams.state.group_state import Effects, group_counts, missing_samples
+from services.streams.state.events import EventLog
+from services.streams.state.group_state import GroupTransitions, group_counts, missing_samples
 
 SAMPLES = 3
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8)
@@ -49,7 +49,7 @@ class Pipeline:
 
     def __init__(self, redis, keys):
         self.redis, self.keys = redis, keys
-        self.journal = Journal(redis, keys, "test")
+        self.event_log = EventLog(redis, keys, "test")
         self.lane = keys.lane(Lane.TRAIN)
         self.rollout = self._consumer(self.lane.tasks, "rollout", Task)
         self.verifier = self._consumer(self.lane.samples, "verifier", Sample)
@@ -61,12 +61,12 @@ class Pipeline:
     async def open(self):
         for consumer in (self.rollout, self.verifier, self.sampler):
             await consumer.open()
-        self.effects = await Effects.fenced(self.redis, self.keys, "sampler")
+        self.transitions = await GroupTransitions.fenced(self.redis, self.keys, "sampler")
         return self
 
     async def dispatch(self, *groups, stop=None):
         for group in groups:
-            assert await self.effects.dispatch(Lane.TRAIN, task(group, stop), None)
+            assert await self.transitions.dispatch(Lane.TRAIN, task(group, stop), None)
 
     async def draw(self, delivery, index):
         group = delivery.message.group
@@ -76,15 +76,15 @@ class Pipeline:
         )  # fmt: skip
         sample = Sample(group=group, index=index, verifier="pattern", reference={}, facts=facts)
         wanted = delivery.message.wanted
-        return await self.effects.publish_sample(Lane.TRAIN, delivery.lease, wanted, sample, BODY)
+        return await self.transitions.publish_sample(Lane.TRAIN, delivery.lease, wanted, sample, BODY)
 
     async def judge(self, delivery, outcome=Outcome.CORRECT):
         one = delivery.message
         verdict = Verdict(group=one.group, index=one.index, outcome=outcome, score=1.0, facts=one.facts)
-        return await self.effects.publish_verdict(Lane.TRAIN, delivery.lease, verdict)
+        return await self.transitions.publish_verdict(Lane.TRAIN, delivery.lease, verdict)
 
     async def record(self, delivery, decision=""):
-        return await self.effects.record_verdict(Lane.TRAIN, delivery.lease, delivery.message, decision, SAMPLES)
+        return await self.transitions.record_verdict(Lane.TRAIN, delivery.lease, delivery.message, decision, SAMPLES)
 
     async def through(self, decision):
         """Take the next task of the stream to its decision; its group."""
@@ -101,7 +101,7 @@ class Pipeline:
     async def bury(self, delivery, consumer, cause=Cause.DELIVERIES):
         """Give a message up, and end its group as the sampler does; the letter."""
         await consumer.give_up(delivery, "delivered 3 times without an ack", cause)
-        assert await self.effects.release(Lane.TRAIN, delivery.message.group, Release.DEAD, SAMPLES)
+        assert await self.transitions.release(Lane.TRAIN, delivery.message.group, Release.DEAD, SAMPLES)
         return (await letters(self.redis, self.keys))[-1]
 
     async def dead_task(self, group, cause=Cause.DELIVERIES):
@@ -110,7 +110,7 @@ class Pipeline:
         return await self.bury(delivery, self.rollout, cause)
 
     async def redriven(self, letter):
-        return await redrive(self.redis, self.keys, letter, self.journal)
+        return await redrive(self.redis, self.keys, letter, self.event_log)
 
     async def counts(self):
         found = await group_counts(self.redis, self.keys)

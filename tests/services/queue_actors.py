@@ -16,8 +16,8 @@ from services.streams.connection.functions import FencedError
 from services.streams.delivery.consumer import Delivery, Lease, trim
 from services.streams.keys import RunKeys
 from services.streams.state.dead_letters import NotRedrivableError, letters, redrive
-from services.streams.state.events import Journal
-from services.streams.state.group_state import Effects, RefusedMessageError, missing_samples
+from services.streams.state.events import EventLog
+from services.streams.state.group_state import GroupTransitions, RefusedMessageError, missing_samples
 from services.streams.state.policy_history import History, Reopened, rewind
 from tests.services.driven import (
     BODY,
@@ -75,7 +75,7 @@ class Held:
     name: str
     delivery: Delivery[Any]
     entry: Entry
-    owner: Effects
+    owner: GroupTransitions
 
     def __repr__(self) -> str:
         return f"<{self.stream} {self.entry.group}:{self.entry.index} of {self.name}, {self.entry.state}>"
@@ -96,7 +96,7 @@ class Actors:
         self._nonce = 0.0
         self._next_group = 0
         self.run: DrivenRun = self.do(DrivenRun.open(Hasty(server.client), self.keys, LEASE_S, MAX_DELIVERIES))
-        self._journal = Journal(self.run.redis, self.keys, "test")
+        self._event_log = EventLog(self.run.redis, self.keys, "test")
         self.samplers = [self.run.sampler]
         self.learners = [self.run.learner]
         self.commit_policy(0)
@@ -124,7 +124,7 @@ class Actors:
     def key(self, stream: str) -> str:
         return str(getattr(self.run.streams, stream))
 
-    def owned(self, writer: Effects | History, call: Coroutine[Any, Any, Any]) -> tuple[bool, Any]:
+    def owned(self, writer: GroupTransitions | History, call: Coroutine[Any, Any, Any]) -> tuple[bool, Any]:
         """Whether the writer still owns its role, and the reply; a former owner must be refused."""
         name = call.__name__
         if writer in (self.samplers[-1], self.learners[-1]):
@@ -149,7 +149,7 @@ class Actors:
 
     # Groups on their way.
 
-    def dispatch(self, sampler: Effects, stop: int | None, times: int = 1) -> None:
+    def dispatch(self, sampler: GroupTransitions, stop: int | None, times: int = 1) -> None:
         name = f"g{self._next_group}"
         for _ in range(times):
             owned, reply = self.owned(sampler, sampler.dispatch(Lane.TRAIN, task_of(name, G, stop), STATE))
@@ -174,7 +174,7 @@ class Actors:
         entry, group = one.entry, self.model.groups[one.entry.group]
         sample = sample_of(self.keys, group.name, index, started_at=self._nonce)
         body = replace(BODY, text=str(self._nonce))
-        call = self.run.effects.publish_sample(Lane.TRAIN, one.delivery.lease, entry.wanted, sample, body)
+        call = self.run.transitions.publish_sample(Lane.TRAIN, one.delivery.lease, entry.wanted, sample, body)
         if group.gone:
             return self.refused(one, call)
         state, leased = group.state, entry.state
@@ -203,7 +203,7 @@ class Actors:
 
     def judge(self, one: Held) -> None:
         entry, group = one.entry, self.model.groups[one.entry.group]
-        call = self.run.effects.publish_verdict(Lane.TRAIN, one.delivery.lease, verdict_on(one.delivery.message))
+        call = self.run.transitions.publish_verdict(Lane.TRAIN, one.delivery.lease, verdict_on(one.delivery.message))
         if group.gone:
             return self.refused(one, call)
         leased = entry.state
@@ -262,7 +262,7 @@ class Actors:
 
     def bury_dead(self) -> None:
         """What a sampler does about letters: those of an abandoned history say nothing of a group."""
-        found = self.do(self._journal.dead_letters())
+        found = self.do(self._event_log.dead_letters())
         assert [letter.group for _, letter in found] == [one.group for one in self.model.letters]
         for one in self.model.letters:
             group = self.model.groups[one.group]
@@ -278,7 +278,7 @@ class Actors:
         for _ in range(times):
             expected = self.model.redrive(letter)
             try:
-                done = self.do(redrive(self.run.redis, self.keys, found, self._journal))
+                done = self.do(redrive(self.run.redis, self.keys, found, self._event_log))
             except NotRedrivableError:
                 assert expected is None
                 self.met("a letter that is not redriven")
@@ -304,7 +304,7 @@ class Actors:
 
     # Batches and the weight history.
 
-    def publish_batch(self, sampler: Effects, names: list[str]) -> None:
+    def publish_batch(self, sampler: GroupTransitions, names: list[str]) -> None:
         batch = batch_of(self.keys, self.model.queue_step + 1, names, G)
         owned, reply = self.owned(sampler, sampler.publish_batch(batch, snapshot_at(batch.step)))
         if owned:
@@ -348,7 +348,7 @@ class Actors:
 
     def new_sampler(self) -> None:
         """A new owner; the one of old is still there, and writes."""
-        self.samplers = [*self.samplers[-1:], self.do(Effects.fenced(self.run.redis, self.keys, "sampler"))]
+        self.samplers = [*self.samplers[-1:], self.do(GroupTransitions.fenced(self.run.redis, self.keys, "sampler"))]
 
     def new_learner(self) -> None:
         self.learners = [*self.learners[-1:], self.do(History.fenced(self.run.redis, self.keys, "learner"))]

@@ -26,9 +26,9 @@ from services.contracts import (
 )
 from services.streams.connection.client import client
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal
-from services.streams.state.group_state import Effects
-from services.streams.state.heartbeat import Presence
+from services.streams.state.events import EventLog
+from services.streams.state.group_state import GroupTransitions
+from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.runs import RunRecords
 from services.waits import Waits
 from tests.harness.free_ports import free_port
@@ -116,7 +116,7 @@ async def test_a_run_shows_its_evaluations_whole(api, redis, run_id):
         top_p=0.7, accuracy=0.25, standard_error=0.1, pass_at=(PassAt(k=2, value=0.5, standard_error=0.2),),
         majority=0.3, majority_standard_error=0.1, response_length=12.5, truncated_share=0.5, unknown=1, dropped=1,
     )  # fmt: skip
-    await Journal(redis, RunKeys(run_id), "test").evaluation(record, "sampler", epoch=1)
+    await EventLog(redis, RunKeys(run_id), "test").evaluation(record, "sampler", epoch=1)
     [shown] = (await api.get(f"/v1/runs/{run_id}")).json()["evaluations"]
     assert shown == record.model_dump(mode="json")
     assert shown["pass_at"] == [{"k": 2, "value": 0.5, "standard_error": 0.2}]
@@ -128,7 +128,7 @@ async def test_probes_metrics_and_targets(api, redis, run_id):
     assert (await api.get("/readyz")).json() == {"status": "ok"}
     assert "penstock_groups" in (await api.get("/metrics")).text
     info = ProcessInfo(id="rollout-1", service="rollout", run=run_id, host="h", pid=1, metrics="h:9")
-    async with Presence(redis, info):
+    async with Heartbeat(redis, info):
         targets = (await api.get("/v1/prometheus/targets")).json()
     expected = {"targets": ["h:9"], "labels": {"service": "rollout", "run": run_id, "process": "rollout-1"}}
     assert expected in targets
@@ -165,13 +165,13 @@ async def test_presence_lapses_with_its_process(redis, run_id):
     from services.streams.state.heartbeat import live_processes
 
     info = ProcessInfo(id="rollout-1", service="rollout", run=run_id, host="h", pid=1, metrics="h:9")
-    async with Presence(redis, info) as presence:
-        await presence.update(state="ready", version=4)
+    async with Heartbeat(redis, info) as heartbeat:
+        await heartbeat.update(state="ready", version=4)
         [found] = await live_processes(redis, run_id)
         assert (found.state, found.version) == ("ready", 4)
         await redis.delete(RunKeys(run_id).process("rollout-1"))  # what Redis does when heartbeats stop
         assert await live_processes(redis, run_id) == []
-        assert await Journal(redis, RunKeys(run_id), "test").policy_version() is None
+        assert await EventLog(redis, RunKeys(run_id), "test").policy_version() is None
 
 
 @pytest.mark.parametrize("after", ["abc", "1-2-3", "9" * 40])
@@ -247,7 +247,7 @@ async def test_waits_are_listed_longest_first_and_stalls_are_alerts(api, redis, 
             waits.pending(wait, f"what {name} wants", deadline_s, idle)
             service = name.split("-")[0]
             info = ProcessInfo(id=name, service=service, run=run_id, host="h", pid=1, metrics="h:9")
-            await alive.enter_async_context(Presence(redis, info, waits))
+            await alive.enter_async_context(Heartbeat(redis, info, waits))
         first, second = (await api.get(f"{path}/waits")).json()
         [alert] = (await api.get(path)).json()["alerts"]
     assert first.pop("seconds") == pytest.approx(120, abs=20)
@@ -265,10 +265,10 @@ async def give_up(redis, run, group, **fields):
     keys = RunKeys(run)
     prompt = Prompt(id="p", messages=(), verifier="pattern", reference={})
     sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8)
-    effects = Effects(redis, keys, "test")
+    transitions = GroupTransitions(redis, keys, "test")
     task = Task(group=group, prompt=prompt, samples=2, sampling=sampling)
-    await effects.dispatch(Lane.TRAIN, task, None)
-    await effects.release(Lane.TRAIN, group, Release.DEAD, 2)
+    await transitions.dispatch(Lane.TRAIN, task, None)
+    await transitions.release(Lane.TRAIN, group, Release.DEAD, 2)
     body = task.model_dump_json()
     values = {"reason": "died of it", "deliveries": 3, "cause": "deliveries", "size": len(body), "at": 5.0} | fields
     letter = DeadLetter(

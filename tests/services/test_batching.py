@@ -58,7 +58,9 @@ def test_a_batch_tells_lags_and_the_price_of_what_it_trains(filtering):
     window.judged(group_of((W, 10, False, 3), (W, 10, False, 3), (W, 10, False, 3), (W, 10, False, 3)), "filtered")
     state = SamplerState(cursor=3, next_group=3, scan=1, draws=2)
     batch = make_batch(settings, 5, 4, kept, state, window.metrics(), last=True, snapshot="key")
-    assert [(one.group, one.prompt, one.lag) for one in batch.groups] == [("g1", "p", 2), ("g0", "p", 0)], "in order"
+    assert [(one.group, one.prompt, one.staleness) for one in batch.groups] == [("g1", "p", 2), ("g0", "p", 0)], (
+        "in order"
+    )
     assert [one.staleness for one in batch.groups[0].samples] == [1, 2, 1, 1]
     assert (batch.step, batch.version, batch.last, batch.snapshot, batch.sampler_state) == (5, 4, True, "key", state)
     metrics = batch.sampling_metrics

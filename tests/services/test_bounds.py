@@ -12,7 +12,7 @@ from services.contracts import RunState
 from services.controller.capacity import shortage
 from services.settings import Booking, Bounds, BoundsError, bookings, load_bounds, parse_recipe
 from services.settings.bounds import VARIABLE, GroupBounds
-from services.streams.state.heartbeat import Presence
+from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.runs import RunRecord, RunRecords
 from tests.harness.small_run import recipe_document
 from tests.services.hand_cluster import controlled, events_of, first_event, replica, until, until_state
@@ -138,7 +138,7 @@ async def test_controller_keeps_the_fleet_within_bounds_that_change(redis, run_i
     path.write_text(json.dumps(FILE))
     monkeypatch.setenv(VARIABLE, str(path))
     sections = {"rollout": {**ROLLOUT, "replicas": 2}, "learner": {"gpus": 4.0, "cpus": 4.0}}
-    async with controlled(redis, run_id, tmp_path, **sections) as (records, cluster), Presence(redis, replica(run_id)):
+    async with controlled(redis, run_id, tmp_path, **sections) as (records, cluster), Heartbeat(redis, replica(run_id)):
         await until_state(records, run_id, RunState.RUNNING)
         await records.scale(run_id, 6)
         await until(lambda: "scale 6" in cluster.asked)
@@ -174,7 +174,7 @@ async def test_a_run_is_found_again_though_its_bound_was_lowered_meanwhile(redis
     monkeypatch.setenv(VARIABLE, str(path))
     sections = {"rollout": {**ROLLOUT, "replicas": 6}, "learner": {"gpus": 4.0, "cpus": 4.0}}
     records = RunRecords(redis)
-    async with controlled(redis, run_id, tmp_path, **sections) as (_, cluster), Presence(redis, replica(run_id)):
+    async with controlled(redis, run_id, tmp_path, **sections) as (_, cluster), Heartbeat(redis, replica(run_id)):
         assert "at most 1 pods" in await first_event(redis, run_id, "queued")
         assert cluster.asked == [], "as a new run it has no room"
         await records.transition(run_id, RunState.RUNNING, "as the former controller left it")

@@ -15,9 +15,9 @@ from services.storage.errors import StoreAwayError
 from services.storage.mirror import run_mirror
 from services.streams.connection.client import RedisAwayError
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal
-from services.streams.state.group_state import Effects, become_owner
-from services.streams.state.heartbeat import Presence
+from services.streams.state.events import EventLog
+from services.streams.state.group_state import GroupTransitions, become_owner
+from services.streams.state.heartbeat import Heartbeat
 from tests.services.hand_cluster import (
     HandCluster,
     controlled,
@@ -33,7 +33,7 @@ from tests.services.hand_cluster import (
 async def test_life_of_a_run(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         await until_state(records, run_id, RunState.STARTING)
-        async with Presence(redis, replica(run_id)):
+        async with Heartbeat(redis, replica(run_id)):
             await until_state(records, run_id, RunState.RUNNING)
             await records.scale(run_id, 2)
             await evaluate(redis, run_id, "before", 0.25)
@@ -62,7 +62,7 @@ async def test_run_is_done_once_every_set_has_its_last_evaluation(redis, run_id,
     aime = {"name": "aime", "source": "jsonl", "path": "/aime.jsonl"}
     async with (
         controlled(redis, run_id, tmp_path, evaluation={"sets": [aime]}) as (records, _),
-        Presence(redis, replica(run_id)),
+        Heartbeat(redis, replica(run_id)),
     ):
         await until_state(records, run_id, RunState.RUNNING)
         await records.set_paths(run_id, export_path="/exported")
@@ -84,11 +84,11 @@ async def test_run_is_done_once_every_set_has_its_last_evaluation(redis, run_id,
 
 async def test_run_of_no_rollout_steps_needs_no_learner_and_no_export(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path, limits={"rollout_steps": 0}) as (records, _):
-        async with Presence(redis, replica(run_id)):
+        async with Heartbeat(redis, replica(run_id)):
             await until_state(records, run_id, RunState.RUNNING)
             await evaluate(redis, run_id, "evaluation", 0.25)
             record = await until_state(records, run_id, RunState.SUCCEEDED)
-        events = {event.phase: event.text for _, event in await Journal(redis, RunKeys(run_id), "test").events()}
+        events = {event.phase: event.text for _, event in await EventLog(redis, RunKeys(run_id), "test").events()}
     assert record.reason == "evaluated; limits.rollout_steps = 0 trains nothing"
     assert record.summary["evaluations"]["held-out"]["evaluation"]["accuracy"] == 0.25
     assert record.summary["accuracy_after"] is None
@@ -96,17 +96,17 @@ async def test_run_of_no_rollout_steps_needs_no_learner_and_no_export(redis, run
 
 
 async def test_a_long_evaluation_is_progress(redis, run_id, tmp_path):
-    effects = Effects(redis, RunKeys(run_id), "sampler")
+    transitions = GroupTransitions(redis, RunKeys(run_id), "sampler")
     prompt = Prompt(id="p", messages=(), verifier="math", reference={})
     sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=1)
     async with (
         controlled(redis, run_id, tmp_path, limits={"stall_timeout_s": 8.0}) as (records, _),
-        Presence(redis, replica(run_id)),
+        Heartbeat(redis, replica(run_id)),
     ):
         await until_state(records, run_id, RunState.RUNNING)
         for number in range(10):
             task = Task(group=f"e.x.before.{number}", prompt=prompt, samples=1, sampling=sampling)
-            await effects.dispatch(Lane.EVALUATION, task, None)
+            await transitions.dispatch(Lane.EVALUATION, task, None)
             await asyncio.sleep(1.0)
         assert (await records.get(run_id)).state is RunState.RUNNING, "every second one more prompt"
         record = await until_state(records, run_id, RunState.FAILED)
@@ -127,7 +127,7 @@ async def test_a_paused_run_goes_on_when_it_is_resumed_and_does_not_stall(redis,
     keys = RunKeys(run_id)
     async with (
         controlled(redis, run_id, tmp_path, limits={"stall_timeout_s": 8.0}) as (records, _),
-        Presence(redis, replica(run_id)),
+        Heartbeat(redis, replica(run_id)),
     ):
         await until_state(records, run_id, RunState.RUNNING)
         await records.request_pause(run_id)
@@ -153,7 +153,7 @@ async def test_a_run_that_failed_is_resumed(redis, run_id, tmp_path):
         await until_state(records, run_id, RunState.FAILED)
         cluster.fault = []
         await records.resume(run_id)
-        async with Presence(redis, replica(run_id)):
+        async with Heartbeat(redis, replica(run_id)):
             record = await until_state(records, run_id, RunState.RUNNING)
     assert [change.state for change in record.history] == [
         "queued", "starting", "failed", "queued", "starting", "running",
@@ -178,7 +178,7 @@ async def test_a_run_that_another_controller_keeps_is_left_to_it(redis, run_id, 
     keys = RunKeys(run_id)
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         await until_state(records, run_id, RunState.STARTING)
-        async with Presence(redis, other):
+        async with Heartbeat(redis, other):
             epoch = await become_owner(redis, keys, "controller")
             cluster.fault = ["seen by the former one alone"]
             await asyncio.sleep(3.0)
@@ -274,7 +274,7 @@ def test_time_in_which_nobody_could_be_heard_is_no_silence(monkeypatch):
     silence.begin_anew(["a"])
     for _ in range(59):
         clock[0] += 1
-        assert silence.observe(["a"], startup_s=60) is None, "that is the former process, whose presence has not lapsed"
+        assert silence.observe(["a"], startup_s=60) is None, "the previous process, whose heartbeat has not lapsed"
     clock[0] += 2
     assert silence.observe([], startup_s=60) == "sampler: 1 of 1 processes silent for 61 s"
 
@@ -282,8 +282,8 @@ def test_time_in_which_nobody_could_be_heard_is_no_silence(monkeypatch):
 async def test_a_fault_comes_with_the_service_s_last_words(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         await until_state(records, run_id, RunState.STARTING)
-        journal = Journal(redis, RunKeys(run_id), "verifier")
-        await journal.event("service-failed", "verifier-1: RuntimeError: no sandbox")
+        event_log = EventLog(redis, RunKeys(run_id), "verifier")
+        await event_log.write("service-failed", "verifier-1: RuntimeError: no sandbox")
         cluster.fault = ["verifier fleet: 6 replicas in a row died before they were ready"]
         record = await until_state(records, run_id, RunState.FAILED)
     assert record.reason == (
@@ -299,7 +299,7 @@ async def test_a_run_outlives_a_redis_that_was_away_for_long(redis, run_id, tmp_
         await until(lambda: cluster.faults.await_count >= 2)
         assert (await records.get(run_id)).state is RunState.STARTING, "its keeper is taken up again, it has not failed"
         monkeypatch.undo()
-        async with Presence(redis, replica(run_id)):
+        async with Heartbeat(redis, replica(run_id)):
             await until_state(records, run_id, RunState.RUNNING)
     assert cluster.asked[:3] == ["prepare", "start /prepared", "start /prepared"]
 
@@ -315,7 +315,7 @@ async def test_a_run_outlives_a_redis_that_was_away_for_long(redis, run_id, tmp_
 async def test_deadlines_end_a_run_and_name_what_is_missing(redis, run_id, tmp_path, limits, announce, says):
     async with controlled(redis, run_id, tmp_path, limits=limits) as (records, _):
         if announce:
-            async with Presence(redis, replica(run_id)):
+            async with Heartbeat(redis, replica(run_id)):
                 record = await until_state(records, run_id, RunState.FAILED)
         else:
             record = await until_state(records, run_id, RunState.FAILED)
@@ -329,7 +329,7 @@ async def test_unfinished_run_is_taken_up_by_the_next_controller(redis, run_id, 
     second = HandCluster(run_id)
     stopping = asyncio.Event()
     loop = asyncio.create_task(Controller(redis, second, tmp_path).run(stopping))
-    async with Presence(redis, replica(run_id)):
+    async with Heartbeat(redis, replica(run_id)):
         await until_state(records, run_id, RunState.RUNNING)
     stopping.set()
     await loop

@@ -12,9 +12,9 @@ from services.controller.retry import Attempts, RunFailedError
 from services.streams.connection.client import RedisAwayError
 from services.streams.connection.functions import FencedError
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.streams.state.group_state import become_owner
-from services.streams.state.heartbeat import Presence, live_processes
+from services.streams.state.heartbeat import Heartbeat, live_processes
 from services.waits import Waits
 from tests.services.hand_cluster import (
     commit,
@@ -32,7 +32,7 @@ async def test_learner_is_started_anew_and_progress_forgives(redis, run_id, tmp_
     monkeypatch.setattr("services.controller.health.LEARNER_RESTARTS", 3)
     async with (
         controlled(redis, run_id, tmp_path) as (records, cluster),
-        Presence(redis, replica(run_id)),
+        Heartbeat(redis, replica(run_id)),
     ):
         await until_state(records, run_id, RunState.RUNNING)
         await until(lambda: cluster.ready >= {("h", 1)})
@@ -62,7 +62,7 @@ async def test_silent_sampler_and_learner_are_started_anew(redis, run_id, tmp_pa
     processes = {"sampler-a": "sampler", "learner-a": "learner", "learner-b": "learner"}
     async with (
         controlled(redis, run_id, tmp_path, learner={"ranks": 2}) as (records, cluster),
-        Presence(redis, replica(run_id)),
+        Heartbeat(redis, replica(run_id)),
         present(redis, run_id, **processes) as there,
     ):
         await until_state(records, run_id, RunState.RUNNING)
@@ -96,7 +96,7 @@ def hasty(monkeypatch):
 
 
 async def phases(redis, run, *wanted):
-    return [event.phase for _, event in await Journal(redis, RunKeys(run), "test").events() if event.phase in wanted]
+    return [event.phase for _, event in await EventLog(redis, RunKeys(run), "test").events() if event.phase in wanted]
 
 
 @pytest.mark.usefixtures("hasty")
@@ -105,7 +105,7 @@ async def test_a_restart_that_the_cluster_could_not_do_stays_owed(redis, run_id,
     processes = {"sampler-a": "sampler", "learner-a": "learner"}
     async with (
         controlled(redis, run_id, tmp_path, limits={"stall_timeout_s": 2.5}) as (records, cluster),
-        Presence(redis, replica(run_id)),
+        Heartbeat(redis, replica(run_id)),
         present(redis, run_id, **processes) as there,
     ):
         await until_state(records, run_id, RunState.RUNNING)
@@ -151,7 +151,7 @@ async def test_a_restart_that_never_succeeds_fails_the_run_with_its_reason(redis
 async def test_scaling_that_timed_out_is_asked_for_again_whatever_is_wanted_by_then(redis, run_id, tmp_path):
     async with (
         controlled(redis, run_id, tmp_path) as (records, cluster),
-        Presence(redis, replica(run_id)),
+        Heartbeat(redis, replica(run_id)),
     ):
         await until_state(records, run_id, RunState.RUNNING)
         cluster.failing["scale"] = [GetTimeoutError("Serve"), TimeoutError()]
@@ -173,7 +173,7 @@ async def test_scaling_that_timed_out_is_asked_for_again_whatever_is_wanted_by_t
 
 @pytest.mark.usefixtures("hasty")
 async def test_a_run_that_runs_is_found_again_though_the_cluster_does_not_answer_at_once(redis, run_id, tmp_path):
-    async with controlled(redis, run_id, tmp_path) as (records, cluster), Presence(redis, replica(run_id)):
+    async with controlled(redis, run_id, tmp_path) as (records, cluster), Heartbeat(redis, replica(run_id)):
         await until_state(records, run_id, RunState.RUNNING)
         cluster.failing["start"] = [GetTimeoutError("Serve's controller")] * 3
         cluster.failing["shortage"] = [GetTimeoutError("Ray's control store")]
@@ -204,7 +204,7 @@ async def attempt(attempts, error):
 
 @pytest.mark.parametrize("error", [RedisAwayError("away"), FencedError("older"), RunFailedError("no")])
 async def test_what_is_the_keeper_s_passes_through_an_attempt(redis, run_id, error):
-    attempts = Attempts(Journal(redis, RunKeys(run_id), "test"), Waits(), "restart-failed", "it could not", "again")
+    attempts = Attempts(EventLog(redis, RunKeys(run_id), "test"), Waits(), "restart-failed", "it could not", "again")
     await attempt(attempts, KeyError("what the cluster raised"))
     assert attempts.owed
     assert not attempts.due
@@ -220,7 +220,7 @@ async def test_attempts_pause_ever_longer_and_name_the_wait(redis, run_id, monke
     clock = [0.0]
     monkeypatch.setattr("services.controller.retry.time", SimpleNamespace(monotonic=lambda: clock[0]))
     waits = Waits()
-    attempts = Attempts(Journal(redis, RunKeys(run_id), "test"), waits, "restart-failed", "it could not be", "again")
+    attempts = Attempts(EventLog(redis, RunKeys(run_id), "test"), waits, "restart-failed", "it could not be", "again")
     pauses = []
     for _ in range(9):
         await attempt(attempts, OSError("disk"))
@@ -252,7 +252,7 @@ async def test_replicas_that_a_fleet_lacks_are_waited_for_by_name(redis, run_id,
     async with (
         controlled(redis, run_id, tmp_path, **sections) as (records, _),
         present(redis, run_id, **{"verifier-a": "verifier", "verifier-b": "verifier"}) as there,
-        Presence(redis, replica(run_id)),
+        Heartbeat(redis, replica(run_id)),
     ):
         await until_state(records, run_id, RunState.RUNNING)
         await there["verifier-b"].update(state="starting")

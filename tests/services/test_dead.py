@@ -36,7 +36,7 @@ async def test_a_given_up_task_is_drawn_again_once(pipeline):
     attempt = await pipeline.redriven(letter)
     assert (attempt.group, attempt.redriven) == ("g00000000", "g00000000-r1")
     assert await pipeline.counts() == {"dispatched": 2, "dead": 1, "pending": 1}
-    [(_, event)] = await pipeline.journal.events()
+    [(_, event)] = await pipeline.event_log.events()
     assert event.phase == "redriven"
     assert event.text == (
         "g00000000 is drawn again as g00000000-r1; it was given up: delivered 3 times without an ack"
@@ -97,12 +97,12 @@ async def test_letters_of_one_group_draw_it_again_once(pipeline):
         await pipeline.verifier.give_up(one, "the verifier died of it", Cause.DELIVERIES)
     await pipeline.bury(samples[2], pipeline.verifier)
     await pipeline.bury(second, pipeline.rollout)
-    attempts = await redrive_all(pipeline.redis, pipeline.keys, pipeline.journal)
+    attempts = await redrive_all(pipeline.redis, pipeline.keys, pipeline.event_log)
     assert [one.redriven for one in attempts] == ["g0-r1", "g0-r1", "g0-r1", "g1-r1"]
     assert [one.reason for one in attempts[:2]] == ["drawn again as g0-r1", "with another letter of its group"]
     assert await pipeline.counts() == {"dispatched": 4, "dead": 2, "pending": 2}
-    assert await redrive_all(pipeline.redis, pipeline.keys, pipeline.journal) == []
-    assert len(await pipeline.journal.events()) == 2
+    assert await redrive_all(pipeline.redis, pipeline.keys, pipeline.event_log) == []
+    assert len(await pipeline.event_log.events()) == 2
 
 
 async def test_of_many_redrives_at_once_one_counts(pipeline):
@@ -147,7 +147,7 @@ async def test_the_rest_of_a_screened_group_that_died_is_drawn_whole(pipeline):
     [sample] = await pipeline.verifier.read(1, 1)
     await pipeline.judge(sample)
     [verdict] = await pipeline.sampler.read(1, 1)
-    await pipeline.effects.record_verdict(
+    await pipeline.transitions.record_verdict(
         Lane.TRAIN, verdict.lease, verdict.message, MORE, SAMPLES, rest=task("g0"), posterior=("p", "1 1 0")
     )
     [rest] = await pipeline.rollout.read(1, 1)
@@ -168,7 +168,7 @@ async def test_only_dead_groups_are_drawn_again(pipeline):
 
 async def test_an_evaluation_is_not_drawn_again(pipeline):
     evaluation = pipeline.keys.lane(Lane.EVALUATION)
-    await pipeline.effects.dispatch(Lane.EVALUATION, task("e.held-out.before.000000"), None)
+    await pipeline.transitions.dispatch(Lane.EVALUATION, task("e.held-out.before.000000"), None)
     consumer = Consumer(pipeline.redis, pipeline.keys, evaluation.tasks, "rollout", "r", Task, 30.0, 3)
     await consumer.open()
     [delivery] = await consumer.read(1, 1)
@@ -191,14 +191,14 @@ async def test_what_is_not_of_this_run_stays_dead(pipeline):
     ]  # fmt: skip
     for stream, body, fields, says in cases:
         assert says in await pipeline.refused(await given_up(pipeline, stream, body, **fields))
-    attempts = await redrive_all(pipeline.redis, pipeline.keys, pipeline.journal)
+    attempts = await redrive_all(pipeline.redis, pipeline.keys, pipeline.event_log)
     assert [one.redriven for one in attempts] == [None] * len(cases)
     assert all(says in one.reason for one, (*_, says) in zip(attempts, cases, strict=True))
     assert await pipeline.counts() == {}
 
 
 async def test_a_message_that_was_cut_short_is_not_delivered_again(pipeline):
-    await pipeline.effects.dispatch(Lane.TRAIN, task("g0", text="x" * LARGEST_LETTER), None)
+    await pipeline.transitions.dispatch(Lane.TRAIN, task("g0", text="x" * LARGEST_LETTER), None)
     [delivery] = await pipeline.rollout.read(1, 1)
     letter = await pipeline.bury(delivery, pipeline.rollout)
     assert not letter.letter.whole
@@ -223,7 +223,7 @@ async def test_what_is_no_letter_is_shown_as_such(pipeline, body):
     assert "not a valid DeadLetter" in broken.letter.reason
     assert "not a valid DeadLetter" in empty.letter.reason
     assert last == good
-    attempts = await redrive_all(pipeline.redis, pipeline.keys, pipeline.journal)
+    attempts = await redrive_all(pipeline.redis, pipeline.keys, pipeline.event_log)
     assert [one.redriven for one in attempts] == [None, None, "g0-r1"]
 
 

@@ -13,8 +13,8 @@ from services.sampler.queue.dispatch import Dispatcher
 from services.sampler.service import SamplerService
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal
-from services.streams.state.group_state import Effects, group_counts, response_tokens
+from services.streams.state.events import EventLog
+from services.streams.state.group_state import GroupTransitions, group_counts, response_tokens
 from tests.harness.hand_fleet import DEADLINE_S, HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
 from verifier.service import VerifierService
@@ -64,7 +64,7 @@ class ShortSighted(HandFleet):
 
 
 async def events(redis, keys, phase):
-    return [event.text for _, event in await Journal(redis, keys, "test").events() if event.phase == phase]
+    return [event.text for _, event in await EventLog(redis, keys, "test").events() if event.phase == phase]
 
 
 async def test_too_long_prompts_are_dropped_for_good_also_by_the_next_sampler(redis, run_id):
@@ -154,7 +154,7 @@ async def test_only_a_fault_of_a_training_prompt_drops_it(redis, run_id):
     async with service_context(redis, run_id, document, "sampler") as context:
         prompts = load_splits(context.record.recipe.data).train
         dispatcher = Dispatcher(
-            context, Effects(redis, keys, "sampler"), Ledger(), prompts, SamplerState(cursor=0, next_group=0)
+            context, GroupTransitions(redis, keys, "sampler"), Ledger(), prompts, SamplerState(cursor=0, next_group=0)
         )
 
         def drop(cause, lane=Lane.TRAIN):

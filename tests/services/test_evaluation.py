@@ -12,8 +12,8 @@ from services.sampler.service import SamplerService
 from services.settings import parse_recipe
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
-from services.streams.state.group_state import Effects, group_counts
-from services.streams.state.heartbeat import Presence
+from services.streams.state.group_state import GroupTransitions, group_counts
+from services.streams.state.heartbeat import Heartbeat
 from tests.harness.hand_fleet import HandFleet, running, until
 from tests.harness.small_run import recipe_document, service_context
 from tests.services.judged import answered_group
@@ -77,11 +77,11 @@ async def test_beside_training_only_half_the_slots_are_taken(redis, run_id):
     document = recipe_document("/none", rollout={"max_sequences": 8})
     async with (
         service_context(redis, run_id, document, "sampler") as context,
-        Presence(redis, ready(run_id, "rollout")),
-        Presence(redis, ready(run_id, "verifier")),
+        Heartbeat(redis, ready(run_id, "rollout")),
+        Heartbeat(redis, ready(run_id, "verifier")),
     ):
         keys = RunKeys(run_id)
-        evaluator = Evaluator(context, Effects(redis, keys, "sampler"), (HeldOut("x", PROMPTS, 2),))
+        evaluator = Evaluator(context, GroupTransitions(redis, keys, "sampler"), (HeldOut("x", PROMPTS, 2),))
         tasks = keys.lane(Lane.EVALUATION).tasks
         async with running(evaluator.run("step-1", beside_training=True)) as evaluating:
             await until(lambda: some(redis, tasks), evaluating, "the first tasks")
@@ -99,11 +99,11 @@ async def test_a_paused_run_asks_no_further_questions(redis, run_id):
     document = recipe_document("/none", rollout={"max_sequences": 4})
     async with (
         service_context(redis, run_id, document, "sampler") as context,
-        Presence(redis, ready(run_id, "rollout")),
+        Heartbeat(redis, ready(run_id, "rollout")),
     ):
         keys = RunKeys(run_id)
         await redis.hset(keys.record, "pause_requested", "1")
-        evaluator = Evaluator(context, Effects(redis, keys, "sampler"), (HeldOut("x", PROMPTS, 2),))
+        evaluator = Evaluator(context, GroupTransitions(redis, keys, "sampler"), (HeldOut("x", PROMPTS, 2),))
         tasks = keys.lane(Lane.EVALUATION).tasks
         async with running(evaluator.run("step-1")) as evaluating:
             await asyncio.sleep(1.2)
@@ -126,11 +126,11 @@ async def test_interrupted_evaluation_is_resumed_and_a_given_up_prompt_dropped(r
         running(VerifierService().run(verifier)) as verifying,
     ):
         sets = (HeldOut("x", PROMPTS, 2), HeldOut("y", PROMPTS[:2], 1))
-        effects = Effects(redis, keys, "sampler")
+        transitions = GroupTransitions(redis, keys, "sampler")
         consumer = Consumer(redis, keys, keys.lane(Lane.EVALUATION).tasks, "rollout", "hand", Task, 5.0, 3)
         await consumer.open()
         fleet = HandFleet(redis, keys, skill=1.0)
-        async with running(Evaluator(context, effects, sets).run("before")) as first:
+        async with running(Evaluator(context, transitions, sets).run("before")) as first:
             await until(lambda: some(redis, keys.lane(Lane.EVALUATION).tasks, 2), first, "two tasks")
             answered, given_up = await consumer.read(2, 5)
             await fleet.answer(Lane.EVALUATION, answered)
@@ -141,12 +141,12 @@ async def test_interrupted_evaluation_is_resumed_and_a_given_up_prompt_dropped(r
 
             await until(both_ended, first, "the end of two groups")
         async with running(fleet.run()) as generating:
-            second = Evaluator(context, effects, sets).run("before")
+            second = Evaluator(context, transitions, sets).run("before")
             assert await asyncio.wait_for(second, 150)
-            again = Evaluator(context, effects, sets).run("before")
+            again = Evaluator(context, transitions, sets).run("before")
             assert await asyncio.wait_for(again, 60)
             assert not [one for one in (*generating, *verifying) if one.done()]
-        x, y = await context.journal.evaluations()
+        x, y = await context.event_log.evaluations()
         counts = await group_counts(redis, keys, Lane.EVALUATION)
     assert (x.set, x.name, x.prompts, x.dropped, x.accuracy, x.majority) == ("x", "before", 5, 1, 1.0, 1.0)
     assert (y.set, y.name, y.prompts, y.dropped, y.samples_per_prompt) == ("y", "before", 2, 0, 1)
@@ -159,7 +159,7 @@ async def test_interrupted_evaluation_is_resumed_and_a_given_up_prompt_dropped(r
 async def test_an_evaluation_that_hears_nothing_is_a_wait_with_its_name(redis, run_id):
     document = recipe_document("/none", limits={"stall_timeout_s": 2.0})
     async with service_context(redis, run_id, document, "sampler") as context:
-        evaluator = Evaluator(context, Effects(redis, RunKeys(run_id), "sampler"), (HeldOut("x", PROMPTS, 1),))
+        evaluator = Evaluator(context, GroupTransitions(redis, RunKeys(run_id), "sampler"), (HeldOut("x", PROMPTS, 1),))
         async with running(evaluator.run("step-1")) as evaluating:
 
             async def stalled():
@@ -182,10 +182,10 @@ async def test_run_of_no_rollout_steps_is_evaluated_once(redis, run_id):
     ):
 
         async def evaluated():
-            return await sampler.journal.evaluations()
+            return await sampler.event_log.evaluations()
 
         await until(evaluated, tasks, "the evaluation")
-        [record] = await sampler.journal.evaluations()
+        [record] = await sampler.event_log.evaluations()
         counts = await group_counts(redis, keys)
     assert isinstance(record, EvaluationRecord)
     assert (record.name, record.set, record.prompts, record.version) == ("evaluation", "held-out", 8, 0)

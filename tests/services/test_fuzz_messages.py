@@ -27,7 +27,7 @@ from services.streams.delivery.consumer import Consumer, tail_messages
 from services.streams.delivery.validation import LARGEST_LETTER, LARGEST_MESSAGE
 from services.streams.keys import RunKeys
 from services.streams.state.dead_letters import NotRedrivableError, letters, redrive
-from services.streams.state.events import Journal, read_all
+from services.streams.state.events import EventLog, read_all
 from services.streams.state.group_state import RefusedMessageError, missing_samples
 from tests.services.driven import (
     EVENT,
@@ -114,8 +114,8 @@ class Fuzzed:
         """Each hostile entry was served as a message of this run, or is a letter that says why it is none."""
         let_in = set(self.hostile) & set(served)
         self.met.update({"dead": len(self.hostile) - len(let_in), "let in": len(let_in)})
-        journal = Journal(self.run.redis, self.keys, "test")
-        dead = {letter.entry: letter for _, letter in await journal.dead_letters()}
+        event_log = EventLog(self.run.redis, self.keys, "test")
+        dead = {letter.entry: letter for _, letter in await event_log.dead_letters()}
         assert set(dead) == set(self.hostile) - let_in
         for entry, letter in dead.items():
             assert (letter.cause, letter.stream) == (Cause.INVALID, stream)
@@ -125,7 +125,7 @@ class Fuzzed:
                 assert letter.body == self.hostile[entry][:LARGEST_LETTER].decode(errors="replace")
         for shown in await letters(self.run.redis, self.keys):
             with pytest.raises(NotRedrivableError):
-                await redrive(self.run.redis, self.keys, shown, journal)
+                await redrive(self.run.redis, self.keys, shown, event_log)
         await self.run.counts()
 
     async def close(self):
@@ -185,7 +185,7 @@ def test_hostile_samples(fuzz):
         await run.publish(held.lease, sample_of(one.keys, "g0", 1))
 
         async def serve(delivery):
-            await run.effects.publish_verdict(Lane.TRAIN, delivery.lease, verdict_on(delivery.message))
+            await run.transitions.publish_verdict(Lane.TRAIN, delivery.lease, verdict_on(delivery.message))
 
         served = await one.read_all(run.verifier(), serve)
         await one.check(run.streams.samples, served)
@@ -199,9 +199,9 @@ def test_hostile_verdicts(fuzz):
     async def scenario(one, raws):
         run, seen = one.run, set()
         samples = await run.published("g0")
-        await run.effects.publish_verdict(Lane.TRAIN, samples[0].lease, verdict_on(samples[0].message))
+        await run.transitions.publish_verdict(Lane.TRAIN, samples[0].lease, verdict_on(samples[0].message))
         await one.send(run.streams.verdicts, raws)
-        await run.effects.publish_verdict(Lane.TRAIN, samples[1].lease, verdict_on(samples[1].message))
+        await run.transitions.publish_verdict(Lane.TRAIN, samples[1].lease, verdict_on(samples[1].message))
 
         async def serve(delivery):
             verdict = delivery.message
@@ -276,16 +276,16 @@ def test_hostile_dead_letters(fuzz):
         await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
         await run.append(one.keys.dead, LETTER)
         await one.send(one.keys.dead, raws)
-        journal = Journal(run.redis, one.keys, "test")
+        event_log = EventLog(run.redis, one.keys, "test")
         shown = await letters(run.redis, one.keys)
         assert len(shown) == len(raws) + 1, "what is no letter is shown all the same"
-        await journal.dead_letters()
-        read = [letter for _, letter in await journal.dead_letters()]
+        await event_log.dead_letters()
+        read = [letter for _, letter in await event_log.dead_letters()]
         assert len(read) == len(raws) + 1, "and becomes one that says so"
         one.met.update("dead" if letter.stream == one.keys.dead else "let in" for letter in read)
         for letter in await letters(run.redis, one.keys):
             with pytest.raises(NotRedrivableError):
-                await redrive(run.redis, one.keys, letter, journal)
+                await redrive(run.redis, one.keys, letter, event_log)
         assert await run.counts() == {"dispatched": 1, "pending": 1}
 
     fuzz(LETTER, scenario)
@@ -323,7 +323,7 @@ def test_a_message_just_above_the_limit_is_given_up_and_its_letter_is_small(loop
         assert shown.letter.reason == f"{LARGEST_MESSAGE + len(raw) - 2} bytes; a Task has at most {LARGEST_MESSAGE}"
         assert (shown.letter.entry, len(shown.letter.body), shown.letter.whole) == (entry, LARGEST_LETTER, False)
         with pytest.raises(NotRedrivableError):
-            await redrive(redis, one.keys, shown, Journal(redis, one.keys, "test"))
+            await redrive(redis, one.keys, shown, EventLog(redis, one.keys, "test"))
         await one.close()
 
     loop(work)

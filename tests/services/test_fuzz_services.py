@@ -14,8 +14,8 @@ from services.sampler.service import SamplerService
 from services.settings import parse_recipe
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal
-from services.streams.state.group_state import Effects, RefusedMessageError, group_counts
+from services.streams.state.events import EventLog
+from services.streams.state.group_state import GroupTransitions, RefusedMessageError, group_counts
 from services.streams.state.runs import RunRecords
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
@@ -85,7 +85,7 @@ async def test_a_run_comes_to_its_end_amid_hostile_messages(redis, run_id, seed,
     ):
         await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation", deadline_s=150)
         counts = await group_counts(redis, keys)
-        letters = await Journal(redis, keys, "test").dead_letters()
+        letters = await EventLog(redis, keys, "test").dead_letters()
     assert counts.reconciled, counts
     assert counts.trained == 8
     names = [group.group for batch in learner.batches for group in batch.groups]
@@ -117,8 +117,8 @@ async def test_a_verifier_lives_on_whatever_it_is_given(redis, run_id, reference
     chosen = random.Random(7)
     cases = [(name, reference) for name in VERIFIERS for reference in chosen.sample(REFERENCES, references)]
     cases.append(("pattern", {"pattern": "(a+)+$"}))
-    sampler = await Effects.fenced(redis, keys, "sampler")
-    effects = Effects(redis, keys, "rollout")
+    sampler = await GroupTransitions.fenced(redis, keys, "sampler")
+    transitions = GroupTransitions(redis, keys, "rollout")
     streams = keys.lane(Lane.TRAIN)
     tasks = Consumer(redis, keys, streams.tasks, "rollout", "r", type(task_of("g")), 60.0, 3)
     await tasks.open()
@@ -126,7 +126,7 @@ async def test_a_verifier_lives_on_whatever_it_is_given(redis, run_id, reference
     [held] = await tasks.read(1, 1)
     for index, (name, reference) in enumerate(cases):
         sample = sample_of(keys, "g0", index).model_copy(update={"verifier": name, "reference": reference})
-        assert await effects.publish_sample(Lane.TRAIN, held.lease, len(cases), sample, BACKTRACKING)
+        assert await transitions.publish_sample(Lane.TRAIN, held.lease, len(cases), sample, BACKTRACKING)
     verdicts = Consumer(redis, keys, streams.verdicts, "sampler", "s", Verdict, 60.0, 3)
     await verdicts.open()
     found = {}
@@ -149,7 +149,7 @@ async def test_a_verifier_lives_on_whatever_it_is_given(redis, run_id, reference
         assert verdict.score == float(verdict.outcome is Outcome.CORRECT)
     assert "no judgement within 2 s" in found[len(cases) - 1].reason
     assert (await redis.xpending(streams.samples, "verifier"))["pending"] == 0
-    assert await Journal(redis, keys, "test").dead_letters() == []
+    assert await EventLog(redis, keys, "test").dead_letters() == []
 
 
 def known_to(name, reference):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.contracts import Cause, Lane, Policy, Release, Task
+from services.contracts import Cause, CommittedPolicy, Lane, Release, Task
 from services.streams.connection.functions import FencedError
 from services.streams.keys import EVALUATION_GROUP, RunKeys
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.streams.state.group_state import missing_samples, owner_epoch, read_snapshot, response_tokens
 from services.streams.state.policy_history import (
     GroupsChangedError,
@@ -61,7 +61,7 @@ async def test_weights_keep_the_version_that_they_have_and_others_get_a_new_one(
     successor = await History.fenced(run.redis, run.keys, "learner")
     assert await successor.announce(1, "other bits") == 2, "version 1 may have reached somebody"
     assert await successor.announce(1, "w1") == 3, "a version is never used again"
-    assert (await successor.policy()) == Policy(version=0, step=0, weights="w0", announced=3)
+    assert (await successor.policy()) == CommittedPolicy(version=0, step=0, weights="w0", announced=3)
     with pytest.raises(FencedError):
         await learner.announce(1, "w1")
 
@@ -88,10 +88,10 @@ async def test_a_step_is_committed_once_and_trains_its_groups(run, redis, keys):
     assert await run.learner.commit_step(record, logged.entry)
     assert await run.counts() == {"dispatched": 2, "trained": 2}
     assert standing(await run.learner.policy()) == (0, 1, "w1")
-    journal = Journal(redis, keys, "test")
-    assert (await journal.policy_version(), await journal.step()) == (0, 1)
-    assert [one for _, one in await journal.steps()] == [record]
-    fields = await redis.hmget(keys.group("g0"), "state", "step", "lag")
+    event_log = EventLog(redis, keys, "test")
+    assert (await event_log.policy_version(), await event_log.step()) == (0, 1)
+    assert [one for _, one in await event_log.steps()] == [record]
+    fields = await redis.hmget(keys.group("g0"), "state", "step", "staleness")
     assert fields == [b"trained", b"1", b"1"]
     before = await contents(redis, keys)
     again = record.model_copy(update={"version": 5, "weights": "others"})
@@ -129,7 +129,7 @@ async def test_a_later_batch_is_left_until_its_turn_and_taken_back_with_the_one_
     assert await run.sampler.take_back(1, first.entry, ["g0", "g1"])
     assert await run.learner.batches() == []
     assert [await run.state(name) for name in ("g0", "g1")] == ["kept", "kept"]
-    assert [event.phase for _, event in await Journal(redis, keys, "test").events()] == ["batch-lost"]
+    assert [event.phase for _, event in await EventLog(redis, keys, "test").events()] == ["batch-lost"]
 
 
 async def test_of_forgotten_evaluations_nothing_stays_that_would_count_as_published(run, redis, keys):
@@ -191,7 +191,7 @@ async def test_only_the_batch_that_the_sampler_published_for_a_step_is_accepted(
         assert not await run.learner.accepts(one, 1)
     assert await run.learner.accepts(first, 1)
     assert await run.learner.batches() == [first]
-    letters = [letter for _, letter in await Journal(redis, keys, "test").dead_letters()]
+    letters = [letter for _, letter in await EventLog(redis, keys, "test").dead_letters()]
     assert [letter.reason.removeprefix("not the batch of rollout step ") for letter in letters] == [
         "2: g0", "1: never", "1: g0", "1: g0"
     ]  # fmt: skip
@@ -224,7 +224,7 @@ async def test_hostile_entries_leave_the_log_of_batches_for_the_dead_letters(run
     await redis.xadd(keys.batches, {"other": "field"})
     assert await run.learner.batches() == [good]
     assert await redis.xlen(keys.batches) == 1
-    letters = [letter for _, letter in await Journal(redis, keys, "test").dead_letters()]
+    letters = [letter for _, letter in await EventLog(redis, keys, "test").dead_letters()]
     assert [letter.cause for letter in letters] == [Cause.INVALID] * 7
     assert [letter.stream for letter in letters] == [keys.batches] * 7
     assert "payload" in letters[4].reason
@@ -251,7 +251,7 @@ class TestRewind:
 
     async def back(self, run, step, resumption=1, posteriors=(), response_tokens=None):
         pending = sorted(one.decode() for one in await run.redis.smembers(run.streams.pending))
-        records = [one for _, one in await Journal(run.redis, run.keys, "test").steps() if one.step > step]
+        records = [one for _, one in await EventLog(run.redis, run.keys, "test").steps() if one.step > step]
         groups = [Reopened(task_of(name), trained=False) for name in pending]
         groups += [Reopened(task_of(name), trained=True) for one in records for name in one.groups]
         return await rewind(
@@ -265,9 +265,9 @@ class TestRewind:
         assert await self.back(run, 1, posteriors={"p0": "2:1:0", "p1": "1:2:0"}.items(), response_tokens=8)
         assert await response_tokens(redis, keys) == 8, "a budget bounds the history that stays"
         assert await run.counts() == {"dispatched": 8, "trained": 1, "filtered": 1, "pending": 6}
-        journal = Journal(redis, keys, "test")
-        assert [record.step for _, record in await journal.steps()] == [1]
-        policy = await journal.policy()
+        event_log = EventLog(redis, keys, "test")
+        assert [record.step for _, record in await event_log.steps()] == [1]
+        policy = await event_log.policy()
         assert (policy.step, policy.weights, policy.resumption) == (1, "", 1)
         assert await run.learner.batches() == []
         assert await redis.hgetall(keys.posteriors) == {b"p0": b"2:1:0", b"p1": b"1:2:0"}
@@ -309,7 +309,7 @@ class TestRewind:
         before = await contents(redis, keys)
         assert not await run.publish(run.task.lease, sample_of(keys, "g7", 1)), "drawn by an abandoned policy"
         verdict = verdict_on(run.sample.message)
-        assert not await run.effects.publish_verdict(Lane.TRAIN, run.sample.lease, verdict)
+        assert not await run.transitions.publish_verdict(Lane.TRAIN, run.sample.lease, verdict)
         assert not await run.rollout().still_owned(run.task.lease)
         assert not await run.learner.cover(logged)
         assert not await run.sampler.publish_batch(batch_of(keys, 3, ["g5"]), snapshot_at(3)), "it is no longer kept"
@@ -328,7 +328,7 @@ class TestRewind:
             assert await run.publish(delivery.lease, sample_of(keys, "g2", index, started_at=9.0))
         await run.verifier().open()
         for one in await run.verifier().read(4, 0.01):
-            await run.effects.publish_verdict(Lane.TRAIN, one.lease, verdict_on(one.message))
+            await run.transitions.publish_verdict(Lane.TRAIN, one.lease, verdict_on(one.message))
         await run.judge().open()
         for one in await run.judge().read(4, 0.01):
             await run.sampler.record_verdict(Lane.TRAIN, one.lease, one.message, "kept" if one.message.index else "", 2)
@@ -338,7 +338,7 @@ class TestRewind:
         assert version == 4
         assert await run.learner.commit_step(record_of(logged.batch, version), logged.entry)
         assert await run.counts() == {"dispatched": 8, "trained": 2, "filtered": 1, "pending": 5}
-        steps = [record.groups for _, record in await Journal(redis, keys, "test").steps()]
+        steps = [record.groups for _, record in await EventLog(redis, keys, "test").steps()]
         assert steps == [("g1",), ("g2",)], "each group once within the history that survives"
 
     async def test_a_batch_that_came_twice_leaves_no_tombstone_of_a_group_that_is_open_again(

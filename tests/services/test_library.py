@@ -158,7 +158,7 @@ async def test_a_full_redis_lets_a_run_drain_although_every_process_is_replaced(
     await run.rollout("r1").give_up(again, "test", Cause.DELIVERIES)
     assert await run.sampler.release(Lane.TRAIN, "g2", Release.DEAD, 2)
     for delivery in await run.verifier("v1").read(4, 0.01):
-        assert await run.effects.publish_verdict(Lane.TRAIN, delivery.lease, verdict_on(delivery.message))
+        assert await run.transitions.publish_verdict(Lane.TRAIN, delivery.lease, verdict_on(delivery.message))
     for delivery in await run.judge("s1").read(4, 0.01):
         verdict = delivery.message
         decision = "kept" if verdict.index else ""

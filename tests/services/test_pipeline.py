@@ -28,7 +28,7 @@ async def test_run_of_three_steps_reconciles(redis, run_id, max_staleness):
     ):
         await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
         counts = await group_counts(redis, keys)
-        evaluations = {record.name: record for record in await sampler.journal.evaluations()}
+        evaluations = {record.name: record for record in await sampler.event_log.evaluations()}
     assert counts.reconciled, counts
     assert counts.trained == 12
     assert [batch.step for batch in learner.batches] == [1, 2, 3]
@@ -90,7 +90,7 @@ async def test_task_that_is_given_up_is_a_dead_group_and_the_run_goes_on(redis, 
         async with running(fleet.run()) as generating:
             await until(lambda: evaluated(redis, keys, "after"), [*tasks, *generating], "the last evaluation")
         counts = await group_counts(redis, keys)
-        evaluations = {record.name: record for record in await sampler.journal.evaluations()}
+        evaluations = {record.name: record for record in await sampler.event_log.evaluations()}
     assert counts.reconciled, counts
     assert (counts.dead, counts.trained) == (1, 4)
     assert set(evaluations) == {"before", "after"}
@@ -116,11 +116,11 @@ async def test_starvation_climbs_its_ladder_and_pauses_until_somebody_resumes(re
     ):
 
         async def told():
-            return any(event.phase == "starvation-pause" for _, event in await sampler.journal.events())
+            return any(event.phase == "starvation-pause" for _, event in await sampler.event_log.events())
 
         await until(told, tasks, "the pause")
         text = (await redis.get(keys.starved)).decode()
-        phases = [event.phase for _, event in await sampler.journal.events()]
+        phases = [event.phase for _, event in await sampler.event_log.events()]
         assert rung_of(run_id) == 4
         counts = await group_counts(redis, keys)
         assert counts.reconciled, counts
@@ -228,6 +228,6 @@ async def test_a_group_whose_messages_are_gone_ends_as_dead(redis, run_id, monke
             async with running(learner.run()) as learning:
                 await until(lambda: evaluated(redis, keys, "after"), [*tasks, *generating, *learning], "the end")
         counts = await group_counts(redis, keys)
-        told = [event.text for _, event in await sampler.journal.events() if event.phase == "group-orphaned"]
+        told = [event.text for _, event in await sampler.event_log.events() if event.phase == "group-orphaned"]
     assert counts.reconciled, counts
     assert told == ["g00000000: what was on its way is gone from all streams"]

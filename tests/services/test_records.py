@@ -10,7 +10,7 @@ from services.contracts import RunState, Transition
 from services.settings import parse_recipe
 from services.streams.connection.functions import FencedError, RedisFullError, call
 from services.streams.keys import RUNS, RunKeys
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.streams.state.group_state import become_owner
 from services.streams.state.runs import (
     EndedRunError,
@@ -214,7 +214,7 @@ async def test_a_full_redis_takes_every_change_but_no_new_run(own_server, run_id
     await records.request_cancel(run_id)
     await records.set_summary(run_id, {"steps": 0})
     await records.transition(run_id, RunState.CANCELLED, "on request")
-    await Journal(redis, keys, "test").event("test", "told")
+    await EventLog(redis, keys, "test").event("test", "told")
     assert (await records.resume(run_id)).resumptions == 1
     assert [record.id for record in await records.all()] == [run_id]
 

@@ -27,11 +27,11 @@ async def test_a_full_redis_redrives_nothing_until_it_has_room(own_server, run_i
     told = "Redis is at its maxmemory of 1 MiB: nothing is drawn again; redrive it when groups under way have ended"
     with pytest.raises(RedisFullError, match=told):
         await pipeline.redriven(letter)
-    attempts = await redrive_all(redis, pipeline.keys, pipeline.journal)
+    attempts = await redrive_all(redis, pipeline.keys, pipeline.event_log)
     assert [one.redriven for one in attempts] == [None, None]
     assert all(one.reason.startswith(told) and one.reason.endswith("(2 groups are left)") for one in attempts)
     assert await pipeline.counts() == {"dispatched": 2, "dead": 2}
-    assert await pipeline.journal.events() == []
+    assert await pipeline.event_log.events() == []
     await redis.config_set("maxmemory", 0)
     assert (await pipeline.redriven(letter)).redriven == "g0-r1"
     assert await pipeline.counts() == {"dispatched": 3, "dead": 2, "pending": 1}
@@ -43,7 +43,7 @@ async def test_no_more_redriven_groups_are_pending_than_the_memory_bound_counts(
     for group in groups:
         await pipeline.dead_task(group)
     nameless = await given_up(pipeline, pipeline.lane.verdicts, "{", group=None)
-    attempts = await redrive_all(redis, keys, pipeline.journal)
+    attempts = await redrive_all(redis, keys, pipeline.event_log)
     assert [one.entry for one in attempts] == [one.entry for one in await letters(redis, keys)], "in their order"
     assert [one.redriven for one in attempts] == [f"{group}-r1" for group in groups[:-3]] + [None] * 4
     told = f"{REDRIVEN_PENDING} groups that were drawn again are pending, the most at once; redrive it when some"
@@ -57,9 +57,9 @@ async def test_no_more_redriven_groups_are_pending_than_the_memory_bound_counts(
     last = (await letters(redis, keys))[-2]
     assert told in await pipeline.refused(last)
 
-    await pipeline.effects.release(Lane.TRAIN, "g00-r1", Release.STALE, SAMPLES)
+    await pipeline.transitions.release(Lane.TRAIN, "g00-r1", Release.STALE, SAMPLES)
     await pipeline.dispatch("other")
-    attempts = await redrive_all(redis, keys, pipeline.journal)
+    attempts = await redrive_all(redis, keys, pipeline.event_log)
     assert [one.redriven for one in attempts] == [f"{groups[-3]}-r1", None, None, None], "others take no such place"
     assert attempts[1].reason.endswith("(2 groups are left)")
     assert attempts[-1].entry == nameless.entry
@@ -87,7 +87,7 @@ async def test_names_of_redriven_groups_that_no_letter_asks_for_any_more_are_for
     await redis.xtrim(keys.dead, minid=first.entry, approximate=False)
     await drawn_again("g4")
     assert await known() == {"g0", "g1", "g2", "g3", "g4"}, "g0 has no letter, but is pending again"
-    await pipeline.effects.release(Lane.TRAIN, "g0-r1", Release.STALE, SAMPLES)
+    await pipeline.transitions.release(Lane.TRAIN, "g0-r1", Release.STALE, SAMPLES)
     await drawn_again("g5")
     assert await known() == {"g1", "g2", "g3", "g4", "g5"}
     assert [one.redriven for one in await letters(redis, keys)] == [f"g{number}-r1" for number in range(1, 6)]

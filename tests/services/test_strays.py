@@ -7,7 +7,7 @@ from services.sampler.service import SamplerService
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
 from services.streams.state.dead_letters import letters, redrive
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.streams.state.group_state import group_counts
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
@@ -26,8 +26,8 @@ class LateLearner(HandLearner):
         await super().run()
 
 
-async def phases(journal):
-    return [event.phase for _, event in await journal.events()]
+async def phases(event_log):
+    return [event.phase for _, event in await event_log.events()]
 
 
 async def test_a_batch_that_is_gone_is_published_again_with_those_behind_it(redis, run_id):
@@ -53,7 +53,7 @@ async def test_a_batch_that_is_gone_is_published_again_with_those_behind_it(redi
             return len(now) == 2 and not set(now) & set(former)
 
         await until(both_again, tasks, "both batches, published again")
-        assert "batch-lost" in await phases(sampler.journal)
+        assert "batch-lost" in await phases(sampler.event_log)
         learner.may.set()
         await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
         counts = await group_counts(redis, keys)
@@ -72,7 +72,7 @@ async def test_a_redriven_group_that_is_given_up_again_ends_and_can_be_redriven_
         service_context(redis, run_id, document, "sampler") as sampler,
         running(SamplerService().run(sampler)) as tasks,
     ):
-        await sampler.journal.event("begun", "the run")
+        await sampler.event_log.write("begun", "the run")
         consumer = Consumer(redis, keys, tasks_of, "rollout", "hand", Task, 30.0, 3)
         await consumer.open()
         held = {one.message.group: one for one in await consumer.read(64, 10)}
@@ -85,7 +85,7 @@ async def test_a_redriven_group_that_is_given_up_again_ends_and_can_be_redriven_
 
             await until(dead, tasks, f"{wanted} dead groups")
             newest = (await letters(redis, keys))[-1]
-            again = (await redrive(redis, keys, newest, Journal(redis, keys, "test"))).redriven
+            again = (await redrive(redis, keys, newest, EventLog(redis, keys, "test"))).redriven
             assert again == f"{name}-r{wanted}"
             found = None
             while found is None:
@@ -118,12 +118,12 @@ async def test_a_redriven_group_is_looked_after_before_anything_is_heard_of_it(r
             return (await group_counts(redis, keys)).dead > 0
 
         await until(some_dead, tasks, "dead groups")
-        again = (await redrive(redis, keys, (await letters(redis, keys))[0], Journal(redis, keys, "test"))).redriven
+        again = (await redrive(redis, keys, (await letters(redis, keys))[0], EventLog(redis, keys, "test"))).redriven
         # Its task is lost before anybody reads it, with all others: nothing on its way would end any of them.
         await redis.xtrim(keys.lane(Lane.TRAIN).tasks, maxlen=0)
 
         async def orphaned():
-            told = [event.text for _, event in await sampler.journal.events() if event.phase == "group-orphaned"]
+            told = [event.text for _, event in await sampler.event_log.events() if event.phase == "group-orphaned"]
             return any(text.startswith(f"{again}:") for text in told)
 
         await until(orphaned, tasks, "its end", deadline_s=90)

@@ -1,4 +1,4 @@
-"""Delivery on a real server: leases, idempotent effects, late results, counters; what goes wrong with them."""
+"""Delivery on a real server: leases, idempotent transitions, late results, counters; what goes wrong with them."""
 
 import asyncio
 
@@ -8,11 +8,11 @@ from services.contracts import Cause, Lane, Outcome, Release, Sample
 from services.streams.connection.functions import FencedError
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.streams.state.group_state import (
     EVALUATED,
     MORE,
-    Effects,
+    GroupTransitions,
     RefusedMessageError,
     group_counts,
     missing_samples,
@@ -47,7 +47,7 @@ async def payloads(redis, keys):
 
 
 async def letters(run):
-    return [letter for _, letter in await Journal(run.redis, run.keys, "test").dead_letters()]
+    return [letter for _, letter in await EventLog(run.redis, run.keys, "test").dead_letters()]
 
 
 @pytest.mark.parametrize("run", ["a:b", "", "A", "a}b", "../x", "x" * 100, "a\n"])
@@ -138,7 +138,7 @@ async def test_the_first_of_two_results_at_once_wins(run, redis, keys):
 
     def judge(index, at):
         verdict = verdict_on(sample_of(keys, "g0", index, at), Outcome.WRONG if at else Outcome.CORRECT)
-        return run.effects.publish_verdict(Lane.TRAIN, leases[index], verdict)
+        return run.transitions.publish_verdict(Lane.TRAIN, leases[index], verdict)
 
     assert sum(await attempts(judge)) == 2
     verdicts = await run.judge().read(20, 0.01)
@@ -149,7 +149,7 @@ async def test_late_results_of_an_ended_group_change_nothing_but_their_own_messa
     task = await run.dispatched("g0")
     assert await run.publish(task.lease, sample_of(keys, "g0", 0))
     [sample] = await run.verifier().read(1, 0.01)
-    await run.effects.publish_verdict(Lane.TRAIN, sample.lease, verdict_on(sample.message))
+    await run.transitions.publish_verdict(Lane.TRAIN, sample.lease, verdict_on(sample.message))
     [verdict] = await run.judge().read(1, 0.01)
     assert await run.sampler.release(Lane.TRAIN, "g0", Release.DEAD, 2)
     before = await run.counts()
@@ -173,7 +173,7 @@ async def test_what_fits_nothing_in_the_run_is_refused_and_changes_nothing(run, 
     before = await contents(redis, keys)
     calls = [
         run.publish(task.lease, sample),
-        run.effects.publish_verdict(Lane.TRAIN, task.lease, verdict_on(sample)),
+        run.transitions.publish_verdict(Lane.TRAIN, task.lease, verdict_on(sample)),
         run.sampler.record_verdict(Lane.TRAIN, task.lease, verdict_on(sample), "kept", 2),
     ]
     for call in calls:
@@ -195,7 +195,7 @@ async def test_a_screened_group_is_asked_for_the_rest_once_and_keeps_what_it_has
     assert await run.publish(screen.lease, sample_of(keys, "g0", 0), wanted=1)
     assert (await redis.xpending(run.streams.tasks, "rollout"))["pending"] == 0, "the screen is drawn"
     [sample] = await run.verifier().read(1, 0.01)
-    await run.effects.publish_verdict(Lane.TRAIN, sample.lease, verdict_on(sample.message))
+    await run.transitions.publish_verdict(Lane.TRAIN, sample.lease, verdict_on(sample.message))
     [verdict] = await run.judge().read(1, 0.01)
     for _ in range(2):
         await run.sampler.record_verdict(
@@ -224,10 +224,10 @@ async def test_an_evaluated_group_is_counted_apart_and_can_be_forgotten(run, red
     assert await run.sampler.dispatch(Lane.EVALUATION, task_of("e0", 1), None)
     assert await redis.get(keys.sampler_state) is None
     [task] = await consumers[0].read(1, 0.01)
-    assert await run.effects.publish_sample(Lane.EVALUATION, task.lease, 1, sample_of(keys, "e0", 0), BODY)
+    assert await run.transitions.publish_sample(Lane.EVALUATION, task.lease, 1, sample_of(keys, "e0", 0), BODY)
     [sample] = await consumers[1].read(1, 0.01)
     verdict = verdict_on(sample.message)
-    assert await run.effects.publish_verdict(Lane.EVALUATION, sample.lease, verdict)
+    assert await run.transitions.publish_verdict(Lane.EVALUATION, sample.lease, verdict)
     assert await run.sampler.record_verdict(Lane.EVALUATION, sample.lease, verdict, EVALUATED, 1)
     assert await payloads(redis, keys) == set()
     assert (await group_counts(redis, keys, Lane.EVALUATION)).pending == 0
@@ -351,7 +351,7 @@ async def test_results_under_a_lease_of_streams_that_are_gone_do_not_count(run, 
     await redis.delete(run.streams.tasks, run.streams.samples)
     before = await contents(redis, keys)
     assert not await run.publish(task.lease, sample_of(keys, "g0", 1))
-    assert not await run.effects.publish_verdict(Lane.TRAIN, sample.lease, verdict_on(sample.message))
+    assert not await run.transitions.publish_verdict(Lane.TRAIN, sample.lease, verdict_on(sample.message))
     assert await contents(redis, keys) == before
 
 
@@ -366,8 +366,8 @@ async def test_hostile_message_does_not_stop_the_consumer(run):
 
 
 async def test_former_owner_is_fenced(redis, keys):
-    former = await Effects.fenced(redis, keys, "sampler")
-    owner = await Effects.fenced(redis, keys, "sampler")
+    former = await GroupTransitions.fenced(redis, keys, "sampler")
+    owner = await GroupTransitions.fenced(redis, keys, "sampler")
     assert (former.epoch, owner.epoch) == (1, 2)
     with pytest.raises(FencedError):
         await former.dispatch(Lane.TRAIN, task_of("g0"), STATE)

@@ -10,7 +10,7 @@ from services.sampler.evaluation.evaluator import HeldOut, summarise
 from services.sampler.evaluation.schedule import Timetable, due_steps
 from services.sampler.service import SamplerService
 from services.streams.keys import RunKeys
-from services.streams.state.group_state import Effects
+from services.streams.state.group_state import GroupTransitions
 from tests.harness.hand_fleet import HandFleet, HandLearner, running, until
 from tests.harness.small_run import recipe_document, service_context
 from tests.services.judged import answered_group
@@ -55,7 +55,7 @@ class HandEvaluator:
 
 
 async def skipped(context):
-    return [event.text for _, event in await context.journal.events() if event.phase == "evaluation-skipped"]
+    return [event.text for _, event in await context.event_log.events() if event.phase == "evaluation-skipped"]
 
 
 @asynccontextmanager
@@ -133,12 +133,12 @@ async def test_failed_evaluation_is_raised_by_the_next_tick(redis, run_id):
 async def test_timetable_goes_on_where_an_earlier_one_stopped(redis, run_id, newest_is_recorded):
     document = recipe_document("/none", limits={"rollout_steps": 30}, evaluation={"every": 5})
     async with service_context(redis, run_id, document, "sampler") as context:
-        effects = Effects(redis, context.keys, "sampler")
+        transitions = GroupTransitions(redis, context.keys, "sampler")
         task = answered_group("e.held-out.step-5.000000", (Outcome.CORRECT, "a")).task
-        await effects.dispatch(Lane.EVALUATION, task, None)
+        await transitions.dispatch(Lane.EVALUATION, task, None)
         if newest_is_recorded:
             held_out = HeldOut("held-out", (), 2)
-            await context.journal.evaluation(summarise("step-15", held_out, task.sampling, [], 0), "sampler", 0)
+            await context.event_log.evaluation(summarise("step-15", held_out, task.sampling, [], 0), "sampler", 0)
         hand = HandEvaluator()
         timetable = Timetable(context, hand)
         await timetable.open(17)
@@ -188,20 +188,20 @@ async def test_training_never_waits_for_an_evaluation(redis, run_id):
     ):
 
         async def both(name):
-            return len([one for one in await sampler.journal.evaluations() if one.name == name]) == 2
+            return len([one for one in await sampler.event_log.evaluations() if one.name == name]) == 2
 
         await until(lambda: both("before"), serving, "the first evaluation of both sets")
 
         async def trained():
-            return await sampler.journal.policy_version() == 4
+            return await sampler.event_log.policy_version() == 4
 
         async with running(learner.run()) as learning:
             tasks = [*serving, *learning]
             await until(trained, tasks, "the last policy version, while an earlier one is still being evaluated")
-            assert {one.name for one in await sampler.journal.evaluations()} == {"before"}
+            assert {one.name for one in await sampler.event_log.evaluations()} == {"before"}
             fleet.gate.set()
             await until(lambda: both("after"), tasks, "the last evaluation of both sets")
-        records = {(one.name, one.set): one for one in await sampler.journal.evaluations()}
+        records = {(one.name, one.set): one for one in await sampler.event_log.evaluations()}
         said = await skipped(sampler)
     [beside] = {name for name, _ in records} - {"before", "after"}
     assert set(records) == {(name, kind) for name in ("before", beside, "after") for kind in ("held-out", "long-sums")}

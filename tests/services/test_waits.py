@@ -15,9 +15,9 @@ from services.process import host_service
 from services.settings import parse_recipe
 from services.streams.connection.client import connect
 from services.streams.keys import RunKeys
-from services.streams.state import heartbeat as presence_module
-from services.streams.state.events import Journal
-from services.streams.state.heartbeat import Presence, live_processes
+from services.streams.state import heartbeat as heartbeat_module
+from services.streams.state.events import EventLog
+from services.streams.state.heartbeat import Heartbeat, live_processes
 from services.streams.state.runs import RunRecords
 from services.waits import TELL_AFTER_S, Waits, tell
 from tests.harness.small_run import recipe_document
@@ -88,7 +88,7 @@ def test_what_lasts_is_told_within_a_minute_unless_it_is_idle():
     waits = Waits(clock)
     waits.pending("batch", "the sampler", 600)
     waits.pending("tasks", "work", 600, idle=True)
-    assert TELL_AFTER_S + presence_module.HEARTBEAT_S + presence_module.PATIENCE_S < 60
+    assert TELL_AFTER_S + heartbeat_module.HEARTBEAT_S + heartbeat_module.PATIENCE_S < 60
     assert waits.newly_long(clock.now + TELL_AFTER_S) == []
     assert [one.name for one in waits.newly_long(clock.now + TELL_AFTER_S + 0.1)] == ["batch"]
     assert waits.newly_long(clock.now + 100) == []
@@ -168,20 +168,20 @@ async def until(condition, deadline_s=90.0):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(presence_module, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(heartbeat_module, "HEARTBEAT_S", 0.05)
 
 
 async def test_the_heartbeat_announces_waits_and_tells_of_stalls(redis, run_id, quick):
     keys = RunKeys(run_id)
-    journal = Journal(redis, keys, "learner")
+    event_log = EventLog(redis, keys, "learner")
     clock = Clock(time.time() - 50)
     waits = Waits(clock)
     waits.pending("batch", "the sampler's batch 7", 600)
     waits.pending("sync", "replica rollout-2", 20)
     clock.now = time.time() + 3600  # it stays young, however long the rest takes
     waits.pending("short", "nothing much", 5)
-    async with Presence(redis, info_of(run_id), waits, journal):
-        await until(lambda: _at_least(journal, 2))
+    async with Heartbeat(redis, info_of(run_id), waits, event_log):
+        await until(lambda: _at_least(event_log, 2))
         [found] = await live_processes(redis, run_id)
         assert {one.name: one.deadline_s for one in found.waits} == {"batch": 600, "sync": 20}
         assert metric("penstock_wait_seconds", run_id, "sync") == pytest.approx(50, abs=10)
@@ -191,17 +191,17 @@ async def test_the_heartbeat_announces_waits_and_tells_of_stalls(redis, run_id, 
         await until(lambda: _announced(redis, run_id, {"batch"}))
         assert metric("penstock_wait_seconds", run_id, "sync") is None
         assert metric("penstock_stalled_waits", run_id, "sync") is None
-    told = {event.phase: event.text for _, event in await journal.events()}
+    told = {event.phase: event.text for _, event in await event_log.events()}
     assert set(told) == {"stalled", "waiting"}
     assert told["stalled"].startswith("learner-1: waits for replica rollout-2 (sync) for 5")
     assert told["stalled"].endswith(" s of at most 20 s")
     assert told["waiting"].startswith("learner-1: waits for the sampler's batch 7 (batch) for 5")
-    assert len(await journal.events()) == 2, "each is told once"
+    assert len(await event_log.events()) == 2, "each is told once"
     assert metric("penstock_wait_seconds", run_id, "batch") is None, "gone with its process"
 
 
-async def _at_least(journal, count):
-    events = await journal.events()
+async def _at_least(event_log, count):
+    events = await event_log.events()
     return events if len(events) >= count else []
 
 
@@ -212,27 +212,27 @@ async def _announced(redis, run, names):
 
 async def test_the_heartbeat_survives_redis_and_tells_what_it_missed(own_server, run_id, quick, monkeypatch, caplog):
     server, redis = own_server
-    journal = Journal(redis, RunKeys(run_id), "learner")
+    event_log = EventLog(redis, RunKeys(run_id), "learner")
     clock = Clock(time.time() - 100)
     waits = Waits(clock)
     caplog.set_level(logging.WARNING)
-    async with Presence(redis, info_of(run_id), waits, journal):
+    async with Heartbeat(redis, info_of(run_id), waits, event_log):
         server.stop()
         waits.pending("redis", "Redis to come back", 30)
         await until(lambda: _logged(caplog, "heartbeat of learner-1 failed"))
         assert await _logged(caplog, "stalled: learner-1: waits for Redis to come back (redis)")
         server.start(60)
-        [(_, event)] = await until(journal.events)
+        [(_, event)] = await until(event_log.events)
         assert (event.phase, event.text[:47]) == ("stalled", "learner-1: waits for Redis to come back (redis)")
         assert [one.id for one in await live_processes(redis, run_id)] == ["learner-1"]
 
 
 async def test_a_redis_that_hangs_does_not_silence_the_log(own_server, run_id, quick, monkeypatch, caplog):
-    monkeypatch.setattr(presence_module, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(heartbeat_module, "PATIENCE_S", 0.3)
     server, redis = own_server
     clock = Clock(time.time() - 100)
     waits = Waits(clock)
-    async with Presence(redis, info_of(run_id), waits, Journal(redis, RunKeys(run_id), "learner")) as presence:
+    async with Heartbeat(redis, info_of(run_id), waits, EventLog(redis, RunKeys(run_id), "learner")) as heartbeat:
         os.kill(server._process.pid, signal.SIGSTOP)
         try:
             await until(lambda: _logged(caplog, "heartbeat of learner-1 failed: TimeoutError"))
@@ -241,7 +241,7 @@ async def test_a_redis_that_hangs_does_not_silence_the_log(own_server, run_id, q
         finally:
             os.kill(server._process.pid, signal.SIGCONT)
         await until(lambda: _announced(redis, run_id, {"redis"}))
-        await presence.update(state="ready")
+        await heartbeat.update(state="ready")
 
 
 async def _logged(caplog, text):
@@ -250,21 +250,21 @@ async def _logged(caplog, text):
 
 async def test_a_full_redis_still_takes_heartbeats_and_events(own_server, run_id, quick):
     _, redis = own_server
-    journal = Journal(redis, RunKeys(run_id), "learner")
+    event_log = EventLog(redis, RunKeys(run_id), "learner")
     waits = Waits(Clock(time.time() - 100))
-    async with Presence(redis, info_of(run_id), waits, journal) as presence:
+    async with Heartbeat(redis, info_of(run_id), waits, event_log) as heartbeat:
         await redis.config_set("maxmemory", 1)
         waits.pending("redis-memory", "room in Redis", 30)
-        [(_, event)] = await until(journal.events)
+        [(_, event)] = await until(event_log.events)
         assert event.phase == "stalled"
-        await presence.update(state="ready", version=3)
+        await heartbeat.update(state="ready", version=3)
         [found] = await live_processes(redis, run_id)
         assert (found.state, [one.name for one in found.waits]) == ("ready", ["redis-memory"])
 
 
 async def test_an_announcement_that_cannot_be_read_is_left_out(redis, run_id):
     keys = RunKeys(run_id)
-    async with Presence(redis, info_of(run_id)):
+    async with Heartbeat(redis, info_of(run_id)):
         await redis.set(keys.process("broken"), b'{"id": 7}')
         await redis.sadd(keys.processes, "broken")
         assert [one.id for one in await live_processes(redis, run_id)] == ["learner-1"]
@@ -294,9 +294,9 @@ async def test_a_service_names_its_waits_in_its_context(redis, redis_url, run_id
 
 async def test_an_announcement_survives_a_broken_connection(redis_url, run_id):
     redis = await connect(redis_url)
-    async with Presence(redis, info_of(run_id)) as presence:
+    async with Heartbeat(redis, info_of(run_id)) as heartbeat:
         await redis.connection_pool.disconnect()
-        await presence.update(state="ready")
+        await heartbeat.update(state="ready")
         [found] = await live_processes(redis, run_id)
         assert found.state == "ready"
     await redis.aclose()

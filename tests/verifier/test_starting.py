@@ -46,7 +46,7 @@ async def test_what_the_confinement_lacks_is_an_event(redis, run_id, monkeypatch
         monkeypatch.setattr(Sandbox, "start", start)
         monkeypatch.setattr(service, "close_to_others", lambda: closed.append(True))
         await VerifierService().run(context)
-        events = [(event.phase, event.text) for _, event in await context.journal.events()]
+        events = [(event.phase, event.text) for _, event in await context.event_log.events()]
     assert [text for phase, text in events if phase == "unconfined"] == list(gaps)
     assert len(closed) == len(gaps), "what may read /proc must not read the verifier's memory there"
 

@@ -22,7 +22,7 @@ from services.settings import HELD_OUT, Recipe
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.keys import EVALUATION_GROUP
-from services.streams.state.group_state import EVALUATED, Effects, RefusedMessageError
+from services.streams.state.group_state import EVALUATED, GroupTransitions, RefusedMessageError
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.runs import is_paused
 
@@ -138,16 +138,16 @@ class Round:
 class Evaluator:
     """Runs evaluations, one at a time: the caller's duty."""
 
-    def __init__(self, context: Context, effects: Effects, sets: tuple[HeldOut, ...]) -> None:
+    def __init__(self, context: Context, transitions: GroupTransitions, sets: tuple[HeldOut, ...]) -> None:
         self._context = context
-        self._effects = effects
+        self._transitions = transitions
         self._sets = sets
         self._orphans = Orphans(context, Lane.EVALUATION)
         self._dead_after = "0-0"
         recipe = self._recipe = context.record.recipe
         self._consumer = Consumer(
             context.redis, context.keys, context.keys.lane(Lane.EVALUATION).verdicts, "sampler",
-            context.presence.info.id, Verdict, recipe.limits.lease_s, recipe.limits.max_deliveries,
+            context.heartbeat.info.id, Verdict, recipe.limits.lease_s, recipe.limits.max_deliveries,
         )  # fmt: skip
 
     async def run(self, name: str, *, beside_training: bool = False) -> bool:
@@ -156,27 +156,27 @@ class Evaluator:
         `beside_training` leaves the greater part of the fleet's sequence slots to training.
         """
         await self._consumer.open()
-        journal = self._context.journal
-        recorded = {(record.set, record.name) for record in await journal.evaluations()}
+        event_log = self._context.event_log
+        recorded = {(record.set, record.name) for record in await event_log.evaluations()}
         for one in self._sets:
             if (one.name, name) in recorded:
                 continue
-            await journal.event("evaluating", f"{name}: {one.name}, {len(one.prompts)} prompts x {one.samples}")
+            await event_log.write("evaluating", f"{name}: {one.name}, {len(one.prompts)} prompts x {one.samples}")
             finished = await self._carry_out(name, one, beside_training)
             if finished is None:
                 return False
             record = summarise(name, one, sampling_of(self._recipe), finished.judged, finished.dropped)
             await self._publish(record)
-            await self._effects.forget_evaluated([self._group(name, one, n) for n in range(len(one.prompts))])
+            await self._transitions.forget_evaluated([self._group(name, one, n) for n in range(len(one.prompts))])
         return True
 
     async def _publish(self, record: EvaluationRecord) -> None:
-        await self._context.journal.evaluation(record, "sampler", self._effects.epoch)
+        await self._context.event_log.evaluation(record, "sampler", self._transitions.epoch)
         for result, prompts in (("answered", record.prompts), ("dropped", record.dropped)):
             EVALUATION_PROMPTS.labels(self._context.keys.run, record.set, result).set(prompts)
         if record.majority is None:
             text = f"{record.name}: {record.set}: no verdict is known, so no score is"
-            await self._context.journal.event("evaluation-unknown", text)
+            await self._context.event_log.write("evaluation-unknown", text)
             return
         scores = {"avg": record.accuracy, "pass": record.pass_at[-1].value, "majority": record.majority}
         for score, value in scores.items():
@@ -242,7 +242,7 @@ class Evaluator:
         while under_way.waiting and len(under_way.open) < room:
             task = under_way.waiting[0]
             try:
-                await self._effects.dispatch(Lane.EVALUATION, task, None)
+                await self._transitions.dispatch(Lane.EVALUATION, task, None)
             except RedisFullError as error:
                 self._context.waits.pending(WAIT, f"room in Redis: {error}", self._recipe.limits.stall_timeout_s)
                 return
@@ -256,7 +256,7 @@ class Evaluator:
             group.verdicts.setdefault(verdict.index, verdict)
             decision, samples = EVALUATED if group.judged else "", group.task.samples
         try:
-            await self._effects.record_verdict(Lane.EVALUATION, delivery.lease, verdict, decision, samples)
+            await self._transitions.record_verdict(Lane.EVALUATION, delivery.lease, verdict, decision, samples)
         except RefusedMessageError as error:
             await self._consumer.give_up(delivery, str(error), Cause.INVALID)
             MESSAGES.labels(self._context.keys.run, "evaluation-verdicts", "refused").inc()
@@ -267,7 +267,7 @@ class Evaluator:
 
     async def _drop_given_up(self, under_way: Round) -> None:
         """Release groups that were given up since the last call: they are left out of the means."""
-        for entry, letter in await self._context.journal.dead_letters(self._dead_after):
+        for entry, letter in await self._context.event_log.dead_letters(self._dead_after):
             self._dead_after = entry
             if letter.cause is Cause.INVALID:
                 continue
@@ -276,6 +276,6 @@ class Evaluator:
 
     async def _drop(self, under_way: Round, name: str, reason: str) -> None:
         task = under_way.open.pop(name).task
-        await self._effects.release(Lane.EVALUATION, name, Release.DEAD, task.samples)
+        await self._transitions.release(Lane.EVALUATION, name, Release.DEAD, task.samples)
         under_way.dropped += 1
-        await self._context.journal.event("group-dead", f"{name}: {reason}")
+        await self._context.event_log.write("group-dead", f"{name}: {reason}")

@@ -45,7 +45,7 @@ class Timetable:
 
         The evaluation that it had begun comes first; of those that fell due meanwhile, only the newest is made up.
         """
-        recorded = {(record.set, record.name) for record in await self._context.journal.evaluations()}
+        recorded = {(record.set, record.name) for record in await self._context.event_log.evaluations()}
         members = await self._context.redis.smembers(self._context.keys.lane(Lane.EVALUATION).pending)
         begun = {member.decode().split(".")[2] for member in members}
         # An evaluation that has all its records ends at once.
@@ -95,7 +95,7 @@ class Timetable:
     async def _skip_waiting(self, when: str) -> None:
         if self._waiting is not None:
             skipped, self._waiting = self._waiting, None
-            await self._context.journal.event("evaluation-skipped", f"{skipped}: had not begun when {when}")
+            await self._context.event_log.write("evaluation-skipped", f"{skipped}: had not begun when {when}")
 
     async def close(self) -> None:
         """End the evaluation under way; the next sampler resumes it."""

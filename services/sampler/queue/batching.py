@@ -48,8 +48,11 @@ def batch_group(recipe: Recipe, name: str, group: Group, version: int) -> BatchG
         for verdict, earned, advantage in zip(group.in_order, rewards, credit, strict=True)
     ]
     return BatchGroup(
-        group=name, samples=tuple(samples), prompt=group.task.prompt.id, lag=staleness(version, group.oldest_version)
-    )  # fmt: skip
+        group=name,
+        samples=tuple(samples),
+        prompt=group.task.prompt.id,
+        staleness=staleness(version, group.oldest_version),
+    )
 
 
 def make_batch(

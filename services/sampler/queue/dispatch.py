@@ -9,13 +9,13 @@ from services.contracts import Cause, DeadLetter, Lane, Prompt, SamplerState, Sa
 from services.metrics import PROMPTS_DROPPED
 from services.process import Context
 from services.sampler.backpressure import REFILLS, Bounds
-from services.sampler.curriculum.posterior import PassRates
-from services.sampler.curriculum.strategies import STRATEGIES, Place, Rule, Selection
 from services.sampler.data import PromptsExhaustedError
 from services.sampler.groups import Ledger
 from services.sampler.queue.starvation import Rung
+from services.sampler.selection.posterior import PassRates
+from services.sampler.selection.strategies import STRATEGIES, Place, Rule, Selection
 from services.settings import Recipe
-from services.streams.state.group_state import Effects
+from services.streams.state.group_state import GroupTransitions
 
 PROMPT_FAULTS = (Cause.TOO_LONG, Cause.REFUSED)
 """Causes that every further draw of the same prompt would meet again."""
@@ -32,11 +32,16 @@ class Dispatcher:
     """Draws prompts for the training lane; `state` is where it stands, stored with every task it sends."""
 
     def __init__(
-        self, context: Context, effects: Effects, ledger: Ledger, prompts: tuple[Prompt, ...], state: SamplerState
+        self,
+        context: Context,
+        transitions: GroupTransitions,
+        ledger: Ledger,
+        prompts: tuple[Prompt, ...],
+        state: SamplerState,
     ) -> None:
         self._context = context
         self._recipe = context.record.recipe
-        self._effects = effects
+        self._transitions = transitions
         self._ledger = ledger
         self._rule = self._recipe.algorithm.dynamic_sampling
         chosen = self._rule.selection
@@ -100,7 +105,7 @@ class Dispatcher:
         stop = chosen.screen_samples if STRATEGIES[chosen.strategy].screens else None
         task = task_of(self._recipe, f"g{self._next_group:08d}", prompt, stop)
         after = self.state.model_copy(update={"next_group": self._next_group + 1})
-        await self._effects.dispatch(Lane.TRAIN, task, after)
+        await self._transitions.dispatch(Lane.TRAIN, task, after)
         self._next_group += 1
         self._ledger.dispatched(task)
 

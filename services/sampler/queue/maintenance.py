@@ -88,7 +88,7 @@ class Housekeeping:
                 STREAM_PENDING.labels(keys.run, name).set(figures.pending)
                 STREAM_LAG.labels(keys.run, name).set(math.nan if figures.lag is None else figures.lag)
                 STREAM_IDLE_SECONDS.labels(keys.run, name).set(figures.oldest_idle_s)
-        letters = await self._context.journal.dead_letters(self._letters_after)
+        letters = await self._context.event_log.dead_letters(self._letters_after)
         self._letters_after = letters[-1][0] if letters else self._letters_after
         given_up = Counter(letter.cause for _, letter in letters)
         for cause in Cause:
@@ -101,18 +101,18 @@ class Housekeeping:
 
     async def short_of_memory(self) -> bool:
         """Whether dispatching has to wait for memory; an event and a wait say so."""
-        waits, journal = self._context.waits, self._context.journal
+        waits, event_log = self._context.waits, self._context.event_log
         if self._full is None:
             if self._told:
                 self._told = False
                 waits.done(MEMORY)
-                await journal.event("redis-memory-freed", "dispatching goes on")
+                await event_log.write("redis-memory-freed", "dispatching goes on")
             return False
         text = f"{self._full}; nothing new is dispatched above {HIGH_WATER:.0%}"
         waits.pending(MEMORY, text, self._context.record.recipe.limits.stall_timeout_s)
         if not self._told:
             self._told = True
-            await journal.event("redis-memory-short", text)
+            await event_log.write("redis-memory-short", text)
         return True
 
     def report_rung(self, rung: Rung) -> None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 
-from services.contracts import Cause, Lane, Policy, Release, SamplerSnapshot, SamplerState, Task, Verdict
+from services.contracts import Cause, CommittedPolicy, Lane, Release, SamplerSnapshot, SamplerState, Task, Verdict
 from services.metrics import MESSAGES
 from services.process import Context
 from services.sampler.advantage.filtering import KEPT, decide
 from services.sampler.backpressure import SurvivalEstimate, staleness
-from services.sampler.curriculum.screening import COMPLETE, screen
 from services.sampler.data import Splits
 from services.sampler.evaluation.schedule import Timetable
 from services.sampler.groups import Group, Ledger, recall, recover
@@ -23,10 +22,17 @@ from services.sampler.queue.dispatch import PROMPT_FAULTS, Dispatcher
 from services.sampler.queue.maintenance import Housekeeping
 from services.sampler.queue.reconcile import Search
 from services.sampler.queue.starvation import Ladder, Rung, Starvation
+from services.sampler.selection.screening import COMPLETE, screen
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.keys import EVALUATION_GROUP, order_of
-from services.streams.state.group_state import MORE, Effects, RefusedMessageError, group_counts, response_tokens
+from services.streams.state.group_state import (
+    MORE,
+    GroupTransitions,
+    RefusedMessageError,
+    group_counts,
+    response_tokens,
+)
 from services.streams.state.runs import is_paused
 
 log = logging.getLogger(__name__)
@@ -40,14 +46,14 @@ class SamplingQueue:
     """The training lane: dispatch with refill until the run's steps are done."""
 
     def __init__(
-        self, context: Context, effects: Effects, splits: Splits, ledger: Ledger, state: SamplerState,
+        self, context: Context, transitions: GroupTransitions, splits: Splits, ledger: Ledger, state: SamplerState,
         housekeeping: Housekeeping,
     ) -> None:  # fmt: skip
         self._context = context
         self._recipe = context.record.recipe
-        self._effects = effects
+        self._transitions = transitions
         self._ledger = ledger
-        self._dispatcher = Dispatcher(context, effects, ledger, splits.train, state)
+        self._dispatcher = Dispatcher(context, transitions, ledger, splits.train, state)
         self._next_step = 1
         self._last_step = self._recipe.limits.rollout_steps
         self._survival = SurvivalEstimate()
@@ -66,19 +72,19 @@ class SamplingQueue:
         self._awaited: dict[str, str] = {}
         self._verdicts = Consumer(
             context.redis, context.keys, context.keys.lane(Lane.TRAIN).verdicts, "sampler",
-            context.presence.info.id, Verdict, limits.lease_s, limits.max_deliveries,
+            context.heartbeat.info.id, Verdict, limits.lease_s, limits.max_deliveries,
         )  # fmt: skip
 
     @classmethod
     async def open(
-        cls, context: Context, effects: Effects, splits: Splits, housekeeping: Housekeeping
+        cls, context: Context, transitions: GroupTransitions, splits: Splits, housekeeping: Housekeeping
     ) -> SamplingQueue:  # fmt: skip
         """Go on where an earlier sampler of this run stopped, or begin."""
         redis, keys = context.redis, context.keys
         ledger = await recover(redis, keys, Lane.TRAIN)
         stored = await redis.get(keys.sampler_state)
         state = SamplerState.model_validate_json(stored) if stored else SamplerState(cursor=0, next_group=0)
-        queue = cls(context, effects, splits, ledger, state, housekeeping)
+        queue = cls(context, transitions, splits, ledger, state, housekeeping)
         posteriors = await redis.hgetall(keys.posteriors)
         queue._dispatcher.rates.load({prompt.decode(): entry.decode() for prompt, entry in posteriors.items()})
         await queue._find_place()
@@ -112,7 +118,7 @@ class SamplingQueue:
         """Sample until the last step is trained, beside the evaluations; raises what one of them raises."""
         try:
             while not self._context.stopping.is_set():
-                policy = await self._context.journal.policy() or Policy(version=0, step=0)
+                policy = await self._context.event_log.policy() or CommittedPolicy(version=0, step=0)
                 if policy.step >= self._last_step:
                     return
                 paused = await self._paused()
@@ -123,7 +129,7 @@ class SamplingQueue:
             for name in self._awaited:
                 self._context.waits.done(name)
 
-    async def _turn(self, policy: Policy, paused: bool) -> None:
+    async def _turn(self, policy: CommittedPolicy, paused: bool) -> None:
         self._ledger.trained(policy.step)
         await self._publish_batches(policy)
         await self._bury_dead()
@@ -140,7 +146,7 @@ class SamplingQueue:
         strays = await self._strays.look(self._ledger, trained)
         self._ledger.generating |= strays.groups
         lost = strays.lost
-        if lost is None or not await self._effects.take_back(lost.step, lost.entry, lost.groups):
+        if lost is None or not await self._transitions.take_back(lost.step, lost.entry, lost.groups):
             return
         kept = {one: await recall(self._context.redis, self._context.keys, one, KEPT) for one in lost.groups}
         self._ledger.taken_back(lost.step, {name: group for name, group in kept.items() if group})
@@ -149,7 +155,7 @@ class SamplingQueue:
     async def _release_orphans(self) -> None:
         """End groups of which no stream holds anything any more, so that nothing will ever be heard of them."""
         for name in await self._orphans.among(self._ledger.generating):
-            await self._context.journal.event("group-orphaned", f"{name}: what was on its way is gone from all streams")
+            await self._context.event_log.write("group-orphaned", f"{name}: its messages are gone from all streams")
             await self._release(name, Release.DEAD)
             del self._ledger.generating[name]
 
@@ -164,7 +170,7 @@ class SamplingQueue:
             self._housekeeping.report_rung(Rung.NORMAL)
         return False
 
-    async def _dispatch(self, policy: Policy) -> None:
+    async def _dispatch(self, policy: CommittedPolicy) -> None:
         await self._climb()
         if self._starvation.rung is Rung.PAUSE or await self._housekeeping.short_of_memory():
             return
@@ -186,8 +192,8 @@ class SamplingQueue:
         if change is None:
             return
         if change.rung is Rung.PAUSE:
-            await self._effects.starve(change.text)
-        await self._context.journal.event(change.kind, change.text)
+            await self._transitions.starve(change.text)
+        await self._context.event_log.write(change.kind, change.text)
         self._housekeeping.report_rung(change.rung)
 
     async def _take_in(self, delivery: Delivery[Verdict]) -> None:
@@ -200,7 +206,7 @@ class SamplingQueue:
             decision, rest = self._decide(group)
             posterior = self._learnt(group, decision)
         try:
-            await self._effects.record_verdict(
+            await self._transitions.record_verdict(
                 Lane.TRAIN, delivery.lease, verdict, decision, self._recipe.algorithm.group_size, rest=rest,
                 posterior=posterior,
             )  # fmt: skip
@@ -262,7 +268,7 @@ class SamplingQueue:
 
         Letters are read from the first one, so that a new sampler knows the dropped prompts before it draws any.
         """
-        for entry, letter in await self._context.journal.dead_letters(self._dead_after):
+        for entry, letter in await self._context.event_log.dead_letters(self._dead_after):
             self._dead_after = entry
             news = self._dispatcher.drop(letter)
             # What was given up before the run was taken back has been asked for again since.
@@ -271,13 +277,15 @@ class SamplingQueue:
             if letter.group not in self._ledger.generating and await self._recalled(letter.group) is None:
                 continue
             if news:
-                await self._context.journal.event(f"prompt-{letter.cause.value}", f"never drawn again: {letter.reason}")
+                await self._context.event_log.write(
+                    f"prompt-{letter.cause.value}", f"never drawn again: {letter.reason}"
+                )
             elif letter.cause not in PROMPT_FAULTS:
-                await self._context.journal.event("group-dead", f"{letter.group}: {letter.reason}")
+                await self._context.event_log.write("group-dead", f"{letter.group}: {letter.reason}")
             await self._release(letter.group, Release.DEAD)
             del self._ledger.generating[letter.group]
 
-    async def _publish_batches(self, policy: Policy) -> None:
+    async def _publish_batches(self, policy: CommittedPolicy) -> None:
         """Publish every batch whose policy may consume it now without exceeding the staleness bound."""
         limits = self._recipe.limits
         while self._next_step <= self._last_step:
@@ -310,7 +318,7 @@ class SamplingQueue:
             queue=tuple(name for name in self._ledger.open_groups if name not in groups),
             counts=await group_counts(self._context.redis, self._context.keys), response_tokens=tokens,
         )  # fmt: skip
-        if not await self._effects.publish_batch(batch, snapshot):
+        if not await self._transitions.publish_batch(batch, snapshot):
             raise RuntimeError(f"batch {self._next_step} holds a group that is no longer kept")
         self._ledger.batch_out(self._next_step, names)
         self._window = Window(self._recipe)
@@ -328,7 +336,7 @@ class SamplingQueue:
 
     async def _release(self, name: str, release: Release) -> None:
         self._window.released(release)
-        await self._effects.release(Lane.TRAIN, name, release, self._recipe.algorithm.group_size)
+        await self._transitions.release(Lane.TRAIN, name, release, self._recipe.algorithm.group_size)
 
     def _note_waits(self) -> None:
         """Say what the queue waits for: verdicts, the learner, kept groups."""

@@ -21,7 +21,7 @@ from services.streams.delivery.consumer import tail
 from services.streams.delivery.validation import Malformed, admit
 from services.streams.keys import RunKeys
 from services.streams.retention import REDRIVEN_KEPT, REDRIVEN_PENDING
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 
 PAGE = 200
 GROUP_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -88,7 +88,7 @@ async def _opened(redis: Redis, keys: RunKeys, entries: list[tuple[str, bytes]])
     return found
 
 
-async def redrive(redis: Redis, keys: RunKeys, one: Letter, journal: Journal) -> Attempt:
+async def redrive(redis: Redis, keys: RunKeys, one: Letter, event_log: EventLog) -> Attempt:
     """Ask anew for a letter's group, once; an event `redriven` says so.
 
     Raises RedriveLimitError while REDRIVEN_PENDING such groups are pending, NotRedrivableError, RedisFullError.
@@ -100,7 +100,7 @@ async def redrive(redis: Redis, keys: RunKeys, one: Letter, journal: Journal) ->
     again = task.model_copy(update={"group": _next_name(group)})
     await _ask(redis, keys, group, again)
     why = one.letter.reason[:REASON_SHOWN]
-    await journal.event("redriven", f"{group} is drawn again as {again.group}; it was given up: {why}")
+    await event_log.write("redriven", f"{group} is drawn again as {again.group}; it was given up: {why}")
     return Attempt(one.entry, group, again.group, f"drawn again as {again.group}")
 
 
@@ -129,7 +129,7 @@ async def _ask(redis: Redis, keys: RunKeys, group: str, again: Task) -> None:
         raise NotRedrivableError(f"its group is drawn again already, as {again.group}")
 
 
-async def redrive_all(redis: Redis, keys: RunKeys, journal: Journal) -> list[Attempt]:
+async def redrive_all(redis: Redis, keys: RunKeys, event_log: EventLog) -> list[Attempt]:
     """Ask anew for the groups of all letters that were not redriven before, as many as there is room for.
 
     What came of each letter; one that there was no room for says so, and how many groups are left like its own.
@@ -145,7 +145,7 @@ async def redrive_all(redis: Redis, keys: RunKeys, journal: Journal) -> list[Att
             if group in renamed:
                 attempts.append(Attempt(one.entry, group, renamed[group], "with another letter of its group"))
             elif not one.redriven:
-                attempt, fits = await _attempt(redis, keys, one, journal)
+                attempt, fits = await _attempt(redis, keys, one, event_log)
                 if not fits:
                     left.append(len(attempts))
                 attempts.append(attempt)
@@ -157,10 +157,10 @@ async def redrive_all(redis: Redis, keys: RunKeys, journal: Journal) -> list[Att
     return attempts
 
 
-async def _attempt(redis: Redis, keys: RunKeys, one: Letter, journal: Journal) -> tuple[Attempt, bool]:
+async def _attempt(redis: Redis, keys: RunKeys, one: Letter, event_log: EventLog) -> tuple[Attempt, bool]:
     """What came of it, and whether there was room."""
     try:
-        return await redrive(redis, keys, one, journal), True
+        return await redrive(redis, keys, one, event_log), True
     except (NotRedrivableError, RedisFullError) as error:
         fits = not isinstance(error, RedriveLimitError | RedisFullError)
         return Attempt(one.entry, one.letter.group, None, str(error)), fits

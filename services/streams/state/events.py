@@ -9,7 +9,7 @@ import logging
 import time
 from typing import TypeVar
 
-from services.contracts import DeadLetter, EvaluationRecord, Event, Message, Policy, StepRecord
+from services.contracts import CommittedPolicy, DeadLetter, EvaluationRecord, Event, Message, StepRecord
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.delivery.consumer import tail_messages
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 M = TypeVar("M", bound=Message)
 
 
-async def read_policy(redis: Redis, keys: RunKeys) -> Policy | None:
+async def read_policy(redis: Redis, keys: RunKeys) -> CommittedPolicy | None:
     """A run's committed policy; None before the first."""
     fields = {name.decode(): value.decode() for name, value in (await redis.hgetall(keys.policy)).items()}
-    return Policy.model_validate(fields) if "version" in fields else None
+    return CommittedPolicy.model_validate(fields) if "version" in fields else None
 
 
 async def read_all(redis: Redis, keys: RunKeys, stream: str, model: type[M], after: str = "0-0") -> list[tuple[str, M]]:
@@ -41,7 +41,7 @@ async def note(redis: Redis, stream: str, message: Message, kept: int) -> None:
     await call(redis, "note", [stream], [message.model_dump_json(), kept])
 
 
-class Journal:
+class EventLog:
     """A run's written record."""
 
     def __init__(self, redis: Redis, keys: RunKeys, service: str) -> None:
@@ -49,7 +49,7 @@ class Journal:
         self._keys = keys
         self._service = service
 
-    async def event(self, phase: str, text: str) -> None:
+    async def write(self, phase: str, text: str) -> None:
         """Write one line for people. `phase` is a word a program may look for."""
         log.info("%s: %s", phase, text)
         event = Event(service=self._service, phase=phase, text=text, at=time.time())
@@ -78,7 +78,7 @@ class Journal:
         """Dead letters behind `after`, oldest first."""
         return await read_all(self._redis, self._keys, self._keys.dead, DeadLetter, after)
 
-    async def policy(self) -> Policy | None:
+    async def policy(self) -> CommittedPolicy | None:
         """The last committed policy; None before the first."""
         return await read_policy(self._redis, self._keys)
 

@@ -1,4 +1,4 @@
-"""Owns the effects that services have on a run's groups: each is one call of a Redis function that also acks its input.
+"""Owns the transitions of a run's groups: each is one call of a Redis function that also acks its input.
 
 Must not decide anything; callers decide, these make it so exactly once.
 """
@@ -65,7 +65,7 @@ async def become_owner(redis: Redis, keys: RunKeys, role: str) -> int:
     return await call(redis, "become_owner", [keys.epoch(role)], [])
 
 
-class Effects:
+class GroupTransitions:
     """Everything a service may do to a run's groups. `epoch` is the caller's fence, 0 for unfenced roles."""
 
     def __init__(self, redis: Redis, keys: RunKeys, role: str, epoch: int = 0) -> None:
@@ -75,7 +75,7 @@ class Effects:
         self._epoch = epoch
 
     @classmethod
-    async def fenced(cls, redis: Redis, keys: RunKeys, role: str) -> Effects:
+    async def fenced(cls, redis: Redis, keys: RunKeys, role: str) -> GroupTransitions:
         """Become the role's owner."""
         return cls(redis, keys, role, await become_owner(redis, keys, role))
 

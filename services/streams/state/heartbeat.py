@@ -20,7 +20,7 @@ from services.metrics import STALLED_WAITS, WAIT_DEADLINE_SECONDS, WAIT_SECONDS
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import RedisFullError, call
 from services.streams.keys import SHARED_PROCESSES, RunKeys
-from services.streams.state.events import Journal
+from services.streams.state.events import EventLog
 from services.waits import Waits, tell
 
 log = logging.getLogger(__name__)
@@ -40,27 +40,27 @@ def _places(run: str | None, process: str) -> tuple[str, str]:
     return keys.processes, keys.process(process)
 
 
-class Presence:
+class Heartbeat:
     """One process's announcement. `update` changes what is announced; the heartbeat keeps it from lapsing.
 
-    With `waits` each heartbeat announces them too; with a `journal` a wait past its deadline becomes an event
+    With `waits` each heartbeat announces them too; with an `event_log` a wait past its deadline becomes an event
     `stalled`, a long one an event `waiting`. `told` hears of each change of state, in this process.
     """
 
     def __init__(
-        self, redis: Redis, info: ProcessInfo, waits: Waits | None = None, journal: Journal | None = None,
+        self, redis: Redis, info: ProcessInfo, waits: Waits | None = None, event_log: EventLog | None = None,
         told: Callable[[ProcessInfo], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._redis = redis
         self.info = info
         self._waits = waits or Waits()
-        self._journal = journal
+        self._event_log = event_log
         self._told = told
         self._gauges = _Gauges(info.run or "", info.service)
         self._untold: deque[tuple[str, str]] = deque(maxlen=UNTOLD_KEPT)
         self._heart: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Presence:
+    async def __aenter__(self) -> Heartbeat:
         self._told(self.info)
         await self._announce()
         self._heart = asyncio.create_task(self._beat(), name=f"heartbeat of {self.info.id}")
@@ -113,8 +113,8 @@ class Presence:
             self._untold.append((phase, text))
 
     async def _tell(self) -> None:
-        while self._journal is not None and self._untold:
-            await self._journal.event(*self._untold[0])
+        while self._event_log is not None and self._untold:
+            await self._event_log.write(*self._untold[0])
             self._untold.popleft()
 
 

@@ -11,14 +11,23 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import chain
 
-from services.contracts import Batch, Lane, Policy, SamplerSnapshot, StepRecord, Task, WeightManifest, WeightPlan
+from services.contracts import (
+    Batch,
+    CommittedPolicy,
+    Lane,
+    SamplerSnapshot,
+    StepRecord,
+    Task,
+    WeightManifest,
+    WeightPlan,
+)
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.delivery.consumer import tail_messages
 from services.streams.delivery.validation import Malformed
 from services.streams.keys import EVALUATION_GROUP, RunKeys
 from services.streams.retention import WEIGHT_MESSAGES_KEPT
-from services.streams.state.events import Journal, read_all, read_policy
+from services.streams.state.events import EventLog, read_all, read_policy
 from services.streams.state.group_state import become_owner, compress
 
 log = logging.getLogger(__name__)
@@ -50,7 +59,7 @@ class History:
         """Become the role's owner."""
         return cls(redis, keys, role, await become_owner(redis, keys, role))
 
-    async def policy(self) -> Policy | None:
+    async def policy(self) -> CommittedPolicy | None:
         """The committed policy; None before the first."""
         return await read_policy(self._redis, self._keys)
 
@@ -75,8 +84,8 @@ class History:
             self._epoch_key, self._keys.policy, self._keys.steps, streams.counters, streams.pending,
             *(self._keys.group(name) for name in record.groups),
         ]  # fmt: skip
-        lags = record.lags or (0,) * len(record.groups)
-        pairs = chain.from_iterable(zip(record.groups, lags, strict=True))
+        staleness = record.staleness or (0,) * len(record.groups)
+        pairs = chain.from_iterable(zip(record.groups, staleness, strict=True))
         args = [self.epoch, record.version, record.step, record.weights, record.model_dump_json(), entry, *pairs]
         done = await call(self._redis, "commit_step", keys, args)
         if done < 0:
@@ -195,7 +204,7 @@ async def rewind(
     count of response tokens unless that is None. Raises FencedError, GroupsChangedError.
     """
     streams = keys.lane(Lane.TRAIN)
-    dropped = [entry for entry, record in await Journal(redis, keys, role).steps() if record.step > step]
+    dropped = [entry for entry, record in await EventLog(redis, keys, role).steps() if record.step > step]
     logged = [batch for _, batch in await read_all(redis, keys, keys.batches, Batch)]
     stay = [group for batch in logged if batch.step <= step for group in batch.groups]
     all_keys = [

@@ -8,8 +8,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from services.sampler.curriculum.posterior import FLAT, LAYOUT, Beta, PassRates, mixed
+from services.sampler.selection.posterior import FLAT, LAYOUT, Beta, PassRates, mixed
 
 pytestmark = pytest.mark.conformance(
     formula="Beta posterior of a pass rate, evidence halved every half_life versions (MoPPS, arXiv 2507.04632)",

@@ -9,10 +9,10 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from services.sampler.selection.posterior import PassRates
+from services.sampler.selection.strategies import STRATEGIES, Place, Rule, Selection
 
 from services.contracts import Prompt
-from services.sampler.curriculum.posterior import PassRates
-from services.sampler.curriculum.strategies import STRATEGIES, Place, Rule, Selection
 from services.sampler.data import PromptCursor, PromptsExhaustedError
 from services.settings import sampling
 

@@ -10,8 +10,8 @@ for i = 6, #keys do
   if found[1] ~= 'batched' or found[2] ~= args[3] or (found[3] and found[3] ~= args[6]) then return -1 end
 end
 for i = 6, #keys do
-  local id, lag = args[2 * i - 5], args[2 * i - 4]
-  redis.call('HSET', keys[i], 'state', 'trained', 'step', args[3], 'lag', lag)
+  local id, staleness = args[2 * i - 5], args[2 * i - 4]
+  redis.call('HSET', keys[i], 'state', 'trained', 'step', args[3], 'staleness', staleness)
   redis.call('SREM', keys[5], id)
   redis.call('HINCRBY', keys[4], 'trained', 1)
 end

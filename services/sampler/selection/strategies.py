@@ -12,8 +12,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from services.contracts import Prompt
-from services.sampler.curriculum.posterior import PassRates, mixed
 from services.sampler.data import PromptCursor
+from services.sampler.selection.posterior import PassRates, mixed
 
 TOLERANCE = 0.1
 """How far below the best possible one a prompt's chance of a mixed group may be: for 16 samples, rates of 0.13 to 0.87.
