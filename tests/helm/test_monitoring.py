@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.harness.each import each
 from tests.helm.cases import CASES, DEFAULTS, EVERYTHING, MONITORED
-from tests.helm.rendering import CHART, FULLNAME, Case, Document, load_all, render
+from tests.helm.rendering import CHART, FULLNAME, ROOT, Case, Document, load_all, render
 
 RULES = sorted((CHART / "files" / "rules").glob("*.yaml"))
 DASHBOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))
@@ -46,15 +46,16 @@ def without_links(groups: list[Document]) -> Any:
 @each("base", ["https://example.org/runbooks", "https://example.org/a/b"])
 def test_every_alert_links_to_its_own_runbook(base: str) -> None:
     rendering = render(MONITORED.but({"metrics": {"rules": {"runbooks": base}}}))
+    areas = {page.stem: page.parent.name for page in (ROOT / "docs/operations/runbooks").glob("*/*.md")}
     alerts = [
         rule
-        for one in rendering.all("PrometheusRule")
-        for rule in rules_of(one.at("spec", "groups"))
+        for document in rendering.all("PrometheusRule")
+        for rule in rules_of(document.at("spec", "groups"))
         if "alert" in rule
     ]
     assert alerts
     for rule in alerts:
-        assert rule["annotations"]["runbook_url"] == f"{base}/{rule['alert']}.md"
+        assert rule["annotations"]["runbook_url"] == f"{base}/{areas[rule['alert']]}/{rule['alert']}.md"
         assert rule["labels"]["severity"] in SEVERITIES, rule["alert"]
 
 

@@ -101,7 +101,7 @@ async def keep(run):
 
 
 async def note(run):
-    return lambda: EventLog(run.redis, run.keys, "test").event(EVENT.phase, EVENT.text)
+    return lambda: EventLog(run.redis, run.keys, "test").write(EVENT.phase, EVENT.text)
 
 
 async def note_fenced(run):

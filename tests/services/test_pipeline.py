@@ -230,4 +230,4 @@ async def test_a_group_whose_messages_are_gone_ends_as_dead(redis, run_id, monke
         counts = await group_counts(redis, keys)
         told = [event.text for _, event in await sampler.event_log.events() if event.phase == "group-orphaned"]
     assert counts.reconciled, counts
-    assert told == ["g00000000: what was on its way is gone from all streams"]
+    assert told == ["g00000000: its messages are gone from all streams"]

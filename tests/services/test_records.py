@@ -214,7 +214,7 @@ async def test_a_full_redis_takes_every_change_but_no_new_run(own_server, run_id
     await records.request_cancel(run_id)
     await records.set_summary(run_id, {"steps": 0})
     await records.transition(run_id, RunState.CANCELLED, "on request")
-    await EventLog(redis, keys, "test").event("test", "told")
+    await EventLog(redis, keys, "test").write("test", "told")
     assert (await records.resume(run_id)).resumptions == 1
     assert [record.id for record in await records.all()] == [run_id]
 
