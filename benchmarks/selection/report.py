@@ -12,10 +12,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-from services.sampler.selection.posterior import mixed
 
 from benchmarks.selection.closed_forms import cost_over, samples_drawn, total_variation
 from benchmarks.selection.simulate import POPULATIONS, Rates, Result, Scale, Way
+from services.sampler.selection.posterior import mixed
 
 BINS = 20
 HARD = 0.1

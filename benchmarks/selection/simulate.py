@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from services.sampler.selection.posterior import PassRates, mixed
-from services.sampler.selection.screening import COMPLETE, screen
-from services.sampler.selection.strategies import STRATEGIES, Rule, Selection
 
 from services.contracts import Outcome, Prompt
 from services.sampler.advantage.filtering import KEPT, decide
+from services.sampler.selection.posterior import PassRates, mixed
+from services.sampler.selection.screening import COMPLETE, screen
+from services.sampler.selection.strategies import STRATEGIES, Rule, Selection
 from services.settings.sampling import Selection as Defaults
 
 Rates = NDArray[np.float64]

@@ -8,8 +8,6 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from services.sampler.selection.posterior import mixed
-from services.sampler.selection.screening import COMPLETE, screen
 
 from benchmarks.selection.closed_forms import (
     cost_over,
@@ -21,6 +19,8 @@ from benchmarks.selection.closed_forms import (
 )
 from services.contracts import Outcome
 from services.sampler.advantage.filtering import KEPT, decide
+from services.sampler.selection.posterior import mixed
+from services.sampler.selection.screening import COMPLETE, screen
 
 C, W = Outcome.CORRECT, Outcome.WRONG
 RATES = st.floats(0.001, 0.999)

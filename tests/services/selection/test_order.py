@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from services.sampler.selection.order import CONSUMPTION, Waiting, in_order
 
+from services.sampler.selection.order import CONSUMPTION, Waiting, in_order
 from services.settings.sampling import DynamicSampling
 
 pytestmark = pytest.mark.conformance(

@@ -8,6 +8,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from services.sampler.selection.posterior import FLAT, LAYOUT, Beta, PassRates, mixed
 
 pytestmark = pytest.mark.conformance(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from services.sampler.selection.screening import COMPLETE, screen
 
 from services.contracts import Outcome
 from services.sampler.advantage.filtering import KEPT, decide
+from services.sampler.selection.screening import COMPLETE, screen
 
 pytestmark = pytest.mark.conformance(
     formula="a screened group is completed iff its first samples are not all alike",

@@ -9,11 +9,11 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from services.sampler.selection.posterior import PassRates
-from services.sampler.selection.strategies import STRATEGIES, Place, Rule, Selection
 
 from services.contracts import Prompt
 from services.sampler.data import PromptCursor, PromptsExhaustedError
+from services.sampler.selection.posterior import PassRates
+from services.sampler.selection.strategies import STRATEGIES, Place, Rule, Selection
 from services.settings import sampling
 
 pytestmark = pytest.mark.conformance(
