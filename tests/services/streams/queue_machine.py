@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from services.contracts import Cause, Release
-from tests.services.queue_actors import NAMES, Actors, Held, Server
-from tests.services.queue_model import SAMPLES, STREAMS, TASKS, VERDICTS
+from tests.services.streams.queue_actors import NAMES, Actors, Held, Server
+from tests.services.streams.queue_model import SAMPLES, STREAMS, TASKS, VERDICTS
 
 T = TypeVar("T")
 

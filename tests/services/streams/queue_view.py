@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
-from tests.services.queue_model import ENDED, SAMPLES, STREAMS, TASKS, VERDICTS, Model
+from tests.services.streams.queue_model import ENDED, SAMPLES, STREAMS, TASKS, VERDICTS, Model
 
 READERS = {TASKS: "rollout", SAMPLES: "verifier", VERDICTS: "sampler"}
 

@@ -31,7 +31,7 @@ from tests.services.driven import (
     task_of,
     verdict_on,
 )
-from tests.services.queue_model import (
+from tests.services.streams.queue_model import (
     ENDED,
     MAX_DELIVERIES,
     SAMPLES,
@@ -43,7 +43,7 @@ from tests.services.queue_model import (
     LoggedBatch,
     Model,
 )
-from tests.services.queue_view import READERS, View
+from tests.services.streams.queue_view import READERS, View
 
 RUN = "model"
 G = 2

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tests.services.queue_model import TOMBSTONES
+from tests.services.streams.queue_model import TOMBSTONES
 
 
 class Fault(NamedTuple):

@@ -29,7 +29,7 @@ from services.streams.state.group_state import become_owner
 from tests.harness.free_ports import free_port
 from tests.harness.servers.proxy import Proxy
 from tests.harness.servers.redis_servers import start_server
-from tests.services.repeating import keep_at_it, until_a_read_blocks
+from tests.services.streams.repeating import keep_at_it, until_a_read_blocks
 
 LIBRARY = """#!lua name=counting
 redis.register_function('count', function(keys, args) return redis.call('INCR', keys[1]) end)"""

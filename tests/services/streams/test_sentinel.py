@@ -13,7 +13,7 @@ from services.streams.connection.credentials import SENTINEL_PASSWORD_FILE
 from services.streams.connection.functions import call, load
 from services.streams.keys import RunKeys
 from tests.harness.servers.redis_servers import Process, start_sentinel, start_server
-from tests.services.repeating import keep_at_it, until_a_read_blocks
+from tests.services.streams.repeating import keep_at_it, until_a_read_blocks
 
 pytestmark = pytest.mark.slow
 SERVICE = "penstock"

@@ -18,10 +18,10 @@ from services.streams.connection.client import connect
 from services.streams.connection.functions import FencedError, library_code, library_name
 from services.streams.state.policy_history import TakenBackError
 from tests.harness.servers.redis_servers import embedded_server
-from tests.services.queue_actors import Server
-from tests.services.queue_faults import FAULTS, Fault
-from tests.services.queue_machine import QueueMachine
-from tests.services.queue_model import TOMBSTONES
+from tests.services.streams.queue_actors import Server
+from tests.services.streams.queue_faults import FAULTS, Fault
+from tests.services.streams.queue_machine import QueueMachine
+from tests.services.streams.queue_model import TOMBSTONES
 
 WHOLE = settings(
     max_examples=160,

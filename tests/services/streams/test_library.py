@@ -25,7 +25,7 @@ from tests.services.driven import (
     task_of,
     verdict_on,
 )
-from tests.services.function_cases import CASES
+from tests.services.streams.function_cases import CASES
 
 FENCED = sorted(name for name, case in CASES.items() if case.role)
 

@@ -201,7 +201,7 @@ def test_the_streams_tests_pass_as_user_penstock(open_path):
     with start_server(folder, "--aclfile", users) as again:
         login = f"penstock:{quote(PASSWORDS['penstock'], safe='')}"
         environment = {**os.environ, "PENSTOCK_TEST_REDIS": f"redis://{login}@127.0.0.1:{again.port}/0"}
-        files = [f"tests/services/test_{one}.py" for one in NEAR]
+        files = [f"tests/services/streams/test_{name}.py" for name in NEAR]
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180, check=False
