@@ -32,7 +32,7 @@ from pydantic import ValidationError
 
 from services.contracts import Batch, StepRecord, Value
 from services.settings import Recipe
-from services.storage.mirror import UNMIRRORED, Mirror
+from services.storage.mirror import NO_MIRROR, Mirror
 from services.storage.places import runs_folder
 from services.streams.delivery.payloads import SamplePayload
 
@@ -121,7 +121,7 @@ class RunArchive:
     What writes, fetches or deletes raises StoreError too.
     """
 
-    def __init__(self, folder: Path, mirror: Mirror = UNMIRRORED) -> None:
+    def __init__(self, folder: Path, mirror: Mirror = NO_MIRROR) -> None:
         self.folder = folder
         self.mirror = mirror
         self.checkpoints = folder / CHECKPOINTS

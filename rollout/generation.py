@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rollout.engine import Generation, RolloutEngine
 from rollout.prompts import ChatTokenizer, PromptError
-from services.cancellation import end
+from services.cancellation import cancel_and_wait
 from services.contracts import Cause, Lane, Sample, SampleFacts, Task
 from services.metrics import MESSAGES, TOKENS
 from services.process import Context
@@ -88,7 +88,7 @@ class GroupWorker:
         try:
             await asyncio.gather(*samples)
         finally:
-            await end(*samples)
+            await cancel_and_wait(*samples)
 
     async def _sample(self, lane: Lane, delivery: Delivery[Task], index: int, prompt_ids: NDArray[np.int32]) -> None:
         generation, started_at = await self._generate(lane, delivery, index, prompt_ids)

@@ -19,7 +19,7 @@ from rollout.engine import RolloutEngine
 from rollout.generation import GroupWorker
 from rollout.prompts import ChatTokenizer
 from rollout.weight_sync import WeightFollower
-from services.cancellation import end
+from services.cancellation import cancel_and_wait
 from services.contracts import Lane, Task
 from services.process import Context
 from services.storage.models import local_model, models_folder
@@ -107,7 +107,7 @@ class Replica:
             await self._context.heartbeat.update(state="draining")
             await self._drain(follower)
         finally:
-            await end(follower, pull, *self._groups)
+            await cancel_and_wait(follower, pull, *self._groups)
 
     async def _drain(self, follower: asyncio.Task[None]) -> None:
         self._follower.close()
@@ -163,6 +163,6 @@ async def _first_of(*parts: asyncio.Task[None] | Coroutine[Any, Any, Any]) -> No
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await end(*(task for task in tasks if task not in parts and not task.done()))
+        await cancel_and_wait(*(task for task in tasks if task not in parts and not task.done()))
     for task in done:
         task.result()

@@ -24,7 +24,7 @@ def cancellation_requested() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def end(*tasks: asyncio.Task[Any]) -> None:
+async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks until all have ended; an error that is not the cancellation is logged.
 
     Once is not enough: up to Python 3.11 `asyncio.wait_for`, which redis-py sends commands through, loses a

@@ -16,7 +16,7 @@ from services.contracts import Wait
 
 SHOWN_AFTER_S = 1.0
 """A wait shorter than this is not worth announcing."""
-TELL_AFTER_S = 45.0
+LONG_AFTER_S = 45.0
 """After so long a wait that is not idle is told, so that what cannot make progress says so within a minute."""
 
 
@@ -81,12 +81,12 @@ class Waits:
             return [one.wait for one in found]
 
     def newly_long(self, now: float) -> list[Wait]:
-        """The waits that have lasted more than TELL_AFTER_S seconds and were not reported yet, here or as stalled."""
+        """The waits that have lasted more than LONG_AFTER_S seconds and were not reported yet, here or as stalled."""
         with self._lock:
             found = [
                 one
                 for one in self._open.values()
-                if not (one.wait.idle or one.told_long or one.told_stalled) and now - one.wait.since > TELL_AFTER_S
+                if not (one.wait.idle or one.told_long or one.told_stalled) and now - one.wait.since > LONG_AFTER_S
             ]
             for one in found:
                 one.told_long = True
@@ -104,7 +104,7 @@ class Waits:
         return held
 
 
-def tell(process: str, wait: Wait, now: float) -> str:
+def describe_wait(process: str, wait: Wait, now: float) -> str:
     """A process's wait in one line."""
     return (
         f"{process}: waits for {wait.waits_for} ({wait.name}) for {max(0.0, now - wait.since):.0f} s "

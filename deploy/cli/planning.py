@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from learner.model.shape import ModelShape
-from services.settings import Recipe, bookings
+from services.settings import Recipe, resource_requests
 
 GIB = 2**30
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -125,7 +125,7 @@ def sync_bytes(recipe: Recipe, shape: ModelShape) -> float:
 
 def booked_gpus(recipe: Recipe) -> float:
     """The GPUs that a run holds from its start to its end, in fleet and learner."""
-    booked = bookings(recipe, recipe.rollout.replicas)
+    booked = resource_requests(recipe, recipe.rollout.replicas)
     return sum(one.gpus for processes in booked.values() for one in processes)
 
 

@@ -24,7 +24,7 @@ from deploy.hosting.environment import place, process_environment
 from deploy.hosting.fleet import Fleet
 from deploy.hosting.roles import DIED, Rank, Role, RoleError, Sampler, learner_placement, rank_name, release_placement
 from services.contracts import HostPid
-from services.settings import bookings
+from services.settings import resource_requests
 from services.storage.places import runs_folder
 from services.streams.state.runs import RunRecord
 
@@ -45,9 +45,9 @@ class PlacementError(RuntimeError):
 def _prepare(document: dict[str, Any], cache: str) -> str:
     """Runs in a worker process: the model library is heavy, and the gateway must stay light."""
     from learner.model.source import record_name
-    from services.settings import Model
+    from services.settings import ModelSettings
 
-    return record_name(Model.model_validate(document), Path(cache))
+    return record_name(ModelSettings.model_validate(document), Path(cache))
 
 
 @dataclass
@@ -246,5 +246,5 @@ async def _await_gone(fleet: Fleet, ends: float) -> None:
 
 
 def _needs(record: RunRecord) -> dict[str, float]:
-    booked = list(chain.from_iterable(bookings(record.recipe, record.rollout_replicas).values()))
+    booked = list(chain.from_iterable(resource_requests(record.recipe, record.rollout_replicas).values()))
     return {"CPU": sum(one.cpus for one in booked), "GPU": sum(one.gpus for one in booked)}

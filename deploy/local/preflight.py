@@ -17,7 +17,7 @@ import psutil
 
 from services.settings import Recipe
 from services.storage.folders import contents
-from services.storage.places import address, is_remote
+from services.storage.places import is_remote, parse_address
 from services.streams.connection.client import connect
 
 GIB = 2**30
@@ -114,7 +114,7 @@ def check_model(recipe: Recipe) -> None:
     model = recipe.model
     if is_remote(model.path):
         config = f"{str(model.path).rstrip('/')}/config.json"
-        contents(address(config, "model.path"), "model.path")
+        contents(parse_address(config, "model.path"), "model.path")
     elif model.path is not None and not (Path(model.path) / "config.json").is_file():
         raise StackError(f"model.path: {model.path!r} is not accepted; a Hugging Face folder with config.json is")
     if model.package is not None and find_spec(model.package.replace("-", "_")) is None:
@@ -137,6 +137,6 @@ def _parameters(recipe: Recipe) -> int:
         return PACKAGED_PARAMETERS[recipe.model.package]
     path = recipe.model.path or ""
     if is_remote(path):
-        found = contents(address(path, "model.path"), "model.path")
+        found = contents(parse_address(path, "model.path"), "model.path")
         return sum(one.size for name, one in found.items() if name.endswith(".safetensors")) // 2
     return sum(file.stat().st_size for file in Path(path).glob("*.safetensors")) // 2

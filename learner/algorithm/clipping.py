@@ -60,4 +60,4 @@ CLIPPINGS: dict[str, Callable[[Tensor, Tensor, float, float], Clipped]] = {
     "clip_higher": clip_higher,
     "symmetric": symmetric,
 }
-"""By settings.Algorithm.clipping: (ratio, advantage, clip_low, clip_high)."""
+"""By algorithm.clipping: (ratio, advantage, clip_low, clip_high)."""

@@ -30,7 +30,7 @@ PERCENTILES = (1, 50, 99)
 
 @dataclass(frozen=True)
 class LossSettings:
-    """Which table entries apply, and their numbers; see settings.Algorithm. `correction` is never `auto`."""
+    """Which table entries apply, and their numbers; see algorithm. `correction` is never `auto`."""
 
     clipping: str
     clip_low: float

@@ -77,4 +77,4 @@ REDUCTIONS: dict[str, Callable[[Sequence[SampleSize], int], Reduction]] = {
     "sequence_sum": sequence_sum,
     "constant_length": constant_length,
 }
-"""By settings.Algorithm.reduction: (samples of the mini-batch, `longest` in tokens, which constant_length reads)."""
+"""By algorithm.reduction: (samples of the mini-batch, `longest` in tokens, which constant_length reads)."""

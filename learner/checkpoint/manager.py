@@ -47,7 +47,7 @@ from learner.checkpoint.manifest import (
 from learner.checkpoint.remote import DAMAGED, StoredCheckpoints
 from learner.checkpoint.shards import INSISTING_S, FolderParts, Part, Parts, StoredParts, all_parts, insist, state_file
 from services.storage.errors import StoreError
-from services.storage.objects import StoppedError
+from services.storage.objects import UploadCancelledError
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class Checkpoints:
             insist(lambda: parts.say(rank, Part(files={file.name: facts})), stop, bound_s)
         except FileNotFoundError:
             raise CheckpointError(f"{file}: given up by rank 0") from None
-        except (OSError, CheckpointError, StoppedError) as error:
+        except (OSError, CheckpointError, UploadCancelledError) as error:
             failure = _failed(file, error)
             try:
                 file.unlink(missing_ok=True)

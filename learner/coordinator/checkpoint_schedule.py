@@ -12,7 +12,7 @@ from collections import deque
 
 from learner.checkpoint.manifest import CheckpointError, Consumed
 from learner.rank.worker import RankWork
-from services.cancellation import end
+from services.cancellation import cancel_and_wait
 from services.contracts import StepRecord
 from services.process import Context
 from services.streams.state.group_state import read_snapshot
@@ -83,7 +83,7 @@ class Checkpointing:
     async def close(self) -> None:
         """Give up the one that is being written."""
         if self._writing is not None:
-            await end(self._writing)
+            await cancel_and_wait(self._writing)
 
     async def _commit(self, record: StepRecord, batch_snapshot: str) -> None:
         snapshot = await read_snapshot(self._context.redis, batch_snapshot)

@@ -20,7 +20,7 @@ from services.contracts import EvaluationRecord
 from services.settings import NO_TEMPLATE
 from services.storage.folders import put_folder
 from services.storage.models import local_file
-from services.storage.places import store_address
+from services.storage.places import configured_store
 
 EXPORT = "export"
 
@@ -35,7 +35,7 @@ def stored(folder: Path, run: str) -> str:
 
     Raises StoreError, OSError.
     """
-    at = store_address()
+    at = configured_store()
     if at is None:
         return str(folder)
     put_folder(at / run / EXPORT, folder)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.model.source import ModelSourceError, model_folder, packaged_gguf
-from services.settings import Model
+from services.settings import ModelSettings
 from services.storage.folders import local_copy
 from services.storage.places import is_remote
 
@@ -27,7 +27,7 @@ class ModelShape:
     kv_values: int
 
 
-def model_shape(model: Model, cache: Path) -> ModelShape:
+def model_shape(model: ModelSettings, cache: Path) -> ModelShape:
     """The shape of a recipe's model: from its folder, its package, or else from `model.architecture`.
 
     Takes seconds: the network is built by transformers on the meta device. Raises ModelSourceError.
@@ -52,7 +52,7 @@ def _remote_config(path: str, cache: Path) -> Path:
     return local_copy(f"{path.rstrip('/')}/config.json", "model.path", cache).parent
 
 
-def _config(model: Model, cache: Path) -> Any:
+def _config(model: ModelSettings, cache: Path) -> Any:
     from transformers import AutoConfig
 
     folder = _remote_config(str(model.path), cache) if is_remote(model.path) else model_folder(model, cache)

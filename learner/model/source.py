@@ -15,11 +15,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from services.settings import Model
+from services.settings import ModelSettings
 from services.storage.errors import StoreAwayError, StoreError
 from services.storage.folders import contents, marked
 from services.storage.models import PACKAGE, packaged_folder
-from services.storage.places import address, is_remote
+from services.storage.places import is_remote, parse_address
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class ModelSourceError(ValueError):
     """The recipe's model cannot be used. The text names the field, its value, and what is accepted."""
 
 
-def prepare_model(model: Model, cache: Path) -> Path:
+def prepare_model(model: ModelSettings, cache: Path) -> Path:
     """The Hugging Face folder (fp32 weights, tokenizer, chat template, generation config) of `model`.
 
     A `package` is de-quantised into `cache` once and reused from then on, which blocks for about 20 s the first time; a
@@ -49,7 +49,7 @@ def prepare_model(model: Model, cache: Path) -> Path:
     return _dequantised(model.package, folder)
 
 
-def record_name(model: Model, cache: Path) -> str:
+def record_name(model: ModelSettings, cache: Path) -> str:
     """By what name a run's record calls `model`, once it is seen that it can be used; a package is prepared for that.
 
     Every node finds it again by that name; see services.storage.models. Raises ModelSourceError, StoreAwayError.
@@ -61,7 +61,7 @@ def record_name(model: Model, cache: Path) -> str:
         return str(prepare_model(model, cache))
     try:
         # Looked at where it is: this node may be the one that never needs it.
-        found = contents(address(str(model.path), "model.path"), "model.path")
+        found = contents(parse_address(str(model.path), "model.path"), "model.path")
     except StoreAwayError:
         raise
     except StoreError as error:  # which lasts, and so is the recipe's fault
@@ -71,7 +71,7 @@ def record_name(model: Model, cache: Path) -> str:
     return marked(str(model.path), found)
 
 
-def model_folder(model: Model, cache: Path) -> Path:
+def model_folder(model: ModelSettings, cache: Path) -> Path:
     """Where `model` is, or will be once it is prepared, unless its `path` is in a store."""
     if model.path is not None:
         return Path(model.path)
@@ -166,7 +166,7 @@ def main(argv: list[str]) -> int:
         print(f"model.package: value {package!r} is not accepted; one of {sorted(PACKAGES)} is", file=sys.stderr)
         return 1
     try:
-        prepare_model(Model.model_validate({"package": package}), Path(cache))
+        prepare_model(ModelSettings.model_validate({"package": package}), Path(cache))
     except (ModelSourceError, OSError) as error:
         print(error, file=sys.stderr)
         return 1

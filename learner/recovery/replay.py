@@ -24,7 +24,7 @@ from learner.checkpoint.manifest import Checkpoint
 from learner.recovery.start import archived_payloads, archiving_ranks
 from services.contracts import OptimizerStepRecord, StepRecord, Value
 from services.storage.errors import StoreError
-from services.storage.mirror import UNMIRRORED, Mirror, run_mirror
+from services.storage.mirror import NO_MIRROR, Mirror, run_mirror
 from services.storage.models import ModelUnavailableError, local_model, models_folder
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def run_at_hand(runs: Path, run: str) -> tuple[Path, Mirror]:
     return folder, mirror
 
 
-def plan_replay(folder: Path, step: int, mirror: Mirror = UNMIRRORED) -> Plan:
+def plan_replay(folder: Path, step: int, mirror: Mirror = NO_MIRROR) -> Plan:
     """Find out how to get to rollout step `step`, and fetch what that takes.
 
     Raises ArchiveError, ReplayError, StoreError.

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from learner.training.policy import Policy
-from services.settings import Learner
+from services.settings import LearnerSettings
 
 
 def prepare_environment() -> None:
@@ -26,7 +26,7 @@ def prepare_environment() -> None:
     os.environ.setdefault("LOCAL_RANK", "0")
 
 
-def training_engine(policy: Policy, learner: Learner) -> Any:
+def training_engine(policy: Policy, learner: LearnerSettings) -> Any:
     """The DeepSpeed engine that trains `policy` with AdamW. Collective: every rank makes one."""
     import deepspeed
     import deepspeed.comm.comm as deepspeed_comm
@@ -49,7 +49,7 @@ def training_engine(policy: Policy, learner: Learner) -> Any:
     return engine
 
 
-def frozen(policy: Policy, learner: Learner, device: torch.device) -> Any:
+def frozen(policy: Policy, learner: LearnerSettings, device: torch.device) -> Any:
     """`policy` as a reference that never changes, on `device`; at ZeRO stage 3 partitioned over ranks like the trained.
 
     Call it after `training_engine`. Collective. Only `__call__` may be used, and on all ranks alike.
@@ -74,11 +74,11 @@ def _admit_float64() -> None:
         accelerator.supported_dtypes = lambda: [*known, torch.float64]
 
 
-def _precision(learner: Learner) -> dict[str, Any]:
+def _precision(learner: LearnerSettings) -> dict[str, Any]:
     return {"bf16": {"enabled": learner.dtype == "bfloat16", "check_grad_overflow": True}}
 
 
-def _zero(learner: Learner) -> dict[str, Any]:
+def _zero(learner: LearnerSettings) -> dict[str, Any]:
     return {
         # Real sizes vary; the trainer sets every accumulation boundary itself.
         "train_micro_batch_size_per_gpu": 1,
@@ -88,7 +88,7 @@ def _zero(learner: Learner) -> dict[str, Any]:
     }
 
 
-def _config(learner: Learner) -> dict[str, Any]:
+def _config(learner: LearnerSettings) -> dict[str, Any]:
     optimizer = {
         "type": "AdamW",
         # Unlike DeepSpeed's own Adams, torch's needs no compiler at start.

@@ -17,10 +17,10 @@ from typing import TypeVar
 
 from learner.weight_sync.broadcast import BroadcastGroup, Rendezvous, send_snapshot
 from learner.weight_sync.snapshot import Snapshot
-from services.cancellation import end
+from services.cancellation import cancel_and_wait
 from services.contracts import EPOCH_SHIFT, ProcessInfo, WeightAck, WeightManifest, WeightPlan
 from services.metrics import SYNC_FAILURES, SYNC_SECONDS
-from services.settings import Weights
+from services.settings import WeightsSettings
 from services.streams.connection.client import Redis
 from services.streams.delivery.consumer import tail_messages
 from services.streams.keys import RunKeys
@@ -82,7 +82,7 @@ class Publisher:
     """Rank 0's side of the weight protocol. Generations rise with the learner's epoch, which `history` holds."""
 
     def __init__(
-        self, redis: Redis, keys: RunKeys, event_log: EventLog, settings: Weights, host: str, history: History
+        self, redis: Redis, keys: RunKeys, event_log: EventLog, settings: WeightsSettings, host: str, history: History
     ) -> None:
         self._history = history
         self._redis = redis
@@ -135,7 +135,7 @@ class Publisher:
     async def close(self) -> None:
         """Stop serving joiners."""
         if self._task:
-            await end(self._task)
+            await cancel_and_wait(self._task)
         self._drop_group()
 
     async def _reconcile(self) -> None:

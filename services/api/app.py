@@ -18,7 +18,7 @@ from services.api.dead_letters import add_dead_routes
 from services.api.runs import add_run_routes
 from services.api.views import Fault, Health, TargetGroup
 from services.metrics import API_SECONDS
-from services.settings import BoundsError, RecipeError
+from services.settings import ClusterLimitsError, RecipeError
 from services.streams.connection.client import Redis, RedisUnavailableError, trouble
 from services.streams.connection.functions import RedisFullError
 from services.streams.state.dead_letters import NotRedrivableError, UnknownLetterError
@@ -27,7 +27,7 @@ from services.streams.state.runs import NoCheckpointError, RunRecords, RunStateE
 
 STATUS = {
     UnknownRunError: 404, UnknownLetterError: 404, RunStateError: 409, NotRedrivableError: 409, RecipeError: 422,
-    NoCheckpointError: 422, BoundsError: 503, RedisFullError: 503, RedisUnavailableError: 503,
+    NoCheckpointError: 422, ClusterLimitsError: 503, RedisFullError: 503, RedisUnavailableError: 503,
 }  # fmt: skip
 """By exception, and those derived from it."""
 UNTIMED = ("^/healthz$", "^/readyz$", "^/metrics$")

@@ -23,14 +23,14 @@ from services.api.views import (
     WaitView,
 )  # fmt: skip
 from services.contracts import ProcessInfo
-from services.settings import Recipe, RecipeError, load_bounds, parse_recipe
+from services.settings import Recipe, RecipeError, load_cluster_limits, parse_recipe
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_state import group_counts
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.runs import AS_IT_WAS, Resumption, RunRecord, RunRecords
-from services.waits import tell
+from services.waits import describe_wait
 
 EVENTS_SHOWN = 50
 
@@ -104,8 +104,8 @@ def _add_changes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
 
 
 def _check_bounds(recipe: Recipe, field: str, replicas: int) -> None:
-    """Raises RecipeError when the cluster may not grow so far; BoundsError when nobody can tell."""
-    bounds = load_bounds()
+    """Raises RecipeError when the cluster may not grow so far; ClusterLimitsError when nobody can tell."""
+    bounds = load_cluster_limits()
     most = bounds.most_replicas(recipe) if bounds else None
     if bounds and most is not None and replicas > most:
         accepted = f"1 to {most} are" if most else "no number is"
@@ -136,7 +136,9 @@ def _waits(processes: list[ProcessInfo], now: float) -> list[WaitView]:
 
 async def _alerts(redis: Redis, keys: RunKeys, processes: list[ProcessInfo]) -> list[str]:
     now = time.time()
-    stalled = [tell(process.id, wait, now) for process in processes for wait in process.waits if wait.stalled(now)]
+    stalled = [
+        describe_wait(process.id, wait, now) for process in processes for wait in process.waits if wait.stalled(now)
+    ]
     starved: bytes | None = await redis.get(keys.starved)
     return [*([starved.decode(errors="replace")] if starved else []), *stalled]
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from services.contracts import RunState
-from services.settings import Booking, Bounds, bookings
+from services.settings import ClusterLimits, ResourceRequest, resource_requests
 from services.streams.state.runs import RunRecord
 
 
-def shortage(bounds: Bounds, record: RunRecord, records: Iterable[RunRecord]) -> str | None:
+def shortage(bounds: ClusterLimits, record: RunRecord, records: Iterable[RunRecord]) -> str | None:
     """Why a queued run has no room, or None. Runs are placed in the order in which they were submitted.
 
     One that would not even fit alone is passed over, so that it does not block those behind it.
     """
-    others: dict[str, list[Booking]] = {}
+    others: dict[str, list[ResourceRequest]] = {}
     for other in records:
         before = other.state is RunState.QUEUED and (other.created_at, other.id) < (record.created_at, record.id)
         waits = before and bounds.shortage(_booked(other), {}) is None
@@ -28,5 +28,5 @@ def shortage(bounds: Bounds, record: RunRecord, records: Iterable[RunRecord]) ->
     return bounds.shortage(_booked(record), others)
 
 
-def _booked(record: RunRecord) -> dict[str, list[Booking]]:
-    return bookings(record.recipe, record.rollout_replicas)
+def _booked(record: RunRecord) -> dict[str, list[ResourceRequest]]:
+    return resource_requests(record.recipe, record.rollout_replicas)

@@ -22,7 +22,7 @@ from services.controller.retry import Attempts, RunFailedError
 from services.controller.run_metrics import RunFigures
 from services.controller.summary import summarise, write_summary
 from services.process import advertised_host
-from services.settings import BoundsError, Recipe, load_bounds
+from services.settings import ClusterLimitsError, Recipe, load_cluster_limits
 from services.storage.errors import StoreAwayError, StoreError
 from services.storage.mirror import run_mirror
 from services.streams.connection.client import Redis, RedisUnavailableError
@@ -191,8 +191,8 @@ class RunKeeper:
         if self._asking.due:
             async with self._asking:
                 try:
-                    bounds = load_bounds()
-                except BoundsError as error:
+                    bounds = load_cluster_limits()
+                except ClusterLimitsError as error:
                     # A run that was given room goes on with what it has; another waits until the file is mended.
                     return str(error) if record.state is RunState.QUEUED else None
                 if bounds is None:
@@ -294,8 +294,8 @@ class RunKeeper:
     def _allowed(self, record: RunRecord) -> int:
         """The number of rollout replicas to run: as wanted, within the cluster's bounds of this moment."""
         try:
-            bounds = load_bounds()
-        except BoundsError as error:
+            bounds = load_cluster_limits()
+        except ClusterLimitsError as error:
             if (told := str(error)) != self._unusable:
                 log.warning("%s; the fleet of run %s keeps %d replicas", told, self._run, self._replicas)
                 self._unusable = told

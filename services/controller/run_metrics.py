@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from services.contracts import COMMON_PHASES, PHASES, ProcessInfo, RunState
 from services.metrics import EVENTS, PROCESSES, REPLICAS_WANTED, RUN_STATE, RUNS, SETTING, forget
-from services.settings import Recipe, bookings
+from services.settings import Recipe, resource_requests
 from services.streams.state.events import EventLog
 from services.streams.state.runs import RunRecord
 
@@ -89,7 +89,7 @@ class RunFigures:
 
 def replicas_wanted(record: RunRecord) -> dict[str, int]:
     """By service: the processes that a run wants, now that its fleet may have been scaled."""
-    booked = bookings(record.recipe, record.rollout_replicas)
+    booked = resource_requests(record.recipe, record.rollout_replicas)
     return {"sampler": 1} | {service: len(processes) for service, processes in booked.items() if processes}
 
 

@@ -13,7 +13,7 @@ import logging
 import time
 from pathlib import Path
 
-from services.cancellation import end
+from services.cancellation import cancel_and_wait
 from services.controller.cluster import Cluster
 from services.controller.run import PERIOD_S, STOP_DEADLINE_S, RunKeeper
 from services.controller.run_metrics import show_runs
@@ -51,7 +51,7 @@ class Controller:
             stopping.set()
             if self._keepers:
                 await asyncio.wait(self._keepers.values(), timeout=KEEPERS_DEADLINE_S)
-            await end(*self._keepers.values())
+            await cancel_and_wait(*self._keepers.values())
 
     async def _try_to_take_up(self, stopping: asyncio.Event, read_at: float) -> float:
         """A look that fails leaves the keepers alone; when one last succeeded. Raises what fails for FAILING_S."""

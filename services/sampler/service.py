@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from services.cancellation import end
+from services.cancellation import cancel_and_wait
 from services.contracts import ALONE
 from services.process import Context
 from services.sampler.data import load_splits
@@ -50,7 +50,7 @@ class SamplerService:
                     task.result()
             await context.stopping.wait()
         finally:
-            await end(working, keeping)
+            await cancel_and_wait(working, keeping)
 
     async def _evaluate(self, context: Context) -> None:
         recipe = context.record.recipe

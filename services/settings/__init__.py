@@ -3,32 +3,38 @@
 Must not import an engine or Redis.
 """
 
-from services.settings.bounds import Booking, Bounds, BoundsError, bookings, load_bounds
-from services.settings.data import HELD_OUT, Data, EvaluationSet, Source
+from services.settings.cluster_limits import (
+    ClusterLimits,
+    ClusterLimitsError,
+    ResourceRequest,
+    load_cluster_limits,
+    resource_requests,
+)
+from services.settings.data import HELD_OUT, DataSettings, EvaluationSet, SourceSettings
 from services.settings.presets import PRESETS
 from services.settings.recipe import Recipe, RecipeError, load_recipe, parse_recipe
-from services.settings.sampling import Starvation
-from services.settings.sections import NO_TEMPLATE, Algorithm, Learner, Model, Weights
+from services.settings.sampling import StarvationSettings
+from services.settings.sections import NO_TEMPLATE, AlgorithmSettings, LearnerSettings, ModelSettings, WeightsSettings
 
 __all__ = [
     "HELD_OUT",
     "NO_TEMPLATE",
     "PRESETS",
-    "Algorithm",
-    "Booking",
-    "Bounds",
-    "BoundsError",
-    "Data",
+    "AlgorithmSettings",
+    "ClusterLimits",
+    "ClusterLimitsError",
+    "DataSettings",
     "EvaluationSet",
-    "Learner",
-    "Model",
+    "LearnerSettings",
+    "ModelSettings",
     "Recipe",
     "RecipeError",
-    "Source",
-    "Starvation",
-    "Weights",
-    "bookings",
-    "load_bounds",
+    "ResourceRequest",
+    "SourceSettings",
+    "StarvationSettings",
+    "WeightsSettings",
+    "load_cluster_limits",
     "load_recipe",
     "parse_recipe",
+    "resource_requests",
 ]

@@ -41,7 +41,7 @@ class FieldMapping(Section):
         return self
 
 
-class Source(Section):
+class SourceSettings(Section):
     """Where prompts come from.
 
     `reasoning-gym` generates `task` with `options`; `jsonl`, `parquet` and `hf` (a dataset folder as `datasets` saves
@@ -64,7 +64,7 @@ class Source(Section):
     suffix: str = ""
 
     @model_validator(mode="after")
-    def _path_of_files(self) -> Source:
+    def _path_of_files(self) -> SourceSettings:
         if (self.source == "reasoning-gym") == (self.path is not None):
             raise ValueError("path belongs to source = 'jsonl', 'parquet' or 'hf', and is required there")
         if self.split is not None and self.source != "hf":
@@ -77,7 +77,7 @@ class Source(Section):
         return self
 
 
-class Data(Source):
+class DataSettings(SourceSettings):
     """Prompts of the run. The two splits share no question; `train: null` takes all that `held_out` leaves.
 
     A prompt of more than `max_prompt_tokens` (null: what model.max_model_len leaves for it) is dropped and counted.
@@ -88,13 +88,13 @@ class Data(Source):
     max_prompt_tokens: Positive | None = None
 
     @model_validator(mode="after")
-    def _end_of_training_prompts(self) -> Data:
+    def _end_of_training_prompts(self) -> DataSettings:
         if self.train is None and self.path is None:
             raise ValueError("train = null takes all of a file; source = 'reasoning-gym' has no end and needs a number")
         return self
 
 
-class EvaluationSet(Source):
+class EvaluationSet(SourceSettings):
     """One more held-out set: its first `prompts` questions (null: all); `samples` for each (null: as the others)."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
@@ -108,7 +108,7 @@ class EvaluationSet(Source):
         return self
 
 
-class Evaluation(Section):
+class EvaluationSettings(Section):
     """avg@k, pass@k and maj@k with k = `samples`, on the held-out split (`held-out`) and on every set of `sets`.
 
     Before the first rollout step, after every `every` of them (0: never) while training goes on, and after the last.
@@ -123,7 +123,7 @@ class Evaluation(Section):
     sets: tuple[EvaluationSet, ...] = ()
 
     @model_validator(mode="after")
-    def _names_differ(self) -> Evaluation:
+    def _names_differ(self) -> EvaluationSettings:
         names = [HELD_OUT, *(one.name for one in self.sets)]
         if len(set(names)) < len(names):
             raise ValueError(f"sets: names {names[1:]} must differ from each other and from {HELD_OUT!r}")

@@ -82,7 +82,7 @@ GRPO: dict[str, Setting] = DAPO | {
 }
 
 PRESETS: Mapping[str, Mapping[str, Setting]] = {"dapo": DAPO, "dapo-verl": DAPO_VERL, "grpo": GRPO}
-"""By settings.Algorithm.preset; keys are dotted paths into a recipe."""
+"""By algorithm.preset; keys are dotted paths into a recipe."""
 
 
 def with_preset(document: Mapping[str, Any]) -> dict[str, Any]:

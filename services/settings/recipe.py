@@ -12,9 +12,17 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from services.settings.base import Section
-from services.settings.data import HELD_OUT, Data, Evaluation
+from services.settings.data import HELD_OUT, DataSettings, EvaluationSettings
 from services.settings.presets import with_preset
-from services.settings.sections import Algorithm, Learner, Limits, Model, Rollout, Verifier, Weights
+from services.settings.sections import (
+    AlgorithmSettings,
+    LearnerSettings,
+    LimitsSettings,
+    ModelSettings,
+    RolloutSettings,
+    VerifierSettings,
+    WeightsSettings,
+)
 
 
 class RecipeError(ValueError):
@@ -26,15 +34,15 @@ class Recipe(Section):
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
     seed: int = 0
-    model: Model
-    data: Data = Data()
-    verifier: Verifier = Verifier()
-    algorithm: Algorithm = Algorithm()
-    rollout: Rollout = Rollout()
-    learner: Learner = Learner()
-    weights: Weights = Weights()
-    limits: Limits
-    evaluation: Evaluation = Evaluation()
+    model: ModelSettings
+    data: DataSettings = DataSettings()
+    verifier: VerifierSettings = VerifierSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    learner: LearnerSettings = LearnerSettings()
+    weights: WeightsSettings = WeightsSettings()
+    limits: LimitsSettings
+    evaluation: EvaluationSettings = EvaluationSettings()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from services.settings.base import Positive, Section
 
 
-class Selection(Section):
+class SelectionSettings(Section):
     """Which prompts are drawn. `uniform`: each once a pass (the paper).
 
     `boundary` prefers prompts whose groups are likely to be mixed, by a posterior of each prompt's pass rate whose
@@ -27,7 +27,7 @@ class Selection(Section):
     screen_samples: Annotated[int, Field(ge=2)] = 4
 
 
-class Starvation(Section):
+class StarvationSettings(Section):
     """What happens when kept groups come too slowly: one rung after another, each after so many judged groups.
 
     They are counted since a whole batch was last at hand, in batches (groups_per_step groups); the published script
@@ -43,7 +43,7 @@ class Starvation(Section):
     pause_after: Positive | None = 32
 
     @model_validator(mode="after")
-    def _rungs_rise(self) -> Starvation:
+    def _rungs_rise(self) -> StarvationSettings:
         rungs = [getattr(self, name) for name in type(self).model_fields]
         given = [rung for rung in rungs if rung is not None]
         if given != sorted(set(given)):
@@ -51,7 +51,7 @@ class Starvation(Section):
         return self
 
 
-class DynamicSampling(Section):
+class DynamicSamplingSettings(Section):
     """Keep a group iff 0 < correct < known; `min_known` defaults to the whole group.
 
     `continuous` refills as groups are judged; `generation_batches` draws `generation_batch_factor` x groups_per_step
@@ -66,5 +66,5 @@ class DynamicSampling(Section):
     generation_batch_factor: Positive = 3
     max_generation_batches: Annotated[int, Field(ge=0)] = 10
     consumption: Literal["oldest_first", "newest_first", "fifo"] = "oldest_first"
-    selection: Selection = Selection()
-    starvation: Starvation = Starvation()
+    selection: SelectionSettings = SelectionSettings()
+    starvation: StarvationSettings = StarvationSettings()

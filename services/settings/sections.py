@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from services.settings.base import Positive, Section
-from services.settings.sampling import DynamicSampling
+from services.settings.sampling import DynamicSamplingSettings
 
 NO_TEMPLATE = "none"
 """The chat template of a base model: the texts of the messages, joined."""
@@ -29,7 +29,7 @@ class Architecture(Section):
     tie_word_embeddings: bool = False
 
 
-class Model(Section):
+class ModelSettings(Section):
     """Which policy to start from: a Hugging Face folder (`path`, also `s3://...`) or an installed package (`package`).
 
     `chat_template`: the path (also `s3://...`) of a Jinja file in place of the tokenizer's own, or `none` for a base
@@ -43,13 +43,13 @@ class Model(Section):
     architecture: Architecture | None = None
 
     @model_validator(mode="after")
-    def _one_source(self) -> Model:
+    def _one_source(self) -> ModelSettings:
         if (self.path is None) == (self.package is None):
             raise ValueError("give exactly one of model.path and model.package")
         return self
 
 
-class Verifier(Section):
+class VerifierSettings(Section):
     """The verifier fleet: replicas, and how long one judgement may take (seconds)."""
 
     replicas: Positive = 1
@@ -57,7 +57,7 @@ class Verifier(Section):
     cpus: Annotated[float, Field(ge=0)] = 0.1
 
 
-class Overlong(Section):
+class OverlongSettings(Section):
     """The two independent treatments of long responses (paper section 3.4); lengths in tokens.
 
     `filtering` masks the loss of truncated responses; `punishment` shapes rewards over the last `cache` tokens (null:
@@ -72,13 +72,13 @@ class Overlong(Section):
     cache: Positive | None = None
 
     @model_validator(mode="after")
-    def _factor_of_published(self) -> Overlong:
+    def _factor_of_published(self) -> OverlongSettings:
         if self.shape == "paper" and self.factor != 1.0:
             raise ValueError(f"overlong.factor = {self.factor} needs overlong.shape = 'published'; Eq. 13 has none")
         return self
 
 
-class Algorithm(Section):
+class AlgorithmSettings(Section):
     """DAPO's parts, each with its switch. `preset` fills in what the recipe leaves open; see presets.py for sources.
 
     `symmetric` clips at 1 +- clip_low. `dual_clip` bounds the loss of negative advantages at that ratio (null: off).
@@ -102,11 +102,11 @@ class Algorithm(Section):
     icepop_high: Annotated[float, Field(gt=0)] = 5.0
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
     entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    overlong: Overlong = Overlong()
-    dynamic_sampling: DynamicSampling = DynamicSampling()
+    overlong: OverlongSettings = OverlongSettings()
+    dynamic_sampling: DynamicSamplingSettings = DynamicSamplingSettings()
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> Algorithm:
+    def _parts_fit(self) -> AlgorithmSettings:
         if self.clipping == "symmetric" and self.clip_high != self.clip_low:
             raise ValueError(
                 f"clip_high = {self.clip_high} must equal clip_low = {self.clip_low} with clipping = 'symmetric'"
@@ -125,7 +125,7 @@ class Algorithm(Section):
         return self
 
 
-class Rollout(Section):
+class RolloutSettings(Section):
     """The vLLM fleet. `threads` bounds one replica's CPU threads; `kv_cache_mib` its cache, per device.
 
     `eager` runs GPUs without CUDA graphs (CPUs always do). `gpus` are a replica's, one per tensor-parallel worker.
@@ -145,7 +145,7 @@ class Rollout(Section):
     gpus: Annotated[float, Field(ge=0)] = 0.0
 
 
-class Learner(Section):
+class LearnerSettings(Section):
     """The DeepSpeed learner. `mini_batch_groups` groups make one optimizer step.
 
     `float64` is for proofs: it needs `zero_stage` 0. `activation_checkpointing` runs each layer twice to keep less.
@@ -174,7 +174,7 @@ class Learner(Section):
     gpus: Annotated[float, Field(ge=0)] = 0.0
 
     @model_validator(mode="after")
-    def _precision_of_zero(self) -> Learner:
+    def _precision_of_zero(self) -> LearnerSettings:
         if self.dtype == "float64" and self.zero_stage:
             raise ValueError(
                 f"dtype = 'float64' needs zero_stage = 0, not {self.zero_stage}: ZeRO keeps its weights in float32"
@@ -182,7 +182,7 @@ class Learner(Section):
         return self
 
 
-class Weights(Section):
+class WeightsSettings(Section):
     """The broadcast learner -> fleet: bucket size, and the deadline of every phase of a sync.
 
     A worker keeps the whole incoming version beside the one in use: on its `device`, or, where that is too small for
@@ -195,7 +195,7 @@ class Weights(Section):
     timeout_s: Annotated[float, Field(gt=0)] = 60.0
 
 
-class Limits(Section):
+class LimitsSettings(Section):
     """How long a run lasts and how far generation may run ahead of learning; 0 rollout steps: it only evaluates.
 
     `response_tokens` is a budget (null: none): the first rollout step whose batch goes out with that many response

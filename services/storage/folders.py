@@ -21,7 +21,7 @@ from services.storage.errors import StoreError
 from services.storage.facts import FileFacts, facts_of, matches
 from services.storage.mirror import alone, partial_of
 from services.storage.objects import Found
-from services.storage.places import Address, address
+from services.storage.places import StoreAddress, parse_address
 
 MANIFEST = ".penstock.json"
 MARK = re.compile(r"(?P<address>s3://.+)#(?P<content>[0-9a-f]{16})")
@@ -34,7 +34,7 @@ class FolderManifest(Value):
     files: dict[str, FileFacts] | None
 
 
-def put_folder(at: Address, folder: Path) -> None:
+def put_folder(at: StoreAddress, folder: Path) -> None:
     """Put all files of a folder; until its manifest is there, last of all, it does not count. Replaces an earlier one.
 
     Raises StoreError, OSError.
@@ -54,7 +54,7 @@ def marked(text: str, found: dict[str, Found]) -> str:
     return f"{text.rstrip('/')}#{_mark(found)}"
 
 
-def contents(at: Address, field: str) -> dict[str, Found]:
+def contents(at: StoreAddress, field: str) -> dict[str, Found]:
     """The files below an address, or under "" the one object that it names. Raises StoreError where there is none."""
     found = {name: one for name, one in objects.listed(at).items() if not name.endswith("/")}
     if not found and at.key and (single := objects.head(at)):
@@ -71,7 +71,7 @@ def local_copy(text: str, field: str, cache: Path) -> Path:
     Safe while other processes do the same. Raises StoreError, OSError.
     """
     match = MARK.fullmatch(text)
-    at = address(match["address"] if match else text, field)
+    at = parse_address(match["address"] if match else text, field)
     name = at.key.rpartition("/")[2] or at.bucket
     if match and (kept := _place(cache, at, match["content"]) / name).exists():
         return kept
@@ -91,7 +91,7 @@ def local_copy(text: str, field: str, cache: Path) -> Path:
     return place / name
 
 
-def _place(cache: Path, at: Address, content: str) -> Path:
+def _place(cache: Path, at: StoreAddress, content: str) -> Path:
     """Of its own for each address and content, so that what is there is whole."""
     return cache / f"s3-{hashlib.sha256(f'{at}#{content}'.encode()).hexdigest()[:16]}"
 
@@ -123,17 +123,17 @@ def _put_in_place(partial: Path, place: Path, name: str) -> None:
             raise
 
 
-def _fetch(at: Address, found: dict[str, Found], to: Path) -> None:
+def _fetch(at: StoreAddress, found: dict[str, Found], to: Path) -> None:
     with ThreadPoolExecutor(PARALLEL_FILES) as threads:
         list(threads.map(lambda one: _fetch_file(at, one, found[one].size, to / one), found))
 
 
-def _fetch_file(at: Address, name: str, size: int, path: Path) -> None:
+def _fetch_file(at: StoreAddress, name: str, size: int, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     objects.get_file(at / name if name else at, size, path)
 
 
-def _check(at: Address, folder: Path) -> None:
+def _check(at: StoreAddress, folder: Path) -> None:
     """What Penstock has put must be as it was then; what others have put comes without a word on that."""
     path = folder / MANIFEST
     if not path.is_file():

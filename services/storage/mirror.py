@@ -15,7 +15,7 @@ from typing import Protocol
 
 from services.storage import objects
 from services.storage.errors import MissingObjectError, StoreError
-from services.storage.places import Address, store_address
+from services.storage.places import StoreAddress, configured_store
 
 SMALL_FILES, BIG_FILES = 16, 2
 """How many are fetched at once; a big one is fetched in many parts at once."""
@@ -29,7 +29,7 @@ class Mirror(Protocol):
         """Whether there is anything beyond the folder itself."""
 
     def put(self, name: str, path: Path, stop: threading.Event | None = None) -> None:
-        """Make a file durable, whole or not at all. Raises objects.StoppedError once `stop` is set."""
+        """Make a file durable, whole or not at all. Raises objects.UploadCancelledError once `stop` is set."""
 
     def say(self, name: str, content: bytes) -> None:
         """Put a small file that is not in the folder."""
@@ -53,7 +53,7 @@ class Mirror(Protocol):
         """The durable place of a name, for people."""
 
 
-class Unmirrored:
+class NoMirror:
     """The folder itself is durable."""
 
     remote = False
@@ -90,7 +90,7 @@ class StoredMirror:
 
     remote = True
 
-    def __init__(self, at: Address) -> None:
+    def __init__(self, at: StoreAddress) -> None:
         self._at = at
 
     def put(self, name: str, path: Path, stop: threading.Event | None = None) -> None:
@@ -126,16 +126,16 @@ class StoredMirror:
         return str(self._at / name)
 
 
-UNMIRRORED = Unmirrored()
+NO_MIRROR = NoMirror()
 
 
 def run_mirror(run: str) -> Mirror:
     """Where a run's files are durable, as PENSTOCK_STORE says. Raises StoreError for a value that is not accepted."""
-    at = store_address()
-    return UNMIRRORED if at is None else StoredMirror(at / run)
+    at = configured_store()
+    return NO_MIRROR if at is None else StoredMirror(at / run)
 
 
-def bring(at: Address, size: int, path: Path) -> bool:
+def bring(at: StoreAddress, size: int, path: Path) -> bool:
     """Fetch an object of that size to `path`, by one rename; False where it was there. Raises StoreError, OSError."""
     if _there(path, size):
         return False

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from services.storage.errors import MissingObjectError, StoreAwayError, StoreError
-from services.storage.places import Address
+from services.storage.places import StoreAddress
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class _WholeOnlyError(StoreError):
     """The server answers a request for a part of an object with something else."""
 
 
-class StoppedError(RuntimeError):
+class UploadCancelledError(RuntimeError):
     """An upload was given up, because whoever wants it is about to end."""
 
 
@@ -66,14 +66,14 @@ def endpoint() -> str:
     return _harmless(given) if given else "the AWS endpoint of AWS_REGION"
 
 
-def put_bytes(at: Address, content: bytes) -> None:
+def put_bytes(at: StoreAddress, content: bytes) -> None:
     """Put an object, whole or not at all. Raises StoreError."""
     import obstore
 
     _tried(f"{at} could not be written", lambda: obstore.put(_bucket(at), at.key, content))
 
 
-def put_file(at: Address, path: Path, stop: threading.Event | None = None) -> None:
+def put_file(at: StoreAddress, path: Path, stop: threading.Event | None = None) -> None:
     """Put a file, whole or not at all. Raises StoreError, OSError of the file, StoppedError once `stop` is set."""
     import obstore
 
@@ -102,7 +102,7 @@ def _chunks(path: Path, size: int, stop: threading.Event | None) -> Iterator[byt
     with path.open("rb") as file:
         while chunk := file.read(size):
             if stop is not None and stop.is_set():
-                raise StoppedError(f"{path}: its upload is given up")
+                raise UploadCancelledError(f"{path}: its upload is given up")
             yield chunk
 
 
@@ -114,14 +114,14 @@ def _noting(chunks: Iterator[bytes], failed: list[Exception]) -> Iterator[bytes]
         raise
 
 
-def get_bytes(at: Address) -> bytes:
+def get_bytes(at: StoreAddress) -> bytes:
     """An object's content. Raises MissingObjectError, StoreError."""
     import obstore
 
     return _tried(f"{at} could not be read", lambda: bytes(obstore.get(_bucket(at), at.key).bytes()))
 
 
-def get_file(at: Address, size: int, path: Path) -> None:
+def get_file(at: StoreAddress, size: int, path: Path) -> None:
     """Write an object of `size` bytes to `path`, several parts at once.
 
     Raises MissingObjectError, StoreError, OSError of the file.
@@ -138,14 +138,14 @@ def get_file(at: Address, size: int, path: Path) -> None:
         raise StoreError(f"{at} could not be read: it has {written} bytes by now, not {size}")
 
 
-def _get_parts(at: Address, size: int, file: BinaryIO) -> int:
+def _get_parts(at: StoreAddress, size: int, file: BinaryIO) -> int:
     starts = range(0, size, PART_BYTES)
     written = _get_part(at, starts[0], size, file.fileno())  # it tells whether the server gives parts
     with ThreadPoolExecutor(PARALLEL) as threads:
         return written + sum(threads.map(lambda start: _get_part(at, start, size, file.fileno()), starts[1:]))
 
 
-def _get_part(at: Address, start: int, size: int, file: int) -> int:
+def _get_part(at: StoreAddress, start: int, size: int, file: int) -> int:
     import obstore
 
     wanted = min(PART_BYTES, size - start)
@@ -156,7 +156,7 @@ def _get_part(at: Address, start: int, size: int, file: int) -> int:
     return written
 
 
-def _get_whole(at: Address, size: int, file: BinaryIO) -> int:
+def _get_whole(at: StoreAddress, size: int, file: BinaryIO) -> int:
     """Some servers do not know how to answer a request for a part."""
     import obstore
 
@@ -169,7 +169,7 @@ def _get_whole(at: Address, size: int, file: BinaryIO) -> int:
     return _tried(f"{at} could not be read", stream)
 
 
-def head(at: Address) -> Found | None:
+def head(at: StoreAddress) -> Found | None:
     """An object's facts; None where there is none. Raises StoreError."""
     import obstore
 
@@ -180,7 +180,7 @@ def head(at: Address) -> Found | None:
     return Found(found["size"], str(found["e_tag"]).strip('"'))
 
 
-def listed(below: Address) -> dict[str, Found]:
+def listed(below: StoreAddress) -> dict[str, Found]:
     """The objects whose keys begin with `below` and a `/`, by the rest of the key, in order. Raises StoreError."""
     import obstore
 
@@ -192,7 +192,7 @@ def listed(below: Address) -> dict[str, Found]:
     return dict(sorted(_tried(f"{below} could not be listed", look).items()))
 
 
-def delete(below: Address, names: Iterable[str]) -> None:
+def delete(below: StoreAddress, names: Iterable[str]) -> None:
     """Delete objects by their names below an address; those that are not there count as deleted. Raises StoreError."""
     import obstore
 
@@ -202,7 +202,7 @@ def delete(below: Address, names: Iterable[str]) -> None:
         _tried(f"{below} could not be cleared", partial(obstore.delete, _bucket(below), some))
 
 
-def _bucket(at: Address, request_s: int | None = None) -> Any:
+def _bucket(at: StoreAddress, request_s: int | None = None) -> Any:
     variables = tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_")))
     return _connected(at.bucket, variables, REQUEST_S if request_s is None else request_s)
 
@@ -225,7 +225,7 @@ def _tried(what: str, do: Callable[[], R]) -> R:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return do()
-        except StoppedError:
+        except UploadCancelledError:
             raise
         except Exception as error:
             fault = _understood(what, error)

@@ -17,15 +17,15 @@ SCHEME = "s3://"
 ADDRESS = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<key>.*))?")
 
 
-class Address(NamedTuple):
+class StoreAddress(NamedTuple):
     """A place in a store: a bucket, and a key or the part of keys before a `/`."""
 
     bucket: str
     key: str
 
-    def __truediv__(self, name: str) -> Address:
+    def __truediv__(self, name: str) -> StoreAddress:
         """A place below this one."""
-        return Address(self.bucket, f"{self.key}/{name}".strip("/"))
+        return StoreAddress(self.bucket, f"{self.key}/{name}".strip("/"))
 
     def __str__(self) -> str:
         """As people write it."""
@@ -37,18 +37,18 @@ def is_remote(text: str | None) -> bool:
     return text is not None and text.startswith(SCHEME)
 
 
-def address(text: str, field: str) -> Address:
+def parse_address(text: str, field: str) -> StoreAddress:
     """What `text`, the value of `field`, names. Raises StoreError, naming both."""
     match = ADDRESS.fullmatch(text)
     if match is None:
         raise StoreError(f"{field}: value {text!r} is not accepted; s3://BUCKET/PREFIX is")
-    return Address(match["bucket"], (match["key"] or "").strip("/"))
+    return StoreAddress(match["bucket"], (match["key"] or "").strip("/"))
 
 
-def store_address() -> Address | None:
+def configured_store() -> StoreAddress | None:
     """What PENSTOCK_STORE names; None where it is unset: then the runs folder itself is durable. Raises StoreError."""
     given = os.environ.get(STORE)
-    return address(given, STORE) if given else None
+    return parse_address(given, STORE) if given else None
 
 
 def runs_folder() -> Path:

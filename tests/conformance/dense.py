@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from services.contracts import BatchGroup
-from services.settings import Algorithm, Recipe
+from services.settings import AlgorithmSettings, Recipe
 from services.streams.delivery.payloads import SamplePayload
 
 Proximal = Callable[[SamplePayload, Tensor], Tensor]
@@ -55,7 +55,7 @@ def response(model: Any, payload: SamplePayload, temperature: float) -> tuple[Te
     return distribution.gather(-1, answer[:, None])[:, 0], -(distribution.exp() * distribution).sum(-1)
 
 
-def _importance_weight(name: str, importance: Tensor, algorithm: Algorithm) -> Tensor:
+def _importance_weight(name: str, importance: Tensor, algorithm: AlgorithmSettings) -> Tensor:
     cap, low, high = algorithm.correction_cap, algorithm.icepop_low, algorithm.icepop_high
     weights = {
         "none": torch.ones_like(importance),
@@ -67,7 +67,7 @@ def _importance_weight(name: str, importance: Tensor, algorithm: Algorithm) -> T
     return weights[name]
 
 
-def _objective(ratio: Tensor, advantage: float, algorithm: Algorithm) -> Tensor:
+def _objective(ratio: Tensor, advantage: float, algorithm: AlgorithmSettings) -> Tensor:
     clipped = ratio.clamp(1 - algorithm.clip_low, 1 + algorithm.clip_high)
     found = torch.minimum(ratio * advantage, clipped * advantage)
     if algorithm.dual_clip is not None and advantage < 0:

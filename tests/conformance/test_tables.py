@@ -12,8 +12,8 @@ from learner.algorithm.corrections import CORRECTIONS
 from learner.algorithm.reductions import REDUCTIONS
 from services.sampler.advantage.advantages import ADVANTAGES
 from services.sampler.advantage.rewards import PUNISHMENTS
-from services.settings import PRESETS, Algorithm, Recipe
-from services.settings.sections import Overlong
+from services.settings import PRESETS, AlgorithmSettings, Recipe
+from services.settings.sections import OverlongSettings
 
 
 def _literals(section: type, field: str) -> set[Any]:
@@ -24,12 +24,12 @@ def _literals(section: type, field: str) -> set[Any]:
 @pytest.mark.parametrize(
     ("section", "field", "table"),
     [
-        (Algorithm, "reduction", REDUCTIONS),
-        (Algorithm, "clipping", CLIPPINGS),
-        (Algorithm, "correction", [*CORRECTIONS, "auto"]),  # which the recipe resolves into one of the others
-        (Algorithm, "advantage", ADVANTAGES),
-        (Algorithm, "preset", PRESETS),
-        (Overlong, "shape", PUNISHMENTS),
+        (AlgorithmSettings, "reduction", REDUCTIONS),
+        (AlgorithmSettings, "clipping", CLIPPINGS),
+        (AlgorithmSettings, "correction", [*CORRECTIONS, "auto"]),  # which the recipe resolves into one of the others
+        (AlgorithmSettings, "advantage", ADVANTAGES),
+        (AlgorithmSettings, "preset", PRESETS),
+        (OverlongSettings, "shape", PUNISHMENTS),
     ],
 )
 def test_the_table_offers_what_the_setting_accepts(section: type, field: str, table: Iterable[str]) -> None:

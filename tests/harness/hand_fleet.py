@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
-from services.cancellation import end
+from services.cancellation import cancel_and_wait
 from services.contracts import Batch, CommittedPolicy, Lane, Sample, SampleFacts, StepRecord, Task, VersionSpan
 from services.streams.delivery.consumer import Consumer
 from services.streams.delivery.payloads import SamplePayload
@@ -115,7 +115,7 @@ async def running(*coroutines):
     try:
         yield tasks
     finally:
-        await end(*tasks)
+        await cancel_and_wait(*tasks)
 
 
 async def until(condition, tasks, what, deadline_s=DEADLINE_S):

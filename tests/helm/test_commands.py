@@ -15,7 +15,7 @@ from importlib.util import find_spec
 
 import yaml
 
-from services.settings import Bounds, bookings, parse_recipe
+from services.settings import ClusterLimits, parse_recipe, resource_requests
 from tests.harness.each import each
 from tests.helm.cases import CASES, CPU, DEFAULTS, EVERYTHING
 from tests.helm.rendering import CHART, FULLNAME, ROOT, Case, Container, PodTemplate, render
@@ -170,7 +170,10 @@ def test_the_runs_recipe_asks_for_no_more_than_the_bounds() -> None:
         text = rendering.one("ConfigMap", "test").at("data", "recipe.yaml")
         recipe = parse_recipe(yaml.safe_load(text))
         bounds = rendering.one("ConfigMap", name=f"{FULLNAME}-bounds").at("data", "bounds.json")
-        assert Bounds.model_validate_json(bounds).shortage(bookings(recipe, recipe.rollout.replicas), {}) is None, case
+        assert (
+            ClusterLimits.model_validate_json(bounds).shortage(resource_requests(recipe, recipe.rollout.replicas), {})
+            is None
+        ), case
         gpus = {role: rendering.group(role)["rayStartParams"]["num-gpus"] != "0" for role in ("rollout", "learner")}
         assert gpus == {"rollout": recipe.rollout.gpus > 0, "learner": recipe.learner.gpus > 0}
         assert recipe.weights.backend == ("nccl" if all(gpus.values()) else "gloo")

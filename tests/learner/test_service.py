@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from learner.archive import RunArchive
 from learner.checkpoint.manager import Checkpoints
 from learner.service import LearnerService
-from services.cancellation import end
+from services.cancellation import cancel_and_wait
 from services.contracts import BEFORE
 from services.process import ServiceThread
 from services.streams.keys import RunKeys
@@ -77,7 +77,7 @@ async def test_a_run_from_the_initial_weights_to_the_export(
         folder = Path((await until_event(redis, keys, "exported")).rpartition(" is in ")[2])
     finally:
         await stop(thread)
-        await end(receiving)
+        await cancel_and_wait(receiving)
     await check_records(redis, keys)
     assert replica.version == 2
     assert folder == runs_folder / run_id / "export"
@@ -151,7 +151,7 @@ async def test_a_batch_that_other_bits_have_made_too_old_is_given_back(
         text = await until_event(redis, keys, "batch-too-old")
     finally:
         await stop(thread)
-        await end(receiving)
+        await cancel_and_wait(receiving)
     assert text.startswith(
         "step 1 was made for policy version 0; at version 1 its oldest response is 1 versions old, 0 is"
     )

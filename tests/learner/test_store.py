@@ -314,13 +314,13 @@ async def test_two_ranks_on_two_nodes_and_the_model_in_the_store(
     redis: Any, redis_url: str, run_id: str, tiny_model: Path, store: S3Server, tmp_path: Path
 ) -> None:
     from learner.model.source import record_name
-    from services.settings import Model
+    from services.settings import ModelSettings
     from services.storage.folders import put_folder
-    from services.storage.places import address
+    from services.storage.places import parse_address
 
     url = f"{os.environ['PENSTOCK_STORE']}/models/tiny"
-    put_folder(address(url, "x"), tiny_model)
-    name = await asyncio.to_thread(record_name, Model(path=url), tmp_path / "controller")
+    put_folder(parse_address(url, "x"), tiny_model)
+    name = await asyncio.to_thread(record_name, ModelSettings(path=url), tmp_path / "controller")
     keys = RunKeys(run_id)
     await submit(redis, run_id, tiny_model, limits={"rollout_steps": 3}, learner=LEARNER | {"ranks": 2})
     await RunRecords(redis).set_paths(run_id, model_path=name)
@@ -354,15 +354,15 @@ async def test_two_ranks_on_two_nodes_and_the_model_in_the_store(
 
 def test_a_model_of_the_store_is_looked_at_before_it_is_fetched(store: S3Server, tmp_path: Path) -> None:
     from learner.model.source import ModelSourceError, record_name
-    from services.settings import Model
+    from services.settings import ModelSettings
     from services.storage.objects import put_bytes
-    from services.storage.places import address
+    from services.storage.places import parse_address
 
     url = f"{os.environ['PENSTOCK_STORE']}/models/half"
     with pytest.raises(
         ModelSourceError, match=r"^model\.path: value 's3://.*/half' is not accepted \(nothing is there\)"
     ):
-        record_name(Model(path=url), tmp_path)
-    put_bytes(address(f"{url}/config.json", "x"), b"{}")
+        record_name(ModelSettings(path=url), tmp_path)
+    put_bytes(parse_address(f"{url}/config.json", "x"), b"{}")
     with pytest.raises(ModelSourceError, match=r"^model\.path: value 's3://.*/half' is not accepted \(no weights"):
-        record_name(Model(path=url), tmp_path)
+        record_name(ModelSettings(path=url), tmp_path)

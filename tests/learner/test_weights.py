@@ -17,10 +17,10 @@ import torch
 
 from learner.weight_sync.publisher import Publisher
 from learner.weight_sync.snapshot import Snapshot
-from services.cancellation import end
+from services.cancellation import cancel_and_wait
 from services.contracts import TensorEntry, WeightManifest
 from services.contracts.weight_layout import bucket_layout, cut_buckets
-from services.settings import Weights
+from services.settings import WeightsSettings
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.policy_history import History
@@ -73,7 +73,7 @@ def all_hold(receivers: list[Receiver], expected: Snapshot) -> bool:
 @pytest.fixture
 async def publisher(redis: Any, run_id: str) -> AsyncIterator[Publisher]:
     keys = RunKeys(run_id)
-    settings = Weights(bucket_mib=1, timeout_s=15.0)
+    settings = WeightsSettings(bucket_mib=1, timeout_s=15.0)
     history = await History.fenced(redis, keys, "learner")
     one = Publisher(redis, keys, EventLog(redis, keys, "learner"), settings, "127.0.0.1", history)
     await one.open(snapshot(0).manifest)
@@ -91,7 +91,7 @@ async def start(redis: Any, run_id: str) -> AsyncIterator[Callable[[str], Receiv
         return receiver
 
     yield begin
-    await end(*tasks)
+    await cancel_and_wait(*tasks)
 
 
 def test_manifest_has_two_buckets_of_whole_tensors() -> None:
@@ -158,7 +158,7 @@ async def test_two_are_served_within_three_deadlines_after_the_third_died_in_mid
 
 async def test_a_replica_that_never_answers_is_named_at_the_deadline(redis: Any, run_id: str) -> None:
     keys = RunKeys(run_id)
-    settings = Weights(bucket_mib=1, timeout_s=1.5)
+    settings = WeightsSettings(bucket_mib=1, timeout_s=1.5)
     history = await History.fenced(redis, keys, "learner")
     publisher = Publisher(redis, keys, EventLog(redis, keys, "learner"), settings, "127.0.0.1", history)
     await publisher.open(snapshot(0).manifest)

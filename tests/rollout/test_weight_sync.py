@@ -23,7 +23,7 @@ from rollout import service
 from rollout.engine import Generation, PoisonedError
 from rollout.generation import GroupWorker
 from rollout.prompts import ChatTokenizer
-from services.cancellation import end
+from services.cancellation import cancel_and_wait
 from services.contracts import Cause, Lane, Prompt, Release, Sampling, Task
 from services.streams.delivery.consumer import Consumer
 from services.streams.delivery.payloads import fetch
@@ -304,7 +304,7 @@ async def test_a_replicas_loops_serve_both_lanes(
             context.stopping.set()
             await asyncio.wait_for(serving, 60)
         finally:
-            await end(serving)
+            await cancel_and_wait(serving)
         assert context.heartbeat.info.state == "draining"
         assert len(await sampler.samples(Lane.TRAIN, "last", 4)) == 4, "what is in hand is finished"
         assert await sampler.all_acked()

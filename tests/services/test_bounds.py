@@ -10,8 +10,15 @@ import pytest
 
 from services.contracts import RunState
 from services.controller.capacity import shortage
-from services.settings import Booking, Bounds, BoundsError, bookings, load_bounds, parse_recipe
-from services.settings.bounds import VARIABLE, GroupBounds
+from services.settings import (
+    ClusterLimits,
+    ClusterLimitsError,
+    ResourceRequest,
+    load_cluster_limits,
+    parse_recipe,
+    resource_requests,
+)
+from services.settings.cluster_limits import VARIABLE, RoleLimits
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.runs import RunRecord, RunRecords
 from tests.harness.small_run import recipe_document
@@ -27,7 +34,7 @@ ROLLOUT = {"cpus": 4.0, "gpus": 1.0}
 
 
 def bounds(**roles):
-    return Bounds.model_validate({**FILE, **roles})
+    return ClusterLimits.model_validate({**FILE, **roles})
 
 
 def record(name, state=RunState.QUEUED, at=1.0, replicas=1, ranks=1):
@@ -51,17 +58,20 @@ def record(name, state=RunState.QUEUED, at=1.0, replicas=1, ranks=1):
 )
 def test_most_processes_of_a_group(group, one, most):
     pods, cpus, gpus = group
-    assert GroupBounds(pods=pods, cpus=cpus, gpus=gpus).most(Booking(*one)) == most
+    assert RoleLimits(pods=pods, cpus=cpus, gpus=gpus).most(ResourceRequest(*one)) == most
 
 
 def test_pods_are_packed_and_never_overfull():
-    group = GroupBounds(pods=9, cpus=4, gpus=2)
+    group = RoleLimits(pods=9, cpus=4, gpus=2)
     assert group.pods_for([]) == 0
-    assert group.pods_for([Booking(0.1, 0)] * 40) == 1
-    assert group.pods_for([Booking(0.1, 0)] * 41) == 2
-    assert group.pods_for([Booking(3, 0), Booking(1, 2), Booking(3, 0), Booking(1, 0)]) == 2
-    assert group.pods_for([Booking(1, 2), Booking(1, 1), Booking(1, 1)]) == 2
-    assert group.pods_for([Booking(1, 3)]) is None
+    assert group.pods_for([ResourceRequest(0.1, 0)] * 40) == 1
+    assert group.pods_for([ResourceRequest(0.1, 0)] * 41) == 2
+    assert (
+        group.pods_for([ResourceRequest(3, 0), ResourceRequest(1, 2), ResourceRequest(3, 0), ResourceRequest(1, 0)])
+        == 2
+    )
+    assert group.pods_for([ResourceRequest(1, 2), ResourceRequest(1, 1), ResourceRequest(1, 1)]) == 2
+    assert group.pods_for([ResourceRequest(1, 3)]) is None
 
 
 def test_room_is_what_other_runs_leave():
@@ -94,7 +104,7 @@ def test_a_process_that_no_pod_can_hold_is_named():
 def test_a_run_that_only_evaluates_books_no_learner():
     document = recipe_document("/model", limits={"rollout_steps": 0})
     only = replace(record("a"), recipe=parse_recipe(document))
-    assert bookings(only.recipe, 1)["learner"] == []
+    assert resource_requests(only.recipe, 1)["learner"] == []
 
 
 @pytest.mark.parametrize(
@@ -111,8 +121,8 @@ def test_a_bad_file_is_named(tmp_path, monkeypatch, text, says):
     if text is not None:
         path.write_text(text)
     monkeypatch.setenv(VARIABLE, str(path))
-    with pytest.raises(BoundsError, match="PENSTOCK_BOUNDS") as error:
-        load_bounds()
+    with pytest.raises(ClusterLimitsError, match="PENSTOCK_BOUNDS") as error:
+        load_cluster_limits()
     assert says in str(error.value)
 
 

@@ -10,7 +10,7 @@ from services.contracts import Lane, ProcessInfo, Prompt, RunState, Sampling, Ta
 from services.controller import run
 from services.controller.health import Silence
 from services.controller.service import Controller
-from services.settings.bounds import VARIABLE
+from services.settings.cluster_limits import VARIABLE
 from services.storage.errors import StoreAwayError
 from services.storage.mirror import run_mirror
 from services.streams.connection.client import RedisAwayError

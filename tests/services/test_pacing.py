@@ -16,7 +16,7 @@ from services.sampler.backpressure import (
     generation_batch,
     staleness,
 )  # fmt: skip
-from services.settings.sampling import DynamicSampling
+from services.settings.sampling import DynamicSamplingSettings
 
 
 def bounds(groups_per_step=8, max_staleness=1, steps_left=12, max_inflight=64, wave=24, widened=False):
@@ -24,7 +24,7 @@ def bounds(groups_per_step=8, max_staleness=1, steps_left=12, max_inflight=64, w
 
 
 def test_every_refill_of_the_settings_has_its_rule():
-    assert set(REFILLS) == set(get_args(DynamicSampling.model_fields["refill"].annotation))
+    assert set(REFILLS) == set(get_args(DynamicSamplingSettings.model_fields["refill"].annotation))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from services.sampler.data.formats import FORMATS
 from services.sampler.data.layouts import LAYOUTS, REFERENCES
 from services.sampler.data.overlap import shared
 from services.sampler.data.sources import READERS
-from services.settings import Data, EvaluationSet, Source
+from services.settings import DataSettings, EvaluationSet, SourceSettings
 from verifier.verifiers.registry import VERIFIERS
 
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
@@ -59,7 +59,7 @@ def dapo_row(question, answer, index=0):
     }
 
 
-def choices(field, model=Source):
+def choices(field, model=SourceSettings):
     return set(get_args(model.model_fields[field].annotation))
 
 
@@ -72,7 +72,7 @@ def test_the_tables_hold_what_the_settings_offer():
 
 
 def test_reasoning_gym_splits_share_no_question_and_repeat():
-    data = Data(options=ONE_DIGIT, train=120, held_out=64)
+    data = DataSettings(options=ONE_DIGIT, train=120, held_out=64)
     first, second = load_splits(data), load_splits(data)
     assert first == second
     assert len(questions(first.train)) == 120
@@ -81,7 +81,7 @@ def test_reasoning_gym_splits_share_no_question_and_repeat():
 
 
 def test_a_generated_source_draws_more_when_an_evaluation_set_takes_some():
-    data = Data(options=ONE_DIGIT, train=60, held_out=10)
+    data = DataSettings(options=ONE_DIGIT, train=60, held_out=10)
     same = EvaluationSet(name="same", options=ONE_DIGIT, prompts=50)
     splits = load_splits(data, (same,))
     assert (len(splits.train), len(splits.held_out), len(splits.sets["same"])) == (60, 10, 50)
@@ -91,7 +91,7 @@ def test_a_generated_source_draws_more_when_an_evaluation_set_takes_some():
 
 
 def test_cursor_gives_the_same_prompts_from_the_same_position():
-    prompts = load_splits(Data(options=ONE_DIGIT, train=10, held_out=5)).train
+    prompts = load_splits(DataSettings(options=ONE_DIGIT, train=10, held_out=5)).train
     cursor = PromptCursor(prompts, seed=3)
     walked = [cursor.next().id for _ in range(25)]
     assert sorted(walked[:10]) == sorted(walked[10:20]) == sorted(prompt.id for prompt in prompts)
@@ -100,7 +100,7 @@ def test_cursor_gives_the_same_prompts_from_the_same_position():
 
 
 def test_cursor_passes_over_dropped_prompts_and_ends_when_none_is_left():
-    prompts = load_splits(Data(options=ONE_DIGIT, train=3, held_out=5)).train
+    prompts = load_splits(DataSettings(options=ONE_DIGIT, train=3, held_out=5)).train
     first, second, third = (prompt.id for prompt in prompts)
     cursor = PromptCursor(prompts, seed=3)
     assert cursor.drop(first, "too-long")
@@ -120,7 +120,7 @@ def test_cursor_passes_over_dropped_prompts_and_ends_when_none_is_left():
 def test_jsonl_keeps_each_question_once(tmp_path):
     rows = [{"question": f"q{n % 6}", "verifier": "pattern", "reference": {"pattern": "a"}} for n in range(12)]
     path = write_jsonl(tmp_path / "rows.jsonl", rows)
-    splits = load_splits(Data(source="jsonl", path=path, train=4, held_out=2, suffix="!"))
+    splits = load_splits(DataSettings(source="jsonl", path=path, train=4, held_out=2, suffix="!"))
     assert questions(splits.train) | questions(splits.held_out) == {f"q{n}!" for n in range(6)}
     assert (splits.report.rows, splits.report.distinct, splits.report.duplicates) == (12, 6, 6)
 
@@ -129,7 +129,7 @@ def test_a_line_ends_at_the_line_feed_alone_and_blank_lines_are_none(tmp_path):
     path = tmp_path / "rows.jsonl"
     row = {"question": "one\u2028question", "verifier": "math", "reference": {"answer": "1"}}
     path.write_text(json.dumps(row, ensure_ascii=False) + "\r\n\n")
-    assert questions(load_set(Source(source="jsonl", path=str(path)), None)) == {"one\u2028question"}
+    assert questions(load_set(SourceSettings(source="jsonl", path=str(path)), None)) == {"one\u2028question"}
 
 
 @pytest.mark.conformance(formula="each question counts once", setting="data.layout = dapo-math-17k")
@@ -138,7 +138,7 @@ def test_dapo_math_17k_is_found_to_be_repeated_a_hundred_times(tmp_path):
     rows[40]["prompt"][0]["content"] += "  \n"  # white space makes no other question
     rows[50]["reward_model"]["ground_truth"] = "-1"  # nor does another answer; the first is kept
     path = write_parquet(tmp_path / "dapo.parquet", rows, row_group_size=300)
-    data = Data(
+    data = DataSettings(
         source="parquet", path=path, layout="dapo-math-17k", verifier="answer-line", train=None, held_out=2
     )  # fmt: skip
     splits = load_splits(data)
@@ -159,7 +159,7 @@ def test_parquet_is_read_in_pieces(tmp_path):
     path = write_parquet(tmp_path / "big.parquet", rows, row_group_size=20_000)
     del rows
     tracemalloc.start()
-    found = load_set(Source(source="parquet", path=path, layout="fields"), None)
+    found = load_set(SourceSettings(source="parquet", path=path, layout="fields"), None)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(found) == 10
@@ -169,7 +169,7 @@ def test_parquet_is_read_in_pieces(tmp_path):
 def test_a_folder_of_parquet_files_is_read_in_the_order_of_names(tmp_path):
     for name, question in (("b", "second"), ("a", "first")):
         write_parquet(tmp_path / f"{name}.parquet", [{"question": question, "answer": 1}])
-    found = load_set(Source(source="parquet", path=str(tmp_path), layout="fields"), None)
+    found = load_set(SourceSettings(source="parquet", path=str(tmp_path), layout="fields"), None)
     assert [one.messages[0]["content"] for one in found] == ["first", "second"]
 
 
@@ -184,7 +184,7 @@ def test_saved_datasets(tmp_path):
     (tmp_path / "both" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
 
     def count(folder, split):
-        return len(load_set(Source(source="hf", path=str(tmp_path / folder), split=split, **FIELDS), None))
+        return len(load_set(SourceSettings(source="hf", path=str(tmp_path / folder), split=split, **FIELDS), None))
 
     assert count("one", None) == count("one", "train") == count("both", "train") == 4
     assert count("both", "test") == 1
@@ -206,7 +206,7 @@ def test_parquet_datasets_as_the_hub_lays_them_out(tmp_path):
     write_parquet(tmp_path / "twice" / "socratic" / "train.parquet", ROWS)
 
     def load(folder, split):
-        return load_set(Source(source="hf", path=str(tmp_path / folder), split=split, **FIELDS), None)
+        return load_set(SourceSettings(source="hf", path=str(tmp_path / folder), split=split, **FIELDS), None)
 
     assert [one.reference["answer"] for one in load("data", "train")] == ["0", "1", "2", "3"]
     assert len(load("data", "test")) == 1
@@ -222,7 +222,9 @@ def test_fields_map_a_chat_an_answer_after_a_mark_and_a_row_s_own_verifier(tmp_p
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
     path = write_jsonl(tmp_path / "r.jsonl", [{"talk": chat, "work": "2 #### 3\n2 + 2 = 4\n#### 4 ", "by": "pattern"}])
     fields = {"question": None, "messages": "talk", "answer": "work", "answer_after": "####", "verifier": "by"}
-    source = Source(source="jsonl", path=path, layout="fields", fields=fields, prompt_format="dapo", suffix="\n-")
+    source = SourceSettings(
+        source="jsonl", path=path, layout="fields", fields=fields, prompt_format="dapo", suffix="\n-"
+    )
     [prompt] = load_set(source, None)
     assert (prompt.verifier, prompt.reference) == ("pattern", {"pattern": "4"})
     system, user = prompt.messages
@@ -239,19 +241,19 @@ def test_fields_may_bring_a_whole_reference(tmp_path):
     ]
     path = write_parquet(tmp_path / "r.parquet", rows)  # one column type for both: each row has the other's null
     fields = {"question": "q", "answer": None, "reference": "r", "verifier": "v"}
-    found = load_set(Source(source="parquet", path=path, layout="fields", fields=fields), None)
+    found = load_set(SourceSettings(source="parquet", path=path, layout="fields", fields=fields), None)
     assert [one.reference for one in found] == [{"answer": "1"}, {"pattern": "x|y"}]
 
 
 def test_a_system_prompt_comes_first_and_only_once(tmp_path):
     rows = [{"question": "q", "answer": "1"}]
     source = {"source": "jsonl", "layout": "fields", "system_prompt": "Be kind."}
-    [prompt] = load_set(Source(path=write_jsonl(tmp_path / "a.jsonl", rows), **source), None)
+    [prompt] = load_set(SourceSettings(path=write_jsonl(tmp_path / "a.jsonl", rows), **source), None)
     assert [message["role"] for message in prompt.messages] == ["system", "user"]
     chat = [{"m": [{"role": "system", "content": "x"}, {"role": "user", "content": "q"}], "answer": "1"}]
     source |= {"fields": {"question": None, "messages": "m"}}
     with pytest.raises(DataError, match=r"data\.system_prompt: row 1 brings a system message of its own"):
-        load_set(Source(path=write_jsonl(tmp_path / "b.jsonl", chat), **source), None)
+        load_set(SourceSettings(path=write_jsonl(tmp_path / "b.jsonl", chat), **source), None)
 
 
 def test_training_leaves_out_what_an_evaluation_set_has_wrapped_or_not(tmp_path):
@@ -265,8 +267,8 @@ def test_training_leaves_out_what_an_evaluation_set_has_wrapped_or_not(tmp_path)
     )  # fmt: skip
     wrapped = {"source": "jsonl", "path": write_jsonl(tmp_path / "wrapped.jsonl", rows), "layout": "dapo-math-17k"}
     bare = {"source": "jsonl", "path": write_jsonl(tmp_path / "bare.jsonl", plain), "layout": "fields"}
-    of_wrapped = load_splits(Data(**wrapped, train=None, held_out=0), (evaluated,))
-    of_bare = load_splits(Data(**bare, train=None, held_out=0), (evaluated,))
+    of_wrapped = load_splits(DataSettings(**wrapped, train=None, held_out=0), (evaluated,))
+    of_bare = load_splits(DataSettings(**bare, train=None, held_out=0), (evaluated,))
     assert questions(of_wrapped.train) == {f"{INSTRUCTION}\n\nWhat is 1 + 1?"}
     assert questions(of_bare.train) == {"What is 3 + 3?", f"{short} And of 12 + 2 + 2?"}
     assert of_wrapped.report.contaminated == of_bare.report.contaminated == 1
@@ -303,21 +305,24 @@ def test_a_set_is_the_first_questions_of_its_source(tmp_path):
 def test_train_takes_all_that_held_out_leaves(tmp_path):
     rows = [{"question": f"q{n}", "answer": n} for n in range(30)]
     data = {"source": "jsonl", "path": write_jsonl(tmp_path / "s.jsonl", rows), "layout": "fields", "held_out": 7}
-    assert len(load_splits(Data(**data, train=None)).train) == 23
-    assert len(load_splits(Data(**data, train=5)).train) == 5
+    assert len(load_splits(DataSettings(**data, train=None)).train) == 23
+    assert len(load_splits(DataSettings(**data, train=5)).train) == 5
     with pytest.raises(DataError, match="but the source has only 30 distinct"):
-        load_splits(Data(**data | {"held_out": 30}, train=None))
+        load_splits(DataSettings(**data | {"held_out": 30}, train=None))
 
 
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (Data(options=ONE_DIGIT, train=190, held_out=64), r"data\.train \+ data\.held_out = 254 but .* 200"),
-        (Data(task="no_such_task"), "data.task 'no_such_task'"),
-        (Data(options={"min_terms": 0}), "min_terms"),
-        (Data(source="jsonl", path="/no/such.jsonl"), "data.path '/no/such.jsonl' cannot be read"),
-        (Data(source="parquet", path="/no/such.parquet"), "data.path '/no/such.parquet' cannot be read as Parquet"),
-        (Data(source="hf", path="/no/such"), "data.path '/no/such' is no folder; .*save_to_disk"),
+        (DataSettings(options=ONE_DIGIT, train=190, held_out=64), r"data\.train \+ data\.held_out = 254 but .* 200"),
+        (DataSettings(task="no_such_task"), "data.task 'no_such_task'"),
+        (DataSettings(options={"min_terms": 0}), "min_terms"),
+        (DataSettings(source="jsonl", path="/no/such.jsonl"), "data.path '/no/such.jsonl' cannot be read"),
+        (
+            DataSettings(source="parquet", path="/no/such.parquet"),
+            "data.path '/no/such.parquet' cannot be read as Parquet",
+        ),
+        (DataSettings(source="hf", path="/no/such"), "data.path '/no/such' is no folder; .*save_to_disk"),
     ],
 )
 def test_errors_name_the_field(data, says):
@@ -357,24 +362,24 @@ def test_a_faulty_row_is_named_with_its_field_and_what_is_accepted(tmp_path, bad
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(good) + "\n" + (bad if isinstance(bad, str) else json.dumps(bad)) + "\n")
     with pytest.raises(DataError, match=rf"data\.path '{path}' row 2") as caught:
-        load_set(Source(source="jsonl", path=str(path), **source), None)
+        load_set(SourceSettings(source="jsonl", path=str(path), **source), None)
     assert caught.match(says)
 
 
 def test_a_missing_column_is_named_with_those_there_are(tmp_path):
     path = write_parquet(tmp_path / "r.parquet", [{"problem": "a", "answer": "1"}])
     with pytest.raises(DataError, match=r"has no column 'question'; its columns are 'problem', 'answer'"):
-        load_set(Source(source="parquet", path=path, layout="fields"), None)
+        load_set(SourceSettings(source="parquet", path=path, layout="fields"), None)
     nested = {"question": "problem", "answer": "answer.final"}
     with pytest.raises(DataError, match=r"row 1: field 'answer\.final': missing"):
-        load_set(Source(source="parquet", path=path, layout="fields", fields=nested), None)
+        load_set(SourceSettings(source="parquet", path=path, layout="fields", fields=nested), None)
 
 
 def test_a_damaged_file_is_named(tmp_path):
     (tmp_path / "r.parquet").write_bytes(b"PAR1 no more")
     with pytest.raises(DataError, match=r"r\.parquet' cannot be read as Parquet"):
-        load_set(Source(source="parquet", path=str(tmp_path / "r.parquet")), None)
+        load_set(SourceSettings(source="parquet", path=str(tmp_path / "r.parquet")), None)
     write_saved(tmp_path / "saved", [ROWS])
     (tmp_path / "saved" / "data-00000-of-00001.arrow").write_bytes(b"\0" * 100)
     with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow' cannot be read as an Arrow stream"):
-        load_set(Source(source="hf", path=str(tmp_path / "saved"), **FIELDS), None)
+        load_set(SourceSettings(source="hf", path=str(tmp_path / "saved"), **FIELDS), None)

@@ -23,8 +23,8 @@ HISTOGRAM = "groups by correct answers of 4: 9 with 0, 0 with 1, 0 with 2, 0 wit
 
 
 def test_the_settings_are_the_ladder_s() -> None:
-    assert Ladder(**sampling.Starvation().model_dump()) == Ladder()
-    assert set(sampling.Starvation.model_fields) == {field.name for field in fields(Ladder)}
+    assert Ladder(**sampling.StarvationSettings().model_dump()) == Ladder()
+    assert set(sampling.StarvationSettings.model_fields) == {field.name for field in fields(Ladder)}
 
 
 STEEP = Ladder(2, 4, 8, 16)

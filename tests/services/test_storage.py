@@ -18,8 +18,8 @@ from services.storage import objects
 from services.storage.errors import MissingObjectError, StoreAwayError, StoreError
 from services.storage.facts import facts_of
 from services.storage.folders import MANIFEST, contents, local_copy, marked, put_folder
-from services.storage.mirror import UNMIRRORED, StoredMirror, run_mirror
-from services.storage.places import Address, address, store_address
+from services.storage.mirror import NO_MIRROR, StoredMirror, run_mirror
+from services.storage.places import StoreAddress, configured_store, parse_address
 from tests.harness.servers.s3_server import KEY, SECRET, Partial, S3Server
 
 pytestmark = pytest.mark.timeout(120)
@@ -42,8 +42,8 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def place() -> Address:
-    found = store_address()
+def place() -> StoreAddress:
+    found = configured_store()
     assert found is not None
     return found
 
@@ -55,7 +55,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def test_without_a_store_nothing_happens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("PENSTOCK_STORE", raising=False)
     mirror = run_mirror("run")
-    assert mirror is UNMIRRORED
+    assert mirror is NO_MIRROR
     assert (mirror.remote, mirror.listed(), mirror.fetch({"a": 1}, tmp_path)) == (False, {}, [])
 
 
@@ -67,8 +67,8 @@ def test_an_address_that_is_none_is_named(value: str, monkeypatch: pytest.Monkey
 
 
 def test_addresses() -> None:
-    assert str(address("s3://bucket", "f")) == "s3://bucket"
-    assert str(address("s3://bucket/a/b/", "f") / "run" / "x") == "s3://bucket/a/b/run/x"
+    assert str(parse_address("s3://bucket", "f")) == "s3://bucket"
+    assert str(parse_address("s3://bucket/a/b/", "f") / "run" / "x") == "s3://bucket/a/b/run/x"
 
 
 def test_a_folder_comes_back_as_it_was(store: S3Server, folder: Path, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_what_is_changed_while_it_is_fetched_is_not_kept(
         objects.put_bytes(at / name, b"{}")
     named = marked(str(at), contents(at, "model.path"))
 
-    def and_change(one: Address, size: int, path: Path) -> None:
+    def and_change(one: StoreAddress, size: int, path: Path) -> None:
         get(one, size, path)
         objects.put_bytes(at / "weights", b"[]")
 
@@ -196,7 +196,7 @@ def test_whoever_comes_second_keeps_the_first_ones_folder(
     objects.put_bytes(at / "config.json", b"{}")
     first = local_copy(str(at), "model.path", tmp_path / "first").parent
 
-    def and_another(one: Address, size: int, path: Path) -> None:
+    def and_another(one: StoreAddress, size: int, path: Path) -> None:
         get(one, size, path)
         (tmp_path / "second" / first.name).symlink_to(first)
 
@@ -214,7 +214,7 @@ def test_an_upload_that_was_killed_does_not_exist(store: S3Server, folder: Path,
         "def slow(at, path, stop=None):\n"
         "    put(at, path, stop); print(path, flush=True); time.sleep(30)\n"
         "objects.put_file = slow\n"
-        f"folders.put_folder(folders.address({str(at)!r}, 'x'), Path({str(folder)!r}))"
+        f"folders.put_folder(folders.parse_address({str(at)!r}, 'x'), Path({str(folder)!r}))"
     )
     uploading = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=os.environ)
     try:
@@ -292,7 +292,7 @@ def test_wrong_credentials_are_told_without_telling_them(store: S3Server, monkey
 
 
 def test_a_bucket_that_is_missing_is_named(store: S3Server) -> None:
-    mirror = StoredMirror(Address("no-such-bucket", "x"))
+    mirror = StoredMirror(StoreAddress("no-such-bucket", "x"))
     for ask in (mirror.listed, lambda: mirror.say("x", b"")):
         with pytest.raises(StoreError, match=r"s3://no-such-bucket/x.*no such bucket at http://127") as found:
             ask()
@@ -355,7 +355,7 @@ def test_a_server_that_hangs_is_given_up_in_time(
 def test_an_upload_is_given_up_when_its_owner_ends(store: S3Server, folder: Path) -> None:
     stop = threading.Event()
     stop.set()
-    with pytest.raises(objects.StoppedError):
+    with pytest.raises(objects.UploadCancelledError):
         run_mirror("run").put("big", folder / "below/big b#é.bin", stop)
     assert run_mirror("run").listed() == {}
     with pytest.raises(FileNotFoundError) as found:

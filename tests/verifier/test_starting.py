@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.cancellation import end
+from services.cancellation import cancel_and_wait
 from services.contracts import Lane, Outcome
 from services.streams.delivery.consumer import Consumer
 from tests.harness.small_run import recipe_document, service_context
@@ -108,7 +108,7 @@ async def test_a_lane_whose_cancellation_is_lost_ends_all_the_same(redis, run_id
             await reading.acquire()
         serving.cancel()
         _, left = await asyncio.wait([serving], timeout=60)
-        await end(*left)
+        await cancel_and_wait(*left)
     assert len(lost) == len(Lane)
     assert not left
     assert serving.cancelled()

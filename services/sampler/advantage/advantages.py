@@ -52,7 +52,7 @@ ADVANTAGES: dict[str, Callable[[Sequence[float]], list[float]]] = {
     "group_mean": group_mean,
     "leave_one_out": leave_one_out,
 }
-"""By settings.Algorithm.advantage: at least one known reward in, as many advantages out; a single one gets 0."""
+"""By algorithm.advantage: at least one known reward in, as many advantages out; a single one gets 0."""
 
 
 def advantages(estimator: str, rewards: Sequence[float | None]) -> list[float]:

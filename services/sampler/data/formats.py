@@ -23,4 +23,4 @@ def _dapo(question: str) -> str:
 
 
 FORMATS: dict[str, Callable[[str], str]] = {"plain": _plain, "dapo": _dapo}
-"""By settings.Source.prompt_format: from a question to the text of the user's message."""
+"""By data.prompt_format: from a question to the text of the user's message."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from services.sampler.data.rows import Row, shown
-from services.settings import Source
+from services.settings import SourceSettings
 
 REFERENCES: Mapping[str, tuple[str, ...]] = {
     "reasoning-gym": ("task", "entry"),
@@ -35,8 +35,8 @@ class Item(NamedTuple):
 class Layout(NamedTuple):
     """Which columns a layout needs, dotted into nested ones, and how it reads a row."""
 
-    columns: Callable[[Source], tuple[str, ...]]
-    read: Callable[[Source, Row], Item]
+    columns: Callable[[SourceSettings], tuple[str, ...]]
+    read: Callable[[SourceSettings, Row], Item]
 
 
 def _user(question: str) -> Messages:
@@ -85,17 +85,17 @@ def _chat(row: Row, field: str) -> Messages:
     return tuple({"role": message["role"], "content": message["content"]} for message in value)
 
 
-def _penstock(source: Source, row: Row) -> Item:
+def _penstock(source: SourceSettings, row: Row) -> Item:
     verifier = _verifier(row, "verifier")
     return _judged_by(row, _user(row.text("question")), verifier, _reference(row, "reference"), "reference")
 
 
-def _dapo_math(source: Source, row: Row) -> Item:
+def _dapo_math(source: SourceSettings, row: Row) -> Item:
     answer = {REFERENCES[source.verifier][0]: row.answer("reward_model.ground_truth")}
     return _judged_by(row, _chat(row, "prompt"), source.verifier, answer, "reward_model.ground_truth")
 
 
-def _fields(source: Source, row: Row) -> Item:
+def _fields(source: SourceSettings, row: Row) -> Item:
     fields = source.fields
     messages = _user(row.text(fields.question)) if fields.question else _chat(row, str(fields.messages))
     verifier = _verifier(row, fields.verifier) if fields.verifier else source.verifier
@@ -115,7 +115,7 @@ def _after(row: Row, field: str, answer: str, mark: str | None) -> str:
     return rest.strip()
 
 
-def _mapped(source: Source) -> tuple[str, ...]:
+def _mapped(source: SourceSettings) -> tuple[str, ...]:
     fields = source.fields
     return tuple(filter(None, (fields.question, fields.messages, fields.answer, fields.verifier, fields.reference)))
 
@@ -125,4 +125,4 @@ LAYOUTS: Mapping[str, Layout] = {
     "dapo-math-17k": Layout(lambda source: ("prompt", "reward_model.ground_truth"), _dapo_math),
     "fields": Layout(_mapped, _fields),
 }
-"""By settings.Source.layout."""
+"""By data.layout."""

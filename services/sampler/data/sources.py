@@ -12,7 +12,7 @@ from pathlib import Path
 from services.sampler.data import columnar
 from services.sampler.data.layouts import LAYOUTS, Item
 from services.sampler.data.rows import DataError, Row, shown
-from services.settings import Source
+from services.settings import SourceSettings
 from services.storage.errors import StoreError
 from services.storage.models import local_file
 
@@ -22,7 +22,7 @@ Reader = Callable[[Path, str, str | None, tuple[str, ...]], Iterator[Row]]
 """path, its name in errors, split, and the columns that are needed -> rows."""
 
 
-def _reasoning_gym(source: Source, where: str, wanted: int | None) -> Iterator[Item]:
+def _reasoning_gym(source: SourceSettings, where: str, wanted: int | None) -> Iterator[Item]:
     import reasoning_gym  # heavy: only where it is used
 
     if wanted is None:
@@ -60,10 +60,10 @@ def _object(name: str, number: int, line: bytes) -> Mapping[str, object]:
 
 
 READERS: Mapping[str, Reader] = {"jsonl": _jsonl, "parquet": columnar.parquet, "hf": columnar.dataset}
-"""By settings.Source.source, those that read `path`."""
+"""By data.source, those that read `path`."""
 
 
-def items(source: Source, where: str, wanted: int | None) -> Iterator[Item]:
+def items(source: SourceSettings, where: str, wanted: int | None) -> Iterator[Item]:
     """The source's rows, understood; `where` names its section in errors, `wanted` bounds a generated one.
 
     Raises DataError for the first row that cannot be used.

@@ -15,7 +15,7 @@ from services.sampler.data.layouts import Item
 from services.sampler.data.overlap import normalised, shared
 from services.sampler.data.rows import DataError
 from services.sampler.data.sources import items
-from services.settings import Data, EvaluationSet, Source
+from services.settings import DataSettings, EvaluationSet, SourceSettings
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _Gathered:
     prompts: dict[str, Prompt] = field(default_factory=dict)
     golds: dict[str, Any] = field(default_factory=dict)
 
-    def take(self, source: Source, where: str, item: Item) -> None:
+    def take(self, source: SourceSettings, where: str, item: Item) -> None:
         self.rows += 1
         key = normalised(" ".join(message["content"] for message in item.messages))
         if key not in self.prompts:
@@ -78,7 +78,7 @@ class _Gathered:
             self.conflicts += 1
 
 
-def _gather(source: Source, where: str, wanted: int | None) -> _Gathered:
+def _gather(source: SourceSettings, where: str, wanted: int | None) -> _Gathered:
     """All distinct questions; at most `wanted`, the first ones, where it is given."""
     found = _Gathered()
     for item in items(source, where, wanted):
@@ -88,7 +88,7 @@ def _gather(source: Source, where: str, wanted: int | None) -> _Gathered:
     return found
 
 
-def _prompt(source: Source, where: str, number: int, item: Item) -> Prompt:
+def _prompt(source: SourceSettings, where: str, number: int, item: Item) -> Prompt:
     *before, question = item.messages
     content = FORMATS[source.prompt_format](question["content"]) + source.suffix
     messages = [*before, {"role": "user", "content": content}]
@@ -99,11 +99,11 @@ def _prompt(source: Source, where: str, number: int, item: Item) -> Prompt:
     return Prompt(id=f"p{number:06d}", messages=tuple(messages), verifier=item.verifier, reference=item.reference)
 
 
-def _where(source: Source) -> str:
+def _where(source: SourceSettings) -> str:
     return f"evaluation.sets {source.name!r}" if isinstance(source, EvaluationSet) else "data"
 
 
-def load_set(source: Source, wanted: int | None) -> tuple[Prompt, ...]:
+def load_set(source: SourceSettings, wanted: int | None) -> tuple[Prompt, ...]:
     """The first `wanted` distinct questions of a source (null: all), in its order.
 
     Raises DataError when it has fewer, or none.
@@ -111,7 +111,7 @@ def load_set(source: Source, wanted: int | None) -> tuple[Prompt, ...]:
     return tuple(_gathered_set(source, wanted).prompts.values())
 
 
-def _gathered_set(source: Source, wanted: int | None) -> _Gathered:
+def _gathered_set(source: SourceSettings, wanted: int | None) -> _Gathered:
     found = _gather(source, _where(source), wanted)
     if not found.prompts or len(found.prompts) < (wanted or 0):
         raise DataError(
@@ -120,7 +120,7 @@ def _gathered_set(source: Source, wanted: int | None) -> _Gathered:
     return found
 
 
-def load_splits(data: Data, sets: tuple[EvaluationSet, ...] = ()) -> Splits:
+def load_splits(data: DataSettings, sets: tuple[EvaluationSet, ...] = ()) -> Splits:
     """All prompts of a run, the training and held-out ones shuffled by `data.seed`.
 
     Raises DataError when a source has too few distinct questions. Blocks for as long as the files take to read.
@@ -148,7 +148,7 @@ def load_splits(data: Data, sets: tuple[EvaluationSet, ...] = ()) -> Splits:
     return Splits(train, tuple(found.prompts[key] for key in held_out), parts, report)
 
 
-def _check_size(data: Data, distinct: int, taken: int, left: int) -> None:
+def _check_size(data: DataSettings, distinct: int, taken: int, left: int) -> None:
     wanted = data.train or 1
     if left >= wanted:
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from services.cancellation import end
+from services.cancellation import cancel_and_wait
 from services.contracts import AFTER, BEFORE, Lane
 from services.process import Context
 from services.sampler.evaluation.evaluator import Evaluator
@@ -100,4 +100,4 @@ class Timetable:
     async def close(self) -> None:
         """End the evaluation under way; the next sampler resumes it."""
         if self._running is not None:
-            await end(self._running)
+            await cancel_and_wait(self._running)

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from redis.exceptions import ResponseError
 
-from services.cancellation import end
+from services.cancellation import cancel_and_wait
 from services.contracts import Cause, DeadLetter, Message
 from services.metrics import REDELIVERED_MESSAGES
 from services.streams.connection.client import Redis
@@ -170,7 +170,7 @@ class Consumer(Generic[M]):
         try:
             yield
         finally:
-            await end(task)
+            await cancel_and_wait(task)
 
 
 async def trim(redis: Redis, stream: str, consumer_group: str, gone_after_s: float, longest: int) -> int:

@@ -14,14 +14,14 @@ from collections.abc import Callable
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 
-from services.cancellation import end
+from services.cancellation import cancel_and_wait
 from services.contracts import ProcessInfo, Wait
 from services.metrics import STALLED_WAITS, WAIT_DEADLINE_SECONDS, WAIT_SECONDS
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import RedisFullError, call
 from services.streams.keys import SHARED_PROCESSES, RunKeys
 from services.streams.state.events import EventLog
-from services.waits import Waits, tell
+from services.waits import Waits, describe_wait
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Heartbeat:
 
     async def __aexit__(self, *_: object) -> None:
         if self._heart:
-            await end(self._heart)
+            await cancel_and_wait(self._heart)
         self._gauges.show((), 0.0)
         index, key = _places(self.info.run, self.info.id)
         try:
@@ -108,7 +108,7 @@ class Heartbeat:
         self._gauges.show(self._waits.current(now), now)
         stalled, long = self._waits.newly_stalled(now), self._waits.newly_long(now)
         for phase, wait in [*(("stalled", one) for one in stalled), *(("waiting", one) for one in long)]:
-            text = tell(self.info.id, wait, now)
+            text = describe_wait(self.info.id, wait, now)
             log.warning("%s: %s", phase, text)
             self._untold.append((phase, text))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from services.cancellation import end
+from services.cancellation import cancel_and_wait
 
 CHUNK = 65536
 
@@ -48,7 +48,7 @@ class Proxy:
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
         self.drop_all()
-        await end(*self._tasks)
+        await cancel_and_wait(*self._tasks)
         await self._server.wait_closed()
 
     def drop_all(self) -> int:

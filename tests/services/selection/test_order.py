@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.sampler.selection.order import CONSUMPTION, Waiting, in_order
-from services.settings.sampling import DynamicSampling
+from services.settings.sampling import DynamicSamplingSettings
 
 pytestmark = pytest.mark.conformance(
     formula="which kept group is trained first",
@@ -21,7 +21,7 @@ QUEUE = [Waiting("c", 5, 3), Waiting("a", 7, 1), Waiting("d", 5, 4), Waiting("b"
 
 
 def test_every_order_of_the_settings_has_its_rule() -> None:
-    assert set(CONSUMPTION) == set(get_args(DynamicSampling.model_fields["consumption"].annotation))
+    assert set(CONSUMPTION) == set(get_args(DynamicSamplingSettings.model_fields["consumption"].annotation))
 
 
 @pytest.mark.parametrize(("order", "expected"), [("oldest_first", "cdba"), ("newest_first", "abdc"), ("fifo", "abcd")])

@@ -38,7 +38,7 @@ def told(chosen: Selection, prompt: str, correct: int, known: int = 1000) -> Non
 
 
 def test_every_strategy_of_the_settings_has_its_rule() -> None:
-    assert set(STRATEGIES) == set(get_args(sampling.Selection.model_fields["strategy"].annotation))
+    assert set(STRATEGIES) == set(get_args(sampling.SelectionSettings.model_fields["strategy"].annotation))
     assert [name for name, strategy in STRATEGIES.items() if strategy.screens] == ["screen"]
 
 

@@ -15,13 +15,13 @@ from deploy.cli.commands.evaluate import _model
 from deploy.local.preflight import StackError, check_model
 from services.sampler.data import load_set, load_splits
 from services.sampler.data.rows import DataError
-from services.settings import Data, EvaluationSet, parse_recipe
+from services.settings import DataSettings, EvaluationSet, parse_recipe
 from services.storage import models
 from services.storage.errors import StoreAwayError, StoreError
 from services.storage.folders import put_folder
 from services.storage.models import local_model
 from services.storage.objects import put_bytes
-from services.storage.places import address
+from services.storage.places import parse_address
 from tests.harness.servers.s3_server import S3Server
 from tests.harness.small_run import recipe_document
 
@@ -40,13 +40,13 @@ def url(name: str) -> str:
 def test_questions_are_read_from_the_store(store: S3Server, tmp_path: Path) -> None:
     rows = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(6)]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
-    put_bytes(address(url("data/train.jsonl"), "x"), lines.encode())
-    data = Data(source="jsonl", path=url("data/train.jsonl"), layout="fields", train=4, held_out=2)
+    put_bytes(parse_address(url("data/train.jsonl"), "x"), lines.encode())
+    data = DataSettings(source="jsonl", path=url("data/train.jsonl"), layout="fields", train=4, held_out=2)
     splits = load_splits(data)
     assert (len(splits.train), len(splits.held_out)) == (4, 2)
     (tmp_path / "set").mkdir()
     pq.write_table(pa.Table.from_pylist(rows[:3]), tmp_path / "set/test-00000-of-00001.parquet")
-    put_folder(address(url("data/aime"), "x"), tmp_path / "set")
+    put_folder(parse_address(url("data/aime"), "x"), tmp_path / "set")
     one = EvaluationSet(name="aime", source="hf", path=url("data/aime"), split="test", layout="fields")
     assert len(load_set(one, None)) == 3
     gone = one.model_copy(update={"path": url("data/gone")})
@@ -58,7 +58,7 @@ def test_the_model_of_a_recipe_is_looked_for_before_anything_starts(store: S3Ser
     recipe = parse_recipe(recipe_document(url("models/tiny")))
     with pytest.raises((StoreError, StackError), match=r"model\.path: value 's3://.*config\.json' is not accepted"):
         check_model(recipe)
-    put_bytes(address(url("models/tiny/config.json"), "x"), b"{}")
+    put_bytes(parse_address(url("models/tiny/config.json"), "x"), b"{}")
     check_model(recipe)
     assert _model(url("models/tiny")) == {"path": url("models/tiny")}
     assert local_model(url("models/tiny"), tmp_path / "models").joinpath("config.json").is_file()
@@ -68,7 +68,7 @@ def test_what_a_process_needs_to_begin_is_waited_for(
     own_store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(models, "AGAIN_S", 0.1)
-    put_bytes(address(url("template.jinja"), "x"), b"{{ messages }}")
+    put_bytes(parse_address(url("template.jinja"), "x"), b"{{ messages }}")
     own_store.kill()
     back = threading.Timer(3.0, own_store.start)
     back.start()

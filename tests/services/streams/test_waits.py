@@ -19,7 +19,7 @@ from services.streams.state import heartbeat as heartbeat_module
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import Heartbeat, live_processes
 from services.streams.state.runs import RunRecords
-from services.waits import TELL_AFTER_S, Waits, tell
+from services.waits import LONG_AFTER_S, Waits, describe_wait
 from tests.harness.small_run import recipe_document
 
 
@@ -47,7 +47,7 @@ def test_a_wait_keeps_its_beginning_while_its_text_changes():
         90,
         True,
     )
-    assert tell("sampler-1", wait, clock.now) == (
+    assert describe_wait("sampler-1", wait, clock.now) == (
         "sampler-1: waits for 3 groups (verdicts) for 10 s of at most 90 s"
     )  # fmt: skip
     waits.done("verdicts")
@@ -88,9 +88,9 @@ def test_what_lasts_is_told_within_a_minute_unless_it_is_idle():
     waits = Waits(clock)
     waits.pending("batch", "the sampler", 600)
     waits.pending("tasks", "work", 600, idle=True)
-    assert TELL_AFTER_S + heartbeat_module.HEARTBEAT_S + heartbeat_module.PATIENCE_S < 60
-    assert waits.newly_long(clock.now + TELL_AFTER_S) == []
-    assert [one.name for one in waits.newly_long(clock.now + TELL_AFTER_S + 0.1)] == ["batch"]
+    assert LONG_AFTER_S + heartbeat_module.HEARTBEAT_S + heartbeat_module.PATIENCE_S < 60
+    assert waits.newly_long(clock.now + LONG_AFTER_S) == []
+    assert [one.name for one in waits.newly_long(clock.now + LONG_AFTER_S + 0.1)] == ["batch"]
     assert waits.newly_long(clock.now + 100) == []
     assert {one.name for one in waits.newly_stalled(clock.now + 601)} == {"batch", "tasks"}
 
