@@ -16,7 +16,7 @@ from learner.algorithm.kl import k3
 from learner.algorithm.ratios import LARGEST_GAP, log_ratio
 
 
-class Bounds(NamedTuple):
+class WeightLimits(NamedTuple):
     """What a correction may be bounded by: the truncated weights' `cap`, and the importance IcePop lets through."""
 
     cap: float
@@ -50,23 +50,23 @@ def _never(gap: Tensor) -> Tensor:
     return torch.zeros_like(gap, dtype=torch.bool)
 
 
-def none(gap: Tensor, sample: Tensor, bounds: Bounds) -> Weighted:
+def none(gap: Tensor, sample: Tensor, limits: WeightLimits) -> Weighted:
     """Weight 1 everywhere."""
     return Weighted(torch.ones_like(gap), _never(gap), _never(gap))
 
 
-def importance(gap: Tensor, sample: Tensor, bounds: Bounds) -> Weighted:
+def importance(gap: Tensor, sample: Tensor, limits: WeightLimits) -> Weighted:
     """weight = exp(gap), unbounded but for LARGEST_GAP: the decoupled objective (arXiv 2110.00641)."""
     return Weighted(torch.exp(gap), _never(gap), _never(gap))
 
 
-def truncated_is(gap: Tensor, sample: Tensor, bounds: Bounds) -> Weighted:
+def truncated_is(gap: Tensor, sample: Tensor, limits: WeightLimits) -> Weighted:
     """weight = min(exp(gap), cap), per token (truncation: arXiv 1802.01561)."""
     weight = torch.exp(gap)
-    return Weighted(weight.clamp(max=bounds.cap), weight > bounds.cap, _never(gap))
+    return Weighted(weight.clamp(max=limits.cap), weight > limits.cap, _never(gap))
 
 
-def truncated_is_sequence(gap: Tensor, sample: Tensor, bounds: Bounds) -> Weighted:
+def truncated_is_sequence(gap: Tensor, sample: Tensor, limits: WeightLimits) -> Weighted:
     """weight = min(product of exp(gap) over the response's tokens, cap), the same for each of its tokens.
 
     The product of the ratios is the response's likelihood ratio; its logarithm is cut to +-LARGEST_GAP as well.
@@ -74,34 +74,34 @@ def truncated_is_sequence(gap: Tensor, sample: Tensor, bounds: Bounds) -> Weight
     # In float64, so that the order in which a GPU adds up a long response does not show.
     sums = torch.zeros(int(sample.max()) + 1, dtype=torch.float64, device=gap.device)
     totals = sums.index_add(0, sample, gap.double()).clamp(-LARGEST_GAP, LARGEST_GAP)
-    return truncated_is(totals[sample].to(gap.dtype), sample, bounds)
+    return truncated_is(totals[sample].to(gap.dtype), sample, limits)
 
 
-def icepop(gap: Tensor, sample: Tensor, bounds: Bounds) -> Weighted:
+def icepop(gap: Tensor, sample: Tensor, limits: WeightLimits) -> Weighted:
     """weight = exp(gap) where it lies in [low, high], else 0: the token is left out (IcePop, Ling Team 2025).
 
     A token left out stays in the reduction's count: the mini-batch's normaliser does not depend on the policy.
     """
     weight = torch.exp(gap)
-    masked = (weight < bounds.low) | (weight > bounds.high)
+    masked = (weight < limits.low) | (weight > limits.high)
     return Weighted(weight.masked_fill(masked, 0.0), _never(gap), masked)
 
 
-CORRECTIONS: dict[str, Callable[[Tensor, Tensor, Bounds], Weighted]] = {
+CORRECTIONS: dict[str, Callable[[Tensor, Tensor, WeightLimits], Weighted]] = {
     "none": none,
     "importance": importance,
     "truncated_is": truncated_is,
     "truncated_is_sequence": truncated_is_sequence,
     "icepop": icepop,
 }
-"""By Recipe.correction: (gap [N] = proximal - behaviour in nats, sample [N] as in TokenData, bounds)."""
+"""By Recipe.correction: (gap [N] = proximal - behaviour in nats, sample [N] as in TokenData, limits)."""
 
 
-def correct(name: str, proximal: Tensor, behaviour: Tensor, sample: Tensor, bounds: Bounds) -> Correction:
+def correct(name: str, proximal: Tensor, behaviour: Tensor, sample: Tensor, limits: WeightLimits) -> Correction:
     """Apply the table's entry `name`. Log-probs are [N]; results have their dtype; `sample` is int64 [N]."""
     proximal, behaviour = proximal.detach(), behaviour.detach()
     gap = log_ratio(proximal, behaviour)
-    return Correction(CORRECTIONS[name](gap, sample, bounds), gap, torch.exp(gap), k3(behaviour, proximal))
+    return Correction(CORRECTIONS[name](gap, sample, limits), gap, torch.exp(gap), k3(behaviour, proximal))
 
 
 def effective_share(total: float, total_of_squares: float, tokens: float) -> float:

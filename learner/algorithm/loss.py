@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from learner.algorithm.clipping import CLIPPINGS, Clipped, dual_clip
-from learner.algorithm.corrections import Bounds, Correction, correct, effective_share
+from learner.algorithm.corrections import Correction, WeightLimits, correct, effective_share
 from learner.algorithm.kl import k3
 from learner.algorithm.ratios import histogram, log_ratio, percentile
 
@@ -91,7 +91,7 @@ def token_loss(
     clipped = CLIPPINGS[settings.clipping](ratio, data.advantage, settings.clip_low, settings.clip_high)
     if settings.dual_clip is not None:
         clipped = dual_clip(clipped, ratio, data.advantage, settings.dual_clip)
-    bounds = Bounds(settings.correction_cap, settings.icepop_low, settings.icepop_high)
+    bounds = WeightLimits(settings.correction_cap, settings.icepop_low, settings.icepop_high)
     correction = correct(settings.correction, proximal, data.behaviour, data.sample, bounds)
     gain = correction.weighted.weight * clipped.objective
     divergence = None if reference is None else k3(logprobs, reference)

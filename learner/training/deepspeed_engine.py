@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from learner.training.policy import Policy
+from learner.training.policy import PolicyModel
 from services.settings import LearnerSettings
 
 
@@ -26,7 +26,7 @@ def prepare_environment() -> None:
     os.environ.setdefault("LOCAL_RANK", "0")
 
 
-def training_engine(policy: Policy, learner: LearnerSettings) -> Any:
+def training_engine(policy: PolicyModel, learner: LearnerSettings) -> Any:
     """The DeepSpeed engine that trains `policy` with AdamW. Collective: every rank makes one."""
     import deepspeed
     import deepspeed.comm.comm as deepspeed_comm
@@ -49,7 +49,7 @@ def training_engine(policy: Policy, learner: LearnerSettings) -> Any:
     return engine
 
 
-def frozen(policy: Policy, learner: LearnerSettings, device: torch.device) -> Any:
+def frozen(policy: PolicyModel, learner: LearnerSettings, device: torch.device) -> Any:
     """`policy` as a reference that never changes, on `device`; at ZeRO stage 3 partitioned over ranks like the trained.
 
     Call it after `training_engine`. Collective. Only `__call__` may be used, and on all ranks alike.

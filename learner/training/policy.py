@@ -26,7 +26,7 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.25}
 """Largest deviation in log-prob (nats) that rounding explains, by dtype of the weights."""
 
 
-class Policy(nn.Module):
+class PolicyModel(nn.Module):
     """A Hugging Face causal LM whose forward pass ends in per-token log-probs, at a sampling temperature.
 
     `entropy_gradient`: whether entropies carry gradient, for a bonus; it costs a second [tokens, vocabulary] per chunk.
@@ -60,7 +60,7 @@ class Policy(nn.Module):
 
 
 def inputs(one: MicroBatch) -> dict[str, Any]:
-    """What Policy.forward takes of a micro-batch."""
+    """What PolicyModel.forward takes of a micro-batch."""
     return {
         "input_ids": one.input_ids, "position_ids": one.position_ids, "attention_mask": one.attention_mask,
         "source": one.source, "targets": one.targets, "chunks": one.chunks,
@@ -70,7 +70,7 @@ def inputs(one: MicroBatch) -> dict[str, Any]:
 def load_policy(
     folder: Path, dtype: str, temperature: float, *, entropy_gradient: bool = False,
     activation_checkpointing: bool = False,
-) -> Policy:  # fmt: skip
+) -> PolicyModel:  # fmt: skip
     """Load a Hugging Face folder on the CPU, without dropout, so that two passes over a token agree.
 
     With `activation_checkpointing` each layer keeps only its input and runs again in the backward pass. Raises
@@ -83,7 +83,7 @@ def load_policy(
     causal_lm.config.use_cache = False
     if activation_checkpointing:
         _checkpoint_activations(causal_lm)
-    return Policy(causal_lm, temperature, entropy_gradient=entropy_gradient)
+    return PolicyModel(causal_lm, temperature, entropy_gradient=entropy_gradient)
 
 
 def _switch_off_dropout(causal_lm: Any) -> None:
@@ -109,7 +109,7 @@ def _checkpoint_activations(causal_lm: Any) -> None:
 
 
 @torch.no_grad()
-def can_share_prompts(policy: Policy) -> bool:
+def can_share_prompts(policy: PolicyModel) -> bool:
     """Whether this architecture gives a response the same log-probs in a shared row as alone.
 
     Recurrent and sliding-window models do not. Raises ValueError if even plain rows differ from the model's own
@@ -142,7 +142,7 @@ def can_share_prompts(policy: Policy) -> bool:
     return deviations[True] <= tolerance
 
 
-def _reference(policy: Policy, prompt: np.ndarray, answer: np.ndarray) -> Tensor:
+def _reference(policy: PolicyModel, prompt: np.ndarray, answer: np.ndarray) -> Tensor:
     ids = torch.from_numpy(np.concatenate([prompt, answer]).astype(np.int64)).unsqueeze(0)
     logits = policy.causal_lm(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].to(policy.token_dtype)
     logprobs = torch.log_softmax(logits / policy.temperature, -1)

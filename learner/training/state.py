@@ -28,7 +28,7 @@ from torch import Tensor
 
 from learner.archive import ArchiveError
 from learner.training.process_group import Ranks
-from learner.training.tensor_files import HostBlock, Layout, TensorFiles
+from learner.training.tensor_files import HostBlock, TensorFiles, TensorLayout
 
 MASTER = "master"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -43,7 +43,7 @@ class Counters(NamedTuple):
     non_finite_in_a_row: int = 0
 
 
-COUNTERS = dict.fromkeys(Counters._fields, Layout(torch.int64, ()))
+COUNTERS = dict.fromkeys(Counters._fields, TensorLayout(torch.int64, ()))
 
 
 class _Optimizer(ABC):
@@ -247,16 +247,16 @@ def put(engine: Any, named: Mapping[str, Any], stage: int, ranks: Ranks, files: 
     return Counters(**{name: int(files[name]) for name in COUNTERS})
 
 
-def _layouts(named: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Layout]:
-    found: dict[str, Layout] = {}
+def _layouts(named: Mapping[str, Any], dtype: torch.dtype) -> dict[str, TensorLayout]:
+    found: dict[str, TensorLayout] = {}
     for name, parameter in named.items():
         # At stage 3 the parameter itself is empty; ds_shape is what it stands for.
-        whole = Layout(dtype, tuple(getattr(parameter, "ds_shape", parameter.shape)))
-        found |= {f"{kind}.{name}": whole for kind in KINDS} | {f"step.{name}": Layout(torch.float32, ())}
+        whole = TensorLayout(dtype, tuple(getattr(parameter, "ds_shape", parameter.shape)))
+        found |= {f"{kind}.{name}": whole for kind in KINDS} | {f"step.{name}": TensorLayout(torch.float32, ())}
     return found
 
 
-def _compare(found: Mapping[str, Layout], wanted: Mapping[str, Layout]) -> None:
+def _compare(found: Mapping[str, TensorLayout], wanted: Mapping[str, TensorLayout]) -> None:
     """Raise ArchiveError for the first tensor that is missing, different or of no parameter."""
     for name in sorted({*found, *wanted}):
         if found.get(name) != wanted.get(name):
@@ -264,5 +264,5 @@ def _compare(found: Mapping[str, Layout], wanted: Mapping[str, Layout]) -> None:
             raise ArchiveError(f"the checkpoint's tensor {name!r} is {held}; this policy accepts {needed}")
 
 
-def _text(layout: Layout | None) -> str:
+def _text(layout: TensorLayout | None) -> str:
     return "none" if layout is None else f"{str(layout.dtype).removeprefix('torch.')} {list(layout.shape)}"

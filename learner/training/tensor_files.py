@@ -26,7 +26,7 @@ DTYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class Layout(NamedTuple):
+class TensorLayout(NamedTuple):
     """What stands for a tensor before it is read."""
 
     dtype: torch.dtype
@@ -41,9 +41,9 @@ class Layout(NamedTuple):
 class HostBlock:
     """Named tensors in one block of host memory, which has the layout of a safetensors file."""
 
-    def __init__(self, layouts: Mapping[str, Layout]) -> None:
+    def __init__(self, layouts: Mapping[str, TensorLayout]) -> None:
         """Make room; the contents are whatever was there before. Raises KeyError for a dtype that is not kept."""
-        self._places: dict[str, tuple[int, Layout]] = {}
+        self._places: dict[str, tuple[int, TensorLayout]] = {}
         header, offset = {}, 0
         # Wide ones first, so that every tensor is aligned.
         for name, layout in sorted(layouts.items(), key=lambda item: -item[1].dtype.itemsize):
@@ -83,10 +83,10 @@ class TensorFiles:
     def __init__(self, files: Sequence[Any]) -> None:
         self._homes = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - it is no mapping
 
-    def layouts(self) -> dict[str, Layout]:
+    def layouts(self) -> dict[str, TensorLayout]:
         """Of all tensors. Raises KeyError for a dtype that is not kept."""
         slices = {name: file.get_slice(name) for name, file in self._homes.items()}
-        return {name: Layout(DTYPES[one.get_dtype()], tuple(one.get_shape())) for name, one in slices.items()}
+        return {name: TensorLayout(DTYPES[one.get_dtype()], tuple(one.get_shape())) for name, one in slices.items()}
 
     def __getitem__(self, name: str) -> Tensor:
         """On the CPU; to be copied from while the files are open."""

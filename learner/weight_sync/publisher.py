@@ -37,7 +37,7 @@ LONGEST_PAUSE_S = 10.0
 RECEIVING_STATES = frozenset({"joining", "ready"})
 
 
-class SyncError(RuntimeError):
+class BroadcastFailedError(RuntimeError):
     """One attempt at a broadcast failed; the next round tries again with who is left."""
 
 
@@ -184,7 +184,7 @@ class Publisher:
         )  # fmt: skip
         try:
             group = await self._carry_out(plan, snapshot, held.group if held else None)
-        except SyncError as error:
+        except BroadcastFailedError as error:
             text = f"version {plan.version} to {', '.join(members)} (group {plan.generation}) failed: {error}"
             SYNC_FAILURES.labels(run=self._keys.run, service="learner").inc()
             await self._event_log.write("weight-sync-failed", text)
@@ -218,24 +218,24 @@ class Publisher:
             await self._read_acks(sync)
             live = {one.id for one in await self._receivers()}
             if gone := sync.missing - live:
-                raise SyncError(f"{what}: {', '.join(sorted(gone))} left")
+                raise BroadcastFailedError(f"{what}: {', '.join(sorted(gone))} left")
             if time.monotonic() > ends:
                 names = ", ".join(sorted(sync.missing))
-                raise SyncError(f"{what} took longer than {sync.plan.timeout_s:g} s; no ack of {names}")
+                raise BroadcastFailedError(f"{what} took longer than {sync.plan.timeout_s:g} s; no ack of {names}")
             await asyncio.wait({work}, timeout=POLL_S)
         if error := work.exception():
-            raise SyncError(f"{what}: {error}") from error
+            raise BroadcastFailedError(f"{what}: {error}") from error
         return work.result()
 
     async def _read_acks(self, sync: _Sync) -> None:
-        """Take in new acks of this plan. Raises SyncError for a failed one."""
+        """Take in new acks of this plan. Raises BroadcastFailedError for a failed one."""
         acks = await tail_messages(self._redis, self._keys, self._keys.weight_acks, WeightAck, self._acks_read)
         for entry, ack in acks:
             self._acks_read = entry
             if (ack.generation, ack.version) != (sync.plan.generation, sync.plan.version):
                 continue
             if ack.phase == "failed":
-                raise SyncError(f"{ack.member} reports: {ack.detail}")
+                raise BroadcastFailedError(f"{ack.member} reports: {ack.detail}")
             sync.missing.discard(ack.member)
         if not sync.missing and not sync.all_applied.done():
             sync.all_applied.set_result(None)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner.algorithm.corrections import CORRECTIONS, Bounds, correct, effective_share
+from learner.algorithm.corrections import CORRECTIONS, WeightLimits, correct, effective_share
 from learner.algorithm.loss import LossSettings, TokenData, means, token_loss
 from learner.algorithm.ratios import BINS, histogram, percentile
 
@@ -26,7 +26,7 @@ def conformance(name: str) -> pytest.MarkDecorator:
 
 
 CORRECTED = [pytest.param(name, marks=conformance(name)) for name in CORRECTIONS]
-BOUNDS = Bounds(cap=2.0, low=0.5, high=5.0)
+BOUNDS = WeightLimits(cap=2.0, low=0.5, high=5.0)
 # Two responses: importance 2, 3 and 0.4, 0.5, 6.
 IMPORTANCE = [2.0, 3.0, 0.4, 0.5, 6.0]
 SAMPLE = torch.tensor([0, 0, 1, 1, 1])

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from learner.algorithm.loss import LossSettings, token_loss
 from learner.algorithm.reductions import REDUCTIONS
 from learner.training.minibatches import MicroBatch, filler, micro_batches, plan_step
-from learner.training.policy import Policy, inputs, load_policy
+from learner.training.policy import PolicyModel, inputs, load_policy
 from learner.training.trainer import loss_settings
 from services.contracts import Batch, BatchGroup, BatchSample, SamplerState
 from services.streams.delivery.payloads import SamplePayload
@@ -64,7 +64,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def policy_of(folder: Path, checkpointing: bool, entropy_gradient: bool) -> Policy:
+def policy_of(folder: Path, checkpointing: bool, entropy_gradient: bool) -> PolicyModel:
     return load_policy(
         folder, "float64", TEMPERATURE, entropy_gradient=entropy_gradient, activation_checkpointing=checkpointing
     )
@@ -121,7 +121,7 @@ def shuffled(groups: list[BatchGroup], seed: int) -> Batch:
     )  # fmt: skip
 
 
-def accumulated(policy: Policy, work: list[MicroBatch], settings: LossSettings, case: Case) -> Tensor:
+def accumulated(policy: PolicyModel, work: list[MicroBatch], settings: LossSettings, case: Case) -> Tensor:
     """The gradient of a mini-batch as a plain sum over micro-batches, without any engine: [parameters]."""
     reference = reference_of(policy) if settings.kl_coefficient else None
     policy.zero_grad()

@@ -19,7 +19,7 @@ from learner.archive import RunArchive
 from learner.checkpoint.manager import Checkpoints, Writable
 from learner.checkpoint.manifest import Checkpoint, Cut
 from learner.training.process_group import Ranks
-from learner.training.tensor_files import HostBlock, Layout
+from learner.training.tensor_files import HostBlock, TensorLayout
 from learner.training.trainer import Trainer
 from services.contracts import OptimizerStepRecord
 from services.settings import parse_recipe
@@ -80,7 +80,7 @@ def parameters_of(one: Trainer) -> dict[str, Tensor]:
 
 def block_of(values: int, seed: int = 0) -> HostBlock:
     """Four bytes a value."""
-    block = HostBlock({"master.weight": Layout(torch.float32, (values,))})
+    block = HostBlock({"master.weight": TensorLayout(torch.float32, (values,))})
     block["master.weight"].copy_(torch.randn(values, generator=torch.Generator().manual_seed(seed)))
     return block
 

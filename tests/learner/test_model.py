@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from learner.model.source import ModelSourceError, prepare_model
-from learner.training.policy import Policy, can_share_prompts, load_policy
+from learner.training.policy import PolicyModel, can_share_prompts, load_policy
 from learner.training.process_group import Ranks
 from learner.training.trainer import Trainer, leave
 from learner.weight_sync.snapshot import make_manifest, take_snapshot
@@ -65,7 +65,7 @@ def test_a_sliding_window_model_does_not_share_prompts(tiny_model: Path) -> None
         vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=2, sliding_window=3, attn_implementation="sdpa", initializer_range=0.5,
     )  # fmt: skip
-    assert not can_share_prompts(Policy(MistralForCausalLM(config).eval(), 1.0))
+    assert not can_share_prompts(PolicyModel(MistralForCausalLM(config).eval(), 1.0))
 
 
 def test_a_head_that_does_more_than_a_product_is_refused(tiny_model: Path) -> None:
