@@ -1,4 +1,4 @@
-"""Owns the way from a run's desired state to its actual one, through the Cluster protocol.
+"""Owns the controller: it brings every run from its desired state to its actual one, through the Cluster protocol.
 
 Must not import Ray or any engine.
 """

@@ -1,6 +1,6 @@
-"""Owns what runs book of a bounded cluster, and whether there is room for one more.
+"""Owns the use of a limited cluster: what its runs request, and whether another run has room.
 
-Must not ask the cluster what it has now: Ray's autoscaler adds pods for what is placed.
+Must not ask the cluster for its current size: Ray's autoscaler adds pods for what is placed.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from services.settings import ClusterLimits, ResourceRequest, resource_requests
 from services.streams.state.runs import RunRecord
 
 
-def shortage(bounds: ClusterLimits, record: RunRecord, records: Iterable[RunRecord]) -> str | None:
+def shortage(limits: ClusterLimits, record: RunRecord, records: Iterable[RunRecord]) -> str | None:
     """Why a queued run has no room, or None. Runs are placed in the order in which they were submitted.
 
-    One that would not even fit alone is passed over, so that it does not block those behind it.
+    A run that would not even fit alone is skipped, so that it does not block the runs behind it.
     """
     others: dict[str, list[ResourceRequest]] = {}
     for other in records:
         before = other.state is RunState.QUEUED and (other.created_at, other.id) < (record.created_at, record.id)
-        waits = before and bounds.shortage(_booked(other), {}) is None
+        waits = before and limits.shortage(_requests(other), {}) is None
         holds = not other.state.ended and other.state is not RunState.QUEUED
         if other.id != record.id and (waits or holds):
-            for role, processes in _booked(other).items():
+            for role, processes in _requests(other).items():
                 others.setdefault(role, []).extend(processes)
-    return bounds.shortage(_booked(record), others)
+    return limits.shortage(_requests(record), others)
 
 
-def _booked(record: RunRecord) -> dict[str, list[ResourceRequest]]:
+def _requests(record: RunRecord) -> dict[str, list[ResourceRequest]]:
     return resource_requests(record.recipe, record.rollout_replicas)

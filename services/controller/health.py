@@ -1,6 +1,6 @@
-"""Owns what is done about a run's processes that died or fell silent, and when that is given up.
+"""Owns the health of a run's processes: which have died or fallen silent, and what is restarted for it.
 
-Must not start or end processes itself; it asks the cluster.
+Must not start or stop processes itself; it asks the cluster.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from services.contracts import ProcessInfo
 from services.controller.cluster import Cluster
-from services.controller.retry import Attempts, RunFailedError
+from services.controller.retry import RetriedRequest, RunFailedError
 from services.streams.connection.client import Redis
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import LAPSES_S, live_processes
@@ -19,34 +19,34 @@ from services.waits import Waits
 
 SILENT_S = 20.0
 """How long after its heartbeat has lapsed a process counts as silent: half a minute together with the lapse."""
-LOOK_S = 6.0
-"""The most that one look adds to a silence: while Redis or this process was away, nobody could be heard."""
+CHECK_S = 6.0
+"""The most that one check adds to a silence: while Redis or this process was away, no heartbeat could be read."""
 LEARNER_RESTARTS = 10
-"""Starts of the learner in a row without a new rollout step. A kill of one that had become ready is forgiven."""
+"""Restarts of the learner in a row without a new rollout step. The kill of a learner that was ready does not count."""
 FAILED = "failed: "
-"""In a fault that a service reported itself, as against one whose process was killed or fell silent."""
+"""Part of a fault that a service reported itself, in contrast to one whose process was killed or fell silent."""
 
 
 class Silence:
-    """Whether the processes of one service have fallen silent: `wanted` of them were there, and no longer are."""
+    """Whether the processes of one service have fallen silent: `wanted` of them were present, and no longer are."""
 
     def __init__(self, service: str, wanted: int) -> None:
         self._service = service
         self._wanted = wanted
-        self._former: frozenset[str] = frozenset()
+        self._previous: frozenset[str] = frozenset()
         self._seen = False
         self._silent_s = 0.0
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
 
     def observe(self, present: Collection[str], startup_s: float) -> str | None:
-        """One line once they are overdue. `present`: the ids under which the service's processes announce themselves.
+        """One line once processes are overdue. `present`: the ids of the service's processes that have a heartbeat.
 
-        Processes that have not been seen yet are given `startup_s` seconds.
+        Processes that have not been seen yet have `startup_s` seconds to appear.
         """
         now = time.monotonic()
-        self._silent_s += min(now - self._looked_at, LOOK_S)
-        self._looked_at = now
-        here = len(set(present) - self._former)
+        self._silent_s += min(now - self._checked_at, CHECK_S)
+        self._checked_at = now
+        here = len(set(present) - self._previous)
         if here >= self._wanted:
             self._seen, self._silent_s = True, 0.0
         if self._silent_s <= (SILENT_S if self._seen else startup_s):
@@ -54,16 +54,17 @@ class Silence:
         silent_s = self._silent_s + (LAPSES_S if self._seen else 0.0)
         return f"{self._service}: {self._wanted - here} of {self._wanted} processes silent for {silent_s:.0f} s"
 
-    def begin_anew(self, present: Collection[str]) -> None:
-        """Expect other processes: those whose heartbeat is still there are the former ones."""
-        self._former, self._seen = frozenset(present), False
-        self._silent_s, self._looked_at = 0.0, time.monotonic()
+    def restart(self, present: Collection[str]) -> None:
+        """Expect new processes: those that still have a heartbeat are the previous ones."""
+        self._previous, self._seen = frozenset(present), False
+        self._silent_s, self._checked_at = 0.0, time.monotonic()
 
 
-class Recovery:
-    """Watches over one run's processes. The bounds count restarts in a row that led nowhere, never restarts as such.
+class HealthMonitor:
+    """Checks one run's processes, and restarts the sampler and the learner.
 
-    What the cluster could not do is owed: it is asked again, whatever is heard of the processes meanwhile.
+    The limits count restarts in a row that did not help, never restarts as such. A request that the cluster could not
+    fulfil is retried, whatever the processes do in the meantime.
     """
 
     def __init__(self, redis: Redis, cluster: Cluster, event_log: EventLog, waits: Waits, record: RunRecord) -> None:
@@ -74,90 +75,96 @@ class Recovery:
         self._run = record.id
         self._sampler = Silence("sampler", 1)
         self._learner = Silence("learner", record.recipe.learner.ranks)
-        self._looks = Attempts(event_log, waits, "look-failed", "the run's processes could not be looked at", "look")
-        self._sampler_starts = Attempts(
-            event_log, waits, "restart-failed", "the sampler could not be started anew", "sampler-restart"
-        )
-        self._learner_starts = Attempts(
-            event_log, waits, "restart-failed", "the learner could not be started anew", "learner-restart"
-        )
+        self._checks = self._request("look-failed", "the run's processes could not be checked", "look")
+        self._sampler_restart = self._request("restart-failed", "the sampler could not be restarted", "sampler-restart")
+        self._learner_restart = self._request("restart-failed", "the learner could not be restarted", "learner-restart")
         self._learner_restarts = 0
-        self._former_learners: set[str] = set()
+        self._previous_learners: set[str] = set()
         self._learner_was_ready = False
         self._step = -1
 
-    async def look(self, record: RunRecord) -> bool:
-        """Start anew what needs it; whether a restart was owed before or is now: the run cannot get on in that time.
+    def _request(self, phase: str, failure: str, wait: str) -> RetriedRequest:
+        return RetriedRequest(self._event_log, self._waits, phase=phase, failure=failure, wait=wait)
 
-        Raises RunFailedError when starting anew does not help, or cannot be done.
+    async def check(self, record: RunRecord) -> bool:
+        """Restart what needs it; whether a restart was pending before or is now: the run cannot progress meanwhile.
+
+        Raises RunFailedError when restarts do not help, or cannot be done.
         """
-        owed = self._owed
+        pending = self._restart_pending
         processes = await live_processes(self._redis, self._run)
         trains = record.recipe.limits.rollout_steps > 0
-        ready = {one.host_pid for one in processes if one.state == "ready"}
+        ready = {process.host_pid for process in processes if process.state == "ready"}
         faults: list[str] = []
         fault: str | None = None
-        if self._looks.due:
-            async with self._looks:
+        if self._checks.due:
+            async with self._checks:
                 faults = await self._cluster.faults(self._run, ready)
                 fault = await self._cluster.learner_fault(self._run) if trains else None
         if faults:
-            raise RunFailedError("; ".join([*faults, *await self._last_words()]))
-        await self._look_at_sampler(record, processes)
+            raise RunFailedError("; ".join([*faults, *await self._last_failure()]))
+        await self._check_sampler(record, processes)
         if trains:
-            await self._look_at_learner(record, processes, fault)
-        return owed or self._owed
+            await self._check_learner(record, processes, fault)
+        return pending or self._restart_pending
 
     @property
-    def _owed(self) -> bool:
-        return self._sampler_starts.owed or self._learner_starts.owed
+    def _restart_pending(self) -> bool:
+        return self._sampler_restart.retry_pending or self._learner_restart.retry_pending
 
-    async def _look_at_sampler(self, record: RunRecord, processes: list[ProcessInfo]) -> None:
-        present = [one.id for one in processes if one.service == "sampler"]
+    async def _check_sampler(self, record: RunRecord, processes: list[ProcessInfo]) -> None:
+        present = [process.id for process in processes if process.service == "sampler"]
         silence = self._sampler.observe(present, record.recipe.limits.startup_timeout_s)
         if silence is None:
-            self._sampler_starts.settle()  # it may have been heard again before it could be killed
-        elif self._sampler_starts.due:
-            if not self._sampler_starts.owed:
+            self._sampler_restart.reset()  # its heartbeat may have returned before it could be killed
+        elif self._sampler_restart.due:
+            if not self._sampler_restart.retry_pending:
                 await self._event_log.write("sampler-restarted", silence)
-            async with self._sampler_starts:
+            async with self._sampler_restart:
                 await self._cluster.restart_sampler(self._run)
-                self._sampler.begin_anew(present)
+                self._sampler.restart(present)
 
-    async def _look_at_learner(self, record: RunRecord, processes: list[ProcessInfo], fault: str | None) -> None:
-        learners = [one for one in processes if one.service == "learner"]
-        present, ready = [one.id for one in learners], {one.id for one in learners if one.state == "ready"}
+    async def _check_learner(self, record: RunRecord, processes: list[ProcessInfo], fault: str | None) -> None:
+        learners = [process for process in processes if process.service == "learner"]
+        present = [process.id for process in learners]
+        ready = {process.id for process in learners if process.state == "ready"}
         startup_s = record.recipe.limits.startup_timeout_s
         silence = self._learner.observe(present, startup_s)
-        if self._learner_starts.owed:
-            if not self._learner_starts.due:
+        if self._learner_restart.retry_pending:
+            if not self._learner_restart.due:
                 return
         else:
-            self._learner_was_ready |= bool(ready - self._former_learners)
+            self._learner_was_ready |= bool(ready - self._previous_learners)
             if not (cause := fault or silence):
                 return
-            await self._note_learner_restart(cause)
-        # The heartbeat of one that is killed lasts a while; so does that of ranks that only half of a start had begun.
-        self._former_learners = ready
-        async with self._learner_starts:
-            with self._waits.on("placing", "the learner's ranks to begin anew", startup_s):
+            await self._count_learner_restart(cause)
+        # The heartbeat of a killed rank lasts a while, and so does that of ranks that half of a restart had started.
+        self._previous_learners = ready
+        async with self._learner_restart:
+            with self._waits.on("placing", "the learner's ranks to be restarted", startup_s):
                 await self._cluster.restart_learner(record)
-            self._learner.begin_anew(present)
+            self._learner.restart(present)
 
-    async def _note_learner_restart(self, fault: str) -> None:
-        """Tell that the learner begins anew, and why; once, however many attempts that takes. Raises RunFailedError."""
+    async def _count_learner_restart(self, fault: str) -> None:
+        """Report that the learner is restarted, and why; once for all attempts. Raises RunFailedError at the limit."""
         step = await self._event_log.step()
-        # A learner that was well until it was killed is no sign of a fault, however often; one that failed is.
+        # The kill of a learner that was ready is no sign of a fault, however often; a failure of its own is.
         forgiven = step != self._step or (self._learner_was_ready and FAILED not in fault)
         self._learner_restarts = 1 if forgiven else self._learner_restarts + 1
         self._step, self._learner_was_ready = step, False
         if self._learner_restarts > LEARNER_RESTARTS:
             raise RunFailedError(
-                f"{fault} (the learner was started anew {LEARNER_RESTARTS} times without a new rollout step)"
+                f"{fault} (the learner was restarted {LEARNER_RESTARTS} times without a new rollout step)"
             )
-        text = f"{fault}; all ranks begin anew ({self._learner_restarts} of {LEARNER_RESTARTS} at rollout step {step})"
-        await self._event_log.write("learner-restarted", text)
+        count = f"{self._learner_restarts} of {LEARNER_RESTARTS} at rollout step {step}"
+        await self._event_log.write("learner-restarted", f"{fault}; all ranks are restarted ({count})")
 
-    async def _last_words(self) -> list[str]:
-        """What the service that failed last said of it, if any did."""
+    async def _last_failure(self) -> list[str]:
+        """The text of the last event in which a service reported its failure, if there is one."""
         return [event.text for _, event in await self._event_log.events() if event.phase == "service-failed"][-1:]
+
+
+async def learner_recovery(redis: Redis, run: str) -> set[str]:
+    """What a restarted learner reports of the archived steps that it trains again; each text counts once."""
+    processes = [process for process in await live_processes(redis, run) if process.service == "learner"]
+    return {wait.waits_for for process in processes for wait in process.waits if wait.name == "recovery"}

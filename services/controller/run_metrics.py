@@ -1,4 +1,4 @@
-"""Owns what the controller shows of runs in the metrics: states, processes and those wanted, numbers of the recipe.
+"""Owns the controller's metrics of runs: their states, live and wanted processes, numbers of the recipe.
 
 Must not act on what it shows.
 """
@@ -20,7 +20,7 @@ PROCESS_STATES = ("starting", "joining", "ready", "draining", "poisoned")
 
 
 def show_runs(records: Iterable[RunRecord], now: float) -> None:
-    """Show how many runs are in each state, and the state of each that lives or ended less than ENDED_SHOWN_S ago."""
+    """Show how many runs are in each state, and the state of each active or recently ended run."""
     known = list(records)
     states = Counter(record.state for record in known)
     for state in RunState:
@@ -40,8 +40,8 @@ def _since(record: RunRecord) -> float:
     return record.history[-1].at if record.history else record.created_at
 
 
-class RunFigures:
-    """What is shown of one run while a keeper carries it; nothing once it is closed."""
+class RunMetrics:
+    """The metrics of one run while it is controlled; none once closed."""
 
     def __init__(self, run: str, event_log: EventLog) -> None:
         self._run = run
@@ -49,9 +49,9 @@ class RunFigures:
         self._events_after = "0-0"
 
     async def open(self, recipe: Recipe) -> None:
-        """Show the numbers of the recipe, and how often each event came so far."""
-        # What came before is counted before anything is shown: to a rate, it is none of today's.
-        before = await self._news()
+        """Show the numbers of the recipe, and how often each event was written so far."""
+        # Earlier events are counted before anything is shown, so that a rate does not count them as new.
+        before = await self._new_events()
         for service, phases in PHASES.items():
             for phase in (*COMMON_PHASES, *phases):
                 EVENTS.labels(self._run, service, phase)
@@ -60,37 +60,37 @@ class RunFigures:
             SETTING.labels(self._run, name).set(value)
 
     async def show(self, record: RunRecord, processes: Iterable[ProcessInfo]) -> None:
-        """Show the run's live processes beside how many it wants, and what events have come.
+        """Show the run's live processes, how many it wants, and its new events.
 
-        A process that dies tells of it in an event and is not scraped any more, so the controller counts for all.
+        A process that dies reports it in an event and is no longer scraped, so the controller counts for all.
         """
-        self._count(await self._news())
-        found = Counter((one.service, one.state) for one in processes)
+        self._count(await self._new_events())
+        found = Counter((process.service, process.state) for process in processes)
         wanted = replicas_wanted(record)
         for service, count in wanted.items():
             REPLICAS_WANTED.labels(self._run, service).set(count)
             for state in PROCESS_STATES:
                 PROCESSES.labels(self._run, service, state).set(found[service, state])
 
-    async def _news(self) -> Counter[tuple[str, str]]:
+    async def _new_events(self) -> Counter[tuple[str, str]]:
         events = await self._event_log.events(self._events_after)
         self._events_after = events[-1][0] if events else self._events_after
         return Counter((event.service, event.phase) for _, event in events)
 
-    def _count(self, news: Counter[tuple[str, str]]) -> None:
-        for (service, phase), times in news.items():
+    def _count(self, new: Counter[tuple[str, str]]) -> None:
+        for (service, phase), times in new.items():
             if phase in COMMON_PHASES or phase in PHASES.get(service, ()):
                 EVENTS.labels(self._run, service, phase).inc(times)
 
     def close(self) -> None:
-        """Show nothing more of the run but the state it is in."""
+        """Remove the run's metrics, except its state."""
         forget(self._run)
 
 
 def replicas_wanted(record: RunRecord) -> dict[str, int]:
-    """By service: the processes that a run wants, now that its fleet may have been scaled."""
-    booked = resource_requests(record.recipe, record.rollout_replicas)
-    return {"sampler": 1} | {service: len(processes) for service, processes in booked.items() if processes}
+    """By service: the number of processes that a run wants, after its fleet may have been scaled."""
+    requests = resource_requests(record.recipe, record.rollout_replicas)
+    return {"sampler": 1} | {service: len(processes) for service, processes in requests.items() if processes}
 
 
 def settings_shown(recipe: Recipe) -> dict[str, float]:

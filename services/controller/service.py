@@ -1,9 +1,9 @@
-"""Owns the controller's loop: a keeper for every run that has not ended.
+"""Owns the controller's loop: one RunController for every run that has not ended.
 
-Must not look inside a run; its keeper does.
+Must not look inside a run; its RunController does.
 
-Reads run records; writes states, events, summaries. When it dies, its successor takes up every unfinished run.
-Drain order: keepers see `stopping` and stop their run's services, then the loop ends.
+Reads run records; writes states, events, summaries. After its death, the next controller resumes every unfinished run.
+Drain order: the RunControllers see `stopping` and stop their run's services, then the loop ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pathlib import Path
 
 from services.cancellation import cancel_and_wait
 from services.controller.cluster import Cluster
-from services.controller.run import PERIOD_S, STOP_DEADLINE_S, RunKeeper
+from services.controller.run import RunController
+from services.controller.run_context import PERIOD_S, STOP_DEADLINE_S, RunContext
 from services.controller.run_metrics import show_runs
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import FencedError
@@ -23,74 +24,77 @@ from services.streams.state.heartbeat import live_processes
 from services.streams.state.runs import OWNER, RunRecords
 
 FAILING_S = 300.0
-"""How long the run records may be out of reach: each look waits a while for a Redis that is away."""
-KEEPERS_DEADLINE_S = STOP_DEADLINE_S + 3.0
+"""How long the run records may be unreadable: each attempt waits a while for a Redis that is away."""
+RUNS_DEADLINE_S = STOP_DEADLINE_S + 3.0
 
 log = logging.getLogger(__name__)
 
 
 class Controller:
-    """Turns run records into running services. `runs` is the folder that gets one subfolder a run."""
+    """Turns run records into running services. `runs` is the folder that gets one subfolder per run."""
 
     def __init__(self, redis: Redis, cluster: Cluster, runs: Path) -> None:
         self._redis = redis
         self._records = RunRecords(redis)
         self._cluster = cluster
         self._runs = runs
-        self._keepers: dict[str, asyncio.Task[None]] = {}
-        self._left: set[str] = set()
+        self._controlled: dict[str, asyncio.Task[None]] = {}
+        self._lost: set[str] = set()
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Keep runs until `stopping` is set; a keeper that breaks is logged and taken up again."""
+        """Control all runs until `stopping` is set; a RunController that fails is logged and started again."""
         read_at = time.monotonic()
         try:
             while not stopping.is_set():
-                read_at = await self._try_to_take_up(stopping, read_at)
+                read_at = await self._try_to_start_runs(stopping, read_at)
                 await asyncio.sleep(PERIOD_S)
         finally:
             stopping.set()
-            if self._keepers:
-                await asyncio.wait(self._keepers.values(), timeout=KEEPERS_DEADLINE_S)
-            await cancel_and_wait(*self._keepers.values())
+            if self._controlled:
+                await asyncio.wait(self._controlled.values(), timeout=RUNS_DEADLINE_S)
+            await cancel_and_wait(*self._controlled.values())
 
-    async def _try_to_take_up(self, stopping: asyncio.Event, read_at: float) -> float:
-        """A look that fails leaves the keepers alone; when one last succeeded. Raises what fails for FAILING_S."""
+    async def _try_to_start_runs(self, stopping: asyncio.Event, read_at: float) -> float:
+        """When the records were last read; a failure does not touch the runs. Raises what fails for FAILING_S."""
         try:
-            await self._take_up(stopping)
+            await self._start_runs(stopping)
         except Exception:
             failing_s = time.monotonic() - read_at
             if failing_s >= FAILING_S:
                 raise
-            log.exception("run records cannot be read for %.0f s; the runs go on", failing_s)
+            log.exception("run records have been unreadable for %.0f s; the runs continue", failing_s)
             return read_at
         return time.monotonic()
 
-    async def _take_up(self, stopping: asyncio.Event) -> None:
+    async def _start_runs(self, stopping: asyncio.Event) -> None:
         records = await self._records.all()
         show_runs(records, time.time())
-        self._hear_keepers()
+        self._collect_ended()
         for record in records:
-            if not record.state.ended and record.id not in self._keepers and not await self._kept_elsewhere(record.id):
-                keeper = RunKeeper(self._redis, self._records, self._cluster, self._runs, record.id, stopping)
-                self._keepers[record.id] = asyncio.create_task(keeper.keep(), name=f"keeper of {record.id}")
+            if record.state.ended or record.id in self._controlled or await self._owned_elsewhere(record.id):
+                continue
+            folder = self._runs / record.id
+            context = RunContext(self._redis, self._records, self._cluster, folder, record.id, stopping)
+            controlling = RunController(context).run()
+            self._controlled[record.id] = asyncio.create_task(controlling, name=f"controller of {record.id}")
 
-    def _hear_keepers(self) -> None:
-        for run, task in list(self._keepers.items()):
+    def _collect_ended(self) -> None:
+        for run, task in list(self._controlled.items()):
             if task.done():
-                del self._keepers[run]
+                del self._controlled[run]
                 error = None if task.cancelled() else task.exception()
                 if isinstance(error, FencedError):
                     log.warning("run %s is left to another controller: %s", run, error)
-                    self._left.add(run)
+                    self._lost.add(run)
                 elif error:
-                    log.error("the keeper of run %s broke: %s; taking the run up again", run, error)
+                    log.error("the controller of run %s failed: %s; resuming the run", run, error)
 
-    async def _kept_elsewhere(self, run: str) -> bool:
-        """Whether another controller took the run from this one and lives: taking it back would go on for ever."""
-        if run not in self._left:
+    async def _owned_elsewhere(self, run: str) -> bool:
+        """Whether a live controller took the run from this one; taking it back would repeat without end."""
+        if run not in self._lost:
             return False
-        if any(one.service == OWNER for one in await live_processes(self._redis, run)):
+        if any(process.service == OWNER for process in await live_processes(self._redis, run)):
             return True
-        self._left.discard(run)
-        log.warning("run %s: the other controller has fallen silent; taking the run up again", run)
+        self._lost.discard(run)
+        log.warning("run %s: the other controller has no heartbeat any more; resuming the run", run)
         return False

@@ -1,4 +1,4 @@
-"""Owns a run's summary: what it came to, in one small document.
+"""Owns a run's summary: its results, in one small document.
 
 Must not judge the run.
 """
@@ -21,15 +21,15 @@ from services.streams.state.runs import RunRecord
 
 
 async def summarise(redis: Redis, record: RunRecord) -> dict[str, Any]:
-    """The run's figures. `groups` reconciles; accuracies are held-out avg@k with their standard errors.
+    """The run's results. `groups` reconciles; accuracies are held-out avg@k with their standard errors.
 
-    `evaluations` holds, by set and name, what was measured before and after (or by a run that only evaluates).
+    `evaluations` holds, by set and name, the records before and after training (or of a run that only evaluates).
     """
     keys = RunKeys(record.id)
     event_log = EventLog(redis, keys, "controller")
     steps = [step for _, step in await event_log.steps()]
-    records = await event_log.evaluations()
-    held_out = {one.name: one for one in records if one.set == HELD_OUT}
+    evaluations = await event_log.evaluations()
+    held_out = {evaluation.name: evaluation for evaluation in evaluations if evaluation.set == HELD_OUT}
     before, after = held_out.get(BEFORE), held_out.get(AFTER)
     counts = await group_counts(redis, keys)
     running = next((change.at for change in record.history if change.state.value == "running"), None)
@@ -40,7 +40,7 @@ async def summarise(redis: Redis, record: RunRecord) -> dict[str, Any]:
         "accuracy_after": after.accuracy if after else None,
         "accuracy_after_standard_error": after.standard_error if after else None,
         "held_out_prompts": before.prompts if before else 0,
-        "evaluations": _by_set(records),
+        "evaluations": _by_set(evaluations),
         "samples_per_prompt": record.recipe.evaluation.samples,
         "rollout_steps": len(steps),
         "optimizer_steps": sum(step.optimizer_steps for step in steps),
@@ -54,9 +54,10 @@ async def summarise(redis: Redis, record: RunRecord) -> dict[str, Any]:
 
 def _by_set(records: list[EvaluationRecord]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
-    for one in records:
-        if one.name in (BEFORE, AFTER, ALONE):
-            found.setdefault(one.set, {})[one.name] = one.model_dump(exclude={"kind", "schema_version", "name", "set"})
+    excluded = {"kind", "schema_version", "name", "set"}
+    for record in records:
+        if record.name in (BEFORE, AFTER, ALONE):
+            found.setdefault(record.set, {})[record.name] = record.model_dump(exclude=excluded)
     return found
 
 

@@ -333,7 +333,7 @@ async def test_a_restart_of_the_learner_that_broke_off_anywhere_is_owed_and_can_
     assert await cluster.learner_fault(run_id) is None
     await eventually(redis, run_id, "learner", lambda found: len(set(found) - before) == 2)
 
-    # A keeper that takes a placed run up again has the fleet told of what is wanted by now.
+    # A controller that resumes a placed run has the fleet scaled to the current number.
     await cluster.start(await RunRecords(redis).scale(run_id, 2))
     await eventually(redis, run_id, "rollout", lambda found: len(found) == 2)
 

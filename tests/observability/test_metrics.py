@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY, generate_latest, start_http_server
 
 from services.api.app import create_app
 from services.contracts import COMMON_PHASES, PHASES, Cause, DeadLetter, Lane, ProcessInfo, RunState, Transition
-from services.controller.run_metrics import ENDED_SHOWN_S, RunFigures, show_runs
+from services.controller.run_metrics import ENDED_SHOWN_S, RunMetrics, show_runs
 from services.metrics import AT_ZERO, PORTS, STREAMS, expose, families, forget, serve_metrics
 from services.sampler.queue.maintenance import READERS, Housekeeping
 from services.settings import parse_recipe
@@ -177,7 +177,7 @@ def test_the_state_of_a_run_is_shown_until_an_hour_after_its_end(run_id):
 async def test_the_controller_shows_processes_settings_and_events_of_a_run(redis, run_id):
     event_log = EventLog(redis, RunKeys(run_id), "learner")
     await event_log.write("checkpoint-failed", "before the controller came")
-    figures = RunFigures(run_id, EventLog(redis, RunKeys(run_id), "controller"))
+    figures = RunMetrics(run_id, EventLog(redis, RunKeys(run_id), "controller"))
     one = record(run_id, RunState.RUNNING, 0.0, rollout_replicas=3)
     await figures.open(one.recipe)
     labels = {"run": run_id, "service": "learner"}

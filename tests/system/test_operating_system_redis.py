@@ -17,7 +17,11 @@ ROOT = Path(__file__).parents[2]
 ALL = "not system and not images"
 """Those marked slow besides, which most whole runs are."""
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", ALL]
-STREAMS = ["tests/services/streams/test_streams.py", "tests/services/test_pipeline.py", "tests/services/test_api.py"]
+STREAMS = [
+    "tests/services/streams/test_streams.py",
+    "tests/services/test_pipeline.py",
+    "tests/services/api/test_api.py",
+]
 
 
 @pytest.fixture(scope="module")

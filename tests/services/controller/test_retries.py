@@ -1,4 +1,4 @@
-"""What the controller does about processes that die, fall silent or cannot be started: again, and not for ever."""
+"""The controller restarts processes that die or fall silent, and retries failed requests a limited number of times."""
 
 import asyncio
 import re
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from services.contracts import RunState
-from services.controller.retry import Attempts, RunFailedError
+from services.controller.retry import RetriedRequest, RunFailedError
 from services.streams.connection.client import RedisAwayError
 from services.streams.connection.functions import FencedError
 from services.streams.keys import RunKeys
@@ -16,7 +16,7 @@ from services.streams.state.events import EventLog
 from services.streams.state.group_state import become_owner
 from services.streams.state.heartbeat import Heartbeat, live_processes
 from services.waits import Waits
-from tests.services.hand_cluster import (
+from tests.services.controller.hand_cluster import (
     commit,
     controlled,
     events_of,
@@ -28,7 +28,7 @@ from tests.services.hand_cluster import (
 )
 
 
-async def test_learner_is_started_anew_and_progress_forgives(redis, run_id, tmp_path, monkeypatch):
+async def test_progress_resets_the_count_of_learner_restarts(redis, run_id, tmp_path, monkeypatch):
     monkeypatch.setattr("services.controller.health.LEARNER_RESTARTS", 3)
     async with (
         controlled(redis, run_id, tmp_path) as (records, cluster),
@@ -42,22 +42,22 @@ async def test_learner_is_started_anew_and_progress_forgives(redis, run_id, tmp_
             cluster.broken_learner = f"learner rank 1: its process died at step {step}"
             await until(lambda: cluster.broken_learner is None)
         assert (await records.get(run_id)).state is RunState.RUNNING
-        told = await events_of(redis, run_id, "learner-restarted")
+        texts = await events_of(redis, run_id, "learner-restarted")
         cluster.broken_learner = "learner rank 0: RuntimeError: no CUDA device"
         record = await until_state(records, run_id, RunState.FAILED)
-    assert [re.search(r"\((.+)\)", line)[1] for line in told] == [
+    assert [re.search(r"\((.+)\)", line)[1] for line in texts] == [
         *(f"{count} of 3 at rollout step 0" for count in (1, 2, 3)),
         *(f"{count} of 3 at rollout step 7" for count in (1, 2, 3)),
-    ]  # fmt: skip
-    assert told[0].startswith("learner rank 1: its process died at step 0; all ranks begin anew")
+    ]
+    assert texts[0].startswith("learner rank 1: its process died at step 0; all ranks are restarted")
     assert record.reason == (
-        "learner rank 0: RuntimeError: no CUDA device (the learner was started anew 3 times without a new rollout step)"
+        "learner rank 0: RuntimeError: no CUDA device (the learner was restarted 3 times without a new rollout step)"
     )
     assert cluster.asked.count("restart learner") == 6
     assert cluster.asked[-1] == "stop"
 
 
-async def test_silent_sampler_and_learner_are_started_anew(redis, run_id, tmp_path, monkeypatch):
+async def test_a_silent_sampler_and_learner_are_restarted(redis, run_id, tmp_path, monkeypatch):
     monkeypatch.setattr("services.controller.health.SILENT_S", 1.0)
     processes = {"sampler-a": "sampler", "learner-a": "learner", "learner-b": "learner"}
     async with (
@@ -67,26 +67,26 @@ async def test_silent_sampler_and_learner_are_started_anew(redis, run_id, tmp_pa
     ):
         await until_state(records, run_id, RunState.RUNNING)
         await asyncio.sleep(2.0)
-        assert not [one for one in cluster.asked if one.startswith("restart")]
+        assert not [request for request in cluster.asked if request.startswith("restart")]
         await silence(there["learner-b"])
         await until(lambda: "restart learner" in cluster.asked)
         await silence(there["sampler-a"])
         await until(lambda: "restart sampler" in cluster.asked)
         await asyncio.sleep(2.0)
-        asked = [one for one in cluster.asked if one.startswith("restart")]
-        assert asked == ["restart learner", "restart sampler"], "what was started anew is given time to appear"
+        asked = [request for request in cluster.asked if request.startswith("restart")]
+        assert asked == ["restart learner", "restart sampler"], "restarted processes are given time to appear"
         [learner] = await events_of(redis, run_id, "learner-restarted")
         [sampler] = await events_of(redis, run_id, "sampler-restarted")
-    assert re.match(r"learner: 1 of 2 processes silent for 1\d s; all ranks begin anew \(1 of 10", learner)
+    assert re.match(r"learner: 1 of 2 processes silent for 1\d s; all ranks are restarted \(1 of 10", learner)
     assert re.fullmatch(r"sampler: 1 of 1 processes silent for 1\d s", sampler)
 
 
 class GetTimeoutError(TimeoutError):
-    """As Ray has one; the controller knows none of its errors."""
+    """Like Ray's; the controller knows none of its errors."""
 
 
 class ActorDiedError(Exception):
-    """As Ray has one: no RuntimeError, and of many lines."""
+    """Like Ray's: no RuntimeError, and of many lines."""
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ async def phases(redis, run, *wanted):
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_a_restart_that_the_cluster_could_not_do_stays_owed(redis, run_id, tmp_path, monkeypatch):
+async def test_a_failed_restart_is_retried_until_it_succeeds(redis, run_id, tmp_path, monkeypatch):
     monkeypatch.setattr("services.controller.health.SILENT_S", 1.0)
     processes = {"sampler-a": "sampler", "learner-a": "learner"}
     async with (
@@ -109,7 +109,7 @@ async def test_a_restart_that_the_cluster_could_not_do_stays_owed(redis, run_id,
         present(redis, run_id, **processes) as there,
     ):
         await until_state(records, run_id, RunState.RUNNING)
-        # Six tries half a second apart: a run that waits for its learner does not stall.
+        # Six attempts half a second apart: a run that waits for its learner does not stall.
         cluster.failing["restart learner"] = [TimeoutError("killed 20 s ago and still there: r/learner-0")] * 6
         cluster.broken_learner = "learner rank 0: its process died"
         await until(lambda: cluster.asked.count("restart learner") == 7)
@@ -118,23 +118,23 @@ async def test_a_restart_that_the_cluster_could_not_do_stays_owed(redis, run_id,
         await silence(there["sampler-a"])
         await until(lambda: cluster.asked.count("restart sampler") == 3)
         await asyncio.sleep(0.7)
-        asked = [one for one in cluster.asked if one.startswith("restart")]
-        told = await events_of(redis, run_id, "restart-failed")
+        asked = [request for request in cluster.asked if request.startswith("restart")]
+        texts = await events_of(redis, run_id, "restart-failed")
         began = await phases(redis, run_id, "learner-restarted", "sampler-restarted")
         assert (await records.get(run_id)).state is RunState.RUNNING
-    assert asked == ["restart learner"] * 7 + ["restart sampler"] * 3, "and once done it is not done again"
-    assert began == ["learner-restarted", "sampler-restarted"], "told once, however many attempts it takes"
+    assert asked == ["restart learner"] * 7 + ["restart sampler"] * 3, "a restart that succeeded is not repeated"
+    assert began == ["learner-restarted", "sampler-restarted"], "reported once for all attempts"
     assert re.fullmatch(
-        r"the learner could not be started anew: TimeoutError: killed 20 s ago and still there: r/learner-0; "
-        r"tried again in 0\.01 s \(1 of 10 failed in a row\)",
-        told[0],
+        r"the learner could not be restarted: TimeoutError: killed 20 s ago and still there: r/learner-0; "
+        r"retry in 0\.01 s \(1 of 10 failures in a row\)",
+        texts[0],
     )
-    assert told[6].startswith("the sampler could not be started anew: ActorDiedError: The actor died; tried")
-    assert len(told) == 8
+    assert texts[6].startswith("the sampler could not be restarted: ActorDiedError: The actor died; retry")
+    assert len(texts) == 8
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_a_restart_that_never_succeeds_fails_the_run_with_its_reason(redis, run_id, tmp_path, monkeypatch):
+async def test_a_restart_that_never_succeeds_fails_the_run(redis, run_id, tmp_path, monkeypatch):
     monkeypatch.setattr("services.controller.retry.ATTEMPTS", 3)
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         await until_state(records, run_id, RunState.STARTING)
@@ -142,13 +142,13 @@ async def test_a_restart_that_never_succeeds_fails_the_run_with_its_reason(redis
         cluster.broken_learner = "learner rank 0: its process died"
         record = await until_state(records, run_id, RunState.FAILED)
     assert record.reason == (
-        "the learner could not be started anew: RuntimeError: no room for 2 x 8 GPUs (tried 3 times in a row)"
+        "the learner could not be restarted: RuntimeError: no room for 2 x 8 GPUs (failed 3 times in a row)"
     )
     assert cluster.asked[-1] == "stop"
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_scaling_that_timed_out_is_asked_for_again_whatever_is_wanted_by_then(redis, run_id, tmp_path):
+async def test_failed_scaling_is_retried_with_the_current_number(redis, run_id, tmp_path):
     async with (
         controlled(redis, run_id, tmp_path) as (records, cluster),
         Heartbeat(redis, replica(run_id)),
@@ -157,27 +157,27 @@ async def test_scaling_that_timed_out_is_asked_for_again_whatever_is_wanted_by_t
         cluster.failing["scale"] = [GetTimeoutError("Serve"), TimeoutError()]
         await records.scale(run_id, 3)
         await until(lambda: "scale 3" in cluster.asked)
-        await records.scale(run_id, 1)  # what it was: but nobody knows whether the 3 came through
+        await records.scale(run_id, 1)  # the previous number, but 3 may have been applied
         await until(lambda: "scale 1" in cluster.asked)
         await asyncio.sleep(1.2)
-        asked = [one for one in cluster.asked if one.startswith("scale")]
+        asked = [request for request in cluster.asked if request.startswith("scale")]
         assert (await records.get(run_id)).state is RunState.RUNNING
-        told = await events_of(redis, run_id, "scaling-failed")
+        texts = await events_of(redis, run_id, "scaling-failed")
         assert await events_of(redis, run_id, "scaling") == ["rollout 1 -> 3 replicas", "rollout 3 -> 1 replicas"]
     assert set(asked) == {"scale 3", "scale 1"}
     assert len(asked) == 3, "two that failed, and one that did not"
     assert asked[-1] == "scale 1"
-    assert told[0].startswith("the rollout fleet could not be scaled: GetTimeoutError: Serve; tried again in ")
-    assert told[1].startswith("the rollout fleet could not be scaled: TimeoutError; tried again in ")
+    assert texts[0].startswith("the rollout fleet could not be scaled: GetTimeoutError: Serve; retry in ")
+    assert texts[1].startswith("the rollout fleet could not be scaled: TimeoutError; retry in ")
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_a_run_that_runs_is_found_again_though_the_cluster_does_not_answer_at_once(redis, run_id, tmp_path):
+async def test_a_running_run_is_resumed_despite_cluster_time_outs(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path) as (records, cluster), Heartbeat(redis, replica(run_id)):
         await until_state(records, run_id, RunState.RUNNING)
         cluster.failing["start"] = [GetTimeoutError("Serve's controller")] * 3
         cluster.failing["shortage"] = [GetTimeoutError("Ray's control store")]
-        await become_owner(redis, RunKeys(run_id), "controller")  # its keeper gives it up, and takes it up again
+        await become_owner(redis, RunKeys(run_id), "controller")  # its controller is fenced, and started again
         await redis.hset(RunKeys(run_id).record, "pause_requested", "1")
         await until_state(records, run_id, RunState.PAUSED)
         cluster.failing["faults"] = [ActorDiedError("Ray's control store")] * 2
@@ -186,15 +186,20 @@ async def test_a_run_that_runs_is_found_again_though_the_cluster_does_not_answer
         await until_state(records, run_id, RunState.RUNNING)
         [first, *_] = await events_of(redis, run_id, "restart-failed")
         assert len(await events_of(redis, run_id, "look-failed")) == 3
-    assert first.startswith("the run's services could not be found again: GetTimeoutError: Serve's controller; ")
+    assert first.startswith("the run's services could not be found: GetTimeoutError: Serve's controller; ")
     assert cluster.asked.count("start /prepared") == 5
 
 
-async def test_the_first_placing_may_fail_the_run(redis, run_id, tmp_path):
+async def test_a_failed_first_placement_fails_the_run(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         cluster.failing["start"] = [RuntimeError("the learner was not placed")]
         record = await until_state(records, run_id, RunState.FAILED)
     assert record.reason == "the learner was not placed"
+
+
+def retried(redis, run, waits):
+    event_log = EventLog(redis, RunKeys(run), "test")
+    return RetriedRequest(event_log, waits, phase="restart-failed", failure="it could not be", wait="again")
 
 
 async def attempt(attempts, error):
@@ -203,40 +208,40 @@ async def attempt(attempts, error):
 
 
 @pytest.mark.parametrize("error", [RedisAwayError("away"), FencedError("older"), RunFailedError("no")])
-async def test_what_is_the_keeper_s_passes_through_an_attempt(redis, run_id, error):
-    attempts = Attempts(EventLog(redis, RunKeys(run_id), "test"), Waits(), "restart-failed", "it could not", "again")
+async def test_errors_of_redis_and_fencing_are_not_retried(redis, run_id, error):
+    attempts = retried(redis, run_id, Waits())
     await attempt(attempts, KeyError("what the cluster raised"))
-    assert attempts.owed
+    assert attempts.retry_pending
     assert not attempts.due
-    attempts.settle()
+    attempts.reset()
     with pytest.raises(type(error)) as caught:
         await attempt(attempts, error)
     assert caught.value is error
-    assert not attempts.owed
+    assert not attempts.retry_pending
     assert attempts.due
 
 
-async def test_attempts_pause_ever_longer_and_name_the_wait(redis, run_id, monkeypatch):
+async def test_pauses_between_retries_grow_and_name_the_wait(redis, run_id, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("services.controller.retry.time", SimpleNamespace(monotonic=lambda: clock[0]))
     waits = Waits()
-    attempts = Attempts(EventLog(redis, RunKeys(run_id), "test"), waits, "restart-failed", "it could not be", "again")
+    attempts = retried(redis, run_id, waits)
     pauses = []
     for _ in range(9):
         await attempt(attempts, OSError("disk"))
         began = clock[0]
         [wait] = waits.current(time.time() + 5)
-        assert (wait.name, wait.waits_for) == ("again", "another attempt, for it could not be: OSError: disk")
+        assert (wait.name, wait.waits_for) == ("again", "a retry; it could not be: OSError: disk")
         while not attempts.due:
             clock[0] += 1
         pauses.append(clock[0] - began)
-    with pytest.raises(RunFailedError, match=r"^it could not be: OSError: disk \(tried 10 times in a row\)$"):
+    with pytest.raises(RunFailedError, match=r"^it could not be: OSError: disk \(failed 10 times in a row\)$"):
         await attempt(attempts, OSError("disk"))
     assert pauses == [1, 2, 4, 8, 16, 30, 30, 30, 30]
 
 
 async def waits_of(redis, run, name):
-    found = [one.waits for one in await live_processes(redis, run) if one.service == "controller"]
+    found = [process.waits for process in await live_processes(redis, run) if process.service == "controller"]
     return [(wait.waits_for, wait.deadline_s) for waits in found for wait in waits if wait.name == name]
 
 
@@ -247,7 +252,7 @@ async def until_waits(redis, run, expected):
         await asyncio.sleep(0.1)
 
 
-async def test_replicas_that_a_fleet_lacks_are_waited_for_by_name(redis, run_id, tmp_path):
+async def test_missing_replicas_are_named_in_a_wait(redis, run_id, tmp_path):
     sections = {"limits": {"startup_timeout_s": 7.0}, "verifier": {"replicas": 2}}
     async with (
         controlled(redis, run_id, tmp_path, **sections) as (records, _),

@@ -18,7 +18,7 @@ from tests.harness.small_run import recipe_document
 
 
 class HandCluster:
-    """Does what the test says; remembers what it was asked. `failing` are the errors of the next requests of a name."""
+    """Does what the test says, and records its requests. `failing`: the errors of the next requests of a name."""
 
     def __init__(self, only):
         self.only = only
@@ -54,7 +54,7 @@ class HandCluster:
         return self.broken_learner
 
     async def restart_learner(self, record):
-        self.broken_learner = None  # half of a restart may hide what was wrong
+        self.broken_learner = None  # half of a restart may hide the fault
         self.ask("restart learner")
 
     async def restart_sampler(self, run):
@@ -96,12 +96,12 @@ async def until_state(records, run, *states):
 
 
 def replica(run, state="ready", version=0):
-    return ProcessInfo(id="rollout-1", service="rollout", run=run, host="h", pid=1, metrics="h:1", state=state,
-                       version=version)  # fmt: skip
+    place = {"host": "h", "pid": 1, "metrics": "h:1"}
+    return ProcessInfo(id="rollout-1", service="rollout", run=run, **place, state=state, version=version)
 
 
 async def commit(redis, run, step):
-    """What a learner's step leaves behind, as far as the controller looks."""
+    """What the controller reads of a committed step."""
     await redis.hset(RunKeys(run).policy, mapping={"version": step + 2, "step": step})
 
 
@@ -142,17 +142,16 @@ async def first_event(redis, run, phase):
 
 @asynccontextmanager
 async def present(redis, run, **processes):
-    """Announcements of services that are ready, by id; yields them, to be silenced by leaving them."""
+    """Heartbeats of services that are ready, by id; leaving one silences it."""
     async with AsyncExitStack() as stack:
-        yield {
-            name: await stack.enter_async_context(
-                Heartbeat(redis, ProcessInfo(id=name, service=service, run=run, host="h", pid=pid, metrics="h:1",
-                                            state="ready"))
-            )
-            for pid, (name, service) in enumerate(processes.items(), 100)
-        }  # fmt: skip
+        heartbeats = {}
+        for pid, (name, service) in enumerate(processes.items(), 100):
+            place = {"host": "h", "pid": pid, "metrics": "h:1"}
+            info = ProcessInfo(id=name, service=service, run=run, **place, state="ready")
+            heartbeats[name] = await stack.enter_async_context(Heartbeat(redis, info))
+        yield heartbeats
 
 
 async def silence(heartbeat):
-    """What a stopped process does: its announcement lapses."""
+    """What a stopped process does: its heartbeat lapses."""
     await heartbeat.__aexit__()

@@ -1,4 +1,4 @@
-"""Owns the tests of the cluster's bounds: what fits, what is refused, and that a changed file counts at once.
+"""Owns the tests of the cluster's limits: what fits, what is rejected, and that a changed file counts at once.
 
 Must not need a cluster.
 """
@@ -22,7 +22,7 @@ from services.settings.cluster_limits import VARIABLE, RoleLimits
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.runs import RunRecord, RunRecords
 from tests.harness.small_run import recipe_document
-from tests.services.hand_cluster import controlled, events_of, first_event, replica, until, until_state
+from tests.services.controller.hand_cluster import controlled, events_of, first_event, replica, until, until_state
 
 FILE = {
     "cpu": {"pods": 1, "cpus": 2, "gpus": 0},
@@ -33,7 +33,7 @@ FILE = {
 ROLLOUT = {"cpus": 4.0, "gpus": 1.0}
 
 
-def bounds(**roles):
+def limits(**roles):
     return ClusterLimits.model_validate({**FILE, **roles})
 
 
@@ -45,7 +45,7 @@ def record(name, state=RunState.QUEUED, at=1.0, replicas=1, ranks=1):
 
 
 @pytest.mark.parametrize(
-    ("group", "one", "most"),
+    ("role", "resources", "most"),
     [
         ((3, 8, 2), (4, 1), 6),
         ((3, 8, 2), (1, 2), 3),
@@ -56,52 +56,50 @@ def record(name, state=RunState.QUEUED, at=1.0, replicas=1, ranks=1):
         ((0, 8, 0), (0, 0), 0),
     ],
 )
-def test_most_processes_of_a_group(group, one, most):
-    pods, cpus, gpus = group
-    assert RoleLimits(pods=pods, cpus=cpus, gpus=gpus).most(ResourceRequest(*one)) == most
+def test_most_processes_of_a_role(role, resources, most):
+    pods, cpus, gpus = role
+    assert RoleLimits(pods=pods, cpus=cpus, gpus=gpus).most(ResourceRequest(*resources)) == most
 
 
 def test_pods_are_packed_and_never_overfull():
-    group = RoleLimits(pods=9, cpus=4, gpus=2)
-    assert group.pods_for([]) == 0
-    assert group.pods_for([ResourceRequest(0.1, 0)] * 40) == 1
-    assert group.pods_for([ResourceRequest(0.1, 0)] * 41) == 2
-    assert (
-        group.pods_for([ResourceRequest(3, 0), ResourceRequest(1, 2), ResourceRequest(3, 0), ResourceRequest(1, 0)])
-        == 2
-    )
-    assert group.pods_for([ResourceRequest(1, 2), ResourceRequest(1, 1), ResourceRequest(1, 1)]) == 2
-    assert group.pods_for([ResourceRequest(1, 3)]) is None
+    role = RoleLimits(pods=9, cpus=4, gpus=2)
+    assert role.pods_for([]) == 0
+    assert role.pods_for([ResourceRequest(0.1, 0)] * 40) == 1
+    assert role.pods_for([ResourceRequest(0.1, 0)] * 41) == 2
+    requests = [ResourceRequest(*request) for request in ((3, 0), (1, 2), (3, 0), (1, 0))]
+    assert role.pods_for(requests) == 2
+    assert role.pods_for([ResourceRequest(1, 2), ResourceRequest(1, 1), ResourceRequest(1, 1)]) == 2
+    assert role.pods_for([ResourceRequest(1, 3)]) is None
 
 
 def test_room_is_what_other_runs_leave():
     full = record("a", RunState.RUNNING, replicas=5)
-    assert shortage(bounds(), record("b"), [full]) is None
-    assert shortage(bounds(), record("b", replicas=2), [full]).startswith("rollout: 2 x 4 CPUs, 1 GPUs have no room")
-    assert shortage(bounds(), record("b", replicas=2), [replace(full, state=RunState.SUCCEEDED)]) is None
-    assert shortage(bounds(), full, [full]) is None, "a run is not in its own way"
+    assert shortage(limits(), record("b"), [full]) is None
+    assert shortage(limits(), record("b", replicas=2), [full]).startswith("rollout: 2 x 4 CPUs, 1 GPUs have no room")
+    assert shortage(limits(), record("b", replicas=2), [replace(full, state=RunState.SUCCEEDED)]) is None
+    assert shortage(limits(), full, [full]) is None, "a run is not in its own way"
 
 
-def test_runs_are_placed_in_their_order_and_one_that_never_fits_blocks_nobody():
+def test_a_run_that_never_fits_does_not_block_later_runs():
     first, second = record("a", at=1.0, replicas=6), record("b", at=2.0, replicas=6)
-    assert shortage(bounds(), first, [first, second]) is None
-    assert "no room beside" in shortage(bounds(), second, [first, second])
+    assert shortage(limits(), first, [first, second]) is None
+    assert "no room beside" in shortage(limits(), second, [first, second])
     giant = record("g", at=0.5, replicas=7)
-    assert shortage(bounds(), giant, [giant]) == (
+    assert shortage(limits(), giant, [giant]) == (
         "rollout: 7 x 4 CPUs, 1 GPUs need 4 pods; the chart allows at most 3 pods of 8 CPUs and 2 GPUs "
         "(rollout.maxReplicas)"
     )
-    assert shortage(bounds(), first, [giant, first]) is None
+    assert shortage(limits(), first, [giant, first]) is None
 
 
 def test_a_process_that_no_pod_can_hold_is_named():
-    found = shortage(bounds(rollout={"pods": 3, "cpus": 2, "gpus": 2}), record("a"), [])
+    found = shortage(limits(rollout={"pods": 3, "cpus": 2, "gpus": 2}), record("a"), [])
     assert found.startswith(
         "rollout: 1 x 4 CPUs, 1 GPUs: one is more than a pod holds; the chart allows at most 3 pods"
     )
 
 
-def test_a_run_that_only_evaluates_books_no_learner():
+def test_an_evaluation_run_requests_no_learner():
     document = recipe_document("/model", limits={"rollout_steps": 0})
     only = replace(record("a"), recipe=parse_recipe(document))
     assert resource_requests(only.recipe, 1)["learner"] == []
@@ -116,7 +114,7 @@ def test_a_run_that_only_evaluates_books_no_learner():
         (json.dumps({**FILE, "learners": {}}), "learners"),
     ],
 )
-def test_a_bad_file_is_named(tmp_path, monkeypatch, text, says):
+def test_an_unusable_file_is_named(tmp_path, monkeypatch, text, says):
     path = tmp_path / "bounds.json"
     if text is not None:
         path.write_text(text)
@@ -126,7 +124,7 @@ def test_a_bad_file_is_named(tmp_path, monkeypatch, text, says):
     assert says in str(error.value)
 
 
-async def test_api_refuses_more_replicas_than_the_bounds_allow(api, redis, run_id, tmp_path, monkeypatch):
+async def test_api_rejects_more_replicas_than_the_limits_allow(api, redis, run_id, tmp_path, monkeypatch):
     path = tmp_path / "bounds.json"
     path.write_text(json.dumps(FILE))
     monkeypatch.setenv(VARIABLE, str(path))
@@ -143,7 +141,7 @@ async def test_api_refuses_more_replicas_than_the_bounds_allow(api, redis, run_i
     assert (await api.patch(f"/v1/runs/{run_id}/scale", json={"rollout": 2})).status_code == 503
 
 
-async def test_controller_keeps_the_fleet_within_bounds_that_change(redis, run_id, tmp_path, monkeypatch, caplog):
+async def test_the_fleet_stays_within_limits_that_change(redis, run_id, tmp_path, monkeypatch, caplog):
     path = tmp_path / "bounds.json"
     path.write_text(json.dumps(FILE))
     monkeypatch.setenv(VARIABLE, str(path))
@@ -156,18 +154,18 @@ async def test_controller_keeps_the_fleet_within_bounds_that_change(redis, run_i
         await until(lambda: "scale 2" in cluster.asked)
         asked = list(cluster.asked)
         path.write_text("half a fi")
-        await until(lambda: any("keeps 2 replicas" in one.getMessage() for one in caplog.records))
+        await until(lambda: any("keeps 2 replicas" in entry.getMessage() for entry in caplog.records))
         cluster.ready = None
-        await until(lambda: cluster.ready is not None)  # what followed from that look is done
+        await until(lambda: cluster.ready is not None)  # the actions after that check are done
         assert cluster.asked == asked
         path.write_text(json.dumps(FILE))
         await until(lambda: cluster.asked[-1] == "scale 6")
         events = await events_of(redis, run_id, "scaling")
-    assert "rollout 6 -> 2 replicas (6 are wanted; the cluster's bounds allow no more)" in events
+    assert "rollout 6 -> 2 replicas (6 are requested; the cluster's limits allow no more)" in events
     assert (await records.get(run_id)).rollout_replicas == 6, "what is wanted stays"
 
 
-async def test_a_run_waits_until_the_bounds_are_raised(redis, run_id, tmp_path, monkeypatch):
+async def test_a_run_waits_until_the_limits_are_raised(redis, run_id, tmp_path, monkeypatch):
     path = tmp_path / "bounds.json"
     path.write_text(json.dumps({**FILE, "learner": {"pods": 0, "cpus": 16, "gpus": 8}}))
     monkeypatch.setenv(VARIABLE, str(path))
@@ -178,7 +176,7 @@ async def test_a_run_waits_until_the_bounds_are_raised(redis, run_id, tmp_path, 
         await until_state(records, run_id, RunState.STARTING)
 
 
-async def test_a_run_is_found_again_though_its_bound_was_lowered_meanwhile(redis, run_id, tmp_path, monkeypatch):
+async def test_a_running_run_is_resumed_after_limits_were_lowered(redis, run_id, tmp_path, monkeypatch):
     path = tmp_path / "bounds.json"
     path.write_text(json.dumps({**FILE, "rollout": {"pods": 1, "cpus": 8, "gpus": 2}}))
     monkeypatch.setenv(VARIABLE, str(path))
@@ -187,5 +185,5 @@ async def test_a_run_is_found_again_though_its_bound_was_lowered_meanwhile(redis
     async with controlled(redis, run_id, tmp_path, **sections) as (_, cluster), Heartbeat(redis, replica(run_id)):
         assert "at most 1 pods" in await first_event(redis, run_id, "queued")
         assert cluster.asked == [], "as a new run it has no room"
-        await records.transition(run_id, RunState.RUNNING, "as the former controller left it")
-        await until(lambda: any(one.startswith("start ") for one in cluster.asked))
+        await records.transition(run_id, RunState.RUNNING, "as the previous controller left it")
+        await until(lambda: any(request.startswith("start ") for request in cluster.asked))

@@ -1,4 +1,4 @@
-"""The controller carries runs to their end; the test plays the cluster."""
+"""The controller brings runs to their end; the test plays the cluster."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from services.contracts import Lane, ProcessInfo, Prompt, RunState, Sampling, Task
-from services.controller import run
+from services.controller import run as run_module
 from services.controller.health import Silence
 from services.controller.service import Controller
 from services.settings.cluster_limits import VARIABLE
@@ -18,7 +18,7 @@ from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_state import GroupTransitions, become_owner
 from services.streams.state.heartbeat import Heartbeat
-from tests.services.hand_cluster import (
+from tests.services.controller.hand_cluster import (
     HandCluster,
     controlled,
     evaluate,
@@ -50,7 +50,7 @@ async def test_life_of_a_run(redis, run_id, tmp_path):
     assert summary["groups"]["reconciled"] is True
 
 
-async def test_a_store_that_is_away_when_the_model_is_looked_for_is_asked_again(redis, run_id, tmp_path):
+async def test_preparing_the_model_retries_a_store_that_is_away(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path, limits={"startup_timeout_s": 30.0}) as (records, cluster):
         cluster.failing["prepare"] = [StoreAwayError("the store does not answer")] * 2
         await until(lambda: "start /prepared" in cluster.asked)
@@ -58,7 +58,7 @@ async def test_a_store_that_is_away_when_the_model_is_looked_for_is_asked_again(
     assert (await records.get(run_id)).state is RunState.STARTING
 
 
-async def test_run_is_done_once_every_set_has_its_last_evaluation(redis, run_id, tmp_path):
+async def test_a_run_ends_with_the_last_evaluation_of_every_set(redis, run_id, tmp_path):
     aime = {"name": "aime", "source": "jsonl", "path": "/aime.jsonl"}
     async with (
         controlled(redis, run_id, tmp_path, evaluation={"sets": [aime]}) as (records, _),
@@ -74,15 +74,13 @@ async def test_run_is_done_once_every_set_has_its_last_evaluation(redis, run_id,
         record = await until_state(records, run_id, RunState.SUCCEEDED)
     assert (record.summary["accuracy_before"], record.summary["accuracy_after"]) == (0.25, 0.5)
     found = {
-        (kind, name): one["accuracy"] for kind, by_name in record.summary["evaluations"].items()
-        for name, one in by_name.items()
-    }  # fmt: skip
-    assert found == {
-        ("aime", "before"): 0.1, ("aime", "after"): 0.2, ("held-out", "before"): 0.25, ("held-out", "after"): 0.5,
-    }  # fmt: skip
+        kind: {name: evaluation["accuracy"] for name, evaluation in by_name.items()}
+        for kind, by_name in record.summary["evaluations"].items()
+    }
+    assert found == {"aime": {"before": 0.1, "after": 0.2}, "held-out": {"before": 0.25, "after": 0.5}}
 
 
-async def test_run_of_no_rollout_steps_needs_no_learner_and_no_export(redis, run_id, tmp_path):
+async def test_an_evaluation_run_needs_no_learner_and_no_export(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path, limits={"rollout_steps": 0}) as (records, _):
         async with Heartbeat(redis, replica(run_id)):
             await until_state(records, run_id, RunState.RUNNING)
@@ -114,7 +112,7 @@ async def test_a_long_evaluation_is_progress(redis, run_id, tmp_path):
     assert "10 of 10 evaluation prompts pending" in record.reason
 
 
-async def test_run_waits_for_room_and_says_why(redis, run_id, tmp_path):
+async def test_a_run_waits_for_room_and_reports_why(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         cluster.short = "needs 8 GPUs, 0 are free"
         assert await first_event(redis, run_id, "queued") == "needs 8 GPUs, 0 are free"
@@ -123,7 +121,7 @@ async def test_run_waits_for_room_and_says_why(redis, run_id, tmp_path):
         await until_state(records, run_id, RunState.STARTING)
 
 
-async def test_a_paused_run_goes_on_when_it_is_resumed_and_does_not_stall(redis, run_id, tmp_path):
+async def test_a_paused_run_does_not_stall_and_can_be_resumed(redis, run_id, tmp_path):
     keys = RunKeys(run_id)
     async with (
         controlled(redis, run_id, tmp_path, limits={"stall_timeout_s": 8.0}) as (records, _),
@@ -142,8 +140,8 @@ async def test_a_paused_run_goes_on_when_it_is_resumed_and_does_not_stall(redis,
         await records.resume(run_id)
         await until_state(records, run_id, RunState.RUNNING)
         assert await redis.exists(keys.starved) == 0
-        told = await events_of(redis, run_id, "paused")
-    assert told[0] == f"paused on request; `penstock resume {run_id}` takes it on"
+        texts = await events_of(redis, run_id, "paused")
+    assert texts[0] == f"paused on request; resume it with `penstock resume {run_id}`"
 
 
 async def test_a_run_that_failed_is_resumed(redis, run_id, tmp_path):
@@ -155,39 +153,42 @@ async def test_a_run_that_failed_is_resumed(redis, run_id, tmp_path):
         await records.resume(run_id)
         async with Heartbeat(redis, replica(run_id)):
             record = await until_state(records, run_id, RunState.RUNNING)
-    assert [change.state for change in record.history] == [
-        "queued", "starting", "failed", "queued", "starting", "running",
-    ]  # fmt: skip
+    states = [change.state for change in record.history]
+    assert states == ["queued", "starting", "failed", "queued", "starting", "running"]
     assert record.resumptions == 1
-    assert [one for one in cluster.asked if one != "stop"] == ["prepare", "start /prepared", "start /prepared"]
+    assert [request for request in cluster.asked if request != "stop"] == [
+        "prepare",
+        "start /prepared",
+        "start /prepared",
+    ]
 
 
-async def test_a_former_controller_writes_nothing_more(redis, run_id, tmp_path):
+async def test_a_fenced_controller_writes_nothing(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         await until_state(records, run_id, RunState.STARTING)
         await become_owner(redis, RunKeys(run_id), "controller")
-        cluster.fault = ["seen by the former one alone"]
+        cluster.fault = ["seen by the previous one alone"]
         await asyncio.sleep(1.0)
-        # Its own controller takes the run up again, as the owner.
+        # Its own controller resumes the run, as the owner.
         record = await until_state(records, run_id, RunState.FAILED)
     assert [change.state for change in record.history] == ["queued", "starting", "failed"]
 
 
-async def test_a_run_that_another_controller_keeps_is_left_to_it(redis, run_id, tmp_path):
+async def test_a_run_owned_by_another_controller_is_left_to_it(redis, run_id, tmp_path):
     other = ProcessInfo(id="controller-2", service="controller", run=run_id, host="h", pid=2, metrics="", state="ready")
     keys = RunKeys(run_id)
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         await until_state(records, run_id, RunState.STARTING)
         async with Heartbeat(redis, other):
             epoch = await become_owner(redis, keys, "controller")
-            cluster.fault = ["seen by the former one alone"]
+            cluster.fault = ["seen by the previous one alone"]
             await asyncio.sleep(3.0)
             assert await redis.get(keys.epoch("controller")) == str(epoch).encode(), "taken back"
             assert (await records.get(run_id)).state is RunState.STARTING
         await until_state(records, run_id, RunState.FAILED)
 
 
-async def test_what_a_former_life_left_running_is_ended_before_the_next(redis, run_id, tmp_path):
+async def test_a_resumed_run_stops_processes_left_from_before(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         await until_state(records, run_id, RunState.STARTING)
         await records.request_cancel(run_id)
@@ -216,10 +217,10 @@ async def test_fault_fails_the_run_with_its_reason(redis, run_id, tmp_path):
     assert cluster.asked[-1] == "stop"
 
 
-async def test_a_summary_is_stored_once_nothing_runs_any_more(redis, run_id, tmp_path, store, monkeypatch):
+async def test_the_summary_is_stored_after_the_services_stopped(redis, run_id, tmp_path, store, monkeypatch):
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         asked = []
-        monkeypatch.setattr(run, "run_mirror", lambda run: asked.extend(cluster.asked) or run_mirror(run))
+        monkeypatch.setattr(run_module, "run_mirror", lambda run: asked.extend(cluster.asked) or run_mirror(run))
         await until_state(records, run_id, RunState.STARTING)
         cluster.fault = ["learner rank 0 died"]
         await until_state(records, run_id, RunState.FAILED)
@@ -227,7 +228,7 @@ async def test_a_summary_is_stored_once_nothing_runs_any_more(redis, run_id, tmp
     assert run_mirror(run_id).read("summary.json") == (tmp_path / run_id / "summary.json").read_bytes()
 
 
-async def test_a_store_that_is_away_does_not_keep_a_run_from_its_end(redis, run_id, tmp_path, own_store):
+async def test_a_run_ends_although_the_store_is_away(redis, run_id, tmp_path, own_store):
     own_store.kill()
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         await until_state(records, run_id, RunState.STARTING)
@@ -237,7 +238,7 @@ async def test_a_store_that_is_away_does_not_keep_a_run_from_its_end(redis, run_
     assert (tmp_path / run_id / "summary.json").is_file()
 
 
-async def test_a_queued_run_waits_while_the_bounds_cannot_be_read(redis, run_id, tmp_path, monkeypatch):
+async def test_a_queued_run_waits_while_limits_are_unreadable(redis, run_id, tmp_path, monkeypatch):
     path = tmp_path / "bounds.json"
     path.write_text("half a fi")
     monkeypatch.setenv(VARIABLE, str(path))
@@ -248,21 +249,21 @@ async def test_a_queued_run_waits_while_the_bounds_cannot_be_read(redis, run_id,
         await until_state(records, run_id, RunState.STARTING)
 
 
-async def test_a_run_that_runs_is_found_again_though_the_bounds_cannot_be_read(redis, run_id, tmp_path, monkeypatch):
+async def test_a_running_run_is_resumed_with_unreadable_limits(redis, run_id, tmp_path, monkeypatch):
     path = tmp_path / "bounds.json"
     path.write_text("half a fi")
     monkeypatch.setenv(VARIABLE, str(path))
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
-        await records.transition(run_id, RunState.RUNNING, "as the former controller left it")
-        await until(lambda: any(one.startswith("start ") for one in cluster.asked))
+        await records.transition(run_id, RunState.RUNNING, "as the previous controller left it")
+        await until(lambda: any(request.startswith("start ") for request in cluster.asked))
 
 
-def test_time_in_which_nobody_could_be_heard_is_no_silence(monkeypatch):
+def test_an_outage_of_redis_does_not_count_as_silence(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("services.controller.health.time.monotonic", lambda: clock[0])
     silence = Silence("sampler", 1)
     assert silence.observe(["a"], startup_s=60) is None
-    clock[0] += 300  # Redis was away, and every announcement has lapsed
+    clock[0] += 300  # Redis was away, and every heartbeat has lapsed
     assert silence.observe([], startup_s=60) is None
     clock[0] += 2
     assert silence.observe(["a"], startup_s=60) is None
@@ -271,7 +272,7 @@ def test_time_in_which_nobody_could_be_heard_is_no_silence(monkeypatch):
         assert silence.observe([], startup_s=60) is None
     clock[0] += 1
     assert silence.observe([], startup_s=60) == "sampler: 1 of 1 processes silent for 31 s"
-    silence.begin_anew(["a"])
+    silence.restart(["a"])
     for _ in range(59):
         clock[0] += 1
         assert silence.observe(["a"], startup_s=60) is None, "the previous process, whose heartbeat has not lapsed"
@@ -279,7 +280,7 @@ def test_time_in_which_nobody_could_be_heard_is_no_silence(monkeypatch):
     assert silence.observe([], startup_s=60) == "sampler: 1 of 1 processes silent for 61 s"
 
 
-async def test_a_fault_comes_with_the_service_s_last_words(redis, run_id, tmp_path):
+async def test_a_fault_includes_the_last_failure_event(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         await until_state(records, run_id, RunState.STARTING)
         event_log = EventLog(redis, RunKeys(run_id), "verifier")
@@ -291,13 +292,15 @@ async def test_a_fault_comes_with_the_service_s_last_words(redis, run_id, tmp_pa
     )
 
 
-async def test_a_run_outlives_a_redis_that_was_away_for_long(redis, run_id, tmp_path, monkeypatch):
+async def test_a_run_survives_a_long_outage_of_redis(redis, run_id, tmp_path, monkeypatch):
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         await until_state(records, run_id, RunState.STARTING)
         away = RedisAwayError("Redis at redis://h:1/0 has been away for 60 s: refused")
         monkeypatch.setattr(cluster, "faults", AsyncMock(side_effect=away))
         await until(lambda: cluster.faults.await_count >= 2)
-        assert (await records.get(run_id)).state is RunState.STARTING, "its keeper is taken up again, it has not failed"
+        assert (await records.get(run_id)).state is RunState.STARTING, (
+            "the run gets a new controller, it has not failed"
+        )
         monkeypatch.undo()
         async with Heartbeat(redis, replica(run_id)):
             await until_state(records, run_id, RunState.RUNNING)
@@ -312,7 +315,7 @@ async def test_a_run_outlives_a_redis_that_was_away_for_long(redis, run_id, tmp_
         ({"stall_timeout_s": 1.0}, True, "no progress for 1 s"),
     ],
 )
-async def test_deadlines_end_a_run_and_name_what_is_missing(redis, run_id, tmp_path, limits, announce, says):
+async def test_a_passed_deadline_names_what_is_missing(redis, run_id, tmp_path, limits, announce, says):
     async with controlled(redis, run_id, tmp_path, limits=limits) as (records, _):
         if announce:
             async with Heartbeat(redis, replica(run_id)):
@@ -322,7 +325,7 @@ async def test_deadlines_end_a_run_and_name_what_is_missing(redis, run_id, tmp_p
     assert says in record.reason
 
 
-async def test_unfinished_run_is_taken_up_by_the_next_controller(redis, run_id, tmp_path):
+async def test_the_next_controller_resumes_an_unfinished_run(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path) as (records, first):
         await until_state(records, run_id, RunState.STARTING)
     assert first.asked[-1] == "stop"

@@ -1,0 +1,86 @@
+"""Owns the size of a run's rollout fleet: as requested, within the cluster's limits.
+
+Must not start or stop replicas itself; it asks the cluster.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import replace
+
+from services.controller.retry import RetriedRequest
+from services.controller.run_context import FLEET_WAIT, RunContext
+from services.settings import ClusterLimitsError, load_cluster_limits
+from services.streams.state.heartbeat import live_processes
+from services.streams.state.runs import RunRecord
+
+log = logging.getLogger(__name__)
+
+SCALING_S = 60.0
+
+
+class FleetScaling:
+    """The number of rollout replicas of one run. `replicas`: the number that the cluster was last asked for."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._scaling = RetriedRequest(
+            context.event_log,
+            context.waits,
+            phase="scaling-failed",
+            failure="the rollout fleet could not be scaled",
+            wait="scaling-again",
+        )
+        self._reported = ""
+        self.replicas = 0
+
+    def set_initial(self, record: RunRecord) -> RunRecord:
+        """The record with the number of replicas to start with."""
+        self.replicas = self._allowed(record)
+        return self.sized(record)
+
+    def sized(self, record: RunRecord) -> RunRecord:
+        """The record with the number of replicas that the cluster was asked for in place of the requested one."""
+        return replace(record, rollout_replicas=self.replicas)
+
+    async def scale(self, record: RunRecord) -> None:
+        """Ask the cluster for the requested replicas, if their number changed or the last request failed."""
+        replicas, wanted = self._allowed(record), record.rollout_replicas
+        if replicas != self.replicas:
+            limited = f" ({wanted} are requested; the cluster's limits allow no more)" if replicas < wanted else ""
+            await self._context.event_log.write("scaling", f"rollout {self.replicas} -> {replicas} replicas{limited}")
+            self.replicas = replicas
+        elif not self._scaling.retry_pending:
+            return
+        if not self._scaling.due:
+            return
+        async with self._scaling:
+            with self._context.waits.on("scaling", f"the fleet to be scaled to {replicas} replicas", SCALING_S):
+                await self._context.cluster.scale_rollout(self._context.run, replicas)
+
+    async def show(self, record: RunRecord) -> None:
+        """Show the fleets in the metrics, and wait for replicas that are not ready; a paused run wants them too."""
+        processes = await live_processes(self._context.redis, self._context.run)
+        await self._context.metrics.show(self.sized(record), processes)
+        ready = Counter(process.service for process in processes if process.state == "ready")
+        wanted = {"rollout": self.replicas, "verifier": record.recipe.verifier.replicas}
+        lacking = [f"{name} ({ready[name]} of {count} ready)" for name, count in wanted.items() if ready[name] < count]
+        if lacking:
+            text = f"replicas of {' and '.join(lacking)}"
+            self._context.waits.pending(FLEET_WAIT, text, record.recipe.limits.startup_timeout_s)
+        else:
+            self._context.waits.done(FLEET_WAIT)
+
+    def _allowed(self, record: RunRecord) -> int:
+        """The number of rollout replicas to run: as requested, within the cluster's limits as they are now."""
+        try:
+            limits = load_cluster_limits()
+        except ClusterLimitsError as error:
+            if (text := str(error)) != self._reported:
+                log.warning("%s; the fleet of run %s keeps %d replicas", text, self._context.run, self.replicas)
+                self._reported = text
+            return self.replicas or record.rollout_replicas
+        self._reported = ""
+        most = limits.most_replicas(record.recipe) if limits else None
+        return record.rollout_replicas if most is None else max(1, min(most, record.rollout_replicas))

@@ -1,0 +1,173 @@
+"""Owns a run's start: queue it until the cluster has room, prepare its model, start its services, wait for them.
+
+Must not place processes itself; it asks the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from services.contracts import RunState
+from services.controller.capacity import shortage
+from services.controller.fleet import FleetScaling
+from services.controller.health import HealthMonitor, learner_recovery
+from services.controller.retry import RetriedRequest, RunFailedError
+from services.controller.run_context import PERIOD_S, RunContext
+from services.settings import ClusterLimitsError, Recipe, load_cluster_limits
+from services.storage.errors import StoreAwayError
+from services.streams.state.heartbeat import live_processes
+from services.streams.state.runs import RunRecord
+
+log = logging.getLogger(__name__)
+
+SERVICES = ("sampler", "verifier", "rollout", "learner")
+WITHOUT_TRAINING = ("sampler", "verifier", "rollout")
+QUEUED_S = 7 * 24 * 3600.0
+"""A run that has been queued for a week is reported as stalled."""
+
+
+def services_of(recipe: Recipe) -> tuple[str, ...]:
+    """The services of a run; a run of 0 rollout steps only evaluates, and has no learner."""
+    return SERVICES if recipe.limits.rollout_steps else WITHOUT_TRAINING
+
+
+class Placement:
+    """The start of one run, from queued to running."""
+
+    def __init__(self, context: RunContext, fleet: FleetScaling) -> None:
+        self._context = context
+        self._fleet = fleet
+        self._asking = RetriedRequest(
+            context.event_log,
+            context.waits,
+            phase="look-failed",
+            failure="the cluster's free capacity could not be read",
+            wait="room",
+        )
+
+    async def place(self) -> RunRecord:
+        """Wait for room, prepare the model, and start the services; the record that they were started with."""
+        context = self._context
+        record = await context.current()
+        if record.state is RunState.QUEUED and record.resumptions:
+            await context.stop_services()  # processes that the run had before would be taken for the new ones
+        record = await self._wait_for_room(record)
+        if record.state is RunState.QUEUED:
+            await context.change(RunState.STARTING, "placing services")
+        if record.model_path is None:
+            await context.event_log.write(
+                "preparing-model", record.recipe.model.package or str(record.recipe.model.path)
+            )
+            await context.records.set_paths(context.run, context.epoch, model_path=await self._model(record))
+        await context.event_log.write("starting-services", ", ".join(services_of(record.recipe)))
+        return await self._start()
+
+    async def wait_until_running(self, health: HealthMonitor) -> None:
+        """Wait until a rollout replica is ready with a policy version. Raises RunFailedError at the deadline."""
+        context = self._context
+        recipe = (await context.current()).recipe
+        deadline = recipe.limits.startup_timeout_s
+        ends = time.monotonic() + deadline
+        announced: set[str] = set()
+        recovered: set[str] = set()
+        while not await self._fleet_holds_weights():
+            record = await context.current()
+            restarting = await health.check(record)
+            processes = await live_processes(context.redis, context.run)
+            await context.metrics.show(self._fleet.sized(record), processes)
+            ready = {process.service for process in processes if process.state == "ready"}
+            for service in sorted(ready - announced):
+                await context.event_log.write("service-ready", service)
+            announced |= ready
+            lacking = sorted(set(services_of(recipe)) - ready)
+            context.waits.pending("start", f"{', '.join(lacking) or 'a replica'} to be ready", deadline)
+            if (news := await learner_recovery(context.redis, context.run)) - recovered or restarting:
+                # Training archived steps again takes longer the more of them there are; requests to the cluster that
+                # failed have a limit of their own.
+                recovered |= news
+                ends = time.monotonic() + deadline
+                context.waits.done("start")
+            if time.monotonic() > ends:
+                missing = ", ".join(lacking)
+                raise RunFailedError(f"not ready within {deadline:g} s (limits.startup_timeout_s): {missing}")
+            await asyncio.sleep(PERIOD_S)
+        context.waits.done("start")
+        if (await context.current()).state is RunState.STARTING:
+            await context.change(RunState.RUNNING, "the rollout fleet has loaded a policy version")
+
+    async def _wait_for_room(self, record: RunRecord) -> RunRecord:
+        context = self._context
+        reported = ""
+        while shortage := await self._shortage(record):
+            context.waits.pending("placement", shortage, QUEUED_S, idle=True)
+            if shortage != reported:
+                await context.event_log.write("queued", shortage)
+                reported = shortage
+            await asyncio.sleep(PERIOD_S)
+            record = await context.current()
+        context.waits.done("placement")
+        return record
+
+    async def _shortage(self, record: RunRecord) -> str | None:
+        """Why the run cannot be placed now, or None. Raises RunFailedError when the cluster keeps failing to answer."""
+        if self._asking.due:
+            async with self._asking:
+                try:
+                    limits = load_cluster_limits()
+                except ClusterLimitsError as error:
+                    # A run that was given room continues with what it has; a queued one waits until the file is valid.
+                    return str(error) if record.state is RunState.QUEUED else None
+                if limits is None:
+                    return await self._context.cluster.shortage(record)
+                if record.state is not RunState.QUEUED:
+                    return None  # it was given room; if the limits were lowered since, its fleet shrinks
+                return shortage(limits, record, await self._context.records.all())
+        return "the cluster does not report its free capacity"
+
+    async def _model(self, record: RunRecord) -> str:
+        """The model's name for the record. A store that is away is retried until the start's deadline."""
+        deadline = record.recipe.limits.startup_timeout_s
+        ends = time.monotonic() + deadline
+        with self._context.waits.on("model", "the model to be ready", deadline):
+            while True:
+                try:
+                    return await self._context.cluster.prepare_model(record)
+                except StoreAwayError as error:
+                    if time.monotonic() > ends:
+                        raise
+                    log.warning("run %s: %s; retrying", self._context.run, error)
+                await asyncio.sleep(PERIOD_S)
+                await self._context.current()
+
+    async def _start(self) -> RunRecord:
+        """Start the services. A run whose services exist already does not fail because of one time-out."""
+        context = self._context
+        starts = RetriedRequest(
+            context.event_log,
+            context.waits,
+            phase="restart-failed",
+            failure="the run's services could not be found",
+            wait="start-again",
+        )
+        while True:
+            record = self._fleet.set_initial(await context.current())
+            with context.waits.on("placing", "services to be placed", record.recipe.limits.startup_timeout_s):
+                if record.state is RunState.STARTING:
+                    await context.cluster.start(record)
+                    return record
+                async with starts:
+                    await context.cluster.start(record)
+            if not starts.retry_pending:
+                return record
+            while not starts.due:
+                await context.current()
+                await asyncio.sleep(PERIOD_S)
+
+    async def _fleet_holds_weights(self) -> bool:
+        processes = await live_processes(self._context.redis, self._context.run)
+        return any(
+            process.service == "rollout" and process.state == "ready" and process.version is not None
+            for process in processes
+        )
