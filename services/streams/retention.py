@@ -10,9 +10,9 @@ WEIGHT_MESSAGES_KEPT = 1000
 EVENTS_KEPT = 10_000
 """Events of a run that Redis keeps; older ones are in the processes' logs."""
 RELEASED_KEPT = 512
-"""Tombstones of released groups, so that late results still meet them. As in lua/shared.lua."""
+"""Tombstones of released groups, so that late results still meet them."""
 DEAD_KEPT = 1024
-"""Dead letters. As in lua/shared.lua."""
+"""Dead letters."""
 REDRIVEN_PENDING = 32
 """Redriven groups that may be pending at once: the sampler has no slot for one before it hears of it."""
 REDRIVEN_KEPT = DEAD_KEPT

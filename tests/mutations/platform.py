@@ -11,7 +11,7 @@ PLATFORM = [
     Mutation(
         "streams: a learner that was replaced commits",
         "services/streams/lua/policy/commit_step.lua",
-        "local refused = fenced(keys[1], args[1])\nif refused then return refused end\n",
+        "local refused = fenced(epoch_key, epoch)\nif refused then return refused end\n",
         "",
         ("tests/services/streams/test_library.py", "tests/services/streams/test_history.py"),
     ),
@@ -25,8 +25,8 @@ PLATFORM = [
     Mutation(
         "streams: whoever lost a lease publishes all the same",
         "services/streams/lua/groups/publish_sample.lua",
-        " and leased(keys[4], args[1], args[2]) then",
-        " then",
+        "  and is_leased(tasks_key, consumer_group, task_entry) then",
+        "  then",
         ("tests/services/streams/test_streams.py", "tests/services/streams/test_history.py"),
     ),
     Mutation(

@@ -208,7 +208,7 @@ async def test_figures_of_streams_tell_leases_that_are_stuck(redis, run_id):
     for number in range(5):
         await redis.xadd(streams.tasks, {"m": f"{number}"})
     assert (await stream_figures(redis, readers, 1.0))[streams.tasks] == StreamFigures(entries=5, lag=5)
-    await call(redis, "join", [streams.tasks], ["rollout"])
+    await call(redis, "create_consumer_group", stream_key=streams.tasks, consumer_group="rollout")
     await redis.xreadgroup("rollout", "one", {streams.tasks: ">"}, count=3)
     await asyncio.sleep(0.3)
     found = (await stream_figures(redis, readers, 0.1))[streams.tasks]

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from redis.exceptions import ResponseError
 
@@ -73,7 +73,7 @@ class Consumer(Generic[M]):
 
     async def open(self) -> None:
         """Create the consumer group at the stream's beginning, unless it exists."""
-        await call(self._redis, "join", [self._stream], [self._group])
+        await call(self._redis, "create_consumer_group", stream_key=self._stream, consumer_group=self._group)
 
     async def read(self, count: int, block_s: float) -> list[Delivery[M]]:
         """Up to `count` messages: lapsed leases first, then new entries; waits at most `block_s` seconds."""
@@ -144,8 +144,15 @@ class Consumer(Generic[M]):
 
     async def _bury(self, lease: Lease, letter: DeadLetter) -> None:
         log.error("%s: entry %s is given up: %s", self._stream, lease.entry, letter.reason)
-        args: list[Any] = [self._group, lease.entry, letter.model_dump_json()]
-        await call(self._redis, "give_up", [self._stream, self._keys.dead], args)
+        await call(
+            self._redis,
+            "dead_letter",
+            stream_key=self._stream,
+            dead_key=self._keys.dead,
+            consumer_group=self._group,
+            entry=lease.entry,
+            letter=letter.model_dump_json(),
+        )
 
     async def ack(self, lease: Lease) -> None:
         """Be done with an entry that called for no effect."""
@@ -153,8 +160,15 @@ class Consumer(Generic[M]):
 
     async def still_owned(self, lease: Lease) -> bool:
         """Renew the lease once; False when another consumer owns the entry or it was acked."""
-        args = [lease.consumer_group, lease.consumer, lease.entry]
-        return bool(await call(self._redis, "renew", [lease.stream], args))
+        renewed = await call(
+            self._redis,
+            "renew_lease",
+            stream_key=lease.stream,
+            consumer_group=lease.consumer_group,
+            consumer=lease.consumer,
+            entry=lease.entry,
+        )
+        return bool(renewed)
 
     @asynccontextmanager
     async def renewing(self, lease: Lease) -> AsyncIterator[None]:
@@ -182,8 +196,15 @@ async def trim(redis: Redis, stream: str, consumer_group: str, gone_after_s: flo
     """
     total = 0
     for _ in range(TRIM_CALLS):
-        args = [consumer_group, int(gone_after_s * 1000), longest, TRIMMED_AT_ONCE]
-        dropped = await call(redis, "trim", [stream], args)
+        dropped = await call(
+            redis,
+            "trim",
+            stream_key=stream,
+            consumer_group=consumer_group,
+            gone_after_ms=int(gone_after_s * 1000),
+            longest=longest,
+            most_behind=TRIMMED_AT_ONCE,
+        )
         total += dropped
         if dropped < TRIMMED_AT_ONCE:
             break
@@ -217,7 +238,7 @@ async def tail_messages(
             if isinstance(admitted, Malformed):
                 log.error("%s: entry %s is given up: %s", stream, entry, admitted.reason)
                 letter = admitted.letter(stream, entry, body, deliveries=1)
-                await call(redis, "discard", [stream, keys.dead], [entry, letter.model_dump_json()])
+                await _reject(redis, keys, stream, letter)
             else:
                 found.append((entry, admitted))
     return found
@@ -227,4 +248,15 @@ async def refuse(redis: Redis, keys: RunKeys, stream: str, entry: str, message: 
     """Move an entry of a stream that nobody acks to the dead-letter stream: it is well-formed, and cannot be true."""
     log.error("%s: entry %s is given up: %s", stream, entry, reason)
     letter = Malformed(reason).letter(stream, entry, message.model_dump_json().encode(), deliveries=1)
-    await call(redis, "discard", [stream, keys.dead], [entry, letter.model_dump_json()])
+    await _reject(redis, keys, stream, letter)
+
+
+async def _reject(redis: Redis, keys: RunKeys, stream: str, letter: DeadLetter) -> None:
+    await call(
+        redis,
+        "reject_entry",
+        stream_key=stream,
+        dead_key=keys.dead,
+        entry=letter.entry,
+        letter=letter.model_dump_json(),
+    )

@@ -1,66 +1,76 @@
--- What several functions need. Every function gets `keys` and `args`; all keys of a call share the run's hash tag.
+-- Used by several functions. Before this text, the assembled library has one `local` line per constant of
+-- services/streams/retention.py that is used here. All keys of a call share the run's hash tag.
 
--- Bounds of what is kept; footprint.py reckons with them.
-local RELEASED_KEPT = 512  -- tombstones of released groups, so that late results still meet them
-local DEAD_KEPT = 1024  -- dead letters
-
-local function fenced(key, epoch)
-  local held = tonumber(redis.call('GET', key) or '0')
-  if held > tonumber(epoch) then
-    return redis.error_reply('FENCED a newer owner holds ' .. key)
+-- Turns what a call sent into what the `local` lines of a function unpack: single values first, then one table per
+-- list. `args` starts with the sizes of all lists, those of `keys` first.
+local function with_lists(keys, args, single_keys, key_lists, single_args, arg_lists)
+  local function pick(values, at, singles, first_size, lists)
+    local found = {}
+    for _ = 1, singles do found[#found + 1], at = values[at], at + 1 end
+    for size = first_size, first_size + lists - 1 do
+      local list = {}
+      for _ = 1, tonumber(args[size]) do list[#list + 1], at = values[at], at + 1 end
+      found[#found + 1] = list
+    end
+    return found
   end
-  -- A server that came back without its last writes: the epoch is the owner's all the same.
-  if held < tonumber(epoch) then redis.call('SET', key, epoch) end
+  return pick(keys, 1, single_keys, 1, key_lists),
+    pick(args, key_lists + arg_lists + 1, single_args, key_lists + 1, arg_lists)
 end
 
-local function publish(stream, body)
-  return redis.call('XADD', stream, '*', 'm', body)
+-- The error reply for a former owner; nothing for the owner.
+local function fenced(epoch_key, epoch)
+  local stored = tonumber(redis.call('GET', epoch_key) or '0')
+  if stored > tonumber(epoch) then
+    return redis.error_reply('FENCED a newer owner holds ' .. epoch_key)
+  end
+  -- A server that restarted without its last writes has a lower epoch; the caller is still the owner.
+  if stored < tonumber(epoch) then redis.call('SET', epoch_key, epoch) end
 end
 
-local function lay_down(dead, letter)
-  publish(dead, letter)
-  redis.call('XTRIM', dead, 'MAXLEN', DEAD_KEPT)
+local function publish(stream, message)
+  return redis.call('XADD', stream, '*', 'm', message)
 end
 
--- A line for a stream that nobody acks, of which the last `longest` are kept (0: all). The reply to a first call may
--- have been lost: what stands among the newest lines is not written again.
-local function write(stream, body, longest)
+local function add_letter(dead_key, letter)
+  publish(dead_key, letter)
+  redis.call('XTRIM', dead_key, 'MAXLEN', DEAD_KEPT)
+end
+
+-- Append a message to a stream that has no consumer group, and keep its last `kept` entries (0: all). A message that is
+-- among the newest entries is not appended again: the reply to the first call may have been lost.
+local function append_once(stream, message, kept)
   for _, entry in ipairs(redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 16)) do
-    if entry[2][2] == body then return end
+    if entry[2][2] == message then return end
   end
-  publish(stream, body)
-  if longest ~= '0' then redis.call('XTRIM', stream, 'MAXLEN', '~', longest) end
+  publish(stream, message)
+  if kept ~= '0' then redis.call('XTRIM', stream, 'MAXLEN', '~', kept) end
 end
 
--- UNKNOWN: this run never dispatched the group, or it was released long ago. OUTSIDE: the group has no such sample.
+-- UNKNOWN: this run never dispatched the group, or its hash was deleted. OUTSIDE: the group has no such sample.
 local FRESH, LATE, UNKNOWN, OUTSIDE = 1, 0, -1, -2
 
-local function place(group, index)
-  local found = redis.call('HMGET', group, 'state', 'samples')
-  if not found[1] then return UNKNOWN end
-  if tonumber(index) >= tonumber(found[2]) then return OUTSIDE end
-  return FRESH, found[1]
+-- FRESH and the group's state, or the reason why the group cannot have such a sample.
+local function find_sample(group_key, index)
+  local state, samples = unpack(redis.call('HMGET', group_key, 'state', 'samples'))
+  if not state then return UNKNOWN end
+  if tonumber(index) >= tonumber(samples) then return OUTSIDE end
+  return FRESH, state
 end
 
--- A released group's payloads go at once; its hash stays until RELEASED_KEPT others were released after it.
-local function bury(released, group, payloads)
-  if #payloads > 0 then redis.call('UNLINK', unpack(payloads)) end
-  redis.call('LREM', released, 0, group)
-  redis.call('RPUSH', released, group)
-  while redis.call('LLEN', released) > RELEASED_KEPT do
-    redis.call('UNLINK', redis.call('LPOP', released))
+-- Delete a released group's payloads. Its hash stays until RELEASED_KEPT other groups were released after it.
+local function retire_group(released_key, group_key, payload_keys)
+  if #payload_keys > 0 then redis.call('UNLINK', unpack(payload_keys)) end
+  redis.call('LREM', released_key, 0, group_key)
+  redis.call('RPUSH', released_key, group_key)
+  while redis.call('LLEN', released_key) > RELEASED_KEPT do
+    redis.call('UNLINK', redis.call('LPOP', released_key))
   end
 end
 
--- Whether an entry is still under lease, whoever's: neither acked nor given up, and of the stream as it is now. A rewind
--- begins the streams anew, and what is done under a lease of the abandoned history must not count.
-local function leased(stream, consumer_group, entry)
-  local found = redis.pcall('XPENDING', stream, consumer_group, entry, entry, 1)
-  return not found.err and #found > 0
-end
-
-local function from(list, first)
-  local rest = {}
-  for i = first, #list do rest[#rest + 1] = list[i] end
-  return rest
+-- Whether any consumer holds a lease on an entry: neither acked nor dead-lettered, and in the stream as it is now. A
+-- rewind creates the streams again, and work done under a lease of the abandoned history must not count.
+local function is_leased(stream, consumer_group, entry)
+  local pending = redis.pcall('XPENDING', stream, consumer_group, entry, entry, 1)
+  return not pending.err and #pending > 0
 end

@@ -106,12 +106,24 @@ async def redrive(redis: Redis, keys: RunKeys, one: Letter, event_log: EventLog)
 
 async def _ask(redis: Redis, keys: RunKeys, group: str, again: Task) -> None:
     lane = keys.lane(Lane.TRAIN)
-    redis_keys = [
-        keys.redriven, keys.group(group), keys.group(again.group), lane.tasks, lane.counters, lane.pending, keys.dead,
-    ]  # fmt: skip
-    args = [group, again.group, again.model_dump_json(), again.samples, REDRIVEN_PENDING, REDRIVEN_KEPT]
     try:
-        done = await call(redis, "redrive", redis_keys, args)
+        done = await call(
+            redis,
+            "redrive",
+            redriven_key=keys.redriven,
+            group_key=keys.group(group),
+            new_group_key=keys.group(again.group),
+            tasks_key=lane.tasks,
+            counters_key=lane.counters,
+            pending_key=lane.pending,
+            dead_key=keys.dead,
+            group=group,
+            new_group=again.group,
+            new_task=again.model_dump_json(),
+            samples=again.samples,
+            most_pending=REDRIVEN_PENDING,
+            names_kept=REDRIVEN_KEPT,
+        )
     except RedisFullError:
         limit = int((await redis.info("memory"))["maxmemory"]) / 2**20
         raise RedisFullError(

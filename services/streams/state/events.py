@@ -38,7 +38,7 @@ async def read_all(redis: Redis, keys: RunKeys, stream: str, model: type[M], aft
 
 async def note(redis: Redis, stream: str, message: Message, kept: int) -> None:
     """Add a message to a stream that nobody acks, and keep at least its last `kept` entries (0: all)."""
-    await call(redis, "note", [stream], [message.model_dump_json(), kept])
+    await call(redis, "append_message", stream_key=stream, message=message.model_dump_json(), kept=kept)
 
 
 class EventLog:
@@ -57,8 +57,15 @@ class EventLog:
 
     async def evaluation(self, record: EvaluationRecord, role: str, epoch: int) -> None:
         """Write down an evaluation, as the owner of `role`. Raises FencedError."""
-        keys = [self._keys.epoch(role), self._keys.evaluations]
-        await call(self._redis, "note_fenced", keys, [epoch, record.model_dump_json(), 0])
+        await call(
+            self._redis,
+            "append_fenced",
+            epoch_key=self._keys.epoch(role),
+            stream_key=self._keys.evaluations,
+            epoch=epoch,
+            message=record.model_dump_json(),
+            kept=0,
+        )
 
     async def events(self, after: str = "0-0") -> list[tuple[str, Event]]:
         """Events behind `after`, oldest first."""

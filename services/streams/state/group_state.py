@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 import zlib
 from enum import IntEnum
-from typing import Any
 
 from services.contracts import (
     Batch,
@@ -62,7 +61,7 @@ async def become_owner(redis: Redis, keys: RunKeys, role: str) -> int:
 
     A repeated call (the reply was lost) raises it twice, which fences nobody else.
     """
-    return await call(redis, "become_owner", [keys.epoch(role)], [])
+    return await call(redis, "become_owner", epoch_key=keys.epoch(role))
 
 
 class GroupTransitions:
@@ -90,11 +89,22 @@ class GroupTransitions:
         Raises RedisFullError when Redis takes no more, FencedError.
         """
         streams = self._keys.lane(lane)
-        keys = [self._epoch_key, streams.tasks, self._keys.group(task.group), streams.counters, streams.pending]
-        args = [
-            self._epoch, task.group, task.model_dump_json(), task.samples, state.model_dump_json() if state else "",
-        ]  # fmt: skip
-        return bool(await call(self._redis, "dispatch", [*keys, self._keys.sampler_state], args))
+        dispatched = await call(
+            self._redis,
+            "dispatch",
+            epoch_key=self._epoch_key,
+            tasks_key=streams.tasks,
+            group_key=self._keys.group(task.group),
+            counters_key=streams.counters,
+            pending_key=streams.pending,
+            sampler_state_key=self._keys.sampler_state,
+            epoch=self._epoch,
+            group=task.group,
+            task=task.model_dump_json(),
+            samples=task.samples,
+            sampler_state=state.model_dump_json() if state else "",
+        )
+        return bool(dispatched)
 
     async def publish_sample(self, lane: Lane, lease: Lease, wanted: int, sample: Sample, body: SamplePayload) -> bool:
         """Store a payload and announce its sample; acks the task once `wanted` are there. False if not first.
@@ -102,10 +112,21 @@ class GroupTransitions:
         Raises RefusedMessageError for a group or sample that this run does not have, RedisFullError.
         """
         streams = self._keys.lane(lane)
-        keys = [self._keys.group(sample.group), sample.facts.payload, streams.samples, streams.tasks]
-        fields = [part for pair in pack(body).items() for part in pair]
-        args = [lease.consumer_group, lease.entry, wanted, sample.index, sample.model_dump_json(), *fields]
-        return _effect(await call(self._redis, "publish_sample", keys, args), sample.group, sample.index)
+        reply = await call(
+            self._redis,
+            "publish_sample",
+            group_key=self._keys.group(sample.group),
+            payload_key=sample.facts.payload,
+            samples_key=streams.samples,
+            tasks_key=streams.tasks,
+            consumer_group=lease.consumer_group,
+            task_entry=lease.entry,
+            wanted=wanted,
+            index=sample.index,
+            sample=sample.model_dump_json(),
+            payload_field_list=[part for field in pack(body).items() for part in field],
+        )
+        return _effect(reply, sample.group, sample.index)
 
     async def publish_verdict(self, lane: Lane, lease: Lease, verdict: Verdict) -> bool:
         """Announce a verdict and ack its sample. False if the sample had been judged before.
@@ -113,9 +134,18 @@ class GroupTransitions:
         Raises RefusedMessageError for a group or sample that this run does not have.
         """
         streams = self._keys.lane(lane)
-        keys = [self._keys.group(verdict.group), streams.verdicts, streams.samples]
-        args = [lease.consumer_group, lease.entry, verdict.index, verdict.model_dump_json()]
-        return _effect(await call(self._redis, "publish_verdict", keys, args), verdict.group, verdict.index)
+        reply = await call(
+            self._redis,
+            "publish_verdict",
+            group_key=self._keys.group(verdict.group),
+            verdicts_key=streams.verdicts,
+            samples_key=streams.samples,
+            consumer_group=lease.consumer_group,
+            sample_entry=lease.entry,
+            index=verdict.index,
+            verdict=verdict.model_dump_json(),
+        )
+        return _effect(reply, verdict.group, verdict.index)
 
     async def record_verdict(
         self, lane: Lane, lease: Lease, verdict: Verdict, decision: str, samples: int, *, rest: Task | None = None,
@@ -128,53 +158,109 @@ class GroupTransitions:
         have, FencedError.
         """
         streams = self._keys.lane(lane)
-        keys = [
-            self._epoch_key, self._keys.group(verdict.group), streams.verdicts, streams.counters, streams.pending,
-            streams.released, streams.tasks, self._keys.posteriors, *self._payloads(verdict.group, samples),
-        ]  # fmt: skip
-        args = [
-            self._epoch, lease.consumer_group, lease.entry, verdict.index, verdict.model_dump_json(), verdict.group,
-            decision, verdict.facts.response_tokens, rest.model_dump_json() if rest else "", *posterior,
-            EVALUATED_TTL_S,
-        ]  # fmt: skip
-        return _effect(await call(self._redis, "record_verdict", keys, args), verdict.group, verdict.index)
+        prompt, value = posterior
+        reply = await call(
+            self._redis,
+            "record_verdict",
+            epoch_key=self._epoch_key,
+            group_key=self._keys.group(verdict.group),
+            verdicts_key=streams.verdicts,
+            counters_key=streams.counters,
+            pending_key=streams.pending,
+            released_key=streams.released,
+            tasks_key=streams.tasks,
+            posteriors_key=self._keys.posteriors,
+            payload_keys=self._payloads(verdict.group, samples),
+            epoch=self._epoch,
+            consumer_group=lease.consumer_group,
+            verdict_entry=lease.entry,
+            index=verdict.index,
+            verdict=verdict.model_dump_json(),
+            group=verdict.group,
+            decision=decision,
+            response_tokens=verdict.facts.response_tokens,
+            rest_task=rest.model_dump_json() if rest else "",
+            prompt=prompt,
+            posterior=value,
+            evaluated_ttl_s=EVALUATED_TTL_S,
+        )
+        return _effect(reply, verdict.group, verdict.index)
 
     async def release(self, lane: Lane, group: str, release: Release, samples: int) -> bool:
         """End a pending or kept group without training it. False if it had ended or was batched."""
         streams = self._keys.lane(lane)
-        keys = [self._epoch_key, self._keys.group(group), streams.counters, streams.pending, streams.released]
-        args: list[Any] = [self._epoch, group, release.value]
-        return bool(await call(self._redis, "release", [*keys, *self._payloads(group, samples)], args))
+        released = await call(
+            self._redis,
+            "release",
+            epoch_key=self._epoch_key,
+            group_key=self._keys.group(group),
+            counters_key=streams.counters,
+            pending_key=streams.pending,
+            released_key=streams.released,
+            payload_keys=self._payloads(group, samples),
+            epoch=self._epoch,
+            group=group,
+            release=release.value,
+        )
+        return bool(released)
 
     async def publish_batch(self, batch: Batch, snapshot: SamplerSnapshot) -> bool:
         """Publish a batch of kept groups with the sampler's snapshot. False if one of the groups is not kept."""
-        groups = [self._keys.group(one.group) for one in batch.groups]
-        keys = [
-            self._epoch_key, self._keys.batches, self._keys.sampler_state, self._keys.snapshot(batch.step),
-            self._keys.queue, self._keys.lane(Lane.TRAIN).counters, *groups,
-        ]  # fmt: skip
-        state = batch.sampler_state.model_dump_json()
-        args = [self._epoch, batch.step, batch.model_dump_json(), state, compress(snapshot), int(batch.last)]
-        return bool(await call(self._redis, "publish_batch", keys, args))
+        published = await call(
+            self._redis,
+            "publish_batch",
+            epoch_key=self._epoch_key,
+            batches_key=self._keys.batches,
+            sampler_state_key=self._keys.sampler_state,
+            snapshot_key=self._keys.snapshot(batch.step),
+            queue_key=self._keys.queue,
+            counters_key=self._keys.lane(Lane.TRAIN).counters,
+            group_keys=[self._keys.group(group.group) for group in batch.groups],
+            epoch=self._epoch,
+            step=batch.step,
+            batch=batch.model_dump_json(),
+            sampler_state=batch.sampler_state.model_dump_json(),
+            snapshot=compress(snapshot),
+            last=int(batch.last),
+        )
+        return bool(published)
 
     async def take_back(self, step: int, entry: str, groups: list[str]) -> bool:
         """Keep the `groups` of rollout step `step` and of later ones again, for the batch's `entry` is gone; tell so.
 
         False, and nothing was changed, if it is there or the step was trained meanwhile. Raises FencedError.
         """
-        keys = [
-            self._epoch_key, self._keys.policy, self._keys.batches, self._keys.queue, self._keys.events,
-            *map(self._keys.group, groups),
-        ]  # fmt: skip
         text = f"step {step}: its batch is gone from Redis; {len(groups)} groups are kept again"
         event = Event(service="sampler", phase="batch-lost", text=text, at=time.time())
-        args = [self._epoch, step, entry, event.model_dump_json(), EVENTS_KEPT]
-        return bool(await call(self._redis, "take_back", keys, args))
+        reclaimed = await call(
+            self._redis,
+            "reclaim_batch",
+            epoch_key=self._epoch_key,
+            policy_key=self._keys.policy,
+            batches_key=self._keys.batches,
+            queue_key=self._keys.queue,
+            events_key=self._keys.events,
+            group_keys=[self._keys.group(group) for group in groups],
+            epoch=self._epoch,
+            step=step,
+            lost_entry=entry,
+            event=event.model_dump_json(),
+            events_kept=EVENTS_KEPT,
+        )
+        return bool(reclaimed)
 
     async def starve(self, why: str) -> None:
         """Say that the run has to pause for want of kept groups. Raises FencedError."""
-        keys = [self._epoch_key, self._keys.starved, self._keys.queue, self._keys.lane(Lane.TRAIN).counters]
-        await call(self._redis, "starve", keys, [self._epoch, why])
+        await call(
+            self._redis,
+            "mark_starved",
+            epoch_key=self._epoch_key,
+            starved_key=self._keys.starved,
+            queue_key=self._keys.queue,
+            counters_key=self._keys.lane(Lane.TRAIN).counters,
+            epoch=self._epoch,
+            reason=why,
+        )
 
     async def forget_evaluated(self, groups: list[str]) -> None:
         """Let go of an evaluation's groups, whose record has been written."""

@@ -89,8 +89,15 @@ class Heartbeat:
     async def _announce(self) -> None:
         index, key = _places(self.info.run, self.info.id)
         self.info = self.info.model_copy(update={"waits": self._waits.current(time.time())})
-        args = [self.info.model_dump_json(), int(LAPSES_S * 1000), self.info.id]
-        await call(self._redis, "present", [key, index], args)
+        await call(
+            self._redis,
+            "heartbeat",
+            process_key=key,
+            processes_key=index,
+            info=self.info.model_dump_json(),
+            lapses_ms=int(LAPSES_S * 1000),
+            process=self.info.id,
+        )
 
     async def _beat(self) -> None:
         while True:

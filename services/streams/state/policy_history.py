@@ -9,7 +9,6 @@ import json
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import chain
 
 from services.contracts import (
     Batch,
@@ -66,13 +65,27 @@ class History:
     async def announce(self, step: int, weights: str) -> int:
         """The version to publish the weights of `step` under: the one that they have, or a new one."""
         return await call(
-            self._redis, "announce", [self._epoch_key, self._keys.policy], [self.epoch, step, weights]
-        )  # fmt: skip
+            self._redis,
+            "announce_version",
+            epoch_key=self._epoch_key,
+            policy_key=self._keys.policy,
+            epoch=self.epoch,
+            step=step,
+            weights=weights,
+        )
 
     async def commit_policy(self, version: int, step: int, weights: str) -> None:
         """Make an announced version current without training: the first, or what a resumed run begins with."""
-        keys = [self._epoch_key, self._keys.policy]
-        await call(self._redis, "commit_policy", keys, [self.epoch, version, step, weights])
+        await call(
+            self._redis,
+            "commit_policy",
+            epoch_key=self._epoch_key,
+            policy_key=self._keys.policy,
+            epoch=self.epoch,
+            version=version,
+            step=step,
+            weights=weights,
+        )
 
     async def commit_step(self, record: StepRecord, entry: str) -> bool:
         """Record the rollout step that trained the batch of `entry`, and make its version current.
@@ -80,14 +93,27 @@ class History:
         False if it was before. Raises TakenBackError, FencedError.
         """
         streams = self._keys.lane(Lane.TRAIN)
-        keys = [
-            self._epoch_key, self._keys.policy, self._keys.steps, streams.counters, streams.pending,
-            *(self._keys.group(name) for name in record.groups),
-        ]  # fmt: skip
         staleness = record.staleness or (0,) * len(record.groups)
-        pairs = chain.from_iterable(zip(record.groups, staleness, strict=True))
-        args = [self.epoch, record.version, record.step, record.weights, record.model_dump_json(), entry, *pairs]
-        done = await call(self._redis, "commit_step", keys, args)
+        if len(staleness) != len(record.groups):
+            raise ValueError(f"staleness: {len(staleness)} values for {len(record.groups)} groups")
+        done = await call(
+            self._redis,
+            "commit_step",
+            epoch_key=self._epoch_key,
+            policy_key=self._keys.policy,
+            steps_key=self._keys.steps,
+            counters_key=streams.counters,
+            pending_key=streams.pending,
+            group_keys=[self._keys.group(group) for group in record.groups],
+            epoch=self.epoch,
+            version=record.version,
+            step=record.step,
+            weights=record.weights,
+            record=record.model_dump_json(),
+            batch_entry=entry,
+            group_list=record.groups,
+            staleness_list=staleness,
+        )
         if done < 0:
             raise TakenBackError(f"the sampler took the batch of rollout step {record.step} back while it was trained")
         return bool(done)
@@ -98,13 +124,21 @@ class History:
         Of a batch that is not the sampler's, or came twice, only the entry goes.
         """
         batch = logged.batch
-        payloads = [sample.payload for group in batch.groups for sample in group.samples]
-        counts = [len(group.samples) for group in batch.groups]
-        keys = [
-            self._epoch_key, self._keys.batches, self._keys.lane(Lane.TRAIN).released, self._keys.snapshot(batch.step),
-            *(self._keys.group(one.group) for one in batch.groups), *payloads,
-        ]  # fmt: skip
-        return bool(await call(self._redis, "cover", keys, [self.epoch, logged.entry, batch.step, *counts]))
+        covered = await call(
+            self._redis,
+            "cover_batch",
+            epoch_key=self._epoch_key,
+            batches_key=self._keys.batches,
+            released_key=self._keys.lane(Lane.TRAIN).released,
+            snapshot_key=self._keys.snapshot(batch.step),
+            group_keys=[self._keys.group(group.group) for group in batch.groups],
+            payload_keys=[sample.payload for group in batch.groups for sample in group.samples],
+            epoch=self.epoch,
+            entry=logged.entry,
+            step=batch.step,
+            payload_count_list=[len(group.samples) for group in batch.groups],
+        )
+        return bool(covered)
 
     async def batches(self, after: str = "0-0", block_s: float = 0.0) -> list[LoggedBatch]:
         """The batches behind entry `after` that no checkpoint covers yet, oldest first; waits at most `block_s`.
@@ -139,8 +173,16 @@ class History:
         await self._take_out(logged, "")
 
     async def _take_out(self, logged: LoggedBatch, letter: str) -> None:
-        keys = [self._epoch_key, self._keys.batches, self._keys.dead]
-        await call(self._redis, "give_back", keys, [self.epoch, logged.entry, letter])
+        await call(
+            self._redis,
+            "remove_batch",
+            epoch_key=self._epoch_key,
+            batches_key=self._keys.batches,
+            dead_key=self._keys.dead,
+            epoch=self.epoch,
+            entry=logged.entry,
+            letter=letter,
+        )
 
     async def ended_at(self) -> int | None:
         """The rollout step whose batch was published as the run's last; None while that is open."""
@@ -157,15 +199,22 @@ class History:
 
     async def publish_plan(self, plan: WeightPlan) -> None:
         """Call the fleet to a broadcast. Raises FencedError."""
-        keys = [self._epoch_key, self._keys.weight_plans]
-        await call(self._redis, "note_fenced", keys, [self.epoch, plan.model_dump_json(), WEIGHT_MESSAGES_KEPT])
+        await call(
+            self._redis,
+            "append_fenced",
+            epoch_key=self._epoch_key,
+            stream_key=self._keys.weight_plans,
+            epoch=self.epoch,
+            message=plan.model_dump_json(),
+            kept=WEIGHT_MESSAGES_KEPT,
+        )
 
     async def publish_manifest(self, manifest: WeightManifest) -> None:
         """Tell the fleet in which order tensors travel. Raises FencedError."""
         await self._keep(self._keys.manifest, manifest.model_dump_json())
 
     async def _keep(self, key: str, value: str | bytes) -> None:
-        await call(self._redis, "keep", [self._epoch_key, key], [self.epoch, value])
+        await call(self._redis, "set_fenced", epoch_key=self._epoch_key, value_key=key, epoch=self.epoch, value=value)
 
 
 class GroupsChangedError(RuntimeError):
@@ -179,11 +228,23 @@ async def forget_evaluations(redis: Redis, keys: RunKeys, role: str, epoch: int,
     patterns = (keys.group(f"{EVALUATION_GROUP}*"), keys.key(f"payload:{EVALUATION_GROUP}*"))
     # A sample whose payload stayed would count as published, and never be asked for again.
     gone = [key for pattern in patterns async for key in redis.scan_iter(pattern, 1000)]
-    all_keys = [
-        keys.epoch(role), keys.evaluations, lane.tasks, lane.samples, lane.verdicts, lane.counters, lane.pending,
-        lane.released, *gone,
-    ]  # fmt: skip
-    await call(redis, "forget_evaluations", all_keys, [epoch, *entries])
+    await call(
+        redis,
+        "delete_evaluations",
+        epoch_key=keys.epoch(role),
+        evaluations_key=keys.evaluations,
+        lane_keys=[
+            lane.tasks,
+            lane.samples,
+            lane.verdicts,
+            lane.counters,
+            lane.pending,
+            lane.released,
+            *gone,
+        ],
+        epoch=epoch,
+        record_entry_list=entries,
+    )
 
 
 @dataclass(frozen=True)
@@ -207,21 +268,40 @@ async def rewind(
     dropped = [entry for entry, record in await EventLog(redis, keys, role).steps() if record.step > step]
     logged = [batch for _, batch in await read_all(redis, keys, keys.batches, Batch)]
     stay = [group for batch in logged if batch.step <= step for group in batch.groups]
-    all_keys = [
-        keys.epoch(role), keys.policy, streams.counters, streams.pending, streams.tasks, streams.samples,
-        streams.verdicts, keys.batches, keys.steps, keys.queue, keys.posteriors, streams.released,
-        keys.dead, keys.snapshot(step), *(keys.snapshot(batch.step) for batch in logged),
-        *(sample.payload for group in stay for sample in group.samples),
-    ]  # fmt: skip
-    args: list[str | int] = [
-        epoch, resumption, step, keys.group(""), keys.payload("", 0).removesuffix(":0"),
-        "" if response_tokens is None else response_tokens, sum(not one.trained for one in groups),
-        len(dropped), *dropped,
-        len(posteriors), *chain.from_iterable(posteriors.items()), len(stay), *(group.group for group in stay),
-    ]  # fmt: skip
-    for one in groups:
-        args += [one.task.group, one.task.model_dump_json(), one.task.samples, int(one.trained)]
-    done = await call(redis, "rewind", all_keys, args)
+    snapshots = [keys.snapshot(step), *(keys.snapshot(batch.step) for batch in logged)]
+    done = await call(
+        redis,
+        "rewind",
+        epoch_key=keys.epoch(role),
+        policy_key=keys.policy,
+        counters_key=streams.counters,
+        pending_key=streams.pending,
+        tasks_key=streams.tasks,
+        samples_key=streams.samples,
+        verdicts_key=streams.verdicts,
+        batches_key=keys.batches,
+        steps_key=keys.steps,
+        queue_key=keys.queue,
+        posteriors_key=keys.posteriors,
+        released_key=streams.released,
+        dead_key=keys.dead,
+        obsolete_keys=[*snapshots, *(sample.payload for group in stay for sample in group.samples)],
+        epoch=epoch,
+        resumption=resumption,
+        step=step,
+        group_prefix=keys.group(""),
+        payload_prefix=keys.payload("", 0).removesuffix(":0"),
+        response_tokens="" if response_tokens is None else response_tokens,
+        open_groups=sum(not group.trained for group in groups),
+        step_entry_list=dropped,
+        prompt_list=list(posteriors),
+        posterior_list=list(posteriors.values()),
+        stay_trained_list=[group.group for group in stay],
+        group_list=[group.task.group for group in groups],
+        task_list=[group.task.model_dump_json() for group in groups],
+        samples_list=[group.task.samples for group in groups],
+        was_trained_list=[int(group.trained) for group in groups],
+    )
     if done < 0:
         raise GroupsChangedError(f"run {keys.run!r}: other groups are open than a moment ago")
     return bool(done)

@@ -109,13 +109,22 @@ class _Change:
     count: str = ""
     forget: tuple[str, ...] = ()
 
-    def arguments(self) -> list[Any]:
+    def transition(self) -> str:
+        """The transition to append to the run's history, as JSON; '' without a new state."""
+        if self.state is None:
+            return ""
+        return Transition(state=self.state, at=time.time(), reason=self.reason).model_dump_json()
+
+    def set_fields(self) -> list[str]:
+        """The fields to set, as field, value, field, value, ..."""
         fields = dict(self.fields or {})
-        transition = ""
         if self.state is not None:
-            transition = Transition(state=self.state, at=time.time(), reason=self.reason).model_dump_json()
             fields["state"] = self.state.value
-        return [transition, self.count, len(self.drop), *self.drop, *chain.from_iterable(fields.items())]
+        return _flat(fields)
+
+
+def _flat(fields: Mapping[str, str]) -> list[str]:
+    return list(chain.from_iterable(fields.items()))
 
 
 @dataclass(frozen=True)
@@ -155,7 +164,10 @@ class RunRecords:
             "rollout_replicas": str(recipe.rollout.replicas),
             "history": f"[{first.model_dump_json()}]",
         }
-        if not await call(self._redis, "create_record", [key], [repr(now), *chain.from_iterable(fields.items())]):
+        created = await call(
+            self._redis, "create_record", record_key=key, created_at=repr(now), field_list=_flat(fields)
+        )
+        if not created:
             raise ValueError(f"run id {run!r} is in use")
         return await self.get(run)
 
@@ -260,9 +272,19 @@ class RunRecords:
             keys = RunKeys(run)
         except ValueError:
             raise _unknown(run) from None
-        accepted = "," + ",".join(one.value for one in states) + ","
-        args = ["" if epoch is None else epoch, accepted, *change.arguments()]
-        done = await call(self._redis, "change_record", [keys.record, keys.epoch(owner), *change.forget], args)
+        done = await call(
+            self._redis,
+            "change_record",
+            record_key=keys.record,
+            epoch_key=keys.epoch(owner),
+            deleted_keys=change.forget,
+            epoch="" if epoch is None else epoch,
+            states="," + ",".join(state.value for state in states) + ",",
+            transition=change.transition(),
+            counted_field=change.count,
+            deleted_field_list=change.drop,
+            set_field_list=change.set_fields(),
+        )
         if done < 0:
             raise _unknown(run)
         record = await self.get(run)

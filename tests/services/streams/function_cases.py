@@ -39,11 +39,11 @@ class Case(NamedTuple):
 PLAN = WeightPlan(generation=1, version=0, host="h", port=1, world=1, members={}, timeout_s=1.0)
 
 
-async def announce(run):
+async def announce_version(run):
     return lambda: run.learner.announce(1, "w1")
 
 
-async def become(run):
+async def become_sampler(run):
     return lambda: become_owner(run.redis, run.keys, "sampler")
 
 
@@ -65,7 +65,7 @@ async def commit_step(run):
     return lambda: run.learner.commit_step(record_of(logged.batch, version), logged.entry)
 
 
-async def cover(run):
+async def cover_batch(run):
     logged = await run.trained(1, "g0")
     return lambda: run.learner.cover(logged)
 
@@ -77,7 +77,7 @@ async def create_record(run):
     return lambda: RunRecords(run.redis).create(run.keys.run, recipe)
 
 
-async def discard(run):
+async def reject_entry(run):
     await run.append(run.keys.batches, b"no batch")
     return run.learner.batches
 
@@ -86,29 +86,29 @@ async def dispatch(run):
     return lambda: run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
 
 
-async def give_up(run):
+async def dead_letter(run):
     await run.append(run.streams.tasks, b"no task")
     return lambda: run.rollout().read(1, 0.01)
 
 
-async def join(run):
+async def create_consumer_group(run):
     stream = run.keys.lane(Lane.EVALUATION).samples
     return Consumer(run.redis, run.keys, stream, "verifier", "v0", Sample, 30.0, 2).open
 
 
-async def keep(run):
+async def set_fenced(run):
     return lambda: run.learner.list_checkpoints([1, 2])
 
 
-async def note(run):
+async def append_message(run):
     return lambda: EventLog(run.redis, run.keys, "test").write(EVENT.phase, EVENT.text)
 
 
-async def note_fenced(run):
+async def append_fenced(run):
     return lambda: run.learner.publish_plan(PLAN)
 
 
-async def present(run):
+async def announce_process(run):
     info = ProcessInfo(id="p", service="rollout", run=run.keys.run, host="h", pid=1, metrics="h:1")
     return lambda: Heartbeat(run.redis, info).update(state="ready")
 
@@ -151,7 +151,7 @@ async def release(run):
     return lambda: run.sampler.release(Lane.TRAIN, "g0", Release.STALE, 2)
 
 
-async def renew(run):
+async def renew_lease(run):
     delivery = await run.dispatched("g0")
     return lambda: run.rollout().still_owned(delivery.lease)
 
@@ -197,32 +197,32 @@ async def trimmed(run):
 
 
 CASES = {
-    "announce": Case(announce, "learner"),
-    "become_owner": Case(become),
+    "announce_version": Case(announce_version, "learner"),
+    "append_fenced": Case(append_fenced, "learner"),
+    "append_message": Case(append_message),
+    "become_owner": Case(become_sampler),
     "change_record": Case(change_record, OWNER),
     "commit_policy": Case(commit_policy, "learner"),
     "commit_step": Case(commit_step, "learner"),
-    "cover": Case(cover, "learner"),
+    "cover_batch": Case(cover_batch, "learner"),
+    "create_consumer_group": Case(create_consumer_group),
     "create_record": Case(create_record),
-    "discard": Case(discard),
+    "dead_letter": Case(dead_letter),
+    "delete_evaluations": Case(evaluations_forgotten, "sampler"),
     "dispatch": Case(dispatch, "sampler"),
-    "forget_evaluations": Case(evaluations_forgotten, "sampler"),
-    "give_back": Case(given_back, "learner"),
-    "give_up": Case(give_up),
-    "join": Case(join),
-    "keep": Case(keep, "learner"),
-    "note": Case(note),
-    "note_fenced": Case(note_fenced, "learner"),
-    "present": Case(present),
+    "heartbeat": Case(announce_process),
+    "mark_starved": Case(starved, "sampler"),
     "publish_batch": Case(publish_batch, "sampler"),
     "publish_sample": Case(publish_sample),
     "publish_verdict": Case(publish_verdict),
+    "reclaim_batch": Case(taken_back, "sampler"),
     "record_verdict": Case(record_verdict, "sampler"),
     "redrive": Case(redriven),
+    "reject_entry": Case(reject_entry),
     "release": Case(release, "sampler"),
-    "renew": Case(renew),
+    "remove_batch": Case(given_back, "learner"),
+    "renew_lease": Case(renew_lease),
     "rewind": Case(rewound, "sampler"),
-    "starve": Case(starved, "sampler"),
-    "take_back": Case(taken_back, "sampler"),
+    "set_fenced": Case(set_fenced, "learner"),
     "trim": Case(trimmed),
 }

@@ -20,61 +20,71 @@ class Fault(NamedTuple):
 
 
 FAULTS = {
-    "a second sample overwrites the first": Fault("publish_sample", "redis.call('EXISTS', keys[2]) == 0", "true"),
-    "a sample of an abandoned history counts": Fault("publish_sample", " and leased(keys[4], args[1], args[2])", ""),
+    "a second sample overwrites the first": Fault("publish_sample", "redis.call('EXISTS', payload_key) == 0", "true"),
+    "a sample of an abandoned history counts": Fault(
+        "publish_sample", "  and is_leased(tasks_key, consumer_group, task_entry) then", "  then"
+    ),
     "a sample of an ended group is stored": Fault("publish_sample", "if state == 'pending' and", "if"),
-    "a task is acked with its first sample": Fault("publish_sample", "published >= tonumber(args[3])", "true"),
-    "a task is never acked": Fault("publish_sample", "redis.call('XACK', keys[4], args[1], args[2])", ""),
+    "a task is acked with its first sample": Fault("publish_sample", "published >= tonumber(wanted)", "true"),
+    "a task is never acked": Fault("publish_sample", "redis.call('XACK', tasks_key, consumer_group, task_entry)", ""),
     "a task of an ended group is not acked": Fault(
         "publish_sample", "if state ~= 'pending' or published", "if published"
     ),
-    "a sample is stored but not announced": Fault("publish_sample", "publish(keys[3], args[5])", ""),
+    "a sample is stored but not announced": Fault("publish_sample", "publish(samples_key, sample)", ""),
     "a second verdict is announced": Fault("publish_verdict", "if fresh == 1 then", "if true then"),
     "a verdict of an abandoned history counts": Fault(
-        "publish_verdict", "if not leased(keys[3], args[1], args[2]) then return LATE end", ""
+        "publish_verdict", "if not is_leased(samples_key, consumer_group, sample_entry) then return LATE end", ""
     ),
-    "a sample is judged but not acked": Fault("publish_verdict", "redis.call('XACK', keys[3], args[1], args[2])", ""),
+    "a sample is judged but not acked": Fault(
+        "publish_verdict", "redis.call('XACK', samples_key, consumer_group, sample_entry)", ""
+    ),
     "a sample is acked but not judged": Fault(
-        "publish_verdict", "if fresh == 1 then publish(keys[2], args[4]) end", ""
+        "publish_verdict", "if fresh == 1 then publish(verdicts_key, verdict) end", ""
     ),
     "a duplicated verdict counts its tokens again": Fault("record_verdict", "if fresh == 1 then", "if true then"),
-    "a recorded verdict is not acked": Fault("record_verdict", "redis.call('XACK', keys[3], args[2], args[3])", ""),
+    "a recorded verdict is not acked": Fault(
+        "record_verdict", "redis.call('XACK', verdicts_key, consumer_group, verdict_entry)", ""
+    ),
     "a verdict is acked and then refused": Fault(
-        "record_verdict", "local fresh = redis", "if args[7] == 'kept' then return LATE end local fresh = redis"
+        "record_verdict", "local fresh = redis", "if decision == 'kept' then return LATE end local fresh = redis"
     ),
     "a verdict decides a group that has ended": Fault(
         "record_verdict", "if state ~= 'pending' then return LATE end", "if not state then return LATE end"
     ),
-    "a screened group is not asked for the rest": Fault("record_verdict", "publish(keys[7], args[9])", ""),
+    "a screened group is not asked for the rest": Fault("record_verdict", "publish(tasks_key, rest_task)", ""),
     "a kept group leaves the pending ones": Fault(
         "record_verdict",
         "if decision == 'kept' then",
-        "redis.call('SREM', keys[5], args[6]) if decision == 'kept' then",
+        "redis.call('SREM', pending_key, group) if decision == 'kept' then",
     ),
     "a filtered group keeps its payloads": Fault(
-        "record_verdict", "bury(keys[6], keys[2], payloads)", "bury(keys[6], keys[2], {})"
+        "record_verdict",
+        "retire_group(released_key, group_key, payload_keys)",
+        "retire_group(released_key, group_key, {})",
     ),
     "a batched group is released": Fault(
         "release", "if state ~= 'pending' and state ~= 'kept' then", "if not state then"
     ),
-    "a release is not counted": Fault("release", "redis.call('HINCRBY', keys[3], args[3], 1)", ""),
-    "a late renewal steals the lease": Fault("renew", "#owned == 0 or owned[1][2] ~= args[2]", "#owned == 0"),
-    "a renewal counts as a delivery": Fault("renew", ", 'JUSTID'", ""),
-    "a message is given up twice": Fault("give_up", "== 0 then return 0", "== 9 then return 0"),
-    "a message is given up without a letter": Fault("give_up", "lay_down(keys[2], args[3])", ""),
-    "a group is dispatched twice": Fault("dispatch", "if redis.call('EXISTS', keys[3]) == 1 then return 0 end", ""),
+    "a release is not counted": Fault("release", "redis.call('HINCRBY', counters_key, release, 1)", ""),
+    "a late renewal steals the lease": Fault("renew_lease", "#owned == 0 or owned[1][2] ~= consumer", "#owned == 0"),
+    "a renewal counts as a delivery": Fault("renew_lease", ", 'JUSTID'", ""),
+    "a message is given up twice": Fault("dead_letter", "== 0 then return 0", "== 9 then return 0"),
+    "a message is given up without a letter": Fault("dead_letter", "add_letter(dead_key, letter)", ""),
+    "a group is dispatched twice": Fault("dispatch", "if redis.call('EXISTS', group_key) == 1 then return 0 end", ""),
     "a batch takes groups that are not kept": Fault(
         "publish_batch", "~= 'kept' then return 0", "== 'dead' then return 0"
     ),
     "a batch leaves its groups kept": Fault("publish_batch", "'state', 'batched', ", ""),
     "a step is committed twice": Fault(
-        "commit_step", ">= tonumber(args[3]) then return 0", "> tonumber(args[3]) then return 0"
+        "commit_step", ">= tonumber(step) then return 0", "> tonumber(step) then return 0"
     ),
-    "a trained group stays pending": Fault("commit_step", "redis.call('SREM', keys[5], id)", ""),
-    "a version is announced twice": Fault("announce", "tonumber(p[4] or '-1') + 1", "tonumber(p[1] or '-1') + 1"),
-    "a batch is covered twice": Fault("cover", "== 0 then return 0", "== 9 then return 0"),
+    "a trained group stays pending": Fault("commit_step", "redis.call('SREM', pending_key, group_list[at])", ""),
+    "a version is announced twice": Fault(
+        "announce_version", "tonumber(announced or '-1') + 1", "tonumber(current or '-1') + 1"
+    ),
+    "a batch is covered twice": Fault("cover_batch", "== 0 then return 0", "== 9 then return 0"),
     "a covered batch keeps its payloads": Fault(
-        "cover", "for at = first, first + payloads - 1 do redis.call('UNLINK', keys[at]) end", ""
+        "cover_batch", "for payload = first, last do redis.call('UNLINK', payload_keys[payload]) end", ""
     ),
     "trimming goes past a lease": Fault("trim", "if pending[1] > 0 then first = pending[2] end", ""),
     "trimming drops what is under lease behind the oldest lease": Fault("trim", " and not leased[entry[1]]", ""),
@@ -82,24 +92,28 @@ FAULTS = {
         "trim", "'(' .. at, '(' .. last, 'COUNT'", "'(' .. at, '+', 'COUNT'"
     ),
     "trimming drops what was not delivered": Fault(
-        "trim", "local first = facts['last-delivered-id']", "local first = '9999999999999-0'"
+        "trim", "local first = group['last-delivered-id']", "local first = '9999999999999-0'"
     ),
     "a letter is redriven twice": Fault(
         "redrive",
-        "if redis.call('HEXISTS', keys[1], args[1]) == 1 or redis.call('EXISTS', keys[3]) == 1 then return 0 end",
-        "",
+        "redis.call('HEXISTS', redriven_key, group) == 1 or redis.call('EXISTS', new_group_key) == 1",
+        "false",
     ),
     "a live group is redriven": Fault("redrive", "if state and state ~= 'dead' then return -1 end", ""),
-    "a rewind leaves what was generated": Fault("rewind", "redis.call('UNLINK', args[5] .. id .. ':' .. index)", ""),
-    "a rewind leaves what was judged": Fault("rewind", "redis.call('DEL', group)", ""),
-    "a rewind leaves the tombstones": Fault("rewind", "redis.call('LREM', keys[12], 0, group)", ""),
-    "a rewind leaves what is on its way": Fault(
-        "rewind", "redis.call('DEL', keys[5], keys[6], keys[7], keys[8])", "redis.call('DEL', keys[5], keys[8])"
+    "a rewind leaves what was generated": Fault(
+        "rewind", "redis.call('UNLINK', payload_prefix .. group .. ':' .. index)", ""
     ),
-    "a rewind counts groups as trained": Fault("rewind", "if trained == '1' then", "if trained == '2' then"),
-    "a rewind does not ask again": Fault("rewind", "  publish(keys[5], task)\n", ""),
+    "a rewind leaves what was judged": Fault("rewind", "redis.call('DEL', group_key)", ""),
+    "a rewind leaves the tombstones": Fault("rewind", "redis.call('LREM', released_key, 0, group_key)", ""),
+    "a rewind leaves what is on its way": Fault(
+        "rewind",
+        "redis.call('DEL', tasks_key, samples_key, verdicts_key, batches_key)",
+        "redis.call('DEL', tasks_key, batches_key)",
+    ),
+    "a rewind counts groups as trained": Fault("rewind", "was_trained_list[at] == '1'", "was_trained_list[at] == '2'"),
+    "a rewind does not ask again": Fault("rewind", "  publish(tasks_key, task)\n", ""),
     "a rewind leaves batches that nobody covers": Fault(
-        "rewind", "for i = 14, #keys do redis.call('UNLINK', keys[i]) end", ""
+        "rewind", "for _, obsolete_key in ipairs(obsolete_keys) do redis.call('UNLINK', obsolete_key) end", ""
     ),
     "a former owner writes": Fault("shared", "> tonumber(epoch) then", "< 0 then"),
     "tombstones are kept for ever": Fault("shared", f"RELEASED_KEPT = {TOMBSTONES}", "RELEASED_KEPT = 999"),

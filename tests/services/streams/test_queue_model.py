@@ -15,7 +15,7 @@ from redis.exceptions import ResponseError
 
 from services.streams.connection import functions as function_library
 from services.streams.connection.client import connect
-from services.streams.connection.functions import FencedError, library_code, library_name
+from services.streams.connection.functions import FencedError, library
 from services.streams.state.policy_history import TakenBackError
 from tests.harness.servers.redis_servers import embedded_server
 from tests.services.streams.queue_actors import Server
@@ -97,17 +97,15 @@ def give_code(monkeypatch):
     def give(*faults):
         functions = {"shared": original[0], **original[1]}
         for name, old, new, count in [Fault("shared", "RELEASED_KEPT = 512", f"RELEASED_KEPT = {TOMBSTONES}"), *faults]:
-            assert functions[name].count(old) == count, f"{name} does not read so: {old}"
+            assert functions[name].count(old) == count, f"{name}: expected {count} x {old}"
             functions[name] = functions[name].replace(old, new)
         changed = functions.pop("shared"), functions
         monkeypatch.setattr(function_library, "_sources", lambda: changed)
-        library_name.cache_clear()
-        library_code.cache_clear()
+        library.cache_clear()
 
     yield give
     monkeypatch.undo()
-    library_name.cache_clear()
-    library_code.cache_clear()
+    library.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -74,10 +74,21 @@ async def test_a_former_controller_is_fenced(redis, records, run_id):
 async def test_a_change_whose_reply_was_lost_can_be_repeated(redis, records, run_id):
     keys = RunKeys(run_id)
     ended = Transition(state=RunState.FAILED, at=time.time(), reason="broken").model_dump_json()
-    args = ["", ",queued,", ended, "resumptions", 0, "state", "failed"]
-    assert [await call(redis, "change_record", [keys.record, keys.epoch("controller")], args) for _ in range(3)] == [
-        1
-    ] * 3
+    for _ in range(3):
+        reply = await call(
+            redis,
+            "change_record",
+            record_key=keys.record,
+            epoch_key=keys.epoch("controller"),
+            deleted_keys=[],
+            epoch="",
+            states=",queued,",
+            transition=ended,
+            counted_field="resumptions",
+            deleted_field_list=[],
+            set_field_list=["state", "failed"],
+        )
+        assert reply == 1
     record = await records.get(run_id)
     assert ([one.state.value for one in record.history], record.resumptions) == (["queued", "failed"], 1)
 
@@ -86,7 +97,8 @@ async def test_creation_is_whole_and_can_be_repeated(redis, records, run_id):
     with pytest.raises(ValueError, match="in use"):
         await records.create(run_id, RECIPE)
     created = (await redis.hget(RunKeys(run_id).record, "created_at")).decode()
-    assert await call(redis, "create_record", [RunKeys(run_id).record], [created, "state", "lost reply"]) == 1
+    key, fields = RunKeys(run_id).record, ["state", "lost reply"]
+    assert await call(redis, "create_record", record_key=key, created_at=created, field_list=fields) == 1
     assert (await records.get(run_id)).state is RunState.QUEUED
     await redis.zadd(RUNS, {f"{run_id}-announced": 1.0})
     assert run_id in [record.id for record in await records.all()]

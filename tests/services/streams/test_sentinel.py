@@ -128,7 +128,7 @@ async def test_a_handover_loses_nothing_where_a_master_needs_its_replica(watched
     over = asyncio.Event()
     counters = [f"counter-{i}" for i in range(20)]
     calls = [asyncio.create_task(keep_at_it(lambda name=name: redis.incr(name), over)) for name in counters]
-    owners = asyncio.create_task(keep_at_it(lambda: call(redis, "become_owner", [keys.epoch("sampler")], []), over))
+    owners = asyncio.create_task(keep_at_it(lambda: call(redis, "become_owner", epoch_key=keys.epoch("sampler")), over))
     await asyncio.sleep(0.3)
     watched.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", SERVICE)
     old, new = watched.servers
@@ -244,7 +244,7 @@ async def test_a_master_that_misses_its_replicas_is_waited_for(tmp_path):
         server.client().config_set("min-replicas-to-write", 1)
         writing = [
             asyncio.create_task(redis.set("key", "value")),
-            asyncio.create_task(call(redis, "become_owner", [RunKeys("run").epoch("sampler")], [])),
+            asyncio.create_task(call(redis, "become_owner", epoch_key=RunKeys("run").epoch("sampler"))),
         ]
         await asyncio.sleep(0.7)
         assert not any(one.done() for one in writing)

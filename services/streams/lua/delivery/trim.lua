@@ -1,44 +1,49 @@
--- Drop what a stream's one consumer group has acked, up to the oldest entry that it has not; and consumers long gone.
--- A stream that is still too long loses what is acked behind that entry too: one slow message must not hold on to all
--- that came after it. The oldest go first, for the newest may not have been seen by those who tail the stream.
--- keys: stream
--- args: consumer group, milliseconds after which a consumer without leases is gone, entries from which on a stream is
---       too long, most entries to drop behind the oldest unacked one
-if redis.call('EXISTS', keys[1]) == 0 then return 0 end
-local groups = redis.call('XINFO', 'GROUPS', keys[1])
--- Another group may not have read what this one is done with.
+-- Delete the entries that a stream's only consumer group has acked, up to its oldest unacked entry; and consumers that
+-- are gone: those without a lease that were idle for `gone_after_ms`. A stream of more than `longest` entries also
+-- loses acked entries behind the oldest unacked one, at most `most_behind`: one slow message must not pin all later
+-- ones. The oldest go first, because readers that tail the stream may not have seen the newest.
+local stream_key = unpack(keys)
+local consumer_group, gone_after_ms, longest, most_behind = unpack(args)
+
+local function fields(reply)
+  local found = {}
+  for at = 1, #reply, 2 do found[reply[at]] = reply[at + 1] end
+  return found
+end
+
+if redis.call('EXISTS', stream_key) == 0 then return 0 end
+local groups = redis.call('XINFO', 'GROUPS', stream_key)
+-- Another consumer group may not have read what this one has acked.
 if #groups ~= 1 then return 0 end
-local facts = {}
-for i = 1, #groups[1], 2 do facts[groups[1][i]] = groups[1][i + 1] end
-if facts['name'] ~= args[1] then return 0 end
-for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', keys[1], args[1])) do
-  local one = {}
-  for i = 1, #consumer, 2 do one[consumer[i]] = consumer[i + 1] end
-  if one['pending'] == 0 and one['idle'] > tonumber(args[2]) then
-    redis.call('XGROUP', 'DELCONSUMER', keys[1], args[1], one['name'])
+local group = fields(groups[1])
+if group['name'] ~= consumer_group then return 0 end
+for _, reply in ipairs(redis.call('XINFO', 'CONSUMERS', stream_key, consumer_group)) do
+  local consumer = fields(reply)
+  if consumer['pending'] == 0 and consumer['idle'] > tonumber(gone_after_ms) then
+    redis.call('XGROUP', 'DELCONSUMER', stream_key, consumer_group, consumer['name'])
   end
 end
--- The last delivered entry goes with the next call, when another one is behind it.
-local first = facts['last-delivered-id']
-local pending = redis.call('XPENDING', keys[1], args[1])
+-- The last delivered entry stays until a later call, when another one was delivered.
+local first = group['last-delivered-id']
+local pending = redis.call('XPENDING', stream_key, consumer_group)
 if pending[1] > 0 then first = pending[2] end
-local dropped = redis.call('XTRIM', keys[1], 'MINID', first)
-local most = math.min(redis.call('XLEN', keys[1]) - tonumber(args[3]), tonumber(args[4]))
-local at, last = first, facts['last-delivered-id']
+local dropped = redis.call('XTRIM', stream_key, 'MINID', first)
+local most = math.min(redis.call('XLEN', stream_key) - tonumber(longest), tonumber(most_behind))
+local at, last = first, group['last-delivered-id']
 while most > 0 and at ~= last do
-  local entries = redis.call('XRANGE', keys[1], '(' .. at, '(' .. last, 'COUNT', 100)
+  local entries = redis.call('XRANGE', stream_key, '(' .. at, '(' .. last, 'COUNT', 100)
   if #entries == 0 then break end
   at = entries[#entries][1]
   local leased = {}
-  -- All that are pending there may be more than a hundred: leases outlive entries that somebody deleted.
-  for _, one in ipairs(redis.call('XPENDING', keys[1], args[1], entries[1][1], at, pending[1])) do
-    leased[one[1]] = true
+  -- More than a hundred may be pending in this range: leases outlive entries that were deleted.
+  for _, lease in ipairs(redis.call('XPENDING', stream_key, consumer_group, entries[1][1], at, pending[1])) do
+    leased[lease[1]] = true
   end
   local done = {}
   for _, entry in ipairs(entries) do
     if #done < most and not leased[entry[1]] then done[#done + 1] = entry[1] end
   end
-  if #done > 0 then redis.call('XDEL', keys[1], unpack(done)) end
+  if #done > 0 then redis.call('XDEL', stream_key, unpack(done)) end
   most, dropped = most - #done, dropped + #done
 end
 return dropped

@@ -1,11 +1,13 @@
--- Publish one task and count its group. A group is dispatched once, whoever repeats the call.
--- keys: epoch, tasks, group, counters, pending, sampler-state   args: epoch, group id, task, samples, sampler state
-local refused = fenced(keys[1], args[1])
+-- Publish one task and count its group. A repeated call changes nothing.
+local epoch_key, tasks_key, group_key, counters_key, pending_key, sampler_state_key = unpack(keys)
+local epoch, group, task, samples, sampler_state = unpack(args)
+
+local refused = fenced(epoch_key, epoch)
 if refused then return refused end
-if redis.call('EXISTS', keys[3]) == 1 then return 0 end
-redis.call('HSET', keys[3], 'state', 'pending', 'task', args[3], 'samples', args[4])
-redis.call('SADD', keys[5], args[2])
-redis.call('HINCRBY', keys[4], 'dispatched', 1)
-publish(keys[2], args[3])
-if args[5] ~= '' then redis.call('SET', keys[6], args[5]) end
+if redis.call('EXISTS', group_key) == 1 then return 0 end
+redis.call('HSET', group_key, 'state', 'pending', 'task', task, 'samples', samples)
+redis.call('SADD', pending_key, group)
+redis.call('HINCRBY', counters_key, 'dispatched', 1)
+publish(tasks_key, task)
+if sampler_state ~= '' then redis.call('SET', sampler_state_key, sampler_state) end
 return 1

@@ -1,17 +1,20 @@
--- Store a sample's payload and announce it; ack the task with the last sample it asks for. First result wins.
--- keys: group, payload, samples, tasks
--- args: consumer group, entry id, samples the task asks for, sample index, message, then payload field/value pairs
-local found, state = place(keys[1], args[4])
+-- Store a sample's payload and announce the sample; ack the task with the last sample that it asks for. The first
+-- result of an index wins. `payload_field_list`: the payload as field, value, field, value, ...
+local group_key, payload_key, samples_key, tasks_key = unpack(keys)
+local consumer_group, task_entry, wanted, index, sample, payload_field_list = unpack(args)
+
+local found, state = find_sample(group_key, index)
 if found < 0 then return found end
 local fresh = LATE
-if state == 'pending' and redis.call('EXISTS', keys[2]) == 0 and leased(keys[4], args[1], args[2]) then
-  redis.call('HSET', keys[2], unpack(args, 6))
-  publish(keys[3], args[5])
-  redis.call('HINCRBY', keys[1], 'published', 1)
+if state == 'pending' and redis.call('EXISTS', payload_key) == 0
+  and is_leased(tasks_key, consumer_group, task_entry) then
+  redis.call('HSET', payload_key, unpack(payload_field_list))
+  publish(samples_key, sample)
+  redis.call('HINCRBY', group_key, 'published', 1)
   fresh = FRESH
 end
-local published = tonumber(redis.call('HGET', keys[1], 'published') or '0')
-if state ~= 'pending' or published >= tonumber(args[3]) then
-  redis.call('XACK', keys[4], args[1], args[2])
+local published = tonumber(redis.call('HGET', group_key, 'published') or '0')
+if state ~= 'pending' or published >= tonumber(wanted) then
+  redis.call('XACK', tasks_key, consumer_group, task_entry)
 end
 return fresh

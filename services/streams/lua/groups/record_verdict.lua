@@ -1,39 +1,40 @@
--- Keep a verdict in its group and ack it; with the verdict that decides, also say how the group goes on.
--- keys: epoch, group, verdicts, counters, pending, released, tasks, posteriors, then the group's payloads
--- args: epoch, consumer group, entry id, sample index, verdict, group id, decision ('' | more | kept | evaluated | a
---       release), response tokens of the sample, task that asks for more ('' without), prompt id, posterior ('' without),
---       ttl s of an evaluated group
-local refused = fenced(keys[1], args[1])
+-- Record a verdict in its group and ack it; the verdict that decides also changes the group's state.
+-- `decision`: '' (none yet), more, kept, evaluated, or a release. `rest_task`: the task for the group's other samples,
+-- '' unless the decision is `more`. `posterior`: '' for none.
+local epoch_key, group_key, verdicts_key, counters_key, pending_key, released_key, tasks_key, posteriors_key,
+  payload_keys = unpack(keys)
+local epoch, consumer_group, verdict_entry, index, verdict, group, decision, response_tokens, rest_task, prompt,
+  posterior, evaluated_ttl_s = unpack(args)
+
+local refused = fenced(epoch_key, epoch)
 if refused then return refused end
-local found, state = place(keys[2], args[4])
+local found, state = find_sample(group_key, index)
 if found < 0 then return found end
-redis.call('XACK', keys[3], args[2], args[3])
+redis.call('XACK', verdicts_key, consumer_group, verdict_entry)
 if state ~= 'pending' then return LATE end
-local fresh = redis.call('HSETNX', keys[2], 'verdict:' .. args[4], args[5])
-if fresh == 1 then redis.call('HINCRBY', keys[4], 'response_tokens', args[8]) end
-local decision = args[7]
+local fresh = redis.call('HSETNX', group_key, 'verdict:' .. index, verdict)
+if fresh == 1 then redis.call('HINCRBY', counters_key, 'response_tokens', response_tokens) end
 if decision == '' then return fresh end
-if args[11] ~= '' then redis.call('HSET', keys[8], args[10], args[11]) end
+if posterior ~= '' then redis.call('HSET', posteriors_key, prompt, posterior) end
 if decision == 'more' then
-  if redis.call('HSETNX', keys[2], 'extended', '1') == 1 then
-    redis.call('HSET', keys[2], 'task', args[9])
-    publish(keys[7], args[9])
+  if redis.call('HSETNX', group_key, 'extended', '1') == 1 then
+    redis.call('HSET', group_key, 'task', rest_task)
+    publish(tasks_key, rest_task)
   end
   return FRESH
 end
-redis.call('HSET', keys[2], 'state', decision)
-redis.call('HINCRBY', keys[4], 'judged', 1)
+redis.call('HSET', group_key, 'state', decision)
+redis.call('HINCRBY', counters_key, 'judged', 1)
 if decision == 'kept' then
-  redis.call('HSET', keys[2], 'kept_order', redis.call('HINCRBY', keys[4], 'kept_order', 1))
+  redis.call('HSET', group_key, 'kept_order', redis.call('HINCRBY', counters_key, 'kept_order', 1))
   return FRESH
 end
-redis.call('SREM', keys[5], args[6])
-redis.call('HINCRBY', keys[4], decision, 1)
-local payloads = from(keys, 9)
+redis.call('SREM', pending_key, group)
+redis.call('HINCRBY', counters_key, decision, 1)
 if decision == 'evaluated' then
-  redis.call('EXPIRE', keys[2], args[12])
-  if #payloads > 0 then redis.call('UNLINK', unpack(payloads)) end
+  redis.call('EXPIRE', group_key, evaluated_ttl_s)
+  if #payload_keys > 0 then redis.call('UNLINK', unpack(payload_keys)) end
 else
-  bury(keys[6], keys[2], payloads)
+  retire_group(released_key, group_key, payload_keys)
 end
 return FRESH

@@ -1,11 +1,13 @@
--- Release a group that is pending or kept; a group that was released or batched stays as it is.
--- keys: epoch, group, counters, pending, released, then the group's payloads   args: epoch, group id, release
-local refused = fenced(keys[1], args[1])
+-- Release a pending or kept group. A group that was released or batched is left as it is.
+local epoch_key, group_key, counters_key, pending_key, released_key, payload_keys = unpack(keys)
+local epoch, group, release = unpack(args)
+
+local refused = fenced(epoch_key, epoch)
 if refused then return refused end
-local state = redis.call('HGET', keys[2], 'state')
+local state = redis.call('HGET', group_key, 'state')
 if state ~= 'pending' and state ~= 'kept' then return 0 end
-redis.call('HSET', keys[2], 'state', args[3])
-redis.call('SREM', keys[4], args[2])
-redis.call('HINCRBY', keys[3], args[3], 1)
-bury(keys[5], keys[2], from(keys, 6))
+redis.call('HSET', group_key, 'state', release)
+redis.call('SREM', pending_key, group)
+redis.call('HINCRBY', counters_key, release, 1)
+retire_group(released_key, group_key, payload_keys)
 return 1

@@ -1,18 +1,21 @@
 -- Publish the batch of a rollout step once: its groups must all be kept, and none may be in another batch.
--- keys: epoch, batches, sampler-state, snapshot, queue, counters, then the groups
--- args: epoch, step, batch, sampler state, snapshot, whether it is the run's last ('1' | '0')
-local refused = fenced(keys[1], args[1])
+-- `last`: '1' for the run's last batch, else '0'.
+local epoch_key, batches_key, sampler_state_key, snapshot_key, queue_key, counters_key, group_keys = unpack(keys)
+local epoch, step, batch, sampler_state, snapshot, last = unpack(args)
+
+local refused = fenced(epoch_key, epoch)
 if refused then return refused end
--- The reply to a first call may have been lost: to repeat it is no fault.
-if redis.call('HGET', keys[5], 'step') == args[2] then return 1 end
-for i = 7, #keys do
-  if redis.call('HGET', keys[i], 'state') ~= 'kept' then return 0 end
+-- The reply to a first call may have been lost: a repeated call is no error.
+if redis.call('HGET', queue_key, 'step') == step then return 1 end
+for _, group_key in ipairs(group_keys) do
+  if redis.call('HGET', group_key, 'state') ~= 'kept' then return 0 end
 end
-local entry = publish(keys[2], args[3])
--- The entry's id makes this the only batch that may train them: anybody who reaches Redis can write another.
-for i = 7, #keys do redis.call('HSET', keys[i], 'state', 'batched', 'step', args[2], 'batch', entry) end
-redis.call('SET', keys[3], args[4])
-redis.call('SET', keys[4], args[5])
-redis.call('HSET', keys[5], 'step', args[2], 'last', args[6],
-  'judged', redis.call('HGET', keys[6], 'judged') or '0')
+local entry = publish(batches_key, batch)
+-- The entry's id makes this the only batch that may train the groups: any client that reaches Redis can write another.
+for _, group_key in ipairs(group_keys) do
+  redis.call('HSET', group_key, 'state', 'batched', 'step', step, 'batch', entry)
+end
+redis.call('SET', sampler_state_key, sampler_state)
+redis.call('SET', snapshot_key, snapshot)
+redis.call('HSET', queue_key, 'step', step, 'last', last, 'judged', redis.call('HGET', counters_key, 'judged') or '0')
 return 1

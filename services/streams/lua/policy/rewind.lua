@@ -1,38 +1,39 @@
--- Take a run back to an older rollout step: steps behind it leave the history, groups that are open or were trained
--- there go back to pending and are asked for again; nothing that was generated for them stays. Once per resumption.
--- Letters about groups end none of them any more. Nothing happens (-1) if other groups are open than those given.
--- keys: epoch, policy, counters, pending, tasks, samples, verdicts, batches, steps, queue, posteriors, released, dead,
---       then what the log of batches still held: the sampler's snapshots, the payloads of groups that stay trained
--- args: epoch, resumption, step, prefix of the group keys, prefix of the payload keys, response tokens judged by then
---       ('' if unknown), number of open groups, number of steps to drop, their entry ids, number of posteriors,
---       (prompt id, posterior) each, number of groups that stay trained and were not covered, their ids, then per group
---       that goes back (id, task, samples, '1' if trained)
-local refused = fenced(keys[1], args[1])
+-- Rewind a run to an older rollout step, once per resumption: later steps leave the history, and groups that are open
+-- or were trained after that step become pending and are drawn again without anything that was generated for them.
+-- Existing dead letters no longer end a group. Replies -1 and changes nothing if the number of open groups is not
+-- `open_groups`.
+-- `obsolete_keys`: what the batches in the log still hold: snapshots, and payloads of groups that stay trained.
+-- `response_tokens`: those judged by that step, '' if unknown. `step_entry_list`: the steps to delete.
+-- `posterior_list`: one per element of `prompt_list`. `stay_trained_list`: groups that no checkpoint covered yet.
+-- The last four lists have one element per group that is drawn again; `was_trained_list`: '1' if it had been trained.
+local epoch_key, policy_key, counters_key, pending_key, tasks_key, samples_key, verdicts_key, batches_key, steps_key,
+  queue_key, posteriors_key, released_key, dead_key, obsolete_keys = unpack(keys)
+local epoch, resumption, step, group_prefix, payload_prefix, response_tokens, open_groups, step_entry_list, prompt_list,
+  posterior_list, stay_trained_list, group_list, task_list, samples_list, was_trained_list = unpack(args)
+
+local refused = fenced(epoch_key, epoch)
 if refused then return refused end
-if redis.call('HGET', keys[2], 'resumption') == args[2] then return 0 end
-if redis.call('SCARD', keys[4]) ~= tonumber(args[7]) then return -1 end
-local at = 8
-local function take() at = at + 1; return args[at - 1] end
-for _ = 1, tonumber(take()) do redis.call('XDEL', keys[9], take()) end
-if args[6] ~= '' then redis.call('HSET', keys[3], 'response_tokens', args[6]) end
-redis.call('DEL', keys[11])
-for _ = 1, tonumber(take()) do redis.call('HSET', keys[11], take(), take()) end
--- The consumers create their groups anew; what was on its way belongs to the history that is left.
-redis.call('DEL', keys[5], keys[6], keys[7], keys[8])
-for i = 14, #keys do redis.call('UNLINK', keys[i]) end
-for _ = 1, tonumber(take()) do bury(keys[12], args[4] .. take(), {}) end
-while at <= #args do
-  local id, task, samples, trained = take(), take(), take(), take()
-  local group = args[4] .. id
-  for index = 0, tonumber(samples) - 1 do redis.call('UNLINK', args[5] .. id .. ':' .. index) end
-  redis.call('DEL', group)
-  redis.call('LREM', keys[12], 0, group)
-  redis.call('HSET', group, 'state', 'pending', 'task', task, 'samples', samples)
-  redis.call('SADD', keys[4], id)
-  if trained == '1' then redis.call('HINCRBY', keys[3], 'trained', -1) end
-  publish(keys[5], task)
+if redis.call('HGET', policy_key, 'resumption') == resumption then return 0 end
+if redis.call('SCARD', pending_key) ~= tonumber(open_groups) then return -1 end
+for _, entry in ipairs(step_entry_list) do redis.call('XDEL', steps_key, entry) end
+if response_tokens ~= '' then redis.call('HSET', counters_key, 'response_tokens', response_tokens) end
+redis.call('DEL', posteriors_key)
+for at, prompt in ipairs(prompt_list) do redis.call('HSET', posteriors_key, prompt, posterior_list[at]) end
+-- The consumers create their groups again; messages in flight belong to the abandoned history.
+redis.call('DEL', tasks_key, samples_key, verdicts_key, batches_key)
+for _, obsolete_key in ipairs(obsolete_keys) do redis.call('UNLINK', obsolete_key) end
+for _, group in ipairs(stay_trained_list) do retire_group(released_key, group_prefix .. group, {}) end
+for at, group in ipairs(group_list) do
+  local group_key, task, samples = group_prefix .. group, task_list[at], samples_list[at]
+  for index = 0, tonumber(samples) - 1 do redis.call('UNLINK', payload_prefix .. group .. ':' .. index) end
+  redis.call('DEL', group_key)
+  redis.call('LREM', released_key, 0, group_key)
+  redis.call('HSET', group_key, 'state', 'pending', 'task', task, 'samples', samples)
+  redis.call('SADD', pending_key, group)
+  if was_trained_list[at] == '1' then redis.call('HINCRBY', counters_key, 'trained', -1) end
+  publish(tasks_key, task)
 end
-local letters = redis.call('XREVRANGE', keys[13], '+', '-', 'COUNT', 1)
-redis.call('HSET', keys[10], 'step', args[3], 'last', '0', 'letters', letters[1] and letters[1][1] or '0-0')
-redis.call('HSET', keys[2], 'step', args[3], 'weights', '', 'resumption', args[2])
+local letters = redis.call('XREVRANGE', dead_key, '+', '-', 'COUNT', 1)
+redis.call('HSET', queue_key, 'step', step, 'last', '0', 'letters', letters[1] and letters[1][1] or '0-0')
+redis.call('HSET', policy_key, 'step', step, 'weights', '', 'resumption', resumption)
 return 1

@@ -1,3 +1,4 @@
--- Raise a role's epoch, also when memory is short: what a dead owner left must drain.
--- keys: epoch   args: none
-return redis.call('INCR', keys[1])
+-- Raise a role's epoch, also when memory is short: a new owner must be able to drain what a dead one left.
+local epoch_key = unpack(keys)
+
+return redis.call('INCR', epoch_key)

@@ -1,22 +1,22 @@
--- Change a run's record in one step, if its state is one of those named: add a transition to its history, count a field
--- up, drop fields, set others, forget other keys of the run.
--- keys: record, epoch, then keys to forget
--- args: epoch ('' by anybody), states (',a,b,'), transition ('' without), field to count up ('' without), number of
---       fields to drop, those fields, then field/value pairs
-if args[1] ~= '' then
-  local refused = fenced(keys[2], args[1])
+-- Change a run's record in one step, if its state is in `states` (',a,b,'): append a transition to its history, count a
+-- field up, delete fields, set others, delete other keys of the run.
+-- `epoch`: '' for a change that needs no fence. `transition`, `counted_field`: '' for none.
+-- `set_field_list`: field, value, field, value, ...
+local record_key, epoch_key, deleted_keys = unpack(keys)
+local epoch, states, transition, counted_field, deleted_field_list, set_field_list = unpack(args)
+
+if epoch ~= '' then
+  local refused = fenced(epoch_key, epoch)
   if refused then return refused end
 end
-local found = redis.call('HMGET', keys[1], 'state', 'history')
-local state, history = found[1], found[2]
+local state, history = unpack(redis.call('HMGET', record_key, 'state', 'history'))
 if not history then return -1 end
--- The reply to a first call may have been lost: to repeat it is no fault. Transitions carry their time.
-if args[3] ~= '' and history:sub(-#args[3] - 1) == args[3] .. ']' then return 1 end
-if not args[2]:find(',' .. state .. ',', 1, true) then return 0 end
-if args[3] ~= '' then redis.call('HSET', keys[1], 'history', history:sub(1, -2) .. ',' .. args[3] .. ']') end
-if args[4] ~= '' then redis.call('HINCRBY', keys[1], args[4], 1) end
-local first = 6 + tonumber(args[5])
-for i = 6, first - 1 do redis.call('HDEL', keys[1], args[i]) end
-if #args >= first then redis.call('HSET', keys[1], unpack(args, first)) end
-for i = 3, #keys do redis.call('UNLINK', keys[i]) end
+-- The reply to a first call may have been lost: a repeated call is no error. Transitions carry their time.
+if transition ~= '' and history:sub(-#transition - 1) == transition .. ']' then return 1 end
+if not states:find(',' .. state .. ',', 1, true) then return 0 end
+if transition ~= '' then redis.call('HSET', record_key, 'history', history:sub(1, -2) .. ',' .. transition .. ']') end
+if counted_field ~= '' then redis.call('HINCRBY', record_key, counted_field, 1) end
+for _, field in ipairs(deleted_field_list) do redis.call('HDEL', record_key, field) end
+if #set_field_list > 0 then redis.call('HSET', record_key, unpack(set_field_list)) end
+for _, deleted_key in ipairs(deleted_keys) do redis.call('UNLINK', deleted_key) end
 return 1

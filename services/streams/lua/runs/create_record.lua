@@ -1,6 +1,8 @@
--- Add a run's record, whole. To repeat the call is no fault.
--- keys: record   args: time of creation, then field/value pairs
-local found = redis.call('HGET', keys[1], 'created_at')
-if found then return found == args[1] and 1 or 0 end
-redis.call('HSET', keys[1], 'created_at', args[1], unpack(args, 2))
+-- Create a run's record as a whole. A repeated call is no error. `field_list`: field, value, field, value, ...
+local record_key = unpack(keys)
+local created_at, field_list = unpack(args)
+
+local found = redis.call('HGET', record_key, 'created_at')
+if found then return found == created_at and 1 or 0 end
+redis.call('HSET', record_key, 'created_at', created_at, unpack(field_list))
 return 1

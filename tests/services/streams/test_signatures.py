@@ -1,0 +1,113 @@
+"""Calls of Redis functions pass each value by the name that the Lua source declares; any other name is refused."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import services.streams
+from services.streams.connection import functions as function_library
+from services.streams.connection.functions import call, library
+from services.streams.connection.signatures import SignatureError, parse_signature
+from services.streams.keys import RunKeys
+
+ROOT = Path(services.streams.__file__).parents[2]
+SOURCE = """\
+-- Rename a group.
+local group_key, payload_keys = unpack(keys)
+local name,
+  index_list, text_list = unpack(args)
+
+return 1
+"""
+VALUES = {"group_key": "g", "payload_keys": ["p", "q"], "name": "n", "index_list": (1, 2, 3), "text_list": []}
+
+
+def python_calls():
+    """Every call of a Redis function in the product, with its file."""
+    for package in ("services", "rollout", "verifier", "learner", "deploy"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "call":
+                    yield path.name, node
+
+
+def test_python_passes_exactly_the_declared_names():
+    called = set()
+    for place, node in python_calls():
+        assert len(node.args) == 2, f"{place}:{node.lineno} passes more than the function's name by position"
+        function = ast.literal_eval(node.args[1])
+        names = [keyword.arg for keyword in node.keywords]
+        assert sorted(names) == sorted(library().signatures[function].names), f"{place}:{node.lineno}"
+        called.add(function)
+    assert called == set(library().signatures), "every function has a caller"
+
+
+def test_every_source_starts_with_a_comment():
+    for name, source in function_library._sources()[1].items():
+        assert source.startswith("-- "), name
+
+
+def test_order_is_that_of_the_source():
+    keys, args = parse_signature("rename", SOURCE).order(VALUES)
+    assert keys == ["g", "p", "q"]
+    assert args == [2, 3, 0, "n", 1, 2, 3], "the sizes of the lists, single values, the lists' elements"
+    swapped = SOURCE.replace("name,\n  index_list, text_list", "name, text_list, index_list")
+    assert parse_signature("rename", swapped).order(VALUES)[1] == [2, 0, 3, "n", 1, 2, 3], "Python needs no change"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({name: value for name, value in VALUES.items() if name != "name"}, "name is missing"),
+        (VALUES | {"size": 1}, "size is unknown"),
+        ({**VALUES, "nmae": VALUES["name"]}, "nmae is unknown"),
+        (VALUES | {"name": ["n"]}, "name: expected a single value"),
+        (VALUES | {"name": None}, "name: expected a single value"),
+        (VALUES | {"payload_keys": "p"}, "payload_keys: expected a list"),
+    ],
+    ids=["dropped", "added", "misspelled", "list", "none", "single"],
+)
+def test_other_names_and_kinds_are_refused(values, message):
+    with pytest.raises(SignatureError, match=f"Redis function rename: .*{message}"):
+        parse_signature("rename", SOURCE).order(values)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("group_key,", "group,", "ends in neither _key nor _keys"),
+        ("group_key, payload_keys", "payload_keys, group_key", "group_key follows a list"),
+        ("index_list, text_list", "index_list, text", "text follows a list"),
+        ("text_list", "index_list", "index_list is declared twice"),
+        ("return 1", "return args[1]", "body uses `keys` or `args`"),
+        ("unpack(keys)", "{keys[1], keys[2]}", "expected comments, then"),
+    ],
+)
+def test_a_source_with_another_header_is_refused(old, new, message):
+    with pytest.raises(SignatureError, match=message):
+        parse_signature("rename", SOURCE.replace(old, new))
+
+
+async def test_refused_call_does_not_reach_redis(redis, run_id):
+    keys = RunKeys(run_id)
+    with pytest.raises(SignatureError, match="epoch is unknown; it declares epoch_key"):
+        await call(redis, "become_owner", epoch_key=keys.epoch("sampler"), epoch=1)
+    with pytest.raises(SignatureError, match="epoch_key is missing"):
+        await call(redis, "become_owner")
+    with pytest.raises(SignatureError, match="'become_onwer' does not exist"):
+        await call(redis, "become_onwer", epoch_key=keys.epoch("sampler"))
+    assert await redis.get(keys.epoch("sampler")) is None
+
+
+async def test_lists_arrive_as_lua_tables(own_server, monkeypatch):
+    _, client = own_server
+    check = "return (group_key == 'g' and payload_keys[2] == 'q' and #index_list == 3 and #text_list == 0) and 7 or 0\n"
+    shared = function_library._sources()[0]
+    monkeypatch.setattr(function_library, "_sources", lambda: (shared, {"rename": SOURCE.replace("return 1\n", check)}))
+    library.cache_clear()
+    try:
+        assert await call(client, "rename", **VALUES) == 7
+    finally:
+        monkeypatch.undo()
+        library.cache_clear()
