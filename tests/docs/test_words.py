@@ -1,0 +1,43 @@
+"""The words that the glossary and plain English replaced are gone from code, texts and documentation."""
+
+from __future__ import annotations
+
+import re
+
+from tests.house.figures import ROOT, tracked
+
+INSTEAD = {
+    "anew": "again",
+    "whoever": "the component's name",
+    "somebody": "the component's name",
+    "nobody": "no component, none, not",
+    "under way": "in flight, running",
+    "made good": "recovered",
+    "let go of": "release",
+    "give up": "abandon, dead-letter, fail",
+    "given up": "abandoned, dead-lettered, failed",
+    "gives up": "abandons, fails",
+    "gave up": "abandoned, failed",
+    "takes it on": "continues it",
+    "taken back": "rewound",
+    "is not accepted": "is not valid: expected",
+    "how-manieth": "ordinal",
+    "for want of": "for lack of",
+    "lays down": "writes",
+    "come to an end": "end, finish",
+}
+"""What is refused, and what to write."""
+SUFFIXES = (".py", ".md", ".yaml", ".yml", ".tpl", ".lua", ".sh", ".toml", ".txt", ".json", "Makefile", "Dockerfile")
+OWN = "tests/docs/test_words.py"
+
+
+def test_refused_words_are_gone() -> None:
+    pattern = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, INSTEAD))})(?![\w-])", re.I)
+    found = [
+        f"{path}:{number}: {match[0]}: write {INSTEAD[match[0].lower()]}"
+        for path in tracked()
+        if path.endswith(SUFFIXES) and path != OWN and "/results/" not in path
+        for number, line in enumerate((ROOT / path).read_text().splitlines(), 1)
+        for match in pattern.finditer(line)
+    ]
+    assert found == []

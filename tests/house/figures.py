@@ -1,0 +1,155 @@
+"""Owns the figures of the house: sizes, documentation, types, circles of imports.
+
+Must not judge them; test_house.py does. `python -m tests.house.figures` prints them.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path, PurePosixPath
+
+import grimp
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("services", "rollout", "verifier", "learner", "deploy")
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A class or a function: where it stands, and how many lines it takes."""
+
+    file: str
+    name: str
+    lines: int
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A public function or method: whether it has a docstring, and whether everything in it has a type."""
+
+    file: str
+    name: str
+    documented: bool
+    typed: bool
+
+
+def tracked() -> list[str]:
+    """Every file of the repository that is tracked, or new and not ignored."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout.splitlines()
+    return sorted(path for path in set(listed) if (ROOT / path).is_file())
+
+
+def python_files(*folders: str) -> Iterator[str]:
+    """The tracked Python files below these folders."""
+    return (path for path in tracked() if path.endswith(".py") and path.split("/")[0] in folders)
+
+
+def entries_per_folder(paths: list[str]) -> Counter[str]:
+    """How many files and folders each folder holds itself. Files whose names start with a dot do not count."""
+    entries = {
+        (str(parent), path.relative_to(parent).parts[0])
+        for path in map(PurePosixPath, paths)
+        for parent in path.parents
+    }
+    return Counter(folder for folder, entry in entries if not entry.startswith("."))
+
+
+def lines_of(file: str) -> int:
+    """The lines of a file."""
+    return len((ROOT / file).read_text().splitlines())
+
+
+def definitions(files: Iterable[str], *kinds: type[ast.AST]) -> Iterator[Definition]:
+    """Every class or function of these files."""
+    for file in files:
+        for node in ast.walk(ast.parse((ROOT / file).read_text())):
+            if isinstance(node, kinds) and isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield Definition(file, node.name, (node.end_lineno or node.lineno) - node.lineno + 1)
+
+
+def signatures(files: Iterable[str]) -> Iterator[Signature]:
+    """Every public function of a module, and every public method of a public class."""
+    for file in files:
+        module = ast.parse((ROOT / file).read_text())
+        classes = [node for node in module.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+        for owner in (module, *classes):
+            for node in owner.body:
+                if isinstance(node, Function) and not node.name.startswith("_"):
+                    yield Signature(file, node.name, ast.get_docstring(node) is not None, _typed(node))
+
+
+def _typed(function: Function) -> bool:
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    starred = [argument for argument in (arguments.vararg, arguments.kwarg) if argument]
+    free = [argument for argument in named if argument.arg not in ("self", "cls")] + starred
+    return function.returns is not None and all(argument.annotation for argument in free)
+
+
+def circle(graph: grimp.ImportGraph) -> list[str]:
+    """The modules of a circle of imports, imports inside functions included; empty when there is none."""
+    return _circle({module: graph.find_modules_directly_imported_by(module) for module in graph.modules})
+
+
+def circle_of_packages(graph: grimp.ImportGraph) -> list[str]:
+    """The same between the modules and packages of one folder, each package taken as a whole."""
+    for package in sorted(graph.modules):
+        owner = {module: child for child in graph.find_children(package) for module in graph.find_descendants(child)}
+        owner |= {child: child for child in graph.find_children(package)}
+        edges: dict[str, set[str]] = {child: set() for child in owner.values()}
+        for module, child in owner.items():
+            imported = graph.find_modules_directly_imported_by(module)
+            edges[child] |= {owner[other] for other in imported if other in owner} - {child}
+        if found := _circle(edges):
+            return found
+    return []
+
+
+def _circle(edges: Mapping[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def unformatted() -> int:
+    """How often the formatter is switched off."""
+    return sum((ROOT / file).read_text().count("# fmt: " + "skip") for file in tracked() if file.endswith(".py"))
+
+
+def main() -> None:
+    """Print every figure."""
+    product = list(python_files(*PACKAGES))
+    graph = grimp.build_graph(*PACKAGES)
+    largest = max(definitions(product, ast.ClassDef), key=lambda found: found.lines)
+    longest = max(definitions(product, ast.FunctionDef, ast.AsyncFunctionDef), key=lambda found: found.lines)
+    file = max(product, key=lines_of)
+    public = list(signatures(product))
+    folders = entries_per_folder([path for path in tracked() if not path.startswith("tests/")])
+    folder, entries = folders.most_common(1)[0]
+    print(f"files, lines            {len(product)}, {sum(map(lines_of, product))}")
+    print(f"circle of modules       {' -> '.join(circle(graph)) or 'none'}")
+    print(f"circle of packages      {' -> '.join(circle_of_packages(graph)) or 'none'}")
+    print(f"fullest folder          {entries} entries, {folder}")
+    print(f"longest file            {lines_of(file)} lines, {file}")
+    print(f"largest class           {largest.lines} lines, {largest.name} in {largest.file}")
+    print(f"longest function        {longest.lines} lines, {longest.name} in {longest.file}")
+    documented = sum(found.documented for found in public) / len(public)
+    typed = sum(found.typed for found in public) / len(public)
+    print(f"documented              {documented:.1%} of {len(public)} public functions")
+    print(f"typed                   {typed:.1%}")
+    print(f"formatter switched off  {unformatted()} times")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The house keeps its shape: no circles, small folders, files, classes and functions; documented, typed, formatted."""
+
+from __future__ import annotations
+
+import ast
+
+import grimp
+
+from tests.house.figures import (
+    PACKAGES,
+    circle,
+    circle_of_packages,
+    definitions,
+    entries_per_folder,
+    lines_of,
+    python_files,
+    signatures,
+    tracked,
+    unformatted,
+)
+
+ENTRIES, FILE_LINES, CLASS_LINES, FUNCTION_LINES, NAME_LENGTH = 13, 400, 250, 50, 60
+DOCUMENTED = 0.93
+UNFORMATTED = 20
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    assert circle(grimp.build_graph(*PACKAGES)) == []
+
+
+def test_no_package_imports_itself_by_a_detour() -> None:
+    assert circle_of_packages(grimp.build_graph(*PACKAGES)) == []
+
+
+def test_a_circle_through_a_function_is_found(tmp_path, monkeypatch) -> None:
+    package = tmp_path / "planted"
+    (package / "low").mkdir(parents=True)
+    for file, text in {
+        "__init__.py": "",
+        "low/__init__.py": "",
+        "low/first.py": "def load():\n    from planted import high\n",
+        "low/second.py": "",
+        "high.py": "from planted.low import second\n",
+    }.items():
+        (package / file).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    graph = grimp.build_graph("planted", cache_dir=None)
+    assert circle(graph) == [], "no module imports itself"
+    assert set(circle_of_packages(graph)) == {"planted.high", "planted.low"}
+    (package / "low/second.py").write_text("def load():\n    from planted.low import first\n")
+    found = circle(grimp.build_graph("planted", cache_dir=None))
+    assert set(found) == {"planted.high", "planted.low.first", "planted.low.second"}
+
+
+def test_no_folder_is_crowded() -> None:
+    folders = entries_per_folder([path for path in tracked() if not path.startswith("tests/")])
+    assert {folder: count for folder, count in folders.items() if count > ENTRIES} == {}
+
+
+def test_files_classes_and_functions_are_small() -> None:
+    product = list(python_files(*PACKAGES, "benchmarks"))
+    assert [file for file in product if lines_of(file) > FILE_LINES] == []
+    assert [found for found in definitions(product, ast.ClassDef) if found.lines > CLASS_LINES] == []
+    functions = definitions(product, ast.FunctionDef, ast.AsyncFunctionDef)
+    assert [found for found in functions if found.lines > FUNCTION_LINES] == []
+
+
+def test_public_functions_are_typed_and_documented() -> None:
+    public = list(signatures(python_files(*PACKAGES)))
+    assert [found for found in public if not found.typed] == []
+    assert sum(found.documented for found in public) >= DOCUMENTED * len(public)
+
+
+def test_the_formatter_is_rarely_switched_off() -> None:
+    assert unformatted() < UNFORMATTED
+
+
+def test_names_of_tests_are_short() -> None:
+    functions = definitions(python_files("tests"), ast.FunctionDef, ast.AsyncFunctionDef)
+    long = [found for found in functions if found.name.startswith("test_") and len(found.name) > NAME_LENGTH]
+    assert long == []
