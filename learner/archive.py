@@ -163,7 +163,7 @@ class RunArchive:
         """Start a run's archive, or go on with it if `resumed`. Raises ArchiveError if another run left records."""
         earlier = [path for part in (self._records, self.checkpoints) for path in part.glob("step-*")]
         if earlier and not resumed:
-            where = self.mirror.where("", self.folder)
+            where = self.mirror.location("", self.folder)
             raise ArchiveError(
                 f"{where}: holds {len(earlier)} records and checkpoints of an earlier run of this id; "
                 "move the folder away, or submit the run under another id"

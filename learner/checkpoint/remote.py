@@ -60,7 +60,7 @@ class StoredCheckpoints:
             for file, facts in files.items():
                 if stored.get(file) != facts.size:
                     fault = f"damaged (it has {stored[file]} bytes)" if file in stored else "missing"
-                    raise ArchiveError(f"{self.mirror.where(file, self._run)}: {fault}")
+                    raise ArchiveError(f"{self.mirror.location(file, self._run)}: {fault}")
             brought = self.mirror.fetch({file: facts.size for file, facts in files.items()}, self._run)
         except MissingObjectError as error:
             raise ArchiveError(str(error)) from None
@@ -77,7 +77,7 @@ class StoredCheckpoints:
     def set_aside(self, name: str) -> None:
         """Have it count no more, and keep it."""
         if self.remote:
-            self.mirror.say(f"{CHECKPOINTS}/{name}/{DAMAGED}{MANIFEST}", b"{}")
+            self.mirror.put_bytes(f"{CHECKPOINTS}/{name}/{DAMAGED}{MANIFEST}", b"{}")
             self.mirror.delete([f"{CHECKPOINTS}/{name}/{MANIFEST}"])
 
     def set_asides(self) -> list[str]:

@@ -97,7 +97,7 @@ class StoredParts:
 
     def say(self, rank: int, part: Part) -> None:
         """See Parts."""
-        self._mirror.say(f"{self._under}/{word_file(rank)}", part.model_dump_json().encode())
+        self._mirror.put_bytes(f"{self._under}/{word_file(rank)}", part.model_dump_json().encode())
 
     def heard(self, ranks: Collection[int]) -> dict[int, tuple[Part, int]]:
         """See Parts. Raises StoreError, ArchiveError."""

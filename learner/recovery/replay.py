@@ -98,7 +98,7 @@ def run_at_hand(runs: Path, run: str) -> tuple[Path, Mirror]:
     archive.take_in()
     Checkpoints(archive).stored.take_in()
     if not (folder / FACTS).is_file():
-        raise ReplayError(f"RUN: {run!r} has no archive in {mirror.where('', folder)} (PENSTOCK_STORE)")
+        raise ReplayError(f"RUN: {run!r} has no archive in {mirror.location('', folder)} (PENSTOCK_STORE)")
     return folder, mirror
 
 

@@ -13,6 +13,6 @@ Positive = Annotated[int, Field(gt=0)]
 
 
 class Section(BaseModel):
-    """A part of a recipe. Unknown fields are refused, so that a misspelt setting cannot pass silently."""
+    """A part of a recipe. Unknown fields are rejected, so that a misspelt setting is noticed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

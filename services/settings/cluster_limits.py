@@ -1,6 +1,6 @@
-"""Owns how far a cluster may grow, as its chart says: pods per role, and what one pod holds.
+"""Owns how far a cluster may grow, as its chart states: pods per role, and the size of a pod.
 
-Must not know what runs; whoever asks says what is wanted.
+Must not know what runs; its callers say what is requested.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Annotated, NamedTuple
 from pydantic import Field, ValidationError
 
 from services.settings.base import Section
+from services.settings.faults import invalid
 from services.settings.recipe import Recipe
 
 VARIABLE = "PENSTOCK_BOUNDS"
@@ -25,14 +26,14 @@ class ClusterLimitsError(ValueError):
 
 
 class ResourceRequest(NamedTuple):
-    """What one process books of its pod."""
+    """What one process requests of its pod."""
 
     cpus: float
     gpus: float
 
 
 def resource_requests(recipe: Recipe, rollout_replicas: int) -> dict[str, list[ResourceRequest]]:
-    """What each process of a run books, by role. A run of no rollout steps has no learner."""
+    """The request of each process of a run, by role. A run of 0 rollout steps has no learner."""
     ranks = recipe.learner.ranks if recipe.limits.rollout_steps else 0
     return {
         "rollout": [ResourceRequest(recipe.rollout.cpus, recipe.rollout.gpus)] * rollout_replicas,
@@ -48,28 +49,28 @@ class RoleLimits(Section):
     cpus: Annotated[float, Field(ge=0)]
     gpus: Annotated[float, Field(ge=0)]
 
-    def per_pod(self, one: ResourceRequest) -> int | None:
-        """How many processes that book so much fit into one pod; None: any number."""
-        shares = [has / wants for has, wants in zip((self.cpus, self.gpus), one, strict=True) if wants]
+    def per_pod(self, request: ResourceRequest) -> int | None:
+        """How many processes with this request fit into one pod; None: any number."""
+        shares = [has / wants for has, wants in zip((self.cpus, self.gpus), request, strict=True) if wants]
         return int(min(shares) + TINY) if shares else None
 
-    def most(self, one: ResourceRequest) -> int | None:
+    def most(self, request: ResourceRequest) -> int | None:
         """How many such processes fit into all pods; None: any number."""
-        each = self.per_pod(one)
+        each = self.per_pod(request)
         return None if each is None and self.pods else self.pods * (each or 0)
 
-    def pods_for(self, processes: Iterable[ResourceRequest]) -> int | None:
-        """How many pods hold the processes (first fit, the greediest first); None if one of them fits into no pod."""
+    def pods_for(self, requests: Iterable[ResourceRequest]) -> int | None:
+        """How many pods hold the processes (first fit, the largest first); None if one of them fits into no pod."""
         pods: list[ResourceRequest] = []
-        for one in sorted(processes, reverse=True):
-            if self.per_pod(one) == 0:
+        for request in sorted(requests, reverse=True):
+            if self.per_pod(request) == 0:
                 return None
-            for at, free in enumerate(pods):
-                if one.cpus <= free.cpus + TINY and one.gpus <= free.gpus + TINY:
-                    pods[at] = ResourceRequest(free.cpus - one.cpus, free.gpus - one.gpus)
+            for index, free in enumerate(pods):
+                if request.cpus <= free.cpus + TINY and request.gpus <= free.gpus + TINY:
+                    pods[index] = ResourceRequest(free.cpus - request.cpus, free.gpus - request.gpus)
                     break
             else:
-                pods.append(ResourceRequest(self.cpus - one.cpus, self.gpus - one.gpus))
+                pods.append(ResourceRequest(self.cpus - request.cpus, self.gpus - request.gpus))
         return len(pods)
 
     def __str__(self) -> str:
@@ -77,7 +78,7 @@ class RoleLimits(Section):
 
 
 class ClusterLimits(Section):
-    """The bounds of every role. `cpu` are the pods of the samplers, which book nothing."""
+    """The limits of every role. `cpu`: the pods of the samplers, which request nothing."""
 
     cpu: RoleLimits
     verifier: RoleLimits
@@ -87,20 +88,20 @@ class ClusterLimits(Section):
     def shortage(
         self, wanted: Mapping[str, Sequence[ResourceRequest]], others: Mapping[str, Sequence[ResourceRequest]]
     ) -> str | None:
-        """Why what is `wanted` by role has no room beside what the `others` book, or None."""
+        """Why the processes `wanted` by role have no room beside the requests of the `others`, or None."""
         for role, processes in wanted.items():
-            bound: RoleLimits = getattr(self, role)
+            limits: RoleLimits = getattr(self, role)
             if not processes:
                 continue
             what = f"{role}: {len(processes)} x {processes[0].cpus:g} CPUs, {processes[0].gpus:g} GPUs"
-            alone = bound.pods_for(processes)
+            alone = limits.pods_for(processes)
             if alone is None:
-                return f"{what}: one is more than a pod holds; the chart allows {bound}"
-            if alone > bound.pods:
-                return f"{what} need {alone} pods; the chart allows {bound} ({role}.maxReplicas)"
-            together = bound.pods_for([*processes, *others.get(role, ())])
-            if together is None or together > bound.pods:
-                return f"{what} have no room beside the other runs; the chart allows {bound} ({role}.maxReplicas)"
+                return f"{what}: one of them is larger than a pod; the chart allows {limits}"
+            if alone > limits.pods:
+                return f"{what} need {alone} pods; the chart allows {limits} ({role}.maxReplicas)"
+            together = limits.pods_for([*processes, *others.get(role, ())])
+            if together is None or together > limits.pods:
+                return f"{what} have no room beside the other runs; the chart allows {limits} ({role}.maxReplicas)"
         return None
 
     def most_replicas(self, recipe: Recipe) -> int | None:
@@ -119,12 +120,10 @@ def load_cluster_limits() -> ClusterLimits | None:
     try:
         return ClusterLimits.model_validate_json(Path(path).read_bytes())
     except OSError as error:
-        raise ClusterLimitsError(
-            f"{VARIABLE}: {path!r} cannot be read ({error.strerror}); the chart's bounds.json is"
-        ) from None
+        expected = f"the chart's bounds.json, readable ({error.strerror})"
+        raise ClusterLimitsError(invalid(VARIABLE, path, expected)) from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "file"
-        raise ClusterLimitsError(
-            f"{VARIABLE}: {path!r}: {where}: {first['msg']}; see the chart's bounds.json"
-        ) from None
+        expected = f"the chart's bounds.json ({where}: {first['msg']})"
+        raise ClusterLimitsError(invalid(VARIABLE, path, expected)) from None

@@ -1,4 +1,4 @@
-"""Owns the settings of prompts: where they come from, how rows are read, which sets are evaluated.
+"""Owns the settings of prompts: their source, how rows are read, which sets are evaluated.
 
 Must not read a file.
 """
@@ -10,17 +10,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from services.settings.base import Positive, Section
+from services.settings.faults import invalid, shown
 
 HELD_OUT = "held-out"
-"""The name of the evaluation set that the run's own data gives."""
+"""The name of the evaluation set that the run's own data provides."""
 
 
 class FieldMapping(Section):
     """Which field of a row holds what; a dotted path goes into nested objects (`reward_model.ground_truth`).
 
     Either `question` (text) or `messages` (a chat) gives the prompt; `answer` becomes `{"answer": ...}`, the reference
-    of `data.verifier`. A row may name its own verifier in `verifier` and bring its whole `reference`. `answer_after`:
-    the answer is what follows the last such mark (`####` in GSM8K's worked solutions).
+    of `data.verifier`. A row may name its own verifier in `verifier` and have a whole `reference`. `answer_after`: the
+    answer is the text behind the last such mark (`####` in GSM8K's worked solutions).
     """
 
     question: str | None = "question"
@@ -32,17 +33,18 @@ class FieldMapping(Section):
 
     @model_validator(mode="after")
     def _one_of_each(self) -> FieldMapping:
-        if (self.question is None) == (self.messages is None):
-            raise ValueError("fields: give exactly one of question and messages; set the other to null")
-        if (self.answer is None) == (self.reference is None):
-            raise ValueError("fields: give exactly one of answer and reference; set the other to null")
+        for first, second in (("question", "messages"), ("answer", "reference")):
+            value, other = getattr(self, first), getattr(self, second)
+            if (value is None) == (other is None):
+                expected = f"exactly one of {first} and {second} ({second} = {shown(other)}); set the other to null"
+                raise ValueError(invalid(first, value, expected))
         if self.answer_after is not None and self.answer is None:
-            raise ValueError(f"fields: answer_after = {self.answer_after!r} needs answer; null is accepted without one")
+            raise ValueError(invalid("answer_after", self.answer_after, "null without answer"))
         return self
 
 
 class SourceSettings(Section):
-    """Where prompts come from.
+    """The source of prompts.
 
     `reasoning-gym` generates `task` with `options`; `jsonl`, `parquet` and `hf` (a dataset folder as `datasets` saves
     it) read `path` (also `s3://...`), whose rows have the `layout`: `penstock` (question, verifier, reference),
@@ -66,14 +68,13 @@ class SourceSettings(Section):
     @model_validator(mode="after")
     def _path_of_files(self) -> SourceSettings:
         if (self.source == "reasoning-gym") == (self.path is not None):
-            raise ValueError("path belongs to source = 'jsonl', 'parquet' or 'hf', and is required there")
+            expected = "null" if self.source == "reasoning-gym" else "a path"
+            raise ValueError(invalid("path", self.path, f"{expected} with source = {self.source!r}"))
         if self.split is not None and self.source != "hf":
-            raise ValueError(f"split = {self.split!r} belongs to source = 'hf'; null is accepted elsewhere")
+            raise ValueError(invalid("split", self.split, "null unless source = 'hf'"))
         if self.layout == "dapo-math-17k" and self.prompt_format != "plain":
-            raise ValueError(
-                f"prompt_format = {self.prompt_format!r} is not accepted with layout = 'dapo-math-17k', "
-                "whose prompts hold their instruction; 'plain' is"
-            )
+            expected = "'plain' with layout = 'dapo-math-17k', whose prompts contain their instruction"
+            raise ValueError(invalid("prompt_format", self.prompt_format, expected))
         return self
 
 
@@ -90,7 +91,7 @@ class DataSettings(SourceSettings):
     @model_validator(mode="after")
     def _end_of_training_prompts(self) -> DataSettings:
         if self.train is None and self.path is None:
-            raise ValueError("train = null takes all of a file; source = 'reasoning-gym' has no end and needs a number")
+            raise ValueError(invalid("train", None, "a number with source = 'reasoning-gym', which has no end"))
         return self
 
 
@@ -104,15 +105,15 @@ class EvaluationSet(SourceSettings):
     @model_validator(mode="after")
     def _end_of_prompts(self) -> EvaluationSet:
         if self.prompts is None and self.path is None:
-            raise ValueError("prompts = null takes all of a file; source = 'reasoning-gym' has no end: give a number")
+            raise ValueError(invalid("prompts", None, "a number with source = 'reasoning-gym', which has no end"))
         return self
 
 
 class EvaluationSettings(Section):
     """avg@k, pass@k and maj@k with k = `samples`, on the held-out split (`held-out`) and on every set of `sets`.
 
-    Before the first rollout step, after every `every` of them (0: never) while training goes on, and after the last.
-    `max_new_tokens`: null takes rollout.max_new_tokens.
+    Sets are evaluated before the first rollout step, after every `every` steps (0: never) while training continues,
+    and after the last. `max_new_tokens`: null takes rollout.max_new_tokens.
     """
 
     samples: Positive = 4
@@ -124,7 +125,7 @@ class EvaluationSettings(Section):
 
     @model_validator(mode="after")
     def _names_differ(self) -> EvaluationSettings:
-        names = [HELD_OUT, *(one.name for one in self.sets)]
-        if len(set(names)) < len(names):
-            raise ValueError(f"sets: names {names[1:]} must differ from each other and from {HELD_OUT!r}")
+        names = [evaluated.name for evaluated in self.sets]
+        if len({HELD_OUT, *names}) <= len(names):
+            raise ValueError(invalid("sets", names, f"names that differ from each other and from {HELD_OUT!r}"))
         return self

@@ -1,6 +1,6 @@
-"""Owns the presets: for each published algorithm, the settings that make it, and where each value stands.
+"""Owns the presets: for each published algorithm its settings, and the source of each value.
 
-Must not hold code of an algorithm; a preset only fills in what a recipe leaves open.
+Must not hold code of an algorithm; a preset only fills in settings that a recipe does not give.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CHOICE = "Penstock's choice"
 
 
 class Setting(NamedTuple):
-    """A value of a preset and the line of the paper or script that it comes from."""
+    """A value of a preset and its source: a line of the paper or script."""
 
     value: Any
     source: str
@@ -86,8 +86,8 @@ PRESETS: Mapping[str, Mapping[str, Setting]] = {"dapo": DAPO, "dapo-verl": DAPO_
 
 
 def with_preset(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe's document with its preset's values where it gives none. An unknown preset is left to validation."""
-    sections = {name: dict(one) if isinstance(one, dict) else one for name, one in document.items()}
+    """A recipe's document with its preset's values where it gives none. Validation rejects an unknown preset."""
+    sections = {name: dict(section) if isinstance(section, dict) else section for name, section in document.items()}
     algorithm = sections.get("algorithm", {})
     name = algorithm.get("preset", "dapo") if isinstance(algorithm, dict) else "dapo"
     for path, setting in PRESETS.get(name if isinstance(name, str) else "", {}).items():

@@ -1,6 +1,6 @@
-"""Owns the recipe: the one document that describes a run, validated before anything starts.
+"""Owns the recipe: the document that describes a run, validated before anything starts.
 
-Must not import an engine, Redis, or read anything but the recipe itself.
+Must not import an engine or Redis, nor read any other file.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from services.settings.base import Section
 from services.settings.data import HELD_OUT, DataSettings, EvaluationSettings
+from services.settings.faults import explained, invalid
 from services.settings.presets import with_preset
 from services.settings.sections import (
     AlgorithmSettings,
@@ -26,11 +27,11 @@ from services.settings.sections import (
 
 
 class RecipeError(ValueError):
-    """A recipe that cannot be used. One line per fault: field, value, what is accepted."""
+    """A recipe that is not valid. One line per fault: field, value, what is expected."""
 
 
 class Recipe(Section):
-    """A run, whole. Cross-field rules are checked here, so that nothing starts that cannot end."""
+    """All settings of a run. Rules across sections are checked here, so that no run starts that cannot finish."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
     seed: int = 0
@@ -46,53 +47,28 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
+        self._check_groups()
+        self._check_lengths()
+        self._check_dynamic_sampling()
+        if not self.data.held_out and not self.evaluation.sets:
+            expected = "at least 1 without evaluation.sets, so that there is a set to evaluate"
+            raise ValueError(invalid("data.held_out", 0, expected))
+        return self
+
+    def _check_groups(self) -> None:
         groups, mini = self.limits.groups_per_step, self.learner.mini_batch_groups
         if groups % mini:
-            raise ValueError(
-                f"limits.groups_per_step = {groups} must be a multiple of learner.mini_batch_groups = {mini}"
-            )
-        needed = groups * (self.limits.max_staleness + 1)
-        if self.limits.max_inflight_groups < needed:
-            raise ValueError(
-                f"limits.max_inflight_groups = {self.limits.max_inflight_groups} must be at least "
-                f"groups_per_step x (max_staleness + 1) = {needed}"
-            )
+            expected = f"a multiple of learner.mini_batch_groups = {mini}"
+            raise ValueError(invalid("limits.groups_per_step", groups, expected))
+        factor, text = self.limits.max_staleness + 1, "max_staleness + 1"
         sampling = self.algorithm.dynamic_sampling
         if sampling.refill == "generation_batches":
-            # A wave goes out whole, beside the batches under way and what is kept for the next one.
-            needed = groups * (sampling.generation_batch_factor + self.limits.max_staleness + 1)
-            if self.limits.max_inflight_groups < needed:
-                raise ValueError(
-                    f"limits.max_inflight_groups = {self.limits.max_inflight_groups} must be at least groups_per_step "
-                    f"x (algorithm.dynamic_sampling.generation_batch_factor + max_staleness + 1) = {needed}"
-                )
-        self._check_lengths()
-        overlong = self.algorithm.overlong
-        if overlong.punishment and self.overlong_cache > self.rollout.max_new_tokens:
-            raise ValueError(
-                f"algorithm.overlong.cache = {overlong.cache} must not exceed "
-                f"rollout.max_new_tokens = {self.rollout.max_new_tokens}"
-            )
-        screened = sampling.selection.screen_samples
-        if sampling.selection.strategy == "screen" and not sampling.enabled:
-            raise ValueError(
-                "algorithm.dynamic_sampling.selection.strategy = 'screen' filters groups: it needs "
-                "algorithm.dynamic_sampling.enabled = true"
-            )
-        if sampling.selection.strategy == "screen" and screened >= self.algorithm.group_size:
-            raise ValueError(
-                f"algorithm.dynamic_sampling.selection.screen_samples = {screened} must be below "
-                f"algorithm.group_size = {self.algorithm.group_size}"
-            )
-        known = self.algorithm.dynamic_sampling.min_known
-        if known is not None and known > self.algorithm.group_size:
-            raise ValueError(
-                f"algorithm.dynamic_sampling.min_known = {known} must not exceed "
-                f"algorithm.group_size = {self.algorithm.group_size}"
-            )
-        if not self.data.held_out and not self.evaluation.sets:
-            raise ValueError("data.held_out = 0 leaves nothing to evaluate; give it or evaluation.sets")
-        return self
+            # A generation batch is dispatched whole, beside the batches in flight and the groups kept for the next one.
+            factor += sampling.generation_batch_factor
+            text = f"algorithm.dynamic_sampling.generation_batch_factor + {text}"
+        if self.limits.max_inflight_groups < groups * factor:
+            expected = f"at least groups_per_step x ({text}) = {groups * factor}"
+            raise ValueError(invalid("limits.max_inflight_groups", self.limits.max_inflight_groups, expected))
 
     def _check_lengths(self) -> None:
         longest = self.model.max_model_len
@@ -102,18 +78,36 @@ class Recipe(Section):
         }
         for field, tokens in lengths.items():
             if tokens >= longest:
-                raise ValueError(f"{field} = {tokens} must be below model.max_model_len = {longest}")
-        asked, room = self.data.max_prompt_tokens, longest - max(lengths.values())
-        if asked is not None and asked > room:
-            raise ValueError(
-                f"data.max_prompt_tokens = {asked} must not exceed model.max_model_len less max_new_tokens = {room}"
-            )
+                raise ValueError(invalid(field, tokens, f"less than model.max_model_len = {longest}"))
+        prompt_tokens, room = self.data.max_prompt_tokens, longest - max(lengths.values())
+        if prompt_tokens is not None and prompt_tokens > room:
+            expected = f"at most model.max_model_len less max_new_tokens = {room}"
+            raise ValueError(invalid("data.max_prompt_tokens", prompt_tokens, expected))
+        overlong = self.algorithm.overlong
+        if overlong.punishment and self.overlong_cache > self.rollout.max_new_tokens:
+            expected = f"at most rollout.max_new_tokens = {self.rollout.max_new_tokens}"
+            raise ValueError(invalid("algorithm.overlong.cache", overlong.cache, expected))
+
+    def _check_dynamic_sampling(self) -> None:
+        section, group_size = "algorithm.dynamic_sampling", self.algorithm.group_size
+        sampling = self.algorithm.dynamic_sampling
+        if sampling.selection.strategy == "screen":
+            screened = sampling.selection.screen_samples
+            if not sampling.enabled:
+                expected = f"another strategy with {section}.enabled = false, because screening filters groups"
+                raise ValueError(invalid(f"{section}.selection.strategy", "screen", expected))
+            if screened >= group_size:
+                expected = f"less than algorithm.group_size = {group_size}"
+                raise ValueError(invalid(f"{section}.selection.screen_samples", screened, expected))
+        if sampling.min_known is not None and sampling.min_known > group_size:
+            expected = f"at most algorithm.group_size = {group_size}"
+            raise ValueError(invalid(f"{section}.min_known", sampling.min_known, expected))
 
     @property
     def evaluated_sets(self) -> tuple[str, ...]:
         """The names of all sets that are evaluated, the run's own held-out split first."""
         own = (HELD_OUT,) if self.data.held_out else ()
-        return (*own, *(one.name for one in self.evaluation.sets))
+        return (*own, *(evaluated.name for evaluated in self.evaluation.sets))
 
     @property
     def overlong_cache(self) -> int:
@@ -127,7 +121,7 @@ class Recipe(Section):
 
     @property
     def max_prompt_tokens(self) -> int:
-        """The longest prompt that is accepted, in tokens: as set, else what the model's length leaves for it."""
+        """The longest prompt that is not dropped, in tokens: as set, else what the model's length leaves for it."""
         room = self.model.max_model_len - max(self.rollout.max_new_tokens, self.evaluation_new_tokens)
         return self.data.max_prompt_tokens or room
 
@@ -135,7 +129,7 @@ class Recipe(Section):
     def correction(self) -> Literal["none", "importance", "truncated_is", "truncated_is_sequence", "icepop"]:
         """The off-policy correction in force: `auto` means truncated IS as soon as staleness is allowed.
 
-        With behaviour log-probs as proximal ones there is no gap to correct.
+        With the behaviour log-probs as proximal ones there is nothing to correct.
         """
         if self.algorithm.correction != "auto":
             return self.algorithm.correction
@@ -145,25 +139,23 @@ class Recipe(Section):
 
 
 def _fault(error: dict[str, Any]) -> str:
-    where = ".".join(str(part) for part in error["loc"]) or "recipe"
-    accepted = str(error["msg"]).removeprefix("Value error, ")
-    if error["type"] == "missing":
-        return f"{where}: missing; this field is required"
+    where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        return f"{where}: unknown field (value {error['input']!r}); see `penstock validate --schema`"
-    if error["type"] == "value_error":
-        return f"{where}: {accepted}" if where != "recipe" else accepted
-    return f"{where}: value {error['input']!r} is not accepted; {accepted}"
+        return invalid(where, error["input"], "no such field; `penstock validate --schema` lists the fields")
+    if error["type"] == "value_error":  # from a validator of ours, which names the field below its section
+        message = str(error["msg"]).removeprefix("Value error, ")
+        return f"{where}.{message}" if where else message
+    return explained(where or "recipe", error)
 
 
 def parse_recipe(document: Any) -> Recipe:
     """Validate a recipe given as plain data, its preset filled in. Raises RecipeError with one line per fault."""
     if not isinstance(document, dict):
-        raise RecipeError(f"recipe: value {document!r} is not accepted; a mapping of sections is")
+        raise RecipeError(invalid("recipe", document, "a mapping of sections"))
     try:
         return Recipe.model_validate(with_preset(document))
     except ValidationError as error:
-        raise RecipeError("\n".join(_fault(dict(one)) for one in error.errors())) from None
+        raise RecipeError("\n".join(_fault(dict(fault)) for fault in error.errors())) from None
 
 
 def load_recipe(path: Path) -> Recipe:

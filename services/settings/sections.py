@@ -1,4 +1,4 @@
-"""Owns the sections of a recipe that describe the model, the algorithm and the services, with types and meanings.
+"""Owns the sections of a recipe for the model, the algorithm and the services, with types and meanings.
 
 Must not relate one section to another; the recipe does.
 """
@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from services.settings.base import Positive, Section
+from services.settings.faults import invalid, shown
 from services.settings.sampling import DynamicSamplingSettings
 
 NO_TEMPLATE = "none"
@@ -17,7 +18,7 @@ NO_TEMPLATE = "none"
 
 
 class Architecture(Section):
-    """A transformer's shape, for `penstock plan` where its folder is not at hand; names as in config.json."""
+    """A transformer's shape, for `penstock plan` without the model's folder; names as in config.json."""
 
     model_type: str
     hidden_size: Positive
@@ -30,7 +31,7 @@ class Architecture(Section):
 
 
 class ModelSettings(Section):
-    """Which policy to start from: a Hugging Face folder (`path`, also `s3://...`) or an installed package (`package`).
+    """The initial policy: a Hugging Face folder (`path`, also `s3://...`) or an installed package (`package`).
 
     `chat_template`: the path (also `s3://...`) of a Jinja file in place of the tokenizer's own, or `none` for a base
     model without one (the messages' texts, joined by blank lines).
@@ -45,12 +46,13 @@ class ModelSettings(Section):
     @model_validator(mode="after")
     def _one_source(self) -> ModelSettings:
         if (self.path is None) == (self.package is None):
-            raise ValueError("give exactly one of model.path and model.package")
+            expected = f"exactly one of path and package (package = {shown(self.package)})"
+            raise ValueError(invalid("path", self.path, expected))
         return self
 
 
 class VerifierSettings(Section):
-    """The verifier fleet: replicas, and how long one judgement may take (seconds)."""
+    """The verifier fleet: replicas, and the longest time of one judgement (seconds)."""
 
     replicas: Positive = 1
     timeout_s: Annotated[float, Field(gt=0)] = 10.0
@@ -61,8 +63,8 @@ class OverlongSettings(Section):
     """The two independent treatments of long responses (paper section 3.4); lengths in tokens.
 
     `filtering` masks the loss of truncated responses; `punishment` shapes rewards over the last `cache` tokens (null:
-    a fifth of rollout.max_new_tokens, as the paper's 4096 of 20480):
-    `paper` is Eq. 13, `published` the code's line, times `factor` and never below -`factor`.
+    a fifth of rollout.max_new_tokens, like the paper's 4096 of 20480). `shape`: `paper` is Eq. 13, `published` the
+    code's line, times `factor` and never below -`factor`.
     """
 
     filtering: bool = False
@@ -74,16 +76,16 @@ class OverlongSettings(Section):
     @model_validator(mode="after")
     def _factor_of_published(self) -> OverlongSettings:
         if self.shape == "paper" and self.factor != 1.0:
-            raise ValueError(f"overlong.factor = {self.factor} needs overlong.shape = 'published'; Eq. 13 has none")
+            raise ValueError(invalid("factor", self.factor, "1.0 unless shape = 'published' (Eq. 13 has no factor)"))
         return self
 
 
 class AlgorithmSettings(Section):
-    """DAPO's parts, each with its switch. `preset` fills in what the recipe leaves open; see presets.py for sources.
+    """DAPO's parts, each with its switch. `preset` fills in what the recipe does not give; presets.py has the sources.
 
     `symmetric` clips at 1 +- clip_low. `dual_clip` bounds the loss of negative advantages at that ratio (null: off).
     `constant_length` divides each response's sum (null: rollout.max_new_tokens). `proximal`: whose log-probs the
-    clipped ratio compares with. `icepop_low`, `icepop_high`: the importance ratios that `icepop` lets through.
+    clipped ratio compares with. `icepop_low`, `icepop_high`: the range of importance ratios that `icepop` keeps.
     """
 
     preset: Literal["dapo", "dapo-verl", "grpo"] = "dapo"
@@ -108,25 +110,25 @@ class AlgorithmSettings(Section):
     @model_validator(mode="after")
     def _parts_fit(self) -> AlgorithmSettings:
         if self.clipping == "symmetric" and self.clip_high != self.clip_low:
-            raise ValueError(
-                f"clip_high = {self.clip_high} must equal clip_low = {self.clip_low} with clipping = 'symmetric'"
-            )
+            expected = f"clip_low = {self.clip_low} with clipping = 'symmetric'"
+            raise ValueError(invalid("clip_high", self.clip_high, expected))
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
-            raise ValueError(f"dual_clip = {self.dual_clip} must be above 1 + clip_high = {1 + self.clip_high}")
+            raise ValueError(invalid("dual_clip", self.dual_clip, f"more than 1 + clip_high = {1 + self.clip_high}"))
         if self.proximal == "behaviour" and self.correction not in ("auto", "none"):
-            raise ValueError(
-                f"correction = {self.correction!r} has nothing to correct with proximal = 'behaviour'; "
-                "'auto' and 'none' are accepted"
-            )
+            expected = "'auto' or 'none' with proximal = 'behaviour', which leaves nothing to correct"
+            raise ValueError(invalid("correction", self.correction, expected))
         if not self.icepop_low < 1 < self.icepop_high:
-            raise ValueError(f"icepop_low = {self.icepop_low} and icepop_high = {self.icepop_high} must enclose 1")
+            expected = f"icepop_low < 1 < icepop_high (icepop_high = {self.icepop_high})"
+            raise ValueError(invalid("icepop_low", self.icepop_low, expected))
         if self.constant_length is not None and self.reduction != "constant_length":
-            raise ValueError(f"constant_length = {self.constant_length} needs reduction = 'constant_length'")
+            raise ValueError(
+                invalid("constant_length", self.constant_length, "null unless reduction = 'constant_length'")
+            )
         return self
 
 
 class RolloutSettings(Section):
-    """The vLLM fleet. `threads` bounds one replica's CPU threads; `kv_cache_mib` its cache, per device.
+    """The vLLM fleet. `threads` limits one replica's CPU threads; `kv_cache_mib` its cache, per device.
 
     `eager` runs GPUs without CUDA graphs (CPUs always do). `gpus` are a replica's, one per tensor-parallel worker.
     """
@@ -149,9 +151,9 @@ class LearnerSettings(Section):
     """The DeepSpeed learner. `mini_batch_groups` groups make one optimizer step.
 
     `float64` is for proofs: it needs `zero_stage` 0. `activation_checkpointing` runs each layer twice to keep less.
-    Every rollout step's batch is archived, and a checkpoint written every `checkpoint_every` rollout steps, of which
-    the last `checkpoints_kept` stay with the batches behind them: a learner that dies goes on from there, and
-    `penstock replay` begins there. Two at least are kept, for the newest may turn out damaged.
+    Every rollout step's batch is archived, and a checkpoint is written every `checkpoint_every` rollout steps. The last
+    `checkpoints_kept` are kept together with the batches after them: a restarted learner resumes there, and
+    `penstock replay` starts there. At least two are kept, because the newest may turn out damaged.
     With `checkpoint_every` 0 none is written: then every step is trained again from the archived batches.
     `max_non_finite_steps` optimizer steps in a row without a finite gradient fail the run.
     """
@@ -176,16 +178,15 @@ class LearnerSettings(Section):
     @model_validator(mode="after")
     def _precision_of_zero(self) -> LearnerSettings:
         if self.dtype == "float64" and self.zero_stage:
-            raise ValueError(
-                f"dtype = 'float64' needs zero_stage = 0, not {self.zero_stage}: ZeRO keeps its weights in float32"
-            )
+            expected = "0 with dtype = 'float64', because ZeRO keeps its weights in float32"
+            raise ValueError(invalid("zero_stage", self.zero_stage, expected))
         return self
 
 
 class WeightsSettings(Section):
-    """The broadcast learner -> fleet: bucket size, and the deadline of every phase of a sync.
+    """The broadcast from the learner to the fleet: bucket size, and the deadline of every phase of a weight sync.
 
-    A worker keeps the whole incoming version beside the one in use: on its `device`, or, where that is too small for
+    A worker holds the whole incoming version beside the one in use: on its `device`, or, if that is too small for
     both, in the memory of its `host`.
     """
 
@@ -196,10 +197,10 @@ class WeightsSettings(Section):
 
 
 class LimitsSettings(Section):
-    """How long a run lasts and how far generation may run ahead of learning; 0 rollout steps: it only evaluates.
+    """The length of a run and how far generation may run ahead of learning; 0 rollout steps: it only evaluates.
 
-    `response_tokens` is a budget (null: none): the first rollout step whose batch goes out with that many response
-    tokens generated for training, kept or not, is the last.
+    `response_tokens` is a budget (null: none): the rollout step at whose batch that many response tokens have been
+    generated for training, kept or not, is the last.
     """
 
     rollout_steps: Annotated[int, Field(ge=0)]

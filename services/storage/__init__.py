@@ -1,4 +1,4 @@
-"""Owns what outlives a node: a run's files in an S3-compatible store, and what recipes name there.
+"""Owns files that outlive a node: a run's files in an S3-compatible store, and inputs that recipes name there.
 
-Must not know what a file means; whoever writes it does.
+Must not know what a file means; its writer does.
 """

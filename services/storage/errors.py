@@ -1,6 +1,6 @@
-"""Owns what may go wrong with a store.
+"""Owns the errors of a store.
 
-Must not know a library's errors; `objects` reads those.
+Must not know a library's errors; `objects` translates those.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import errno
 
 
 class StoreError(OSError):
-    """The store refuses, or what it holds is not what was put there. Repeating it is of no use.
+    """The store rejects a request, or its content is not what was put there. A retry does not help.
 
     The text names the variable or the address, never a credential.
     """
@@ -18,17 +18,17 @@ class StoreError(OSError):
         super().__init__(errno.EIO, text)
 
     def __reduce__(self) -> tuple[type[StoreError], tuple[str]]:
-        """It comes from other processes too."""
+        """Errors also come from other processes, pickled."""
         return type(self), (str(self),)
 
     def __str__(self) -> str:
-        """The text alone; it is no fault of the operating system."""
+        """The text alone, without the error number."""
         return str(self.strerror)
 
 
 class StoreAwayError(StoreError):
-    """The store does not answer, or says that it cannot just now. It may later."""
+    """The store does not answer, or cannot serve requests now. A later retry may succeed."""
 
 
 class MissingObjectError(StoreError):
-    """There is no such object."""
+    """The object does not exist."""

@@ -1,4 +1,4 @@
-"""Owns what is known of a file's content: its size and digest, and whether a file still has them.
+"""Owns the facts of a file's content: its size and digest, and whether a file still matches them.
 
 Must not know where files are kept.
 """
@@ -20,11 +20,11 @@ class FileFacts(Value):
 
 
 def facts_of(path: Path) -> FileFacts:
-    """Read the file and tell. Raises OSError."""
+    """The facts of the file, which is read whole. Raises OSError."""
     with path.open("rb") as file:
         return FileFacts(size=os.fstat(file.fileno()).st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def matches(path: Path, facts: FileFacts) -> bool:
-    """Whether the file is as it was; read only where the size is right. Raises OSError."""
+    """Whether the file has this content; it is read only if its size is right. Raises OSError."""
     return path.stat().st_size == facts.size and facts_of(path) == facts

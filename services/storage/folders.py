@@ -1,4 +1,4 @@
-"""Owns folders in a store: put with a manifest that comes last, and fetched whole, once a node.
+"""Owns folders in a store: put with a manifest that is written last, and fetched whole, once per node.
 
 Must not know what a folder is for.
 """
@@ -19,7 +19,7 @@ from services.contracts import Value
 from services.storage import objects
 from services.storage.errors import StoreError
 from services.storage.facts import FileFacts, facts_of, matches
-from services.storage.mirror import alone, partial_of
+from services.storage.mirror import exclusive, partial_of
 from services.storage.objects import Found
 from services.storage.places import StoreAddress, parse_address
 
@@ -29,13 +29,13 @@ PARALLEL_FILES = 4
 
 
 class FolderManifest(Value):
-    """What a folder that Penstock has put holds, by name below it; None until all of it is there."""
+    """The files of a folder that Penstock has put, by name below it; None until all of them are uploaded."""
 
     files: dict[str, FileFacts] | None
 
 
 def put_folder(at: StoreAddress, folder: Path) -> None:
-    """Put all files of a folder; until its manifest is there, last of all, it does not count. Replaces an earlier one.
+    """Put all files of a folder, and its manifest last: without it the folder is not whole. Replaces an older folder.
 
     Raises StoreError, OSError.
     """
@@ -43,32 +43,32 @@ def put_folder(at: StoreAddress, folder: Path) -> None:
     files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     for name, path in files.items():
         objects.put_file(at / name, path)
-    former = objects.listed(at).keys() - files.keys() - {MANIFEST}
-    objects.delete(at, sorted(former))
+    obsolete = objects.listed(at).keys() - files.keys() - {MANIFEST}
+    objects.delete(at, sorted(obsolete))
     manifest = FolderManifest(files={name: facts_of(path) for name, path in files.items()})
     objects.put_bytes(at / MANIFEST, manifest.model_dump_json().encode())
 
 
 def marked(text: str, found: dict[str, Found]) -> str:
-    """An address with a mark of its `contents`, so that all who fetch it get the same."""
+    """An address with a mark of its `contents`, so that every process that fetches it gets the same content."""
     return f"{text.rstrip('/')}#{_mark(found)}"
 
 
 def contents(at: StoreAddress, field: str) -> dict[str, Found]:
-    """The files below an address, or under "" the one object that it names. Raises StoreError where there is none."""
-    found = {name: one for name, one in objects.listed(at).items() if not name.endswith("/")}
+    """The files below an address, or under "" the one object that it names. Raises StoreError if there is none."""
+    found = {name: entry for name, entry in objects.listed(at).items() if not name.endswith("/")}
     if not found and at.key and (single := objects.head(at)):
         return {"": single}
     if not found:
-        raise StoreError(f"{field}: value '{at}' is not accepted (nothing is there); an object or a folder of some is")
+        raise StoreError(f"{field}: '{at}' is not valid: expected an object or a folder of objects, found none")
     return found
 
 
 def local_copy(text: str, field: str, cache: Path) -> Path:
-    """The folder or file that an address names, fetched into `cache` unless it is there; `field` is named in errors.
+    """The folder or file at an address, fetched into `cache` unless it is there; errors name `field`.
 
-    An address with a mark is not even looked up once it is there, and refused where it holds something else by now.
-    Safe while other processes do the same. Raises StoreError, OSError.
+    An address with a mark needs no request once it has been fetched, and is rejected if its content has changed.
+    Several processes may fetch the same address at once. Raises StoreError, OSError.
     """
     match = MARK.fullmatch(text)
     at = parse_address(match["address"] if match else text, field)
@@ -78,32 +78,34 @@ def local_copy(text: str, field: str, cache: Path) -> Path:
     found = contents(at, field)
     content = _mark(found)
     if match and match["content"] != content:
-        raise StoreError(f"{field}: {at} holds something else than when the run began; put it back, or begin a new run")
+        raise StoreError(f"{field}: {at} has changed since the run started; restore it, or submit a new run")
     place = _place(cache, at, content)
-    with alone(place):
+    with exclusive(place):
         if not (place / name).exists():
             with _partial(place) as partial:
                 _fetch(at, found, partial / name)
                 if _mark(contents(at, field)) != content:
-                    raise StoreError(f"{field}: {at} was changed while it was fetched; leave it as it is meanwhile")
+                    raise StoreError(
+                        f"{field}: {at} changed while it was fetched; do not write to it during a run's start"
+                    )
                 _check(at, partial / name)
                 _put_in_place(partial, place, name)
     return place / name
 
 
 def _place(cache: Path, at: StoreAddress, content: str) -> Path:
-    """Of its own for each address and content, so that what is there is whole."""
+    """One place per address and content, so that a place that exists is whole."""
     return cache / f"s3-{hashlib.sha256(f'{at}#{content}'.encode()).hexdigest()[:16]}"
 
 
 def _mark(found: dict[str, Found]) -> str:
-    lines = sorted(f"{name}\t{one.size}\t{one.tag}" for name, one in found.items())
+    lines = sorted(f"{name}\t{entry.size}\t{entry.tag}" for name, entry in found.items())
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 @contextmanager
 def _partial(place: Path) -> Iterator[Path]:
-    """An empty folder beside `place`, always the same one: what a killed process left there is deleted."""
+    """An empty folder beside `place`, always the same one; what a killed process left in it is deleted."""
     partial = partial_of(place)
     if partial.exists():
         shutil.rmtree(partial)
@@ -115,7 +117,7 @@ def _partial(place: Path) -> Iterator[Path]:
 
 
 def _put_in_place(partial: Path, place: Path, name: str) -> None:
-    """Rename into place; whoever comes second, where a lock does not reach other machines, keeps the first's folder."""
+    """Rename into place. If another machine was first, where a lock does not span machines, its folder is kept."""
     try:
         partial.rename(place)
     except OSError:
@@ -125,7 +127,7 @@ def _put_in_place(partial: Path, place: Path, name: str) -> None:
 
 def _fetch(at: StoreAddress, found: dict[str, Found], to: Path) -> None:
     with ThreadPoolExecutor(PARALLEL_FILES) as threads:
-        list(threads.map(lambda one: _fetch_file(at, one, found[one].size, to / one), found))
+        list(threads.map(lambda name: _fetch_file(at, name, found[name].size, to / name), found))
 
 
 def _fetch_file(at: StoreAddress, name: str, size: int, path: Path) -> None:
@@ -134,7 +136,7 @@ def _fetch_file(at: StoreAddress, name: str, size: int, path: Path) -> None:
 
 
 def _check(at: StoreAddress, folder: Path) -> None:
-    """What Penstock has put must be as it was then; what others have put comes without a word on that."""
+    """A folder that Penstock has put must match its manifest; others have none."""
     path = folder / MANIFEST
     if not path.is_file():
         return
@@ -143,7 +145,7 @@ def _check(at: StoreAddress, folder: Path) -> None:
     except ValidationError:
         raise StoreError(f"{at / MANIFEST}: damaged") from None
     if files is None:
-        raise StoreError(f"{at}: not whole: its upload has not come to its end")
+        raise StoreError(f"{at}: incomplete: its upload has not finished")
     for name, facts in files.items():
         if not (folder / name).is_file():
             raise StoreError(f"{at / name}: missing")

@@ -1,6 +1,6 @@
-"""Owns a run's files beyond this node: each that is put there, by its name in the run's folder.
+"""Owns the durable copies of a run's files, in a store or in the run's folder itself.
 
-Must not know what the files mean. The order in which they are put and deleted is their owner's.
+Must not know what the files mean. Their owner decides when they are put and deleted.
 """
 
 from __future__ import annotations
@@ -18,55 +18,55 @@ from services.storage.errors import MissingObjectError, StoreError
 from services.storage.places import StoreAddress, configured_store
 
 SMALL_FILES, BIG_FILES = 16, 2
-"""How many are fetched at once; a big one is fetched in many parts at once."""
+"""How many files are fetched at once; a big one is fetched in many parts at once."""
 
 
 class Mirror(Protocol):
-    """Where the files of a run's folder are durable. All of it is blocking, and may raise StoreError."""
+    """Where the files of a run's folder are durable. All methods block, and may raise StoreError."""
 
     @property
     def remote(self) -> bool:
-        """Whether there is anything beyond the folder itself."""
+        """Whether files are copied to a store."""
 
     def put(self, name: str, path: Path, stop: threading.Event | None = None) -> None:
         """Make a file durable, whole or not at all. Raises objects.UploadCancelledError once `stop` is set."""
 
-    def say(self, name: str, content: bytes) -> None:
+    def put_bytes(self, name: str, content: bytes) -> None:
         """Put a small file that is not in the folder."""
 
     def read(self, name: str) -> bytes:
         """A small file's content. Raises MissingObjectError."""
 
     def listed(self, under: str = "") -> dict[str, int]:
-        """The sizes of the files below `under`, by name in the run's folder, in order; empty where not `remote`."""
+        """The sizes of the files below `under`, by name in the run's folder, in order; empty if not `remote`."""
 
     def fetch(self, files: dict[str, int], folder: Path) -> list[str]:
-        """Bring files, given with their sizes, to the run's `folder`; those that are there with that size stay.
+        """Fetch files, given with their sizes, to the run's `folder`, except those that are there with that size.
 
-        The names of what was brought. Raises MissingObjectError.
+        Returns the names of the fetched files. Raises MissingObjectError.
         """
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete these files."""
 
-    def where(self, name: str, folder: Path) -> str:
-        """The durable place of a name, for people."""
+    def location(self, name: str, folder: Path) -> str:
+        """The durable location of a file, for messages."""
 
 
 class NoMirror:
-    """The folder itself is durable."""
+    """No copies: the folder itself is durable."""
 
     remote = False
 
     def put(self, name: str, path: Path, stop: threading.Event | None = None) -> None:
-        """Nothing is to be done."""
+        """Does nothing."""
 
-    def say(self, name: str, content: bytes) -> None:
-        """Raises StoreError: there is no place beyond the folder."""
+    def put_bytes(self, name: str, content: bytes) -> None:
+        """Raises StoreError: there is no store."""
         raise StoreError(f"{name}: there is no store (PENSTOCK_STORE is not set)")
 
     def read(self, name: str) -> bytes:
-        """Raises MissingObjectError: there is no place beyond the folder."""
+        """Raises MissingObjectError: there is no store."""
         raise MissingObjectError(f"{name}: there is no store")
 
     def listed(self, under: str = "") -> dict[str, int]:
@@ -74,19 +74,19 @@ class NoMirror:
         return {}
 
     def fetch(self, files: dict[str, int], folder: Path) -> list[str]:
-        """All is there."""
+        """Does nothing: all files are there."""
         return []
 
     def delete(self, names: Iterable[str]) -> None:
-        """Nothing is to be done."""
+        """Does nothing."""
 
-    def where(self, name: str, folder: Path) -> str:
+    def location(self, name: str, folder: Path) -> str:
         """In the folder."""
         return str(folder / name)
 
 
 class StoredMirror:
-    """The files below an address of a store; the folder is scratch."""
+    """Copies below an address of a store; the folder is scratch space."""
 
     remote = True
 
@@ -97,7 +97,7 @@ class StoredMirror:
         """See Mirror."""
         objects.put_file(self._at / name, path, stop)
 
-    def say(self, name: str, content: bytes) -> None:
+    def put_bytes(self, name: str, content: bytes) -> None:
         """See Mirror."""
         objects.put_bytes(self._at / name, content)
 
@@ -108,20 +108,22 @@ class StoredMirror:
     def listed(self, under: str = "") -> dict[str, int]:
         """See Mirror."""
         found = objects.listed(self._at / under)
-        return {f"{under}/{name}".lstrip("/"): one.size for name, one in found.items()}
+        return {f"{under}/{name}".lstrip("/"): entry.size for name, entry in found.items()}
 
     def fetch(self, files: dict[str, int], folder: Path) -> list[str]:
-        """See Mirror. Safe while other processes fetch the same."""
+        """See Mirror. Several processes may fetch the same files at once."""
         big = max(files.values(), default=0) > objects.PART_BYTES
         with ThreadPoolExecutor(BIG_FILES if big else SMALL_FILES) as threads:
-            brought = threads.map(lambda one: bring(self._at / one[0], one[1], folder / one[0]), files.items())
-            return [name for name, new in zip(files, brought, strict=True) if new]
+            fetched = threads.map(
+                lambda file: fetch_object(self._at / file[0], file[1], folder / file[0]), files.items()
+            )
+            return [name for name, new in zip(files, fetched, strict=True) if new]
 
     def delete(self, names: Iterable[str]) -> None:
         """See Mirror."""
         objects.delete(self._at, names)
 
-    def where(self, name: str, folder: Path) -> str:
+    def location(self, name: str, folder: Path) -> str:
         """See Mirror."""
         return str(self._at / name)
 
@@ -130,18 +132,18 @@ NO_MIRROR = NoMirror()
 
 
 def run_mirror(run: str) -> Mirror:
-    """Where a run's files are durable, as PENSTOCK_STORE says. Raises StoreError for a value that is not accepted."""
+    """Where a run's files are durable, according to PENSTOCK_STORE. Raises StoreError for a value that is not valid."""
     at = configured_store()
     return NO_MIRROR if at is None else StoredMirror(at / run)
 
 
-def bring(at: StoreAddress, size: int, path: Path) -> bool:
-    """Fetch an object of that size to `path`, by one rename; False where it was there. Raises StoreError, OSError."""
+def fetch_object(at: StoreAddress, size: int, path: Path) -> bool:
+    """Fetch an object of that size to `path`, by one rename; False if it was there. Raises StoreError, OSError."""
     if _there(path, size):
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    with alone(path):
-        if _there(path, size):  # another process has fetched it meanwhile
+    with exclusive(path):
+        if _there(path, size):  # another process has fetched it in the meantime
             return False
         partial = partial_of(path)
         try:
@@ -160,15 +162,15 @@ def _there(path: Path, size: int) -> bool:
 
 
 def partial_of(path: Path) -> Path:
-    """Where `path` is before it is whole; always the same, so that the next to bring it replaces what was cut short."""
+    """The name of `path` until it is whole; always the same, so that the next fetch replaces an interrupted one."""
     return path.with_name(f".{path.name}.partial")
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Keep all other processes that see `path` from bringing the same; whoever dies lets go of it.
+def exclusive(path: Path) -> Iterator[None]:
+    """Keep other processes that see `path` from fetching the same; a process that dies releases it.
 
-    The lock lies beside the place, for pods may share a claim and no other folder. Raises StoreError, OSError.
+    The lock file is beside the path, because pods may share a volume and no other folder. Raises StoreError, OSError.
     """
     lock = path.with_name(f".{path.name}.lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -177,8 +179,8 @@ def alone(path: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
             raise StoreError(
-                f"{lock}: cannot be locked ({error.strerror}); its file system has to know flock"
+                f"{lock}: cannot be locked ({error.strerror}); its file system has to support flock"
             ) from None
         yield
-        # By now the path is there, as whoever waits for this lock or makes the next will see. After a failure it stays.
+        # The path exists now, as every process that waits for this lock will see. After a failure the lock file stays.
         lock.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Owns the connection to an S3-compatible store: single objects in, out, listed and deleted.
 
-Must not know what they hold, nor log a credential. The only importer of obstore: pyarrow's S3 needs chunked requests,
-which many compatible servers refuse, and its copy_files passes over an upload that failed.
+Must not know their content, nor log a credential. The only importer of obstore: pyarrow's S3 needs chunked requests,
+which many compatible servers reject, and its copy_files ignores an upload that failed.
 Endpoint, region and credentials come from AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
 AWS_SESSION_TOKEN; without keys from the pod's service account or the machine's role.
 """
@@ -28,40 +28,40 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 CONNECT_S, REQUEST_S = 5, 30
-"""Longest time for a connection, and for one request with its answer; a big object goes in many requests."""
+"""Longest time for a connection, and for one request with its response; a big object takes many requests."""
 ATTEMPTS, PAUSE_S = 2, 1.0
-"""How often a whole operation is tried, and seconds in between; the library repeats each request once itself."""
+"""Attempts of a whole operation, and the pause between them in seconds; the library retries each request once."""
 PART_BYTES = 16 << 20
 MOST_PARTS = 9000
-"""S3 takes at most 10000 parts an object."""
+"""S3 allows at most 10000 parts per object."""
 PARALLEL = 8
 SLOWEST_BYTES_PER_S = 1 << 20
-"""Below it the transfer of a whole object in one request is given up."""
+"""A slower transfer of a whole object in one request is aborted."""
 DELETED_AT_ONCE = 1000
 KEYS = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY"
 MACHINE_ROLE = "169.254.169.254"
-REFUSED = re.compile(r"status code: 4(?!08|09|29)\d\d")
+REJECTED = re.compile(r"status code: 4(?!08|09|29)\d\d")
 STALLED = "<Code>RequestTimeout</Code>"
-"""With status 400: an upload came too slowly. It passes, unlike RequestTimeTooSkewed: a clock that is wrong."""
+"""With status 400: an upload was too slow. A retry helps, unlike for RequestTimeTooSkewed: a clock that is wrong."""
 
 
 class Found(NamedTuple):
-    """An object: its size in bytes, and the store's mark of its content."""
+    """An object: its size in bytes, and the store's tag of its content."""
 
     size: int
     tag: str
 
 
 class _WholeOnlyError(StoreError):
-    """The server answers a request for a part of an object with something else."""
+    """The server does not support requests for a part of an object."""
 
 
 class UploadCancelledError(RuntimeError):
-    """An upload was given up, because whoever wants it is about to end."""
+    """An upload was cancelled, because its process is about to stop."""
 
 
 def endpoint() -> str:
-    """Where the store is, for people, without credentials."""
+    """The store's endpoint, for messages, without credentials."""
     given = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     return _harmless(given) if given else "the AWS endpoint of AWS_REGION"
 
@@ -86,12 +86,10 @@ def put_file(at: StoreAddress, path: Path, stop: threading.Event | None = None) 
     def put() -> None:
         chunks, failed = _chunks(path, part, stop), list[Exception]()
         try:
-            obstore.put(
-                _bucket(at), at.key, _noting(chunks, failed), use_multipart=True, chunk_size=part,
-                max_concurrency=PARALLEL,
-            )  # fmt: skip
+            content = _noting(chunks, failed)
+            obstore.put(_bucket(at), at.key, content, use_multipart=True, chunk_size=part, max_concurrency=PARALLEL)
         except Exception:
-            if failed:  # the file's fault, or nobody wants it any more; the library would call it the store's
+            if failed:  # an error of the file, or a cancellation; the library would report it as the store's
                 raise failed[0] from None
             raise
 
@@ -102,7 +100,7 @@ def _chunks(path: Path, size: int, stop: threading.Event | None) -> Iterator[byt
     with path.open("rb") as file:
         while chunk := file.read(size):
             if stop is not None and stop.is_set():
-                raise UploadCancelledError(f"{path}: its upload is given up")
+                raise UploadCancelledError(f"{path}: its upload was cancelled")
             yield chunk
 
 
@@ -135,12 +133,12 @@ def get_file(at: StoreAddress, size: int, path: Path) -> None:
             except _WholeOnlyError:
                 written = _get_whole(at, size, file)
     if written != size:
-        raise StoreError(f"{at} could not be read: it has {written} bytes by now, not {size}")
+        raise StoreError(f"{at} could not be read: it has {written} bytes now, not {size}")
 
 
 def _get_parts(at: StoreAddress, size: int, file: BinaryIO) -> int:
     starts = range(0, size, PART_BYTES)
-    written = _get_part(at, starts[0], size, file.fileno())  # it tells whether the server gives parts
+    written = _get_part(at, starts[0], size, file.fileno())  # shows whether the server supports parts
     with ThreadPoolExecutor(PARALLEL) as threads:
         return written + sum(threads.map(lambda start: _get_part(at, start, size, file.fileno()), starts[1:]))
 
@@ -157,7 +155,7 @@ def _get_part(at: StoreAddress, start: int, size: int, file: int) -> int:
 
 
 def _get_whole(at: StoreAddress, size: int, file: BinaryIO) -> int:
-    """Some servers do not know how to answer a request for a part."""
+    """For servers that do not support requests for a part."""
     import obstore
 
     bucket = _bucket(at, round(REQUEST_S + size / SLOWEST_BYTES_PER_S))
@@ -170,7 +168,7 @@ def _get_whole(at: StoreAddress, size: int, file: BinaryIO) -> int:
 
 
 def head(at: StoreAddress) -> Found | None:
-    """An object's facts; None where there is none. Raises StoreError."""
+    """An object's size and tag; None if there is none. Raises StoreError."""
     import obstore
 
     try:
@@ -181,25 +179,25 @@ def head(at: StoreAddress) -> Found | None:
 
 
 def listed(below: StoreAddress) -> dict[str, Found]:
-    """The objects whose keys begin with `below` and a `/`, by the rest of the key, in order. Raises StoreError."""
+    """The objects whose keys start with `below` and a `/`, by the rest of the key, in order. Raises StoreError."""
     import obstore
 
-    def look() -> dict[str, Found]:
-        found = (one for page in obstore.list(_bucket(below), below.key or None) for one in page)
+    def list_all() -> dict[str, Found]:
+        found = (entry for page in obstore.list(_bucket(below), below.key or None) for entry in page)
         skipped = len(below.key) + 1 if below.key else 0
-        return {one["path"][skipped:]: Found(one["size"], str(one["e_tag"]).strip('"')) for one in found}
+        return {entry["path"][skipped:]: Found(entry["size"], str(entry["e_tag"]).strip('"')) for entry in found}
 
-    return dict(sorted(_tried(f"{below} could not be listed", look).items()))
+    return dict(sorted(_tried(f"{below} could not be listed", list_all).items()))
 
 
 def delete(below: StoreAddress, names: Iterable[str]) -> None:
-    """Delete objects by their names below an address; those that are not there count as deleted. Raises StoreError."""
+    """Delete objects by their names below an address; missing ones count as deleted. Raises StoreError."""
     import obstore
 
     keys = [(below / name).key for name in names]
     for start in range(0, len(keys), DELETED_AT_ONCE):
-        some = keys[start : start + DELETED_AT_ONCE]
-        _tried(f"{below} could not be cleared", partial(obstore.delete, _bucket(below), some))
+        batch = keys[start : start + DELETED_AT_ONCE]
+        _tried(f"{below} could not be deleted", partial(obstore.delete, _bucket(below), batch))
 
 
 def _bucket(at: StoreAddress, request_s: int | None = None) -> Any:
@@ -209,14 +207,16 @@ def _bucket(at: StoreAddress, request_s: int | None = None) -> Any:
 
 @lru_cache(maxsize=8)
 def _connected(bucket: str, variables: tuple[tuple[str, str], ...], request_s: int) -> Any:
-    """One connection pool a bucket; `variables` are what the library reads, so that a change of theirs counts."""
+    """One connection pool per bucket; `variables` are those that the library reads, so that a change takes effect."""
     from obstore.store import S3Store
 
     named = dict(variables)
     own = named.get("AWS_ENDPOINT_URL_S3") or named.get("AWS_ENDPOINT_URL") or ""
     client = {
-        "connect_timeout": f"{CONNECT_S}s", "timeout": f"{request_s}s", "allow_http": own.startswith("http://"),
-    }  # fmt: skip
+        "connect_timeout": f"{CONNECT_S}s",
+        "timeout": f"{request_s}s",
+        "allow_http": own.startswith("http://"),
+    }
     retries = {"max_retries": 1, "retry_timeout": timedelta(seconds=2 * request_s)}
     return S3Store(bucket, client_options=client, retry_config=retries)  # type: ignore[arg-type]
 
@@ -228,46 +228,46 @@ def _tried(what: str, do: Callable[[], R]) -> R:
         except UploadCancelledError:
             raise
         except Exception as error:
-            fault = _understood(what, error)
+            fault = _translated(what, error)
             if fault is None:
                 raise
             if not isinstance(fault, StoreAwayError) or attempt == ATTEMPTS:
                 raise fault from None
-            log.warning("%s; trying again in %g s", fault, PAUSE_S)
+            log.warning("%s; retry in %g s", fault, PAUSE_S)
         time.sleep(PAUSE_S)
     raise AssertionError("the last attempt returns or raises")
 
 
-def _understood(what: str, error: Exception) -> StoreError | None:
-    """The library's error as ours; None where it is another's."""
+def _translated(what: str, error: Exception) -> StoreError | None:
+    """The library's error as a StoreError; None if it is no error of the store."""
     from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
     if not isinstance(error, BaseError | FileNotFoundError):
         return None
     text, here = str(error), endpoint()
     if "non-partial response" in text:
-        return _WholeOnlyError(f"{what}: {here} does not give parts of objects")
+        return _WholeOnlyError(f"{what}: {here} does not support requests for a part of an object")
     if "NoSuchBucket" in text:
         return StoreError(f"{what}: there is no such bucket at {here}")
     if isinstance(error, FileNotFoundError) and "Object at location" in text:
         return MissingObjectError(f"{what}: there is no such object at {here}")
     if isinstance(error, FileNotFoundError):
         return None
-    refused = isinstance(error, PermissionDeniedError | UnauthenticatedError) or REFUSED.search(text)
-    if refused and STALLED not in text:
-        return StoreError(f"{what}: {here} refuses it ({_said(text)}); the credentials of {KEYS} have to allow it")
+    rejected = isinstance(error, PermissionDeniedError | UnauthenticatedError) or REJECTED.search(text)
+    if rejected and STALLED not in text:
+        return StoreError(f"{what}: {here} rejects it ({_response(text)}); the credentials of {KEYS} have to allow it")
     if MACHINE_ROLE in text:
         return StoreError(f"{what}: no credentials: neither {KEYS} are set nor does this machine have a role")
-    return StoreAwayError(f"{what}: {here} does not answer as it should ({_said(text)})")
+    return StoreAwayError(f"{what}: {here} did not respond as expected ({_response(text)})")
 
 
-def _said(text: str) -> str:
-    """What the server answered, or else what the library found, in a line."""
+def _response(text: str) -> str:
+    """The server's response, or else the library's error, in one line."""
     answer = [match for tag in ("Code", "Message") for match in re.findall(f"<{tag}>([^<]*)</{tag}>", text)]
     first = text.split("\n", 1)[0].rpartition(" - ")[2]
     return _harmless(": ".join(answer) or first)[:300]
 
 
 def _harmless(text: str) -> str:
-    """Without what an address may carry before its host."""
+    """The text without credentials in URLs."""
     return re.sub(r"://[^/@\s]*@", "://", text)

@@ -141,8 +141,8 @@ def test_fewer_prompts_are_the_first_of_the_same_held_out_split() -> None:
         (["--recipe", "{recipe}", "--verifier", "math"], "they belong to --data"),
         (["--data", "{folder}/absent.jsonl"], "absent.jsonl' does not exist"),
         (["--data", "{recipe}"], "a .jsonl or .parquet file, or a folder is"),
-        (["--recipe", "{recipe}", "--samples", "0"], "evaluation.samples: value 0 is not accepted"),
-        (["--recipe", "{recipe}", "--max-new-tokens", "256"], "must be below model.max_model_len = 256"),
+        (["--recipe", "{recipe}", "--samples", "0"], "evaluation.samples: 0 is not valid"),
+        (["--recipe", "{recipe}", "--max-new-tokens", "256"], "expected less than model.max_model_len = 256"),
         (["--recipe", "{recipe}"], "model.path: '{folder}/model' is not accepted; a Hugging Face folder"),
     ],
 )

@@ -100,7 +100,9 @@ def test_an_architecture_that_cannot_checkpoint_is_refused(tiny_model: Path, mon
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_float64_needs_no_zero(tiny_model: Path, stage: int) -> None:
-    with pytest.raises(RecipeError, match=f"learner: dtype = 'float64' needs zero_stage = 0, not {stage}"):
+    with pytest.raises(
+        RecipeError, match=f"learner.zero_stage: {stage} is not valid: expected 0 with dtype = 'float64'"
+    ):
         recipe(tiny_model, Case("double", dtype="float64", stage=stage))
 
 

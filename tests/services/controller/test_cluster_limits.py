@@ -95,7 +95,7 @@ def test_a_run_that_never_fits_does_not_block_later_runs():
 def test_a_process_that_no_pod_can_hold_is_named():
     found = shortage(limits(rollout={"pods": 3, "cpus": 2, "gpus": 2}), record("a"), [])
     assert found.startswith(
-        "rollout: 1 x 4 CPUs, 1 GPUs: one is more than a pod holds; the chart allows at most 3 pods"
+        "rollout: 1 x 4 CPUs, 1 GPUs: one of them is larger than a pod; the chart allows at most 3 pods"
     )
 
 
@@ -108,7 +108,7 @@ def test_an_evaluation_run_requests_no_learner():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (None, "cannot be read (No such file or directory)"),
+        (None, "readable (No such file or directory)"),
         ("{", "Invalid JSON"),
         (json.dumps({**FILE, "rollout": {"pods": -1, "cpus": 1, "gpus": 0}}), "rollout.pods"),
         (json.dumps({**FILE, "learners": {}}), "learners"),
@@ -119,7 +119,9 @@ def test_an_unusable_file_is_named(tmp_path, monkeypatch, text, says):
     if text is not None:
         path.write_text(text)
     monkeypatch.setenv(VARIABLE, str(path))
-    with pytest.raises(ClusterLimitsError, match="PENSTOCK_BOUNDS") as error:
+    with pytest.raises(
+        ClusterLimitsError, match=r"PENSTOCK_BOUNDS: .* is not valid: expected the chart's bounds.json"
+    ) as error:
         load_cluster_limits()
     assert says in str(error.value)
 

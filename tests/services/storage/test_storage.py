@@ -1,4 +1,4 @@
-"""The store, with a real S3 server: whole or not there, whoever dies, however many fetch, whatever it refuses."""
+"""The store, with a real S3 server: files are whole or absent, whichever process dies, and errors are understood."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def test_without_a_store_nothing_happens(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.mark.parametrize("value", ["bucket/prefix", "s3://", "s3://UPPER/x", "gs://bucket/x", "s3:/bucket"])
-def test_an_address_that_is_none_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_address_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_STORE", value)
-    with pytest.raises(StoreError, match=r"^PENSTOCK_STORE: value '.*' is not accepted; s3://BUCKET/PREFIX is$"):
+    with pytest.raises(StoreError, match=r"^PENSTOCK_STORE: '.*' is not valid: expected s3://BUCKET/PREFIX$"):
         run_mirror("run")
 
 
@@ -71,14 +71,14 @@ def test_addresses() -> None:
     assert str(parse_address("s3://bucket/a/b/", "f") / "run" / "x") == "s3://bucket/a/b/run/x"
 
 
-def test_a_folder_comes_back_as_it_was(store: S3Server, folder: Path, tmp_path: Path) -> None:
+def test_a_folder_is_fetched_as_it_was_put(store: S3Server, folder: Path, tmp_path: Path) -> None:
     at = place() / "export"
     put_folder(at, folder)
     found = local_copy(str(at), "model.path", tmp_path / "cache")
     assert found.name == "export"
     assert files_of(found).keys() - {MANIFEST} == files_of(folder).keys()
     assert all(files_of(found)[name] == content for name, content in files_of(folder).items())
-    # What replaces it leaves nothing of it behind, and is fetched beside it.
+    # A new folder replaces the old one completely, and is fetched beside it.
     (folder / "empty").unlink()
     (folder / "config.json").write_text("[]")
     put_folder(at, folder)
@@ -92,11 +92,11 @@ def test_a_single_object_is_fetched_by_its_name(store: S3Server, tmp_path: Path)
     objects.put_bytes(place() / "data/questions.jsonl", b"{}\n")
     found = local_copy(str(place() / "data/questions.jsonl"), "data.path", tmp_path)
     assert (found.name, found.read_bytes()) == ("questions.jsonl", b"{}\n")
-    with pytest.raises(StoreError, match=r"^data\.path: value 's3://.*/nothing' is not accepted \(nothing is there\)"):
+    with pytest.raises(StoreError, match=r"^data\.path: 's3://.*/nothing' is not valid: expected .*, found none$"):
         local_copy(str(place() / "nothing"), "data.path", tmp_path)
 
 
-def test_a_big_object_is_fetched_in_parts_where_the_server_gives_them(
+def test_a_big_object_is_fetched_in_parts_where_supported(
     store: S3Server, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     big = folder / "below/big b#é.bin"
@@ -111,20 +111,20 @@ def test_a_big_object_is_fetched_in_parts_where_the_server_gives_them(
     assert facts_of(tmp_path / "back") == facts_of(big)
 
 
-def test_a_mark_stands_for_what_was_there(store: S3Server, tmp_path: Path) -> None:
+def test_a_mark_pins_the_content_of_an_address(store: S3Server, tmp_path: Path) -> None:
     at = place() / "model"
     objects.put_bytes(at / "config.json", b"{}")
     named = marked(str(at), contents(at, "model.path"))
     assert named.startswith(f"{at}#")
     found = local_copy(named, "model.path", tmp_path / "one")
     objects.put_bytes(at / "config.json", b"[]")
-    # The node that has it goes on with it; another is not given something else under the same name.
+    # A node that has it keeps using it; another node gets no other content under the same name.
     assert local_copy(named, "model.path", tmp_path / "one") == found
-    with pytest.raises(StoreError, match=r"model\.path: s3://.* holds something else than when the run began"):
+    with pytest.raises(StoreError, match=r"model\.path: s3://.* has changed since the run started"):
         local_copy(named, "model.path", tmp_path / "other")
 
 
-def test_what_is_damaged_missing_or_half_uploaded_is_not_fetched(store: S3Server, folder: Path, tmp_path: Path) -> None:
+def test_damaged_or_missing_files_are_not_fetched(store: S3Server, folder: Path, tmp_path: Path) -> None:
     at = place() / "export"
     put_folder(at, folder)
     big = store.object(f"{at.key}/below/big b#é.bin")
@@ -139,7 +139,7 @@ def test_what_is_damaged_missing_or_half_uploaded_is_not_fetched(store: S3Server
     assert {path.suffix for path in (tmp_path / "cache").iterdir()} == {".lock"}
 
 
-def test_what_is_changed_while_it_is_fetched_is_not_kept(
+def test_content_that_changes_during_the_fetch_is_rejected(
     store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at, get = place() / "model", objects.get_file
@@ -147,17 +147,17 @@ def test_what_is_changed_while_it_is_fetched_is_not_kept(
         objects.put_bytes(at / name, b"{}")
     named = marked(str(at), contents(at, "model.path"))
 
-    def and_change(one: StoreAddress, size: int, path: Path) -> None:
-        get(one, size, path)
+    def and_change(part: StoreAddress, size: int, path: Path) -> None:
+        get(part, size, path)
         objects.put_bytes(at / "weights", b"[]")
 
     monkeypatch.setattr(objects, "get_file", and_change)
-    with pytest.raises(StoreError, match=r"^model\.path: s3://.*/model was changed while it was fetched"):
+    with pytest.raises(StoreError, match=r"^model\.path: s3://.*/model changed while it was fetched"):
         local_copy(named, "model.path", tmp_path)
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_a_fetch_that_was_killed_is_replaced_by_the_next(store: S3Server, folder: Path, tmp_path: Path) -> None:
+def test_the_next_fetch_replaces_one_that_was_killed(store: S3Server, folder: Path, tmp_path: Path) -> None:
     at, cache, run = place() / "model", tmp_path / "cache", tmp_path / "run"
     put_folder(at, folder)
     run_mirror("run").put("big", folder / "below/big b#é.bin")
@@ -188,16 +188,16 @@ def test_a_fetch_that_was_killed_is_replaced_by_the_next(store: S3Server, folder
     assert [path.name for path in run.iterdir()] == ["big"]
 
 
-def test_whoever_comes_second_keeps_the_first_ones_folder(
+def test_the_second_fetch_keeps_the_folder_of_the_first(
     store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the lock does not reach the other machine."""
+    """As if the lock did not span machines."""
     at, get = place() / "model", objects.get_file
     objects.put_bytes(at / "config.json", b"{}")
     first = local_copy(str(at), "model.path", tmp_path / "first").parent
 
-    def and_another(one: StoreAddress, size: int, path: Path) -> None:
-        get(one, size, path)
+    def and_another(part: StoreAddress, size: int, path: Path) -> None:
+        get(part, size, path)
         (tmp_path / "second" / first.name).symlink_to(first)
 
     monkeypatch.setattr(objects, "get_file", and_another)
@@ -206,7 +206,7 @@ def test_whoever_comes_second_keeps_the_first_ones_folder(
     assert list((tmp_path / "second").glob(".*")) == []
 
 
-def test_an_upload_that_was_killed_does_not_exist(store: S3Server, folder: Path, tmp_path: Path) -> None:
+def test_a_killed_upload_leaves_no_usable_folder(store: S3Server, folder: Path, tmp_path: Path) -> None:
     at = place() / "export"
     code = (
         "import sys, time; from pathlib import Path; from services.storage import objects, folders\n"
@@ -223,12 +223,12 @@ def test_an_upload_that_was_killed_does_not_exist(store: S3Server, folder: Path,
     finally:
         uploading.send_signal(signal.SIGKILL)
         uploading.communicate(timeout=10)
-    assert contents(at, "x"), "something is there"
-    with pytest.raises(StoreError, match=r"export: not whole: its upload has not come to its end"):
+    assert contents(at, "x"), "part of the folder is there"
+    with pytest.raises(StoreError, match=r"export: incomplete: its upload has not finished"):
         local_copy(str(at), "model.path", tmp_path / "cache")
 
 
-def test_many_processes_fetch_the_same_once(store: S3Server, folder: Path, tmp_path: Path) -> None:
+def test_many_processes_fetch_an_address_once(store: S3Server, folder: Path, tmp_path: Path) -> None:
     put_folder(place() / "model", folder)
     code = (
         "from pathlib import Path; from services.storage import objects\n"
@@ -238,13 +238,13 @@ def test_many_processes_fetch_the_same_once(store: S3Server, folder: Path, tmp_p
         f"print(local_copy({str(place() / 'model')!r}, 'model.path', Path({str(tmp_path / 'cache')!r})), len(got))"
     )
     temporary = [tmp_path / f"tmp-{number}" for number in range(4)]
-    for one in temporary:
-        one.mkdir()  # each pod has one of its own, also where they share what they fetch
+    for each in temporary:
+        each.mkdir()  # each pod has its own, also where pods share the cache
     fetching = [
         subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(one)}
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(each)}
         )
-        for one in temporary
+        for each in temporary
     ]
     ends = time.monotonic() + 30
     try:
@@ -261,29 +261,31 @@ def test_many_processes_fetch_the_same_once(store: S3Server, folder: Path, tmp_p
 @pytest.mark.parametrize(
     ("status", "code", "passes"),
     [
-        ("400 Bad Request", "RequestTimeout", True), ("400 Bad Request", "RequestTimeTooSkewed", False),
-        ("400 Bad Request", "InvalidRequest", False), ("503 Slow Down", "SlowDown", True),
+        ("400 Bad Request", "RequestTimeout", True),
+        ("400 Bad Request", "RequestTimeTooSkewed", False),
+        ("400 Bad Request", "InvalidRequest", False),
+        ("503 Slow Down", "SlowDown", True),
     ],
-)  # fmt: skip
-def test_what_passes_is_told_from_a_refusal(status: str, code: str, passes: bool) -> None:
+)
+def test_transient_errors_differ_from_rejections(status: str, code: str, passes: bool) -> None:
     from obstore.exceptions import GenericError
 
     text = f"Generic S3 error: Error performing PUT http://h/b - Server returned non-2xx status code: {status}: "
-    fault = objects._understood("it", GenericError(f"{text}<Error><Code>{code}</Code><Message>why</Message></Error>"))
+    fault = objects._translated("it", GenericError(f"{text}<Error><Code>{code}</Code><Message>why</Message></Error>"))
     assert isinstance(fault, StoreError)
     assert isinstance(fault, StoreAwayError) is passes
     assert f"({code}: why)" in str(fault)
 
 
-def test_wrong_credentials_are_told_without_telling_them(store: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_no_credentials(store: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret")
     monkeypatch.setenv("AWS_ENDPOINT_URL", store.variables["AWS_ENDPOINT_URL"].replace("//", "//somebody:hidden@"))
     mirror = run_mirror("run")
-    for ask in (mirror.listed, lambda: mirror.read("run.json"), lambda: mirror.say("x", b"")):
+    for ask in (mirror.listed, lambda: mirror.read("run.json"), lambda: mirror.put_bytes("x", b"")):
         with pytest.raises(StoreError) as found:
             ask()
         text = str(found.value)
-        assert not isinstance(found.value, StoreAwayError), "it is of no use to wait"
+        assert not isinstance(found.value, StoreAwayError), "a retry does not help"
         for part in (str(place()), "http://127.0.0.1:", "SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"):
             assert part in text
         for secret in ("another-secret", SECRET, KEY, "hidden"):
@@ -291,16 +293,16 @@ def test_wrong_credentials_are_told_without_telling_them(store: S3Server, monkey
     assert str(pickle.loads(pickle.dumps(found.value))) == text  # noqa: S301 - it crosses Ray
 
 
-def test_a_bucket_that_is_missing_is_named(store: S3Server) -> None:
+def test_a_missing_bucket_is_named(store: S3Server) -> None:
     mirror = StoredMirror(StoreAddress("no-such-bucket", "x"))
-    for ask in (mirror.listed, lambda: mirror.say("x", b"")):
+    for ask in (mirror.listed, lambda: mirror.put_bytes("x", b"")):
         with pytest.raises(StoreError, match=r"s3://no-such-bucket/x.*no such bucket at http://127") as found:
             ask()
         assert not isinstance(found.value, StoreAwayError | MissingObjectError)
 
 
 class Killing:
-    """Looked at by an upload before each of its parts: with the second the server dies."""
+    """Checked by an upload before each of its parts; at the second check the server dies."""
 
     def __init__(self, server: S3Server) -> None:
         self._server = server
@@ -313,12 +315,10 @@ class Killing:
         return False
 
 
-def test_a_server_killed_midway_is_an_error_and_all_is_well_when_it_is_back(
-    own_store: S3Server, folder: Path, tmp_path: Path
-) -> None:
+def test_a_killed_server_is_an_error_until_it_is_back(own_store: S3Server, folder: Path, tmp_path: Path) -> None:
     mirror, big = run_mirror("run"), folder / "below/big b#é.bin"
     mirror.put("big-0", big)
-    with pytest.raises(StoreAwayError, match=r"s3://.* could not be written: http://127.* does not answer"):
+    with pytest.raises(StoreAwayError, match=r"s3://.* could not be written: http://127.* did not respond"):
         mirror.put("big-1", big, cast("threading.Event", Killing(own_store)))
     began = time.monotonic()
     with pytest.raises(StoreAwayError):
@@ -331,7 +331,7 @@ def test_a_server_killed_midway_is_an_error_and_all_is_well_when_it_is_back(
     assert facts_of(tmp_path / "back/big-again") == facts_of(big)
 
 
-def test_a_server_that_hangs_is_given_up_in_time(
+def test_a_server_that_hangs_is_an_error_in_time(
     own_store: S3Server, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "REQUEST_S", 1)
@@ -343,7 +343,7 @@ def test_a_server_that_hangs_is_given_up_in_time(
     try:
         for ask in (mirror.listed, lambda: mirror.put("big", folder / "below/big b#é.bin")):
             began = time.monotonic()
-            with pytest.raises(StoreAwayError, match="does not answer as it should"):
+            with pytest.raises(StoreAwayError, match="did not respond as expected"):
                 ask()
             assert time.monotonic() - began < 20
     finally:
@@ -352,7 +352,7 @@ def test_a_server_that_hangs_is_given_up_in_time(
     assert mirror.listed() == {"config.json": 2}
 
 
-def test_an_upload_is_given_up_when_its_owner_ends(store: S3Server, folder: Path) -> None:
+def test_an_upload_is_cancelled_when_its_process_stops(store: S3Server, folder: Path) -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(objects.UploadCancelledError):
@@ -375,4 +375,4 @@ def test_files_are_listed_fetched_and_deleted_by_name(store: S3Server, folder: P
         mirror.read("batches/none")
     mirror.delete(["batches/a.json", "batches/none"])
     assert list(mirror.listed()) == ["batches/b.json", "records/a.json"]
-    assert mirror.where("export", tmp_path) == f"{place()}/run/export"
+    assert mirror.location("export", tmp_path) == f"{place()}/run/export"

@@ -50,13 +50,13 @@ def test_questions_are_read_from_the_store(store: S3Server, tmp_path: Path) -> N
     one = EvaluationSet(name="aime", source="hf", path=url("data/aime"), split="test", layout="fields")
     assert len(load_set(one, None)) == 3
     gone = one.model_copy(update={"path": url("data/gone")})
-    with pytest.raises(DataError, match=r"evaluation\.sets 'aime'\.path: value 's3://.*/data/gone' is not accepted"):
+    with pytest.raises(DataError, match=r"evaluation\.sets 'aime'\.path: 's3://.*/data/gone' is not valid"):
         load_set(gone, None)
 
 
 def test_the_model_of_a_recipe_is_looked_for_before_anything_starts(store: S3Server, tmp_path: Path) -> None:
     recipe = parse_recipe(recipe_document(url("models/tiny")))
-    with pytest.raises((StoreError, StackError), match=r"model\.path: value 's3://.*config\.json' is not accepted"):
+    with pytest.raises((StoreError, StackError), match=r"model\.path: 's3://.*config\.json' is not valid"):
         check_model(recipe)
     put_bytes(parse_address(url("models/tiny/config.json"), "x"), b"{}")
     check_model(recipe)
@@ -67,7 +67,7 @@ def test_the_model_of_a_recipe_is_looked_for_before_anything_starts(store: S3Ser
 def test_what_a_process_needs_to_begin_is_waited_for(
     own_store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "AGAIN_S", 0.1)
+    monkeypatch.setattr(models, "RETRY_S", 0.1)
     put_bytes(parse_address(url("template.jinja"), "x"), b"{{ messages }}")
     own_store.kill()
     back = threading.Timer(3.0, own_store.start)
