@@ -56,10 +56,10 @@ class GroupWorker:
             async with consumer.renewing(delivery.lease):
                 await self._draw(lane, consumer, delivery)
         except PromptError as error:
-            await consumer.give_up(delivery, str(error), error.cause)
+            await consumer.dead_letter(delivery, str(error), error.cause)
             self._count(lane, "given-up")
         except RefusedMessageError as error:
-            await consumer.give_up(delivery, str(error), Cause.INVALID)
+            await consumer.dead_letter(delivery, str(error), Cause.INVALID)
             self._count(lane, "refused")
         except StraddledError as error:
             # Unacked: the lease lapses and the task is delivered again, at most limits.max_deliveries times.

@@ -17,10 +17,10 @@ from services.contracts import EPOCH_SHIFT, WeightAck, WeightManifest, WeightPla
 from services.metrics import POLICY_VERSION, SYNC_FAILURES, SYNC_SECONDS
 from services.process import Context
 from services.settings import Recipe
-from services.streams.delivery.consumer import refuse, tail_messages
+from services.streams.delivery.consumer import reject_entry, tail_messages
 from services.streams.retention import WEIGHT_MESSAGES_KEPT
-from services.streams.state.events import note
-from services.streams.state.group_state import owner_epoch
+from services.streams.state.events import append_message
+from services.streams.state.ownership import owner_epoch
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,9 @@ class WeightFollower:
             self._read_to = entry
             if plan.generation >> EPOCH_SHIFT > await owner_epoch(redis, keys, "learner"):
                 # Heeded, it would make us deaf to every true one.
-                await refuse(redis, keys, keys.weight_plans, entry, plan, f"no learner formed group {plan.generation}")
+                await reject_entry(
+                    redis, keys, keys.weight_plans, entry, plan, f"no learner formed group {plan.generation}"
+                )
                 continue
             # Generations rise with the learner's epoch: an older one is a former learner's.
             if plan.generation >= self._generation and self._member in plan.members:
@@ -186,4 +188,4 @@ class WeightFollower:
             member=self._member, generation=plan.generation, version=plan.version, phase=phase, detail=detail,
             staging_s=followed.staging_s if followed else 0.0, pause_s=followed.pause_s if followed else 0.0,
         )  # fmt: skip
-        await note(self._context.redis, self._context.keys.weight_acks, ack, WEIGHT_MESSAGES_KEPT)
+        await append_message(self._context.redis, self._context.keys.weight_acks, ack, WEIGHT_MESSAGES_KEPT)

@@ -96,7 +96,7 @@ class _LaneJudge:
                 fresh = await self._transitions.publish_verdict(self._lane, delivery.lease, verdict)
                 result = "published" if fresh else "duplicate"
             except RefusedMessageError as error:
-                await self._consumer.give_up(delivery, str(error), Cause.INVALID)
+                await self._consumer.dead_letter(delivery, str(error), Cause.INVALID)
                 result = "refused"
         VERDICT_SECONDS.labels(self._context.keys.run, finding.outcome.value).observe(time.monotonic() - started)
         MESSAGES.labels(self._context.keys.run, f"{self._lane.value}-samples", result).inc()

@@ -15,8 +15,8 @@ from learner.rank.worker import RankWork
 from services.cancellation import cancel_and_wait
 from services.contracts import StepRecord
 from services.process import Context
-from services.streams.state.group_state import read_snapshot
 from services.streams.state.policy_history import History, LoggedBatch
+from services.streams.state.snapshots import read_snapshot
 
 log = logging.getLogger(__name__)
 
@@ -113,9 +113,9 @@ class Checkpointing:
 
     async def _cover(self) -> None:
         while self._uncovered and self._uncovered[0].batch.step <= self._covered:
-            await self._history.cover(self._uncovered.popleft())
+            await self._history.cover_batch(self._uncovered.popleft())
 
     async def list(self) -> None:
         """Tell people which steps can be gone back to."""
         steps = await asyncio.to_thread(lambda: [one.step for one in self._work.checkpoints.complete()])
-        await self._history.list_checkpoints(sorted(set(steps)))
+        await self._history.publish_checkpoints(sorted(set(steps)))

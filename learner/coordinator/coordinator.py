@@ -115,7 +115,7 @@ class Lead:
         version = await self._history.announce(step, snapshot.digest)
         await self._history.commit_policy(version, step, snapshot.digest)
         self._policy = CommittedPolicy(version=version, step=step, weights=snapshot.digest)
-        self._done = step >= self._recipe.limits.rollout_steps or await self._history.ended_at() == step
+        self._done = step >= self._recipe.limits.rollout_steps or await self._history.final_step() == step
         await self._publish(snapshot.numbered(version))
         await self._context.heartbeat.update(state="ready", version=version)
         same = f"version {policy.version} again, bit by bit" if policy and policy.version == version else "new"
@@ -155,7 +155,7 @@ class Lead:
                 step=step, state=SamplerState(cursor=0, next_group=0), counts=GroupCounts(), response_tokens=0
             )
         )
-        await self._history.offer_snapshot(snapshot)
+        await self._history.publish_snapshot(snapshot)
         wanted, deadline_s = self._context.record.resumptions, self._recipe.limits.startup_timeout_s
         await self._until(self._rewound(wanted), "rewind", f"the sampler to go back to step {step}", deadline_s)
 
@@ -215,7 +215,7 @@ class Lead:
                 return
             if too_old := self._too_old(batch):
                 await self._context.event_log.write("batch-too-old", too_old)
-                await self._history.give_back(logged)
+                await self._history.return_batch(logged)
                 return
         record = await self._train(logged) if batch.step == self._policy.step + 1 else None
         if record is None:

@@ -19,7 +19,7 @@ from services.api.runs import add_run_routes
 from services.api.views import Fault, Health, TargetGroup
 from services.metrics import API_SECONDS
 from services.settings import ClusterLimitsError, RecipeError
-from services.streams.connection.client import Redis, RedisUnavailableError, trouble
+from services.streams.connection.client import Redis, RedisUnavailableError, connection_problem
 from services.streams.connection.functions import RedisFullError
 from services.streams.state.dead_letters import NotRedrivableError, UnknownLetterError
 from services.streams.state.heartbeat import live_processes
@@ -84,7 +84,7 @@ def _add_probe_routes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
     @app.get("/readyz", responses={503: {"model": Fault}})
     async def ready() -> Response:
         """Whether Redis answers, so that requests can be served."""
-        if found := await trouble(redis):
+        if found := await connection_problem(redis):
             return JSONResponse({"detail": f"Redis does not answer: {found}"}, status_code=503)
         return JSONResponse({"status": "ok"})
 

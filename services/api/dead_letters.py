@@ -14,7 +14,7 @@ from fastapi import FastAPI, Path, Query
 from services.api.views import DeadView, RedriveView
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
-from services.streams.state.dead_letters import Letter, letter_of, letters, redrive, redrive_all
+from services.streams.state.dead_letters import Letter, get_letter, letters, redrive, redrive_all
 from services.streams.state.events import EventLog
 from services.streams.state.runs import EndedRunError, RunRecords
 
@@ -49,7 +49,7 @@ def add_dead_routes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
     async def redrive_one(run: str, entry: Annotated[str, Path(pattern=ENTRY)]) -> RedriveView:
         """Draw a letter's group again, once and under a name of its own; the dead one stays dead."""
         event_log, keys = await journal_of(run), RunKeys(run)
-        one = await letter_of(redis, keys, entry)
+        one = await get_letter(redis, keys, entry)
         return RedriveView(**asdict(await redrive(redis, keys, one, event_log)))
 
 

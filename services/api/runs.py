@@ -27,9 +27,10 @@ from services.settings import Recipe, RecipeError, load_cluster_limits, parse_re
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
-from services.streams.state.group_state import group_counts
+from services.streams.state.group_counts import group_counts
 from services.streams.state.heartbeat import live_processes
-from services.streams.state.runs import AS_IT_WAS, Resumption, RunRecord, RunRecords
+from services.streams.state.policy_history import read_policy
+from services.streams.state.runs import UNCHANGED, Resumption, RunRecord, RunRecords
 from services.waits import describe_wait
 
 EVENTS_SHOWN = 50
@@ -93,7 +94,7 @@ def _add_changes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
         """Take a paused run on, or queue one again that failed or was cancelled."""
         if request and request.rollout is not None:
             _check_bounds((await records.get(run)).recipe, "rollout", request.rollout)
-        wish = Resumption(**request.model_dump()) if request else AS_IT_WAS
+        wish = Resumption(**request.model_dump()) if request else UNCHANGED
         return await _view(redis, await records.resume(run, wish))
 
     @app.patch("/v1/runs/{run}/scale", status_code=202)
@@ -146,7 +147,7 @@ async def _alerts(redis: Redis, keys: RunKeys, processes: list[ProcessInfo]) -> 
 async def _view(redis: Redis, record: RunRecord) -> RunView:
     keys = RunKeys(record.id)
     event_log = EventLog(redis, keys, "api")
-    policy = await event_log.policy()
+    policy = await read_policy(redis, keys)
     processes = await live_processes(redis, record.id)
     return RunView(
         **_summary(record),

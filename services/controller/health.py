@@ -12,8 +12,10 @@ from services.contracts import ProcessInfo
 from services.controller.cluster import Cluster
 from services.controller.retry import RetriedRequest, RunFailedError
 from services.streams.connection.client import Redis
+from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import LAPSES_S, live_processes
+from services.streams.state.policy_history import committed_step
 from services.streams.state.runs import RunRecord
 from services.waits import Waits
 
@@ -147,7 +149,7 @@ class HealthMonitor:
 
     async def _count_learner_restart(self, fault: str) -> None:
         """Report that the learner is restarted, and why; once for all attempts. Raises RunFailedError at the limit."""
-        step = await self._event_log.step()
+        step = await committed_step(self._redis, RunKeys(self._run))
         # The kill of a learner that was ready is no sign of a fault, however often; a failure of its own is.
         forgiven = step != self._step or (self._learner_was_ready and FAILED not in fault)
         self._learner_restarts = 1 if forgiven else self._learner_restarts + 1

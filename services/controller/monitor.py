@@ -13,7 +13,8 @@ from services.controller.fleet import FleetScaling
 from services.controller.health import HealthMonitor, learner_recovery
 from services.controller.retry import RunFailedError
 from services.controller.run_context import PERIOD_S, PROGRESS_WAIT, RunContext
-from services.streams.state.group_state import group_counts
+from services.streams.state.group_counts import group_counts
+from services.streams.state.policy_history import read_policy
 from services.streams.state.runs import RunRecord
 
 
@@ -82,7 +83,7 @@ class RunMonitor:
         # An evaluation of a large set may take longer than any step.
         evaluating = await group_counts(redis, keys, Lane.EVALUATION)
         evaluations = len(await event_log.evaluations())
-        policy = await event_log.policy()
+        policy = await read_policy(redis, keys)
         reached = f"rollout step {policy.step}, policy version {policy.version}" if policy else "no policy version"
         return (
             f"{reached}, {evaluations} evaluations, {evaluating.pending} of {evaluating.dispatched} "

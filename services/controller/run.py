@@ -25,8 +25,8 @@ from services.storage.mirror import run_mirror
 from services.streams.connection.client import RedisUnavailableError
 from services.streams.connection.functions import FencedError
 from services.streams.state.cleanup import sweep
-from services.streams.state.group_state import become_owner
 from services.streams.state.heartbeat import Heartbeat
+from services.streams.state.ownership import become_owner
 from services.streams.state.runs import OWNER
 
 log = logging.getLogger(__name__)

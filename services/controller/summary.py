@@ -16,7 +16,8 @@ from services.settings import HELD_OUT
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
-from services.streams.state.group_state import group_counts
+from services.streams.state.group_counts import group_counts
+from services.streams.state.policy_history import policy_version
 from services.streams.state.runs import RunRecord
 
 
@@ -46,7 +47,7 @@ async def summarise(redis: Redis, record: RunRecord) -> dict[str, Any]:
         "optimizer_steps": sum(step.optimizer_steps for step in steps),
         "wall_seconds": time.time() - record.created_at,
         "startup_seconds": running - record.created_at if running else None,
-        "policy_version": await event_log.policy_version(),
+        "policy_version": await policy_version(redis, keys),
         "groups": counts.model_dump(),
         "export_path": record.export_path,
     }

@@ -14,8 +14,10 @@ from services.process import Context
 from services.sampler.evaluation.schedule import STEP
 from services.sampler.queue.dispatch import task_of
 from services.streams.state.events import read_all
-from services.streams.state.group_state import GroupTransitions, read_snapshot
-from services.streams.state.policy_history import GroupsChangedError, Reopened, forget_evaluations, rewind
+from services.streams.state.group_state import GroupTransitions
+from services.streams.state.policy_history import read_policy
+from services.streams.state.rewind import GroupsChangedError, ReopenedGroup, delete_evaluations, rewind
+from services.streams.state.snapshots import read_snapshot
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +33,7 @@ class ResumptionError(RuntimeError):
 async def resume(context: Context, transitions: GroupTransitions, prompts: tuple[Prompt, ...]) -> None:
     """Take the run back to the step that its record asks for, unless that was done. Raises ResumptionError."""
     record, step = context.record, context.record.resume_step
-    policy = await context.event_log.policy()
+    policy = await read_policy(context.redis, context.keys)
     if step is None or policy is None or policy.resumption >= record.resumptions:
         return
     snapshot = await _snapshot(context, step)
@@ -79,19 +81,19 @@ async def _forget_evaluations(context: Context, transitions: GroupTransitions, s
         number = record.name.removeprefix(STEP)
         if record.name == AFTER or (number.isdigit() and int(number) > step):
             gone.append(entry)
-    await forget_evaluations(redis, keys, "sampler", transitions.epoch, gone)
+    await delete_evaluations(redis, keys, "sampler", transitions.epoch, gone)
 
 
-async def _open_groups(context: Context) -> list[Reopened]:
+async def _open_groups(context: Context) -> list[ReopenedGroup]:
     names = sorted(member.decode() for member in await context.redis.smembers(context.keys.lane(Lane.TRAIN).pending))
     found = []
     for name in names:
         task = Task.model_validate_json(await context.redis.hget(context.keys.group(name), "task"))
-        found.append(Reopened(task.model_copy(update={"stop": None}), trained=False))
+        found.append(ReopenedGroup(task.model_copy(update={"stop": None}), trained=False))
     return found
 
 
-async def _trained_after(context: Context, step: int, prompts: dict[str, Prompt]) -> list[Reopened]:
+async def _trained_after(context: Context, step: int, prompts: dict[str, Prompt]) -> list[ReopenedGroup]:
     found = []
     for _, record in await context.event_log.steps():
         if record.step <= step:
@@ -99,5 +101,5 @@ async def _trained_after(context: Context, step: int, prompts: dict[str, Prompt]
         for group, prompt in zip(record.groups, record.prompts, strict=True):
             if prompt not in prompts:
                 raise ResumptionError(f"group {group}: prompt {prompt!r} is no longer among the training prompts")
-            found.append(Reopened(task_of(context.record.recipe, group, prompts[prompt]), trained=True))
+            found.append(ReopenedGroup(task_of(context.record.recipe, group, prompts[prompt]), trained=True))
     return found

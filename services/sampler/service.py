@@ -22,6 +22,7 @@ from services.sampler.queue.maintenance import Housekeeping
 from services.sampler.queue.queue import SamplingQueue
 from services.sampler.rewind import resume
 from services.streams.state.group_state import GroupTransitions
+from services.streams.state.policy_history import committed_step
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class SamplerService:
         evaluator = Evaluator(context, transitions, held_out_sets(recipe, splits.held_out, splits.sets))
         queue = await SamplingQueue.open(context, transitions, splits, housekeeping)
         timetable = Timetable(context, evaluator)
-        await timetable.open(await context.event_log.step())
+        await timetable.open(await committed_step(context.redis, context.keys))
         await context.heartbeat.update(state="ready")
         try:
             await queue.run(timetable)

@@ -18,7 +18,8 @@ import pytest
 from services.contracts import Cause, DeadLetter, Lane, ProcessInfo, Prompt, Release, RunState, Sampling, Task
 from services.settings import parse_recipe
 from services.streams.keys import RunKeys
-from services.streams.state.group_state import GroupTransitions, group_counts
+from services.streams.state.group_counts import group_counts
+from services.streams.state.group_state import GroupTransitions
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.runs import RunRecords
 from services.waits import Waits

@@ -106,7 +106,7 @@ class HandLearner:
                 await self.cover(history, logged)
 
     async def cover(self, history, logged):
-        assert await history.cover(logged)
+        assert await history.cover_batch(logged)
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ from services.storage.objects import put_file
 from services.storage.places import parse_address
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
-from services.streams.state.group_state import group_counts
+from services.streams.state.group_counts import group_counts
 from services.streams.state.runs import RunRecords
 from tests.harness.process_trees import end_tree
 from tests.harness.servers.s3_server import S3Server

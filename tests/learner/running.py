@@ -24,7 +24,7 @@ from services.process import ServiceThread
 from services.settings import HELD_OUT, parse_recipe
 from services.streams.delivery.payloads import SamplePayload, pack
 from services.streams.keys import RunKeys
-from services.streams.state.events import EventLog, note
+from services.streams.state.events import EventLog, append_message
 from services.streams.state.runs import RunRecords
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document
@@ -81,7 +81,7 @@ async def put_evaluation(redis: Any, keys: RunKeys, evaluated: str = HELD_OUT, n
         name=name, set=evaluated, version=1, prompts=8, samples_per_prompt=2, accuracy=0.5, standard_error=0.1,
         unknown=0,
     )  # fmt: skip
-    await note(redis, keys.evaluations, record, 0)
+    await append_message(redis, keys.evaluations, record, 0)
     return record
 
 

@@ -24,7 +24,7 @@ async def test_what_redis_still_has_is_archived_anew(redis: Any, run_id: str, ar
     keys = RunKeys(run_id)
     run = await DrivenRun.open(redis, keys)
     covered, *logged = [await run.trained(step, f"g{step}", f"h{step}") for step in (1, 2, 3)]
-    await run.learner.cover(covered)
+    await run.learner.cover_batch(covered)
     await run.batched(4, "g4")  # not trained yet: it has no place in the archive
     damaged = keys.payload("g3", 1)
     await redis.hset(damaged, "response_ids", b"?")

@@ -25,7 +25,8 @@ from services.process import ServiceThread
 from services.streams.connection.client import connect
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
-from services.streams.state.group_state import group_counts
+from services.streams.state.group_counts import group_counts
+from services.streams.state.policy_history import policy_version
 from tests.learner.running import (
     drain_ranks,
     end_ranks,
@@ -296,7 +297,7 @@ async def test_three_steps_in_a_row_without_a_finite_gradient_fail_the_run(
     assert [text in event.text for event in events if event.phase == "service-failed"] == [True]
     assert at_the_end == [4.0]
     # The second rollout step was committed with its skipped steps, the third was not.
-    assert await EventLog(redis, keys, "test").policy_version() == 2
+    assert await policy_version(redis, keys) == 2
     assert (await group_counts(redis, keys)).trained == 8
     # No checkpoint covers a step, so every batch is still there for whoever comes next.
     assert await redis.xlen(keys.batches) == 3

@@ -21,8 +21,9 @@ from services.contracts import BEFORE
 from services.process import ServiceThread
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
-from services.streams.state.group_state import group_counts
+from services.streams.state.group_counts import group_counts
 from services.streams.state.heartbeat import live_processes
+from services.streams.state.policy_history import policy_version
 from services.streams.state.runs import RunRecords
 from tests.learner.receiver import Receiver
 from tests.learner.running import (
@@ -92,7 +93,7 @@ async def check_records(redis: Any, keys: RunKeys) -> None:
     assert [(step.step, step.version, step.optimizer_steps, len(step.groups)) for step in steps] == [
         (1, 1, 2, 4), (2, 2, 2, 4),
     ]  # fmt: skip
-    assert await EventLog(redis, keys, "test").policy_version() == 2
+    assert await policy_version(redis, keys) == 2
     metrics = steps[0].metrics
     assert metrics["accuracy"] == 0.25
     assert metrics["learning_rate"] == 1e-3

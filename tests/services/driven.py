@@ -35,7 +35,8 @@ from services.contracts import (
 from services.streams.delivery.consumer import Consumer, Delivery, Lease
 from services.streams.delivery.payloads import SamplePayload
 from services.streams.keys import RunKeys
-from services.streams.state.group_state import GroupTransitions, group_counts
+from services.streams.state.group_counts import group_counts
+from services.streams.state.group_state import GroupTransitions
 from services.streams.state.policy_history import History, LoggedBatch
 
 PROMPT = Prompt(id="p0", messages=({"role": "user", "content": "1 + 1"},), verifier="pattern", reference={})

@@ -22,14 +22,10 @@ from services.contracts import (
 )
 from services.streams.delivery.consumer import Consumer
 from services.streams.delivery.payloads import SamplePayload
-from services.streams.state.dead_letters import (
-    NotRedrivableError,
-    letter_of,
-    letters,
-    redrive,
-)
+from services.streams.state.dead_letters import NotRedrivableError, get_letter, letters, redrive
 from services.streams.state.events import EventLog
-from services.streams.state.group_state import GroupTransitions, group_counts, missing_samples
+from services.streams.state.group_counts import group_counts
+from services.streams.state.group_state import GroupTransitions, missing_samples
 
 SAMPLES = 3
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8)
@@ -100,7 +96,7 @@ class Pipeline:
 
     async def bury(self, delivery, consumer, cause=Cause.DELIVERIES):
         """Give a message up, and end its group as the sampler does; the letter."""
-        await consumer.give_up(delivery, "delivered 3 times without an ack", cause)
+        await consumer.dead_letter(delivery, "delivered 3 times without an ack", cause)
         assert await self.transitions.release(Lane.TRAIN, delivery.message.group, Release.DEAD, SAMPLES)
         return (await letters(self.redis, self.keys))[-1]
 
@@ -130,4 +126,4 @@ async def given_up(pipeline, stream, body, **fields):
     values = {"reason": "not accepted", "deliveries": 1, "cause": Cause.INVALID, "size": len(body.encode())} | fields
     letter = DeadLetter(stream=stream, entry="1-0", body=body, **values)
     entry = await pipeline.redis.xadd(pipeline.keys.dead, {"m": letter.model_dump_json()})
-    return await letter_of(pipeline.redis, pipeline.keys, entry.decode())
+    return await get_letter(pipeline.redis, pipeline.keys, entry.decode())

@@ -14,7 +14,8 @@ from services.sampler.service import SamplerService
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
-from services.streams.state.group_state import GroupTransitions, group_counts, response_tokens
+from services.streams.state.group_counts import group_counts, response_tokens
+from services.streams.state.group_state import GroupTransitions
 from tests.harness.hand_fleet import DEADLINE_S, HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
 from verifier.service import VerifierService
@@ -58,7 +59,7 @@ class ShortSighted(HandFleet):
         prompt = delivery.message.prompt
         if lane is Lane.TRAIN and self.refuses(delivery.message):
             self.met.add(prompt.id)
-            await self.dead.give_up(delivery, f"prompt {prompt.id!r} has 999 tokens", self.cause)
+            await self.dead.dead_letter(delivery, f"prompt {prompt.id!r} has 999 tokens", self.cause)
         else:
             await super().answer(lane, delivery)
 
@@ -140,7 +141,7 @@ async def test_a_fault_of_delivery_does_not_drop_the_prompt(redis, run_id):
         await consumer.open()
         [delivery] = await consumer.read(1, 20)
         lost = delivery.message
-        await consumer.give_up(delivery, "lost", Cause.DELIVERIES)
+        await consumer.dead_letter(delivery, "lost", Cause.DELIVERIES)
         async with running(fleet.run()) as generating:
             await until(lambda: evaluated(redis, keys, "after"), [*tasks, *generating], "the last evaluation")
         drawn = [lost.prompt.id, *(task.prompt.id for task in fleet.tasks)]

@@ -12,7 +12,8 @@ from services.sampler.service import SamplerService
 from services.settings import parse_recipe
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
-from services.streams.state.group_state import GroupTransitions, group_counts
+from services.streams.state.group_counts import group_counts
+from services.streams.state.group_state import GroupTransitions
 from services.streams.state.heartbeat import Heartbeat
 from tests.harness.hand_fleet import HandFleet, running, until
 from tests.harness.small_run import recipe_document, service_context
@@ -134,7 +135,7 @@ async def test_interrupted_evaluation_is_resumed_and_a_given_up_prompt_dropped(r
             await until(lambda: some(redis, keys.lane(Lane.EVALUATION).tasks, 2), first, "two tasks")
             answered, given_up = await consumer.read(2, 5)
             await fleet.answer(Lane.EVALUATION, answered)
-            await consumer.give_up(given_up, "303 tokens are too many", Cause.TOO_LONG)
+            await consumer.dead_letter(given_up, "303 tokens are too many", Cause.TOO_LONG)
 
             async def both_ended():
                 return await redis.scard(keys.lane(Lane.EVALUATION).pending) == 4

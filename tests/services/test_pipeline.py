@@ -9,7 +9,7 @@ from services.contracts import Cause, Lane, Task
 from services.sampler.service import SamplerService
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
-from services.streams.state.group_state import group_counts
+from services.streams.state.group_counts import group_counts
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
 from verifier.service import VerifierService
@@ -86,7 +86,7 @@ async def test_task_that_is_given_up_is_a_dead_group_and_the_run_goes_on(redis, 
             consumer = Consumer(redis, keys, keys.lane(lane).tasks, "rollout", "hand", Task, 5.0, 3)
             await consumer.open()
             [delivery] = await consumer.read(1, 20)
-            await consumer.give_up(delivery, "nobody answers", Cause.DELIVERIES)
+            await consumer.dead_letter(delivery, "nobody answers", Cause.DELIVERIES)
         async with running(fleet.run()) as generating:
             await until(lambda: evaluated(redis, keys, "after"), [*tasks, *generating], "the last evaluation")
         counts = await group_counts(redis, keys)

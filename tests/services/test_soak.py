@@ -16,7 +16,7 @@ from services.streams.connection.client import connect
 from services.streams.delivery.consumer import tail
 from services.streams.delivery.payloads import SamplePayload
 from services.streams.keys import RunKeys
-from services.streams.state.group_state import group_counts
+from services.streams.state.group_counts import group_counts
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.servers.redis_servers import embedded_server
 from tests.harness.small_run import recipe_document, service_context
@@ -47,7 +47,7 @@ class SlowToCover(HandLearner):
         self.waiting.append(logged)
         if len(self.waiting) == 8:
             for one in self.waiting[:4]:
-                assert await history.cover(one)
+                assert await history.cover_batch(one)
             del self.waiting[:4]
 
 

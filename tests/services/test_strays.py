@@ -8,7 +8,7 @@ from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
 from services.streams.state.dead_letters import letters, redrive
 from services.streams.state.events import EventLog
-from services.streams.state.group_state import group_counts
+from services.streams.state.group_counts import group_counts
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
 from verifier.service import VerifierService
@@ -77,7 +77,7 @@ async def test_a_redriven_group_that_is_given_up_again_ends_and_can_be_redriven_
         await consumer.open()
         held = {one.message.group: one for one in await consumer.read(64, 10)}
         name = min(held)
-        await consumer.give_up(held[name], "nobody answers", Cause.DELIVERIES)
+        await consumer.dead_letter(held[name], "nobody answers", Cause.DELIVERIES)
         for wanted in (1, 2):
 
             async def dead(wanted=wanted):
@@ -90,7 +90,7 @@ async def test_a_redriven_group_that_is_given_up_again_ends_and_can_be_redriven_
             found = None
             while found is None:
                 found = next((one for one in await consumer.read(64, 10) if one.message.group == again), None)
-            await consumer.give_up(found, "nobody answers it either", Cause.DELIVERIES)
+            await consumer.dead_letter(found, "nobody answers it either", Cause.DELIVERIES)
 
         async def three():
             return (await group_counts(redis, keys)).dead == 3
@@ -112,7 +112,7 @@ async def test_a_redriven_group_is_looked_after_before_anything_is_heard_of_it(r
         while not (held := await consumer.read(64, 10)):
             pass  # the sampler takes its time to start
         for one in held:
-            await consumer.give_up(one, "nobody answers", Cause.DELIVERIES)
+            await consumer.dead_letter(one, "nobody answers", Cause.DELIVERIES)
 
         async def some_dead():
             return (await group_counts(redis, keys)).dead > 0
@@ -145,7 +145,7 @@ async def test_a_letter_from_before_a_rewind_ends_nothing(redis, run_id):
             first.stopping.set()
             await asyncio.wait_for(sampling[0], 90)
         for one in held[:2]:
-            await consumer.give_up(one, "nobody answers", Cause.DELIVERIES)
+            await consumer.dead_letter(one, "nobody answers", Cause.DELIVERIES)
         [former, _] = [one.entry for one in await letters(redis, keys)]
         await redis.hset(keys.queue, mapping={"step": 0, "last": 0, "letters": former})
         async with running(SamplerService().run(second)) as tasks:

@@ -167,7 +167,7 @@ class Evaluator:
                 return False
             record = summarise(name, one, sampling_of(self._recipe), finished.judged, finished.dropped)
             await self._publish(record)
-            await self._transitions.forget_evaluated([self._group(name, one, n) for n in range(len(one.prompts))])
+            await self._transitions.delete_evaluated([self._group(name, one, n) for n in range(len(one.prompts))])
         return True
 
     async def _publish(self, record: EvaluationRecord) -> None:
@@ -258,7 +258,7 @@ class Evaluator:
         try:
             await self._transitions.record_verdict(Lane.EVALUATION, delivery.lease, verdict, decision, samples)
         except RefusedMessageError as error:
-            await self._consumer.give_up(delivery, str(error), Cause.INVALID)
+            await self._consumer.dead_letter(delivery, str(error), Cause.INVALID)
             MESSAGES.labels(self._context.keys.run, "evaluation-verdicts", "refused").inc()
             return
         MESSAGES.labels(self._context.keys.run, "evaluation-verdicts", "recorded").inc()

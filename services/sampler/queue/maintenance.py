@@ -25,9 +25,8 @@ from services.metrics import (
 from services.process import Context
 from services.sampler.queue.starvation import Rung
 from services.streams.delivery.consumer import trim
-from services.streams.state.group_state import group_counts
-from services.streams.state.memory import memory_share
-from services.streams.state.stats import stream_figures
+from services.streams.state.group_counts import group_counts
+from services.streams.state.stats import memory_share, stream_figures
 
 log = logging.getLogger(__name__)
 

@@ -26,13 +26,9 @@ from services.sampler.selection.screening import COMPLETE, screen
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.keys import EVALUATION_GROUP, order_of
-from services.streams.state.group_state import (
-    MORE,
-    GroupTransitions,
-    RefusedMessageError,
-    group_counts,
-    response_tokens,
-)
+from services.streams.state.group_counts import group_counts, response_tokens
+from services.streams.state.group_state import MORE, GroupTransitions, RefusedMessageError
+from services.streams.state.policy_history import read_policy
 from services.streams.state.runs import is_paused
 
 log = logging.getLogger(__name__)
@@ -118,7 +114,9 @@ class SamplingQueue:
         """Sample until the last step is trained, beside the evaluations; raises what one of them raises."""
         try:
             while not self._context.stopping.is_set():
-                policy = await self._context.event_log.policy() or CommittedPolicy(version=0, step=0)
+                policy = await read_policy(self._context.redis, self._context.keys) or CommittedPolicy(
+                    version=0, step=0
+                )
                 if policy.step >= self._last_step:
                     return
                 paused = await self._paused()
@@ -146,7 +144,7 @@ class SamplingQueue:
         strays = await self._strays.look(self._ledger, trained)
         self._ledger.generating |= strays.groups
         lost = strays.lost
-        if lost is None or not await self._transitions.take_back(lost.step, lost.entry, lost.groups):
+        if lost is None or not await self._transitions.reclaim_batch(lost.step, lost.entry, lost.groups):
             return
         kept = {one: await recall(self._context.redis, self._context.keys, one, KEPT) for one in lost.groups}
         self._ledger.taken_back(lost.step, {name: group for name, group in kept.items() if group})
@@ -192,7 +190,7 @@ class SamplingQueue:
         if change is None:
             return
         if change.rung is Rung.PAUSE:
-            await self._transitions.starve(change.text)
+            await self._transitions.mark_starved(change.text)
         await self._context.event_log.write(change.kind, change.text)
         self._housekeeping.report_rung(change.rung)
 
@@ -211,7 +209,7 @@ class SamplingQueue:
                 posterior=posterior,
             )  # fmt: skip
         except RefusedMessageError as error:
-            await self._verdicts.give_up(delivery, str(error), Cause.INVALID)
+            await self._verdicts.dead_letter(delivery, str(error), Cause.INVALID)
             MESSAGES.labels(self._context.keys.run, "train-verdicts", "refused").inc()
             return
         MESSAGES.labels(self._context.keys.run, "train-verdicts", "recorded").inc()

@@ -30,7 +30,7 @@ from redis.backoff import NoBackoff
 
 from services.streams.connection.credentials import RedisSettingError
 from services.streams.connection.pools import make_pool
-from services.streams.connection.url import parse_address, redacted
+from services.streams.connection.url import parse_redis_url, redacted
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ def client(url: str, patience_s: float = RECONNECT_S, answer_s: float = ANSWER_S
     RedisUnavailableError for an address, a password file or a certificate that cannot be used.
     """
     try:
-        address = parse_address(url)
+        address = parse_redis_url(url)
         pool = make_pool(
             address,
             protocol=2,
@@ -214,7 +214,7 @@ def _check(server: str, info: dict[str, Any]) -> None:
         log.warning("%s has the maxmemory-policy %s and may drop what runs need; noeviction is right", server, policy)
 
 
-async def trouble(redis: Redis, deadline_s: float = 5.0) -> str | None:
+async def connection_problem(redis: Redis, deadline_s: float = 5.0) -> str | None:
     """Why Redis does not answer within `deadline_s` seconds, or None when it does."""
     try:
         async with asyncio.timeout(deadline_s):

@@ -13,7 +13,7 @@ from typing import Any
 from redis import exceptions as redis_errors
 from redis.credentials import CredentialProvider
 
-from services.streams.connection.url import Address
+from services.streams.connection.url import RedisUrl
 
 USERNAME = "PENSTOCK_REDIS_USERNAME"
 PASSWORD_FILE = "PENSTOCK_REDIS_PASSWORD_FILE"
@@ -54,7 +54,7 @@ class PasswordFile(CredentialProvider):
         return RedisSettingError(f"{self._variable}: {str(self._path)!r} {why}; a file with a password is accepted")
 
 
-def server_credentials(address: Address) -> dict[str, Any]:
+def server_credentials(address: RedisUrl) -> dict[str, Any]:
     """How connections to Redis log in, as redis-py takes it: what the address carries wins over the variables.
 
     Raises RedisSettingError.
@@ -80,7 +80,7 @@ def sentinel_credentials() -> dict[str, Any]:
     return {}
 
 
-class Trust:
+class TrustedCertificates:
     """Whose certificates are believed: those of PENSTOCK_REDIS_CA_FILE and no others; without it, the system's.
 
     A certificate must be for the host that is connected to. The file is read again when it has changed.

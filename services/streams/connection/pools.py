@@ -21,8 +21,8 @@ from redis.asyncio.sentinel import (
 )
 from redis.backoff import NoBackoff
 
-from services.streams.connection.credentials import Trust, sentinel_credentials, server_credentials
-from services.streams.connection.url import Address
+from services.streams.connection.credentials import TrustedCertificates, sentinel_credentials, server_credentials
+from services.streams.connection.url import RedisUrl
 
 SENTINEL_S = 1.0
 """How long one Sentinel may take to answer, before the next one is asked."""
@@ -38,7 +38,7 @@ class _Trusting:
 
     ssl_context: Any
 
-    def __init__(self, *, trust: Trust, **options: Any) -> None:
+    def __init__(self, *, trust: TrustedCertificates, **options: Any) -> None:
         super().__init__(**options)
         self.ssl_context = trust
 
@@ -136,12 +136,12 @@ class _Watcher(redis_asyncio.Redis):
             raise _UnansweredError(str(error)) from None
 
 
-def make_pool(address: Address, **options: Any) -> ConnectionPool:
+def make_pool(address: RedisUrl, **options: Any) -> ConnectionPool:
     """A pool of connections to what `address` names. `options` are those of redis-py's connections to Redis.
 
     Raises RedisSettingError for credentials and certificates that cannot be used.
     """
-    trust = {"trust": Trust()} if address.tls else {}
+    trust = {"trust": TrustedCertificates()} if address.tls else {}
     options = {**options, **trust, **server_credentials(address), "db": address.db}
     if address.service is None:
         [(host, port)] = address.hosts
@@ -152,7 +152,7 @@ def make_pool(address: Address, **options: Any) -> ConnectionPool:
     return cast(ConnectionPool, make(address.service, _sentinels(address, trust), connection_class=kind, **options))
 
 
-def _sentinels(address: Address, trust: dict[str, Trust]) -> Any:
+def _sentinels(address: RedisUrl, trust: dict[str, TrustedCertificates]) -> Any:
     kind: Any = _TlsConnection if address.tls else Connection
     options = {
         **trust, **sentinel_credentials(), "protocol": 2, "driver_info": None, "retry": Retry(NoBackoff(), 0),

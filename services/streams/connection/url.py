@@ -28,7 +28,7 @@ HIDDEN = "***"
 
 
 @dataclass(frozen=True)
-class Address:
+class RedisUrl:
     """What a URL says. `hosts` are (host, port): the one server, or the Sentinels that watch `service`."""
 
     scheme: str
@@ -48,7 +48,7 @@ class Address:
         return "/".join((f"{self.scheme}://{hosts}", *([self.service] if self.service else []), str(self.db)))
 
 
-def parse_address(url: str) -> Address:
+def parse_redis_url(url: str) -> RedisUrl:
     """What `url` says. Raises ValueError, which names the option, the value without its credentials, what is accepted.
 
     A password may hold any character: it ends at the last @.
@@ -68,7 +68,7 @@ def parse_address(url: str) -> Address:
         raise _refused(url, "a service's name and a database's number have to follow the hosts" if watched else
                        "a database's number has to follow the host")  # fmt: skip
     username, _, password = login.partition(":")
-    return Address(
+    return RedisUrl(
         scheme, _hosts(url, hosts, watched, port), found[1] or None, int(found[2] or 0), unquote(username) or None,
         unquote(password) or None,
     )  # fmt: skip
@@ -95,7 +95,7 @@ def _refused(url: str, why: str) -> ValueError:
 def redacted(url: str) -> str:
     """The address without its credentials, fit for a log; whatever it is."""
     try:
-        return str(parse_address(url))
+        return str(parse_redis_url(url))
     except ValueError:
         return _shorn(url)
 

@@ -20,7 +20,7 @@ from services.contracts import Cause, DeadLetter, Message
 from services.metrics import REDELIVERED_MESSAGES
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
-from services.streams.delivery.validation import Malformed, admit, dead_letter, origin
+from services.streams.delivery.validation import Malformed, admit, make_letter, origin
 from services.streams.keys import RunKeys
 
 log = logging.getLogger(__name__)
@@ -130,14 +130,14 @@ class Consumer(Generic[M]):
             return None
         if deliveries > self._max_deliveries:
             reason = f"delivered {deliveries - 1} times without an ack"
-            await self.give_up(Delivery(lease, admitted, deliveries), reason, Cause.DELIVERIES)
+            await self.dead_letter(Delivery(lease, admitted, deliveries), reason, Cause.DELIVERIES)
             return None
         return Delivery(lease, admitted, deliveries)
 
-    async def give_up(self, delivery: Delivery[M], reason: str, cause: Cause) -> None:
+    async def dead_letter(self, delivery: Delivery[M], reason: str, cause: Cause) -> None:
         """Move a message to the dead-letter stream, with its reason."""
         body = delivery.message.model_dump_json().encode()
-        letter = dead_letter(
+        letter = make_letter(
             self._stream, delivery.lease.entry, body, reason, delivery.deliveries, cause, *origin(delivery.message)
         )  # fmt: skip
         await self._bury(delivery.lease, letter)
@@ -158,7 +158,7 @@ class Consumer(Generic[M]):
         """Be done with an entry that called for no effect."""
         await self._redis.xack(self._stream, self._group, lease.entry)
 
-    async def still_owned(self, lease: Lease) -> bool:
+    async def renew_lease(self, lease: Lease) -> bool:
         """Renew the lease once; False when another consumer owns the entry or it was acked."""
         renewed = await call(
             self._redis,
@@ -177,7 +177,7 @@ class Consumer(Generic[M]):
         async def renew() -> None:
             while True:
                 await asyncio.sleep(self._lease_ms / 3000)
-                if not await self.still_owned(lease):
+                if not await self.renew_lease(lease):
                     return
 
         task = asyncio.create_task(renew(), name=f"renewal of {lease.entry} on {lease.stream}")
@@ -244,7 +244,7 @@ async def tail_messages(
     return found
 
 
-async def refuse(redis: Redis, keys: RunKeys, stream: str, entry: str, message: Message, reason: str) -> None:
+async def reject_entry(redis: Redis, keys: RunKeys, stream: str, entry: str, message: Message, reason: str) -> None:
     """Move an entry of a stream that nobody acks to the dead-letter stream: it is well-formed, and cannot be true."""
     log.error("%s: entry %s is given up: %s", stream, entry, reason)
     letter = Malformed(reason).letter(stream, entry, message.model_dump_json().encode(), deliveries=1)

@@ -33,10 +33,10 @@ class Malformed:
 
     def letter(self, stream: str, entry: str, body: bytes, deliveries: int) -> DeadLetter:
         """The dead letter that tells of it."""
-        return dead_letter(stream, entry, body, self.reason, deliveries, Cause.INVALID, self.group, self.prompt)
+        return make_letter(stream, entry, body, self.reason, deliveries, Cause.INVALID, self.group, self.prompt)
 
 
-def dead_letter(
+def make_letter(
     stream: str, entry: str, body: bytes, reason: str, deliveries: int, cause: Cause, group: str | None,
     prompt: str | None,
 ) -> DeadLetter:  # fmt: skip

@@ -53,7 +53,7 @@ class Letter:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class RedriveResult:
     """What came of redriving one letter: the group's new name, or why there is none."""
 
     entry: str
@@ -68,7 +68,7 @@ async def letters(redis: Redis, keys: RunKeys, after: str = "0-0", count: int = 
     return await _opened(redis, keys, entries)
 
 
-async def letter_of(redis: Redis, keys: RunKeys, entry: str) -> Letter:
+async def get_letter(redis: Redis, keys: RunKeys, entry: str) -> Letter:
     """One dead letter. Raises UnknownLetterError."""
     found = [(one.decode(), fields.get(b"m", b"")) for one, fields in await redis.xrange(keys.dead, entry, entry)]
     if not found:
@@ -88,7 +88,7 @@ async def _opened(redis: Redis, keys: RunKeys, entries: list[tuple[str, bytes]])
     return found
 
 
-async def redrive(redis: Redis, keys: RunKeys, one: Letter, event_log: EventLog) -> Attempt:
+async def redrive(redis: Redis, keys: RunKeys, one: Letter, event_log: EventLog) -> RedriveResult:
     """Ask anew for a letter's group, once; an event `redriven` says so.
 
     Raises RedriveLimitError while REDRIVEN_PENDING such groups are pending, NotRedrivableError, RedisFullError.
@@ -101,7 +101,7 @@ async def redrive(redis: Redis, keys: RunKeys, one: Letter, event_log: EventLog)
     await _ask(redis, keys, group, again)
     why = one.letter.reason[:REASON_SHOWN]
     await event_log.write("redriven", f"{group} is drawn again as {again.group}; it was given up: {why}")
-    return Attempt(one.entry, group, again.group, f"drawn again as {again.group}")
+    return RedriveResult(one.entry, group, again.group, f"drawn again as {again.group}")
 
 
 async def _ask(redis: Redis, keys: RunKeys, group: str, again: Task) -> None:
@@ -141,12 +141,12 @@ async def _ask(redis: Redis, keys: RunKeys, group: str, again: Task) -> None:
         raise NotRedrivableError(f"its group is drawn again already, as {again.group}")
 
 
-async def redrive_all(redis: Redis, keys: RunKeys, event_log: EventLog) -> list[Attempt]:
+async def redrive_all(redis: Redis, keys: RunKeys, event_log: EventLog) -> list[RedriveResult]:
     """Ask anew for the groups of all letters that were not redriven before, as many as there is room for.
 
     What came of each letter; one that there was no room for says so, and how many groups are left like its own.
     """
-    attempts: list[Attempt] = []
+    attempts: list[RedriveResult] = []
     renamed: dict[str, str] = {}
     left: list[int] = []
     after = "0-0"
@@ -155,7 +155,7 @@ async def redrive_all(redis: Redis, keys: RunKeys, event_log: EventLog) -> list[
         for one in page:
             group = one.letter.group
             if group in renamed:
-                attempts.append(Attempt(one.entry, group, renamed[group], "with another letter of its group"))
+                attempts.append(RedriveResult(one.entry, group, renamed[group], "with another letter of its group"))
             elif not one.redriven:
                 attempt, fits = await _attempt(redis, keys, one, event_log)
                 if not fits:
@@ -169,13 +169,13 @@ async def redrive_all(redis: Redis, keys: RunKeys, event_log: EventLog) -> list[
     return attempts
 
 
-async def _attempt(redis: Redis, keys: RunKeys, one: Letter, event_log: EventLog) -> tuple[Attempt, bool]:
+async def _attempt(redis: Redis, keys: RunKeys, one: Letter, event_log: EventLog) -> tuple[RedriveResult, bool]:
     """What came of it, and whether there was room."""
     try:
         return await redrive(redis, keys, one, event_log), True
     except (NotRedrivableError, RedisFullError) as error:
         fits = not isinstance(error, RedriveLimitError | RedisFullError)
-        return Attempt(one.entry, one.letter.group, None, str(error)), fits
+        return RedriveResult(one.entry, one.letter.group, None, str(error)), fits
 
 
 def _group_of(keys: RunKeys, letter: DeadLetter) -> str:

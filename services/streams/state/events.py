@@ -9,7 +9,7 @@ import logging
 import time
 from typing import TypeVar
 
-from services.contracts import CommittedPolicy, DeadLetter, EvaluationRecord, Event, Message, StepRecord
+from services.contracts import DeadLetter, EvaluationRecord, Event, Message, StepRecord
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.delivery.consumer import tail_messages
@@ -21,12 +21,6 @@ log = logging.getLogger(__name__)
 M = TypeVar("M", bound=Message)
 
 
-async def read_policy(redis: Redis, keys: RunKeys) -> CommittedPolicy | None:
-    """A run's committed policy; None before the first."""
-    fields = {name.decode(): value.decode() for name, value in (await redis.hgetall(keys.policy)).items()}
-    return CommittedPolicy.model_validate(fields) if "version" in fields else None
-
-
 async def read_all(redis: Redis, keys: RunKeys, stream: str, model: type[M], after: str = "0-0") -> list[tuple[str, M]]:
     """All messages behind `after`, with their ids; an entry that is none becomes a dead letter."""
     found: list[tuple[str, M]] = []
@@ -36,7 +30,7 @@ async def read_all(redis: Redis, keys: RunKeys, stream: str, model: type[M], aft
     return found
 
 
-async def note(redis: Redis, stream: str, message: Message, kept: int) -> None:
+async def append_message(redis: Redis, stream: str, message: Message, kept: int) -> None:
     """Add a message to a stream that nobody acks, and keep at least its last `kept` entries (0: all)."""
     await call(redis, "append_message", stream_key=stream, message=message.model_dump_json(), kept=kept)
 
@@ -53,7 +47,7 @@ class EventLog:
         """Write one line for people. `phase` is a word a program may look for."""
         log.info("%s: %s", phase, text)
         event = Event(service=self._service, phase=phase, text=text, at=time.time())
-        await note(self._redis, self._keys.events, event, EVENTS_KEPT)
+        await append_message(self._redis, self._keys.events, event, EVENTS_KEPT)
 
     async def evaluation(self, record: EvaluationRecord, role: str, epoch: int) -> None:
         """Write down an evaluation, as the owner of `role`. Raises FencedError."""
@@ -84,17 +78,3 @@ class EventLog:
     async def dead_letters(self, after: str = "0-0") -> list[tuple[str, DeadLetter]]:
         """Dead letters behind `after`, oldest first."""
         return await read_all(self._redis, self._keys, self._keys.dead, DeadLetter, after)
-
-    async def policy(self) -> CommittedPolicy | None:
-        """The last committed policy; None before the first."""
-        return await read_policy(self._redis, self._keys)
-
-    async def policy_version(self) -> int | None:
-        """The last committed policy version; None before the first."""
-        policy = await self.policy()
-        return policy.version if policy else None
-
-    async def step(self) -> int:
-        """The last committed rollout step of the weight history; 0 before the first."""
-        policy = await self.policy()
-        return policy.step if policy else 0

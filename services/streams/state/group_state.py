@@ -6,13 +6,11 @@ Must not decide anything; callers decide, these make it so exactly once.
 from __future__ import annotations
 
 import time
-import zlib
 from enum import IntEnum
 
 from services.contracts import (
     Batch,
     Event,
-    GroupCounts,
     Lane,
     Release,
     Sample,
@@ -27,6 +25,8 @@ from services.streams.delivery.consumer import Lease
 from services.streams.delivery.payloads import SamplePayload, pack
 from services.streams.keys import RunKeys
 from services.streams.retention import EVENTS_KEPT
+from services.streams.state.ownership import become_owner
+from services.streams.state.snapshots import compress_snapshot
 
 EVALUATED_TTL_S = 7 * 24 * 3600
 """An evaluation that is resumed must still know which of its groups were answered, however long it takes."""
@@ -54,14 +54,6 @@ def _effect(reply: int, group: str, index: int) -> bool:
     if reply == Effect.OUTSIDE_GROUP:
         raise RefusedMessageError(f"index {index} is not one of group {group!r}")
     return reply == Effect.FRESH
-
-
-async def become_owner(redis: Redis, keys: RunKeys, role: str) -> int:
-    """Raise the role's epoch and return it: every former owner's writes are refused from now on.
-
-    A repeated call (the reply was lost) raises it twice, which fences nobody else.
-    """
-    return await call(redis, "become_owner", epoch_key=keys.epoch(role))
 
 
 class GroupTransitions:
@@ -220,12 +212,12 @@ class GroupTransitions:
             step=batch.step,
             batch=batch.model_dump_json(),
             sampler_state=batch.sampler_state.model_dump_json(),
-            snapshot=compress(snapshot),
+            snapshot=compress_snapshot(snapshot),
             last=int(batch.last),
         )
         return bool(published)
 
-    async def take_back(self, step: int, entry: str, groups: list[str]) -> bool:
+    async def reclaim_batch(self, step: int, entry: str, groups: list[str]) -> bool:
         """Keep the `groups` of rollout step `step` and of later ones again, for the batch's `entry` is gone; tell so.
 
         False, and nothing was changed, if it is there or the step was trained meanwhile. Raises FencedError.
@@ -249,7 +241,7 @@ class GroupTransitions:
         )
         return bool(reclaimed)
 
-    async def starve(self, why: str) -> None:
+    async def mark_starved(self, why: str) -> None:
         """Say that the run has to pause for want of kept groups. Raises FencedError."""
         await call(
             self._redis,
@@ -262,44 +254,13 @@ class GroupTransitions:
             reason=why,
         )
 
-    async def forget_evaluated(self, groups: list[str]) -> None:
+    async def delete_evaluated(self, groups: list[str]) -> None:
         """Let go of an evaluation's groups, whose record has been written."""
         for start in range(0, len(groups), 100):
             await self._redis.unlink(*(self._keys.group(name) for name in groups[start : start + 100]))
 
     def _payloads(self, group: str, samples: int) -> list[str]:
         return [self._keys.payload(group, index) for index in range(samples)]
-
-
-def compress(snapshot: SamplerSnapshot) -> bytes:
-    """A snapshot as it lies under its claim check."""
-    return zlib.compress(snapshot.model_dump_json().encode(), 1)
-
-
-async def read_snapshot(redis: Redis, key: str) -> SamplerSnapshot | None:
-    """The sampler's snapshot under a batch's claim check; None when it is gone."""
-    body = await redis.get(key) if key else None
-    return SamplerSnapshot.model_validate_json(zlib.decompress(body)) if body else None
-
-
-async def owner_epoch(redis: Redis, keys: RunKeys, role: str) -> int:
-    """The epoch of a role's newest owner; 0 before the first."""
-    return int(await redis.get(keys.epoch(role)) or 0)
-
-
-async def group_counts(redis: Redis, keys: RunKeys, lane: Lane = Lane.TRAIN) -> GroupCounts:
-    """The lane's counters, read in one transaction; `pending` is counted on its own, not derived."""
-    streams = keys.lane(lane)
-    async with redis.pipeline(transaction=True) as pipe:
-        pipe.hgetall(streams.counters)
-        pipe.scard(streams.pending)
-        counters, pending = await pipe.execute()
-    return GroupCounts(**{name.decode(): int(value) for name, value in counters.items()}, pending=pending)
-
-
-async def response_tokens(redis: Redis, keys: RunKeys, lane: Lane = Lane.TRAIN) -> int:
-    """The response tokens of all samples of the lane that have a verdict, whatever became of their groups."""
-    return int(await redis.hget(keys.lane(lane).counters, "response_tokens") or 0)
 
 
 async def missing_samples(redis: Redis, keys: RunKeys, task: Task) -> list[int]:

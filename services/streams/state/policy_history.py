@@ -16,7 +16,6 @@ from services.contracts import (
     Lane,
     SamplerSnapshot,
     StepRecord,
-    Task,
     WeightManifest,
     WeightPlan,
 )
@@ -24,12 +23,30 @@ from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.delivery.consumer import tail_messages
 from services.streams.delivery.validation import Malformed
-from services.streams.keys import EVALUATION_GROUP, RunKeys
+from services.streams.keys import RunKeys
 from services.streams.retention import WEIGHT_MESSAGES_KEPT
-from services.streams.state.events import EventLog, read_all, read_policy
-from services.streams.state.group_state import become_owner, compress
+from services.streams.state.ownership import become_owner
+from services.streams.state.snapshots import compress_snapshot
 
 log = logging.getLogger(__name__)
+
+
+async def read_policy(redis: Redis, keys: RunKeys) -> CommittedPolicy | None:
+    """A run's committed policy; None before the first."""
+    fields = {name.decode(): value.decode() for name, value in (await redis.hgetall(keys.policy)).items()}
+    return CommittedPolicy.model_validate(fields) if "version" in fields else None
+
+
+async def policy_version(redis: Redis, keys: RunKeys) -> int | None:
+    """A run's committed policy version; None before the first."""
+    policy = await read_policy(redis, keys)
+    return policy.version if policy else None
+
+
+async def committed_step(redis: Redis, keys: RunKeys) -> int:
+    """The last committed rollout step of a run's weight history; 0 before the first."""
+    policy = await read_policy(redis, keys)
+    return policy.step if policy else 0
 
 
 @dataclass(frozen=True)
@@ -40,7 +57,7 @@ class LoggedBatch:
     batch: Batch
 
 
-class TakenBackError(RuntimeError):
+class BatchReclaimedError(RuntimeError):
     """A batch was trained whose entry was lost meanwhile. A learner that begins anew trains the one in its place."""
 
 
@@ -90,7 +107,7 @@ class History:
     async def commit_step(self, record: StepRecord, entry: str) -> bool:
         """Record the rollout step that trained the batch of `entry`, and make its version current.
 
-        False if it was before. Raises TakenBackError, FencedError.
+        False if it was before. Raises BatchReclaimedError, FencedError.
         """
         streams = self._keys.lane(Lane.TRAIN)
         staleness = record.staleness or (0,) * len(record.groups)
@@ -115,10 +132,12 @@ class History:
             staleness_list=staleness,
         )
         if done < 0:
-            raise TakenBackError(f"the sampler took the batch of rollout step {record.step} back while it was trained")
+            raise BatchReclaimedError(
+                f"the sampler reclaimed the batch of rollout step {record.step} while it was trained"
+            )
         return bool(done)
 
-    async def cover(self, logged: LoggedBatch) -> bool:
+    async def cover_batch(self, logged: LoggedBatch) -> bool:
         """Let go of a batch whose step a checkpoint covers, and of its payloads. False if that was done before.
 
         Of a batch that is not the sampler's, or came twice, only the entry goes.
@@ -168,7 +187,7 @@ class History:
         await self._take_out(logged, letter.model_dump_json())
         return False
 
-    async def give_back(self, logged: LoggedBatch) -> None:
+    async def return_batch(self, logged: LoggedBatch) -> None:
         """Return a batch to the sampler, which takes it and those behind it back. Raises FencedError."""
         await self._take_out(logged, "")
 
@@ -184,16 +203,16 @@ class History:
             letter=letter,
         )
 
-    async def ended_at(self) -> int | None:
+    async def final_step(self) -> int | None:
         """The rollout step whose batch was published as the run's last; None while that is open."""
         step, last = await self._redis.hmget(self._keys.queue, "step", "last")
         return int(step) if last == b"1" else None
 
-    async def offer_snapshot(self, snapshot: SamplerSnapshot) -> None:
+    async def publish_snapshot(self, snapshot: SamplerSnapshot) -> None:
         """Lay the sampler's snapshot of a checkpoint down for the sampler, which takes the run back to it."""
-        await self._keep(self._keys.snapshot(snapshot.step), compress(snapshot))
+        await self._keep(self._keys.snapshot(snapshot.step), compress_snapshot(snapshot))
 
-    async def list_checkpoints(self, steps: list[int]) -> None:
+    async def publish_checkpoints(self, steps: list[int]) -> None:
         """Tell people which rollout steps the run can be resumed from."""
         await self._keep(self._keys.checkpoints, json.dumps(steps))
 
@@ -215,96 +234,6 @@ class History:
 
     async def _keep(self, key: str, value: str | bytes) -> None:
         await call(self._redis, "set_fenced", epoch_key=self._epoch_key, value_key=key, epoch=self.epoch, value=value)
-
-
-class GroupsChangedError(RuntimeError):
-    """Somebody asked for another group meanwhile (a dead letter was redriven); read the open ones again."""
-
-
-async def forget_evaluations(redis: Redis, keys: RunKeys, role: str, epoch: int, entries: list[str]) -> None:
-    """Drop these evaluation records, and all that is under way on the evaluation lane. Raises FencedError."""
-    lane = keys.lane(Lane.EVALUATION)
-    # Nobody begins another evaluation meanwhile: its owner is the one who calls.
-    patterns = (keys.group(f"{EVALUATION_GROUP}*"), keys.key(f"payload:{EVALUATION_GROUP}*"))
-    # A sample whose payload stayed would count as published, and never be asked for again.
-    gone = [key for pattern in patterns async for key in redis.scan_iter(pattern, 1000)]
-    await call(
-        redis,
-        "delete_evaluations",
-        epoch_key=keys.epoch(role),
-        evaluations_key=keys.evaluations,
-        lane_keys=[
-            lane.tasks,
-            lane.samples,
-            lane.verdicts,
-            lane.counters,
-            lane.pending,
-            lane.released,
-            *gone,
-        ],
-        epoch=epoch,
-        record_entry_list=entries,
-    )
-
-
-@dataclass(frozen=True)
-class Reopened:
-    """A group that goes back to pending: the task that asks for it, and whether it had been trained."""
-
-    task: Task
-    trained: bool
-
-
-async def rewind(
-    redis: Redis, keys: RunKeys, role: str, epoch: int, *, resumption: int, step: int, groups: list[Reopened],
-    posteriors: dict[str, str], response_tokens: int | None,
-) -> bool:  # fmt: skip
-    """Take a run back to rollout step `step`, once per `resumption`. False when it was done before.
-
-    Later steps leave the history, `groups` are asked for again, and the sampler's posteriors are those given, as is the
-    count of response tokens unless that is None. Raises FencedError, GroupsChangedError.
-    """
-    streams = keys.lane(Lane.TRAIN)
-    dropped = [entry for entry, record in await EventLog(redis, keys, role).steps() if record.step > step]
-    logged = [batch for _, batch in await read_all(redis, keys, keys.batches, Batch)]
-    stay = [group for batch in logged if batch.step <= step for group in batch.groups]
-    snapshots = [keys.snapshot(step), *(keys.snapshot(batch.step) for batch in logged)]
-    done = await call(
-        redis,
-        "rewind",
-        epoch_key=keys.epoch(role),
-        policy_key=keys.policy,
-        counters_key=streams.counters,
-        pending_key=streams.pending,
-        tasks_key=streams.tasks,
-        samples_key=streams.samples,
-        verdicts_key=streams.verdicts,
-        batches_key=keys.batches,
-        steps_key=keys.steps,
-        queue_key=keys.queue,
-        posteriors_key=keys.posteriors,
-        released_key=streams.released,
-        dead_key=keys.dead,
-        obsolete_keys=[*snapshots, *(sample.payload for group in stay for sample in group.samples)],
-        epoch=epoch,
-        resumption=resumption,
-        step=step,
-        group_prefix=keys.group(""),
-        payload_prefix=keys.payload("", 0).removesuffix(":0"),
-        response_tokens="" if response_tokens is None else response_tokens,
-        open_groups=sum(not group.trained for group in groups),
-        step_entry_list=dropped,
-        prompt_list=list(posteriors),
-        posterior_list=list(posteriors.values()),
-        stay_trained_list=[group.group for group in stay],
-        group_list=[group.task.group for group in groups],
-        task_list=[group.task.model_dump_json() for group in groups],
-        samples_list=[group.task.samples for group in groups],
-        was_trained_list=[int(group.trained) for group in groups],
-    )
-    if done < 0:
-        raise GroupsChangedError(f"run {keys.run!r}: other groups are open than a moment ago")
-    return bool(done)
 
 
 async def published_batches(redis: Redis, keys: RunKeys, steps: Collection[int]) -> list[Batch]:

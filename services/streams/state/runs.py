@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 OWNER = "controller"
 """The role whose epoch fences writes to records."""
 ANY = frozenset(RunState)
-UNDER_WAY = frozenset(state for state in RunState if not state.ended)
+ACTIVE = frozenset(state for state in RunState if not state.ended)
 RESUMABLE = frozenset({RunState.FAILED, RunState.CANCELLED})
 
 
@@ -136,7 +136,7 @@ class Resumption:
     rollout: int | None = None
 
 
-AS_IT_WAS = Resumption()
+UNCHANGED = Resumption()
 
 
 class RunRecords:
@@ -195,18 +195,18 @@ class RunRecords:
 
     async def transition(self, run: str, state: RunState, reason: str, epoch: int | None = None) -> RunRecord:
         """Change a run's state, with a time and a reason. Raises EndedRunError when it has ended, FencedError."""
-        return await self._change(run, UNDER_WAY, _Change(state, reason), epoch)
+        return await self._change(run, ACTIVE, _Change(state, reason), epoch)
 
     async def request_cancel(self, run: str) -> RunRecord:
         """Ask the controller to stop a run. Raises UnknownRunError, EndedRunError."""
-        return await self._change(run, UNDER_WAY, _Change(fields={"cancel_requested": "1"}))
+        return await self._change(run, ACTIVE, _Change(fields={"cancel_requested": "1"}))
 
     async def request_pause(self, run: str) -> RunRecord:
         """Ask the controller to pause a running run. Raises UnknownRunError, RunStateError."""
         refusal = "only a running one can be paused"
         return await self._change(run, {RunState.RUNNING}, _Change(fields={"pause_requested": "1"}), refusal=refusal)
 
-    async def resume(self, run: str, wish: Resumption = AS_IT_WAS) -> RunRecord:
+    async def resume(self, run: str, wish: Resumption = UNCHANGED) -> RunRecord:
         """Take a paused run on, or queue one again that failed or was cancelled.
 
         A pause that was asked for and has not begun is withdrawn. Raises UnknownRunError, RunStateError,
@@ -218,7 +218,7 @@ class RunRecords:
         if record.state is not RunState.PAUSED and not (record.state is RunState.RUNNING and record.pause_requested):
             hint = "there is nothing left to do" if record.state.ended else "cancel it first"
             raise RunStateError(f"run {run!r} is {record.state.value}; {hint}")
-        if wish != AS_IT_WAS:
+        if wish != UNCHANGED:
             raise RunStateError(f"run {run!r} is {record.state.value}; cancel it first, then resume it otherwise")
         change = _Change(drop=("pause_requested",), forget=(RunKeys(run).starved,))
         return await self._change(run, {record.state}, change, refusal="look at it again")
@@ -254,7 +254,7 @@ class RunRecords:
 
     async def scale(self, run: str, rollout: int) -> RunRecord:
         """Ask for another number of rollout replicas. Raises UnknownRunError, EndedRunError."""
-        return await self._change(run, UNDER_WAY, _Change(fields={"rollout_replicas": str(rollout)}))
+        return await self._change(run, ACTIVE, _Change(fields={"rollout_replicas": str(rollout)}))
 
     async def set_paths(self, run: str, epoch: int | None = None, owner: str = OWNER, **paths: str) -> None:
         """Note model_path or export_path, as the owner of a role. Raises UnknownRunError, FencedError."""

@@ -75,3 +75,10 @@ async def _idle(redis: Redis, readers: Mapping[str, str], lease_s: float) -> dic
         leases = [one for part in (lapsed, oldest) if isinstance(part, list) for one in part]
         found[stream] = max((one["time_since_delivered"] / 1000 for one in leases), default=0.0)
     return found
+
+
+async def memory_share(redis: Redis) -> float | None:
+    """The share of Redis' maxmemory that is in use; None where it has no limit."""
+    info = await redis.info("memory")
+    limit = int(info.get("maxmemory", 0))
+    return int(info["used_memory"]) / limit if limit else None

@@ -29,6 +29,7 @@ from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_state import GroupTransitions
 from services.streams.state.heartbeat import Heartbeat
+from services.streams.state.policy_history import policy_version
 from services.streams.state.runs import RunRecords
 from services.waits import Waits
 from tests.harness.free_ports import free_port
@@ -171,7 +172,7 @@ async def test_presence_lapses_with_its_process(redis, run_id):
         assert (found.state, found.version) == ("ready", 4)
         await redis.delete(RunKeys(run_id).process("rollout-1"))  # what Redis does when heartbeats stop
         assert await live_processes(redis, run_id) == []
-        assert await EventLog(redis, RunKeys(run_id), "test").policy_version() is None
+        assert await policy_version(redis, RunKeys(run_id)) is None
 
 
 @pytest.mark.parametrize("after", ["abc", "1-2-3", "9" * 40])

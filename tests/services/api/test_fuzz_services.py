@@ -15,7 +15,8 @@ from services.settings import parse_recipe
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
-from services.streams.state.group_state import GroupTransitions, RefusedMessageError, group_counts
+from services.streams.state.group_counts import group_counts
+from services.streams.state.group_state import GroupTransitions, RefusedMessageError
 from services.streams.state.runs import RunRecords
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
@@ -36,9 +37,9 @@ class SteadyFleet(HandFleet):
             await super().answer(lane, delivery)
             await consumer.ack(delivery.lease)
         except RefusedMessageError as error:
-            await consumer.give_up(delivery, str(error), Cause.INVALID)
+            await consumer.dead_letter(delivery, str(error), Cause.INVALID)
         except (KeyError, TypeError, AttributeError) as error:
-            await consumer.give_up(delivery, f"no question of this test: {error!r}", Cause.REFUSED)
+            await consumer.dead_letter(delivery, f"no question of this test: {error!r}", Cause.REFUSED)
 
 
 class Attacker:

@@ -11,7 +11,7 @@ from services.contracts import EvaluationRecord, ProcessInfo, RunState
 from services.controller.service import Controller
 from services.settings import parse_recipe
 from services.streams.keys import RunKeys
-from services.streams.state.events import EventLog, note
+from services.streams.state.events import EventLog, append_message
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.runs import RunRecords
 from tests.harness.small_run import recipe_document
@@ -116,7 +116,7 @@ async def evaluate(redis, run, name, accuracy, kind="held-out"):
         standard_error=0.1,
         unknown=0,
     )
-    await note(redis, RunKeys(run).evaluations, record, 0)
+    await append_message(redis, RunKeys(run).evaluations, record, 0)
 
 
 async def until(condition, deadline_s=90.0):

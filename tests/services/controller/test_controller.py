@@ -16,8 +16,9 @@ from services.storage.mirror import run_mirror
 from services.streams.connection.client import RedisAwayError
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
-from services.streams.state.group_state import GroupTransitions, become_owner
+from services.streams.state.group_state import GroupTransitions
 from services.streams.state.heartbeat import Heartbeat
+from services.streams.state.ownership import become_owner
 from tests.services.controller.hand_cluster import (
     HandCluster,
     controlled,

@@ -13,8 +13,8 @@ from services.streams.connection.client import RedisAwayError
 from services.streams.connection.functions import FencedError
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
-from services.streams.state.group_state import become_owner
 from services.streams.state.heartbeat import Heartbeat, live_processes
+from services.streams.state.ownership import become_owner
 from services.waits import Waits
 from tests.services.controller.hand_cluster import (
     commit,

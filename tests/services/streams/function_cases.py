@@ -12,9 +12,9 @@ from services.settings import parse_recipe
 from services.streams.delivery.consumer import Consumer, trim
 from services.streams.state.dead_letters import letters, redrive
 from services.streams.state.events import EventLog
-from services.streams.state.group_state import become_owner
 from services.streams.state.heartbeat import Heartbeat
-from services.streams.state.policy_history import Reopened, forget_evaluations, rewind
+from services.streams.state.ownership import become_owner
+from services.streams.state.rewind import ReopenedGroup, delete_evaluations, rewind
 from services.streams.state.runs import OWNER, RunRecords
 from tests.harness.small_run import recipe_document
 from tests.services.driven import (
@@ -67,7 +67,7 @@ async def commit_step(run):
 
 async def cover_batch(run):
     logged = await run.trained(1, "g0")
-    return lambda: run.learner.cover(logged)
+    return lambda: run.learner.cover_batch(logged)
 
 
 async def create_record(run):
@@ -97,7 +97,7 @@ async def create_consumer_group(run):
 
 
 async def set_fenced(run):
-    return lambda: run.learner.list_checkpoints([1, 2])
+    return lambda: run.learner.publish_checkpoints([1, 2])
 
 
 async def append_message(run):
@@ -139,7 +139,7 @@ async def redriven(run):
     await run.dispatched("g0", 1)
     await run.append(run.streams.tasks, task_of("g0").model_copy(update={"samples": 4}))
     [delivery] = await run.rollout().read(1, 1)
-    await run.rollout().give_up(delivery, "nobody answers", Cause.DELIVERIES)
+    await run.rollout().dead_letter(delivery, "nobody answers", Cause.DELIVERIES)
     assert await run.sampler.release(Lane.TRAIN, "g0", Release.DEAD, 1)
     [letter] = await letters(run.redis, run.keys)
     event_log = EventLog(run.redis, run.keys, "test")
@@ -153,7 +153,7 @@ async def release(run):
 
 async def renew_lease(run):
     delivery = await run.dispatched("g0")
-    return lambda: run.rollout().still_owned(delivery.lease)
+    return lambda: run.rollout().renew_lease(delivery.lease)
 
 
 async def rewound(run):
@@ -162,7 +162,7 @@ async def rewound(run):
     await run.dispatched("g2")
     return lambda: rewind(
         run.redis, run.keys, "sampler", run.sampler.epoch, resumption=1, step=1,
-        groups=[Reopened(task_of("g1"), trained=True), Reopened(task_of("g2"), trained=False)],
+        groups=[ReopenedGroup(task_of("g1"), trained=True), ReopenedGroup(task_of("g2"), trained=False)],
         posteriors={"p0": "2:1:0"}, response_tokens=20,
     )  # fmt: skip
 
@@ -170,21 +170,21 @@ async def rewound(run):
 async def taken_back(run):
     logged = await run.batched(1, "g0")
     await run.redis.xdel(run.keys.batches, logged.entry)
-    return lambda: run.sampler.take_back(1, logged.entry, ["g0"])
+    return lambda: run.sampler.reclaim_batch(1, logged.entry, ["g0"])
 
 
 async def given_back(run):
     logged = await run.batched(1, "g0")
-    return lambda: run.learner.give_back(logged)
+    return lambda: run.learner.return_batch(logged)
 
 
 async def starved(run):
-    return lambda: run.sampler.starve("no kept group")
+    return lambda: run.sampler.mark_starved("no kept group")
 
 
 async def evaluations_forgotten(run):
     entry = (await run.append(run.keys.evaluations, EVENT))[0]
-    return lambda: forget_evaluations(run.redis, run.keys, "sampler", run.sampler.epoch, [entry])
+    return lambda: delete_evaluations(run.redis, run.keys, "sampler", run.sampler.epoch, [entry])
 
 
 async def trimmed(run):

@@ -18,7 +18,8 @@ from services.streams.keys import RunKeys
 from services.streams.state.dead_letters import NotRedrivableError, letters, redrive
 from services.streams.state.events import EventLog
 from services.streams.state.group_state import GroupTransitions, RefusedMessageError, missing_samples
-from services.streams.state.policy_history import History, Reopened, rewind
+from services.streams.state.policy_history import History
+from services.streams.state.rewind import ReopenedGroup, rewind
 from tests.services.driven import (
     BODY,
     STATE,
@@ -251,12 +252,12 @@ class Actors:
 
     def renew(self, one: Held) -> None:
         owned = self.model.renew(one.entry, one.name)
-        assert self.do(self.consumer(one.stream, one.name).still_owned(one.delivery.lease)) == owned
+        assert self.do(self.consumer(one.stream, one.name).renew_lease(one.delivery.lease)) == owned
         self.met("a late renewal", not owned, one.entry.state == "leased")
         self.met("a renewal in an abandoned history", one.entry.state == "abandoned")
 
     def give_up(self, one: Held, cause: Cause) -> None:
-        self.do(self.consumer(one.stream, one.name).give_up(one.delivery, "test", cause))
+        self.do(self.consumer(one.stream, one.name).dead_letter(one.delivery, "test", cause))
         given_up = self.model.give_up(one.stream, one.entry, cause.value)
         self.met("given up by one who no longer holds it", not given_up)
 
@@ -341,7 +342,7 @@ class Actors:
         assert [one.batch.step for one in log] == [one.step for one in self.model.log]
         logged = log[self.model.log.index(batch)]
         for _ in range(times):
-            owned, reply = self.owned(learner, learner.cover(logged))
+            owned, reply = self.owned(learner, learner.cover_batch(logged))
             if owned:
                 assert reply == self.model.cover(batch)
                 self.met(f"a batch {'covered' if reply else 'not covered twice'}")
@@ -357,7 +358,7 @@ class Actors:
         """The run is resumed from an older checkpoint. Rollouts and verifiers still hold what they held."""
         self.new_learner()
         self.new_sampler()
-        groups = [Reopened(task_of(name, G), trained) for name, trained in self.model.reopened(step).items()]
+        groups = [ReopenedGroup(task_of(name, G), trained) for name, trained in self.model.reopened(step).items()]
         done = rewind(
             self.run.redis, self.keys, "sampler", self.samplers[-1].epoch, resumption=self.model.rewinds + 1,
             step=step, groups=groups, posteriors={}, response_tokens=None,

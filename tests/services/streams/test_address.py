@@ -11,10 +11,10 @@ from services.streams.connection.credentials import (
     PASSWORD_FILE,
     SENTINEL_PASSWORD_FILE,
     USERNAME,
-    Trust,
+    TrustedCertificates,
     server_credentials,
 )
-from services.streams.connection.url import parse_address, redacted
+from services.streams.connection.url import parse_redis_url, redacted
 
 VARIABLES = (USERNAME, PASSWORD_FILE, SENTINEL_PASSWORD_FILE, CA_FILE)
 
@@ -37,7 +37,7 @@ def no_variables(monkeypatch):
     ],
 )  # fmt: skip
 def test_what_an_address_says(url, shown, hosts, service, db, tls):
-    address = parse_address(url)
+    address = parse_redis_url(url)
     assert (str(address), redacted(url)) == (shown, shown)
     assert (list(address.hosts), address.service, address.db, address.tls) == (hosts, service, db, tls)
     assert (address.username, address.password) == (None, None)
@@ -55,7 +55,7 @@ def test_what_an_address_says(url, shown, hosts, service, db, tls):
 )
 @pytest.mark.parametrize("place", ["redis://{}@h:1/0", "redis+sentinel://{}@h:1,i:2/main/0"])
 def test_credentials_in_an_address(login, username, password, place):
-    address = parse_address(place.format(login))
+    address = parse_redis_url(place.format(login))
     assert (address.username, address.password) == (username, password)
     assert redacted(place.format(login)) == str(address) == place.replace("{}@", "")
     assert password is None or password not in repr(address)
@@ -106,7 +106,7 @@ def test_a_password_file_is_read_anew_and_never_shown(tmp_path, monkeypatch):
     file.write_text("first secret\n")
     monkeypatch.setenv(PASSWORD_FILE, str(file))
     monkeypatch.setenv(USERNAME, "penstock")
-    [provider] = server_credentials(parse_address("redis://h/0")).values()
+    [provider] = server_credentials(parse_redis_url("redis://h/0")).values()
     assert provider.get_credentials() == ("penstock", "first secret")
     file.write_text("second secret\r\n")
     assert provider.get_credentials() == ("penstock", "second secret")
@@ -120,13 +120,13 @@ def test_what_an_address_carries_wins(tmp_path, monkeypatch):
     file.write_text("secret")
     monkeypatch.setenv(USERNAME, "penstock")
     monkeypatch.setenv(PASSWORD_FILE, str(file))
-    own = server_credentials(parse_address("redis://me:mine@h/0"))
+    own = server_credentials(parse_redis_url("redis://me:mine@h/0"))
     assert own == {"username": "me", "password": "mine"}
-    assert server_credentials(parse_address("redis://:mine@h/0")) == {"username": None, "password": "mine"}
-    named = server_credentials(parse_address("redis://me@h/0"))["credential_provider"]
+    assert server_credentials(parse_redis_url("redis://:mine@h/0")) == {"username": None, "password": "mine"}
+    named = server_credentials(parse_redis_url("redis://me@h/0"))["credential_provider"]
     assert named.get_credentials() == ("me", "secret")
     monkeypatch.delenv(USERNAME)
-    unnamed = server_credentials(parse_address("redis://h/0"))["credential_provider"]
+    unnamed = server_credentials(parse_redis_url("redis://h/0"))["credential_provider"]
     assert unnamed.get_credentials() == ("secret",)
 
 
@@ -172,7 +172,7 @@ def test_a_bundle_that_cannot_be_used_is_named(tmp_path, monkeypatch, content, w
 
 
 def test_certificates_are_checked_and_the_context_is_shared():
-    trust = Trust()
+    trust = TrustedCertificates()
     context = trust.get()
     assert (context.check_hostname, context.verify_mode) == (True, ssl.CERT_REQUIRED)
     assert trust.get() is context

@@ -21,11 +21,11 @@ from services.streams.connection.client import (
     RedisUnavailableError,
     client,
     connect,
-    trouble,
+    connection_problem,
 )
 from services.streams.connection.functions import load
 from services.streams.keys import RunKeys
-from services.streams.state.group_state import become_owner
+from services.streams.state.ownership import become_owner
 from tests.harness.free_ports import free_port
 from tests.harness.servers.proxy import Proxy
 from tests.harness.servers.redis_servers import start_server
@@ -216,7 +216,7 @@ async def test_patience_ends_with_the_address_and_without_the_password(server, c
     lines = [one.message for one in caplog.records]
     assert len(lines) == 1, "one line in a few seconds, however many wait"
     assert re.fullmatch(rf"Redis at redis://127.0.0.1:{port}/0 is away: .+; trying again for another 3 s", lines[0])
-    told = await trouble(redis, 1.0)
+    told = await connection_problem(redis, 1.0)
     assert told.startswith("no answer within 1 s: "), told
     assert "refused" in told or "connecting" in told.lower()
     await redis.aclose()

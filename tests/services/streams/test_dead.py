@@ -14,13 +14,7 @@ from services.contracts import (
 from services.streams.delivery.consumer import Consumer
 from services.streams.delivery.validation import LARGEST_LETTER
 from services.streams.keys import RunKeys
-from services.streams.state.dead_letters import (
-    NotRedrivableError,
-    UnknownLetterError,
-    letter_of,
-    letters,
-    redrive_all,
-)
+from services.streams.state.dead_letters import NotRedrivableError, UnknownLetterError, get_letter, letters, redrive_all
 from services.streams.state.group_state import KEPT, MORE, missing_samples
 from tests.services.hand_lane import SAMPLES, Pipeline, given_up, task
 
@@ -94,7 +88,7 @@ async def test_letters_of_one_group_draw_it_again_once(pipeline):
         await pipeline.draw(first, index)
     samples = await pipeline.verifier.read(SAMPLES, 1)
     for one in samples[:2]:
-        await pipeline.verifier.give_up(one, "the verifier died of it", Cause.DELIVERIES)
+        await pipeline.verifier.dead_letter(one, "the verifier died of it", Cause.DELIVERIES)
     await pipeline.bury(samples[2], pipeline.verifier)
     await pipeline.bury(second, pipeline.rollout)
     attempts = await redrive_all(pipeline.redis, pipeline.keys, pipeline.event_log)
@@ -158,8 +152,8 @@ async def test_the_rest_of_a_screened_group_that_died_is_drawn_whole(pipeline):
 async def test_only_dead_groups_are_drawn_again(pipeline):
     await pipeline.dispatch("g0", "g1")
     pending, kept = await pipeline.rollout.read(2, 1)
-    await pipeline.rollout.give_up(pending, "not yet ended", Cause.DELIVERIES)
-    await pipeline.rollout.give_up(kept, "a duplicate", Cause.DELIVERIES)
+    await pipeline.rollout.dead_letter(pending, "not yet ended", Cause.DELIVERIES)
+    await pipeline.rollout.dead_letter(kept, "a duplicate", Cause.DELIVERIES)
     await pipeline.redis.hset(pipeline.keys.group("g1"), "state", "kept")
     not_ended, duplicate = await letters(pipeline.redis, pipeline.keys)
     assert "is pending: the sampler has not ended it; try again" in await pipeline.refused(not_ended)
@@ -172,7 +166,7 @@ async def test_an_evaluation_is_not_drawn_again(pipeline):
     consumer = Consumer(pipeline.redis, pipeline.keys, evaluation.tasks, "rollout", "r", Task, 30.0, 3)
     await consumer.open()
     [delivery] = await consumer.read(1, 1)
-    await consumer.give_up(delivery, "too long", Cause.TOO_LONG)
+    await consumer.dead_letter(delivery, "too long", Cause.TOO_LONG)
     [letter] = await letters(pipeline.redis, pipeline.keys)
     assert await pipeline.refused(letter) == "an evaluation is not drawn again"
 
@@ -233,4 +227,4 @@ async def test_letters_come_in_pages(pipeline):
     rest = await letters(pipeline.redis, pipeline.keys, first[-1].entry)
     assert [one.entry for one in [*first, *rest]] == entries
     with pytest.raises(UnknownLetterError, match="no dead letter '5-5'"):
-        await letter_of(pipeline.redis, pipeline.keys, "5-5")
+        await get_letter(pipeline.redis, pipeline.keys, "5-5")

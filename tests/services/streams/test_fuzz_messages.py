@@ -104,7 +104,7 @@ class Fuzzed:
                 try:
                     await serve(delivery)
                 except RefusedMessageError as error:
-                    await consumer.give_up(delivery, str(error), Cause.INVALID)
+                    await consumer.dead_letter(delivery, str(error), Cause.INVALID)
                 else:
                     served.append(delivery.lease.entry)
                     await consumer.ack(delivery.lease)

@@ -6,15 +6,18 @@ from services.contracts import Cause, CommittedPolicy, Lane, Release, Task
 from services.streams.connection.functions import FencedError
 from services.streams.keys import EVALUATION_GROUP, RunKeys
 from services.streams.state.events import EventLog
-from services.streams.state.group_state import missing_samples, owner_epoch, read_snapshot, response_tokens
+from services.streams.state.group_counts import response_tokens
+from services.streams.state.group_state import missing_samples
+from services.streams.state.ownership import owner_epoch
 from services.streams.state.policy_history import (
-    GroupsChangedError,
+    BatchReclaimedError,
     History,
-    Reopened,
-    TakenBackError,
-    forget_evaluations,
-    rewind,
+    committed_step,
+    policy_version,
+    read_policy,
 )
+from services.streams.state.rewind import GroupsChangedError, ReopenedGroup, delete_evaluations, rewind
+from services.streams.state.snapshots import read_snapshot
 from tests.services.driven import (
     EVENT,
     STATE,
@@ -89,7 +92,7 @@ async def test_a_step_is_committed_once_and_trains_its_groups(run, redis, keys):
     assert await run.counts() == {"dispatched": 2, "trained": 2}
     assert standing(await run.learner.policy()) == (0, 1, "w1")
     event_log = EventLog(redis, keys, "test")
-    assert (await event_log.policy_version(), await event_log.step()) == (0, 1)
+    assert (await policy_version(redis, keys), await committed_step(redis, keys)) == (0, 1)
     assert [one for _, one in await event_log.steps()] == [record]
     fields = await redis.hmget(keys.group("g0"), "state", "step", "staleness")
     assert fields == [b"trained", b"1", b"1"]
@@ -105,19 +108,19 @@ async def test_a_batch_that_was_taken_back_while_it_was_trained_is_not_committed
     await run.decided("g2", "kept")
     version = await run.learner.announce(1, "w1")
     await redis.xdel(keys.batches, first.entry)
-    assert await run.sampler.take_back(1, first.entry, ["g0", "g1"])
+    assert await run.sampler.reclaim_batch(1, first.entry, ["g0", "g1"])
     assert await run.counts() == {"dispatched": 3, "pending": 3}
     assert [await run.state(name) for name in ("g0", "g1")] == ["kept", "kept"]
     assert await run.sampler.publish_batch(batch_of(keys, 1, again), snapshot_at(1))
     before = await contents(redis, keys)
-    with pytest.raises(TakenBackError, match="step 1 back"):
+    with pytest.raises(BatchReclaimedError, match="reclaimed the batch of rollout step 1"):
         await run.learner.commit_step(record_of(first.batch, version), first.entry)
     assert await contents(redis, keys) == before
     [second] = await run.learner.batches()
     assert await run.learner.accepts(second, 1)
     assert await run.learner.commit_step(record_of(second.batch, version), second.entry)
     assert await run.counts() == {"dispatched": 3, "trained": 2, "pending": 1}
-    assert not await run.sampler.take_back(1, second.entry, again), "it was trained"
+    assert not await run.sampler.reclaim_batch(1, second.entry, again), "it was trained"
 
 
 async def test_a_later_batch_is_left_until_its_turn_and_taken_back_with_the_one_before_it(run, redis, keys):
@@ -125,8 +128,8 @@ async def test_a_later_batch_is_left_until_its_turn_and_taken_back_with_the_one_
     second = await run.batched(2, "g1")
     assert not await run.learner.accepts(second, 1)
     assert await run.learner.batches() == [first, second], "it is no fault of the batch"
-    await run.learner.give_back(first)
-    assert await run.sampler.take_back(1, first.entry, ["g0", "g1"])
+    await run.learner.return_batch(first)
+    assert await run.sampler.reclaim_batch(1, first.entry, ["g0", "g1"])
     assert await run.learner.batches() == []
     assert [await run.state(name) for name in ("g0", "g1")] == ["kept", "kept"]
     assert [event.phase for _, event in await EventLog(redis, keys, "test").events()] == ["batch-lost"]
@@ -137,7 +140,7 @@ async def test_of_forgotten_evaluations_nothing_stays_that_would_count_as_publis
     await redis.hset(keys.group(group), mapping={"state": "pending", "samples": 2})
     await redis.hset(keys.payload(group, 0), mapping={"text": "42"})
     [entry] = await run.append(keys.evaluations, EVENT)
-    await forget_evaluations(redis, keys, "sampler", run.sampler.epoch, [entry])
+    await delete_evaluations(redis, keys, "sampler", run.sampler.epoch, [entry])
     assert await redis.exists(keys.group(group), keys.payload(group, 0)) == 0
     assert await redis.xlen(keys.evaluations) == 0
     await redis.hset(keys.group(group), mapping={"state": "pending", "samples": 2})  # it is asked again
@@ -168,15 +171,15 @@ async def test_a_batch_stays_with_its_payloads_until_a_checkpoint_covers_it(run,
     first, second = await run.trained(1, "g0"), await run.trained(2, "g1", "g2")
     assert await run.learner.batches() == [first, second]
     assert await payload_groups(redis, keys) == {"g0", "g1", "g2"}
-    assert await run.learner.cover(first)
+    assert await run.learner.cover_batch(first)
     assert await run.learner.batches() == [second]
     assert await payload_groups(redis, keys) == {"g1", "g2"}
     assert await read_snapshot(redis, keys.snapshot(1)) is None
     assert await read_snapshot(redis, keys.snapshot(2)) == snapshot_at(2)
     assert await run.state("g0") == "trained", "late results still meet it"
-    assert not await run.learner.cover(first)
+    assert not await run.learner.cover_batch(first)
     assert await redis.lrange(run.streams.released, 0, -1) == [keys.group("g0").encode()]
-    assert await run.learner.cover(second)
+    assert await run.learner.cover_batch(second)
     assert await payload_groups(redis, keys) == set()
     assert await run.counts() == {"dispatched": 3, "trained": 3}
 
@@ -206,12 +209,12 @@ async def test_a_batch_that_came_twice_or_is_not_the_samplers_takes_nothing_with
     _, foreign, later, again = await run.learner.batches()
     before = await contents(redis, keys)
     for one in (foreign, later):
-        assert await run.learner.cover(one)
+        assert await run.learner.cover_batch(one)
     assert await run.learner.batches() == [first, again]
     after = await contents(redis, keys)
     assert {name for name in before if after.get(name) != before[name]} == {keys.batches}
-    assert await run.learner.cover(first)
-    assert await run.learner.cover(again)
+    assert await run.learner.cover_batch(first)
+    assert await run.learner.cover_batch(again)
     assert await redis.lrange(run.streams.released, 0, -1) == [keys.group("g0").encode()], "one tombstone"
     assert await payload_groups(redis, keys) == {"g1"}
 
@@ -238,7 +241,7 @@ class TestRewind:
     async def long_run(self, run):
         for step in range(1, 4):
             await run.trained(step, f"g{step}")
-        await run.learner.cover((await run.learner.batches())[0])
+        await run.learner.cover_batch((await run.learner.batches())[0])
         await run.batched(4, "g4")
         await run.decided("g5", "kept")
         await run.decided("g6", Release.FILTERED)
@@ -252,8 +255,8 @@ class TestRewind:
     async def back(self, run, step, resumption=1, posteriors=(), response_tokens=None):
         pending = sorted(one.decode() for one in await run.redis.smembers(run.streams.pending))
         records = [one for _, one in await EventLog(run.redis, run.keys, "test").steps() if one.step > step]
-        groups = [Reopened(task_of(name), trained=False) for name in pending]
-        groups += [Reopened(task_of(name), trained=True) for one in records for name in one.groups]
+        groups = [ReopenedGroup(task_of(name), trained=False) for name in pending]
+        groups += [ReopenedGroup(task_of(name), trained=True) for one in records for name in one.groups]
         return await rewind(
             run.redis, run.keys, "sampler", run.sampler.epoch, resumption=resumption, step=step, groups=groups,
             posteriors=dict(posteriors), response_tokens=response_tokens,
@@ -267,7 +270,7 @@ class TestRewind:
         assert await run.counts() == {"dispatched": 8, "trained": 1, "filtered": 1, "pending": 6}
         event_log = EventLog(redis, keys, "test")
         assert [record.step for _, record in await event_log.steps()] == [1]
-        policy = await event_log.policy()
+        policy = await read_policy(redis, keys)
         assert (policy.step, policy.weights, policy.resumption) == (1, "", 1)
         assert await run.learner.batches() == []
         assert await redis.hgetall(keys.posteriors) == {b"p0": b"2:1:0", b"p1": b"1:2:0"}
@@ -290,7 +293,7 @@ class TestRewind:
         with pytest.raises(GroupsChangedError):
             await rewind(
                 redis, keys, "sampler", long_run.sampler.epoch, resumption=1, step=1, posteriors={},
-                response_tokens=None, groups=[Reopened(task_of("g4"), trained=False)],
+                response_tokens=None, groups=[ReopenedGroup(task_of("g4"), trained=False)],
             )  # fmt: skip
         assert await contents(redis, keys) == before
 
@@ -310,8 +313,8 @@ class TestRewind:
         assert not await run.publish(run.task.lease, sample_of(keys, "g7", 1)), "drawn by an abandoned policy"
         verdict = verdict_on(run.sample.message)
         assert not await run.transitions.publish_verdict(Lane.TRAIN, run.sample.lease, verdict)
-        assert not await run.rollout().still_owned(run.task.lease)
-        assert not await run.learner.cover(logged)
+        assert not await run.rollout().renew_lease(run.task.lease)
+        assert not await run.learner.cover_batch(logged)
         assert not await run.sampler.publish_batch(batch_of(keys, 3, ["g5"]), snapshot_at(3)), "it is no longer kept"
         assert await contents(redis, keys) == before
 
@@ -348,7 +351,7 @@ class TestRewind:
         logged = (await run.learner.batches())[0]
         await run.append(keys.batches, logged.batch)
         for one in [logged, (await run.learner.batches())[-1]]:
-            assert await run.learner.cover(one)
+            assert await run.learner.cover_batch(one)
         assert await self.back(run, 1)
         for number in range(600):
             await run.sampler.dispatch(Lane.TRAIN, task_of(f"h{number}"), STATE)

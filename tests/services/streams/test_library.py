@@ -13,7 +13,7 @@ from services.streams.connection.functions import FencedError, RedisFullError, l
 from services.streams.delivery.consumer import Lease
 from services.streams.keys import RunKeys
 from services.streams.state.dead_letters import NotRedrivableError
-from services.streams.state.group_state import become_owner
+from services.streams.state.ownership import become_owner
 from tests.services.driven import (
     STATE,
     DrivenRun,
@@ -149,7 +149,7 @@ async def test_a_full_redis_lets_a_run_drain_although_every_process_is_replaced(
     [again] = await run.rollout("r1").read(1, 0.01)
     with pytest.raises(RedisFullError):
         await run.publish(again.lease, sample_of(keys, "g2", 0))
-    await run.rollout("r1").give_up(again, "test", Cause.DELIVERIES)
+    await run.rollout("r1").dead_letter(again, "test", Cause.DELIVERIES)
     assert await run.sampler.release(Lane.TRAIN, "g2", Release.DEAD, 2)
     for delivery in await run.verifier("v1").read(4, 0.01):
         assert await run.transitions.publish_verdict(Lane.TRAIN, delivery.lease, verdict_on(delivery.message))
@@ -161,7 +161,7 @@ async def test_a_full_redis_lets_a_run_drain_although_every_process_is_replaced(
     [logged] = await run.learner.batches()
     version = await run.learner.announce(1, "w1")
     assert await run.learner.commit_step(record_of(logged.batch, version), logged.entry)
-    assert await run.learner.cover(logged)
+    assert await run.learner.cover_batch(logged)
     assert await run.counts() == {"dispatched": 3, "trained": 2, "dead": 1}
     assert [key async for key in client.scan_iter(match=keys.key("payload:*"))] == []
 

@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 from services.streams.connection import functions as function_library
 from services.streams.connection.client import connect
 from services.streams.connection.functions import FencedError, library
-from services.streams.state.policy_history import TakenBackError
+from services.streams.state.policy_history import BatchReclaimedError
 from tests.harness.servers.redis_servers import embedded_server
 from tests.services.streams.queue_actors import Server
 from tests.services.streams.queue_faults import FAULTS, Fault
@@ -42,7 +42,7 @@ SITUATIONS = """
     a second verdict; a step committed; a step committed again after a rewind; a step not committed twice;
     a verdict for a group that has ended; a verdict for a group that is kept or batched;
     a verdict of an abandoned history; a verdict on a sample of a group that has ended; announce by a former owner;
-    commit_step by a former owner; cover by a former owner; decided: dead; decided: filtered; decided: kept;
+    commit_step by a former owner; cover_batch by a former owner; decided: dead; decided: filtered; decided: kept;
     decided: more; dispatch by a former owner; given up after too many deliveries;
     a duplicate of task; a duplicate of sample;
     a duplicate of verdict; given up by one who no longer holds it; missing_samples for a group that left no trace;
@@ -135,5 +135,5 @@ def test_the_quick_faults_are_in_the_table():
 )
 def test_a_fault_is_noticed(server, give_code, name):
     give_code(FAULTS[name])
-    with pytest.raises((AssertionError, FencedError, ResponseError, TakenBackError)):
+    with pytest.raises((AssertionError, FencedError, ResponseError, BatchReclaimedError)):
         run_state_machine_as_test(lambda: QueueMachine(server), settings=UNTIL_NOTICED)

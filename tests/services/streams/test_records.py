@@ -11,7 +11,7 @@ from services.settings import parse_recipe
 from services.streams.connection.functions import FencedError, RedisFullError, call
 from services.streams.keys import RUNS, RunKeys
 from services.streams.state.events import EventLog
-from services.streams.state.group_state import become_owner
+from services.streams.state.ownership import become_owner
 from services.streams.state.runs import (
     EndedRunError,
     NoCheckpointError,

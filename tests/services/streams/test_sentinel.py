@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from services.streams.connection.client import RedisUnavailableError, client, connect, trouble
+from services.streams.connection.client import RedisUnavailableError, client, connect, connection_problem
 from services.streams.connection.credentials import SENTINEL_PASSWORD_FILE
 from services.streams.connection.functions import call, load
 from services.streams.keys import RunKeys
@@ -141,7 +141,7 @@ async def test_a_handover_loses_nothing_where_a_master_needs_its_replica(watched
         assert longest > 0.5, "it waited while the new master had no replica"
     epochs, _ = await owners
     assert int(await redis.get(keys.epoch("sampler"))) >= epochs - 1
-    assert await trouble(redis) is None
+    assert await connection_problem(redis) is None
 
 
 @pytest.mark.timeout(240)

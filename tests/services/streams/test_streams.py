@@ -9,16 +9,9 @@ from services.streams.connection.functions import FencedError
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
-from services.streams.state.group_state import (
-    EVALUATED,
-    MORE,
-    GroupTransitions,
-    RefusedMessageError,
-    group_counts,
-    missing_samples,
-    read_snapshot,
-    response_tokens,
-)  # fmt: skip
+from services.streams.state.group_counts import group_counts, response_tokens
+from services.streams.state.group_state import EVALUATED, MORE, GroupTransitions, RefusedMessageError, missing_samples
+from services.streams.state.snapshots import read_snapshot
 from tests.services.driven import (
     BODY,
     STATE,
@@ -233,7 +226,7 @@ async def test_an_evaluated_group_is_counted_apart_and_can_be_forgotten(run, red
     assert (await group_counts(redis, keys, Lane.EVALUATION)).pending == 0
     assert await run.counts() == {}
     assert 0 < await redis.ttl(keys.group("e0")) <= 7 * 24 * 3600
-    await run.sampler.forget_evaluated(["e0"])
+    await run.sampler.delete_evaluated(["e0"])
     assert await run.state("e0") is None
 
 
@@ -285,11 +278,11 @@ async def test_renewed_lease_is_not_taken_over_and_a_lost_one_not_stolen_back(re
     [taken] = await other.read(1, 1)
     assert taken.lease.entry == held.lease.entry
     before = await contents(redis, keys)
-    assert not await one.still_owned(held.lease)
+    assert not await one.renew_lease(held.lease)
     assert await contents(redis, keys) == before, "the lease is still the other's"
-    assert await other.still_owned(taken.lease)
+    assert await other.renew_lease(taken.lease)
     await other.ack(taken.lease)
-    assert not await other.still_owned(taken.lease), "an acked entry is nobody's"
+    assert not await other.renew_lease(taken.lease), "an acked entry is nobody's"
 
 
 async def test_a_lapsed_lease_is_found_behind_many_that_are_alive(run, redis):
@@ -319,8 +312,8 @@ async def test_giving_up_acks_and_writes_one_letter_whoever_repeats_it(run, redi
     first = await run.dispatched("g0")
     await run.lapse(first.lease)
     [second] = await run.rollout("r1").read(1, 1)
-    await run.rollout("r0").give_up(first, "its prompt has 999 tokens", Cause.TOO_LONG)
-    await run.rollout("r1").give_up(second, "its prompt has 999 tokens", Cause.TOO_LONG)
+    await run.rollout("r0").dead_letter(first, "its prompt has 999 tokens", Cause.TOO_LONG)
+    await run.rollout("r1").dead_letter(second, "its prompt has 999 tokens", Cause.TOO_LONG)
     [letter] = await letters(run)
     assert (letter.cause, letter.deliveries, letter.entry) == (Cause.TOO_LONG, 1, first.lease.entry)
     assert (await redis.xpending(run.streams.tasks, "rollout"))["pending"] == 0
@@ -330,7 +323,7 @@ async def test_a_consumer_whose_streams_began_anew_goes_on(run, redis, keys):
     held = await run.dispatched("g0")
     consumer = run.rollout()
     await redis.delete(run.streams.tasks)
-    assert not await consumer.still_owned(held.lease)
+    assert not await consumer.renew_lease(held.lease)
     assert await consumer.read(1, 0.01) == [], "it makes its group anew"
     await run.sampler.dispatch(Lane.TRAIN, task_of("g1"), STATE)
     [delivery] = await consumer.read(2, 0.01)
@@ -338,7 +331,7 @@ async def test_a_consumer_whose_streams_began_anew_goes_on(run, redis, keys):
     await consumer.ack(delivery.lease)
     await redis.delete(run.streams.tasks)
     await run.sampler.dispatch(Lane.TRAIN, task_of("g2"), STATE)
-    assert not await consumer.still_owned(held.lease), "a stream without its group"
+    assert not await consumer.renew_lease(held.lease), "a stream without its group"
     async with consumer.renewing(held.lease):
         pass
     assert [one.message.group for _ in range(2) for one in await consumer.read(2, 0.01)] == ["g2"]

@@ -1,0 +1,25 @@
+"""Owns the counters of a lane's groups and response tokens.
+
+Must not change them; the functions in lua/ do, with each transition of a group.
+"""
+
+from __future__ import annotations
+
+from services.contracts import GroupCounts, Lane
+from services.streams.connection.client import Redis
+from services.streams.keys import RunKeys
+
+
+async def group_counts(redis: Redis, keys: RunKeys, lane: Lane = Lane.TRAIN) -> GroupCounts:
+    """The lane's counters, read in one transaction; `pending` is counted on its own, not derived."""
+    streams = keys.lane(lane)
+    async with redis.pipeline(transaction=True) as pipe:
+        pipe.hgetall(streams.counters)
+        pipe.scard(streams.pending)
+        counters, pending = await pipe.execute()
+    return GroupCounts(**{name.decode(): int(value) for name, value in counters.items()}, pending=pending)
+
+
+async def response_tokens(redis: Redis, keys: RunKeys, lane: Lane = Lane.TRAIN) -> int:
+    """The response tokens of all samples of the lane that have a verdict, whatever became of their groups."""
+    return int(await redis.hget(keys.lane(lane).counters, "response_tokens") or 0)

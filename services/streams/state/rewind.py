@@ -1,0 +1,104 @@
+"""Owns the rewind of a run to an older rollout step: what leaves the history, and what is drawn again.
+
+Must not choose the step, nor the groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.contracts import Batch, Lane, Task
+from services.streams.connection.client import Redis
+from services.streams.connection.functions import call
+from services.streams.keys import EVALUATION_GROUP, RunKeys
+from services.streams.state.events import EventLog, read_all
+
+
+class GroupsChangedError(RuntimeError):
+    """Somebody asked for another group meanwhile (a dead letter was redriven); read the open ones again."""
+
+
+async def delete_evaluations(redis: Redis, keys: RunKeys, role: str, epoch: int, entries: list[str]) -> None:
+    """Drop these evaluation records, and all that is under way on the evaluation lane. Raises FencedError."""
+    lane = keys.lane(Lane.EVALUATION)
+    # Nobody begins another evaluation meanwhile: its owner is the one who calls.
+    patterns = (keys.group(f"{EVALUATION_GROUP}*"), keys.key(f"payload:{EVALUATION_GROUP}*"))
+    # A sample whose payload stayed would count as published, and never be asked for again.
+    gone = [key for pattern in patterns async for key in redis.scan_iter(pattern, 1000)]
+    await call(
+        redis,
+        "delete_evaluations",
+        epoch_key=keys.epoch(role),
+        evaluations_key=keys.evaluations,
+        lane_keys=[
+            lane.tasks,
+            lane.samples,
+            lane.verdicts,
+            lane.counters,
+            lane.pending,
+            lane.released,
+            *gone,
+        ],
+        epoch=epoch,
+        record_entry_list=entries,
+    )
+
+
+@dataclass(frozen=True)
+class ReopenedGroup:
+    """A group that goes back to pending: the task that asks for it, and whether it had been trained."""
+
+    task: Task
+    trained: bool
+
+
+async def rewind(
+    redis: Redis, keys: RunKeys, role: str, epoch: int, *, resumption: int, step: int, groups: list[ReopenedGroup],
+    posteriors: dict[str, str], response_tokens: int | None,
+) -> bool:  # fmt: skip
+    """Take a run back to rollout step `step`, once per `resumption`. False when it was done before.
+
+    Later steps leave the history, `groups` are asked for again, and the sampler's posteriors are those given, as is the
+    count of response tokens unless that is None. Raises FencedError, GroupsChangedError.
+    """
+    streams = keys.lane(Lane.TRAIN)
+    dropped = [entry for entry, record in await EventLog(redis, keys, role).steps() if record.step > step]
+    logged = [batch for _, batch in await read_all(redis, keys, keys.batches, Batch)]
+    stay = [group for batch in logged if batch.step <= step for group in batch.groups]
+    snapshots = [keys.snapshot(step), *(keys.snapshot(batch.step) for batch in logged)]
+    done = await call(
+        redis,
+        "rewind",
+        epoch_key=keys.epoch(role),
+        policy_key=keys.policy,
+        counters_key=streams.counters,
+        pending_key=streams.pending,
+        tasks_key=streams.tasks,
+        samples_key=streams.samples,
+        verdicts_key=streams.verdicts,
+        batches_key=keys.batches,
+        steps_key=keys.steps,
+        queue_key=keys.queue,
+        posteriors_key=keys.posteriors,
+        released_key=streams.released,
+        dead_key=keys.dead,
+        obsolete_keys=[*snapshots, *(sample.payload for group in stay for sample in group.samples)],
+        epoch=epoch,
+        resumption=resumption,
+        step=step,
+        group_prefix=keys.group(""),
+        payload_prefix=keys.payload("", 0).removesuffix(":0"),
+        response_tokens="" if response_tokens is None else response_tokens,
+        open_groups=sum(not group.trained for group in groups),
+        step_entry_list=dropped,
+        prompt_list=list(posteriors),
+        posterior_list=list(posteriors.values()),
+        stay_trained_list=[group.group for group in stay],
+        group_list=[group.task.group for group in groups],
+        task_list=[group.task.model_dump_json() for group in groups],
+        samples_list=[group.task.samples for group in groups],
+        was_trained_list=[int(group.trained) for group in groups],
+    )
+    if done < 0:
+        raise GroupsChangedError(f"run {keys.run!r}: other groups are open than a moment ago")
+    return bool(done)
