@@ -1,6 +1,6 @@
-"""Owns the promise that nothing is left behind: every descendant stays ours, and is ended with us (Linux).
+"""Owns the tree of descendant processes: orphans stay in it, and all of it can be ended (Linux).
 
-Must not touch a process that this one did not start, directly or through others.
+Must not touch a process that this one did not start, directly or indirectly.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def adopt_orphans() -> None:
-    """Make descendants whose parent dies our children, instead of init's; nothing escapes `end_descendants`."""
+    """Adopt descendants whose parent dies, instead of init, so that `end_descendants` finds them."""
     if _libc is not None and _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def end_with_parent() -> None:
-    """In a child, before it executes: have SIGTERM sent when the parent dies, however it dies."""
+    """Call in a child before exec: the child gets SIGTERM when its parent dies, for whatever reason."""
     if _libc is not None:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def descendants(spare: int | None = None) -> list[psutil.Process]:
-    """Every process below this one that is not a zombie, and not the process `spare`."""
-    return [one for one in psutil.Process().children(recursive=True) if one.pid != spare and _running(one)]
+    """All running descendants, without zombies and the process `spare`."""
+    children = psutil.Process().children(recursive=True)
+    return [process for process in children if process.pid != spare and _running(process)]
 
 
 def end_descendants(grace_s: float, spare: int | None = None) -> list[str]:
-    """Ask every descendant but the process `spare` to end, kill those that stay after `grace_s` seconds.
+    """Terminate every descendant but the process `spare`, and kill those that remain after `grace_s` seconds.
 
-    Returns the names of the killed; takes at most `grace_s` + 2 seconds.
+    Returns the names of the killed processes; takes at most `grace_s` + 2 seconds.
     """
     left = descendants(spare)
     for process in left:
@@ -54,18 +55,20 @@ def end_descendants(grace_s: float, spare: int | None = None) -> list[str]:
             killed.append(_name(process))
             _signal(process, signal.SIGKILL)
         psutil.wait_procs(stubborn, timeout=1.0)
-        if time.monotonic() > ends:  # not before the first kill: this process may have stood still meanwhile
+        if (
+            time.monotonic() > ends
+        ):  # checked after the first kill, because this process may have been suspended meanwhile
             break
     return killed
 
 
 def reap() -> None:
-    """Collect the exit statuses of ended children, also adopted ones: unread, they would stay as zombies."""
+    """Collect the exit statuses of all ended children, which would otherwise stay as zombies."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     except ChildProcessError:
-        log.debug("no child is left")
+        log.debug("no children are left")
 
 
 def _running(process: psutil.Process) -> bool:

@@ -15,7 +15,8 @@ from typing import Any
 
 from benchmarks.ablation.rows import ROWS, SEEDS, Row, recipe
 from deploy.cli.client import Api
-from deploy.cli.main import INTERRUPTED, cancel_earlier, cancelled_on_interrupt, follow, say
+from deploy.cli.common import EXIT_INTERRUPTED, cancel_unfinished, cancelled_on_interrupt, follow
+from deploy.cli.terminal import print_line
 from deploy.local.stack import LocalStack
 
 RESULTS = Path(__file__).with_name("results")
@@ -35,18 +36,18 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=8471)
     arguments = parser.parse_args()
     missing = [(row, seed) for seed in SEEDS for row in ROWS if not result_file(row, seed).exists()]
-    say(f"{len(missing)} of {len(ROWS) * len(SEEDS)} runs are missing")
+    print_line(f"{len(missing)} of {len(ROWS) * len(SEEDS)} runs are missing")
     if not missing:
         return 0
-    stack = LocalStack(arguments.runs, port=arguments.port, report=say)
+    stack = LocalStack(arguments.runs, port=arguments.port, report=print_line)
     stack.check(recipe(*missing[0]))
     try:
         with stack, Api(stack.api) as api:
-            cancel_earlier(api, "ablation")
+            cancel_unfinished(api, "ablation")
             return int(not run_all(stack, api, missing, time.monotonic() + arguments.minutes * 60))
     except KeyboardInterrupt as signal:
-        say(f"stopped by {signal or 'SIGINT'}; the rest goes on from here")
-        return INTERRUPTED
+        print_line(f"stopped by {signal or 'SIGINT'}; the rest goes on from here")
+        return EXIT_INTERRUPTED
 
 
 def run_all(stack: LocalStack, api: Api, missing: list[tuple[Row, int]], ends: float) -> bool:
@@ -54,7 +55,7 @@ def run_all(stack: LocalStack, api: Api, missing: list[tuple[Row, int]], ends: f
     succeeded = True
     for row, seed in missing:
         if time.monotonic() > ends:
-            say("the time is over; the rest goes on from here")
+            print_line("the time is over; the rest goes on from here")
             break
         succeeded &= run(stack, api, row, seed)
     return succeeded

@@ -14,7 +14,8 @@ import yaml
 
 from benchmarks.ablation.rows import BASE
 from deploy.cli.client import Api
-from deploy.cli.main import cancelled_on_interrupt, follow, say
+from deploy.cli.common import cancelled_on_interrupt, follow
+from deploy.cli.terminal import print_line
 from deploy.local.stack import LocalStack
 from services.settings import Recipe, parse_recipe
 
@@ -52,7 +53,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=8481)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    stack = LocalStack(options.runs, port=options.port, report=say)
+    stack = LocalStack(options.runs, port=options.port, report=print_line)
     lines = []
     with stack, Api(stack.api) as api:
         for strategy in STRATEGIES:

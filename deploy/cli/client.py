@@ -1,4 +1,4 @@
-"""Owns the CLI's view of the REST API: one method a route, errors as one line.
+"""Owns the CLI's client of the REST API: one method per route, errors as one line.
 
 Must not print.
 """
@@ -14,11 +14,11 @@ LONG_TIMEOUT_S = 600.0
 
 
 class ApiError(RuntimeError):
-    """The API refused a request, or cannot be reached. The text is for people."""
+    """The API rejected a request or cannot be reached. The text is one line for the user."""
 
 
 class ApiUnreachableError(ApiError):
-    """Nothing answers at the address."""
+    """No server answers at the address."""
 
 
 class Api:
@@ -35,7 +35,7 @@ class Api:
         self._http.close()
 
     def submit(self, recipe: dict[str, Any], run: str | None = None) -> dict[str, Any]:
-        """Add a run; its view."""
+        """Submit a run; returns its view."""
         found: dict[str, Any] = self._call("POST", "/v1/runs", {"recipe": recipe} | ({"id": run} if run else {}))
         return found
 
@@ -50,32 +50,32 @@ class Api:
         return found
 
     def steps(self, run: str, after: str = "0-0") -> list[dict[str, Any]]:
-        """The run's rollout steps behind the one whose id is `after`."""
+        """The run's rollout steps after the one whose id is `after`."""
         found: list[dict[str, Any]] = self._call("GET", f"/v1/runs/{run}/metrics?after={after}")["steps"]
         return found
 
     def cancel(self, run: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        """Ask for the run's end."""
+        """Cancel the run."""
         found: dict[str, Any] = self._call("POST", f"/v1/runs/{run}/cancel", timeout_s=timeout_s)
         return found
 
     def scale(self, run: str, rollout: int) -> dict[str, Any]:
-        """Ask for another number of rollout replicas."""
+        """Change the desired number of rollout replicas."""
         found: dict[str, Any] = self._call("PATCH", f"/v1/runs/{run}/scale", {"rollout": rollout})
         return found
 
     def pause(self, run: str) -> dict[str, Any]:
-        """Ask a running run to pause."""
+        """Pause a running run."""
         found: dict[str, Any] = self._call("POST", f"/v1/runs/{run}/pause")
         return found
 
-    def resume(self, run: str, **wish: int | None) -> dict[str, Any]:
-        """Take a run on that is paused, or queue one again that failed or was cancelled; `wish` as the route has it."""
-        found: dict[str, Any] = self._call("POST", f"/v1/runs/{run}/resume", wish)
+    def resume(self, run: str, **changes: int | None) -> dict[str, Any]:
+        """Resume a paused run, or queue a failed or cancelled one again; `changes`: fields of the route's body."""
+        found: dict[str, Any] = self._call("POST", f"/v1/runs/{run}/resume", changes)
         return found
 
     def waits(self, run: str) -> list[dict[str, Any]]:
-        """What the run's processes wait for, longest first."""
+        """What the run's processes wait for, longest wait first."""
         found: list[dict[str, Any]] = self._call("GET", f"/v1/runs/{run}/waits")
         return found
 
@@ -89,23 +89,21 @@ class Api:
         return found
 
     def redrive(self, run: str, entry: str) -> dict[str, Any]:
-        """Draw a dead letter's group again."""
+        """Requeue the group of a dead letter."""
         found: dict[str, Any] = self._call("POST", f"/v1/runs/{run}/dead/{entry}/redrive")
         return found
 
     def redrive_all(self, run: str) -> list[dict[str, Any]]:
-        """Draw the groups of all dead letters again that can be; what came of each."""
+        """Requeue the groups of all dead letters where possible; returns the result of each."""
         found: list[dict[str, Any]] = self._call("POST", f"/v1/runs/{run}/dead/redrive", timeout_s=LONG_TIMEOUT_S)
         return found
 
-    def _call(
-        self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S
-    ) -> Any:  # fmt: skip
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S) -> Any:
         try:
             answer = self._http.request(method, path, json=body, timeout=timeout_s)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ApiUnreachableError(
-                f"--api: {self.url} cannot be reached ({error}); `penstock up` starts one on this machine"
+                f"--api: {self.url} cannot be reached ({error}); `penstock up` starts an API on this machine"
             ) from None
         if answer.is_error:
             raise ApiError(_detail(answer))

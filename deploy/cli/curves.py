@@ -1,4 +1,4 @@
-"""Owns the picture of a run's curves: the paper's monitoring set over rollout steps.
+"""Owns the plot of a run's curves: the metrics that the paper monitors, over rollout steps.
 
 Must not open a window.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-# Title, and the metrics drawn in the panel with their labels.
+# Title of the panel; its metrics with their labels.
 PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("accuracy", (("accuracy", "accuracy"),)),
     ("reward", (("reward", "reward"),)),
@@ -28,9 +28,9 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 
 
 def draw_curves(title: str, steps: list[dict[str, Any]], evaluations: list[dict[str, Any]], path: Path) -> Path:
-    """Write the curves as PNG. `steps` and `evaluations` as the API gives them.
+    """Write the curves as PNG. `steps` and `evaluations` as the API returns them.
 
-    avg@k of every set stands at the oldest policy version that answered, with its standard error.
+    avg@k of every set is drawn at the oldest policy version that responded, with its standard error.
     """
     import matplotlib
 
@@ -49,13 +49,19 @@ def draw_curves(title: str, steps: list[dict[str, Any]], evaluations: list[dict[
 
 
 def _held_out(axis: Any, evaluations: list[dict[str, Any]]) -> None:
-    for name in dict.fromkeys(one["set"] for one in evaluations):
-        records = sorted((one for one in evaluations if one["set"] == name), key=lambda one: int(one["version"]))
+    for name in dict.fromkeys(evaluation["set"] for evaluation in evaluations):
+        records = [evaluation for evaluation in evaluations if evaluation["set"] == name]
+        records.sort(key=lambda record: int(record["version"]))
         axis.errorbar(
-            [one["version"] for one in records], [one["accuracy"] for one in records],
-            yerr=[one["standard_error"] for one in records], fmt="D--", markersize=4, linewidth=1, capsize=3,
+            [record["version"] for record in records],
+            [record["accuracy"] for record in records],
+            yerr=[record["standard_error"] for record in records],
+            fmt="D--",
+            markersize=4,
+            linewidth=1,
+            capsize=3,
             label=f"{name}, avg@{records[0]['samples_per_prompt']}",
-        )  # fmt: skip
+        )
     if evaluations:
         axis.legend(fontsize="small")
 

@@ -1,6 +1,6 @@
-"""Owns what a recipe will need: GPU memory, KV cache, bytes per weight sync, time per rollout step. Pure arithmetic.
+"""Owns the estimate of what a recipe needs: GPU memory, KV cache, bytes per weight sync, time per rollout step.
 
-Must not measure; throughputs are stated by whoever asks, and every formula names its source.
+Must not measure: throughputs are given by the caller, and every formula names its source.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ LOGIT_COPIES = 3
 
 @dataclass(frozen=True)
 class Throughput:
-    """What the asker states. Tokens per second: of one replica, of one rank; link in bytes per second.
+    """Throughputs that the caller gives: tokens per second of one replica and of one rank, link in bytes per second.
 
-    `survival`: the share of groups that dynamic sampling keeps; `response_tokens`: the mean length.
+    `survival`: share of groups that dynamic sampling keeps; `response_tokens`: mean response length.
     """
 
     generation: float
@@ -32,7 +32,7 @@ class Throughput:
 
 @dataclass(frozen=True)
 class LearnerMemory:
-    """Bytes of one rank's device at one ZeRO stage; at stage 3 `parameters` holds one layer gathered whole."""
+    """Bytes on one rank's device at one ZeRO stage; at stage 3 `parameters` includes one whole gathered layer."""
 
     stage: int
     parameters: float
@@ -43,33 +43,38 @@ class LearnerMemory:
 
     @property
     def total(self) -> float:
+        """The sum, in bytes."""
         return self.parameters + self.gradients + self.optimizer + self.reference + self.activations
 
 
 def learner_memory(recipe: Recipe, shape: ModelShape, stage: int) -> LearnerMemory:
     """One rank's memory at ZeRO `stage` (arXiv 1910.02054, figure 1: parameters, gradients, Adam's states).
 
-    Adam keeps two float32 moments; master weights in float32 come on top where the weights are 16 bits wide, and at
-    stages 1 to 3 always, for DeepSpeed then copies its partition.
+    Adam keeps two float32 moments. Float32 master weights are added where the weights are 16 bits wide, and always at
+    stages 1 to 3, where DeepSpeed copies its partition. The reference model is counted only with a KL term.
     """
     size, ranks, P = BYTES[recipe.learner.dtype], recipe.learner.ranks, shape.parameters
     state = max(4, size)
     master = state if size < 4 or stage >= 1 else 0
     share = {0: (1, 1, 1), 1: (1, 1, ranks), 2: (1, ranks, ranks), 3: (ranks, ranks, ranks)}[stage]
     frozen = size * P / share[0] if recipe.algorithm.kl_coefficient > 0 else 0.0
-    # At stage 3 one layer at a time is whole on every rank.
+    # At stage 3 every rank gathers one whole layer at a time.
     gathered = size * P / shape.layers if stage == 3 else 0.0
     return LearnerMemory(
-        stage, size * P / share[0] + gathered, size * P / share[1], (2 * state + master) * P / share[2], frozen,
-        activation_bytes(recipe, shape),
-    )  # fmt: skip
+        stage=stage,
+        parameters=size * P / share[0] + gathered,
+        gradients=size * P / share[1],
+        optimizer=(2 * state + master) * P / share[2],
+        reference=frozen,
+        activations=activation_bytes(recipe, shape),
+    )
 
 
 def activation_bytes(recipe: Recipe, shape: ModelShape) -> float:
-    """Of one micro-batch, which holds at least one whole sample, and of one chunk of logits.
+    """Bytes of activations for one micro-batch, which holds at least one whole sample, and one chunk of logits.
 
-    34 bytes per token, layer and hidden unit at 16 bits (arXiv 2205.05198, Eq. 1 without attention scores, which
-    are not kept); with checkpointing, each layer's input and one layer's inside.
+    34 bytes per token, layer and hidden unit at 16 bits (arXiv 2205.05198, Eq. 1 without the attention scores, which
+    are not kept). With checkpointing: every layer's input, and the activations inside one layer.
     """
     from learner.algorithm.logprobs import CHUNK_TOKENS
 
@@ -83,10 +88,10 @@ def activation_bytes(recipe: Recipe, shape: ModelShape) -> float:
 
 
 @dataclass(frozen=True)
-class Fleet:
-    """One rollout replica: bytes per device of weights and staged weights, KV bytes per token, tokens that fit.
+class ReplicaMemory:
+    """One rollout replica: bytes of weights and staged weights per device, KV cache bytes per token, tokens that fit.
 
-    `staged` is one bucket where weights.staging = host keeps the rest in the host's memory.
+    `staged` is one bucket with weights.staging = host, which keeps the rest in host memory.
     """
 
     weights: float
@@ -96,42 +101,44 @@ class Fleet:
     longest_sequences: float
 
 
-def fleet(recipe: Recipe, shape: ModelShape) -> Fleet:
-    """Per replica; weights are split over its tensor-parallel workers, a staged version is whole on each."""
+def replica_memory(recipe: Recipe, shape: ModelShape) -> ReplicaMemory:
+    """One replica's memory: its tensor-parallel workers split the weights, and each stages a whole version."""
     size, parallel = BYTES[recipe.rollout.dtype], recipe.rollout.tensor_parallel
     per_token = shape.kv_values * size
-    # vLLM sizes the cache per worker, and each worker holds its share of the heads.
+    # vLLM sizes the cache per worker, and each worker holds a share of the heads.
     tokens = recipe.rollout.kv_cache_mib * 2**20 * parallel / per_token
     bucket = recipe.weights.bucket_mib * 2**20
-    return Fleet(
+    return ReplicaMemory(
         weights=shape.parameters * size / parallel,
-        staged=sync_bytes(recipe, shape) if recipe.weights.staging == "device" else bucket, kv_per_token=per_token,
-        kv_tokens=tokens, longest_sequences=tokens / recipe.model.max_model_len,
-    )  # fmt: skip
+        staged=sync_bytes(recipe, shape) if recipe.weights.staging == "device" else bucket,
+        kv_per_token=per_token,
+        kv_tokens=tokens,
+        longest_sequences=tokens / recipe.model.max_model_len,
+    )
 
 
 def checkpoint_bytes(recipe: Recipe, shape: ModelShape) -> float:
-    """What one checkpoint holds over all ranks: master weights and Adam's two moments, at least 4 bytes wide each.
+    """Bytes of one checkpoint over all ranks: master weights and Adam's two moments, at least 4 bytes per value.
 
-    The ranks hold as much of their hosts' memory between them while it is written.
+    While it is written, the ranks together use as much host memory.
     """
     return float(3 * max(4, BYTES[recipe.learner.dtype]) * shape.parameters)
 
 
 def sync_bytes(recipe: Recipe, shape: ModelShape) -> float:
-    """What one weight sync sends to each worker: the whole policy in the learner's dtype."""
+    """Bytes that one weight sync sends to each worker: the whole policy in the learner's dtype."""
     return float(shape.parameters * BYTES[recipe.learner.dtype])
 
 
 def booked_gpus(recipe: Recipe) -> float:
-    """The GPUs that a run holds from its start to its end, in fleet and learner."""
+    """The GPUs that a run reserves from its start to its end, for fleet and learner."""
     booked = resource_requests(recipe, recipe.rollout.replicas)
-    return sum(one.gpus for processes in booked.values() for one in processes)
+    return sum(process.gpus for processes in booked.values() for process in processes)
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one rollout step. With staleness generation and learning overlap, without they take turns."""
+    """Seconds of one rollout step, and its tokens. Generation and learning overlap if staleness is allowed."""
 
     sampled_tokens: float
     trained_tokens: float
@@ -142,7 +149,7 @@ class StepTime:
 
 
 def step_time(recipe: Recipe, shape: ModelShape, stated: Throughput) -> StepTime:
-    """From stated throughputs; every group that is filtered out was generated too."""
+    """Time of one rollout step at the given throughputs; filtered groups are generated as well."""
     groups, size = recipe.limits.groups_per_step, recipe.algorithm.group_size
     trained = groups * size * stated.response_tokens
     kept = stated.survival if recipe.algorithm.dynamic_sampling.enabled else 1.0
@@ -151,6 +158,6 @@ def step_time(recipe: Recipe, shape: ModelShape, stated: Throughput) -> StepTime
     learning = trained / (stated.learning * recipe.learner.ranks)
     syncing = sync_bytes(recipe, shape) / stated.link
     overlap = recipe.limits.max_staleness > 0
-    # The broadcast is staged while generation goes on, but the learner waits for it.
+    # Generation continues while the broadcast is staged, but the learner waits for it.
     total = max(generating, learning + syncing) if overlap else generating + learning + syncing
     return StepTime(sampled, trained, generating, learning, syncing, total)

@@ -1,6 +1,6 @@
-"""Owns how a run is followed in a terminal: start-up phases, a line a rollout step or evaluation, the closing table.
+"""Owns the progress output of a run: start-up events, a line per rollout step and evaluation, the closing table.
 
-Must not talk to the API; it is given what the API answered.
+Must not call the API; the caller passes the API's answers.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from deploy.cli.plain import plain
+from deploy.cli.terminal import plain
 
-# Heading, metric, format. What a step does not report is shown as "-".
+# Heading, metric, format. A metric that a step does not report is shown as "-".
 COLUMNS = (
     ("accuracy", "accuracy", "{:.2f}"),
     ("reward", "reward", "{:+.2f}"),
@@ -42,7 +42,7 @@ def duration(seconds: float) -> str:
 
 
 def seconds_left(steps: list[dict[str, Any]], total: int) -> float | None:
-    """Time to the last rollout step at the pace so far; None before the second step."""
+    """Time until the last rollout step at the mean pace so far; None before the second step."""
     if len(steps) < 2:
         return None
     pace = (steps[-1]["learning_finished_at"] - steps[0]["learning_finished_at"]) / (len(steps) - 1)
@@ -50,7 +50,7 @@ def seconds_left(steps: list[dict[str, Any]], total: int) -> float | None:
 
 
 def step_line(step: dict[str, Any], total: int | None, left: float | None) -> str:
-    """One rollout step in one line, under HEADING; `total` is None where a budget decides how many there are."""
+    """One rollout step as a line under HEADING; `total` is None where a token budget limits the run."""
     metrics = step["metrics"]
     cells = [f"{_shown(metrics.get(name), form):>8}" for _, name, form in COLUMNS]
     counts = "/".join(_shown(metrics.get(name), "{:.0f}") for name in COUNTS)
@@ -69,38 +69,40 @@ def _shown(value: float | None, form: str) -> str:
 
 
 def versions(evaluation: dict[str, Any]) -> str:
-    """The policy versions that answered: `3`, or `3-5` when weights were synced meanwhile."""
+    """The policy versions that responded: `3`, or `3-5` if weights were synced during the evaluation."""
     oldest, newest = evaluation["version"], evaluation["newest_version"]
     return str(oldest) if newest in (None, oldest) else f"{oldest}-{newest}"
 
 
-def evaluation_line(one: dict[str, Any]) -> str:
-    """One evaluation of one set in one line; avg@k is pass@1, so of pass@k only the largest k is told."""
-    k = one["samples_per_prompt"]
-    scores = [f"avg@{k} {_average(one)}"]
+def evaluation_line(evaluation: dict[str, Any]) -> str:
+    """One evaluation of one set in one line. Of pass@k only the largest k is shown: pass@1 equals avg@k."""
+    k = evaluation["samples_per_prompt"]
+    scores = [f"avg@{k} {_average(evaluation)}"]
     if k > 1:
-        scores += [f"pass@{last['k']} {_score(last['value'], last['standard_error'])}" for last in one["pass_at"][-1:]]
-        scores.append(f"maj@{k} {_majority(one)}")
-    asides = [f"version {versions(one)}", f"{one['prompts']} prompts"]
-    asides += [f"{one[name]} {name}" for name in ("unknown", "dropped") if one[name]]
-    return f"{one['set']} {one['name']}: {', '.join(scores)} ({', '.join(asides)})"
+        largest = evaluation["pass_at"][-1:]
+        scores += [f"pass@{score['k']} {_score(score['value'], score['standard_error'])}" for score in largest]
+        scores.append(f"maj@{k} {_majority(evaluation)}")
+    notes = [f"version {versions(evaluation)}", f"{evaluation['prompts']} prompts"]
+    notes += [f"{evaluation[name]} {name}" for name in ("unknown", "dropped") if evaluation[name]]
+    return f"{evaluation['set']} {evaluation['name']}: {', '.join(scores)} ({', '.join(notes)})"
 
 
 def _score(value: float | None, error: float | None) -> str:
     return "-" if value is None else f"{value:.3f} ± {error:.3f}"
 
 
-def _average(one: dict[str, Any]) -> str:
-    # Without a known verdict there is no score; the record's 0 would look like one.
-    return "-" if one["majority"] is None else _score(one["accuracy"], one["standard_error"])
+def _average(evaluation: dict[str, Any]) -> str:
+    # Without a known verdict there is no score, although the record's accuracy is 0.
+    known = evaluation["majority"] is not None
+    return _score(evaluation["accuracy"], evaluation["standard_error"]) if known else "-"
 
 
-def _majority(one: dict[str, Any]) -> str:
-    return _score(one["majority"], one["majority_standard_error"])
+def _majority(evaluation: dict[str, Any]) -> str:
+    return _score(evaluation["majority"], evaluation["majority_standard_error"])
 
 
 class Follower:
-    """Prints what is new about a run, each time it is given the API's answers."""
+    """Prints what is new about a run, each time it receives the API's answers."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -112,20 +114,20 @@ class Follower:
 
     @property
     def cursor(self) -> str:
-        """The id of the last step seen, to ask for what is behind it."""
+        """The id of the last step printed, for asking for those after it."""
         return str(self.steps[-1]["id"]) if self.steps else "0-0"
 
     def take(self, view: dict[str, Any], steps: list[dict[str, Any]]) -> None:
-        """Print what the run's view and its new steps tell."""
+        """Print what is new in the run's view, and the new steps."""
         self._began = view["created_at"]
         self._events(view["events"])
         for step in steps:
             if len(self.steps) % HEADING_EVERY == 0:
-                self._say(HEADING, style="bold")
+                self._print(HEADING, style="bold")
             self.steps.append(step)
-            # A budget of tokens ends the run before its last possible step, nobody knows at which.
+            # With a token budget the run ends before its last possible step; at which one is not known.
             total = None if view["recipe"]["limits"]["response_tokens"] else int(view["rollout_steps_total"])
-            self._say(step_line(step, total, None if total is None else seconds_left(self.steps, total)))
+            self._print(step_line(step, total, None if total is None else seconds_left(self.steps, total)))
         for evaluation in view["evaluations"]:
             self._evaluation(evaluation)
         if view["state"] != self._state:
@@ -134,7 +136,7 @@ class Follower:
             if self._state == PAUSED:
                 for alert in view["alerts"]:
                     self._line(time.time(), alert, style="bold")
-                self._line(time.time(), f"`penstock resume {view['id']}` takes it on")
+                self._line(time.time(), f"`penstock resume {view['id']}` resumes it")
 
     def _events(self, events: list[dict[str, Any]]) -> None:
         for event in events:
@@ -142,40 +144,39 @@ class Follower:
                 self._line(event["at"], f"{event['service']}: {event['phase']}: {event['text']}")
         self._newest_event = max([self._newest_event, *(event["at"] for event in events)])
 
-    def _evaluation(self, one: dict[str, Any]) -> None:
-        if (one["set"], one["name"]) not in self._evaluations:
-            self._evaluations.add((one["set"], one["name"]))
-            self._say(evaluation_line(one), style="bold")
+    def _evaluation(self, evaluation: dict[str, Any]) -> None:
+        key = (evaluation["set"], evaluation["name"])
+        if key not in self._evaluations:
+            self._evaluations.add(key)
+            self._print(evaluation_line(evaluation), style="bold")
 
     def _line(self, at: float, text: str, style: str = "dim") -> None:
         elapsed = at - (self._began or at)
-        self._say(f"[{duration(elapsed):>6}] {plain(text)}", style=style)
+        self._print(f"[{duration(elapsed):>6}] {plain(text)}", style=style)
 
-    def _say(self, text: str, style: str = "") -> None:
-        # A pipe or a log file gets each line whole, whatever the width of the terminal.
+    def _print(self, text: str, style: str = "") -> None:
+        # Lines are not wrapped: a pipe or a log file gets each line whole.
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def closing_table(view: dict[str, Any]) -> Table:
-    """All evaluations of a run, scores with their standard errors over prompts; k is the number of responses each."""
+    """All evaluations of a run, scores with their standard errors over prompts; k is the responses per prompt."""
     evaluations = view["evaluations"]
-    wanted = sorted({one["k"] for evaluation in evaluations for one in evaluation["pass_at"]} - {1})
+    sizes = sorted({score["k"] for evaluation in evaluations for score in evaluation["pass_at"]} - {1})
+    passes = [f"pass@{k}" for k in sizes]
     table = Table(title=f"{view['id']}: held-out accuracy")
-    for title in (
-        "set",
-        "evaluation",
-        "policy version",
-        "prompts",
-        "k",
-        "avg@k",
-        *(f"pass@{k}" for k in wanted),
-        "maj@k",
-    ):
+    for title in ("set", "evaluation", "policy version", "prompts", "k", "avg@k", *passes, "maj@k"):
         table.add_column(title, justify="right")
-    for one in sorted(evaluations, key=lambda one: str(one["set"])):
-        passes = {score["k"]: _score(score["value"], score["standard_error"]) for score in one["pass_at"]}
+    for evaluation in sorted(evaluations, key=lambda record: str(record["set"])):
+        scores = {score["k"]: _score(score["value"], score["standard_error"]) for score in evaluation["pass_at"]}
         table.add_row(
-            one["set"], one["name"], versions(one), str(one["prompts"]), str(one["samples_per_prompt"]),
-            _average(one), *(passes.get(k, "-") for k in wanted), _majority(one),
-        )  # fmt: skip
+            evaluation["set"],
+            evaluation["name"],
+            versions(evaluation),
+            str(evaluation["prompts"]),
+            str(evaluation["samples_per_prompt"]),
+            _average(evaluation),
+            *(scores.get(k, "-") for k in sizes),
+            _majority(evaluation),
+        )
     return table

@@ -1,4 +1,4 @@
-"""Owns how services are placed and kept alive: the only importer of ray.
+"""Owns the placement and restarts of services: the only package that imports ray.
 
 Must not know what a service does.
 """

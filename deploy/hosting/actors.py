@@ -1,4 +1,4 @@
-"""Owns what Ray's tables say of a named actor, and the bound on its restarts.
+"""Owns the state of named actors in Ray's tables, and the limit on their restarts.
 
 Must not know which service an actor hosts.
 """
@@ -10,20 +10,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray._private.state import actors as actor_table
 from ray.util import list_named_actors
 
 from deploy.hosting.environment import NAMESPACE
+from deploy.hosting.ray_internals import actor_row
 from services.contracts import HostPid
 from services.process import advertised_host
 
 EARLY_DEATHS = 5
-"""How often in a row a process may die before it became ready. Deaths of processes that were ready are not counted."""
+"""How often in a row a process may die before it is ready. Deaths of processes that were ready do not count."""
 
 
 @dataclass(frozen=True)
 class ActorState:
-    """An actor as Ray sees it: `restarts` so far; where it lives only while it is `alive`; `dead` is for good."""
+    """An actor as Ray sees it: `restarts` so far; its `process` only while it is `alive`; `dead` is final."""
 
     alive: bool
     dead: bool
@@ -32,10 +32,10 @@ class ActorState:
 
 
 def host_pid(node_ip: str, pid: int) -> HostPid:
-    """Where a process of Ray's lives, in the words of its own announcement.
+    """Host and process id of a process of Ray's, as the process announces them itself.
 
-    Of the node that this process is on, Ray may know another address than the one that our processes announce: it
-    takes no loopback address, which is the laptop's.
+    For the node of this process, Ray may report another address than our processes announce: on a laptop they
+    announce the loopback address, which Ray does not use.
     """
     here = node_ip == ray.util.get_node_ip_address()
     return (advertised_host() if here else str(node_ip)), int(pid)
@@ -43,41 +43,41 @@ def host_pid(node_ip: str, pid: int) -> HostPid:
 
 def actor_state(actor: Any) -> ActorState:
     """Ask Ray's control store; blocks for a round trip."""
-    row = actor_table(actor._actor_id.hex())
+    row = actor_row(actor)
     alive = row.get("State") == "ALIVE"
     return ActorState(
         alive=alive,
         dead=row.get("State", "DEAD") == "DEAD",
         restarts=int(row.get("NumRestarts", 0)),
-        # While an actor is restarted, its row still holds the process that died.
+        # While an actor is being restarted, its row still shows the process that died.
         process=host_pid(row["Address"]["IPAddress"], row["Pid"]) if alive else None,
     )
 
 
 @dataclass
 class Restarts:
-    """Which of an actor's incarnations died without having been ready: the bound on restarting for ever."""
+    """Counts the incarnations of an actor that died before they were ready: the limit on restarts."""
 
     _forgiven: int | None = None
     _processes: dict[HostPid, int] = field(default_factory=dict)
 
     def observe(self, state: ActorState, ready: Collection[HostPid]) -> int:
-        """How many incarnations in a row have died early; `ready`: processes that are or lately were ready.
+        """How many incarnations in a row died early; `ready`: processes that are ready, or were until recently.
 
-        The first look forgives what was before it: another process has looked then.
+        The first call does not count earlier restarts: another process has observed them.
         """
         if self._forgiven is None:
             self._forgiven = state.restarts
         if state.process:
             self._processes[state.process] = state.restarts
-        for one in [one for one in self._processes if one in ready]:
-            # The death of the one that is ready is forgiven too, now that it is still to come.
-            self._forgiven = max(self._forgiven, self._processes.pop(one) + 1)
+        for process in [process for process in self._processes if process in ready]:
+            # The next death of the process that is ready does not count either, hence the 1.
+            self._forgiven = max(self._forgiven, self._processes.pop(process) + 1)
         return max(0, state.restarts - self._forgiven)
 
 
 def named_actor(name: str) -> Any | None:
-    """The handle of a living actor of ours, or None."""
+    """The handle of a living actor in our namespace, or None."""
     try:
         return ray.get_actor(name, NAMESPACE)
     except ValueError:
@@ -85,9 +85,9 @@ def named_actor(name: str) -> Any | None:
 
 
 def named_actors(prefix: str) -> list[str]:
-    """The names of our living actors that begin with `prefix`."""
+    """The names of the living actors in our namespace that start with `prefix`."""
     return sorted(
-        one["name"]
-        for one in list_named_actors(all_namespaces=True)
-        if one["namespace"] == NAMESPACE and one["name"].startswith(prefix)
+        actor["name"]
+        for actor in list_named_actors(all_namespaces=True)
+        if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix)
     )

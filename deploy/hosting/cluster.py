@@ -1,6 +1,6 @@
 """Owns the Cluster protocol's implementation on Ray: fleets on Serve, sampler and learner ranks as actors.
 
-Must not keep what cannot be found again: actors, placement groups and Serve applications have names.
+Must not keep state that a restarted gateway cannot find: actors, placement groups and Serve applications have names.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 PREPARE_S = 600.0
 POLL_S = 0.2
 ADOPT_S = 20.0
-"""How long ranks that a former gateway started may take to answer its successor."""
+"""How long ranks that a previous gateway started may take to answer the new one."""
 KILLED_S = 20.0
-HALF_DONE = "the learner: its ranks were ended, and not all of them have begun anew"
+RESTART_UNFINISHED = "the learner: its ranks were ended, and not all of them have been restarted"
 
 
 class PlacementError(RuntimeError):
@@ -43,7 +43,7 @@ class PlacementError(RuntimeError):
 
 
 def _prepare(document: dict[str, Any], cache: str) -> str:
-    """Runs in a worker process: the model library is heavy, and the gateway must stay light."""
+    """Runs in a worker process: the model library is large, and the gateway must stay small."""
     from learner.model.source import record_name
     from services.settings import ModelSettings
 
@@ -52,7 +52,7 @@ def _prepare(document: dict[str, Any], cache: str) -> str:
 
 @dataclass
 class _Placed:
-    """What this process knows to run for one run. `lost`: what is wrong with the learner beyond its ranks' faults."""
+    """What this process has placed for one run. `lost`: faults of the learner that its ranks do not report."""
 
     rollout: Fleet
     verifier: Fleet
@@ -62,14 +62,14 @@ class _Placed:
 
 
 class RayCluster:
-    """Places runs on the Ray cluster of this process; see services.controller.cluster.Cluster."""
+    """Places runs on the Ray cluster that this process has joined; see services.controller.cluster.Cluster."""
 
     def __init__(self, redis_url: str) -> None:
         self._redis_url = redis_url
         self._placed: dict[str, _Placed] = {}
 
     async def prepare_model(self, record: RunRecord) -> str:
-        """The name by which every node finds the model, prepared on one of them under `runs/models`.
+        """Prepare the model on one node, under `runs/models`; returns the name by which every node finds it.
 
         Raises learner's ModelSourceError, StoreError, TimeoutError.
         """
@@ -86,25 +86,39 @@ class RayCluster:
             raise error.cause from None
 
     async def start(self, record: RunRecord) -> None:
-        """Start everything of a run, or find again what a former gateway started; one of no rollout steps has no
-        learner. Raises PlacementError when the learner finds no place, TimeoutError, RayError."""
+        """Start all processes of a run, or find those that a previous gateway started.
+
+        A run without rollout steps has no learner. Raises PlacementError when the learner cannot be placed,
+        TimeoutError, RayError.
+        """
         run, recipe = record.id, record.recipe
         if placed := self._placed.get(run):
-            # Whoever asks again may not know whether a change of the number came through.
+            # A repeated call may follow a change of the number that was lost.
             await asyncio.to_thread(placed.rollout.scale, record.rollout_replicas)
             return
         sampler = Sampler(run, factories.sampler, self._redis_url)
         placed = _Placed(Fleet(run, "rollout"), Fleet(run, "verifier"), sampler)
         # The engine takes longest to load, so its fleet goes first.
         await asyncio.to_thread(
-            placed.rollout.start, factories.rollout, self._redis_url, replicas=record.rollout_replicas,
-            workers=recipe.rollout.tensor_parallel, threads=recipe.rollout.threads, cpus=recipe.rollout.cpus,
+            placed.rollout.start,
+            factories.rollout,
+            self._redis_url,
+            replicas=record.rollout_replicas,
+            workers=recipe.rollout.tensor_parallel,
+            threads=recipe.rollout.threads,
+            cpus=recipe.rollout.cpus,
             gpus=recipe.rollout.gpus,
-        )  # fmt: skip
+        )
         await asyncio.to_thread(
-            placed.verifier.start, factories.verifier, self._redis_url, replicas=recipe.verifier.replicas, workers=1,
-            threads=1, cpus=recipe.verifier.cpus, gpus=0.0,
-        )  # fmt: skip
+            placed.verifier.start,
+            factories.verifier,
+            self._redis_url,
+            replicas=recipe.verifier.replicas,
+            workers=1,
+            threads=1,
+            cpus=recipe.verifier.cpus,
+            gpus=0.0,
+        )
         if recipe.limits.rollout_steps:
             await self._start_learner(record, placed)
         self._placed[run] = placed
@@ -112,10 +126,11 @@ class RayCluster:
     async def _start_learner(self, record: RunRecord, placed: _Placed) -> None:
         wanted, run = record.recipe.learner, record.id
         names = {rank_name(run, rank) for rank in range(wanted.ranks)}
-        adopting = bool(there := names.intersection(await asyncio.to_thread(named_actors, rank_name(run))))
-        if adopting and there != names:
-            # A new rank cannot join the others midway, so what is left of them has to begin anew.
-            placed.lost = [f"{name} died while no gateway lived" for name in sorted(names - there)]
+        found = names.intersection(await asyncio.to_thread(named_actors, rank_name(run)))
+        adopting = bool(found)
+        if adopting and found != names:
+            # A new rank cannot join the others midway: the whole learner has to be restarted.
+            placed.lost = [f"{name} died while no gateway was running" for name in sorted(names - found)]
             return
         group = learner_placement(run, wanted.ranks, wanted.cpus, wanted.gpus)
         placed.ranks = [
@@ -123,7 +138,7 @@ class RayCluster:
         ]
         deadline = ADOPT_S if adopting else record.recipe.limits.startup_timeout_s
         try:
-            await self._begin_learner(run, placed.ranks, deadline)
+            await self._start_ranks(run, placed.ranks, deadline)
         except RoleError as error:
             placed.lost = [str(error)]
         except TimeoutError:
@@ -132,26 +147,27 @@ class RayCluster:
                     f"the learner ({wanted.ranks} x {wanted.cpus:g} CPUs, {wanted.gpus:g} GPUs) was not placed "
                     f"within limits.startup_timeout_s = {deadline:g} s"
                 ) from None
-            placed.lost = [f"the learner did not answer its new gateway within {deadline:g} s"]
+            placed.lost = [f"the learner did not answer the new gateway within {deadline:g} s"]
         else:
             placed.lost = []
 
-    async def _begin_learner(self, run: str, ranks: list[Rank], deadline_s: float) -> None:
+    async def _start_ranks(self, run: str, ranks: list[Rank], deadline_s: float) -> None:
         """Start each rank's service, unless it runs. Raises TimeoutError, RoleError."""
         host, port = await ranks[0].address(deadline_s)
-        await asyncio.gather(*(
-            rank.begin(partial(factories.learner, number, len(ranks), host, port), run, self._redis_url, deadline_s)
-            for number, rank in enumerate(ranks)
-        ))  # fmt: skip
+        starts = []
+        for number, rank in enumerate(ranks):
+            factory = partial(factories.learner, number, len(ranks), host, port)
+            starts.append(rank.start(factory, run, self._redis_url, deadline_s))
+        await asyncio.gather(*starts)
 
     async def restart_learner(self, record: RunRecord) -> None:
-        """End all ranks at once, whatever they do, and start them all anew.
+        """End all ranks at once, whatever they are doing, and start them again.
 
-        Raises PlacementError, TimeoutError, RayError: then the learner is at fault until a repetition succeeds, which
-        ends whatever this one has left.
+        Raises PlacementError, TimeoutError, RayError. After that `learner_fault` reports an unfinished restart until
+        a repeated call succeeds; it ends what this call has left.
         """
         placed = self._placed[record.id]
-        placed.ranks, placed.lost = [], [HALF_DONE]
+        placed.ranks, placed.lost = [], [RESTART_UNFINISHED]
         prefix = rank_name(record.id)
         for name in await asyncio.to_thread(named_actors, prefix):
             if actor := named_actor(name):
@@ -160,12 +176,12 @@ class RayCluster:
         ends = time.monotonic() + KILLED_S
         while left := await asyncio.to_thread(named_actors, prefix):
             if time.monotonic() > ends:
-                raise TimeoutError(f"killed {KILLED_S:g} s ago and still there: {', '.join(left)}")
+                raise TimeoutError(f"killed {KILLED_S:g} s ago and still alive: {', '.join(left)}")
             await asyncio.sleep(POLL_S)
         await self._start_learner(record, placed)
 
     async def restart_sampler(self, run: str) -> None:
-        """Kill the sampler's process, whatever it does; another takes its place. Raises RayError."""
+        """Kill the sampler's process, whatever it is doing; Ray restarts it. Raises RayError."""
         self._placed[run].sampler.restart()
 
     async def scale_rollout(self, run: str, replicas: int) -> None:
@@ -174,9 +190,9 @@ class RayCluster:
             await asyncio.to_thread(placed.rollout.scale, replicas)
 
     async def faults(self, run: str, ready: Collection[HostPid]) -> list[str]:
-        """What will not work again, one line each: a sampler or a fleet whose processes die before they are ready.
+        """Services that failed for good, one line each: a sampler or a fleet whose processes die before they are ready.
 
-        `ready`: where the run's processes live that are ready, or were until they died lately.
+        `ready`: the run's processes that are ready, or were until they died recently.
         """
         placed = self._placed.get(run)
         if placed is None:
@@ -188,19 +204,19 @@ class RayCluster:
         return [fault for fault in found if fault]
 
     async def learner_fault(self, run: str) -> str | None:
-        """Why the learner has to be started anew: a rank that failed, died, or was lost; None while it can go on."""
+        """Why the learner has to be restarted: a rank failed, died, or was lost; else None."""
         placed = self._placed.get(run)
         if placed is None:
             return None
         found = [fault for fault in await asyncio.gather(*(rank.fault() for rank in placed.ranks)) if fault]
-        # A process that died is the cause of what the other ranks complain of.
+        # Ranks whose process died come first: they cause the errors of the other ranks.
         return "; ".join([*placed.lost, *sorted(found, key=lambda fault: DIED not in fault)]) or None
 
     async def shortage(self, record: RunRecord) -> str | None:
-        """Why the run does not fit now: what it books, what the cluster has, what is free."""
-        there = await asyncio.to_thread(named_actors, f"{record.id}/")
-        if there or record.id in self._placed:
-            return None  # what it needs it holds
+        """Why the run does not fit now: what it needs, what the cluster has, what is free."""
+        placed = await asyncio.to_thread(named_actors, f"{record.id}/")
+        if placed or record.id in self._placed:
+            return None  # its resources are reserved already
         total, free = await asyncio.to_thread(lambda: (ray.cluster_resources(), ray.available_resources()))
         for kind, needed in _needs(record).items():
             has, left = total.get(kind, 0.0), free.get(kind, 0.0)
@@ -209,26 +225,26 @@ class RayCluster:
         return None
 
     async def stop(self, run: str, deadline_s: float) -> None:
-        """Drain all of a run's processes at once, then end what is left at the deadline.
+        """Drain all of a run's processes at once, and end those that are left at the deadline.
 
-        Raises ExceptionGroup of what failed, after the rest was ended.
+        Raises ExceptionGroup with all failures, after the other processes were ended.
         """
         self._placed.pop(run, None)
         ends = time.monotonic() + deadline_s
         fleets = [Fleet(run, "rollout"), Fleet(run, "verifier")]
         failed = await _all_of(
-            *(asyncio.to_thread(fleet.begin_stop) for fleet in fleets), _stop_roles(run, max(1.0, deadline_s - 2))
+            *(asyncio.to_thread(fleet.request_stop) for fleet in fleets), _stop_roles(run, max(1.0, deadline_s - 2))
         )
         failed += await _all_of(asyncio.to_thread(release_placement, run))
         failed += await _all_of(*(_await_gone(fleet, ends) for fleet in fleets))
         if failed:
-            raise ExceptionGroup(f"not everything of run {run} was ended: {'; '.join(map(repr, failed))}", failed)
+            raise ExceptionGroup(f"not all processes of run {run} were ended: {'; '.join(map(repr, failed))}", failed)
 
 
 async def _all_of(*parts: Coroutine[Any, Any, None]) -> list[Exception]:
-    """Run all parts to their end, whichever of them fail; what they raised."""
+    """Run all parts to their end even if some fail; returns what they raised."""
     found = await asyncio.gather(*parts, return_exceptions=True)
-    return [one for one in found if isinstance(one, Exception)]
+    return [error for error in found if isinstance(error, Exception)]
 
 
 async def _stop_roles(run: str, deadline_s: float) -> None:
@@ -247,4 +263,4 @@ async def _await_gone(fleet: Fleet, ends: float) -> None:
 
 def _needs(record: RunRecord) -> dict[str, float]:
     booked = list(chain.from_iterable(resource_requests(record.recipe, record.rollout_replicas).values()))
-    return {"CPU": sum(one.cpus for one in booked), "GPU": sum(one.gpus for one in booked)}
+    return {"CPU": sum(process.cpus for process in booked), "GPU": sum(process.gpus for process in booked)}

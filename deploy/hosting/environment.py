@@ -1,6 +1,6 @@
-"""Owns the environment variables of every process that Ray starts for us.
+"""Owns the environment variables and custom resources of every process that Ray starts for us.
 
-Must not import ray: the variables have to be there before it is imported.
+Must not import ray: the variables must be set before it is imported.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import os
 NAMESPACE = "penstock"
 
 ROLES = ("head", "cpu", "verifier", "rollout", "learner")
-"""What a Ray node may serve: the gateway, the samplers and what prepares models, and the services of those names."""
+"""The roles of a Ray node: `head` hosts the gateway, `cpu` samplers and model preparation, the others the services."""
 SLOTS = 1000
-"""How many processes of a role fit on a node that serves it, as far as the role is concerned."""
+"""How many processes of a role a node accepts: more than ever start, so that a role only selects nodes."""
 
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -25,61 +25,61 @@ QUIET = {
 
 # Read by Ray's own processes when they start.
 RAY = {
-    # A killed replica leaves an engine process behind; this makes the raylet end the dead worker's whole group.
+    # A killed replica leaves an engine process behind; with this the raylet kills the dead worker's process group.
     "RAY_process_group_cleanup_enabled": "1",
-    # Every process here has variables of its own, so a prestarted worker could serve none of them.
+    # Every process has environment variables of its own, so that a prestarted worker cannot be used.
     "RAY_prestart_worker_first_driver": "0",
-    # Ray runs its workers at nice 15. Ours renew leases and answer within deadlines, which a busy machine would miss.
+    # Ray runs its workers at nice 15. On a busy machine ours would then miss lease renewals and deadlines.
     "RAY_worker_niceness": "0",
-    # A replica that hangs cannot drain, and would keep its GPU from its replacement while it is asked to.
+    # A replica that hangs cannot drain, and would keep its GPU from its replacement meanwhile.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-    # Ray would otherwise advise on standard error about settings that are deliberate here.
+    # Otherwise Ray warns on standard error about settings that are intended.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
 }
 
 RAY_IN_A_POD = {
-    # Container logs are read from standard error; files in a pod die with it.
+    # Logs of a container are collected from standard error; files in a pod are lost with it.
     "RAY_LOG_TO_STDERR": "1",
     "RAY_SERVE_LOG_TO_STDERR": "1",
     "RAY_BACKEND_LOG_LEVEL": "warning",
-    # The pod's first process drains the node, together with the services on it.
+    # The pod's first process drains the node and the services on it.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
 }
 
 
 def head_environment(host: str, runs: str) -> dict[str, str]:
-    """The variables of a Ray head on this machine: ours, without those that would point it at another cluster."""
+    """The variables of a Ray head on this machine, without those that point to another Ray cluster."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_NAMESPACE")}
     return {**inherited, **QUIET, **RAY, "PENSTOCK_HOST": host, "PENSTOCK_RUNS": runs}
 
 
 def cluster_environment() -> dict[str, str]:
-    """The variables of a node's Ray in a pod: ours beside those that KubeRay and the chart have set."""
+    """The variables of Ray in a pod: ours, and those that KubeRay and the chart have set."""
     return {**os.environ, **QUIET, **RAY, **RAY_IN_A_POD}
 
 
 def process_environment(threads: int) -> dict[str, str]:
-    """The variables of one service's process; `threads` bounds its OpenMP and MKL threads."""
-    # PENSTOCK_HOST is not among them: it is the node's, and what Ray starts there inherits it.
+    """The variables of one service's process; `threads` limits its OpenMP and MKL threads."""
+    # PENSTOCK_HOST is not forwarded: it belongs to the node, whose processes inherit it from Ray.
     forwarded = ("PENSTOCK_RUNS", "PENSTOCK_LOG_LEVEL", "TORCH_EXTENSIONS_DIR")
     return {
         **QUIET,
         **{name: os.environ[name] for name in forwarded if name in os.environ},
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
-        # Spinning OpenMP threads would starve the other services of a small machine.
+        # OpenMP threads that spin while waiting would starve the other services on a small machine.
         "OMP_WAIT_POLICY": "PASSIVE",
     }
 
 
 def serving(*roles: str) -> dict[str, float]:
-    """The custom Ray resources of a node that serves `roles`."""
+    """The custom Ray resources of a node with these roles."""
     return {_resource(role): float(SLOTS) for role in roles}
 
 
 def place(role: str) -> dict[str, float]:
-    """The custom Ray resource that one process of a role takes: it keeps others off the nodes that are not theirs."""
+    """The custom Ray resource that one process of a role takes; only nodes with that role have it."""
     return {_resource(role): 1.0}
 
 

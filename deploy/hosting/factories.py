@@ -1,4 +1,4 @@
-"""Owns which class serves which role; each factory imports its service only in the process that hosts it.
+"""Owns the factory of each service; a factory imports its service only in the process that hosts it.
 
 Must not import a service at module level: the gateway would load every engine.
 """

@@ -1,4 +1,4 @@
-"""Owns a fleet: one Ray Serve application whose replicas each host one service and pull their work from streams.
+"""Owns a fleet: one Ray Serve application whose replicas each host one service and pull work from streams.
 
 Must not route requests; Serve only places, checks, replaces and scales the replicas.
 """
@@ -12,16 +12,13 @@ from dataclasses import dataclass, field
 from logging.handlers import MemoryHandler
 from typing import Any, TypeVar
 
-import ray
 from ray import serve
 from ray.exceptions import GetTimeoutError, RayActorError
-from ray.serve._private.common import DeploymentID
-from ray.serve.context import _get_global_client
-from ray.serve.exceptions import RayServeException
 
 from deploy.hosting.actors import EARLY_DEATHS, host_pid
 from deploy.hosting.environment import place, process_environment
 from deploy.hosting.hosted_service import DRAIN_S, HostedService
+from deploy.hosting.ray_internals import delete_application, serve_applications, set_replicas
 from services.contracts import HostPid
 from services.process import Service
 
@@ -29,45 +26,45 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Serve replaces a replica after three checks in a row that had no answer in time, or at once when its process is gone:
-# one that hangs within about 30 s, and 5 s more until it is killed. Importing an engine on a busy machine held the
-# interpreter for 0.6 s at most.
+# Serve replaces a replica at once when its process is gone, and after three health checks in a row without an answer in
+# time: a replica that hangs is replaced within about 30 s and killed 5 s later. Importing an engine on a busy machine
+# blocked the interpreter for 0.6 s at most.
 HEALTH_PERIOD_S = 2.0
 HEALTH_TIMEOUT_S = 9.0
 SHUTDOWN_S = 10.0
 CALL_S = 20.0
-# Serve's controller is an actor like others: when it dies, Ray restarts it within seconds.
+# Serve's controller is an actor: when it dies, Ray restarts it within seconds.
 CONTROLLER_S = 60.0
 POLL_S = 0.5
 
 
 class ReplicaFailedError(RuntimeError):
-    """The service in this replica is over; Serve replaces the replica."""
+    """The service in this replica has ended; Serve replaces the replica."""
 
 
-class Replica:
-    """A Serve replica that hosts one service. It exits with a fault of the service: then it is replaced at once."""
+class HostedReplica:
+    """A Serve replica that hosts one service. It exits when the service fails, and is then replaced at once."""
 
     def __init__(self, make: Callable[[], Service], run: str, redis_url: str, workers: int) -> None:
         _unbuffer_log()
         self._hosted = HostedService(make, run, redis_url, workers=workers, exit_on_fault=True)
 
     def check_health(self) -> None:
-        """Called by Serve. Raises ReplicaFailedError when the service ended although nobody asked it to."""
+        """Called by Serve. Raises ReplicaFailedError when the service ended without having been stopped."""
         if self._hosted.done:
-            raise ReplicaFailedError(self._hosted.fault() or f"{self._hosted.name} ended although its run goes on")
+            raise ReplicaFailedError(self._hosted.fault() or f"{self._hosted.name} ended although its run continues")
 
     def __del__(self) -> None:
-        """Called by Serve once, before it ends the replica: leases go back to the stream."""
+        """Called by Serve once, before it ends the replica: the service drains and releases its leases."""
         if hasattr(self, "_hosted"):
             self._hosted.stop(DRAIN_S)
 
 
 def _unbuffer_log() -> None:
-    """Let Serve's log handlers write to their files themselves.
+    """Replace Serve's buffering log handlers by their targets.
 
-    An engine that configures logging closes all handlers there are. A buffering one then has no target any more, and a
-    Serve controller that begins anew, asking for its file, would take the replica for broken and replace it.
+    An engine that configures logging closes all existing handlers. A closed buffering handler has no target, and a
+    restarted Serve controller, which asks for the target's file, would replace the replica as broken.
     """
     serve_log = logging.getLogger("ray.serve")
     for handler in list(serve_log.handlers):
@@ -78,9 +75,9 @@ def _unbuffer_log() -> None:
 
 @dataclass
 class Replacements:
-    """Counts replicas that died before they became ready, since the last that did: the bound on replacing for ever.
+    """Counts the replicas that died before they were ready, since one last became ready: the limit on replacing.
 
-    `leaving`: how many replicas go because fewer are wanted.
+    `leaving`: how many replicas are to leave because the fleet was scaled down.
     """
 
     leaving: int = 0
@@ -89,9 +86,9 @@ class Replacements:
     _ready: set[str] = field(default_factory=set)
 
     def observe(self, replicas: Mapping[str, HostPid | None], ready: Collection[HostPid]) -> int:
-        """Note the replicas there are, with their processes where known; how many in a row have died early.
+        """Record the current replicas, with their processes where known; returns how many in a row died early.
 
-        `ready`: processes that are ready, or were until they died lately.
+        `ready`: processes that are ready, or were until they died recently.
         """
         for replica, process in replicas.items():
             self._processes[replica] = process or self._processes.get(replica)
@@ -111,44 +108,35 @@ class Replacements:
             self.leaving -= 1
             return
         self.early += not was_ready
-        log.warning("replica %s is gone, %s; it is replaced", replica, "ready" if was_ready else "never ready")
+        log.warning("replica %s is gone (%s); it is replaced", replica, "was ready" if was_ready else "was never ready")
 
 
 def start_serve() -> None:
-    """Start Serve without its HTTP proxy; harmless when it runs."""
+    """Start Serve without its HTTP proxy; no effect when it runs already."""
     serve.start(proxy_location="Disabled")
 
 
-def _controller() -> Any:
-    return _get_global_client()._controller
-
-
 def _details(application: str) -> dict[str, Any]:
-    """What Serve knows of an application; empty where there is none. Raises RayActorError, GetTimeoutError."""
-    try:
-        controller = _controller()
-    except RayServeException:
-        return {}
-    known = ray.get(controller.get_serve_instance_details.remote(), timeout=CALL_S)["applications"]
-    found: dict[str, Any] = known.get(application, {})
+    """What Serve knows of an application; empty if there is none. Raises RayActorError, GetTimeoutError."""
+    found: dict[str, Any] = serve_applications(CALL_S).get(application, {})
     return found
 
 
-def _persist(do: Callable[[], T]) -> T:
-    """The result of `do`, tried again for a minute while Serve's controller is being restarted."""
+def _retried(call: Callable[[], T]) -> T:
+    """The result of `call`, retried for CONTROLLER_S seconds while Serve's controller is being restarted."""
     ends = time.monotonic() + CONTROLLER_S
     while True:
         try:
-            return do()
+            return call()
         except (RayActorError, GetTimeoutError) as error:
             if time.monotonic() > ends:
                 raise
-            log.warning("Serve's controller does not answer (%s); trying again", type(error).__name__)
+            log.warning("Serve's controller does not answer (%s); retrying", type(error).__name__)
             time.sleep(POLL_S)
 
 
 class Fleet:
-    """One fleet of one run. Its calls block (seconds, as a rule): keep them off an event loop."""
+    """One fleet of one run. Its calls block, usually for seconds: do not call them on an event loop."""
 
     def __init__(self, run: str, name: str) -> None:
         self.name = name
@@ -158,15 +146,22 @@ class Fleet:
         self._message = ""
 
     def start(
-        self, make: Callable[[], Service], redis_url: str, *, replicas: int, workers: int, threads: int, cpus: float,
+        self,
+        make: Callable[[], Service],
+        redis_url: str,
+        *,
+        replicas: int,
+        workers: int,
+        threads: int,
+        cpus: float,
         gpus: float,
-    ) -> None:  # fmt: skip
-        """Deploy the fleet, or bring the one that runs to `replicas`; replicas start as resources allow.
+    ) -> None:
+        """Deploy the fleet, or scale a running one to `replicas`. Replicas start as soon as resources allow.
 
-        Raises TimeoutError while a former fleet of this name is still being ended.
+        Raises TimeoutError while a previous fleet of this name is still being ended.
         """
         self._await_end()
-        if _persist(self.exists):
+        if _retried(self.exists):
             self.scale(replicas)
             return
         deployment = serve.deployment(
@@ -182,12 +177,14 @@ class Fleet:
             health_check_timeout_s=HEALTH_TIMEOUT_S,
             graceful_shutdown_timeout_s=SHUTDOWN_S,
             graceful_shutdown_wait_loop_s=0.1,
-        )(Replica)
+        )(HostedReplica)
         target = serve.RunTarget(
-            deployment.bind(make, self._run, redis_url, workers), name=self._application, route_prefix=None,
+            deployment.bind(make, self._run, redis_url, workers),
+            name=self._application,
+            route_prefix=None,
             external_scaler_enabled=True,
-        )  # fmt: skip
-        _persist(lambda: self._deploy(target))
+        )
+        _retried(lambda: self._deploy(target))
 
     def _deploy(self, target: Any) -> None:
         if not self.exists():
@@ -196,35 +193,30 @@ class Fleet:
 
     def _await_end(self) -> None:
         ends = time.monotonic() + CONTROLLER_S
-        while str(_persist(lambda: _details(self._application)).get("status")) == "DELETING":
+        while str(_retried(lambda: _details(self._application)).get("status")) == "DELETING":
             if time.monotonic() > ends:
-                raise TimeoutError(f"the former {self.name} fleet of {self._run} is there after {CONTROLLER_S:g} s")
+                raise TimeoutError(
+                    f"the previous {self.name} fleet of {self._run} has not ended after {CONTROLLER_S:g} s"
+                )
             time.sleep(POLL_S)
 
     def exists(self) -> bool:
-        """Whether Serve holds anything of the fleet. Raises RayActorError, GetTimeoutError."""
+        """Whether Serve has the fleet, also while it ends. Raises RayActorError, GetTimeoutError."""
         return bool(_details(self._application))
 
     def scale(self, replicas: int) -> None:
-        """Change the number of replicas; those that stay go on undisturbed. Raises TimeoutError, RayActorError.
-
-        Serve's external-scaler call changes the target alone. A new `serve.run` would give the deployment a new code
-        version, and with it a restart of every replica.
-        """
+        """Change the number of replicas; those that stay are not restarted. Raises TimeoutError, RayActorError."""
         before = self._target()
         if replicas == before:
             return
-        identity = DeploymentID(name=self.name, app_name=self._application)
-        _persist(
-            lambda: ray.get(_controller().update_deployment_replicas.remote(identity, replicas), timeout=CALL_S),
-        )
+        _retried(lambda: set_replicas(self._application, self.name, replicas, CALL_S))
         self._replacements.leaving += max(0, before - replicas)
 
     def _target(self) -> int:
-        """How many replicas Serve was last told to run: it remembers, also when this process is a new one."""
+        """How many replicas Serve was last asked to run; Serve keeps the number when this process is restarted."""
         ends = time.monotonic() + CALL_S
         while True:
-            deployment = _persist(lambda: _details(self._application)).get("deployments", {}).get(self.name)
+            deployment = _retried(lambda: _details(self._application)).get("deployments", {}).get(self.name)
             if deployment is not None:
                 return int(deployment["target_num_replicas"])
             if time.monotonic() > ends:
@@ -232,9 +224,9 @@ class Fleet:
             time.sleep(POLL_S)
 
     def fault(self, ready: Collection[HostPid]) -> str | None:
-        """Why the fleet cannot go on: Serve gave up, or replacing does not help. None while it can.
+        """Why the fleet has failed for good: deploying it failed, or replacing replicas does not help; else None.
 
-        `ready`: processes that are ready, or were until they died lately.
+        `ready`: processes that are ready, or were until they died recently.
         """
         try:
             details = _details(self._application)
@@ -246,25 +238,26 @@ class Fleet:
         message = _first_line(str(deployment.get("message", "")))
         self._message = message or self._message
         if status == "DEPLOY_FAILED" or str(details.get("status")) == "DEPLOY_FAILED":
-            return f"{self.name} fleet: Ray Serve gave up: {message or _first_line(str(details.get('message', '')))}"
-        alive = {str(one["replica_id"]): _process(one) for one in deployment.get("replicas", [])}
+            why = message or _first_line(str(details.get("message", "")))
+            return f"{self.name} fleet: Ray Serve failed to deploy it: {why}"
+        alive = {str(replica["replica_id"]): _process(replica) for replica in deployment.get("replicas", [])}
         early = self._replacements.observe(alive, ready)
         if early > EARLY_DEATHS:
             return f"{self.name} fleet: {early} replicas in a row died before they were ready; {self._message}"
         return None
 
-    def begin_stop(self) -> None:
+    def request_stop(self) -> None:
         """Ask Serve to drain and end the fleet; returns at once."""
-        if _persist(self.exists):
-            serve.delete(self._application, _blocking=False)
+        if _retried(self.exists):
+            delete_application(self._application)
 
     def gone(self) -> bool:
-        """Whether Serve holds nothing of the fleet any more."""
-        return not _persist(self.exists)
+        """Whether the fleet has ended and Serve has removed it."""
+        return not _retried(self.exists)
 
 
 def _process(replica: Mapping[str, Any]) -> HostPid | None:
-    """Where a replica lives; None until Serve knows."""
+    """Host and process id of a replica; None until Serve knows them."""
     host, pid = replica.get("node_ip"), replica.get("pid")
     return host_pid(host, pid) if host and pid else None
 

@@ -1,6 +1,6 @@
 """Owns the gateway process: the controller, and on a laptop the REST API, in one Ray actor.
 
-Must not hold state: a restarted gateway finds everything in Redis and by name in Ray.
+Must not hold state: a restarted gateway finds everything in Redis, and in Ray by name.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from services.streams.state.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)
 
-RESTARTS = -1  # for ever; what watches the gateway bounds those in a row that never came to serve
-KNOCK_S = 0.2
+RESTARTS = -1  # unlimited; Session limits how often in a row the gateway may die before it serves
+CONNECT_S = 0.2
 
 
 class Gateway:
-    """The actor. Its work runs in a thread with a loop of its own, so that it can be asked to stop at any moment."""
+    """The actor. Its work runs in a thread with its own event loop, so that it can be stopped at any moment."""
 
     def __init__(self, redis_url: str, listen: tuple[str, int] | None) -> None:
         configure_logging("gateway")
@@ -49,12 +49,12 @@ class Gateway:
         try:
             self._loop.run_until_complete(self.run())
         except BaseException:
-            log.exception("the gateway failed; its process exits so that another one takes over")
+            log.exception("the gateway failed; its process exits, and Ray restarts it")
             logging.shutdown()
             os._exit(1)
 
     async def run(self) -> None:
-        """Steer the runs, and serve the API, until asked to stop. Raises what either of them raises."""
+        """Run the controller and the API until `stop` is called. Raises what either of them raises."""
         from services.controller.service import Controller
 
         redis = await connect(self._redis_url)
@@ -73,40 +73,49 @@ class Gateway:
             tasks.create_task(self._note_serving(host, port))
 
     async def _announce(self, redis: Redis) -> None:
-        """Where the API is served by others, the controller has a metrics page and a heartbeat of its own."""
+        """Serve metrics and send a heartbeat for the controller, when other processes serve the API."""
         host = advertised_host()
         info = ProcessInfo(
-            id=f"controller-{uuid.uuid4().hex[:8]}", service="controller", run=None, host=host, pid=os.getpid(),
-            metrics=f"{host}:{serve_metrics(host)}", state="ready", started_at=time.time(),
-        )  # fmt: skip
+            id=f"controller-{uuid.uuid4().hex[:8]}",
+            service="controller",
+            run=None,
+            host=host,
+            pid=os.getpid(),
+            metrics=f"{host}:{serve_metrics(host)}",
+            state="ready",
+            started_at=time.time(),
+        )
         async with Heartbeat(redis, info):
             self._serves = True
             await self._stopping.wait()
 
     async def _note_serving(self, host: str, port: int) -> None:
-        """End as soon as the API can be reached; a listener that cannot be had ends this task too."""
+        """Return as soon as the API accepts connections. When its listener fails, the task group cancels this task."""
         while not self._serves and not self._stopping.is_set():
             try:
                 _, writer = await asyncio.open_connection(host, port)
             except OSError:
-                await asyncio.sleep(KNOCK_S)
+                await asyncio.sleep(CONNECT_S)
             else:
                 writer.close()
                 self._serves = True
 
     def serves(self) -> bool:
-        """Whether this process has come to serve: the API answers, or the controller has found Redis."""
+        """Whether this process serves: the API answers, or the controller is connected to Redis."""
         return self._serves
 
     def stop(self, deadline_s: float) -> bool:
-        """End the API and the controller, which stops every run's processes; the runs' records stay as they are."""
+        """Stop the API and the controller, which stops every run's processes; the runs' records do not change.
+
+        Returns whether both ended within `deadline_s` seconds.
+        """
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(deadline_s)
         return not self._thread.is_alive()
 
 
 def start_gateway(redis_url: str, listen: tuple[str, int] | None) -> Any:
-    """The gateway's actor handle; one per cluster. `listen`: where it serves the API, if it does."""
+    """Start the gateway, or find the one that runs; its actor handle. `listen`: where it serves the API, if it does."""
     options = {
         "name": "gateway",
         "namespace": NAMESPACE,

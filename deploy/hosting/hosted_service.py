@@ -1,6 +1,6 @@
 """Owns one hosted service inside its process: log file, health, draining.
 
-Must not import ray, nor decide who replaces a failed service.
+Must not import ray, nor restart a failed service.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from deploy.hosting.pod_registry import Residents
+from deploy.hosting.pod_registry import PodRegistry
 from services.contracts import ProcessInfo
 from services.process import Service, ServiceThread, advertised_host, configure_logging
 from services.storage.places import runs_folder
@@ -25,12 +25,12 @@ WATCH_S = 0.5
 
 
 def write_log(run: str, name: str) -> Path:
-    """Send this process's log to `runs/RUN/logs/NAME-HOST-PID.log` as well as to standard error; the file.
+    """Write this process's log to `runs/RUN/logs/NAME-HOST-PID.log` as well as to standard error; returns the file.
 
-    On a laptop without HOST; pods may share the folder, and their process ids are alike.
+    HOST is left out on a laptop. Pods may share the folder, and have similar process ids.
     """
     configure_logging(name)
-    pod = [socket.gethostname()] if Residents.here() else []
+    pod = [socket.gethostname()] if PodRegistry.current() else []
     file = runs_folder() / run / "logs" / f"{'-'.join([name, *pod, str(os.getpid())])}.log"
     file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(file)
@@ -40,7 +40,7 @@ def write_log(run: str, name: str) -> Path:
 
 
 def free_address() -> tuple[str, int]:
-    """A host:port on which this machine can be reached. Another process may take it before we listen on it."""
+    """A host and free port of this machine. Another process may take the port before it is used."""
     host = advertised_host()
     with socket.socket() as probe:
         probe.bind((host, 0))
@@ -48,7 +48,7 @@ def free_address() -> tuple[str, int]:
 
 
 class HostedService:
-    """A service in a thread of this process. `exit_on_fault` ends the process with it, so that it is restarted."""
+    """A service in a thread of this process. With `exit_on_fault` the process exits when the service fails."""
 
     def __init__(
         self, make: Callable[[], Service], run: str, redis_url: str, *, workers: int = 1, exit_on_fault: bool = False
@@ -57,23 +57,23 @@ class HostedService:
         self.name = service.name
         self.log_file = write_log(run, service.name)
         self._asked_to_stop = False
-        self._residents = Residents.here()
-        told = self._residents.announce if self._residents else _nobody
-        self._thread = ServiceThread(service, run, redis_url, workers, told)
+        self._registry = PodRegistry.current()
+        announce = self._registry.announce if self._registry else _announce_nothing
+        self._thread = ServiceThread(service, run, redis_url, workers, announce)
         self._exits_on_fault = exit_on_fault
         threading.Thread(target=self._watch, name=f"{service.name}-watch", daemon=True).start()
 
     def _watch(self) -> None:
-        """Drain with the pod, and exit with a fault."""
+        """Drain when the pod drains; exit when the service fails, if so configured."""
         while self._thread.alive:
-            if self._residents and self._residents.draining and not self._asked_to_stop:
-                log.info("the pod ends; %s drains", self.name)
+            if self._registry and self._registry.draining and not self._asked_to_stop:
+                log.info("the pod drains; draining %s", self.name)
                 self.stop()
             time.sleep(WATCH_S)
-        if self._residents:
-            self._residents.withdraw()
+        if self._registry:
+            self._registry.withdraw()
         if self._exits_on_fault and self.fault():
-            log.error("%s; this process exits so that another one takes over", self.fault())
+            log.error("%s; this process exits and is replaced", self.fault())
             logging.shutdown()
             os._exit(1)
 
@@ -91,7 +91,7 @@ class HostedService:
         return f"{self.name} (pid {os.getpid()}) failed: {text} (log: {self.log_file})"
 
     def stop(self, deadline_s: float = DRAIN_S) -> bool:
-        """Drain; whether the service ended within `deadline_s` seconds."""
+        """Drain; returns whether the service ended within `deadline_s` seconds."""
         self._asked_to_stop = True
         drained = self._thread.stop(deadline_s)
         if not drained:
@@ -99,5 +99,5 @@ class HostedService:
         return drained
 
 
-def _nobody(_: ProcessInfo) -> None:
-    """On a laptop no pod waits for the news."""
+def _announce_nothing(_: ProcessInfo) -> None:
+    """A laptop has no registry of hosted processes."""

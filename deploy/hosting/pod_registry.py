@@ -1,6 +1,6 @@
-"""Owns what the hosted processes of one pod and the pod's first process tell each other: files in a folder of the pod.
+"""Owns the registry of a pod's hosted processes: files in a folder, read by the pod's first process.
 
-Must not import ray, nor be used where one machine is the whole cluster: there nobody asks.
+Must not import ray, nor be used on a laptop, where no pod reads it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ VARIABLE = "PENSTOCK_POD"
 DRAINING = "draining"
 
 
-class Resident(NamedTuple):
-    """A hosted process as it announced itself last."""
+class PodProcess(NamedTuple):
+    """A hosted process as it last announced itself."""
 
     pid: int
     service: str
@@ -30,37 +30,37 @@ class Resident(NamedTuple):
     state: str
 
 
-class Residents:
-    """The processes that are hosted in this pod. Every one of them writes its own file, by its process id."""
+class PodRegistry:
+    """The processes that are hosted in this pod. Each one writes its own file, named after its process id."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @classmethod
-    def here(cls) -> Residents | None:
-        """Those of this pod; None where there is none."""
+    def current(cls) -> PodRegistry | None:
+        """The registry of this pod; None outside a pod."""
         folder = os.environ.get(VARIABLE)
         return cls(Path(folder)) if folder else None
 
-    def prepare(self) -> None:
-        """Begin anew, with nobody: a container that is restarted keeps its volumes."""
+    def clear(self) -> None:
+        """Create the folder, or empty it: a restarted container keeps its volumes."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for file in self._folder.iterdir():
             file.unlink()
 
     def announce(self, info: ProcessInfo) -> None:
-        """Say what this process is, and how far."""
+        """Write the service, run and state of this process."""
         file = self._folder / f"{os.getpid()}.json"
         partial = file.with_suffix(".partial")
         partial.write_text(json.dumps({"service": info.service, "run": info.run or "", "state": info.state}))
         partial.rename(file)
 
     def withdraw(self) -> None:
-        """Say that this process hosts nothing any more; harmless twice."""
+        """Remove this process; no effect if it is not registered."""
         (self._folder / f"{os.getpid()}.json").unlink(missing_ok=True)
 
-    def all(self) -> list[Resident]:
-        """Everybody who is there; who died without a word is forgotten."""
+    def processes(self) -> list[PodProcess]:
+        """All registered processes; those that died are removed."""
         found = []
         for file in sorted(self._folder.glob("*.json")):
             pid = int(file.stem)
@@ -69,16 +69,16 @@ class Residents:
                 file.unlink(missing_ok=True)
                 continue
             try:
-                found.append(Resident(pid, **json.loads(file.read_text())))
+                found.append(PodProcess(pid, **json.loads(file.read_text())))
             except FileNotFoundError:
                 log.debug("process %d has just withdrawn", pid)
         return found
 
-    def drain(self) -> None:
-        """Ask everybody to drain."""
+    def request_drain(self) -> None:
+        """Ask all processes to drain."""
         (self._folder / DRAINING).touch()
 
     @property
     def draining(self) -> bool:
-        """Whether everybody was asked to drain."""
+        """Whether all processes were asked to drain."""
         return (self._folder / DRAINING).exists()

@@ -1,6 +1,6 @@
-"""Owns a run's single processes: the sampler and the learner ranks, each a named Ray actor.
+"""Owns a run's single processes: the sampler and the learner ranks, each one a named Ray actor.
 
-Must not replace a learner rank on its own: all ranks begin anew together, or none.
+Must not restart a single learner rank: either all ranks are restarted, or none.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from services.process import Service
 
 log = logging.getLogger(__name__)
 
-FOR_EVER = -1
+UNLIMITED = -1
 PROBE_S = 5.0
 DIED = "its process died"
 
 
 class RoleError(RuntimeError):
-    """A role's service cannot be started; one line."""
+    """A role's service cannot be started. The text is one line."""
 
 
 class RoleActor:
-    """One actor, one service. It exists before its service, so that ranks can agree on an address first."""
+    """One actor that hosts one service. It exists before its service, so that ranks can first agree on an address."""
 
-    def __init__(self, exit_on_fault: bool, begin_with: tuple[Callable[[], Service], str, str] | None = None) -> None:
+    def __init__(self, exit_on_fault: bool, start_with: tuple[Callable[[], Service], str, str] | None = None) -> None:
         self._exit_on_fault = exit_on_fault
         self._hosted: HostedService | None = None
         self._address: tuple[str, int] | None = None
-        if begin_with:
-            self.begin(*begin_with)
+        if start_with:
+            self.start(*start_with)
 
-    def begin(self, make: Callable[[], Service], run: str, redis_url: str) -> None:
-        """Start the service; once."""
+    def start(self, make: Callable[[], Service], run: str, redis_url: str) -> None:
+        """Start the service, unless it was started already."""
         if self._hosted is None:
             self._hosted = HostedService(make, run, redis_url, exit_on_fault=self._exit_on_fault)
 
     def address(self) -> tuple[str, int]:
-        """A host:port of this actor's machine that was free when it was first asked for; always the same."""
+        """A host and port of this actor's machine that was free at the first call; the same at each call."""
         self._address = self._address or free_address()
         return self._address
 
@@ -57,7 +57,7 @@ class RoleActor:
         return self._hosted.fault() if self._hosted else None
 
     def stop(self, deadline_s: float) -> bool:
-        """Drain the service; whether it ended in time."""
+        """Drain the service; returns whether it ended in time."""
         return self._hosted.stop(deadline_s) if self._hosted else True
 
 
@@ -68,14 +68,14 @@ async def _result(reference: Any, deadline_s: float) -> Any:
 
 
 class Role:
-    """A handle on one named actor."""
+    """A handle of one named actor."""
 
     def __init__(self, name: str, actor: Any) -> None:
         self.name = name
         self._actor = actor
 
     def kill(self) -> None:
-        """End the actor for good, at once; one that was stopped by a signal ends within about 5 s."""
+        """End the actor at once and for good; if a signal has stopped its process, within about 5 s."""
         ray.kill(self._actor, no_restart=True)
 
     async def stop(self, deadline_s: float) -> None:
@@ -87,7 +87,7 @@ class Role:
         self.kill()
 
     async def _probe(self) -> str | None:
-        """The service's fault, or its process's. A silent actor is no fault: it may be busy or stopped."""
+        """Why the service or its process failed, else None. An actor that does not answer may be busy or stopped."""
         try:
             text: str | None = await _result(self._actor.fault.remote(), PROBE_S)
         except ActorDiedError as error:
@@ -107,28 +107,28 @@ class Sampler(Role):
     """The sampler; Ray restarts it, and it rebuilds its state from Redis."""
 
     def __init__(self, run: str, make: Callable[[], Service], redis_url: str) -> None:
-        options = {**_options(f"{run}/sampler", "cpu", threads=1, cpus=0.0, gpus=0.0), "max_restarts": FOR_EVER}
+        options = {**_options(f"{run}/sampler", "cpu", threads=1, cpus=0.0, gpus=0.0), "max_restarts": UNLIMITED}
         actor = ray.remote(RoleActor).options(**options).remote(True, (make, run, redis_url))
         super().__init__("sampler", actor)
         self._restarts = Restarts()
 
     async def fault(self, ready: Collection[HostPid]) -> str | None:
-        """Why it will not work again, or None. `ready`: processes that are or lately were ready."""
+        """Why it has failed for good, or None. `ready`: processes that are ready, or were until recently."""
         state = await asyncio.to_thread(actor_state, self._actor)
         if state.dead:
-            return await self._probe() or f"{self.name}: its process ended for good"
+            return await self._probe() or f"{self.name}: its process ended and is not restarted"
         early = self._restarts.observe(state, ready)
         if early > EARLY_DEATHS:
             return f"{self.name}: {DIED} {early} times in a row before it was ready"
         return None
 
     def restart(self) -> None:
-        """Kill the process, whatever it is doing; Ray starts another."""
+        """Kill the process, whatever it is doing; Ray restarts it."""
         ray.kill(self._actor, no_restart=False)
 
 
 class Rank(Role):
-    """One learner rank, without its service at first; Ray never restarts it."""
+    """One learner rank, at first without its service; Ray never restarts it."""
 
     def __init__(self, run: str, rank: int, group: PlacementGroup, threads: int, cpus: float, gpus: float) -> None:
         options = {**_options(rank_name(run, rank), "learner", threads, cpus, gpus), "max_restarts": 0}
@@ -136,29 +136,29 @@ class Rank(Role):
         super().__init__(f"learner rank {rank}", ray.remote(RoleActor).options(**options).remote(False))
 
     async def address(self, deadline_s: float) -> tuple[str, int]:
-        """A host:port where the actor runs. Raises TimeoutError while it cannot be placed, RoleError."""
+        """A host and port where the actor runs. Raises TimeoutError if the actor was not placed in time, RoleError."""
         try:
             host, port = await _result(self._actor.address.remote(), deadline_s)
         except RayActorError as error:
             raise RoleError(self._death(str(error))) from None
         return str(host), int(port)
 
-    async def begin(self, make: Callable[[], Service], run: str, redis_url: str, deadline_s: float) -> None:
-        """Start the actor's service, unless it runs. Raises RoleError when it cannot even be made, TimeoutError."""
+    async def start(self, make: Callable[[], Service], run: str, redis_url: str, deadline_s: float) -> None:
+        """Start the actor's service, unless it runs. Raises RoleError when it cannot be created, TimeoutError."""
         try:
-            await _result(self._actor.begin.remote(make, run, redis_url), deadline_s)
+            await _result(self._actor.start.remote(make, run, redis_url), deadline_s)
         except RayTaskError as error:
             raise RoleError(f"{self.name}: {type(error.cause).__name__}: {error.cause}") from None
         except RayActorError:
-            raise RoleError(f"{self.name}: {DIED} before its service began") from None
+            raise RoleError(f"{self.name}: {DIED} before its service started") from None
 
     async def fault(self) -> str | None:
-        """Why the rank will not work again, or None."""
+        """Why the rank has failed for good, or None."""
         return await self._probe()
 
 
 def rank_name(run: str, rank: int | str = "") -> str:
-    """The name of a rank's actor; of no rank, what all their names begin with."""
+    """The name of a rank's actor; without a rank, the prefix of all their names."""
     return f"{run}/learner-{rank}"
 
 
@@ -166,7 +166,7 @@ def _options(name: str, role: str, threads: int, cpus: float, gpus: float) -> di
     return {
         "name": name,
         "namespace": NAMESPACE,
-        "lifetime": "detached",  # a restarted gateway finds the run's processes again
+        "lifetime": "detached",  # survives the gateway, which finds it by name
         "get_if_exists": True,
         "num_cpus": cpus,
         "num_gpus": gpus,
@@ -178,7 +178,7 @@ def _options(name: str, role: str, threads: int, cpus: float, gpus: float) -> di
 
 
 def learner_placement(run: str, ranks: int, cpus: float, gpus: float) -> PlacementGroup:
-    """One bundle per rank, all or none, near each other."""
+    """The run's placement group: one bundle per rank, all or none, as close together as possible."""
     bundle = place("learner") | {kind: amount for kind, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
     name = f"{run}/learner"
     try:
@@ -188,8 +188,8 @@ def learner_placement(run: str, ranks: int, cpus: float, gpus: float) -> Placeme
 
 
 def release_placement(run: str) -> None:
-    """Give the learner's bundles back, and end what still runs in them; harmless when there are none."""
+    """Release the learner's bundles and end the processes in them; no effect when there are none."""
     try:
         remove_placement_group(ray.util.get_placement_group(f"{run}/learner"))
     except ValueError:
-        log.debug("run %s holds no placement group", run)
+        log.debug("run %s has no placement group", run)

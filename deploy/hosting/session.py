@@ -1,6 +1,6 @@
-"""Owns a Ray session: Ray itself on a laptop, Serve and the gateway everywhere, and the watch over the gateway.
+"""Owns a Ray session: Ray itself on a laptop, and everywhere Serve, the gateway and its supervision.
 
-Must not start Ray in a pod, where it is there already.
+Must not start Ray in a pod, where it runs already.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from deploy.hosting.actors import EARLY_DEATHS, Restarts, actor_state
 from deploy.hosting.environment import NAMESPACE, ROLES, serving
 from deploy.hosting.fleet import start_serve
 from deploy.hosting.gateway import start_gateway
+from deploy.hosting.ray_internals import local_node_options
 
 log = logging.getLogger(__name__)
 
@@ -29,98 +30,98 @@ OBJECT_STORE_BYTES = 200 * 2**20
 
 
 class GatewayFailedError(RuntimeError):
-    """The gateway dies again and again without having come to serve."""
+    """The gateway died several times in a row before it served."""
 
 
 class RayLostError(RuntimeError):
-    """Ray does not restart what it was told to restart: the node on which this process started it is lost."""
+    """Ray no longer restarts the gateway: the node on which it ran is lost."""
 
 
-class Gateway(Enum):
-    """What the gateway is seen to do. SILENT: its process is there, but says nothing."""
+class GatewayStatus(Enum):
+    """What the gateway does. SILENT: its process runs but does not answer."""
 
     SERVES = "serves"
-    STARTS = "starts"
-    SILENT = "is silent"
+    STARTS = "has been starting"
+    SILENT = "has not answered"
 
 
-# How long the gateway may start, wait for Redis among other things; how long its process may be there without a word.
-PATIENCE_S = {Gateway.STARTS: 120.0, Gateway.SILENT: 20.0, Gateway.SERVES: math.inf}
+# How long the gateway may take to start, waiting for Redis included; how long its process may go without an answer.
+PATIENCE_S = {GatewayStatus.STARTS: 120.0, GatewayStatus.SILENT: 20.0, GatewayStatus.SERVES: math.inf}
 PING_S = 5.0
 WATCH_S = 1.0
 
 
 def start_ray(folder: Path, cores: int) -> None:
-    """Start a Ray of our own (never one that runs already). `folder`: a short path, for its sockets."""
+    """Start a new Ray cluster, never join a running one. `folder`: a short path, for its sockets."""
     _init(
         address="local",
         num_cpus=cores,
         resources=serving(*ROLES),
         include_dashboard=False,
-        _node_ip_address="127.0.0.1",  # a laptop changes networks while Ray runs
         object_store_memory=OBJECT_STORE_BYTES,
-        _temp_dir=str(folder),
+        **local_node_options("127.0.0.1", folder),  # a laptop may change networks while Ray runs
     )
 
 
 def join_ray() -> None:
-    """Become a driver of the Ray that runs in this pod already."""
+    """Become a driver of the Ray cluster that runs in this pod already."""
     _init(address="auto")
 
 
 def _init(**options: Any) -> None:
-    """ray.init, which puts handlers of its own for SIGTERM in the place of ours; on one it aborts."""
+    """Call ray.init and restore our handler of SIGTERM, which ray.init replaces by one that aborts."""
     ours = signal.getsignal(signal.SIGTERM)
     ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
     signal.signal(signal.SIGTERM, ours)
 
 
 class Session:
-    """Serve and the gateway on a Ray that runs, from start to end. `listen`: where the gateway serves the API, if it
-    does."""
+    """Serve and the gateway on a running Ray, from start to end. `listen`: host and port of the API, if any."""
 
     def __init__(self, redis_url: str, listen: tuple[str, int] | None) -> None:
         self._gateway: Any = start_gateway(redis_url, listen)
         self._restarts = Restarts()
-        start_serve()  # while the gateway loads; the first run would have to wait for it
+        start_serve()  # while the gateway loads; otherwise the first run has to wait for it
 
-    def check(self, deadline_s: float) -> Gateway:
-        """What the gateway does. Raises GatewayFailedError, RayLostError."""
+    def check(self, deadline_s: float) -> GatewayStatus:
+        """What the gateway does, asked for at most `deadline_s` seconds. Raises GatewayFailedError, RayLostError."""
         try:
             serves = bool(ray.get(self._gateway.serves.remote(), timeout=deadline_s))
-            seen = Gateway.SERVES if serves else Gateway.STARTS
+            seen = GatewayStatus.SERVES if serves else GatewayStatus.STARTS
         except (GetTimeoutError, RayActorError):
-            seen = Gateway.SILENT
+            seen = GatewayStatus.SILENT
         state = actor_state(self._gateway)
-        early = self._restarts.observe(state, {state.process} if seen is Gateway.SERVES and state.process else ())
+        early = self._restarts.observe(state, {state.process} if seen is GatewayStatus.SERVES and state.process else ())
         if state.dead:
-            raise RayLostError("the gateway is dead for good, which only a lost node explains")
+            raise RayLostError("Ray no longer restarts the gateway: its node is lost")
         if early > EARLY_DEATHS:
-            raise GatewayFailedError(f"the gateway died {early} times in a row before it served; its log tells why")
-        return seen if state.alive else Gateway.STARTS
+            raise GatewayFailedError(
+                f"the gateway died {early} times in a row before it served; its log shows the reason"
+            )
+        return seen if state.alive else GatewayStatus.STARTS
 
-    def watch(self, served: Callable[[], None], look: Callable[[], None] = lambda: None) -> NoReturn:
-        """Call `served` when the gateway serves for the first time; replace one that hangs. `look` is called each time.
+    def watch(self, served: Callable[[], None], check: Callable[[], None] = lambda: None) -> NoReturn:
+        """Supervise the gateway and replace one that hangs. `served` is called once, when the gateway first serves.
 
-        Raises GatewayFailedError, RayLostError, and what `look` raises.
+        `check` is called each second. Raises GatewayFailedError, RayLostError, and what `check` raises.
         """
-        ready, seen, since = False, Gateway.STARTS, time.monotonic()
+        ready, seen, since = False, GatewayStatus.STARTS, time.monotonic()
         while True:
-            look()
+            check()
             state = self.check(PING_S)
             if state is not seen:
                 seen, since = state, time.monotonic()
-            if state is Gateway.SERVES and not ready:
+            if state is GatewayStatus.SERVES and not ready:
                 ready = True
                 served()
             if time.monotonic() - since > PATIENCE_S[state]:
-                log.warning("the gateway %s for %g s; its process is replaced", state.value, PATIENCE_S[state])
+                log.warning("the gateway %s for %g s; its process is restarted", state.value, PATIENCE_S[state])
                 self.restart_gateway()
                 since = time.monotonic()
             time.sleep(WATCH_S)
 
     def restart_gateway(self) -> None:
-        """Kill the gateway's process, whatever it does; Ray starts another, which finds everything again."""
+        """Kill the gateway's process, whatever it is doing; Ray restarts it, and it finds all runs and processes."""
         ray.kill(self._gateway, no_restart=False)
 
     def stop(self, deadline_s: float) -> None:

@@ -1,6 +1,6 @@
 """Owns an image's software bill of materials: every Python distribution and Debian package, as CycloneDX 1.6 JSON.
 
-Must not import Penstock: it runs in the build's own environment, beside the one that it describes.
+Must not import Penstock: it runs in the build environment, not in the environment that it describes.
 """
 
 from __future__ import annotations
@@ -24,15 +24,13 @@ INSTALLED = "install ok installed"
 
 
 class SbomError(RuntimeError):
-    """The bill cannot be written. One line for people."""
+    """The bill cannot be written. The text is one line for the user."""
 
 
 def python_bill(python: Path) -> Bom:
-    """What is installed in the environment of `python`, an interpreter. Raises SbomError within 300 s."""
-    command = [
-        str(Path(sys.executable).with_name("cyclonedx-py")), "environment", "--output-reproducible",
-        "--spec-version", "1.6", "--output-format", "JSON", "--output-file", "-", str(python),
-    ]  # fmt: skip
+    """The distributions installed for `python`, an interpreter. Raises SbomError, at the latest after 300 s."""
+    command = [str(Path(sys.executable).with_name("cyclonedx-py")), "environment", str(python), "--output-reproducible"]
+    command += ["--spec-version", "1.6", "--output-format", "JSON", "--output-file", "-"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SCAN_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -45,7 +43,7 @@ def python_bill(python: Path) -> Bom:
 
 
 def debian_components(lines: Iterable[str]) -> list[Component]:
-    """The installed packages of dpkg's status file, as components with a package URL."""
+    """The installed packages in dpkg's status file, as components with a package URL."""
     components = []
     for package in Deb822.iter_paragraphs(lines, use_apt_pkg=False):
         if package.get("Status") != INSTALLED:
@@ -59,19 +57,19 @@ def debian_components(lines: Iterable[str]) -> list[Component]:
 
 
 def document(bill: Bom, packages: Iterable[Component]) -> str:
-    """The bill with the packages added, as JSON; the same bytes for the same content."""
+    """The bill with the packages added, as JSON; equal contents give equal bytes."""
     for package in packages:
         bill.components.add(package)
     outputter = make_outputter(bill, OutputFormat.JSON, SchemaVersion.V1_6)
     written = json.loads(outputter.output_as_string())
-    # The library gives every document a number and a time of its own.
+    # The library adds a unique number and the time to every document.
     written.pop("serialNumber", None)
     written.get("metadata", {}).pop("timestamp", None)
     return json.dumps(written, indent=1, sort_keys=True) + "\n"
 
 
 def main() -> int:
-    """Write the bill; the exit status."""
+    """Write the bill; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python sbom.py")
     parser.add_argument("--python", required=True, type=Path, help="interpreter of the environment to describe")
     parser.add_argument("--dpkg-status", required=True, type=Path, help="dpkg's status file of the image")

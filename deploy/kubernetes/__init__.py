@@ -1,4 +1,4 @@
-"""Owns the pods of a Kubernetes cluster: what runs as the first process of each, beside the API's.
+"""Owns the first process of each Ray pod in Kubernetes, the chart's uninstall hook and its README.
 
 Must not import ray; deploy.hosting does.
 """

@@ -1,6 +1,6 @@
-"""Owns the chart's README: its hand-written head, then a table of every value, taken from the comments in values.yaml.
+"""Owns the chart's README: its hand-written head, then a table of all values from the comments in values.yaml.
 
-Must not know what a value means; the comment above it says so.
+Must not know what a value means; the comment above it explains it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class UndocumentedError(ValueError):
     """Values without a comment; one line each."""
 
 
-class Value(NamedTuple):
-    """A row of the table: where the value is, what it is by default (as JSON), what its comment says."""
+class ChartValue(NamedTuple):
+    """A row of the table: the value's path, its default as JSON, and the text of its comment."""
 
     path: str
     default: str
     meaning: str
 
 
-def values(text: str) -> list[Value]:
-    """All values of a values.yaml, in its order. Raises UndocumentedError, naming those without a `# --` comment."""
+def values(text: str) -> list[ChartValue]:
+    """All values of a values.yaml, in its order. Raises UndocumentedError with those that have no `# --` comment."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     assert isinstance(root, yaml.MappingNode), "values.yaml is a mapping"
     rows = list(_rows(root, "", text.splitlines()))
@@ -41,31 +41,31 @@ def values(text: str) -> list[Value]:
     return rows
 
 
-def _rows(node: yaml.MappingNode, prefix: str, lines: list[str]) -> Iterator[Value]:
+def _rows(node: yaml.MappingNode, prefix: str, lines: list[str]) -> Iterator[ChartValue]:
     for key, value in node.value:
         path = f"{prefix}{key.value}"
         meaning = _comment(lines, key.start_mark.line)
-        # A comment above a mapping documents it whole: its keys are the user's.
+        # A comment above a mapping documents the whole mapping: the user chooses its keys.
         if isinstance(value, yaml.MappingNode) and value.value and not meaning:
             yield from _rows(value, f"{path}.", lines)
         else:
-            yield Value(path, json.dumps(yaml.SafeLoader("").construct_document(value)), meaning)
+            yield ChartValue(path, json.dumps(yaml.SafeLoader("").construct_document(value)), meaning)
 
 
 def _comment(lines: list[str], line: int) -> str:
-    """What the `# --` comment says that ends right above a line (counted from 0); empty without one."""
+    """The text of the `# --` comment that ends right above a line (counted from 0); empty if there is none."""
     above: list[str] = []
     while line > 0 and (text := lines[line - 1].strip()).startswith("#"):
         above.insert(0, text)
         if text.startswith(MARK):
-            return " ".join([above[0].removeprefix(MARK), *(one.lstrip("# ") for one in above[1:])])
+            return " ".join([above[0].removeprefix(MARK), *(comment.lstrip("# ") for comment in above[1:])])
         line -= 1
     return ""
 
 
-def render(head: str, rows: list[Value]) -> str:
+def render(head: str, rows: list[ChartValue]) -> str:
     """The README: `head`, then one table per top-level section."""
-    sections: dict[str, list[Value]] = {}
+    sections: dict[str, list[ChartValue]] = {}
     for row in rows:
         section, dot, _ = row.path.partition(".")
         sections.setdefault(section if dot else GENERAL, []).append(row)
@@ -82,7 +82,7 @@ def _cell(text: str) -> str:
 
 
 def main() -> int:
-    """Write README.md; with --check only compare: 1 and a line on standard error where it is stale."""
+    """Write README.md; with --check only compare it, and return 1 with a line on standard error if it is stale."""
     parser = argparse.ArgumentParser(prog="python -m deploy.kubernetes.chart_readme")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when README.md is stale")
     parser.add_argument("--chart", type=Path, default=CHART, help="folder of the chart")
@@ -94,7 +94,7 @@ def main() -> int:
         if not arguments.check:
             readme.write_text(wanted)
         elif not readme.is_file() or readme.read_text() != wanted:
-            print(f"{readme}: stale; `python -m deploy.kubernetes.chart_readme` writes it", file=sys.stderr)
+            print(f"{readme}: stale; run `python -m deploy.kubernetes.chart_readme` to update it", file=sys.stderr)
             return 1
     except (OSError, UndocumentedError, yaml.YAMLError) as error:
         print(f"chart_readme: {error}", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""Owns the first process of a worker pod: `python -m deploy.kubernetes.node --role ROLE`.
+"""Owns the first process of a worker pod, `python -m deploy.kubernetes.node --role ROLE`.
 
 Must not be used on a laptop, where `penstock up` starts everything.
-Drain order: nothing more is placed here -> hosted services give their leases back -> Ray ends.
+Drain order: nothing more is placed here -> hosted services release their leases -> Ray ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 import psutil
 
 from deploy.hosting.environment import ROLES
-from deploy.hosting.node import Node, drain, joined, started_node
+from deploy.hosting.ray_node import Node, drain, joined, started_node
 from deploy.kubernetes.pod import Pod, PodError
 from deploy.kubernetes.probes import PORT, Probes
 from services.process import configure_logging
@@ -26,34 +26,34 @@ log = logging.getLogger(__name__)
 JOIN_S = 300.0
 """How long Ray may take to join its cluster: the head may still be starting."""
 NODE_DEADLINE_S = 60.0
-"""What Ray is told: the pod is gone by then (terminationGracePeriodSeconds grants 90)."""
+"""The deadline given to Ray, by which the pod has ended (terminationGracePeriodSeconds is 90)."""
 WATCH_S = 1.0
 
 
 class Worker:
-    """A worker pod's life."""
+    """A worker pod, from start to end."""
 
     def __init__(self, role: str, port: int) -> None:
         self._role = role
         self._pod = Pod()
         self._node: Node | None = None
         self._stopping = threading.Event()
-        self._probes = Probes({"/healthz": self._pod.alive, "/readyz": self._unready}, port)
+        self._probes = Probes({"/healthz": self._pod.ray_problem, "/readyz": self._unready}, port)
 
     def stop(self, *_: object) -> None:
-        """End in order; the handler of SIGTERM."""
+        """Drain and exit; the handler of SIGTERM and SIGINT."""
         self._stopping.set()
 
     def run(self) -> int:
-        """Start Ray, and stay until a signal comes or Ray ends; the exit status."""
+        """Start Ray, and run until a signal arrives or Ray ends; returns the exit status. Raises PodError."""
         ray = self._pod.start_ray()
         try:
             self._join(ray)
             while not self._stopping.wait(WATCH_S):
                 self._pod.reap()
-                if against := self._pod.alive():
-                    raise PodError(against)
-            log.info("asked to end; draining")
+                if problem := self._pod.ray_problem():
+                    raise PodError(problem)
+            log.info("received a signal to stop; draining")
             self._pod.ending = True
             if self._node is not None:
                 drain(self._node, NODE_DEADLINE_S)
@@ -61,15 +61,15 @@ class Worker:
         finally:
             self._pod.end_ray()
             self._probes.close()
-        log.info("drained and ended")
+        log.info("drained and stopped")
         return 0
 
     def _join(self, ray: psutil.Process) -> None:
-        """Wait until Ray counts this node. Raises PodError after JOIN_S seconds, or when Ray ends."""
+        """Wait until Ray lists this node as alive. Raises PodError after JOIN_S seconds, or when Ray ends."""
         ends = time.monotonic() + JOIN_S
         while not self._stopping.wait(WATCH_S):
-            if against := self._pod.alive():
-                raise PodError(against)
+            if problem := self._pod.ray_problem():
+                raise PodError(problem)
             node = started_node(ray)
             if node is not None and joined(node):
                 self._node = node
@@ -79,7 +79,7 @@ class Worker:
                 raise PodError(f"Ray has not joined its cluster within {JOIN_S:g} s")
 
     def _unready(self) -> str | None:
-        return self._pod.unready() if self._node is not None else "Ray has not joined its cluster yet"
+        return self._pod.readiness_problem() if self._node is not None else "Ray has not joined its cluster yet"
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
-"""Owns a Ray pod as its first process sees it: Ray as a child, who is hosted, and an end in order.
+"""Owns a Ray pod as its first process sees it: Ray as a child process, the hosted processes, and an orderly end.
 
-Must not decide when the end comes, nor import ray: what Ray is asked is asked by deploy.hosting.node.
+Must not decide when to end, nor import ray; deploy.hosting.ray_node queries Ray.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from deploy.hosting.environment import cluster_environment
-from deploy.hosting.pod_registry import VARIABLE, Resident, Residents
+from deploy.hosting.pod_registry import VARIABLE, PodProcess, PodRegistry
 from deploy.process_tree import end_descendants
 
 log = logging.getLogger(__name__)
@@ -23,29 +23,29 @@ log = logging.getLogger(__name__)
 COMMAND = "KUBERAY_GEN_RAY_START_CMD"
 FOLDER = "/tmp/penstock-pod"
 DRAIN_S = 25.0
-"""How long hosted processes may drain; a service gives its leases back within 8 s."""
+"""How long hosted processes may drain; a service releases its leases within 8 s."""
 RAY_END_S = 10.0
 POLL_S = 0.2
 READY = "ready"
 
 
 class PodError(RuntimeError):
-    """The pod cannot do its work. One line."""
+    """The pod cannot do its work. The text is one line."""
 
 
 class Pod:
-    """Ray's processes in this pod, and those that Ray hosts here. Use from one thread; the checks from any."""
+    """Ray's processes in this pod, and those that Ray hosts here. Use from one thread; `*_problem` from any."""
 
     def __init__(self) -> None:
         folder = Path(os.environ.get(VARIABLE, FOLDER))
-        self.residents = Residents(folder)
-        self.residents.prepare()
+        self.registry = PodRegistry(folder)
+        self.registry.clear()
         self._environment = {**cluster_environment(), VARIABLE: str(folder)}
         self._ray: subprocess.Popen[bytes] | None = None
         self.ending = False
 
     def start_ray(self) -> psutil.Process:
-        """Start Ray as KubeRay's variable says; it stays this process's child. Raises PodError without one."""
+        """Start Ray with the command in KubeRay's variable, as a child process. Raises PodError if it is not set."""
         command = os.environ.get(COMMAND)
         if not command:
             raise PodError(
@@ -56,33 +56,33 @@ class Pod:
         self._ray = subprocess.Popen(["bash", "-c", f"exec {command}"], env=self._environment, start_new_session=True)
         return psutil.Process(self._ray.pid)
 
-    def alive(self) -> str | None:
-        """What stands against this pod's life: Ray has ended."""
+    def ray_problem(self) -> str | None:
+        """Why this pod has failed: Ray has ended; else None."""
         if self._ray is None:
-            return None  # it is about to be started
+            return None  # not started yet
         status = self._ray.poll()
         return None if status is None else f"Ray ended with status {status}"
 
-    def unready(self) -> str | None:
-        """What stands against this pod's service: its end, or a hosted process that is not ready."""
+    def readiness_problem(self) -> str | None:
+        """Why this pod is not ready: it ends, a hosted process is not ready, or Ray has ended; else None."""
         if self.ending:
             return "the pod ends"
-        waiting = [one for one in self.residents.all() if one.state != READY]
-        return f"not ready: {_told(waiting)}" if waiting else self.alive()
+        waiting = [process for process in self.registry.processes() if process.state != READY]
+        return f"not ready: {_listed(waiting)}" if waiting else self.ray_problem()
 
     def drain(self) -> None:
-        """Have every hosted process drain, for DRAIN_S seconds at most."""
+        """Drain every hosted process, for at most DRAIN_S seconds."""
         self.ending = True
-        self.residents.drain()
+        self.registry.request_drain()
         ends = time.monotonic() + DRAIN_S
-        while (left := self.residents.all()) and not self.alive():
+        while (left := self.registry.processes()) and not self.ray_problem():
             if time.monotonic() > ends:
-                log.warning("did not drain within %g s: %s", DRAIN_S, _told(left))
+                log.warning("did not drain within %g s: %s", DRAIN_S, _listed(left))
                 return
             time.sleep(POLL_S)
 
     def end_ray(self) -> None:
-        """End Ray and all that it has started here."""
+        """End Ray and all processes that it has started here."""
         self.ending = True
         if killed := end_descendants(RAY_END_S):
             log.warning("had to kill %s", ", ".join(killed))
@@ -94,14 +94,14 @@ class Pod:
                 if child.status() == psutil.STATUS_ZOMBIE and (self._ray is None or child.pid != self._ray.pid):
                     os.waitpid(child.pid, os.WNOHANG)
             except (psutil.NoSuchProcess, ChildProcessError):
-                log.debug("process %d is gone already", child.pid)
+                log.debug("process %d has ended already", child.pid)
 
 
-def _told(residents: list[Resident]) -> str:
-    return ", ".join(f"{one.service} of {one.run} (pid {one.pid}) is {one.state}" for one in residents)
+def _listed(processes: list[PodProcess]) -> str:
+    return ", ".join(f"{item.service} of {item.run} (pid {item.pid}) is {item.state}" for item in processes)
 
 
 def _raise_file_limit() -> None:
-    """Ray needs many connections; containers often begin with 1,024 open files."""
+    """Raise the limit on open files to the hard limit: Ray needs many connections, containers often start at 1,024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,6 +1,6 @@
-"""Owns the end of the Ray cluster at `helm uninstall`: it goes first, while Redis is there for what it gives back.
+"""Owns the removal of the Ray cluster at `helm uninstall`, before Redis: its processes release their work in Redis.
 
-Must not import ray, and must not touch any object but that one cluster.
+Must not import ray, nor change any object but that cluster.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ CALL_S = 10.0
 
 
 class UninstallError(RuntimeError):
-    """The cluster did not go in time, or may not be removed; one line that says what to do."""
+    """The cluster was not removed in time, or removing it is not permitted. The text is one line."""
 
 
 def remove_cluster(kubernetes: httpx.Client, namespace: str, cluster: str, timeout_s: float) -> None:
-    """Delete a RayCluster and wait until it and its pods are gone; one that is not there is gone.
+    """Delete a RayCluster and wait until it and its pods are gone. A cluster that does not exist counts as gone.
 
     KubeRay ends the pods, which drain, and then removes Ray's keys from Redis. Raises UninstallError.
     """
@@ -32,33 +32,33 @@ def remove_cluster(kubernetes: httpx.Client, namespace: str, cluster: str, timeo
     path = f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters/{cluster}"
     _call(kubernetes, "DELETE", path, deadline)
     while _call(kubernetes, "GET", path, deadline) is not None:
-        _wait(deadline, f"RayCluster {cluster} is still there; is KubeRay's operator running?")
+        _wait(deadline, f"RayCluster {cluster} still exists; check that KubeRay's operator is running")
     pods = f"/api/v1/namespaces/{namespace}/pods?labelSelector=ray.io/cluster%3D{cluster}"
     while (_call(kubernetes, "GET", pods, deadline) or {}).get("items"):
-        _wait(deadline, f"pods of RayCluster {cluster} are still there")
+        _wait(deadline, f"pods of RayCluster {cluster} still exist")
 
 
 def _call(kubernetes: httpx.Client, method: str, path: str, deadline: float) -> dict[str, list[object]] | None:
-    """The answer; None where there is no such object. A server that is away is asked again until the deadline."""
+    """The answer; None if the object does not exist. Retries until the deadline while the server does not answer."""
     while True:
         try:
             answer = kubernetes.request(method, path, timeout=CALL_S)
         except httpx.TransportError as error:
-            trouble = f"the Kubernetes API does not answer: {error}"
+            problem = f"the Kubernetes API does not answer: {error}"
         else:
             if answer.status_code == httpx.codes.NOT_FOUND:
                 return None
             if answer.is_success:
                 return dict(answer.json())
-            trouble = f"{method} {path} was answered with {answer.status_code}: {answer.text[:200]}"
+            problem = f"{method} {path} was answered with {answer.status_code}: {answer.text[:200]}"
             if answer.is_client_error and answer.status_code != httpx.codes.TOO_MANY_REQUESTS:
-                raise UninstallError(trouble)
-        _wait(deadline, trouble)
+                raise UninstallError(problem)
+        _wait(deadline, problem)
 
 
-def _wait(deadline: float, trouble: str) -> None:
+def _wait(deadline: float, problem: str) -> None:
     if time.monotonic() >= deadline:
-        raise UninstallError(f"{trouble}; `helm uninstall --no-hooks` goes on without waiting")
+        raise UninstallError(f"{problem}; `helm uninstall --no-hooks` uninstalls without waiting")
     time.sleep(POLL_S)
 
 
@@ -73,7 +73,7 @@ def _in_cluster() -> httpx.Client:
 
 
 def main() -> int:
-    """Remove the cluster; 0 once it is gone, 1 with the reason on standard error."""
+    """Remove the cluster; returns 0 once it is gone, or 1 with the reason on standard error."""
     parser = argparse.ArgumentParser(prog="python -m deploy.kubernetes.uninstall")
     parser.add_argument("--cluster", required=True, help="name of the RayCluster")
     parser.add_argument("--namespace", required=True)

@@ -1,4 +1,4 @@
-"""Owns the laptop stack: embedded Redis, local Ray and the gateway, started and ended as one.
+"""Owns the laptop stack: embedded Redis, local Ray and the gateway, started and ended together.
 
-Must not import ray in the process that supervises.
+Must not import ray in the supervising process.
 """

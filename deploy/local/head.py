@@ -1,6 +1,6 @@
-"""Owns the head process of the laptop stack: Ray's driver. `python -m deploy.local.head`, started by stack.py.
+"""Owns the head process of the laptop stack, Ray's driver: `python -m deploy.local.head`, started by stack.py.
 
-Must not outlive its supervisor, nor print anything but one JSON object a line on standard output.
+Must not outlive its supervisor, nor print anything but one JSON object per line on standard output.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 DRAIN_S = 12.0
 
 
-def _say(phase: str, text: str = "") -> None:
+def _report(phase: str, text: str = "") -> None:
     print(json.dumps({"phase": phase, "text": text}), flush=True)
 
 
 def _stop(number: int, _: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # the drain is bounded; a second signal must not cut it short
+    signal.signal(number, signal.SIG_IGN)  # the drain has a time limit; a second signal must not cut it short
     raise SystemExit(0)
 
 
@@ -44,30 +44,30 @@ def _arguments() -> argparse.Namespace:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    """Start, report, and watch the gateway until a signal ends us. Raises GatewayFailedError."""
-    _say("ray", "starting Ray")
+    """Start Ray and the gateway, report each phase, and supervise the gateway until a signal arrives."""
+    _report("ray", "starting Ray")
     from deploy.hosting.session import GatewayFailedError, Session, start_ray, stop_ray
 
     session: Session | None = None
     try:
         start_ray(arguments.folder, arguments.cores)
-        _say("gateway", "starting the gateway and Ray Serve")
+        _report("gateway", "starting the gateway and Ray Serve")
         session = Session(arguments.redis, (arguments.host, arguments.port))
-        session.watch(lambda: _say("ready"))
+        session.watch(lambda: _report("ready"))
     except GatewayFailedError as error:
-        _say("failed", str(error))
+        _report("failed", str(error))
         raise SystemExit(1) from None
     except Exception:
-        # Ray itself is lost. There is nothing to drain that could hear of it; the supervisor ends what is left.
-        log.exception("the head ends")
+        # Ray itself is lost, so that nothing can drain; the supervisor ends the remaining processes.
+        log.exception("the head process failed")
         logging.shutdown()
         os._exit(1)
     finally:
-        _say("stopping", "draining")
+        _report("stopping", "draining")
         if session is not None:
             session.stop(DRAIN_S)
         stop_ray()
-        _say("stopped")
+        _report("stopped")
 
 
 def main() -> None:

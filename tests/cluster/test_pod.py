@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from deploy.hosting.hosted_service import HostedService
-from deploy.hosting.pod_registry import VARIABLE, Resident, Residents
+from deploy.hosting.pod_registry import VARIABLE, PodProcess, PodRegistry
 from deploy.kubernetes import pod as pods
 from deploy.kubernetes.pod import COMMAND, Pod, PodError
 from deploy.kubernetes.probes import Probes
@@ -71,8 +71,8 @@ def test_an_unknown_role_is_refused() -> None:
 def test_a_ray_that_ends_is_told_with_its_status(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COMMAND, "bash -c 'exit 3'")
     pod.start_ray()
-    until(lambda: pod.alive() is not None)
-    assert pod.alive() == pod.unready() == "Ray ended with status 3"
+    until(lambda: pod.ray_problem() is not None)
+    assert pod.ray_problem() == pod.readiness_problem() == "Ray ended with status 3"
     monkeypatch.delenv(COMMAND)
     with pytest.raises(PodError, match="KUBERAY_GEN_RAY_START_CMD is not set"):
         pod.start_ray()
@@ -93,13 +93,13 @@ def test_probes_answer_with_what_stands_against_them() -> None:
 
 
 def test_who_died_without_a_word_is_forgotten(tmp_path: Path) -> None:
-    residents = Residents(tmp_path)
+    registry = PodRegistry(tmp_path)
     (tmp_path / f"{gone_pid()}.json").write_text(json.dumps({"service": "rollout", "run": "r", "state": "joining"}))
     (tmp_path / f"{os.getpid()}.json").write_text(json.dumps({"service": "rollout", "run": "r", "state": "ready"}))
-    assert residents.all() == [Resident(os.getpid(), "rollout", "r", "ready")]
-    residents.withdraw()
-    residents.withdraw()
-    assert residents.all() == []
+    assert registry.processes() == [PodProcess(os.getpid(), "rollout", "r", "ready")]
+    registry.withdraw()
+    registry.withdraw()
+    assert registry.processes() == []
 
 
 async def test_a_hosted_service_is_seen_and_drains_with_its_pod(
@@ -108,11 +108,11 @@ async def test_a_hosted_service_is_seen_and_drains_with_its_pod(
     monkeypatch.setenv("PENSTOCK_RUNS", str(tmp_path / "runs"))
     await RunRecords(redis).create(run_id, parse_recipe(recipe_document("/model")))
     hosted = HostedService(lambda: EchoService("verifier"), run_id, redis_url)
-    await asyncio.to_thread(until, lambda: bool(pod.residents.all()) and pod.unready() is None)
-    assert pod.residents.all() == [Resident(os.getpid(), "verifier", run_id, "ready")]
+    await asyncio.to_thread(until, lambda: bool(pod.registry.processes()) and pod.readiness_problem() is None)
+    assert pod.registry.processes() == [PodProcess(os.getpid(), "verifier", run_id, "ready")]
     await asyncio.to_thread(pod.drain)
-    assert (hosted.done, hosted.fault(), pod.residents.all()) == (True, None, [])
-    assert pod.unready() == "the pod ends"
+    assert (hosted.done, hosted.fault(), pod.registry.processes()) == (True, None, [])
+    assert pod.readiness_problem() == "the pod ends"
 
 
 def test_a_service_that_does_not_drain_does_not_hold_the_pod(
@@ -123,4 +123,4 @@ def test_a_service_that_does_not_drain_does_not_hold_the_pod(
     file.write_text(json.dumps({"service": "rollout", "run": "r", "state": "ready"}))
     pod.drain()
     assert f"did not drain within 0.3 s: rollout of r (pid {os.getpid()}) is ready" in caplog.text
-    assert pod.residents.draining
+    assert pod.registry.draining

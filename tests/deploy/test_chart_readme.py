@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.kubernetes.chart_readme import CHART, UndocumentedError, Value, main, render, values
+from deploy.kubernetes.chart_readme import CHART, ChartValue, UndocumentedError, main, render, values
 
 TEXT = """
 # -- How many
@@ -28,10 +28,10 @@ group:
 
 def test_reads_paths_defaults_and_comments() -> None:
     assert values(TEXT) == [
-        Value("replicas", "2", "How many"),
-        Value("group.size", '"1Gi"', "The first line and its second"),
-        Value("group.labels", '{"app": "x"}', "A map of the user's"),
-        Value("group.names", '["a", "b"]', "A list | with a bar"),
+        ChartValue("replicas", "2", "How many"),
+        ChartValue("group.size", '"1Gi"', "The first line and its second"),
+        ChartValue("group.labels", '{"app": "x"}', "A map of the user's"),
+        ChartValue("group.names", '["a", "b"]', "A list | with a bar"),
     ]
 
 

@@ -22,10 +22,10 @@ import pytest
 import yaml
 from rich.console import Console
 
+from deploy.cli.commands.stack import demo_recipe
 from deploy.cli.curves import draw_curves
-from deploy.cli.main import demo_recipe
-from deploy.cli.plain import cell, plain
 from deploy.cli.progress import Follower, closing_table, duration, evaluation_line, seconds_left, step_line
+from deploy.cli.terminal import cell, plain
 from deploy.local.preflight import GIB, StackError, check_memory, needed_bytes
 from deploy.local.stack import LocalStack
 from deploy.local.valkey import EmbeddedValkey
@@ -94,17 +94,15 @@ def test_occupied_port_is_one_line(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         status, output = penstock("up", "--port", str(port), "--runs", str(tmp_path))
     assert status == 2
-    assert output.strip() == (
-        f"penstock: --port: 127.0.0.1:{port} is in use by another process; a free port is accepted"
-    )
+    assert output.strip() == (f"penstock: --port: 127.0.0.1:{port} is in use by another process: expected a free port")
 
 
 @pytest.mark.parametrize(
     ("host", "said"),
     [
-        ("localhost", "'localhost' is not accepted; an IPv4 address such as 127.0.0.1 or 0.0.0.0 is"),
-        ("::", "'::' is not accepted; an IPv4 address such as 127.0.0.1 or 0.0.0.0 is"),
-        ("192.0.2.1", "192.0.2.1 is no address of this machine; one of its own is accepted"),
+        ("localhost", "'localhost' is not valid: expected an IPv4 address such as 127.0.0.1 or 0.0.0.0"),
+        ("::", "'::' is not valid: expected an IPv4 address such as 127.0.0.1 or 0.0.0.0"),
+        ("192.0.2.1", "192.0.2.1 is not valid: expected an address of this machine"),
     ],
 )
 def test_bad_host_is_one_line(tmp_path: Path, host: str, said: str) -> None:
@@ -127,7 +125,7 @@ def test_a_host_beyond_loopback_is_warned_of(tmp_path: Path, monkeypatch: pytest
     for host in ("0.0.0.0", "127.0.0.1"):
         status, output = penstock("up", "--host", host, "--port", str(port), "--runs", str(tmp_path))
         assert status == 2
-        assert (f"warning: the API has no authentication; whoever reaches {host}:{port} " in output) == (
+        assert (f"warning: the API has no authentication; every client that reaches {host}:{port} " in output) == (
             host == "0.0.0.0"
         )
     # This machine reaches both by loopback.
@@ -148,13 +146,13 @@ def test_missing_model_stops_the_demo_before_anything_starts(tmp_path: Path) -> 
     recipe.write_text(yaml.safe_dump(recipe_document(tmp_path / "absent")))
     status, output = penstock("demo", "--recipe", str(recipe), "--port", str(free_port()), "--runs", str(tmp_path))
     assert status == 2
-    assert output.startswith(f"penstock: model.path: '{tmp_path / 'absent'}' is not accepted")
+    assert output.startswith(f"penstock: model.path: '{tmp_path / 'absent'}' is not valid: expected")
 
 
 def test_memory_check_tells_needed_and_free() -> None:
     recipe = parse_recipe(recipe_document("/m", rollout={"kv_cache_mib": 64 * 2**20}))
     assert needed_bytes(recipe) > 64 * 2**10 * GIB
-    with pytest.raises(StackError, match=r"run 'tiny' with its stack needs about 6\d+\.\d GiB, \d+\.\d GiB are"):
+    with pytest.raises(StackError, match=r"run 'tiny' with its stack needs about 6\d+\.\d GiB; \d+\.\d GiB are"):
         check_memory(recipe)
 
 
@@ -247,7 +245,7 @@ def test_follower_shows_a_paused_run_with_its_reason_and_histogram(capsys: pytes
         follower.take(view | {"state": state, "reason": reason, "alerts": alerts}, [])
     lines = [line.split("] ", 1)[1] for line in capsys.readouterr().out.splitlines()]
     assert lines == [
-        "run is running: ready", "run is paused: starved\\x1b[2J", starved, "`penstock resume r` takes it on",
+        "run is running: ready", "run is paused: starved\\x1b[2J", starved, "`penstock resume r` resumes it",
         "run is running: resumed",
     ]  # fmt: skip
 

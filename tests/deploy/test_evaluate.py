@@ -14,9 +14,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from deploy.cli import main
+from deploy.cli import client
 from deploy.cli.commands.evaluate import evaluation_recipe
-from deploy.cli.main import app, demo_recipe
+from deploy.cli.commands.stack import demo_recipe
+from deploy.cli.main import app
 from services.contracts import EvaluationRecord, PassAt
 from services.sampler.data import load_splits
 from services.settings import Recipe, load_recipe
@@ -68,7 +69,7 @@ class HandApi:
 def api(monkeypatch: pytest.MonkeyPatch) -> type[HandApi]:
     """The gateway at any address."""
     HandApi.submitted = []
-    monkeypatch.setattr(main, "open_api", HandApi)
+    monkeypatch.setattr(client, "Api", HandApi)
     return HandApi
 
 
@@ -138,12 +139,12 @@ def test_fewer_prompts_are_the_first_of_the_same_held_out_split() -> None:
     [
         ([], "--recipe, --data: give exactly one of them"),
         (["--recipe", "{recipe}", "--data", "/d.jsonl"], "--recipe, --data: give exactly one of them"),
-        (["--recipe", "{recipe}", "--verifier", "math"], "they belong to --data"),
-        (["--data", "{folder}/absent.jsonl"], "absent.jsonl' does not exist"),
-        (["--data", "{recipe}"], "a .jsonl or .parquet file, or a folder is"),
+        (["--recipe", "{recipe}", "--verifier", "math"], "only valid with --data"),
+        (["--data", "{folder}/absent.jsonl"], "absent.jsonl' does not exist: expected a .jsonl"),
+        (["--data", "{recipe}"], "is not valid: expected a .jsonl or .parquet file, or a folder"),
         (["--recipe", "{recipe}", "--samples", "0"], "evaluation.samples: 0 is not valid"),
         (["--recipe", "{recipe}", "--max-new-tokens", "256"], "expected less than model.max_model_len = 256"),
-        (["--recipe", "{recipe}"], "model.path: '{folder}/model' is not accepted; a Hugging Face folder"),
+        (["--recipe", "{recipe}"], "model.path: '{folder}/model' is not valid: expected a Hugging Face folder"),
     ],
 )
 def test_refusals_are_one_line_before_anything_starts(tmp_path: Path, arguments: list[str], says: str) -> None:

@@ -258,7 +258,7 @@ async def test_successor_finds_everything_again_and_restarts_the_learner(
         await asyncio.sleep(0.1)
     third = RayCluster(redis_url)
     await third.start(await RunRecords(redis).scale(run_id, 2))
-    assert "died while no gateway lived" in await learner_fault(third, run_id)
+    assert "died while no gateway was running" in await learner_fault(third, run_id)
     began = time.monotonic()
     await third.restart_learner(record)
     await until_gone([stopped], 60.0)
@@ -305,7 +305,7 @@ async def test_a_restart_of_the_learner_that_broke_off_anywhere_is_owed_and_can_
     async def breaks_off(error: type[Exception], record: RunRecord = record) -> None:
         with pytest.raises(error):
             await cluster.restart_learner(record)
-        assert await cluster.learner_fault(run_id) == hosting.HALF_DONE, "whoever looks sees that it is owed"
+        assert await cluster.learner_fault(run_id) == hosting.RESTART_UNFINISHED, "whoever looks sees that it is owed"
 
     # Before the kill, after it, before the placing, and before the ranks are begun.
     for name, call in (

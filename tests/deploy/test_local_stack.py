@@ -57,7 +57,7 @@ def test_killed_server_comes_back_on_its_port_with_its_data(valkey):
     for _ in range(3):
         kill(valkey)
         began = time.monotonic()
-        valkey.revive()
+        valkey.restart()
         print(f"up {time.monotonic() - began:.2f} s after the kill")
         assert valkey.url == url
         assert asyncio.run(entries(url)) == 50
@@ -67,10 +67,10 @@ def test_a_server_that_dies_again_and_again_is_given_up(valkey, monkeypatch):
     monkeypatch.setattr("deploy.local.valkey.CALM_S", 300.0)
     for _ in range(DEATHS):
         kill(valkey)
-        valkey.revive()
+        valkey.restart()
     kill(valkey)
     with pytest.raises(StackError, match=rf"died {DEATHS + 1} times in a row, each time within 300 s of its start"):
-        valkey.revive()
+        valkey.restart()
 
 
 def test_life_in_between_forgives_deaths(valkey, monkeypatch):
@@ -78,7 +78,7 @@ def test_life_in_between_forgives_deaths(valkey, monkeypatch):
     for _ in range(DEATHS + 2):
         time.sleep(0.25)
         kill(valkey)
-        valkey.revive()
+        valkey.restart()
 
 
 def test_a_server_of_somebody_else_on_its_port_is_not_taken_for_it(valkey, tmp_path, monkeypatch):
@@ -89,8 +89,8 @@ def test_a_server_of_somebody_else_on_its_port_is_not_taken_for_it(valkey, tmp_p
     with subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL) as other:
         try:
             assert asyncio.run(entries(valkey.url, 1)) == 1
-            with pytest.raises(StackError, match="does not start again"):
-                valkey.revive()
+            with pytest.raises(StackError, match="does not restart"):
+                valkey.restart()
         finally:
             other.terminate()
 
@@ -258,8 +258,8 @@ def test_supervisor_starts_again_whatever_dies(tmp_path):
         stack.until(lambda: stack.find("valkey-server"), "both at once")
         # A server that is killed while it starts is started again within the same go.
         said = stack.said()
-        assert said.count("starting it again on its data") + said.count("Valkey did not start again") >= 4, said
-        assert stack.said().count("head process ended with -9; starting Ray again") == 2
+        assert said.count("restarting it on its data") + said.count("Valkey did not restart") >= 4, said
+        assert stack.said().count("head process exited with -9; restarting Ray") == 2
         assert stack.end() == []
 
 
@@ -282,8 +282,8 @@ def test_a_head_that_dies_before_it_is_ready_is_started_again_a_few_times(tmp_pa
     (tmp_path / "runs" / "early-deaths").write_text("\n".join(["now"] * deaths))
     with running(tmp_path, supervised(tmp_path)) as stack:
         stack.until(lambda: "serving" in stack.said() or stack.process.poll() is not None, "start or end")
-        assert stack.said().count("head process ended with 1; starting Ray again") == FIRST_DEATHS
-        gave_up = f"Ray's head process ended with 1, {FIRST_DEATHS + 1} times in a row: " in stack.said()
+        assert stack.said().count("head process exited with 1; restarting Ray") == FIRST_DEATHS
+        gave_up = f"Ray's head process exited with 1, {FIRST_DEATHS + 1} times in a row: " in stack.said()
         assert gave_up == (deaths > FIRST_DEATHS)
         assert ("serving" in stack.said()) != gave_up
 
@@ -294,7 +294,7 @@ def test_a_head_that_dies_again_and_again_is_given_up(tmp_path):
     (tmp_path / "runs" / "die").touch()
     with running(tmp_path, supervised(tmp_path)) as stack:
         stack.process.wait(90)
-        assert f"Ray's head process ended with 3, {HEAD_DEATHS + 1} times in a row: " in stack.said()
+        assert f"Ray's head process exited with 3, {HEAD_DEATHS + 1} times in a row: " in stack.said()
 
 
 @pytest.mark.slow

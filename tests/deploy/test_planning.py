@@ -15,8 +15,8 @@ from deploy.cli.planning import (
     activation_bytes,
     booked_gpus,
     checkpoint_bytes,
-    fleet,
     learner_memory,
+    replica_memory,
     step_time,
     sync_bytes,
 )
@@ -66,13 +66,13 @@ def test_cache_and_sync() -> None:
     wanted = recipe(
         rollout={"dtype": "bfloat16", "tensor_parallel": 2, "kv_cache_mib": 64}, learner={"dtype": "float32"}
     )
-    need = fleet(wanted, SHAPE)
+    need = replica_memory(wanted, SHAPE)
     assert need.kv_per_token == 4000
     assert need.kv_tokens == 2 * 64 * 2**20 / 4000
     assert need.longest_sequences == need.kv_tokens / 256
     assert need.weights == 7.5e9
     assert need.staged == sync_bytes(wanted, SHAPE) == 30e9
-    assert fleet(recipe(weights={"staging": "host", "bucket_mib": 64}), SHAPE).staged == 64 * 2**20
+    assert replica_memory(recipe(weights={"staging": "host", "bucket_mib": 64}), SHAPE).staged == 64 * 2**20
 
 
 def test_an_evaluation_books_no_learner() -> None:
@@ -107,7 +107,7 @@ def test_the_paper_s_recipe_fits() -> None:
     loaded = load_recipe(RECIPES / "qwen2.5-32b-dapo.yaml")
     shape = model_shape(loaded.model, Path("/none"))
     assert shape.parameters == 32_763_876_352  # Qwen/Qwen2.5-32B as published
-    need = fleet(loaded, shape)
+    need = replica_memory(loaded, shape)
     assert need.weights + need.staged + loaded.rollout.kv_cache_mib * 2**20 < 75 * GIB
     assert learner_memory(loaded, shape, loaded.learner.zero_stage).total < 75 * GIB
 
@@ -131,9 +131,9 @@ def test_cost_is_gpus_times_hours_times_price() -> None:
     stated = ["--generation", "6000", "--learning", "3000", "--price", "2.5"]
     found = CliRunner().invoke(app, ["plan", str(RECIPES / "qwen2.5-7b-dapo.yaml"), *stated])
     rows = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in found.output.splitlines()]
-    assert ["GPUs, all of them for the whole run", "8"] in rows
+    assert ["GPUs, reserved for the whole run", "8"] in rows
     assert ["GPU-hours of training", "311"] in rows
-    assert ["cost at 2.5 a GPU-hour", "777"] in rows
+    assert ["cost at 2.5 per GPU-hour", "777"] in rows
 
 
 def test_plan_without_a_shape_says_what_is_lacking(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ async def test_dead_letters_are_listed_and_redriven(redis: Any, gateway: str, ru
         assert shown in cells.replace("│", "") or shown in output
     assert keys.dead not in output
     assert await ask("dead", run_id, "--redrive", entries[1], "--api", gateway) == (
-        0, f"{entries[1]}  g1  drawn again as g1-r1\n{run_id}: 1 groups are drawn again, for 1 letters\n",
+        0, f"{entries[1]}  g1  drawn again as g1-r1\n{run_id}: 1 groups requeued for 1 letters\n",
     )  # fmt: skip
     status, output = await ask("dead", run_id, "--redrive", entries[1], "--api", gateway)
     assert (status, output) == (2, "penstock: its group is drawn again already, as g1-r1\n")
@@ -111,7 +111,7 @@ async def test_dead_letters_are_listed_and_redriven(redis: Any, gateway: str, ru
     assert (status, harmless(output)) == (0, True), output
     assert f"{entries[2]}  g2  drawn again as g2-r1\n" in output
     assert f"{nameless}  -  it names no group: \\x1b]0;owned" in output
-    assert output.endswith(f"{run_id}: 2 groups are drawn again, for 3 letters\n")
+    assert output.endswith(f"{run_id}: 2 groups requeued for 3 letters\n")
     assert (await group_counts(redis, keys)).model_dump(exclude_defaults=True) == {
         "dispatched": 6, "dead": 3, "pending": 3, "reconciled": True,
     }  # fmt: skip
@@ -122,7 +122,7 @@ async def test_dead_letters_are_listed_and_redriven(redis: Any, gateway: str, ru
 def test_what_is_no_entry_is_refused(entry: str) -> None:
     status, output = penstock("dead", "r", "--redrive", entry, "--api", NOWHERE)
     assert status == 2
-    assert f"--redrive: value {entry!r} is not accepted; an entry that `penstock dead r` lists, or all" in output
+    assert f"--redrive: {entry!r} is not valid: expected an entry that `penstock dead r` lists, or all" in output
 
 
 async def test_an_error_that_repeats_hostile_text_is_harmless(redis: Any, gateway: str, run_id: str) -> None:
@@ -176,7 +176,7 @@ async def test_a_run_is_paused_watched_and_resumed(redis: Any, gateway: str, run
     assert watching.returncode == 1
     assert lines == [
         "run is paused: no informative groups", "64 groups judged, 0 of 4 kept; correct answers 0:60 4:4",
-        f"`penstock resume {run_id}` takes it on", "run is failed: test",
+        f"`penstock resume {run_id}` resumes it", "run is failed: test",
     ]  # fmt: skip
     status, output = await ask("resume", run_id, "--from", "3", "--api", gateway)
     assert (status, output.startswith("penstock: from_step: value 3 is not accepted")) == (2, True)

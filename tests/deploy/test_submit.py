@@ -132,7 +132,7 @@ def test_a_run_that_takes_too_long_is_cancelled(gateway: Gateway, recipe: Path, 
     gateway.start()
     gateway.until_ready()  # the time below is the run's alone
     done = penstock("submit", str(recipe), "--id", run_id, "--api", gateway.url, "--wait", "--timeout", "12")
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, f"{run_id}: not ended within 12 s; cancelling")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, f"{run_id}: has not ended within 12 s; cancelling")
     assert httpx.get(f"{gateway.url}/v1/runs/{run_id}", timeout=20).json()["state"] == "queued"
 
 

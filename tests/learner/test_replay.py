@@ -114,7 +114,7 @@ def test_from_a_checkpoint_every_bit_is_the_same_and_a_damaged_one_is_passed_ove
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
     status, output = penstock(copy, 5)
     assert status == 0, output
-    assert f"passed over: {state}: damaged" in output
+    assert f"skipped: {state}: damaged" in output
     assert "steps 3-5 from the checkpoint of step 2 on 1 cpu rank; equal means the same bits" in output
     wanted = [
         [str(step.step), str(index), *(repr(one.loss),) * 2, *(repr(one.gradient_norm),) * 2, "yes"]

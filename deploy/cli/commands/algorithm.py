@@ -9,53 +9,56 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deploy.cli.common import fail
+from deploy.cli.terminal import console
+
 if TYPE_CHECKING:
     from rich.table import Table
 
-app = typer.Typer(help="Show the algorithm presets and what differs between them.", no_args_is_help=True)
+app = typer.Typer(help="Show the algorithm presets and how they differ.", no_args_is_help=True)
 ABSENT = "-"
+
+PresetArgument = Annotated[str, typer.Argument(metavar="PRESET", help="Name of a preset.")]
 
 
 @app.command()
 def presets() -> None:
-    """Print every preset's settings; a recipe that names a preset gets them unless it says otherwise."""
+    """Print the settings of every preset. A recipe can override each setting of the preset that it names."""
     from services.settings import PRESETS
 
-    _print(_table("Algorithm presets", ["setting", *PRESETS], [
-        [path, *(_shown(one[path].value) if path in one else ABSENT for one in PRESETS.values())] for path in _paths()
-    ]))  # fmt: skip
+    rows = [
+        [path, *(_shown(preset[path].value) if path in preset else ABSENT for preset in PRESETS.values())]
+        for path in _paths()
+    ]
+    console().print(_table("Algorithm presets", ["setting", *PRESETS], rows))
 
 
 @app.command()
-def diff(
-    first: Annotated[str, typer.Argument(metavar="PRESET")], second: Annotated[str, typer.Argument(metavar="PRESET")]
-) -> None:
-    """Print what differs between two presets, and which line of the paper or script each value comes from."""
+def diff(first: PresetArgument, second: PresetArgument) -> None:
+    """Print how two presets differ, and which line of the paper or script each value comes from."""
     from services.settings import PRESETS
 
     for name in (first, second):
         if name not in PRESETS:
-            known = ", ".join(PRESETS)
-            typer.echo(f"penstock: PRESET: value {name!r} is not accepted; one of {known} is", err=True)
-            raise typer.Exit(2)
-    one, other = PRESETS[first], PRESETS[second]
+            fail(f"PRESET: {name!r} is not valid: expected one of {', '.join(PRESETS)}")
+    left, right = PRESETS[first], PRESETS[second]
     rows = [
-        [path, *_told(one.get(path)), *_told(other.get(path))]
+        [path, *_value_and_source(left.get(path)), *_value_and_source(right.get(path))]
         for path in _paths()
-        if (path in one or path in other) and (path not in one or path not in other or one[path][0] != other[path][0])
+        if (path in left or path in right)
+        and (path not in left or path not in right or left[path][0] != right[path][0])
     ]
-    _print(
-        _table(f"{first} and {second} differ in {len(rows)} settings", ["setting", first, "from", second, "from"], rows)
-    )
+    title = f"{first} and {second} differ in {len(rows)} settings"
+    console().print(_table(title, ["setting", first, "from", second, "from"], rows))
 
 
 def _paths() -> list[str]:
     from services.settings import PRESETS
 
-    return list(dict.fromkeys(path for one in PRESETS.values() for path in one))
+    return list(dict.fromkeys(path for preset in PRESETS.values() for path in preset))
 
 
-def _told(setting: Any) -> tuple[str, str]:
+def _value_and_source(setting: Any) -> tuple[str, str]:
     return (_shown(setting.value), setting.source) if setting else (ABSENT, ABSENT)
 
 
@@ -72,9 +75,3 @@ def _table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def _print(table: Table) -> None:
-    from deploy.cli.console import console
-
-    console().print(table)

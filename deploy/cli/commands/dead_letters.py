@@ -1,6 +1,6 @@
-"""Owns `penstock dead`: the messages that were given up, as a table, and drawing their groups again.
+"""Owns `penstock dead`: a run's dead letters as a table, and requeueing their groups.
 
-Must not trust what a message holds; all of it is printed as plain text.
+Must not trust the content of a message: all of it is printed as plain text.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deploy.cli.options import DEFAULT_API, ApiOption, RunArgument
-from deploy.cli.plain import cell, plain
+from deploy.cli.common import DEFAULT_API, ApiOption, RunArgument, open_api, reported_errors
+from deploy.cli.terminal import cell, console, plain, print_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,19 +23,14 @@ ALL = "all"
 ENTRY = re.compile(r"\d{1,19}-\d{1,19}")
 REASON_SHOWN = 300
 
+RedriveOption = Annotated[
+    str | None, typer.Option("--redrive", metavar="ENTRY|all", help="Requeue the group of this letter, or of all.")
+]
 
-def dead(
-    run: RunArgument,
-    redrive: Annotated[
-        str | None, typer.Option("--redrive", metavar="ENTRY|all", help="Draw the group of this letter again, or all.")
-    ] = None,
-    api: ApiOption = DEFAULT_API,
-) -> None:
-    """List the messages of a run that were given up, or draw their groups again."""
-    from deploy.cli.console import console
-    from deploy.cli.main import obstacles, open_api
 
-    with obstacles(), open_api(api) as client:
+def dead(run: RunArgument, redrive: RedriveOption = None, api: ApiOption = DEFAULT_API) -> None:
+    """List dead letters, or requeue their groups."""
+    with reported_errors(), open_api(api) as client:
         if redrive is not None:
             _redrive(client, run, redrive)
             return
@@ -45,34 +40,41 @@ def dead(
 
 def _redrive(client: Api, run: str, entry: str) -> None:
     from deploy.cli.client import ApiError
-    from deploy.cli.main import say
 
     if entry != ALL and not ENTRY.fullmatch(entry):
-        raise ApiError(f"--redrive: value {entry!r} is not accepted; an entry that `penstock dead {run}` lists, or all")
+        raise ApiError(
+            f"--redrive: {entry!r} is not valid: expected an entry that `penstock dead {run}` lists, or {ALL}"
+        )
     attempts = client.redrive_all(run) if entry == ALL else [client.redrive(run, entry)]
-    for one in attempts:
-        say(plain(f"{one['entry']}  {one['group'] or '-'}  {one['reason']}"))
-    names = {one["redriven"] for one in attempts if one["redriven"]}
-    say(f"{run}: {len(names)} groups are drawn again, for {len(attempts)} letters")
+    for attempt in attempts:
+        print_line(plain(f"{attempt['entry']}  {attempt['group'] or '-'}  {attempt['reason']}"))
+    names = {attempt["redriven"] for attempt in attempts if attempt["redriven"]}
+    print_line(f"{run}: {len(names)} groups requeued for {len(attempts)} letters")
 
 
 def dead_table(run: str, letters: list[dict[str, Any]]) -> Table:
-    """A row a letter; `letters` as the API gives them."""
+    """One row per letter; `letters` as the API returns them."""
     from rich.table import Table
 
     table = Table(title=cell(f"{run}: dead letters"))
     for title in ("entry", "when", "stream", "cause", "reason", "group", "redriven"):
         table.add_column(title, overflow="fold")
-    for one in letters:
-        table.add_row(*map(cell, (
-            one["entry"], _moment(one["at"]), one["stream"].removeprefix(f"penstock:{{{run}}}:"), one["cause"],
-            one["reason"][:REASON_SHOWN], one["group"] or "-", one["redriven"] or "-",
-        )))  # fmt: skip
+    for letter in letters:
+        values = (
+            letter["entry"],
+            _local_time(letter["at"]),
+            letter["stream"].removeprefix(f"penstock:{{{run}}}:"),
+            letter["cause"],
+            letter["reason"][:REASON_SHOWN],
+            letter["group"] or "-",
+            letter["redriven"] or "-",
+        )
+        table.add_row(*map(cell, values))
     return table
 
 
-def _moment(at: float) -> str:
+def _local_time(at: float) -> str:
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-    except (OverflowError, ValueError, OSError):  # a time that somebody made up
+    except (OverflowError, ValueError, OSError):  # the message may hold any number
         return "-"

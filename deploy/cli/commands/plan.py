@@ -1,14 +1,16 @@
-"""Owns `penstock plan`: what a recipe needs, printed.
+"""Owns `penstock plan`: it prints what a recipe needs.
 
 Must not compute; deploy.cli.planning does.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from deploy.cli.common import DEFAULT_RUNS, RecipeArgument, RunsOption, reported_errors
+from deploy.cli.terminal import console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,44 +21,43 @@ if TYPE_CHECKING:
 
 
 def plan(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML or JSON file.")],
+    recipe: RecipeArgument,
     generation: Annotated[float, typer.Option(min=1e-9, help="Tokens/s that one rollout replica generates.")] = 2500.0,
     learning: Annotated[float, typer.Option(min=1e-9, help="Tokens/s that one learner rank trains.")] = 400.0,
     link: Annotated[float, typer.Option(min=1e-9, help="GB/s of the weight broadcast.")] = 25.0,
-    survival: Annotated[float, typer.Option(min=1e-9, max=1, help="Share of groups that sampling keeps.")] = 0.5,
+    survival: Annotated[
+        float, typer.Option(min=1e-9, max=1, help="Share of groups that dynamic sampling keeps.")
+    ] = 0.5,
     response_tokens: Annotated[
-        float | None, typer.Option(min=1, help="Mean response length; default: half of rollout.max_new_tokens.")
+        float | None,
+        typer.Option(min=1, help="Mean response length in tokens; default: half of rollout.max_new_tokens."),
     ] = None,
-    price: Annotated[float | None, typer.Option(min=0, help="What one GPU costs an hour, in your currency.")] = None,
+    price: Annotated[float | None, typer.Option(min=0, help="Price of one GPU-hour, in any currency.")] = None,
     gpu_gib: Annotated[float, typer.Option(min=1e-9, help="Memory of one device, in GiB.")] = 80.0,
-    runs: Annotated[Path, typer.Option(envvar="PENSTOCK_RUNS", help="Folder for runs, models and data.")] = Path(
-        "runs"
-    ),
+    runs: RunsOption = DEFAULT_RUNS,
 ) -> None:
     """Compute what a recipe needs: memory per rank, per replica and in Redis, bytes per weight sync, time per step.
 
-    State the throughputs that you measured. Their defaults are assumptions for a 32B model on 80 GB GPUs, nobody's
-    measurements; the table's title says which figures the times follow from.
+    Give the throughputs that you measured. The defaults are assumptions for a 32B model on 80 GB GPUs, not
+    measurements; the table's title shows the throughputs used.
     """
-    from deploy.cli.console import console
-    from deploy.cli.main import obstacles
     from deploy.cli.planning import Throughput
     from learner.model.shape import model_shape
     from services.settings import load_recipe
 
-    with obstacles():
+    with reported_errors():
         loaded = load_recipe(recipe)
         shape = model_shape(loaded.model, runs / "models")
     tokens = response_tokens or loaded.rollout.max_new_tokens / 2
     stated = Throughput(generation, learning, link * 1e9, survival, tokens)
     out = console()
     out.print(f"{loaded.name}: {shape.name}, {shape.parameters / 1e9:.3f} billion parameters, {shape.layers} layers")
-    tables = (
-        _learner(loaded, shape, gpu_gib), _checkpoints(loaded, shape), _fleet(loaded, shape, gpu_gib), _redis(loaded),
-        _step(loaded, shape, stated), _cost(loaded, shape, stated, price),
-    )  # fmt: skip
-    for table in tables:
-        out.print(table)
+    out.print(_learner(loaded, shape, gpu_gib))
+    out.print(_checkpoints(loaded, shape))
+    out.print(_replica(loaded, shape, gpu_gib))
+    out.print(_redis(loaded))
+    out.print(_step(loaded, shape, stated))
+    out.print(_cost(loaded, shape, stated, price))
 
 
 def _gib(size: float) -> str:
@@ -85,30 +86,34 @@ def _checkpoints(recipe: Recipe, shape: ModelShape) -> Table:
 
     size, learner = checkpoint_bytes(recipe, shape), recipe.learner
     every = f"every {learner.checkpoint_every} rollout steps" if learner.checkpoint_every else "none is written"
-    return _pairs(f"Checkpoints, {every}", [
+    most = "on disk at most: those kept (learner.checkpoints_kept) and the one being written"
+    rows = [
         ("one on disk", _gib(size)),
-        ("on disk at most: those kept (learner.checkpoints_kept), and one being written",
-         _gib(size * (learner.checkpoints_kept + 1))),
+        (most, _gib(size * (learner.checkpoints_kept + 1))),
         ("host memory per rank while one is written", _gib(size / learner.ranks)),
-    ])  # fmt: skip
+    ]
+    return _pairs(f"Checkpoints, {every}", rows)
 
 
-def _fleet(recipe: Recipe, shape: ModelShape, gpu_gib: float) -> Table:
-    from deploy.cli.planning import fleet
+def _replica(recipe: Recipe, shape: ModelShape, gpu_gib: float) -> Table:
+    from deploy.cli.planning import replica_memory
 
-    need = fleet(recipe, shape)
-    cache = recipe.rollout.kv_cache_mib * 2**20
+    need, rollout = replica_memory(recipe, shape), recipe.rollout
+    cache = rollout.kv_cache_mib * 2**20
     total = need.weights + need.staged + cache
-    parallel = recipe.rollout.tensor_parallel
-    return _pairs(f"One rollout replica of {recipe.rollout.replicas}, {parallel} devices, {recipe.rollout.dtype}", [
+    fits = f"{'fits' if total <= gpu_gib * 2**30 else 'does not fit'} {gpu_gib:g} GiB"
+    rows = [
         ("weights per device", _gib(need.weights)),
         ("staged weights per device during a sync", _gib(need.staged)),
         ("KV cache per device (rollout.kv_cache_mib)", _gib(cache)),
-        ("sum per device", f"{_gib(total)} ({'fits' if total <= gpu_gib * 2**30 else 'does not fit'} {gpu_gib:g} GiB)"),
+        ("sum per device", f"{_gib(total)} ({fits})"),
         ("KV cache per token", f"{need.kv_per_token:,.0f} bytes"),
-        ("tokens that the cache holds", f"{need.kv_tokens:,.0f}"),
-        ("sequences of model.max_model_len that it holds", f"{need.longest_sequences:.1f}"),
-    ])  # fmt: skip
+        ("tokens that fit in the cache", f"{need.kv_tokens:,.0f}"),
+        ("sequences of model.max_model_len that fit", f"{need.longest_sequences:.1f}"),
+    ]
+    return _pairs(
+        f"One rollout replica of {rollout.replicas}, {rollout.tensor_parallel} devices, {rollout.dtype}", rows
+    )
 
 
 def _redis(recipe: Recipe) -> Table:
@@ -117,19 +122,18 @@ def _redis(recipe: Recipe) -> Table:
     need = footprint(recipe)
     rows = [(name, f"{size / 2**20:,.1f} MiB") for name, size in need.parts.items()]
     if recipe.data.train is None:
-        rows.append(("and for each training prompt of the file", f"{need.per_training_prompt:,} bytes"))
-    if (recipe.data.path and recipe.data.held_out) or any(one.prompts is None for one in recipe.evaluation.sets):
-        rows.append(("and for each prompt of a whole file evaluated", f"{need.per_held_out_prompt:,} bytes"))
-    return _pairs("Redis, at most", [*rows, ("sum, with Redis' own share", f"{need.total / 2**20:,.0f} MiB")])
+        rows.append(("plus for each training prompt of the file", f"{need.per_training_prompt:,} bytes"))
+    if (recipe.data.path and recipe.data.held_out) or any(entry.prompts is None for entry in recipe.evaluation.sets):
+        rows.append(("plus for each prompt of a file evaluated whole", f"{need.per_held_out_prompt:,} bytes"))
+    return _pairs("Redis, at most", [*rows, ("sum, with Redis' own overhead", f"{need.total / 2**20:,.0f} MiB")])
 
 
 def _step(recipe: Recipe, shape: ModelShape, stated: Throughput) -> Table:
     from deploy.cli.planning import step_time, sync_bytes
 
-    time = step_time(recipe, shape, stated)
+    time, steps = step_time(recipe, shape, stated), recipe.limits.rollout_steps
     overlap = "overlapping" if recipe.limits.max_staleness > 0 else "in turns"
-    assumed = f"{stated.generation:g} tokens/s a replica, {stated.learning:g} a rank, {stated.link / 1e9:g} GB/s"
-    return _pairs(f"One rollout step at {assumed}", [
+    rows = [
         ("mean response", f"{stated.response_tokens:,.0f} tokens"),
         ("generated tokens", f"{time.sampled_tokens:,.0f} ({stated.survival:.0%} of groups kept)"),
         ("trained tokens", f"{time.trained_tokens:,.0f}"),
@@ -138,8 +142,11 @@ def _step(recipe: Recipe, shape: ModelShape, stated: Throughput) -> Table:
         ("learning", f"{time.learning:,.1f} s"),
         ("weight sync", f"{time.syncing:,.1f} s"),
         (f"rollout step ({overlap})", f"{time.total:,.1f} s"),
-        (f"{recipe.limits.rollout_steps} rollout steps", f"{time.total * recipe.limits.rollout_steps / 3600:,.1f} h"),
-    ])  # fmt: skip
+        (f"{steps} rollout steps", f"{time.total * steps / 3600:,.1f} h"),
+    ]
+    link = f"{stated.link / 1e9:g} GB/s"
+    speeds = f"{stated.generation:g} tokens/s per replica, {stated.learning:g} per rank, {link}"
+    return _pairs(f"One rollout step at {speeds}", rows)
 
 
 def _cost(recipe: Recipe, shape: ModelShape, stated: Throughput, price: float | None) -> Table:
@@ -147,10 +154,10 @@ def _cost(recipe: Recipe, shape: ModelShape, stated: Throughput, price: float | 
 
     gpus = booked_gpus(recipe)
     hours = step_time(recipe, shape, stated).total * recipe.limits.rollout_steps / 3600
-    rows = [("GPUs, all of them for the whole run", f"{gpus:g}"), ("GPU-hours of training", f"{gpus * hours:,.0f}")]
+    rows = [("GPUs, reserved for the whole run", f"{gpus:g}"), ("GPU-hours of training", f"{gpus * hours:,.0f}")]
     if price is not None:
-        rows.append((f"cost at {price:g} a GPU-hour", f"{gpus * hours * price:,.0f}"))
-    return _pairs("Cost, without starts and pauses", rows)
+        rows.append((f"cost at {price:g} per GPU-hour", f"{gpus * hours * price:,.0f}"))
+    return _pairs("Cost, without start-up and pauses", rows)
 
 
 def _pairs(title: str, rows: list[tuple[str, str]]) -> Table:

@@ -1,4 +1,4 @@
-"""Owns `penstock replay`: recorded optimizer steps run again, and what they gave then and now side by side.
+"""Owns `penstock replay`: it runs recorded optimizer steps again and prints recorded and replayed values side by side.
 
 Must not train; learner.recovery.replay does.
 """
@@ -6,11 +6,12 @@ Must not train; learner.recovery.replay does.
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from deploy.cli.common import DEFAULT_RUNS, EXIT_FAILED, RunArgument, RunsOption, fail
+from deploy.cli.terminal import print_line
 
 if TYPE_CHECKING:
     from learner.recovery.replay import Comparison, Plan
@@ -21,39 +22,35 @@ LINE = "{:>6}  {:>14}  {:>24}  {:>24}  {:>24}  {:>24}  {}"
 
 
 def replay(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run.")],
-    step: Annotated[int, typer.Argument(metavar="STEP", min=1, help="The rollout step to end with.")],
-    runs: Annotated[Path, typer.Option("--runs", envvar="PENSTOCK_RUNS", help="Folder with the run's folder.")] = Path(
-        "runs"
-    ),
-    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Longest time it may take, in seconds.")] = 3600.0,
+    run: RunArgument,
+    step: Annotated[int, typer.Argument(metavar="STEP", min=1, help="The last rollout step to replay.")],
+    runs: RunsOption = DEFAULT_RUNS,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Longest duration, in seconds.")] = 3600.0,
 ) -> None:
-    """Run recorded optimizer steps again, from the nearest checkpoint and the archived batches.
+    """Replay recorded optimizer steps from the nearest checkpoint and the archived batches.
 
-    Works from the run's folder alone, or from what PENSTOCK_STORE holds of the run.
-    Exit status 0 only if every loss and gradient norm is equal: bit by bit on one CPU rank, within a stated tolerance
-    otherwise. 1 if one differs or was never recorded, 2 for an obstacle.
+    Needs only the run's folder, or its copy in PENSTOCK_STORE.
+    Exit status 0 if every loss and gradient norm is equal: bit by bit on one CPU rank, within a stated tolerance
+    otherwise. 1 if one differs or was never recorded, 2 for any other error.
     """
-    from deploy.cli.main import OBSTACLE, RUN_FAILED, say
     from learner.archive import ArchiveError
     from learner.recovery.replay import ReplayError, plan_replay, run_at_hand
     from learner.recovery.replay import replay as run_again
     from services.storage.errors import StoreError
 
-    os.environ["PENSTOCK_RUNS"] = str(runs.absolute())  # where the ranks keep the model too
+    os.environ["PENSTOCK_RUNS"] = str(runs.absolute())  # the ranks keep the model there as well
     try:
         folder, mirror = run_at_hand(runs.absolute(), run)
         plan = plan_replay(folder, step, mirror)
         for line in _opening(plan):
-            say(line)
-        rows = run_again(folder, plan, timeout, say)
+            print_line(line)
+        rows = run_again(folder, plan, timeout, print_line)
     except (ArchiveError, ReplayError, StoreError) as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        raise typer.Exit(OBSTACLE) from None
-    say(LINE.format(*HEADING))
+        fail(str(error))
+    print_line(LINE.format(*HEADING))
     for row in rows:
-        say(_line(row))
-    raise typer.Exit(0 if all(row.equal for row in rows) else RUN_FAILED)
+        print_line(_line(row))
+    raise typer.Exit(0 if all(row.equal for row in rows) else EXIT_FAILED)
 
 
 def _opening(plan: Plan) -> list[str]:
@@ -66,21 +63,21 @@ def _opening(plan: Plan) -> list[str]:
     within = f"within {plan.tolerance:g} of the recorded value, or of {SMALLEST_SCALE:g} where that is larger"
     equal = "the same bits" if plan.exact else within
     changed = [
-        f"note: the run trained with {name} {recorded}, here is {version(name)}"
+        f"note: the run trained with {name} {recorded}, this machine has {version(name)}"
         for name, recorded in plan.facts.versions.items()
         if version(name) != recorded
     ]
-    damaged = [f"passed over: {line}" for line in plan.passed_over]
+    damaged = [f"skipped: {line}" for line in plan.passed_over]
     return [*damaged, *changed, f"steps {plan.steps[0]}-{plan.steps[-1]} from {start} on {ranks}; equal means {equal}"]
 
 
 def _line(row: Comparison) -> str:
-    cells = [_number(one, name) for name in ("loss", "gradient_norm") for one in (row.recorded, row.replayed)]
+    cells = [_number(record, name) for name in ("loss", "gradient_norm") for record in (row.recorded, row.replayed)]
     return LINE.format(row.step, row.index, *cells, "yes" if row.equal else "NO")
 
 
-def _number(one: OptimizerStepRecord | None, name: str) -> str:
-    if one is None:
+def _number(record: OptimizerStepRecord | None, name: str) -> str:
+    if record is None:
         return "none"
-    value = getattr(one, name)
-    return ("" if one.applied else "skipped: ") + ("not finite" if value is None else repr(value))
+    value = getattr(record, name)
+    return ("" if record.applied else "skipped: ") + ("not finite" if value is None else repr(value))

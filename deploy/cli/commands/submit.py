@@ -1,4 +1,4 @@
-"""Owns `penstock submit`: a recipe becomes a run, which may be waited for.
+"""Owns `penstock submit`: it submits a recipe as a run, and can wait until the run has ended.
 
 Must not start a stack; `penstock up` and the chart do.
 """
@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deploy.cli.options import DEFAULT_API, ApiOption, RecipeArgument
+from deploy.cli.common import (
+    DEFAULT_API,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    ApiOption,
+    RecipeArgument,
+    follow,
+    open_api,
+    reported_errors,
+)
+from deploy.cli.terminal import print_line
 
 if TYPE_CHECKING:
     from deploy.cli.client import Api
@@ -19,7 +29,7 @@ if TYPE_CHECKING:
 POLL_S = 1.0
 
 
-class TooLateError(RuntimeError):
+class RunTimeoutError(RuntimeError):
     """The run has not ended in time."""
 
 
@@ -33,50 +43,48 @@ def submit(
     ] = 86400.0,
 ) -> None:
     """Submit a run and print its id."""
-    from deploy.cli.main import INTERRUPTED, RUN_FAILED, follow, obstacles, open_api, say
     from services.settings import load_recipe
 
     ends = time.monotonic() + timeout
-    with obstacles(), open_api(api) as client:
+    with reported_errors(), open_api(api) as client:
         loaded = load_recipe(recipe)
         document = loaded.model_dump(mode="json")
         if not wait:
-            say(client.submit(document, run)["id"])
+            print_line(client.submit(document, run)["id"])
             return
         submitted = run or f"{loaded.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         _submit_in_time(client, document, submitted, ends)
-        say(submitted)
+        print_line(submitted)
         try:
-            view, _ = follow(client, submitted, lambda: _check(ends))
+            view, _ = follow(client, submitted, lambda: _check_time(ends))
         except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
-        except TooLateError:
-            say(f"{submitted}: not ended within {timeout:g} s; cancelling")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except RunTimeoutError:
+            print_line(f"{submitted}: has not ended within {timeout:g} s; cancelling")
             client.cancel(submitted)
-            raise typer.Exit(RUN_FAILED) from None
-    raise typer.Exit(0 if view["state"] == "succeeded" else RUN_FAILED)
+            raise typer.Exit(EXIT_FAILED) from None
+    raise typer.Exit(0 if view["state"] == "succeeded" else EXIT_FAILED)
 
 
 def _submit_in_time(client: Api, document: dict[str, Any], run: str, ends: float) -> None:
-    """Submit as soon as the API answers: who waits for a run may be there before it. Raises ApiError when late."""
+    """Submit as soon as the API answers, which may start after this command. Raises ApiUnreachableError when late."""
     from deploy.cli.client import ApiUnreachableError
-    from deploy.cli.main import say
 
-    unheard = False
+    unanswered = False
     while True:
         try:
-            # A request whose answer was lost may have come through.
-            if not (unheard and any(one["id"] == run for one in client.runs())):
+            # The API may have handled a request whose answer was lost.
+            if not (unanswered and any(view["id"] == run for view in client.runs())):
                 client.submit(document, run)
             return
         except ApiUnreachableError as error:
             if time.monotonic() > ends:
                 raise
-            say(f"no answer yet: {error}")
-            unheard = True
+            print_line(f"no answer yet: {error}")
+            unanswered = True
             time.sleep(POLL_S)
 
 
-def _check(ends: float) -> None:
+def _check_time(ends: float) -> None:
     if time.monotonic() > ends:
-        raise TooLateError
+        raise RunTimeoutError

@@ -1,31 +1,28 @@
 """Owns `penstock waits`: what a run's processes wait for, as a table.
 
-Must not judge a wait; the API says which are stalled.
+Must not judge a wait; the API marks the stalled ones.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deploy.cli.options import DEFAULT_API, ApiOption, RunArgument
-from deploy.cli.plain import cell
+from deploy.cli.common import DEFAULT_API, ApiOption, RunArgument, open_api, reported_errors
+from deploy.cli.terminal import cell, console
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
 def waits(run: RunArgument, api: ApiOption = DEFAULT_API) -> None:
-    """Print what a run's processes wait for, and since when, longest first."""
-    from deploy.cli.console import console
-    from deploy.cli.main import obstacles, open_api
-
-    with obstacles(), open_api(api) as client:
+    """Print what a run's processes wait for and for how long, longest wait first."""
+    with reported_errors(), open_api(api) as client:
         found = client.waits(run)
         console().print(waits_table(run, found) if found else cell(f"{run}: nothing waits"))
 
 
 def waits_table(run: str, waits: list[dict[str, Any]]) -> Table:
-    """A row a wait; `waits` as the API gives them."""
+    """One row per wait; `waits` as the API returns them."""
     from rich.table import Table
 
     from deploy.cli.progress import duration
@@ -35,8 +32,8 @@ def waits_table(run: str, waits: list[dict[str, Any]]) -> Table:
         table.add_column(title, justify="right")
     for title in ("", "process", "wait", "for what"):
         table.add_column(title, overflow="fold")
-    for one in waits:
-        mark = "stalled" if one["stalled"] else "idle" if one["idle"] else ""
-        told = (duration(one["seconds"]), duration(one["deadline_s"]), mark, one["process"], one["name"])
-        table.add_row(*map(cell, (*told, one["waits_for"])))
+    for wait in waits:
+        mark = "stalled" if wait["stalled"] else "idle" if wait["idle"] else ""
+        values = (duration(wait["seconds"]), duration(wait["deadline_s"]), mark, wait["process"], wait["name"])
+        table.add_row(*map(cell, (*values, wait["waits_for"])))
     return table

@@ -58,7 +58,7 @@ async def kill_and_restart(server, after_s=0.7):
     """`kill -9`, and a start on the same data a while later; when it answered again (monotonic seconds)."""
     os.kill(server.pid, signal.SIGKILL)
     await asyncio.sleep(after_s)
-    await asyncio.to_thread(server.revive)
+    await asyncio.to_thread(server.restart)
     return time.monotonic()
 
 

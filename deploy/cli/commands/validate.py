@@ -1,0 +1,32 @@
+"""Owns `penstock validate`: a recipe checked without starting anything, and the recipe's JSON schema.
+
+Must not know a setting; services.settings does.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deploy.cli.common import reported_errors
+from deploy.cli.terminal import print_line
+
+
+def validate(
+    recipe: Annotated[Path | None, typer.Argument(metavar="RECIPE", help="Recipe file, YAML or JSON.")] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the recipe's JSON schema instead.")] = False,
+) -> None:
+    """Check a recipe without starting anything."""
+    from services.settings import Recipe, RecipeError, load_recipe
+
+    if schema:
+        print_line(json.dumps(Recipe.model_json_schema(), indent=2))
+        return
+    with reported_errors():
+        if recipe is None:
+            raise RecipeError("RECIPE: missing: expected a YAML or JSON file, or --schema")
+        loaded = load_recipe(recipe)
+        print_line(f"{recipe}: valid; run {loaded.name!r}, {loaded.limits.rollout_steps} rollout steps")

@@ -1,0 +1,89 @@
+"""Owns what the first process of a pod asks Ray about the node that it has started: whether it joined, and its drain.
+
+Must not start or end processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import NamedTuple
+
+import psutil
+from ray.exceptions import RayError
+
+from deploy.hosting.ray_internals import living_nodes, request_drain
+
+log = logging.getLogger(__name__)
+
+REQUEST_S = 5.0
+
+
+class Node(NamedTuple):
+    """A Ray node: its id, and where its cluster's control store (GCS) listens, as host:port."""
+
+    id: str
+    gcs: str
+
+
+def started_node(process: psutil.Process) -> Node | None:
+    """The node whose raylet runs below `process`; None before it has started."""
+    try:
+        children = process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return None
+    for child in children:
+        try:
+            if child.name() != "raylet":
+                continue
+            options = dict(part.split("=", 1) for part in child.cmdline() if part.startswith("--") and "=" in part)
+        except psutil.NoSuchProcess:
+            continue
+        if "--node_id" in options and "--gcs-address" in options:
+            return Node(options["--node_id"], options["--gcs-address"])
+    return None
+
+
+def joined(node: Node) -> bool:
+    """Whether the control store lists the node as alive; False when it does not answer.
+
+    Ray waits some seconds for a connection, then REQUEST_S seconds for the answer.
+    """
+    try:
+        return node.id in living_nodes(node.gcs, REQUEST_S)
+    except RayError as error:
+        log.info("Ray's control store at %s does not answer: %s", node.gcs, _first_line(error))
+        return False
+
+
+def drain(node: Node, deadline_s: float) -> None:
+    """Place nothing more on the node, which ends within `deadline_s` seconds; failures are logged.
+
+    Returns after REQUEST_S seconds at the latest: Ray has a longer time limit for connecting, which would leave no
+    time to drain.
+    """
+    request = threading.Thread(target=_request_drain, args=(node, deadline_s), name="ray-drain", daemon=True)
+    request.start()
+    request.join(REQUEST_S)
+    if request.is_alive():
+        log.warning(
+            "Ray's control store at %s has not answered within %g s; it may still place processes here",
+            node.gcs,
+            REQUEST_S,
+        )
+
+
+def _request_drain(node: Node, deadline_s: float) -> None:
+    until_ms = int((time.time() + deadline_s) * 1000)
+    try:
+        accepted, why = request_drain(node.gcs, node.id, until_ms, REQUEST_S)
+    except RayError as error:
+        log.warning("Ray's control store at %s did not receive the drain request: %s", node.gcs, _first_line(error))
+        return
+    if not accepted:
+        log.warning("Ray refuses to drain node %s: %s", node.id, why)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
