@@ -49,13 +49,13 @@ def test_asks_again_while_the_server_is_away() -> None:
     kubernetes.remove()
 
 
-def test_a_cluster_that_stays_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(UninstallError, match=r"RayCluster penstock is still there; is KubeRay's operator.*--no-hooks"):
+def test_a_cluster_that_stays_is_an_error_with_a_remedy() -> None:
+    with pytest.raises(UninstallError, match=r"RayCluster penstock still exists; check that KubeRay's operator.*--no-hooks"):
         Kubernetes(cluster=[200], pods=[0]).remove(timeout_s=0.1)
 
 
 def test_pods_that_stay_are_an_error() -> None:
-    with pytest.raises(UninstallError, match="pods of RayCluster penstock are still there"):
+    with pytest.raises(UninstallError, match="pods of RayCluster penstock still exist"):
         Kubernetes(cluster=[404], pods=[1]).remove(timeout_s=0.1)
 
 
