@@ -50,7 +50,9 @@ def test_asks_again_while_the_server_is_away() -> None:
 
 
 def test_a_cluster_that_stays_is_an_error_with_a_remedy() -> None:
-    with pytest.raises(UninstallError, match=r"RayCluster penstock still exists; check that KubeRay's operator.*--no-hooks"):
+    with pytest.raises(
+        UninstallError, match=r"RayCluster penstock still exists; check that KubeRay's operator.*--no-hooks"
+    ):
         Kubernetes(cluster=[200], pods=[0]).remove(timeout_s=0.1)
 
 
