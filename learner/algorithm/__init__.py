@@ -1,4 +1,5 @@
-"""Owns the token-level maths of learning: log-probs, ratios, clipping, corrections, reductions.
+"""Owns the token-level maths of training: log-probs, ratios, clipping, corrections, KL, reductions and the loss.
 
-Must not import anything but the standard library and torch.
+Must not import anything except the standard library and torch. The examples in its docstrings run as tests
+(tests/conformance/test_worked_examples.py).
 """

@@ -1,6 +1,6 @@
-"""Owns the step from hidden states to per-token log-probs and entropies, in bounded memory.
+"""Owns the step from hidden states to the log-probs and entropies of tokens, in bounded memory.
 
-Must not hold [tokens, vocabulary] for more than one chunk, neither forward nor backward.
+Must not hold [tokens, vocabulary] for more than one chunk, in the forward or the backward pass.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 CHUNK_TOKENS = 256
-"""Tokens whose logits exist at once. A number of tokens, not of bytes: logits of 256 tokens take less than the head's
-own gradient wherever hidden states are wider than 256, whatever the vocabulary."""
+"""Tokens whose logits exist at the same time. A number of tokens, not of bytes: the logits of 256 tokens take less
+memory than the gradient of the head if hidden states are wider than 256, for any vocabulary."""
 
 
 def _of_chunk(
-    hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor], temperature: float, entropy_gradient: bool
+    hidden: Tensor,
+    targets: Tensor,
+    head: Callable[[Tensor], Tensor],
+    temperature: float,
+    entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     logits = head(hidden)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
@@ -30,20 +34,40 @@ def _of_chunk(
 
 
 def chunks_for(tokens: int) -> int:
-    """How many chunks keep each at CHUNK_TOKENS or fewer; at least one."""
+    """The number of chunks, at least 1, of which none has more than CHUNK_TOKENS tokens."""
     return max(1, -(-tokens // CHUNK_TOKENS))
 
 
 def token_logprobs(
-    hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor], temperature: float = 1.0,
-    chunks: int | None = None, *, entropy_gradient: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Log-probability of each target and entropy of its distribution, softmax(head(hidden) / temperature).
+    hidden: Tensor,
+    targets: Tensor,
+    head: Callable[[Tensor], Tensor],
+    temperature: float = 1.0,
+    chunks: int | None = None,
+    *,
+    entropy_gradient: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The log-prob of each target and the entropy of its distribution, softmax(head(hidden) / temperature).
 
-    hidden [N, H]; targets [N] int64; head maps [n, H] to logits [n, vocabulary]. Returns two [N], natural logarithms:
-    float64 where the logits are, else float32; the first with gradient, the second only with `entropy_gradient`.
-    A chunk's logits are computed again in the backward pass. `chunks` fixes how often `head` is called, also with no
-    rows: where weights are partitioned over ranks (ZeRO-3) each call is a collective, and every rank must make as many.
+    hidden: [N, H]. targets: int64 [N]. head: maps [n, H] to logits [n, vocabulary].
+    Returns two tensors [N] in nats, float64 if the logits are, else float32. The log-probs carry gradient; the
+    entropies do only with `entropy_gradient`. The backward pass computes the logits of each chunk again.
+
+    `chunks` sets how often `head` is called, even with no rows. Where the weights are partitioned over ranks (ZeRO 3),
+    each call is a collective, so every rank must make the same number of calls.
+
+    Example: the logits 0 and ln 3 of two words. At temperature 1 their probabilities are 1/4 and 3/4, and the entropy
+    is (1/4) ln 4 + (3/4) ln (4/3) = 0.5623. At temperature 0.5 the logits become 0 and ln 9, so that the second word
+    has probability 9/10:
+
+    >>> hidden = torch.tensor([[0.0, 3.0], [0.0, 3.0]])
+    >>> hidden[:, 1] = hidden[:, 1].log()
+    >>> logprobs, entropies = token_logprobs(hidden, torch.tensor([0, 1]), head=torch.nn.Identity())
+    >>> logprobs.exp(), entropies
+    (tensor([0.2500, 0.7500]), tensor([0.5623, 0.5623]))
+    >>> cooler, _ = token_logprobs(hidden, torch.tensor([0, 1]), head=torch.nn.Identity(), temperature=0.5)
+    >>> cooler.exp()
+    tensor([0.1000, 0.9000])
     """
     chunks = chunks or chunks_for(targets.numel())
     parts = []

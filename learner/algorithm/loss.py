@@ -1,6 +1,52 @@
-"""Owns the composition of the token loss: correction x clipped objective, KL and entropy terms, weighted and summed.
+"""Owns the loss of tokens: corrected and clipped objective, KL term and entropy term, weighted and summed.
 
-Must not divide by anything local: weights already carry the mini-batch's global normaliser.
+Must not divide by anything local: the weights already contain the global normaliser of the mini-batch.
+
+Worked example of `token_loss`: one response of two tokens with advantage 1, and weights of 1/2 (their mean).
+
+- Token 1: probability 0.45 now, 0.3 under the proximal and 0.1 under the behaviour policy. The ratio 1.5 is clipped
+  to 1.28; the importance 0.3 / 0.1 = 3 is capped at 2. It contributes 2 x 1.28 = 2.56 and no gradient.
+- Token 2: probability 0.1 now, 0.2 under the proximal and 0.4 under the behaviour policy. The ratio is 0.5, the
+  importance 0.5. It contributes 0.25, and its gradient is -(1/2) x 0.5 x 0.5 = -0.125.
+
+The loss is -(2.56 + 0.25) / 2 = -1.405:
+
+>>> settings = LossSettings(
+...     clipping="clip_higher",
+...     clip_low=0.2,
+...     clip_high=0.28,
+...     dual_clip=None,
+...     correction="truncated_is",
+...     correction_cap=2.0,
+...     icepop_low=0.5,
+...     icepop_high=5.0,
+...     kl_coefficient=0.0,
+...     entropy_coefficient=0.0,
+... )
+>>> logprobs = torch.tensor([0.45, 0.1]).log().requires_grad_()
+>>> data = TokenData(
+...     behaviour=torch.tensor([0.1, 0.4]).log(),
+...     advantage=torch.tensor([1.0, 1.0]),
+...     weight=torch.tensor([0.5, 0.5]),
+...     sample=torch.tensor([0, 0]),
+... )
+>>> found = token_loss(logprobs, torch.tensor([1.0, 2.0]), torch.tensor([0.3, 0.2]).log(), data, settings)
+>>> round(found.loss.item(), 4)
+-1.405
+>>> found.loss.backward()
+>>> logprobs.grad
+tensor([ 0.0000, -0.1250])
+
+With an entropy coefficient of 0.1 and the entropies 1 and 2, the loss falls by 0.1 x (1 + 2) / 2 = 0.15. With a KL
+coefficient of 0.1 and a reference that gives the tokens probability 0.9 and 0.1, token 1 is off by a factor of 2
+(k3 = 2 - ln 2 - 1 = 0.3069) and token 2 not at all, so the loss rises by 0.1 x 0.3069 / 2 = 0.0153:
+
+>>> from dataclasses import replace
+>>> more = replace(settings, entropy_coefficient=0.1, kl_coefficient=0.1)
+>>> reference = torch.tensor([0.9, 0.1]).log()
+>>> found = token_loss(logprobs, torch.tensor([1.0, 2.0]), torch.tensor([0.3, 0.2]).log(), data, more, reference)
+>>> round(found.loss.item(), 4)
+-1.5397
 """
 
 from __future__ import annotations
@@ -17,20 +63,39 @@ from learner.algorithm.kl import k3
 from learner.algorithm.ratios import histogram, log_ratio, percentile
 
 SUMS = (
-    "tokens", "loss", "entropy", "probability", "clip_low", "clip_high", "dual_clip", "ratio", "mismatch_kl",
-    "importance", "importance_squared", "weight", "weight_squared", "capped", "masked", "referenced", "kl_reference",
-)  # fmt: skip
-"""What is summed over tokens, micro-batches and ranks, in this order; means are taken once at the end."""
+    "tokens",
+    "loss",
+    "entropy",
+    "probability",
+    "clip_low",
+    "clip_high",
+    "dual_clip",
+    "ratio",
+    "mismatch_kl",
+    "importance",
+    "importance_squared",
+    "weight",
+    "weight_squared",
+    "capped",
+    "masked",
+    "referenced",
+    "kl_reference",
+)
+"""The quantities that are summed over tokens, micro-batches and ranks, in this order. Means are taken once, at the
+end."""
 
 HISTOGRAMS = ("importance", "ratio")
-"""Whose log-ratio each row of a TokenLoss's histograms counts."""
+"""The log-ratios that the rows of `TokenLoss.histograms` count, in this order."""
 
 PERCENTILES = (1, 50, 99)
 
 
 @dataclass(frozen=True)
 class LossSettings:
-    """Which table entries apply, and their numbers; see algorithm. `correction` is never `auto`."""
+    """The entries of CLIPPINGS and CORRECTIONS to apply, and their numbers. `correction` is never `auto`.
+
+    Names and meanings are those of the `algorithm` section of a recipe.
+    """
 
     clipping: str
     clip_low: float
@@ -46,12 +111,14 @@ class LossSettings:
 
 @dataclass(frozen=True)
 class TokenData:
-    """What each trained token brings along: floats [N] in the log-probs' dtype, and `sample` int64 [N].
+    """The inputs of each trained token: floats [N] in the dtype of the log-probs, and `sample` int64 [N].
 
-    behaviour: the log-prob (nats) it was sampled with. advantage: per token, so that values which vary inside a
-    response (PPO with GAE) need no other loss; group-relative estimators repeat the response's. weight: the reduction's
-    over its normaliser; 0 marks a filler, which counts nowhere. sample: which response of this micro-batch it belongs
-    to, from 0; a response is never split over micro-batches.
+    behaviour: the log-prob (nats) with which the token was sampled.
+    advantage: one value per token. Group-relative estimators repeat that of the response; values that vary within a
+    response (PPO with GAE) need no other loss.
+    weight: the weight of the reduction divided by its normaliser. 0 marks a filler, which counts nowhere.
+    sample: the response of this micro-batch to which the token belongs, counted from 0. A response is never split over
+    micro-batches.
     """
 
     behaviour: Tensor
@@ -62,9 +129,10 @@ class TokenData:
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """`loss`: the scalar to differentiate; `sums`: float64 [len(SUMS)]; `histograms`: int64 [len(HISTOGRAMS), BINS].
+    """The loss of a micro-batch and its statistics.
 
-    The latter two are on the CPU, without gradient, and add up over micro-batches and ranks.
+    loss: the scalar to differentiate. sums: float64 [len(SUMS)]. histograms: int64 [len(HISTOGRAMS), BINS].
+    Sums and histograms are on the CPU, without gradient, and add up over micro-batches and ranks.
     """
 
     loss: Tensor
@@ -73,26 +141,34 @@ class TokenLoss:
 
 
 def token_loss(
-    logprobs: Tensor, entropy: Tensor, proximal: Tensor, data: TokenData, settings: LossSettings,
+    logprobs: Tensor,
+    entropy: Tensor,
+    proximal: Tensor,
+    data: TokenData,
+    settings: LossSettings,
     reference: Tensor | None = None,
-) -> TokenLoss:  # fmt: skip
+) -> TokenLoss:
     """-sum(weight x (correction x clipped objective - kl_coefficient x k3 + entropy_coefficient x entropy)).
 
-    The objective is that of the ratio r = exp(logprobs - proximal) (DAPO Eq. 8, with the decoupled ratio). logprobs,
-    entropy, proximal, reference: [N], nats, all float32 or all float64, and so is the loss. Gradient flows through
-    `logprobs`, and through `entropy` only with an entropy coefficient. `reference` holds the reference policy's
-    log-probs, wanted exactly when kl_coefficient > 0; ValueError otherwise.
+    The objective is that of the ratio r = exp(logprobs - proximal) (DAPO Eq. 8, with the decoupled ratio).
+    logprobs, entropy, proximal, reference: [N], nats, all float32 or all float64; the loss has the same dtype. Gradient
+    flows through `logprobs`, and through `entropy` only with an entropy coefficient. `reference` holds the log-probs of
+    the reference policy. Raises ValueError unless it is given exactly when kl_coefficient > 0. The docstring of this
+    module has a worked example.
     """
     if (reference is not None) != (settings.kl_coefficient > 0):
-        given = "none" if reference is None else "some"
-        raise ValueError(f"reference log-probs: {given} given with kl_coefficient = {settings.kl_coefficient}")
+        given = "None" if reference is None else "a tensor"
+        raise ValueError(
+            f"reference: {given} is not valid with kl_coefficient = {settings.kl_coefficient}: "
+            "expected log-probs exactly when kl_coefficient > 0"
+        )
     gap = log_ratio(logprobs, proximal)
     ratio = torch.exp(gap)
     clipped = CLIPPINGS[settings.clipping](ratio, data.advantage, settings.clip_low, settings.clip_high)
     if settings.dual_clip is not None:
         clipped = dual_clip(clipped, ratio, data.advantage, settings.dual_clip)
-    bounds = WeightLimits(settings.correction_cap, settings.icepop_low, settings.icepop_high)
-    correction = correct(settings.correction, proximal, data.behaviour, data.sample, bounds)
+    limits = WeightLimits(settings.correction_cap, settings.icepop_low, settings.icepop_high)
+    correction = correct(settings.correction, proximal, data.behaviour, data.sample, limits)
     gain = correction.weighted.weight * clipped.objective
     divergence = None if reference is None else k3(logprobs, reference)
     if divergence is not None:
@@ -109,26 +185,32 @@ def token_loss(
 
 
 def _columns(
-    logprobs: Tensor, entropy: Tensor, ratio: Tensor, clipped: Clipped, correction: Correction,
+    logprobs: Tensor,
+    entropy: Tensor,
+    ratio: Tensor,
+    clipped: Clipped,
+    correction: Correction,
     divergence: Tensor | None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """What SUMS sums, per token; the loss, which is one number already, stands as zeros."""
-    one = torch.ones_like(ratio)
-    none = torch.zeros_like(ratio)
+) -> tuple[Tensor, ...]:
+    """The quantities of SUMS per token, [N] each. The loss is one number already, so its column is zeros."""
+    ones, zeros = torch.ones_like(ratio), torch.zeros_like(ratio)
     weight, capped, masked = correction.weighted
-    referenced = (none, none) if divergence is None else (one, divergence)
+    referenced = (zeros, zeros) if divergence is None else (ones, divergence)
     return (
-        one, none, entropy, torch.exp(logprobs), clipped.low, clipped.high, clipped.dual, ratio, correction.mismatch_kl,
-        correction.importance, correction.importance.square(), weight, weight.square(), capped, masked, *referenced,
-    )  # fmt: skip
+        *(ones, zeros, entropy, torch.exp(logprobs)),
+        *(clipped.low, clipped.high, clipped.dual, ratio),
+        *(correction.mismatch_kl, correction.importance, correction.importance.square()),
+        *(weight, weight.square(), capped, masked),
+        *referenced,
+    )
 
 
 def means(sums: Tensor, histograms: Tensor) -> dict[str, float]:
-    """The metrics that follow from TokenLoss's sums and histograms over a whole rollout step; `loss` is the caller's.
+    """The metrics of a whole rollout step, from the added sums and histograms of TokenLoss. The caller adds `loss`.
 
-    Shares are of trained tokens. Percentiles are of importance (proximal over behaviour) and of the clipped ratio.
-    effective_sample_size is that of the raw importance, weight_effective_sample_size of the weights in force.
-    kl_reference is there only if a reference was.
+    Shares are shares of the trained tokens. Percentiles are those of the importance (proximal / behaviour) and of the
+    ratio that is clipped. effective_sample_size is that of the uncorrected importance, weight_effective_sample_size
+    that of the weights that were applied. kl_reference is present only if a reference was given.
     """
     total = dict(zip(SUMS, sums.tolist(), strict=True))
     tokens = max(total["tokens"], 1.0)
@@ -149,5 +231,5 @@ def means(sums: Tensor, histograms: Tensor) -> dict[str, float]:
     if total["referenced"]:
         found["kl_reference"] = total["kl_reference"] / total["referenced"]
     for name, counts in zip(HISTOGRAMS, histograms, strict=True):
-        found |= {f"{name}_p{one}": math.exp(percentile(counts, one / 100)) for one in PERCENTILES}
+        found |= {f"{name}_p{rank}": math.exp(percentile(counts, rank / 100)) for rank in PERCENTILES}
     return found
