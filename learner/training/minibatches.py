@@ -1,7 +1,7 @@
-"""Owns how a batch becomes work: mini-batches of whole groups, a share per rank, micro-batches within a token budget.
+"""Owns how a batch is cut: mini-batches of whole groups, one share per rank, micro-batches within a token budget.
 
-Must not hold the policy. Everything up to the micro-batches follows from the batch message alone, so that all ranks
-agree without talking; each rank fetches only its share's payloads.
+Must not hold the policy. Mini-batches and shares follow from the batch message alone, so all ranks agree on them
+without communication, and each rank fetches only the payloads of its share.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from services.contracts import Batch, BatchGroup
 from services.streams.delivery.payloads import SamplePayload
 
 SHARED_ROW_TOKENS = 1024
-"""Longest row in which responses share one prompt; its attention mask is dense, so it grows with the square."""
+"""Maximum length of a row in which responses share one prompt. Its attention mask is dense, so the memory grows with
+the square of the length."""
 
 
 @dataclass(frozen=True)
 class PlannedSample:
-    """One response to train on. `weight` is per token and already divided by the mini-batch's normaliser."""
+    """One response to train on. `weight` applies to each token, already divided by the mini-batch's normaliser."""
 
     payload: str
     group: str
@@ -34,19 +35,23 @@ class PlannedSample:
 
 
 def masked(batch: Batch, payloads: Collection[str]) -> Batch:
-    """The batch without the loss of these samples; they stay in their groups' statistics."""
-    groups = [
-        group.model_copy(update={"samples": tuple(
-            one.model_copy(update={"masked": True}) if one.payload in payloads else one for one in group.samples
-        )}) for group in batch.groups
-    ]  # fmt: skip
+    """Mask the loss of the samples with these `payloads`. They stay in the statistics of their groups."""
+    groups = []
+    for group in batch.groups:
+        samples = (
+            sample.model_copy(update={"masked": True}) if sample.payload in payloads else sample
+            for sample in group.samples
+        )
+        groups.append(group.model_copy(update={"samples": tuple(samples)}))
     return batch.model_copy(update={"groups": tuple(groups)})
 
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """The work of one optimizer step: `shares[rank]`. Masked and empty responses are left out; without any
-    other, `trainable` is false on every rank."""
+    """The work of one optimizer step, as one share per rank. Masked and empty responses are left out.
+
+    `trainable` is false, on every rank, if no response remains.
+    """
 
     shares: tuple[tuple[PlannedSample, ...], ...]
 
@@ -56,40 +61,41 @@ class MiniBatch:
 
 
 def plan_step(batch: Batch, mini_batch_groups: int, reduction: str, ranks: int, *, longest: int) -> list[MiniBatch]:
-    """Cut a batch into mini-batches of `mini_batch_groups` whole groups, and each into `ranks` disjoint shares.
+    """Cut a batch into mini-batches of `mini_batch_groups` whole groups, and each of them into `ranks` disjoint shares.
 
-    The last mini-batch holds what is left and is normalised by it. `longest` (tokens) is what `constant_length`
-    divides by.
+    The last mini-batch may hold fewer groups and is normalised by its own size. `longest` (tokens) is the divisor of
+    the reduction `constant_length`.
     """
     starts = range(0, len(batch.groups), mini_batch_groups)
     return [_plan(batch.groups[start : start + mini_batch_groups], reduction, ranks, longest) for start in starts]
 
 
 def _plan(groups: Sequence[BatchGroup], reduction: str, ranks: int, longest: int) -> MiniBatch:
-    members = [(group.group, one) for group in groups for one in group.samples]
-    reduced = REDUCTIONS[reduction]([SampleSize(name, one.tokens, one.masked) for name, one in members], longest)
+    members = [(group.group, sample) for group in groups for sample in group.samples]
+    sizes = [SampleSize(name, sample.tokens, sample.masked) for name, sample in members]
+    reduced = REDUCTIONS[reduction](sizes, longest)
     planned = [
-        PlannedSample(one.payload, name, one.tokens, one.advantage, weight / reduced.normaliser)
-        for (name, one), weight in zip(members, reduced.weights, strict=True)
+        PlannedSample(sample.payload, name, sample.tokens, sample.advantage, weight / reduced.normaliser)
+        for (name, sample), weight in zip(members, reduced.weights, strict=True)
         if weight > 0
     ]
     return MiniBatch(_shared_out(planned, ranks))
 
 
 def _shared_out(samples: list[PlannedSample], ranks: int) -> tuple[tuple[PlannedSample, ...], ...]:
-    """Spread samples over ranks, groups whole where there are enough of them: their responses share a prompt."""
+    """Distribute samples over ranks. Groups stay whole if there is one per rank: their responses share a prompt."""
     groups: dict[str, list[PlannedSample]] = {}
-    for one in samples:
-        groups.setdefault(one.group, []).append(one)
+    for sample in samples:
+        groups.setdefault(sample.group, []).append(sample)
     parts = -(-ranks // max(len(groups), 1))
     pieces = [piece for members in groups.values() for piece in _pieces(members, parts)]
-    pieces.sort(key=lambda piece: -sum(one.tokens for one in piece))
+    pieces.sort(key=lambda piece: -sum(sample.tokens for sample in piece))
     shares: list[list[PlannedSample]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
     for piece in pieces:
         lightest = loads.index(min(loads))
         shares[lightest] += piece
-        loads[lightest] += sum(one.tokens for one in piece)
+        loads[lightest] += sum(sample.tokens for sample in piece)
     return tuple(tuple(share) for share in shares)
 
 
@@ -100,11 +106,12 @@ def _pieces(members: list[PlannedSample], parts: int) -> list[list[PlannedSample
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One forward pass: B rows of L tokens, and the N response tokens it is for.
+    """The input of one forward pass: B rows of L tokens, and the N response tokens to be trained.
 
-    input_ids, position_ids: int64 [B, L], padded on the right; attention_mask: bool [B, 1, L, L], or None for plain
-    causal rows; source: int64 [N], position in the flattened [B * L] hidden states that predicts each token;
-    targets: int64 [N]; data: float64 [N] each until `to` rounds them; chunks: how often the head runs.
+    input_ids, position_ids: int64 [B, L], padded on the right.
+    attention_mask: bool [B, 1, L, L], or None for plain causal rows.
+    source: int64 [N], the position in the flattened [B * L] hidden states that predicts each token.
+    targets: int64 [N]. data: float64 [N] each until `to` rounds them. chunks: the number of calls of the head.
     """
 
     input_ids: Tensor
@@ -116,16 +123,21 @@ class MicroBatch:
     chunks: int = 1
 
     def to(self, device: torch.device, dtype: torch.dtype) -> MicroBatch:
-        """The same on `device`, its `data` in `dtype`, which is the log-probs'."""
-        mask = None if self.attention_mask is None else self.attention_mask.to(device)
-        data = TokenData(
-            behaviour=self.data.behaviour.to(device, dtype), advantage=self.data.advantage.to(device, dtype),
-            weight=self.data.weight.to(device, dtype), sample=self.data.sample.to(device),
-        )  # fmt: skip
+        """Copy it to `device`, with its `data` in `dtype`, the dtype of the log-probs."""
         return replace(
-            self, input_ids=self.input_ids.to(device), position_ids=self.position_ids.to(device), attention_mask=mask,
-            source=self.source.to(device), targets=self.targets.to(device), data=data,
-        )  # fmt: skip
+            self,
+            input_ids=self.input_ids.to(device),
+            position_ids=self.position_ids.to(device),
+            attention_mask=None if self.attention_mask is None else self.attention_mask.to(device),
+            source=self.source.to(device),
+            targets=self.targets.to(device),
+            data=TokenData(
+                behaviour=self.data.behaviour.to(device, dtype),
+                advantage=self.data.advantage.to(device, dtype),
+                weight=self.data.weight.to(device, dtype),
+                sample=self.data.sample.to(device),
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -137,17 +149,17 @@ class _Row:
 
     @property
     def length(self) -> int:
-        """Tokens fed in; a response's last token predicts nothing that is trained."""
-        return len(self.prompt) + sum(one.tokens - 1 for one, _ in self.samples)
+        """The number of input tokens. The last token of a response is no input: it predicts nothing that is trained."""
+        return len(self.prompt) + sum(sample.tokens - 1 for sample, _ in self.samples)
 
 
 def micro_batches(
     share: Sequence[PlannedSample], payloads: dict[str, SamplePayload], budget: int, *, share_prompts: bool
 ) -> list[MicroBatch]:
-    """Pack a share into micro-batches of at most `budget` padded tokens; a longer sample stands alone.
+    """Pack a share into micro-batches of at most `budget` padded tokens. A longer sample has one of its own.
 
-    With `share_prompts` a group's responses follow their prompt in one row, each blind to the others: the same
-    log-probs for a fraction of the tokens. Raises ValueError for a payload that disagrees with the batch.
+    With `share_prompts`, the responses of a group follow their prompt in one row and do not attend to each other. That
+    gives the same log-probs for a fraction of the tokens. Raises ValueError for a payload that contradicts the batch.
     """
     rows = _rows(share, payloads, min(budget, SHARED_ROW_TOKENS) if share_prompts else 0)
     rows.sort(key=lambda row: -row.length)
@@ -160,7 +172,7 @@ def micro_batches(
 
 
 def filler() -> MicroBatch:
-    """A micro-batch without loss, for a rank that has fewer than the others."""
+    """A micro-batch without loss, for a rank that has fewer micro-batches than the others."""
     zero = torch.zeros(1, dtype=torch.float64)
     ids = torch.zeros((1, 2), dtype=torch.int64)
     first = torch.zeros(1, dtype=torch.int64)
@@ -169,18 +181,20 @@ def filler() -> MicroBatch:
 
 def _rows(share: Sequence[PlannedSample], payloads: dict[str, SamplePayload], longest: int) -> list[_Row]:
     rows: list[_Row] = []
-    for one in share:
-        payload = payloads[one.payload]
-        if len(payload.response_ids) != one.tokens:
+    for sample in share:
+        payload = payloads[sample.payload]
+        tokens = len(payload.response_ids)
+        if tokens != sample.tokens:
             raise ValueError(
-                f"payload {one.payload} holds {len(payload.response_ids)} response tokens, its batch says {one.tokens}"
+                f"payload {sample.payload} holds {tokens} response tokens: "
+                f"expected {sample.tokens}, as its batch states"
             )
         last = rows[-1] if rows else None
-        fits = last is not None and last.length + one.tokens - 1 <= longest
+        fits = last is not None and last.length + tokens - 1 <= longest
         if last is not None and fits and np.array_equal(last.prompt, payload.prompt_ids):
-            rows[-1] = _Row(last.prompt, (*last.samples, (one, payload)))
+            rows[-1] = _Row(last.prompt, (*last.samples, (sample, payload)))
         else:
-            rows.append(_Row(payload.prompt_ids, ((one, payload),)))
+            rows.append(_Row(payload.prompt_ids, ((sample, payload),)))
     return rows
 
 
@@ -194,36 +208,40 @@ def _micro_batch(rows: list[_Row]) -> MicroBatch:
         prompt = len(row.prompt)
         ids[index, :prompt], segments[index, :prompt] = row.prompt, 0
         start = prompt
-        for number, (one, payload) in enumerate(row.samples, start=1):
-            end = start + one.tokens - 1
+        for number, (sample, payload) in enumerate(row.samples, start=1):
+            end = start + sample.tokens - 1
             ids[index, start:end] = payload.response_ids[:-1]
-            positions[index, start:end] = np.arange(prompt, prompt + one.tokens - 1)
+            positions[index, start:end] = np.arange(prompt, prompt + sample.tokens - 1)
             segments[index, start:end] = number
             sources.append(index * width + np.concatenate([[prompt - 1], np.arange(start, end)]))
             start = end
     members = [member for row in rows for member in row.samples]
     shared = len(members) > len(rows)
     return MicroBatch(
-        input_ids=torch.from_numpy(ids), position_ids=torch.from_numpy(positions),
-        # Padding stands behind every real token, so plain rows need no mask beyond causality.
+        input_ids=torch.from_numpy(ids),
+        position_ids=torch.from_numpy(positions),
+        # Padding comes after every real token, so plain rows need no mask besides causality.
         attention_mask=_mask(torch.from_numpy(segments)) if shared else None,
         source=torch.from_numpy(np.concatenate(sources).astype(np.int64)),
         targets=torch.from_numpy(np.concatenate([payload.response_ids for _, payload in members]).astype(np.int64)),
         data=_token_data(members),
-    )  # fmt: skip
+    )
 
 
 def _token_data(members: Sequence[tuple[PlannedSample, SamplePayload]]) -> TokenData:
-    tokens = torch.tensor([one.tokens for one, _ in members])
+    tokens = torch.tensor([planned.tokens for planned, _ in members])
     behaviour = np.concatenate([payload.behaviour_logprobs for _, payload in members])
-    per_sample = torch.tensor([(one.advantage, one.weight) for one, _ in members], dtype=torch.float64)
+    per_sample = torch.tensor([(planned.advantage, planned.weight) for planned, _ in members], dtype=torch.float64)
     advantage, weight = per_sample.repeat_interleave(tokens, dim=0).unbind(1)
     sample = torch.arange(len(members)).repeat_interleave(tokens)
     return TokenData(torch.from_numpy(behaviour.astype(np.float64)), advantage, weight, sample)
 
 
 def _mask(segments: Tensor) -> Tensor:
-    """[B, L] segment numbers (0: prompt) -> [B, 1, L, L]: who sees whom: the prompt, and one's own past."""
+    """The attention mask [B, 1, L, L] for segment numbers [B, L], in which 0 is the prompt.
+
+    A token attends to the prompt and, within its own segment, to itself and the tokens before it.
+    """
     length = segments.shape[1]
     own = segments.unsqueeze(2) == segments.unsqueeze(1)
     prompt = (segments == 0).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Owns the learner's process group: forming it, small exchanges between ranks, leaving it, the end of its process.
+"""Owns the process group of the learner: joining it, small exchanges between ranks, leaving it, and ending the process.
 
 Must not know DeepSpeed or messages.
 """
@@ -25,26 +25,30 @@ LARGEST_KEPT_BLOCK = 128 << 20
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse large freed blocks instead of returning them: 11 % of a CPU step went into page faults."""
+    """Make glibc reuse large freed blocks instead of returning them, which cost 11 % of a CPU step in page faults."""
     if not sys.platform.startswith("linux"):
         return
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError) as error:
-        log.info("the allocator stays as it is: %s", error)
+        log.info("the allocator's settings are unchanged: %s", error)
         return
-    # One arena: blocks of other threads' arenas cannot exceed 64 MiB and would be mapped anew each time.
+    # One arena: blocks in the arenas of other threads cannot exceed 64 MiB, so larger ones would be mapped every time.
     for option, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, LARGEST_KEPT_BLOCK), (M_TRIM_THRESHOLD, -1)):
         mallopt(option, value)
 
 
 class Ranks:
-    """This process's place among the learner's ranks. One per process; blocking; use from one thread."""
+    """The place of this process among the learner ranks. One per process; calls block; use it from one thread."""
 
     def __init__(self, rank: int, world: int, host: str, port: int, timeout_s: float, meet_s: float = 0.0) -> None:
-        """`timeout_s` is for each collective; `meet_s`, where longer, for all ranks to come, each with its model."""
+        """Join the group; blocks until all ranks have joined.
+
+        `timeout_s` limits each collective. `meet_s`, if longer, limits the time until all ranks, each with its model,
+        have joined.
+        """
         if world > 1 and port == 0:
-            raise ValueError(f"master_port = {port} is not accepted with world = {world}; a free port of rank 0 is")
+            raise ValueError(f"master_port: {port} is not valid with world = {world}: expected a free port of rank 0")
         self.rank = rank
         self.world = world
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -56,15 +60,15 @@ class Ranks:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
 
     def all_reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
-        """Combine a small CPU tensor over all ranks, in place."""
+        """Reduce a small CPU tensor over all ranks, in place, and return it."""
         if self.world > 1:
             dist.all_reduce(values, op=op)
         return values
 
     def broadcast_bytes(self, message: bytes | None) -> bytes:
-        """Rank 0's `message`, on every rank; the others pass None. Raises RuntimeError after the group's timeout."""
+        """Return the `message` of rank 0 on every rank. The others pass None. Raises RuntimeError on timeout."""
         if self.world == 1:
-            assert message is not None, "rank 0 always has a message"
+            assert message is not None, "rank 0 must pass a message"
             return message
         length = torch.tensor([len(message or b"")], dtype=torch.int64)
         dist.broadcast(length, 0)
@@ -76,17 +80,18 @@ class Ranks:
         return bytes(body.numpy().tobytes())
 
     def leave(self) -> None:
-        """Destroy the group, so far as nobody else holds it; `end_with` says what that means for the process."""
+        """Destroy the group. DeepSpeed may still hold references to it; see `end_with`."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 def end_with(work: Callable[[], int]) -> NoReturn:
-    """Do the work of this process and end it with the returned status, or with 1 and a traceback.
+    """Do the work of this process, then exit with the status it returns, or with 1 and a traceback.
 
-    Without taking the interpreter apart: DeepSpeed's parameters hold process groups whose Gloo threads outlive
-    `destroy_process_group`, and a thread that wants the interpreter while it goes aborts the process (status -6;
-    pytorch/pytorch pull request 179291). A SystemExit of `work` ends the process as ever: nothing was begun.
+    The exit skips the interpreter's shutdown: DeepSpeed's parameters hold process groups whose Gloo threads outlive
+    `destroy_process_group`, and such a thread aborts the process (status -6) if it needs the interpreter during the
+    shutdown (pytorch/pytorch pull request 179291). A SystemExit raised by `work` exits in the usual way, because the
+    work had not started.
     """
     try:
         status = work()

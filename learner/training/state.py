@@ -1,18 +1,20 @@
-"""Owns a trainer's state at rest: master weights, Adam's moments and counters, whole and by parameter name.
+"""Owns the saved state of a trainer: master weights, Adam moments and counters, whole and by parameter name.
 
-Must not know folders or manifests, nor run a step. Each tensor is kept once: parameter i by rank i mod ranks. What any
-number of ranks at any ZeRO stage wrote, any other number at any other stage can read.
+Must not know folders or manifests, or run a step.
 
-    master.NAME       the weight that Adam updates: float32, or float64 if learner.dtype is
-    exp_avg.NAME      Adam's first moment, of the same dtype and shape; zeros until Adam has stepped
-    exp_avg_sq.NAME   its second moment
-    step.NAME         float32 []: how often Adam has stepped
-    rollout_steps     int64 []: those trained, which is where the learning rate's schedule stands; kept by rank 0
-    non_finite_in_a_row   int64 []: see Trainer; kept by rank 0
+Each tensor is saved once: parameter i by rank i mod ranks. State written by any number of ranks at any ZeRO stage can
+be read by any other number at any other stage.
 
-Training draws no random numbers, so there is no generator's state. Written for the deepspeed that pyproject.toml pins:
-its functions for whole tensors know neither stage 0 nor float64, lose the sign of a zero when they add up fragments,
-and cannot set a tensor whose length the ranks do not divide.
+    master.NAME           the weight that Adam updates: float32, or float64 if learner.dtype is
+    exp_avg.NAME          the first moment of Adam, with the same dtype and shape; zeros before the first step of Adam
+    exp_avg_sq.NAME       the second moment
+    step.NAME             float32 []: the number of Adam steps
+    rollout_steps         int64 []: the trained rollout steps, on which the learning rate depends; saved by rank 0
+    non_finite_in_a_row   int64 []: see Trainer; saved by rank 0
+
+Training draws no random numbers, so no generator state is saved. This module is written for the DeepSpeed version that
+pyproject.toml pins. DeepSpeed's own functions for whole tensors support neither stage 0 nor float64, lose the sign of a
+zero when they add fragments, and cannot set a tensor whose length is not divisible by the number of ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 class Counters(NamedTuple):
-    """What the trainer counts itself."""
+    """The counters of the trainer."""
 
     rollout_steps: int = 0
     non_finite_in_a_row: int = 0
@@ -47,45 +49,45 @@ COUNTERS = dict.fromkeys(Counters._fields, TensorLayout(torch.int64, ()))
 
 
 class _Optimizer(ABC):
-    """Where a ZeRO stage keeps what Adam steps and remembers. `named`: the policy's parameters."""
+    """Access to the master weights and the Adam state of one ZeRO stage. `named`: the parameters of the policy."""
 
     stepped: list[Any]
-    """The tensors of this rank that torch's Adam steps: all of them, or none."""
+    """The tensors that torch's Adam updates on this rank. It updates all of them or none."""
 
     def __init__(self, engine: Any, named: Mapping[str, Any], ranks: Ranks) -> None:
         self._engine = engine
         self._named = named
         self._ranks = ranks
-        # Until a tensor's first step it has no entry; merely to look must not make one, so only `get` is used to read.
+        # A tensor has no entry before its first step. Reading uses `get`, because indexing would create an entry.
         self._adam: Any = engine.basic_optimizer.state
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the master weights."""
+        """The dtype of the master weights."""
         found: torch.dtype = self.stepped[0].dtype
         return found
 
     def steps(self, name: str) -> float:
-        """How often Adam has stepped a parameter."""
+        """The number of Adam steps of a parameter."""
         return self._steps(self.stepped[0])
 
-    def _steps(self, one: Any) -> float:
-        held = self._adam.get(one)
+    def _steps(self, tensor: Any) -> float:
+        held = self._adam.get(tensor)
         return float(held["step"]) if held else 0.0
 
-    def begin(self, steps: Mapping[str, float]) -> None:
-        """Let Adam go on after `steps`, by parameter name."""
-        for one in self.stepped:
-            self._begin(one, max(steps.values()))
+    def set_steps(self, steps: Mapping[str, float]) -> None:
+        """Set the number of Adam steps, by parameter name, and create the moments, so that they can be written."""
+        for tensor in self.stepped:
+            self._set_steps(tensor, max(steps.values()))
 
-    def _begin(self, one: Any, steps: float) -> None:
-        held = self._adam[one]
+    def _set_steps(self, tensor: Any, steps: float) -> None:
+        held = self._adam[tensor]
         for moment in MOMENTS:
-            held.setdefault(moment, torch.zeros_like(one))
-        held["step"] = torch.tensor(steps, dtype=torch.float32, device=one.device)
+            held.setdefault(moment, torch.zeros_like(tensor))
+        held["step"] = torch.tensor(steps, dtype=torch.float32, device=tensor.device)
 
     def read(self, name: str, kind: str, into: Tensor | None, keeper: int) -> None:
-        """Copy a whole tensor to `into`, which only rank `keeper` gives. Collective."""
+        """Copy a whole tensor to `into`, which only rank `keeper` passes. Collective."""
         exists = kind == MASTER or self.steps(name) > 0
         found = self._whole(name, kind, keeper) if exists else torch.zeros(())
         if into is not None:
@@ -93,19 +95,19 @@ class _Optimizer(ABC):
 
     @abstractmethod
     def _whole(self, name: str, kind: str, keeper: int) -> Tensor:
-        """A tensor that exists, whole on rank `keeper` at least. Collective."""
+        """Return an existing tensor, whole at least on rank `keeper`. Collective."""
 
     @abstractmethod
     def write(self, name: str, kind: str, whole: Tensor) -> None:
-        """Take what this rank holds of a tensor from the `whole`, on the CPU; after `begin`."""
+        """Set this rank's part of a tensor from the `whole` tensor, on the CPU. Call it after `set_steps`."""
 
     @abstractmethod
     def refresh(self, files: TensorFiles) -> None:
-        """Make the parameters what the master weights round to. Collective."""
+        """Set the parameters to the rounded master weights. Collective."""
 
 
 class _Replicated(_Optimizer):
-    """Stage 0: every rank holds everything. The masters are the parameters, or stand beside them in bfloat16."""
+    """Stage 0: every rank holds everything. The masters are the parameters, or separate tensors with bfloat16."""
 
     def __init__(self, engine: Any, named: Mapping[str, Any], ranks: Ranks) -> None:
         super().__init__(engine, named, ranks)
@@ -118,12 +120,12 @@ class _Replicated(_Optimizer):
         self.stepped = list(self._masters.values())
 
     def steps(self, name: str) -> float:
-        # Here a parameter that never had a gradient was never stepped.
+        # At stage 0, Adam never updates a parameter that never had a gradient.
         return self._steps(self._masters[name])
 
-    def begin(self, steps: Mapping[str, float]) -> None:
+    def set_steps(self, steps: Mapping[str, float]) -> None:
         for name, count in steps.items():
-            self._begin(self._masters[name], count)
+            self._set_steps(self._masters[name], count)
 
     def _whole(self, name: str, kind: str, keeper: int) -> Tensor:
         master = self._masters[name]
@@ -140,14 +142,14 @@ class _Replicated(_Optimizer):
 
 
 class _Flat(_Optimizer):
-    """Stages 1 and 2: all parameters in a row, of which each rank steps a piece that begins and ends anywhere."""
+    """Stages 1 and 2: all parameters are concatenated, and each rank updates one slice with arbitrary limits."""
 
     def __init__(self, engine: Any, named: Mapping[str, Any], ranks: Ranks) -> None:
         super().__init__(engine, named, ranks)
         self.stepped = engine.optimizer.single_partition_of_fp32_groups
 
     def _held(self, name: str, kind: str) -> tuple[int, Tensor] | None:
-        """What this rank has of a tensor, flat, and where in it that begins; None if nothing."""
+        """(offset, values) of this rank's slice of the flattened tensor; None if it has none of it."""
         mapping = self._named[name]._hp_mapping
         if mapping is None:
             return None
@@ -163,7 +165,7 @@ class _Flat(_Optimizer):
         found = torch.zeros(parameter.numel(), dtype=self.dtype, device=parameter.device)
         if held:
             found.narrow(0, held[0], len(held[1])).copy_(held[1])
-        # As integers, for 0.0 + -0.0 is 0.0.
+        # As integers, because 0.0 + -0.0 is 0.0, which would lose the sign.
         dist.reduce(found.view(INTEGERS[self.dtype]), keeper)
         return found.view(parameter.shape)
 
@@ -176,7 +178,7 @@ class _Flat(_Optimizer):
 
 
 class _Partitioned(_Optimizer):
-    """Stage 3: each parameter is cut into as many equal pieces as there are ranks, the last ones padded."""
+    """Stage 3: each parameter is cut into one piece per rank, all of the same size, the last ones padded."""
 
     def __init__(self, engine: Any, named: Mapping[str, Any], ranks: Ranks) -> None:
         super().__init__(engine, named, ranks)
@@ -213,12 +215,15 @@ class _Partitioned(_Optimizer):
 
 
 STAGES: tuple[type[_Optimizer], ...] = (_Replicated, _Flat, _Flat, _Partitioned)
-"""By ZeRO stage."""
+"""The implementations by ZeRO stage."""
 
 
 @torch.no_grad()
 def take(engine: Any, named: Mapping[str, Any], stage: int, ranks: Ranks, counters: Counters) -> HostBlock:
-    """Copy to host memory what this rank keeps of the engine's state. `named`: the policy's parameters. Collective."""
+    """Copy the part of the engine's state that this rank saves to host memory. Collective.
+
+    `named`: the parameters of the policy by name.
+    """
     optimizer = STAGES[stage](engine, named, ranks)
     keepers = {name: index % ranks.world for index, name in enumerate(named)}
     own = {name: parameter for name, parameter in named.items() if keepers[name] == ranks.rank}
@@ -236,10 +241,13 @@ def take(engine: Any, named: Mapping[str, Any], stage: int, ranks: Ranks, counte
 
 @torch.no_grad()
 def put(engine: Any, named: Mapping[str, Any], stage: int, ranks: Ranks, files: TensorFiles) -> Counters:
-    """The reverse of `take`, from all ranks' files. Collective. Raises ArchiveError if they are of another policy."""
+    """Load into the engine what `take` saved, from the files of all ranks, and return the counters. Collective.
+
+    Raises ArchiveError if the files do not fit the policy.
+    """
     optimizer = STAGES[stage](engine, named, ranks)
     _compare(files.layouts(), _layouts(named, optimizer.dtype) | COUNTERS)
-    optimizer.begin({name: float(files[f"step.{name}"]) for name in named})
+    optimizer.set_steps({name: float(files[f"step.{name}"]) for name in named})
     for name in named:
         for kind in KINDS:
             optimizer.write(name, kind, files[f"{kind}.{name}"])
@@ -250,18 +258,18 @@ def put(engine: Any, named: Mapping[str, Any], stage: int, ranks: Ranks, files: 
 def _layouts(named: Mapping[str, Any], dtype: torch.dtype) -> dict[str, TensorLayout]:
     found: dict[str, TensorLayout] = {}
     for name, parameter in named.items():
-        # At stage 3 the parameter itself is empty; ds_shape is what it stands for.
+        # At stage 3 the parameter itself is empty. Its real shape is ds_shape.
         whole = TensorLayout(dtype, tuple(getattr(parameter, "ds_shape", parameter.shape)))
         found |= {f"{kind}.{name}": whole for kind in KINDS} | {f"step.{name}": TensorLayout(torch.float32, ())}
     return found
 
 
 def _compare(found: Mapping[str, TensorLayout], wanted: Mapping[str, TensorLayout]) -> None:
-    """Raise ArchiveError for the first tensor that is missing, different or of no parameter."""
+    """Raise ArchiveError for the first tensor that is missing, different or belongs to no parameter."""
     for name in sorted({*found, *wanted}):
         if found.get(name) != wanted.get(name):
-            held, needed = (_text(one.get(name)) for one in (found, wanted))
-            raise ArchiveError(f"the checkpoint's tensor {name!r} is {held}; this policy accepts {needed}")
+            held, needed = (_text(layouts.get(name)) for layouts in (found, wanted))
+            raise ArchiveError(f"checkpoint tensor {name!r}: {held} is not valid: expected {needed} for this policy")
 
 
 def _text(layout: TensorLayout | None) -> str:

@@ -1,7 +1,7 @@
-"""Owns tensors between host memory and safetensors files: a block to write a file from, files to read tensors from.
+"""Owns tensors in host memory and in safetensors files: a block to write to a file, and files to read tensors from.
 
-Must not know what the tensors mean, nor where files lie. Format: huggingface.co/docs/safetensors; written here because
-the library neither hashes what it writes nor tells one failed write from another.
+Must not know what the tensors mean or where the files are. The format (huggingface.co/docs/safetensors) is written here
+because the library neither hashes what it writes nor distinguishes write errors.
 """
 
 from __future__ import annotations
@@ -20,57 +20,56 @@ from torch import Tensor
 from learner.archive import ArchiveError
 
 CHUNK_BYTES = 8 << 20
-"""Bytes that are hashed and written at a time; other threads run meanwhile."""
+"""Bytes that are hashed and written at a time. Other threads run in between."""
 DTYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
-"""The dtypes that are kept, by their names in the format."""
+"""The supported dtypes, by their names in the format."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class TensorLayout(NamedTuple):
-    """What stands for a tensor before it is read."""
+    """Dtype and shape of a tensor, known before it is read."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class HostBlock:
-    """Named tensors in one block of host memory, which has the layout of a safetensors file."""
+    """Named tensors in one block of host memory, in the layout of a safetensors file."""
 
     def __init__(self, layouts: Mapping[str, TensorLayout]) -> None:
-        """Make room; the contents are whatever was there before. Raises KeyError for a dtype that is not kept."""
+        """Allocate the block, uninitialised. Raises KeyError for a dtype that is not supported."""
         self._places: dict[str, tuple[int, TensorLayout]] = {}
         header, offset = {}, 0
-        # Wide ones first, so that every tensor is aligned.
+        # Wide dtypes first, so that every tensor is aligned.
         for name, layout in sorted(layouts.items(), key=lambda item: -item[1].dtype.itemsize):
             ends = offset + layout.size
             self._places[name] = (offset, layout)
-            header[name] = {
-                "dtype": NAMES[layout.dtype], "shape": list(layout.shape), "data_offsets": [offset, ends],
-            }  # fmt: skip
+            place = {"data_offsets": [offset, ends]}
+            header[name] = {"dtype": NAMES[layout.dtype], "shape": list(layout.shape), **place}
             offset = ends
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         self._head = len(text).to_bytes(8, "little") + text
-        # One allocation, so that it goes back to the system when it is let go of.
+        # One allocation, so that its memory returns to the operating system when the block is freed.
         self._data = torch.empty(offset, dtype=torch.uint8)
 
     def __getitem__(self, name: str) -> Tensor:
-        """A view; writing to it fills the block."""
+        """A view of the tensor. Writing to it fills the block."""
         offset, layout = self._places[name]
         return self._data[offset : offset + layout.size].view(layout.dtype).view(layout.shape)
 
     @property
     def size(self) -> int:
-        """Of the file, in bytes."""
+        """The size of the file in bytes."""
         return len(self._head) + len(self._data)
 
     def chunks(self) -> Iterator[memoryview]:
-        """The file, front to back."""
+        """The contents of the file, from start to end."""
         yield memoryview(self._head)
         data = self._data.numpy().data
         for start in range(0, len(data), CHUNK_BYTES):
@@ -78,25 +77,27 @@ class HostBlock:
 
 
 class TensorFiles:
-    """The tensors of several safetensors files by name. They are mapped: what is not used is not read."""
+    """The tensors of several safetensors files by name. The files are mapped: unused tensors are not read."""
 
     def __init__(self, files: Sequence[Any]) -> None:
-        self._homes = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        self._homes = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a mapping
 
     def layouts(self) -> dict[str, TensorLayout]:
-        """Of all tensors. Raises KeyError for a dtype that is not kept."""
+        """The layouts of all tensors. Raises KeyError for a dtype that is not supported."""
         slices = {name: file.get_slice(name) for name, file in self._homes.items()}
-        return {name: TensorLayout(DTYPES[one.get_dtype()], tuple(one.get_shape())) for name, one in slices.items()}
+        return {
+            name: TensorLayout(DTYPES[tensor.get_dtype()], tuple(tensor.get_shape())) for name, tensor in slices.items()
+        }
 
     def __getitem__(self, name: str) -> Tensor:
-        """On the CPU; to be copied from while the files are open."""
+        """The tensor, on the CPU. Copy it before the files are closed."""
         found: Tensor = self._homes[name].get_tensor(name)
         return found
 
 
 @contextmanager
 def tensor_files(paths: Sequence[Path]) -> Iterator[TensorFiles]:
-    """Open `paths` while the body reads. Raises ArchiveError, naming the file."""
+    """Open `paths` for the body. Raises ArchiveError, which names the file."""
     with ExitStack() as stack:
         files = []
         for path in paths:

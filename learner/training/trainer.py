@@ -1,6 +1,6 @@
-"""Owns the optimizer steps: a DeepSpeed engine, driven so that its gradient is the exact one of the mini-batch.
+"""Owns the optimizer steps: it drives a DeepSpeed engine so that its gradient is exactly that of the mini-batch.
 
-Must not know Redis or the fleet, nor how an engine is made.
+Must not know Redis or the fleet, or how an engine is created.
 """
 
 from __future__ import annotations
@@ -32,37 +32,42 @@ from services.settings import Recipe
 from services.streams.delivery.payloads import SamplePayload
 
 MISMATCH = ("mismatch_kl", "importance", "importance_squared")
-"""The sums that measure how far the policy is from the one that sampled."""
+"""The sums that measure the distance between the policy and the one that sampled."""
 
 
 class InterruptedTrainingError(RuntimeError):
-    """interrupt() was called on a rank; the policy is between two versions and must not be published."""
+    """Training stopped because interrupt() was called on a rank.
+
+    The policy is between two versions and must not be published.
+    """
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What one rollout step did: its metrics, and each optimizer step in order."""
+    """The result of one rollout step: its metrics, and its optimizer steps in order."""
 
     metrics: dict[str, float]
     optimizer: tuple[OptimizerStepRecord, ...]
     damaged: tuple[str, ...] = ()
-    """Payloads that could not be trained, and why; their loss was masked."""
+    """The payloads that could not be trained, with the reason. Their loss was masked."""
 
     @property
     def optimizer_steps(self) -> int:
-        """How many were applied."""
-        return sum(one.applied for one in self.optimizer)
+        """The number of optimizer steps that were applied."""
+        return sum(step.applied for step in self.optimizer)
 
     @property
     def skipped(self) -> int:
-        """How many were left out for a non-finite gradient."""
+        """The number of optimizer steps that were skipped because of a non-finite gradient."""
         return len(self.optimizer) - self.optimizer_steps
 
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """One optimizer step: the loss's sums and histograms over all ranks (see TokenLoss), the gradient's norm before
-    clipping, whether it was applied."""
+    """The result of one optimizer step.
+
+    sums, histograms: those of TokenLoss, over all ranks. gradient_norm: before clipping. applied: false if skipped.
+    """
 
     sums: Tensor
     histograms: Tensor
@@ -71,21 +76,22 @@ class OptimizerStep:
 
     @property
     def record(self) -> OptimizerStepRecord:
-        """What is kept of it; JSON has no number for what is not finite."""
+        """The stored form, in which values that are not finite are None, because JSON has no number for them."""
         loss, norm = float(self.sums[SUMS.index("loss")]), self.gradient_norm
         return OptimizerStepRecord(
-            loss=loss if math.isfinite(loss) else None, gradient_norm=norm if math.isfinite(norm) else None,
+            loss=loss if math.isfinite(loss) else None,
+            gradient_norm=norm if math.isfinite(norm) else None,
             applied=self.applied,
-        )  # fmt: skip
+        )
 
 
 class Trainer:
-    """The policy in training. Every method is collective: all ranks call it, each from one thread."""
+    """The policy in training. Every method is collective: all ranks call it, each from a single thread."""
 
     def __init__(self, folder: Path, recipe: Recipe, ranks: Ranks, *, short_cut: bool = True) -> None:
-        """Load the policy, and with a KL coefficient a frozen copy as its reference, and build the engine.
+        """Load the policy and create its engine, and with a KL coefficient also a frozen copy as the reference.
 
-        `short_cut` = False computes the first optimizer step's proximal log-probs too, in a pass of their own.
+        `short_cut` = False computes the proximal log-probs of the first optimizer step in a pass of their own too.
         """
         self._settings = recipe.learner
         self._reduction = recipe.algorithm.reduction
@@ -96,16 +102,18 @@ class Trainer:
         self._short_cut = short_cut
         self._rollout_steps = 0
         self.non_finite_in_a_row = 0
-        """Optimizer steps without a finite gradient since the last one with, across rollout steps; up to the limit."""
+        """Consecutive optimizer steps with a non-finite gradient, across rollout steps. Counted up to the limit."""
         self._interrupted = threading.Event()
         prepare_environment()
         torch.set_num_threads(recipe.learner.threads)
         torch.manual_seed(recipe.seed)
         policy = load_policy(
-            folder, recipe.learner.dtype, recipe.rollout.temperature,
+            folder,
+            recipe.learner.dtype,
+            recipe.rollout.temperature,
             entropy_gradient=self._loss.entropy_coefficient > 0,
             activation_checkpointing=recipe.learner.activation_checkpointing,
-        )  # fmt: skip
+        )
         self._share_prompts = can_share_prompts(policy)
         self._token_dtype = policy.token_dtype
         self._engine = training_engine(policy, recipe.learner)
@@ -116,17 +124,17 @@ class Trainer:
 
     @property
     def causal_lm(self) -> Any:
-        """The Hugging Face model in training (its parameters are partitioned at ZeRO stage 3)."""
+        """The Hugging Face model in training. At ZeRO stage 3 its parameters are partitioned."""
         return self._engine.module.causal_lm
 
     @property
     def partitioned(self) -> bool:
-        """Whether parameters must be gathered, by all ranks, before they can be read."""
+        """Whether all ranks must gather parameters before they can be read."""
         return self._settings.zero_stage == 3
 
     @contextmanager
     def gathered(self, parameters: list[Any]) -> Iterator[None]:
-        """Make `parameters` whole on every rank while the body reads them."""
+        """Make `parameters` whole on every rank for the body."""
         if not self.partitioned:
             yield
             return
@@ -136,19 +144,22 @@ class Trainer:
             yield
 
     def plan(self, batch: Batch) -> list[MiniBatch]:
-        """The batch's mini-batches, the same on every rank; this rank's payloads are in `shares[rank]`."""
+        """Cut the batch into mini-batches, the same on every rank. `shares[rank]` names the payloads of this rank."""
         return plan_step(
             batch, self._settings.mini_batch_groups, self._reduction, self._ranks.world, longest=self._longest
         )
 
     def train(self, plans: list[MiniBatch], payloads: dict[str, SamplePayload]) -> Trained:
-        """One rollout step: an optimizer step per trainable mini-batch. `payloads`: this rank's share, by key."""
+        """Train one rollout step: one optimizer step per trainable mini-batch.
+
+        `payloads`: those of this rank's shares, by key. Raises InterruptedTrainingError after `interrupt`.
+        """
         started = time.monotonic()
         rate = self._set_learning_rate()
-        work = self._micro_batches([one for one in plans if one.trainable], payloads)
-        # Both before the first optimizer step: the proximal policy is the one that the rollout step begins with.
+        work = self._micro_batches([plan for plan in plans if plan.trainable], payloads)
+        # Before the first optimizer step, because the proximal policy is the one at the start of the rollout step.
         proximal, reference = self._proximal(work), self._reference_logprobs(work)
-        steps = [self._optimizer_step(*one) for one in zip(work, proximal, reference, strict=True)]
+        steps = [self._optimizer_step(*parts) for parts in zip(work, proximal, reference, strict=True)]
         self._rollout_steps += 1
         self._count_non_finite(steps)
         return self._summary(plans, steps, rate, time.monotonic() - started)
@@ -160,7 +171,7 @@ class Trainer:
                 break
 
     def interrupt(self) -> None:
-        """Make a running train() raise InterruptedTrainingError before its next micro-batch, on all ranks alike."""
+        """Make a running train() raise InterruptedTrainingError before its next micro-batch, on all ranks."""
         self._interrupted.set()
 
     def _check_interrupted(self) -> None:
@@ -168,7 +179,7 @@ class Trainer:
             raise InterruptedTrainingError("training was interrupted")
 
     def _set_learning_rate(self) -> float:
-        """Constant after a linear warm-up, counted in rollout steps; the first step already learns."""
+        """Set and return the learning rate: constant after a linear warm-up, in rollout steps; never 0."""
         warm = self._settings.warmup_rollout_steps
         rate = self._settings.learning_rate * (min(1.0, (self._rollout_steps + 1) / warm) if warm else 1.0)
         for group in self._engine.optimizer.param_groups:
@@ -176,7 +187,7 @@ class Trainer:
         return rate
 
     def _micro_batches(self, plans: list[MiniBatch], payloads: dict[str, SamplePayload]) -> list[list[MicroBatch]]:
-        """This rank's micro-batches per optimizer step; as many, with as many head calls, as on any other rank."""
+        """This rank's micro-batches per optimizer step. All ranks have as many, with as many calls of the head."""
         budget = self._settings.micro_batch_tokens
         own = [
             micro_batches(plan.shares[self._ranks.rank], payloads, budget, share_prompts=self._share_prompts)
@@ -184,19 +195,20 @@ class Trainer:
         ]
         counts = self._most([len(part) for part in own])
         own = [part + [filler()] * (count - len(part)) for part, count in zip(own, counts, strict=True)]
-        chunks = iter(self._most([chunks_for(one.targets.numel()) for part in own for one in part]))
+        chunks = iter(self._most([chunks_for(batch.targets.numel()) for part in own for batch in part]))
         device = self._ranks.device
-        return [[replace(one, chunks=next(chunks)).to(device, self._token_dtype) for one in part] for part in own]
+        return [[replace(batch, chunks=next(chunks)).to(device, self._token_dtype) for batch in part] for part in own]
 
     def _most(self, counts: list[int]) -> list[int]:
+        """The maximum of each count over all ranks."""
         found: list[int] = self._ranks.all_reduce(torch.tensor(counts, dtype=torch.int64), dist.ReduceOp.MAX).tolist()
         return found
 
     def _proximal(self, work: list[list[MicroBatch]]) -> list[list[Tensor | None]]:
-        """What ratios compare with, [N] per optimizer step and micro-batch; None: the policy's own at that moment."""
+        """The proximal log-probs [N] per optimizer step and micro-batch. None: those of the policy at that time."""
         if self._behaviour_is_proximal:
-            return [[one.data.behaviour for one in part] for part in work]
-        # At the first optimizer step the current policy IS the proximal one, so its log-probs serve as both.
+            return [[batch.data.behaviour for batch in part] for part in work]
+        # In the first optimizer step, the current policy is the proximal one, so its log-probs serve as both.
         fresh = 1 if self._short_cut else 0
         return [*_nothing(work[:fresh]), *(self._logprobs(self._engine, part) for part in work[fresh:])]
 
@@ -208,9 +220,9 @@ class Trainer:
     @torch.no_grad()
     def _logprobs(self, model: Any, part: list[MicroBatch]) -> list[Tensor | None]:
         found: list[Tensor | None] = []
-        for one in part:
+        for batch in part:
             self._check_interrupted()
-            found.append(model(**inputs(one))[0])
+            found.append(model(**inputs(batch))[0])
         return found
 
     def _optimizer_step(
@@ -218,32 +230,33 @@ class Trainer:
     ) -> OptimizerStep:
         sums = torch.zeros(len(SUMS), dtype=torch.float64)
         histograms = torch.zeros(len(HISTOGRAMS), BINS, dtype=torch.int64)
-        for index, one in enumerate(part):
+        for index, batch in enumerate(part):
             self._check_interrupted()
             self._engine.set_gradient_accumulation_boundary(index == len(part) - 1)
-            found = self._token_loss(one, proximal[index], reference[index])
+            found = self._token_loss(batch, proximal[index], reference[index])
             sums += found.sums
             histograms += found.histograms
-            # DeepSpeed averages gradients over ranks; the loss is already a share of the global sum.
+            # DeepSpeed averages gradients over ranks, but the loss is already a part of the global sum.
             self._engine.backward(found.loss * self._ranks.world, scale_wrt_gas=False)
         norm, applied = self._apply()
         return OptimizerStep(self._ranks.all_reduce(sums), self._ranks.all_reduce(histograms), norm, applied)
 
-    def _token_loss(self, one: MicroBatch, proximal: Tensor | None, reference: Tensor | None) -> TokenLoss:
-        logprobs, entropy = self._engine(**inputs(one))
+    def _token_loss(self, batch: MicroBatch, proximal: Tensor | None, reference: Tensor | None) -> TokenLoss:
+        logprobs, entropy = self._engine(**inputs(batch))
         current = logprobs.detach()
         before = current if proximal is None else proximal
-        found = token_loss(logprobs, entropy, before, one.data, self._loss, reference)
+        found = token_loss(logprobs, entropy, before, batch.data, self._loss, reference)
         if self._behaviour_is_proximal:
-            # Behaviour against itself says nothing: measure the mismatch of the policy in training.
-            measured = token_loss(current, entropy.detach(), current, one.data, replace(self._loss, kl_coefficient=0.0))
+            # The behaviour policy compared with itself gives no mismatch, so that of the current policy is measured.
+            settings = replace(self._loss, kl_coefficient=0.0)
+            measured = token_loss(current, entropy.detach(), current, batch.data, settings)
             _take_mismatch(found, measured)
         return found
 
     def _apply(self) -> tuple[float, bool]:
-        """Clip and step, unless the gradient is not finite: (its norm before clipping, whether it was applied)."""
+        """Clip and apply the gradient, if it is finite. Returns (norm before clipping, whether it was applied)."""
         if self._settings.zero_stage == 0:
-            # Without ZeRO the engine neither reports the norm nor skips: both are done here, on reduced gradients.
+            # Without ZeRO the engine neither reports the norm nor skips steps. Both happen here, on reduced gradients.
             norm = float(torch.nn.utils.clip_grad_norm_(self._engine.module.parameters(), self._settings.gradient_clip))
             if not math.isfinite(norm):
                 self._engine.optimizer.zero_grad()
@@ -257,40 +270,43 @@ class Trainer:
         return float(self._engine.get_global_grad_norm()), True
 
     def _summary(self, plans: list[MiniBatch], steps: list[OptimizerStep], rate: float, seconds: float) -> Trained:
-        trained = [one for plan in plans for share in plan.shares for one in share]
+        trained = [sample for plan in plans for share in plan.shares for sample in share]
         metrics = {
             **_means([step for step in steps if step.applied]),
             "learning_rate": rate,
-            "zero_advantage_share": sum(one.advantage == 0 for one in trained) / max(len(trained), 1),
+            "zero_advantage_share": sum(sample.advantage == 0 for sample in trained) / max(len(trained), 1),
             "skipped_optimizer_steps": float(sum(not step.applied for step in steps)),
             "learning_seconds": seconds,
         }
         return Trained(metrics, tuple(step.record for step in steps))
 
     def close(self) -> None:
-        """Let go of the engine; the ranks may be used again."""
+        """Release the engine. The ranks may be used again."""
         self._engine.destroy()
         if self._reference is not None and self.partitioned:
             self._reference.destroy()
 
     def capture(self) -> HostBlock:
-        """A copy in host memory of what this rank keeps of the state; a reference policy stays out. Collective."""
+        """Copy the part of the state that this rank saves to host memory, without the reference policy. Collective."""
         counters = Counters(self._rollout_steps, self.non_finite_in_a_row)
         return take(self._engine, self._named(), self._settings.zero_stage, self._ranks, counters)
 
     def restore(self, files: Sequence[Path]) -> None:
-        """Go on from the files of `capture`, of any number of ranks and at any ZeRO stage. Raises ArchiveError."""
+        """Load the state from the files of `capture`, written by any number of ranks at any ZeRO stage.
+
+        Collective. Raises ArchiveError.
+        """
         with tensor_files(files) as opened:
             counters = put(self._engine, self._named(), self._settings.zero_stage, self._ranks, opened)
         self._rollout_steps, self.non_finite_in_a_row = counters
 
     def _named(self) -> dict[str, Any]:
-        # Tied tensors come once.
+        # A tied tensor is listed once.
         return dict(self.causal_lm.named_parameters())
 
 
 def leave(ranks: Ranks) -> None:
-    """Destroy the ranks' process group together with DeepSpeed's references to it. Collective: all ranks leave."""
+    """Destroy the process group and DeepSpeed's references to it. Collective: all ranks leave."""
     import deepspeed.comm.comm as deepspeed_comm
 
     if deepspeed_comm.cdb is not None and dist.is_initialized():
@@ -299,9 +315,9 @@ def leave(ranks: Ranks) -> None:
 
 
 def _means(applied: list[OptimizerStep]) -> dict[str, float]:
-    """What the tokens of the applied optimizer steps tell; nothing where none was, rather than zeros.
+    """The metrics of the tokens in the applied optimizer steps; none, rather than zeros, if no step was applied.
 
-    A skipped step's sums may not be finite, and a step record is JSON.
+    The sums of a skipped step may not be finite, and a step record is JSON.
     """
     if not applied:
         return {}
@@ -318,18 +334,24 @@ def _nothing(work: list[list[MicroBatch]]) -> list[list[Tensor | None]]:
 
 
 def loss_settings(recipe: Recipe) -> LossSettings:
-    """What of a recipe the loss of a token depends on."""
+    """The settings of a recipe on which the loss of a token depends."""
     algorithm = recipe.algorithm
     return LossSettings(
-        clipping=algorithm.clipping, clip_low=algorithm.clip_low, clip_high=algorithm.clip_high,
-        dual_clip=algorithm.dual_clip, correction=recipe.correction, correction_cap=algorithm.correction_cap,
-        icepop_low=algorithm.icepop_low, icepop_high=algorithm.icepop_high,
-        kl_coefficient=algorithm.kl_coefficient, entropy_coefficient=algorithm.entropy_coefficient,
-    )  # fmt: skip
+        clipping=algorithm.clipping,
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        dual_clip=algorithm.dual_clip,
+        correction=recipe.correction,
+        correction_cap=algorithm.correction_cap,
+        icepop_low=algorithm.icepop_low,
+        icepop_high=algorithm.icepop_high,
+        kl_coefficient=algorithm.kl_coefficient,
+        entropy_coefficient=algorithm.entropy_coefficient,
+    )
 
 
 def _take_mismatch(found: TokenLoss, measured: TokenLoss) -> None:
-    """Overwrite what `found` says of importance, in place, by what `measured` does."""
+    """Overwrite the importance statistics of `found`, in place, with those of `measured`."""
     columns = [SUMS.index(name) for name in MISMATCH]
     found.sums[columns] = measured.sums[columns]
     row = HISTOGRAMS.index("importance")

@@ -1,6 +1,6 @@
-"""Owns the collective that carries weights: forming a group of learner and receivers, sending, giving it up.
+"""Owns the collective that sends weights: forming the group of learner and receivers, sending, and aborting.
 
-Must not decide who belongs to a group or what follows from a failure.
+Must not decide which replicas belong to a group, or how to handle a failure.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class BroadcastGroup(Protocol):
     """A formed group in which this process is rank 0. Every call blocks and raises RuntimeError on failure."""
 
     def send(self, tensor: Tensor) -> None:
-        """Broadcast a CPU tensor; returns when it has left, at the latest after the group's timeout."""
+        """Broadcast a CPU tensor. Blocks until it is sent, at most for the timeout of the group."""
 
     def abort(self) -> None:
-        """Give the group up without its members' consent; their pending receives fail."""
+        """Abandon the group without its members. Their pending receives fail."""
 
 
 class GlooGroup:
-    """Gloo over TCP: the CPU profile."""
+    """Gloo over TCP, for learners on CPU."""
 
     def __init__(self, store: Store, world: int, timeout_s: float) -> None:
         self._group: Any = ProcessGroupGloo(store, 0, world, timedelta(seconds=timeout_s))
@@ -40,15 +40,15 @@ class GlooGroup:
         self._group.broadcast(tensor, 0).wait()
 
     def abort(self) -> None:
-        # The last reference closes the connections, at which the members' receives fail at once.
+        # Dropping the last reference closes the connections, so the receives of the members fail at once.
         self._group = None
 
 
 class NcclGroup:
-    """NCCL between GPUs: the cluster profile."""
+    """NCCL between GPUs, for clusters."""
 
     def __init__(self, store: Store, world: int, timeout_s: float) -> None:
-        # Only builds for CUDA have it.
+        # Only CUDA builds of torch have it.
         from torch._C._distributed_c10d import ProcessGroupNCCL
 
         options = ProcessGroupNCCL.Options()
@@ -62,16 +62,16 @@ class NcclGroup:
         torch.cuda.synchronize(self._device)
 
     def abort(self) -> None:
-        # Never destroyed: that is a collective, and hangs after a failure.
+        # The group is never destroyed, because that is a collective and hangs after a failure.
         self._group.abort()
 
 
 BACKENDS: dict[str, Callable[[Store, int, float], BroadcastGroup]] = {"gloo": GlooGroup, "nccl": NcclGroup}
-"""By settings.Weights.backend."""
+"""The group classes by `weights.backend`."""
 
 
 class Rendezvous:
-    """The store at which groups are formed; served by this process for its life."""
+    """The store at which groups are formed. This process serves it until it exits."""
 
     def __init__(self, host: str, backend: str, timeout_s: float) -> None:
         self.host = host
@@ -81,18 +81,18 @@ class Rendezvous:
 
     @property
     def port(self) -> int:
-        """The port the store listens on."""
+        """The port on which the store listens."""
         return int(self._server.port)
 
     def form(self, generation: int, world: int) -> BroadcastGroup:
-        """Wait for `world` - 1 receivers. Blocks at most the timeout; raises RuntimeError."""
+        """Form a group with `world` - 1 receivers. Blocks at most for the timeout; raises RuntimeError."""
         timeout = timedelta(seconds=self._timeout_s)
         client = TCPStore(self.host, self.port, is_master=False, wait_for_workers=False, timeout=timeout)
         return self._make(PrefixStore(f"gen{generation}", client), world, self._timeout_s)
 
 
 def send_snapshot(group: BroadcastGroup, snapshot: Snapshot) -> float:
-    """Send every bucket, then the checksums; the seconds it took. Blocks; raises RuntimeError."""
+    """Send every bucket, then the checksums. Returns the seconds it took. Blocks; raises RuntimeError."""
     started = time.monotonic()
     for bucket in snapshot.buckets:
         group.send(bucket)

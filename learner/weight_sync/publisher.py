@@ -1,7 +1,7 @@
-"""Owns publication: every live replica comes to hold the current policy version, joiners at any time.
+"""Owns weight publication: it brings every live replica to the current policy version, also those that join later.
 
-Must not read the policy in training: it sends the last snapshot, and so goes on while a batch is learned.
-Reads heartbeat and the acks' stream; writes the manifest and the plans' stream.
+Must not read the policy in training. It sends the last snapshot, so it also works while a batch is trained.
+Reads the heartbeats and the stream of acks; writes the manifest and the stream of plans.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ RECEIVING_STATES = frozenset({"joining", "ready"})
 
 
 class BroadcastFailedError(RuntimeError):
-    """One attempt at a broadcast failed; the next round tries again with who is left."""
+    """One broadcast failed. The next round retries it with the remaining replicas."""
 
 
 @dataclass
-class _Sync:
-    """One plan being carried out: who has not yet applied it."""
+class _Broadcast:
+    """One plan in progress. `missing`: the replicas that have not applied it yet."""
 
     plan: WeightPlan
     all_applied: asyncio.Future[None]
@@ -54,7 +54,7 @@ class _Sync:
 
 @dataclass
 class _Held:
-    """A group that ended its last broadcast well, and may carry the next one to the same members."""
+    """A group whose last broadcast succeeded. It is used again for the next one to the same members."""
 
     generation: int
     members: dict[str, int]
@@ -62,24 +62,24 @@ class _Held:
 
 
 def in_thread(work: Callable[[], R]) -> asyncio.Future[R]:
-    """Run blocking `work` in a thread of its own, which may be abandoned: it ends by its own deadline."""
+    """Run blocking `work` in a thread of its own. It may be abandoned: its own deadline ends it."""
     future: Future[R] = Future()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - it is raised again where the future is awaited
+        except BaseException as error:  # noqa: BLE001 - the awaiting code raises it
             future.set_exception(error)
 
     threading.Thread(target=run, name="weights", daemon=True).start()
     wrapped = asyncio.wrap_future(future)
-    # An abandoned failure was already reported by whoever abandoned it.
+    # If the future was abandoned, the code that abandoned it has already reported a failure.
     wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
     return wrapped
 
 
 class Publisher:
-    """Rank 0's side of the weight protocol. Generations rise with the learner's epoch, which `history` holds."""
+    """The learner's side of the weight protocol, on rank 0. Generations increase with the epoch of `history`."""
 
     def __init__(
         self, redis: Redis, keys: RunKeys, event_log: EventLog, settings: WeightsSettings, host: str, history: History
@@ -99,41 +99,41 @@ class Publisher:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self, manifest: WeightManifest) -> None:
-        """Store the manifest, serve the rendezvous, and begin to reconcile."""
+        """Store the manifest, serve the rendezvous and start the reconcile loop."""
         await self._history.publish_manifest(manifest)
         self._rendezvous = Rendezvous(self._host, self._settings.backend, self._settings.timeout_s)
         self._task = asyncio.create_task(self._reconcile())
 
     async def publish(self, snapshot: Snapshot) -> float:
-        """Make `snapshot` current; the seconds until every live replica held it, or until the deadline.
+        """Make `snapshot` the current version and wait until every live replica holds it, at most for two timeouts.
 
-        A replica that still lacks it after two timeouts is named in an event, and served in the background.
-        Raises what broke the reconcile loop.
+        Returns the seconds it took. Replicas that do not hold it by then are named in an event and served in the
+        background. Raises the error that stopped the reconcile loop.
         """
         started = time.monotonic()
         self._current = snapshot
         self._settled.clear()
         self._changed.set()
-        assert self._task is not None, "open() comes first"
+        assert self._task is not None, "open() must be called first"
         settled = asyncio.create_task(self._settled.wait())
         await asyncio.wait({settled, self._task}, timeout=2 * self._settings.timeout_s, return_when="FIRST_COMPLETED")
         settled.cancel()
         if self._task.done():
             self._task.result()
         if not self._settled.is_set():
-            lacking = ", ".join(one.id for one in await self._lacking(snapshot.version))
-            await self._event_log.write("weights-late", f"version {snapshot.version} is not yet held by {lacking}")
+            lacking = ", ".join(replica.id for replica in await self._lacking(snapshot.version))
+            await self._event_log.write("weights-late", f"replicas without version {snapshot.version}: {lacking}")
         seconds = time.monotonic() - started
         SYNC_SECONDS.labels(run=self._keys.run, phase="publish").observe(seconds)
         return seconds
 
     def check(self) -> None:
-        """Raise what broke the reconcile loop, which serves joiners; call it while nothing is published."""
+        """Raise the error that stopped the reconcile loop, if any. Call it between publications."""
         if self._task is not None and self._task.done():
             self._task.result()
 
     async def close(self) -> None:
-        """Stop serving joiners."""
+        """Stop the reconcile loop and drop the group."""
         if self._task:
             await cancel_and_wait(self._task)
         self._drop_group()
@@ -162,16 +162,18 @@ class Publisher:
 
     async def _receivers(self) -> list[ProcessInfo]:
         live = await live_processes(self._redis, self._keys.run)
-        return [one for one in live if one.service == "rollout" and one.state in RECEIVING_STATES]
+        return [process for process in live if process.service == "rollout" and process.state in RECEIVING_STATES]
 
     async def _lacking(self, version: int) -> list[ProcessInfo]:
-        def holds(one: ProcessInfo) -> bool:
-            return one.state == "ready" and one.version is not None and one.version >= version
+        """The receivers that do not hold `version`."""
 
-        return [one for one in await self._receivers() if not holds(one)]
+        def holds(replica: ProcessInfo) -> bool:
+            return replica.state == "ready" and replica.version is not None and replica.version >= version
+
+        return [replica for replica in await self._receivers() if not holds(replica)]
 
     async def _attempt(self, snapshot: Snapshot, lacking: list[ProcessInfo]) -> bool:
-        """One broadcast to `lacking`; whether all of them applied it."""
+        """Broadcast to the replicas `lacking` the version. Returns whether all of them applied it."""
         members, world = _ranks(lacking)
         held = self._held if self._held and self._held.members == members else None
         if held is None:
@@ -179,9 +181,14 @@ class Publisher:
             self._generation += 1
         self._held = None
         plan = WeightPlan(
-            generation=self._generation, version=snapshot.version, host=self._host, port=self._rendezvous.port,
-            world=world, members=members, timeout_s=self._settings.timeout_s,
-        )  # fmt: skip
+            generation=self._generation,
+            version=snapshot.version,
+            host=self._host,
+            port=self._rendezvous.port,
+            world=world,
+            members=members,
+            timeout_s=self._settings.timeout_s,
+        )
         try:
             group = await self._carry_out(plan, snapshot, held.group if held else None)
         except BroadcastFailedError as error:
@@ -194,51 +201,56 @@ class Publisher:
 
     async def _carry_out(self, plan: WeightPlan, snapshot: Snapshot, group: BroadcastGroup | None) -> BroadcastGroup:
         await self._history.publish_plan(plan)
-        sync = _Sync(plan, asyncio.get_running_loop().create_future())
+        broadcast = _Broadcast(plan, asyncio.get_running_loop().create_future())
         if group is None:
             started = time.monotonic()
             forming = in_thread(lambda: self._rendezvous.form(plan.generation, plan.world))
-            group = await self._watched(forming, sync, "forming the group")
+            group = await self._watched(forming, broadcast, "forming the group")
             self._observe("form", time.monotonic() - started)
         formed = group
         try:
             sending = in_thread(lambda: send_snapshot(formed, snapshot))
-            self._observe("broadcast", await self._watched(sending, sync, "the broadcast"))
-            await self._watched(sync.all_applied, sync, "applying the weights")
+            self._observe("broadcast", await self._watched(sending, broadcast, "the broadcast"))
+            await self._watched(broadcast.all_applied, broadcast, "applying the weights")
         except BaseException:
-            # To leave a group with a member that was stopped blocks until its timeout.
+            # Leaving a group in which a member has stopped blocks until the timeout, so it happens in a thread.
             in_thread(formed.abort)
             raise
         return formed
 
-    async def _watched(self, work: asyncio.Future[R], sync: _Sync, what: str) -> R:
-        """The result of `work`, as long as all members live, none reports a failure, and the deadline is not over."""
-        ends = time.monotonic() + sync.plan.timeout_s
+    async def _watched(self, work: asyncio.Future[R], broadcast: _Broadcast, what: str) -> R:
+        """Wait for the result of `work`.
+
+        Raises BroadcastFailedError if a member that has not applied the plan leaves, reports a failure, or exceeds the
+        deadline.
+        """
+        ends = time.monotonic() + broadcast.plan.timeout_s
         while not work.done():
-            await self._read_acks(sync)
-            live = {one.id for one in await self._receivers()}
-            if gone := sync.missing - live:
+            await self._read_acks(broadcast)
+            live = {replica.id for replica in await self._receivers()}
+            if gone := broadcast.missing - live:
                 raise BroadcastFailedError(f"{what}: {', '.join(sorted(gone))} left")
             if time.monotonic() > ends:
-                names = ", ".join(sorted(sync.missing))
-                raise BroadcastFailedError(f"{what} took longer than {sync.plan.timeout_s:g} s; no ack of {names}")
+                names = ", ".join(sorted(broadcast.missing))
+                limit = f"{broadcast.plan.timeout_s:g} s"
+                raise BroadcastFailedError(f"{what} took longer than {limit}; no ack from {names}")
             await asyncio.wait({work}, timeout=POLL_S)
         if error := work.exception():
             raise BroadcastFailedError(f"{what}: {error}") from error
         return work.result()
 
-    async def _read_acks(self, sync: _Sync) -> None:
-        """Take in new acks of this plan. Raises BroadcastFailedError for a failed one."""
+    async def _read_acks(self, broadcast: _Broadcast) -> None:
+        """Process the new acks of this plan. Raises BroadcastFailedError if one reports a failure."""
         acks = await tail_messages(self._redis, self._keys, self._keys.weight_acks, WeightAck, self._acks_read)
         for entry, ack in acks:
             self._acks_read = entry
-            if (ack.generation, ack.version) != (sync.plan.generation, sync.plan.version):
+            if (ack.generation, ack.version) != (broadcast.plan.generation, broadcast.plan.version):
                 continue
             if ack.phase == "failed":
                 raise BroadcastFailedError(f"{ack.member} reports: {ack.detail}")
-            sync.missing.discard(ack.member)
-        if not sync.missing and not sync.all_applied.done():
-            sync.all_applied.set_result(None)
+            broadcast.missing.discard(ack.member)
+        if not broadcast.missing and not broadcast.all_applied.done():
+            broadcast.all_applied.set_result(None)
 
     def _observe(self, phase: str, seconds: float) -> None:
         SYNC_SECONDS.labels(run=self._keys.run, phase=phase).observe(seconds)
@@ -250,10 +262,10 @@ class Publisher:
 
 
 def _ranks(replicas: list[ProcessInfo]) -> tuple[dict[str, int], int]:
-    """Each replica's first worker's rank, and the size of the group; rank 0 is the learner."""
+    """(rank of the first worker of each replica, size of the group). Rank 0 is the learner."""
     members = {}
     world = 1
-    for one in replicas:
-        members[one.id] = world
-        world += one.workers
+    for replica in replicas:
+        members[replica.id] = world
+        world += replica.workers
     return members, world

@@ -1,6 +1,6 @@
-"""Owns a policy version at rest: flat buckets on the CPU, fit to be broadcast, checked and exported.
+"""Owns the snapshot of a policy version: flat buckets on the CPU, to be broadcast, checked and exported.
 
-Must not talk to anybody but the learner's own ranks.
+Must not communicate with any process except the learner ranks.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Policy `version` as it was; never written to again, so it may be sent while training goes on.
+    """The weights of policy `version`. They never change, so they can be sent while training continues.
 
-    buckets: one uint8 [bucket bytes] each, in the manifest's order and layout.
+    buckets: uint8 [bucket bytes] each, in the order and layout of the manifest.
     """
 
     version: int
@@ -34,22 +34,22 @@ class Snapshot:
 
     @cached_property
     def checksums(self) -> Tensor:
-        """int64 [buckets]: each bucket's sum as int32, accumulated in int64."""
+        """int64 [buckets]: the sum of each bucket, read as int32 and accumulated in int64."""
         return torch.stack([bucket.view(torch.int32).sum(dtype=torch.int64) for bucket in self.buckets])
 
     @cached_property
     def digest(self) -> str:
-        """What tells these weights from others: SHA-256 of the checksums, as hexadecimal digits."""
+        """The fingerprint of the weights: the first 32 hexadecimal digits of the SHA-256 of the checksums."""
         return hashlib.sha256(self.checksums.numpy().tobytes()).hexdigest()[:32]
 
     def numbered(self, version: int) -> Snapshot:
         """The same weights as policy `version`."""
         copy = replace(self, version=version)
-        copy.__dict__["checksums"] = self.checksums  # what is cached of the weights holds for the copy
+        copy.__dict__["checksums"] = self.checksums  # the copy has the same weights, so the cached value applies
         return copy
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, tensor) in manifest order; views into the buckets."""
+        """(Hugging Face name, tensor) in the order of the manifest. The tensors are views of the buckets."""
         for entries, bucket in zip(self.manifest.buckets, self.buckets, strict=True):
             yield from ((entry.name, view) for entry, view in zip(entries, _views(entries, bucket), strict=True))
 
@@ -63,24 +63,26 @@ def _views(entries: tuple[TensorEntry, ...], bucket: Tensor) -> list[Tensor]:
 
 
 def _named(trainer: Trainer) -> dict[str, Any]:
-    # named_parameters() names a tied tensor once, by its first use.
+    # named_parameters() lists a tied tensor once, by its first name.
     return dict(trainer.causal_lm.named_parameters())
 
 
 def make_manifest(trainer: Trainer, bucket_mib: int) -> WeightManifest:
-    """The policy's tensors in model order, tied duplicates left out, cut into buckets of about `bucket_mib`."""
+    """List the tensors of the policy in model order, without tied duplicates, in buckets of about `bucket_mib` MiB."""
     entries = [
-        # At ZeRO stage 3 the parameter itself is empty; ds_shape is what it stands for.
         TensorEntry(
-            name=name, shape=tuple(getattr(one, "ds_shape", one.shape)), dtype=str(one.dtype).removeprefix("torch.")
+            name=name,
+            # At ZeRO stage 3 the parameter itself is empty. Its real shape is ds_shape.
+            shape=tuple(getattr(parameter, "ds_shape", parameter.shape)),
+            dtype=str(parameter.dtype).removeprefix("torch."),
         )
-        for name, one in _named(trainer).items()
+        for name, parameter in _named(trainer).items()
     ]
     return WeightManifest(buckets=cut_buckets(entries, bucket_mib * MIB))
 
 
 def take_snapshot(trainer: Trainer, manifest: WeightManifest, version: int, *, keep: bool) -> Snapshot | None:
-    """Copy the policy, bucket by bucket. Collective; only ranks that `keep` it hold a copy, others get None."""
+    """Copy the policy, bucket by bucket. Collective. Returns None on ranks without `keep`, which hold no copy."""
     named = _named(trainer)
     buckets = []
     for entries in manifest.buckets:

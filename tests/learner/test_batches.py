@@ -100,7 +100,7 @@ def test_the_budget_bounds_padded_tokens_and_a_long_sample_stands_alone() -> Non
 
 
 def test_a_payload_that_disagrees_with_its_batch_is_named() -> None:
-    with pytest.raises(ValueError, match="payload x holds 2 response tokens, its batch says 3"):
+    with pytest.raises(ValueError, match="payload x holds 2 response tokens: expected 3"):
         micro_batches([planned("x", "g", 3)], {"x": payload([1], [1, 2])}, 64, share_prompts=True)
 
 

@@ -31,7 +31,7 @@ def test_a_folder_is_used_as_it_is(tiny_model: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelSourceError, match=r"^model.path: value '.*nowhere' is not accepted \(no such folder\); a"):
+    with pytest.raises(ModelSourceError, match=r"^model.path: '.*nowhere' is not valid \(no such folder\): expected a"):
         prepare_model(ModelSettings(path=str(tmp_path / "nowhere")), tmp_path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelSourceError, match=r"no weights \(model.safetensors or .*, no a tokenizer"):
@@ -71,7 +71,7 @@ def test_a_sliding_window_model_does_not_share_prompts(tiny_model: Path) -> None
 def test_a_head_that_does_more_than_a_product_is_refused(tiny_model: Path) -> None:
     policy = load_policy(tiny_model, "float32", 1.0)
     policy.causal_lm.lm_head.register_forward_hook(lambda module, given, logits: logits * given[0].shape[0])
-    with pytest.raises(ValueError, match="LlamaForCausalLM is not accepted"):
+    with pytest.raises(ValueError, match="LlamaForCausalLM is not valid"):
         can_share_prompts(policy)
 
 
@@ -92,9 +92,7 @@ def test_dropout_is_off_even_where_layers_train(tiny_model: Path, tmp_path: Path
 def test_an_architecture_that_cannot_checkpoint_is_refused(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LlamaForCausalLM, "supports_gradient_checkpointing", False)
     load_policy(tiny_model, "float32", 1.0)
-    with pytest.raises(
-        ValueError, match=r"learner.activation_checkpointing: true is not accepted for LlamaForCausalLM"
-    ):
+    with pytest.raises(ValueError, match=r"learner.activation_checkpointing: true is not valid for LlamaForCausalLM"):
         load_policy(tiny_model, "float32", 1.0, activation_checkpointing=True)
 
 

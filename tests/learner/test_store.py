@@ -362,5 +362,5 @@ def test_a_model_of_the_store_is_looked_at_before_it_is_fetched(store: S3Server,
     with pytest.raises(ModelSourceError, match=r"^model\.path: 's3://.*/half' is not valid: expected .*, found none"):
         record_name(ModelSettings(path=url), tmp_path)
     put_bytes(parse_address(f"{url}/config.json", "x"), b"{}")
-    with pytest.raises(ModelSourceError, match=r"^model\.path: value 's3://.*/half' is not accepted \(no weights"):
+    with pytest.raises(ModelSourceError, match=r"^model\.path: 's3://.*/half' is not valid \(no weights"):
         record_name(ModelSettings(path=url), tmp_path)

@@ -252,7 +252,7 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
          "parts = -(-ranks // max(len(groups), 1))", "parts = ranks"),
         ("packing: responses see each other",
          "return ((own | prompt) & causal)", "return ((own | prompt | ~own) & causal)"),
-        ("packing: positions run on", "np.arange(prompt, prompt + one.tokens - 1)", "np.arange(start, end)"),
+        ("packing: positions run on", "np.arange(prompt, prompt + sample.tokens - 1)", "np.arange(start, end)"),
         ("packing: the first token predicted from itself", "np.concatenate([[prompt - 1]", "np.concatenate([[prompt]"),
         ("token data: advantage and weight swapped",
          "advantage, weight = per_sample", "weight, advantage = per_sample"),
@@ -266,7 +266,7 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
     ],
     "learner/training/policy.py": [
         ("policy: temperature forgotten", "self.temperature, chunks,", "1.0, chunks,"),
-        ("policy: entropies without gradient", "entropy_gradient=self.entropy_gradient,", "entropy_gradient=False,"),
+        ("policy: entropies without gradient", "entropy_gradient=self.entropy_gradient", "entropy_gradient=False"),
     ],
     "learner/training/trainer.py": [
         ("warm-up: the first rollout step does not learn",
@@ -277,7 +277,7 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
         ("proximal: the current policy at every optimizer step",
          "fresh = 1 if self._short_cut else 0", "fresh = len(work)"),
         ("proximal: behaviour setting ignored",
-         "return [[one.data.behaviour for one in part] for part in work]", "return _nothing(work)"),
+         "return [[batch.data.behaviour for batch in part] for part in work]", "return _nothing(work)"),
         ("reference: the policy in training",
          "self._logprobs(self._reference, part)", "self._logprobs(self._engine, part)"),
         ("constant_length: the setting ignored",
