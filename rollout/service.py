@@ -2,10 +2,10 @@
 
 Reads the lanes' tasks (evaluation first) and the run's weight plans; writes samples with their payloads, weight acks
 and its heartbeat: starting -> joining (engine up) -> ready (holds a published version) -> draining, or poisoned.
-In a run that only evaluates, the model folder's weights are policy version 0.
-When it dies its leases lapse, other replicas take its tasks over and draw only the samples that are missing; the
-learner re-forms the broadcast group without it; its engine's processes end with it.
-Must not decide anything about a group, and must not import Ray.
+In a run that only evaluates, the weights in the model's folder are policy version 0.
+When a replica dies, its leases expire, other replicas take over its tasks and generate only the samples that are
+missing; the learner re-forms the broadcast group without it; its engine's processes end with it.
+Must not decide anything about a group, or import Ray.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from collections.abc import Coroutine
 from typing import Any
 
 from rollout.engine import RolloutEngine
-from rollout.generation import GroupWorker
+from rollout.generation import ResponseGenerator
 from rollout.prompts import ChatTokenizer
+from rollout.tasks import GroupWorker, LeasedTask
 from rollout.weight_sync import WeightFollower
 from services.cancellation import cancel_and_wait
 from services.contracts import Lane, Task
 from services.process import Context
 from services.storage.models import local_model, models_folder
-from services.streams.delivery.consumer import Consumer, Delivery
+from services.streams.delivery.consumer import Consumer
+from services.streams.state.group_state import GroupTransitions
 
 log = logging.getLogger(__name__)
 
@@ -33,16 +35,16 @@ READ_WAIT_S = 0.2
 DRAIN_S = 8.0
 LANES = (Lane.EVALUATION, Lane.TRAIN)
 TASKS, GENERATION = "tasks", "generation"
-"""A replica's waits, beside `model`, `tokenizer` and `engine` while it starts, `weights` before its first version, and
+"""A replica's waits. Others: `model`, `tokenizer` and `engine` while it starts, `weights` before its first version,
 `redis-memory`."""
 
 
 class RolloutService:
     """One vLLM replica of a run.
 
-    Drain order: announce `draining`; stop reading tasks and plans; finish the groups and the sync in hand, or after
-    DRAIN_S seconds abandon them (unacked tasks are delivered to others); stop the engine. Raises when the engine
-    dies or weights were applied in part, so that the host replaces it.
+    Drain order: announce `draining`; stop reading tasks and plans; finish the groups and the weight sync in flight, or
+    abandon them after DRAIN_S seconds (unacked tasks are redelivered to other replicas); stop the engine. Raises when
+    the engine dies or weights were applied in part, so that the host replaces the replica.
     """
 
     name = "rollout"
@@ -51,13 +53,15 @@ class RolloutService:
         """Work until `context.stopping` is set, then drain."""
         recipe, named = context.record.recipe, context.record.model_path
         if named is None:
-            raise ValueError(f"run {context.record.id!r}: model_path is not set; a Hugging Face folder is accepted")
+            raise ValueError(
+                f"model_path of run {context.record.id!r}: None is not valid: expected a Hugging Face model folder"
+            )
         heartbeat = context.heartbeat
         heartbeat.info = heartbeat.info.model_copy(update={"workers": recipe.rollout.tensor_parallel})
         startup_s = recipe.limits.startup_timeout_s
-        with context.waits.on("model", "the model to be on this node", startup_s):
+        with context.waits.on("model", "the model to be copied to this node", startup_s):
             model_path = str(await asyncio.to_thread(local_model, named, models_folder()))
-        with context.waits.on("tokenizer", "the tokenizer to be loaded", startup_s):
+        with context.waits.on("tokenizer", "the tokenizer to load", startup_s):
             tokenizer = await asyncio.to_thread(
                 ChatTokenizer, model_path, recipe.max_prompt_tokens, recipe.model.chat_template
             )
@@ -66,7 +70,8 @@ class RolloutService:
         try:
             await heartbeat.update(state="joining")
             await context.event_log.write("rollout-joining", f"{heartbeat.info.id}: engine is up")
-            await Replica(context, engine, GroupWorker(context, engine, tokenizer)).run()
+            generator = ResponseGenerator(engine, tokenizer, recipe.model.max_model_len)
+            await Replica(context, engine, GroupWorker(generator)).run()
         finally:
             await engine.stop()
 
@@ -80,20 +85,27 @@ class Replica:
         self._worker = worker
         self._follower = WeightFollower(context, engine)
         self._groups: dict[asyncio.Task[None], int] = {}
+        self._transitions = GroupTransitions(context.redis, context.keys, RolloutService.name)
         limits, rollout = context.record.recipe.limits, context.record.recipe.rollout
         group_size = context.record.recipe.algorithm.group_size
         # Samples: enough to keep every sequence slot busy while one group ends, and no more: what waits here ages.
         self._slots = (-(-rollout.max_sequences // group_size) + 1) * group_size
         self._consumers = {
             lane: Consumer(
-                context.redis, context.keys, context.keys.lane(lane).tasks, CONSUMER_GROUP, context.heartbeat.info.id,
-                Task, limits.lease_s, limits.max_deliveries,
+                context.redis,
+                context.keys,
+                context.keys.lane(lane).tasks,
+                CONSUMER_GROUP,
+                context.heartbeat.info.id,
+                Task,
+                limits.lease_s,
+                limits.max_deliveries,
             )
             for lane in LANES
-        }  # fmt: skip
+        }
 
     async def run(self) -> None:
-        """Follow weights and pull tasks until stopping, then drain. The first failure of any part is raised."""
+        """Follow weights and work on tasks until stopping, then drain. Raises the first failure of any part."""
         for consumer in self._consumers.values():
             await consumer.open()
         limits = self._context.record.recipe.limits
@@ -115,10 +127,10 @@ class Replica:
         for part in done:
             part.result()
         if late:
-            log.warning("%d groups or syncs are abandoned after %g s; others take over", len(late), DRAIN_S)
+            log.warning("%d groups or syncs are abandoned after %g s; other replicas take over", len(late), DRAIN_S)
 
     async def _pull(self) -> None:
-        # No work before a published version: what the model's folder holds may be older than the policy.
+        # No work before a published version: the weights in the model's folder may be older than the policy.
         waits, patience = self._context.waits, self._context.record.recipe.limits.stall_timeout_s
         with waits.on("weights", "a policy version published by the learner", patience):
             while not self._follower.ready.is_set():
@@ -126,7 +138,7 @@ class Replica:
                 await _either(self._follower.ready.wait(), READ_WAIT_S)
         while not self._context.stopping.is_set():
             self._engine.check()
-            for group in [one for one in self._groups if one.done()]:
+            for group in [group for group in self._groups if group.done()]:
                 del self._groups[group]
                 group.result()
                 waits.done(GENERATION)
@@ -138,16 +150,16 @@ class Replica:
             if sum(self._groups.values()) >= self._slots:
                 await asyncio.wait(self._groups, timeout=READ_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
                 continue
-            for lane, delivery in await self._read():
-                work = self._worker.work(lane, self._consumers[lane], delivery)
-                self._groups[asyncio.create_task(work)] = delivery.message.samples
+            if task := await self._read():
+                self._groups[asyncio.create_task(self._worker.work(task))] = task.message.samples
 
-    async def _read(self) -> list[tuple[Lane, Delivery[Task]]]:
-        """One task: of the evaluation lane when it has one. One at a time, so that replicas share evenly."""
+    async def _read(self) -> LeasedTask | None:
+        """Lease one task: of the evaluation lane when it has one. One at a time, so that replicas share evenly."""
         for lane, wait_s in zip(LANES, (0.0, READ_WAIT_S), strict=True):
-            if found := await self._consumers[lane].read(1, wait_s):
-                return [(lane, delivery) for delivery in found]
-        return []
+            consumer = self._consumers[lane]
+            for delivery in await consumer.read(1, wait_s):
+                return LeasedTask(self._context, lane, consumer, self._transitions, delivery)
+        return None
 
 
 async def _either(waited: Coroutine[Any, Any, Any], deadline_s: float) -> None:

@@ -18,14 +18,12 @@ from itertools import product
 from prometheus_client import Counter, Gauge, Histogram, start_http_server
 from prometheus_client.metrics import MetricWrapperBase
 
-from services.contracts import Lane, Outcome
+from services.contracts import Lane, Outcome, SampleResult, SandboxFault, TaskResult, VerdictResult
 
 STREAMS = {
     name: tuple(f"{lane.value}-{name}" for lane in Lane) for name in ("tasks", "samples", "verdicts")
 }  # fmt: skip
 """What metrics call the streams that consumer groups read, by kind: lane and kind."""
-SANDBOX_FAULTS = ("timeout", "died", "error")
-"""Why the sandbox gave no judgement: no answer in time, the judging process died, the verifier raised."""
 PORTS = "PENSTOCK_METRICS_PORTS"
 
 # Runs, as the controller sees them.
@@ -120,20 +118,20 @@ def _of(**values: tuple[str, ...]) -> _Labels:
 AT_ZERO: dict[str, tuple[tuple[MetricWrapperBase, _Labels], ...]] = {
     "sampler": (
         (REDELIVERED_MESSAGES, _of(stream=STREAMS["verdicts"])),
-        (MESSAGES, _of(stream=STREAMS["verdicts"], result=("recorded", "refused"))),
+        (MESSAGES, _of(stream=STREAMS["verdicts"], result=tuple(VerdictResult))),
     ),
     "rollout": (
         (TOKENS, _of()),
         (REDELIVERED_MESSAGES, _of(stream=STREAMS["tasks"])),
-        (MESSAGES, _of(stream=STREAMS["tasks"], result=("done", "given-up", "refused", "straddled"))),
+        (MESSAGES, _of(stream=STREAMS["tasks"], result=tuple(TaskResult))),
         (SYNC_FAILURES, _of(service=("rollout",))),
         (SYNC_SECONDS, _of(phase=("staging", "pause"))),
     ),
     "verifier": (
         (VERDICT_SECONDS, _of(outcome=tuple(Outcome))),
-        (FAULTS, _of(fault=SANDBOX_FAULTS)),
+        (FAULTS, _of(fault=tuple(SandboxFault))),
         (REDELIVERED_MESSAGES, _of(stream=STREAMS["samples"])),
-        (MESSAGES, _of(stream=STREAMS["samples"], result=("published", "duplicate", "refused"))),
+        (MESSAGES, _of(stream=STREAMS["samples"], result=tuple(SampleResult))),
         (DAMAGED_PAYLOADS, _of(service=("verifier",))),
     ),
     "learner": (

@@ -18,6 +18,7 @@ from services.contracts.groups import (
     Verdict,
     VersionSpan,
 )
+from services.contracts.results import SampleResult, SandboxFault, TaskResult, VerdictResult
 from services.contracts.runs import HostPid, ProcessInfo, RunState, Transition, Wait
 from services.contracts.training import (
     Batch,
@@ -62,15 +63,19 @@ __all__ = [
     "RunState",
     "Sample",
     "SampleFacts",
+    "SampleResult",
     "SamplerSnapshot",
     "SamplerState",
     "Sampling",
+    "SandboxFault",
     "StepRecord",
     "Task",
+    "TaskResult",
     "TensorEntry",
     "Transition",
     "Value",
     "Verdict",
+    "VerdictResult",
     "VersionSpan",
     "Wait",
     "WeightAck",

@@ -21,8 +21,9 @@ import pytest_asyncio
 
 from rollout import service
 from rollout.engine import Generation, PoisonedError
-from rollout.generation import GroupWorker
+from rollout.generation import ResponseGenerator
 from rollout.prompts import ChatTokenizer
+from rollout.tasks import GroupWorker, LeasedTask
 from services.cancellation import cancel_and_wait
 from services.contracts import Cause, Lane, Prompt, Release, Sampling, Task
 from services.streams.delivery.consumer import Consumer
@@ -131,9 +132,11 @@ async def test_on_policy_samples_are_drawn_from_one_version(
     caplog.set_level(logging.INFO, "rollout.generation")
     model = context.record.recipe.model
     assert model.path is not None
-    worker = GroupWorker(context, replica.engine, ChatTokenizer(model.path, context.record.recipe.max_prompt_tokens))
+    tokenizer = ChatTokenizer(model.path, context.record.recipe.max_prompt_tokens)
+    worker = GroupWorker(ResponseGenerator(replica.engine, tokenizer, model.max_model_len))
     prompt = Prompt(id="p", messages=({"role": "user", "content": "1 + 1"},), verifier="pattern", reference={})
     transitions = GroupTransitions(context.redis, context.keys, "sampler")
+    replica_transitions = GroupTransitions(context.redis, context.keys, "rollout")
     consumer = Consumer(
         context.redis, context.keys, context.keys.lane(Lane.TRAIN).tasks, "rollout", "me", Task, 30.0, 3
     )
@@ -146,7 +149,7 @@ async def test_on_policy_samples_are_drawn_from_one_version(
             task = Task(group=f"g{len(payloads)}", prompt=prompt, samples=2, sampling=sampling(600))
             assert await transitions.dispatch(Lane.TRAIN, task, None)
             [delivery] = await consumer.read(1, 20.0)
-            await worker.work(Lane.TRAIN, consumer, delivery)
+            await worker.work(LeasedTask(context, Lane.TRAIN, consumer, replica_transitions, delivery))
             payloads += [context.keys.payload(task.group, index) for index in range(2)]
         return payloads
 
@@ -155,7 +158,7 @@ async def test_on_policy_samples_are_drawn_from_one_version(
     payloads = await working
     whole, damaged = await fetch(context.redis, payloads)
     assert (len(whole), damaged) == (len(payloads), {})
-    assert "straddles a weight sync; drawn again" in caplog.text
+    assert "is mixed-version and is generated again" in caplog.text
     found = [[(span.version, span.start, span.end) for span in body.spans] for body in whole.values()]
     assert [(4, 0, 600)] in found
     assert all(spans in ([(3, 0, 600)], [(4, 0, 600)]) for spans in found), found
@@ -294,7 +297,7 @@ async def test_a_replicas_loops_serve_both_lanes(
         sampler = HandSampler(context, GroupTransitions(redis, context.keys, "sampler"))
         await leave_a_group_behind(context, sampler.transitions)
         await context.heartbeat.update(state="joining")
-        worker = GroupWorker(context, replica.engine, ChatTokenizer(str(model), 240))
+        worker = GroupWorker(ResponseGenerator(replica.engine, ChatTokenizer(str(model), 240), 256))
         serving = asyncio.create_task(service.Replica(context, replica.engine, worker).run())
         try:
             await first_samples(sampler, Sender(context, context.heartbeat.info.id), policies[7], model)

@@ -11,7 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from services.contracts import Cause, EvaluationRecord, Lane, Outcome, PassAt, Prompt, Release, Sampling, Task, Verdict
+from services.contracts import (
+    Cause,
+    EvaluationRecord,
+    Lane,
+    Outcome,
+    PassAt,
+    Prompt,
+    Release,
+    Sampling,
+    Task,
+    Verdict,
+    VerdictResult,
+)
 from services.metrics import EVALUATION, EVALUATION_PROMPTS, MESSAGES
 from services.process import Context
 from services.sampler.data import load_set, load_splits
@@ -259,9 +271,9 @@ class Evaluator:
             await self._transitions.record_verdict(Lane.EVALUATION, delivery.lease, verdict, decision, samples)
         except RefusedMessageError as error:
             await self._consumer.dead_letter(delivery, str(error), Cause.INVALID)
-            MESSAGES.labels(self._context.keys.run, "evaluation-verdicts", "refused").inc()
+            MESSAGES.labels(self._context.keys.run, "evaluation-verdicts", VerdictResult.REFUSED).inc()
             return
-        MESSAGES.labels(self._context.keys.run, "evaluation-verdicts", "recorded").inc()
+        MESSAGES.labels(self._context.keys.run, "evaluation-verdicts", VerdictResult.RECORDED).inc()
         if group is not None and decision:
             under_way.judged.append(under_way.open.pop(verdict.group))
 

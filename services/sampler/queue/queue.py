@@ -8,7 +8,17 @@ from __future__ import annotations
 
 import logging
 
-from services.contracts import Cause, CommittedPolicy, Lane, Release, SamplerSnapshot, SamplerState, Task, Verdict
+from services.contracts import (
+    Cause,
+    CommittedPolicy,
+    Lane,
+    Release,
+    SamplerSnapshot,
+    SamplerState,
+    Task,
+    Verdict,
+    VerdictResult,
+)
 from services.metrics import MESSAGES
 from services.process import Context
 from services.sampler.advantage.filtering import KEPT, decide
@@ -210,9 +220,9 @@ class SamplingQueue:
             )  # fmt: skip
         except RefusedMessageError as error:
             await self._verdicts.dead_letter(delivery, str(error), Cause.INVALID)
-            MESSAGES.labels(self._context.keys.run, "train-verdicts", "refused").inc()
+            MESSAGES.labels(self._context.keys.run, "train-verdicts", VerdictResult.REFUSED).inc()
             return
-        MESSAGES.labels(self._context.keys.run, "train-verdicts", "recorded").inc()
+        MESSAGES.labels(self._context.keys.run, "train-verdicts", VerdictResult.RECORDED).inc()
         if group is not None and decision:
             self._note_decision(verdict.group, group, decision, rest)
 

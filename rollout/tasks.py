@@ -1,0 +1,170 @@
+"""Owns a leased task and the work on it: publishing the samples that its group lacks, then an ack or a dead letter.
+
+Must not read streams (rollout/service.py hands in the leased task) or generate (rollout/generation.py does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollout.generation import MixedVersionError, ResponseGenerator, ResponseRequest
+from rollout.prompts import PromptError
+from services.cancellation import cancel_and_wait
+from services.contracts import Cause, Lane, Sample, SampleFacts, Task, TaskResult
+from services.metrics import MESSAGES, TOKENS
+from services.process import Context
+from services.streams.connection.functions import RedisFullError
+from services.streams.delivery.consumer import Consumer, Delivery
+from services.streams.delivery.payloads import SamplePayload
+from services.streams.state.group_state import GroupTransitions, RefusedMessageError, missing_samples
+
+log = logging.getLogger(__name__)
+
+MEMORY = "redis-memory"
+FULL_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True)
+class LeasedTask:
+    """A task under lease: what it asks for, and every effect it may have on the streams.
+
+    The group's last sample acks it. If it is neither acked nor dead-lettered, it is redelivered when the lease expires.
+    """
+
+    context: Context
+    lane: Lane
+    consumer: Consumer[Task]
+    transitions: GroupTransitions
+    delivery: Delivery[Task]
+
+    @property
+    def message(self) -> Task:
+        """What the sampler asks for."""
+        return self.delivery.message
+
+    def renewing(self) -> AbstractAsyncContextManager[None]:
+        """Keep the lease while the body runs."""
+        return self.consumer.renewing(self.delivery.lease)
+
+    async def missing_samples(self) -> list[int]:
+        """The indices of the samples that are not published yet; empty when the group was released.
+
+        Raises RefusedMessageError for a group that this run does not have, or that has fewer samples.
+        """
+        return await missing_samples(self.context.redis, self.context.keys, self.message)
+
+    def request(self, index: int, prompt_ids: NDArray[np.int32]) -> ResponseRequest:
+        """What to ask of the generator for sample `index`; an on-policy run trains on samples of one version only."""
+        task, sampling = self.message, self.message.sampling
+        on_policy = self.context.record.recipe.limits.max_staleness == 0
+        return ResponseRequest(
+            # Entry and delivery keep names apart when the group is redelivered while an old request still runs.
+            name=f"{task.group}/{index}/{self.delivery.lease.entry}/{self.delivery.deliveries}",
+            prompt_ids=prompt_ids,
+            sampling=sampling,
+            seed=None if sampling.seed is None else sampling.seed + index,
+            one_version=on_policy and self.lane is Lane.TRAIN,
+        )
+
+    def sample(self, index: int, payload: SamplePayload, started_at: float) -> Sample:
+        """The message that announces sample `index`, whose generation started at `started_at` (Unix seconds)."""
+        task, versions = self.message, [span.version for span in payload.spans]
+        facts = SampleFacts(
+            payload=self.context.keys.payload(task.group, index),
+            prompt_tokens=len(payload.prompt_ids),
+            response_tokens=len(payload.response_ids),
+            truncated=payload.finish_reason == "length",
+            mean_logprob=float(payload.behaviour_logprobs.mean()),
+            oldest_version=min(versions),
+            newest_version=max(versions),
+            started_at=started_at,
+            finished_at=time.time(),
+        )
+        prompt = task.prompt
+        return Sample(group=task.group, index=index, verifier=prompt.verifier, reference=prompt.reference, facts=facts)
+
+    async def publish_sample(self, sample: Sample, payload: SamplePayload) -> None:
+        """Publish a sample, unless it was published before; while Redis is full, wait for room.
+
+        Raises RedisFullError after limits.stall_timeout_s.
+        """
+        waits, deadline_s = self.context.waits, self.context.record.recipe.limits.stall_timeout_s
+        ends = time.monotonic() + deadline_s
+        while True:
+            try:
+                first = await self.transitions.publish_sample(
+                    self.lane, self.delivery.lease, self.message.wanted, sample, payload
+                )
+                break
+            except RedisFullError as error:
+                if time.monotonic() > ends:
+                    raise
+                waits.pending(MEMORY, f"room for samples: {error}", deadline_s)
+                await asyncio.sleep(FULL_PAUSE_S)
+        waits.done(MEMORY)
+        if first:
+            TOKENS.labels(self.context.record.id).inc(len(payload.response_ids))
+
+    async def ack(self) -> None:
+        """Finish a task that needs no work."""
+        await self.consumer.ack(self.delivery.lease)
+
+    async def dead_letter(self, reason: str, cause: Cause) -> None:
+        """Move the task to the dead-letter stream."""
+        await self.consumer.dead_letter(self.delivery, reason, cause)
+
+    def count(self, result: TaskResult) -> None:
+        """Count the task by its result."""
+        MESSAGES.labels(self.context.record.id, f"{self.lane.value}-tasks", result).inc()
+
+
+class GroupWorker:
+    """Works on leased tasks. Effect: the payload of each sample and its entry in the lane's samples stream, once."""
+
+    def __init__(self, generator: ResponseGenerator) -> None:
+        self._generator = generator
+
+    async def work(self, task: LeasedTask) -> None:
+        """Publish the samples that the task's group lacks.
+
+        A task of a released group is acked without work. A prompt that cannot be answered, and a task that is not of
+        this run, are dead-lettered with reason and cause. When this raises, the task stays unacked and is redelivered.
+        """
+        try:
+            async with task.renewing():
+                await self._publish_missing(task)
+        except PromptError as error:
+            await task.dead_letter(str(error), error.cause)
+            task.count(TaskResult.DEAD_LETTERED)
+        except RefusedMessageError as error:
+            await task.dead_letter(str(error), Cause.INVALID)
+            task.count(TaskResult.REFUSED)
+        except MixedVersionError as error:
+            # Not acked: the lease expires and the task is redelivered, at most limits.max_deliveries times.
+            log.error("group %s is left for redelivery: %s", task.message.group, error)
+            task.count(TaskResult.MIXED_VERSION)
+        else:
+            task.count(TaskResult.DONE)
+
+    async def _publish_missing(self, task: LeasedTask) -> None:
+        missing = await task.missing_samples()
+        if not missing:
+            await task.ack()
+            return
+        prompt_ids = self._generator.prompt_ids(task.message)
+        samples = [asyncio.create_task(self._publish_sample(task, index, prompt_ids)) for index in missing]
+        try:
+            await asyncio.gather(*samples)
+        finally:
+            await cancel_and_wait(*samples)
+
+    async def _publish_sample(self, task: LeasedTask, index: int, prompt_ids: NDArray[np.int32]) -> None:
+        payload, started_at = await self._generator.generate(task.request(index, prompt_ids))
+        await task.publish_sample(task.sample(index, payload, started_at), payload)
