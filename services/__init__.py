@@ -1,4 +1,4 @@
-"""Owns what all services share, and the services that need no engine.
+"""Owns the code that all services share, and the services that need no engine.
 
 Must not import an engine, torch or Ray.
 """

@@ -1,6 +1,6 @@
-"""Owns the end of asyncio tasks: cancel until they have ended, and know when one was.
+"""Owns the cancellation of asyncio tasks: cancel them until they have ended, and detect a lost cancellation.
 
-Must not hide what a task raised.
+Must not hide an error that a task raised.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ DEADLINE_S = 30.0
 
 
 def cancellation_requested() -> bool:
-    """Whether this task was cancelled, even if the cancellation was lost on its way.
+    """Whether this task was cancelled, even if the CancelledError was lost.
 
-    For loops inside of a TaskGroup: that cancels its tasks only once, and would wait for one that goes on for ever.
+    For loops inside a TaskGroup, which cancels its tasks only once and would wait for one that continues for ever.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks until all have ended; an error that is not the cancellation is logged.
+    """Cancel tasks until all have ended; errors other than the cancellation are logged.
 
-    Once is not enough: up to Python 3.11 `asyncio.wait_for`, which redis-py sends commands through, loses a
-    cancellation that meets a finished wait. Raises TimeoutError after 30 s, naming what does not end.
+    One cancellation is not enough: up to Python 3.11 `asyncio.wait_for`, through which redis-py sends commands, loses a
+    cancellation that arrives when its wait has finished. Raises TimeoutError after 30 s, naming the remaining tasks.
     """
     pending = {task for task in tasks if not task.done()}
     ends = time.monotonic() + DEADLINE_S

@@ -1,4 +1,4 @@
-"""Owns a service's process: connection, heartbeat, metrics page, signals; in a process or in a thread.
+"""Owns the service process: connection, heartbeat, metrics page, signals. It runs as a process or as a thread.
 
 Must not know any service.
 """
@@ -32,14 +32,14 @@ from services.waits import Waits
 log = logging.getLogger(__name__)
 
 START_S = 10.0
-"""How long a service that somebody starts by hand waits for Redis."""
+"""How long a service that is started by hand waits for Redis."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a service gets to work with. It returns from run() soon after `stopping` is set.
+    """The connections and signals of a service. It returns from run() soon after `stopping` is set.
 
-    Whatever it waits for, it names in `waits`, with a deadline.
+    It lists everything that it waits for in `waits`, with a deadline.
     """
 
     redis: Redis
@@ -58,7 +58,7 @@ class Service(Protocol):
     name: str
 
     async def run(self, context: Context) -> None:
-        """Work until the job is done or `context.stopping` is set, then drain. Raises to report a failure."""
+        """Run until the job is done or `context.stopping` is set, then drain. Raises to report a failure."""
 
 
 def advertised_host() -> str:
@@ -67,25 +67,37 @@ def advertised_host() -> str:
 
 
 async def host_service(
-    service: Service, run: str, redis_url: str, stopping: asyncio.Event, *, workers: int = 1,
-    patience_s: float = RECONNECT_S, told: Callable[[ProcessInfo], None] = lambda _: None,
-) -> None:  # fmt: skip
-    """Run one service of one run to its end, with everything around it; waits `patience_s` seconds for Redis.
+    service: Service,
+    run: str,
+    redis_url: str,
+    stopping: asyncio.Event,
+    *,
+    workers: int = 1,
+    connect_timeout_s: float = RECONNECT_S,
+    on_change: Callable[[ProcessInfo], None] = lambda _: None,
+) -> None:
+    """Run one service of one run to its end; waits `connect_timeout_s` seconds for Redis.
 
-    `told` hears of each change of the service's state.
+    `on_change` is called with each change of the service's state.
     """
-    redis = await connect(redis_url, patience_s)
+    redis = await connect(redis_url, connect_timeout_s)
     try:
         keys = RunKeys(run)
         record = await RunRecords(redis).get(run)
         host = advertised_host()
         info = ProcessInfo(
-            id=f"{service.name}-{uuid.uuid4().hex[:8]}", service=service.name, run=run, host=host, pid=os.getpid(),
-            metrics=f"{host}:{serve_metrics(host)}", workers=workers, started_at=time.time(),
-        )  # fmt: skip
+            id=f"{service.name}-{uuid.uuid4().hex[:8]}",
+            service=service.name,
+            run=run,
+            host=host,
+            pid=os.getpid(),
+            metrics=f"{host}:{serve_metrics(host)}",
+            workers=workers,
+            started_at=time.time(),
+        )
         expose(run, service.name)
         event_log, waits = EventLog(redis, keys, service.name), Waits()
-        async with Heartbeat(redis, info, waits, event_log, told) as heartbeat:
+        async with Heartbeat(redis, info, waits, event_log, on_change) as heartbeat:
             try:
                 await service.run(Context(redis, keys, record, heartbeat, event_log, stopping, host, waits))
             except Exception as error:
@@ -97,16 +109,20 @@ async def host_service(
 
 
 class ServiceThread:
-    """A service in a thread with an event loop of its own, so that its host stays responsive."""
+    """A service in a thread with its own event loop, so that its host stays responsive."""
 
     def __init__(
-        self, service: Service, run: str, redis_url: str, workers: int = 1,
-        told: Callable[[ProcessInfo], None] = lambda _: None,
-    ) -> None:  # fmt: skip
+        self,
+        service: Service,
+        run: str,
+        redis_url: str,
+        workers: int = 1,
+        on_change: Callable[[ProcessInfo], None] = lambda _: None,
+    ) -> None:
         self._service = service
         self._arguments = (run, redis_url)
         self._workers = workers
-        self._told = told
+        self._on_change = on_change
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self.error: BaseException | None = None
@@ -117,7 +133,7 @@ class ServiceThread:
         asyncio.set_event_loop(self._loop)
         try:
             hosting = host_service(
-                self._service, *self._arguments, self._stopping, workers=self._workers, told=self._told
+                self._service, *self._arguments, self._stopping, workers=self._workers, on_change=self._on_change
             )
             self._loop.run_until_complete(hosting)
         except BaseException as error:
@@ -128,11 +144,11 @@ class ServiceThread:
 
     @property
     def alive(self) -> bool:
-        """Whether the service still works."""
+        """Whether the service is still running."""
         return self._thread.is_alive()
 
     def stop(self, deadline_s: float) -> bool:
-        """Ask the service to drain; whether it ended within `deadline_s` seconds."""
+        """Let the service drain; whether it ended within `deadline_s` seconds."""
         with suppress(RuntimeError):  # the loop is closed: the service has ended by itself
             self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(deadline_s)
@@ -154,15 +170,13 @@ async def _until_signalled(service: Service, run: str, redis_url: str) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    await host_service(service, run, redis_url, stopping, patience_s=START_S)
+    await host_service(service, run, redis_url, stopping, connect_timeout_s=START_S)
 
 
 def add_redis_option(parser: argparse.ArgumentParser) -> None:
-    """Give a command the option --redis, which defaults to PENSTOCK_REDIS. A missing address is told by `connect`."""
-    parser.add_argument(
-        "--redis", metavar="URL", default=os.environ.get("PENSTOCK_REDIS", ""),
-        help=f"default: PENSTOCK_REDIS; {ACCEPTED}",
-    )  # fmt: skip
+    """Add the option --redis, which defaults to PENSTOCK_REDIS. `connect` reports a missing address."""
+    default = os.environ.get("PENSTOCK_REDIS", "")
+    parser.add_argument("--redis", metavar="URL", default=default, help=f"default: PENSTOCK_REDIS; {ACCEPTED}")
 
 
 def main(make: Callable[[], Service], argv: list[str] | None = None) -> int:

@@ -1,6 +1,6 @@
-"""Owns what this process waits for: named waits, each with a beginning and a deadline.
+"""Owns the waits of this process: each has a name, a start and a deadline.
 
-Must not end a wait, nor write about one; whoever waits does the one, heartbeat the other.
+Must not end a wait, which its caller does, nor report one, which the heartbeat does.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from dataclasses import dataclass
 from services.contracts import Wait
 
 SHOWN_AFTER_S = 1.0
-"""A wait shorter than this is not worth announcing."""
+"""A shorter wait is not published."""
 LONG_AFTER_S = 45.0
-"""After so long a wait that is not idle is told, so that what cannot make progress says so within a minute."""
+"""A wait that is not idle is reported after this time, so that a lack of progress is visible within a minute."""
 
 
 @dataclass
 class _Open:
     wait: Wait
     holders: int = 0
-    told_long: bool = False
-    told_stalled: bool = False
+    reported_long: bool = False
+    reported_stalled: bool = False
 
 
 class Waits:
     """The waits of one process; safe to use from several threads.
 
-    A wait's name is a fixed word, for it labels a metric; what exactly is waited for goes into its text.
+    A wait's name is a fixed word, because it labels a metric; its text says what exactly is waited for.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -40,23 +40,23 @@ class Waits:
         self._open: dict[str, _Open] = {}
 
     def pending(self, name: str, waits_for: str, deadline_s: float, idle: bool = False) -> None:
-        """Begin a wait of at most `deadline_s` seconds; one of that name that is open keeps its beginning.
+        """Start a wait of at most `deadline_s` seconds; an open one of that name keeps its start.
 
-        `idle`: it is for work, and that it lasts is no fault. Raises ValueError for a deadline that never comes.
+        `idle`: a wait for work, whose length is no fault. Raises ValueError for a deadline that is not finite.
         """
         with self._lock:
-            self._begin(name, waits_for, deadline_s, idle)
+            self._start(name, waits_for, deadline_s, idle)
 
     def done(self, name: str) -> None:
-        """End a wait, if there is one of that name."""
+        """End the wait of that name, if there is one."""
         with self._lock:
             self._open.pop(name, None)
 
     @contextmanager
     def on(self, name: str, waits_for: str, deadline_s: float, idle: bool = False) -> Iterator[None]:
-        """Wait while the body runs. Where several bodies wait under one name, it lasts until the last one ends."""
+        """Wait while the body runs. Of several bodies under one name the last one ends the wait."""
         with self._lock:
-            held = self._begin(name, waits_for, deadline_s, idle)
+            held = self._start(name, waits_for, deadline_s, idle)
             held.holders += 1
         try:
             yield
@@ -69,32 +69,34 @@ class Waits:
     def current(self, now: float) -> tuple[Wait, ...]:
         """The waits that have lasted SHOWN_AFTER_S seconds at `now` (Unix seconds), oldest first."""
         with self._lock:
-            waits = [one.wait for one in self._open.values()]
-        return tuple(sorted((one for one in waits if now - one.since >= SHOWN_AFTER_S), key=lambda one: one.since))
+            waits = [held.wait for held in self._open.values()]
+        shown = (wait for wait in waits if now - wait.since >= SHOWN_AFTER_S)
+        return tuple(sorted(shown, key=lambda wait: wait.since))
 
     def newly_stalled(self, now: float) -> list[Wait]:
         """The waits that passed their deadline since the last call; each is reported once."""
         with self._lock:
-            found = [one for one in self._open.values() if one.wait.stalled(now) and not one.told_stalled]
-            for one in found:
-                one.told_stalled = True
-            return [one.wait for one in found]
+            found = [held for held in self._open.values() if held.wait.stalled(now) and not held.reported_stalled]
+            for held in found:
+                held.reported_stalled = True
+            return [held.wait for held in found]
 
     def newly_long(self, now: float) -> list[Wait]:
         """The waits that have lasted more than LONG_AFTER_S seconds and were not reported yet, here or as stalled."""
         with self._lock:
             found = [
-                one
-                for one in self._open.values()
-                if not (one.wait.idle or one.told_long or one.told_stalled) and now - one.wait.since > LONG_AFTER_S
+                held
+                for held in self._open.values()
+                if not (held.wait.idle or held.reported_long or held.reported_stalled)
+                and now - held.wait.since > LONG_AFTER_S
             ]
-            for one in found:
-                one.told_long = True
-            return [one.wait for one in found]
+            for held in found:
+                held.reported_long = True
+            return [held.wait for held in found]
 
-    def _begin(self, name: str, waits_for: str, deadline_s: float, idle: bool) -> _Open:
+    def _start(self, name: str, waits_for: str, deadline_s: float, idle: bool) -> _Open:
         if not 0 < deadline_s < math.inf:
-            raise ValueError(f"deadline_s = {deadline_s}: not accepted for wait {name!r}; a finite number above 0 is")
+            raise ValueError(f"deadline_s: {deadline_s} is not valid: expected a finite number above 0 (wait {name!r})")
         held = self._open.get(name)
         since = held.wait.since if held else self._clock()
         wait = Wait(name=name, waits_for=waits_for, since=since, deadline_s=deadline_s, idle=idle)

@@ -1,4 +1,4 @@
-"""Owns the REST gateway: every action a person can take.
+"""Owns the REST gateway: every action of a user.
 
 Must not act on runs; it writes records, the controller acts.
 """

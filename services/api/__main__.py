@@ -15,11 +15,11 @@ from services.process import START_S, add_redis_option, configure_logging
 from services.streams.connection.client import RedisUnavailableError, connect
 
 
-async def _serve(redis_url: str, host: str, port: int, patience_s: float) -> None:
+async def _serve(redis_url: str, host: str, port: int, timeout_s: float) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    redis = await connect(redis_url, patience_s)
+    redis = await connect(redis_url, timeout_s)
     try:
         await serve_api(redis, host, port, stopping)
     finally:

@@ -1,4 +1,4 @@
-"""Owns the REST routes of dead letters: look at them, redrive one, redrive all.
+"""Owns the REST routes of dead letters: list them, redrive one, redrive all.
 
 Must not decide what can be redriven; services.streams.state.dead_letters does.
 """
@@ -20,13 +20,13 @@ from services.streams.state.runs import EndedRunError, RunRecords
 
 ENTRY = r"^\d{1,19}-\d{1,19}$"
 EXCERPT = 500
-"""Characters that are shown of anything that a message may make as long as it likes."""
+"""Characters shown of fields whose length a message chooses."""
 
 
 def add_dead_routes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
     """Add the routes under /v1/runs/{run}/dead."""
 
-    async def journal_of(run: str) -> EventLog:
+    async def event_log_of(run: str) -> EventLog:
         record = await records.get(run)
         if record.state.ended:
             hint = "" if record.state.value == "succeeded" else "; resume it first"
@@ -35,29 +35,37 @@ def add_dead_routes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
 
     @app.get("/v1/runs/{run}/dead")
     async def dead(run: str, after: Annotated[str, Query(pattern=ENTRY)] = "0-0") -> list[DeadView]:
-        """Up to 200 messages that were given up, behind the one whose entry is `after`, oldest first."""
+        """Up to 200 dead letters after the one whose entry is `after`, oldest first."""
         await records.get(run)
-        return [_view(one) for one in await letters(redis, RunKeys(run), after)]
+        return [_view(dead_letter) for dead_letter in await letters(redis, RunKeys(run), after)]
 
     @app.post("/v1/runs/{run}/dead/redrive")
     async def redrive_every(run: str) -> list[RedriveView]:
-        """Draw the groups of all letters again that can be; what came of each letter not redriven before."""
-        event_log = await journal_of(run)
-        return [RedriveView(**asdict(one)) for one in await redrive_all(redis, RunKeys(run), event_log)]
+        """Requeue the groups of all dead letters where possible; one result per letter not redriven before."""
+        event_log = await event_log_of(run)
+        return [RedriveView(**asdict(result)) for result in await redrive_all(redis, RunKeys(run), event_log)]
 
     @app.post("/v1/runs/{run}/dead/{entry}/redrive")
     async def redrive_one(run: str, entry: Annotated[str, Path(pattern=ENTRY)]) -> RedriveView:
-        """Draw a letter's group again, once and under a name of its own; the dead one stays dead."""
-        event_log, keys = await journal_of(run), RunKeys(run)
-        one = await get_letter(redis, keys, entry)
-        return RedriveView(**asdict(await redrive(redis, keys, one, event_log)))
+        """Requeue a dead letter's group, once and under a new name; the dead group stays dead."""
+        event_log, keys = await event_log_of(run), RunKeys(run)
+        dead_letter = await get_letter(redis, keys, entry)
+        return RedriveView(**asdict(await redrive(redis, keys, dead_letter, event_log)))
 
 
-def _view(one: Letter) -> DeadView:
-    letter = one.letter
-    known = letter.at if 0 < letter.at < math.inf else int(one.entry.split("-")[0]) / 1000
+def _view(stored: Letter) -> DeadView:
+    letter = stored.letter
+    known = letter.at if 0 < letter.at < math.inf else int(stored.entry.split("-")[0]) / 1000
     return DeadView(
-        entry=one.entry, at=known, stream=letter.stream[:EXCERPT], cause=letter.cause, reason=letter.reason[:EXCERPT],
-        deliveries=letter.deliveries, group=letter.group and letter.group[:EXCERPT], size=letter.size,
-        prompt=letter.prompt and letter.prompt[:EXCERPT], excerpt=letter.body[:EXCERPT], redriven=one.redriven,
-    )  # fmt: skip
+        entry=stored.entry,
+        at=known,
+        stream=letter.stream[:EXCERPT],
+        cause=letter.cause,
+        reason=letter.reason[:EXCERPT],
+        deliveries=letter.deliveries,
+        group=letter.group and letter.group[:EXCERPT],
+        prompt=letter.prompt and letter.prompt[:EXCERPT],
+        size=letter.size,
+        excerpt=letter.body[:EXCERPT],
+        redriven=stored.redriven,
+    )

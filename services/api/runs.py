@@ -1,4 +1,4 @@
-"""Owns the REST routes of runs: submit, look at, scale, pause, resume, cancel.
+"""Owns the REST routes of runs: submit, show, scale, pause, resume, cancel.
 
 Must not act on a run; it changes the record, the controller acts.
 """
@@ -21,9 +21,10 @@ from services.api.views import (
     StepView,
     SubmitRequest,
     WaitView,
-)  # fmt: skip
+)
 from services.contracts import ProcessInfo
 from services.settings import Recipe, RecipeError, load_cluster_limits, parse_recipe
+from services.settings.faults import invalid
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
@@ -37,12 +38,12 @@ EVENTS_SHOWN = 50
 
 
 def add_run_routes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
-    """Add every route under /v1/runs that is about a run as a whole."""
-    _add_looks(app, redis, records)
+    """Add the routes under /v1/runs, except those of dead letters."""
+    _add_reads(app, redis, records)
     _add_changes(app, redis, records)
 
 
-def _add_looks(app: FastAPI, redis: Redis, records: RunRecords) -> None:
+def _add_reads(app: FastAPI, redis: Redis, records: RunRecords) -> None:
     @app.get("/v1/runs")
     async def runs() -> RunList:
         """All runs, oldest first."""
@@ -55,14 +56,14 @@ def _add_looks(app: FastAPI, redis: Redis, records: RunRecords) -> None:
 
     @app.get("/v1/runs/{run}/metrics")
     async def metrics(run: str, after: Annotated[str, Query(pattern=r"^\d{1,15}(-\d{1,15})?$")] = "0-0") -> MetricsView:
-        """The run's time series, behind the step whose id is `after`."""
+        """The run's time series after the step whose id is `after`."""
         await records.get(run)
         steps = await EventLog(redis, RunKeys(run), "api").steps(after)
         return MetricsView(steps=[StepView(id=entry, **step.model_dump()) for entry, step in steps])
 
     @app.get("/v1/runs/{run}/waits")
     async def waits(run: str) -> list[WaitView]:
-        """What the run's live processes wait for, longest first. One that hangs drops out of it after 10 s."""
+        """The waits of the run's live processes, longest first. A process that hangs disappears after 10 s."""
         await records.get(run)
         return _waits(await live_processes(redis, run), time.time())
 
@@ -81,58 +82,62 @@ def _add_changes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
 
     @app.post("/v1/runs/{run}/cancel", status_code=202)
     async def cancel(run: str) -> RunView:
-        """Ask for a run's end; it is `cancelled` once nothing of it runs."""
+        """Cancel a run; it is `cancelled` once none of its processes runs."""
         return await _view(redis, await records.request_cancel(run))
 
     @app.post("/v1/runs/{run}/pause", status_code=202)
     async def pause(run: str) -> RunView:
-        """Ask a running run to pause: its processes stay, and nothing new is dispatched."""
+        """Pause a running run: its processes stay, and no new groups are dispatched."""
         return await _view(redis, await records.request_pause(run))
 
     @app.post("/v1/runs/{run}/resume", status_code=202)
     async def resume(run: str, request: ResumeRequest | None = None) -> RunView:
-        """Take a paused run on, or queue one again that failed or was cancelled."""
+        """Resume a paused run, or requeue a run that failed or was cancelled."""
         if request and request.rollout is not None:
-            _check_bounds((await records.get(run)).recipe, "rollout", request.rollout)
-        wish = Resumption(**request.model_dump()) if request else UNCHANGED
-        return await _view(redis, await records.resume(run, wish))
+            _check_limits((await records.get(run)).recipe, "rollout", request.rollout)
+        resumption = Resumption(**request.model_dump()) if request else UNCHANGED
+        return await _view(redis, await records.resume(run, resumption))
 
     @app.patch("/v1/runs/{run}/scale", status_code=202)
     async def scale(run: str, request: ScaleRequest) -> RunView:
-        """Ask for another number of rollout replicas, while the run goes on; within the cluster's bounds."""
-        _check_bounds((await records.get(run)).recipe, "rollout", request.rollout)
+        """Change the number of rollout replicas while the run continues, within the cluster's limits."""
+        _check_limits((await records.get(run)).recipe, "rollout", request.rollout)
         return await _view(redis, await records.scale(run, request.rollout))
 
 
-def _check_bounds(recipe: Recipe, field: str, replicas: int) -> None:
-    """Raises RecipeError when the cluster may not grow so far; ClusterLimitsError when nobody can tell."""
-    bounds = load_cluster_limits()
-    most = bounds.most_replicas(recipe) if bounds else None
-    if bounds and most is not None and replicas > most:
-        accepted = f"1 to {most} are" if most else "no number is"
-        raise RecipeError(
-            f"{field}: value {replicas} is not accepted; {accepted}: the chart allows rollout {bounds.rollout}, and "
-            f"a replica books {recipe.rollout.cpus:g} CPUs, {recipe.rollout.gpus:g} GPUs (rollout.maxReplicas)"
-        )
+def _check_limits(recipe: Recipe, field: str, replicas: int) -> None:
+    """Raises RecipeError when the cluster may not grow so far; ClusterLimitsError when its limits are unreadable."""
+    limits = load_cluster_limits()
+    most = limits.most_replicas(recipe) if limits else None
+    if limits and most is not None and replicas > most:
+        requests = f"{recipe.rollout.cpus:g} CPUs, {recipe.rollout.gpus:g} GPUs"
+        reason = f"the chart allows rollout {limits.rollout}, and a replica requests {requests} (rollout.maxReplicas)"
+        raise RecipeError(invalid(field, replicas, f"1 to {most}; {reason}" if most else f"no replica; {reason}"))
 
 
 def _summary(record: RunRecord) -> dict[str, Any]:
     return {
-        "id": record.id, "state": record.state, "reason": record.reason, "created_at": record.created_at,
+        "id": record.id,
+        "state": record.state,
+        "reason": record.reason,
+        "created_at": record.created_at,
         "rollout_replicas": record.rollout_replicas,
-    }  # fmt: skip
+    }
 
 
 def _waits(processes: list[ProcessInfo], now: float) -> list[WaitView]:
     found = [
         WaitView(
-            process=process.id, service=process.service, seconds=max(0.0, now - wait.since), stalled=wait.stalled(now),
+            process=process.id,
+            service=process.service,
+            seconds=max(0.0, now - wait.since),
+            stalled=wait.stalled(now),
             **wait.model_dump(),
         )
         for process in processes
         for wait in process.waits
-    ]  # fmt: skip
-    return sorted(found, key=lambda one: one.seconds, reverse=True)
+    ]
+    return sorted(found, key=lambda view: view.seconds, reverse=True)
 
 
 async def _alerts(redis: Redis, keys: RunKeys, processes: list[ProcessInfo]) -> list[str]:

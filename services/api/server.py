@@ -1,4 +1,4 @@
-"""Owns the gateway's socket: serve the app until told to stop.
+"""Owns the gateway's socket: serve the application until stopped.
 
 Must not hold routes.
 """
@@ -15,7 +15,7 @@ from services.streams.connection.client import Redis
 
 
 async def serve_api(redis: Redis, host: str, port: int, stopping: asyncio.Event) -> None:
-    """Serve until `stopping` is set; requests under way get 3 seconds. Raises OSError when the port is taken."""
+    """Serve until `stopping` is set; requests in flight get 3 seconds. Raises OSError when the port is taken."""
     listener = socket.create_server((host, port))
     config = uvicorn.Config(create_app(redis), log_level="warning", lifespan="off", timeout_graceful_shutdown=3)
     server = uvicorn.Server(config)

@@ -1,4 +1,4 @@
-"""Owns the shapes of the REST API: requests and responses, as OpenAPI documents them.
+"""Owns the schemas of the REST API: requests and responses, as OpenAPI documents them.
 
 Must not read Redis.
 """
@@ -23,28 +23,28 @@ from services.settings import Recipe
 
 
 class Request(BaseModel):
-    """A request body; unknown fields are refused."""
+    """A request body; unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class SubmitRequest(Request):
-    """A run to add. `recipe` is checked by the same rules as `penstock validate`."""
+    """A run to submit. `recipe` is validated by the same rules as `penstock validate`."""
 
     recipe: dict[str, Any]
-    id: str | None = Field(default=None, description="made from the recipe's name when absent")
+    id: str | None = Field(default=None, description="generated from the recipe's name if absent")
 
 
 class ScaleRequest(Request):
-    """Desired replicas of a run's fleets."""
+    """Desired number of replicas of a run's rollout fleet."""
 
     rollout: int = Field(ge=1, le=1024)
 
 
 class ResumeRequest(Request):
-    """Where to go on, and with how many; what is absent stays as it was.
+    """Where to resume, and with how many ranks and replicas; absent fields keep their value.
 
-    `from_step` names a rollout step that has a checkpoint, 0 the initial model; absent: as far as the run had come.
+    `from_step`: rewind to this rollout step, which needs a checkpoint; 0: the initial model; absent: no rewind.
     """
 
     from_step: int | None = Field(default=None, ge=0, lt=2**31)
@@ -63,9 +63,9 @@ class RunSummary(BaseModel):
 
 
 class RunView(RunSummary):
-    """A run, whole. Times are Unix seconds; `events` are the last 50.
+    """All fields of a run. Times are Unix seconds; `events` are the last 50.
 
-    `alerts`: what wants somebody's attention now: waits past their deadline, and why a run that starves is paused.
+    `alerts`: conditions that need attention now: waits past their deadline, and why a starving run is paused.
     """
 
     recipe: Recipe
@@ -86,7 +86,7 @@ class RunView(RunSummary):
 
 
 class WaitView(BaseModel):
-    """What a process waits for; it has done so for `seconds`, and it is `stalled` once they exceed `deadline_s`."""
+    """A wait of a process: it has lasted `seconds`, and is `stalled` once they exceed `deadline_s`."""
 
     process: str
     service: str
@@ -100,9 +100,9 @@ class WaitView(BaseModel):
 
 
 class DeadView(BaseModel):
-    """A message that was given up; `excerpt` is its beginning.
+    """A dead letter; `excerpt`: the first characters of its message.
 
-    `size` is in bytes. `redriven`: the name under which its group is drawn again, null if it is not.
+    `size`: of the message, in bytes. `redriven`: the new name of its requeued group, null if it was not redriven.
     """
 
     entry: str
@@ -119,7 +119,7 @@ class DeadView(BaseModel):
 
 
 class RedriveView(BaseModel):
-    """What came of redriving one letter: the new name of its group, or null and why."""
+    """The result of redriving one dead letter: the new name of its group, or null and the reason."""
 
     entry: str
     group: str | None
@@ -134,7 +134,7 @@ class StepView(StepRecord):
 
 
 class MetricsView(BaseModel):
-    """A run's time series, one entry a rollout step, oldest first."""
+    """A run's time series, one entry per rollout step, oldest first."""
 
     steps: list[StepView]
 
@@ -153,12 +153,12 @@ class TargetGroup(BaseModel):
 
 
 class Health(BaseModel):
-    """A probe's answer."""
+    """A probe's response."""
 
     status: str
 
 
-class Fault(BaseModel):
-    """An error: what was not accepted, and what is."""
+class ErrorResponse(BaseModel):
+    """An error: which value is not valid, and what is expected."""
 
     detail: str

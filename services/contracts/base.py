@@ -1,4 +1,4 @@
-"""Owns what all messages have in common: immutable values, the wire's version, the lanes.
+"""Owns what all messages have in common: immutable values, the schema version, the lanes.
 
 Must not name a stream.
 """
@@ -13,25 +13,25 @@ from pydantic import BaseModel, ConfigDict, Field
 SCHEMA_VERSION: Literal[1] = 1
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
-"""A number of things; bounded, because messages may be hostile and Redis counts in 64 bits."""
+"""A count; limited, because messages may be hostile and Redis counts in 64 bits."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Lane(StrEnum):
-    """Which flow a group belongs to; each lane has streams, counters and slots of its own."""
+    """The lane of a group; each lane has its own streams, counters and slots."""
 
     TRAIN = "train"
     EVALUATION = "evaluation"
 
 
 class Value(BaseModel):
-    """An immutable part of a message. Unknown fields are ignored, so that old readers survive new writers."""
+    """An immutable part of a message. Unknown fields are ignored, so that old readers can read new messages."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class Message(Value):
-    """A stream entry. `kind` names the type on the wire; `schema_version` changes only incompatibly."""
+    """A stream entry. `kind` names its type; `schema_version` changes only with incompatible changes."""
 
     kind: str
     schema_version: Literal[1] = SCHEMA_VERSION

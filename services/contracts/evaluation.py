@@ -1,4 +1,4 @@
-"""Owns the record of an evaluation, and the names evaluations have.
+"""Owns the record of an evaluation, and the names of evaluations.
 
 Must not compute a score.
 """
@@ -14,7 +14,7 @@ BEFORE, AFTER, ALONE = "before", "after", "evaluation"
 
 
 class PassAt(Value):
-    """pass@k: the probability that at least one of k answers is right, over prompts; Chen et al., arXiv 2107.03374."""
+    """pass@k: the probability that any of k answers is correct, over prompts; Chen et al., arXiv 2107.03374."""
 
     k: int
     value: float
@@ -22,11 +22,11 @@ class PassAt(Value):
 
 
 class EvaluationRecord(Message):
-    """sampler -> everyone: how one held-out set was answered; standard errors are over prompts.
+    """sampler -> readers of the run: the scores of one held-out set; standard errors are over prompts.
 
-    `name` says when ("before", "step-5", "after"), `set` what. `version` is the oldest policy version that answered,
-    `newest_version` the newest. `accuracy` is avg@k, `majority` maj@k, k = `samples_per_prompt`. `unknown` verdicts
-    count nowhere; `dropped` prompts got no answer (too long, or given up).
+    `name` says when ("before", "step-5", "after"), `set` which set. `version` is the oldest policy version that
+    answered, `newest_version` the newest. `accuracy` is avg@k, `majority` maj@k, k = `samples_per_prompt`. `unknown`
+    verdicts count nowhere; `dropped` prompts got no answer (too long, or dead-lettered).
     """
 
     kind: Literal["evaluation"] = "evaluation"

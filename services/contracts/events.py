@@ -1,4 +1,4 @@
-"""Owns what is written down for people: events, and messages that were given up.
+"""Owns messages for users: events, and dead letters.
 
 Must not be needed to train.
 """
@@ -11,31 +11,66 @@ from typing import Literal
 from services.contracts.base import Message
 
 COMMON_PHASES = ("service-failed", "stalled", "waiting")
-"""Words of events that any service of a run may write."""
+"""Phases of events that any service of a run may write."""
 PHASES: dict[str, tuple[str, ...]] = {
     "controller": (
-        "learner-restarted", "look-failed", "paused", "preparing-model", "queued", "restart-failed", "resumed",
-        "sampler-restarted", "scaling", "scaling-failed", "service-ready", "starting-services", "summary-not-stored",
+        "learner-restarted",
+        "look-failed",
+        "paused",
+        "preparing-model",
+        "queued",
+        "restart-failed",
+        "resumed",
+        "sampler-restarted",
+        "scaling",
+        "scaling-failed",
+        "service-ready",
+        "starting-services",
+        "summary-not-stored",
     ),
     "sampler": (
-        "batch-lost", "data-loaded", "evaluating", "evaluation-skipped", "evaluation-unknown", "group-dead",
-        "group-orphaned", "prompt-refused", "prompt-too-long", "redis-memory-freed", "redis-memory-short", "rewound",
-        "starvation-boundary", "starvation-over", "starvation-partial", "starvation-pause", "starvation-widen",
+        "batch-lost",
+        "data-loaded",
+        "evaluating",
+        "evaluation-skipped",
+        "evaluation-unknown",
+        "group-dead",
+        "group-orphaned",
+        "prompt-refused",
+        "prompt-too-long",
+        "redis-memory-freed",
+        "redis-memory-short",
+        "rewound",
+        "starvation-boundary",
+        "starvation-over",
+        "starvation-partial",
+        "starvation-pause",
+        "starvation-widen",
     ),
     "rollout": ("rollout-joining",),
     "verifier": ("unconfined",),
     "learner": (
-        "awaiting-evaluation", "batch-repaired", "batch-too-old", "checkpoint", "checkpoint-damaged",
-        "checkpoint-failed", "exported", "non-finite-gradient", "payload-damaged", "ready", "starting",
-        "weight-sync-failed", "weights-late",
+        "awaiting-evaluation",
+        "batch-repaired",
+        "batch-too-old",
+        "checkpoint",
+        "checkpoint-damaged",
+        "checkpoint-failed",
+        "exported",
+        "non-finite-gradient",
+        "payload-damaged",
+        "ready",
+        "starting",
+        "weight-sync-failed",
+        "weights-late",
     ),
     "api": ("redriven",),
-}  # fmt: skip
-"""By service: the other words of its events."""
+}
+"""By service: the other phases of its events."""
 
 
 class Event(Message):
-    """Any service -> people: something worth a line in the run's log. `phase`: one of PHASES or COMMON_PHASES."""
+    """Any service -> users: one line of the run's event log. `phase`: one of PHASES or COMMON_PHASES."""
 
     kind: Literal["event"] = "event"
     service: str
@@ -45,7 +80,7 @@ class Event(Message):
 
 
 class Cause(StrEnum):
-    """Why a message was given up. `too-long` and `refused` (by the chat template) are faults of the prompt itself."""
+    """Why a message was dead-lettered. `too-long` and `refused` (by the chat template) are faults of the prompt."""
 
     TOO_LONG = "too-long"
     REFUSED = "refused"
@@ -55,10 +90,9 @@ class Cause(StrEnum):
 
 
 class DeadLetter(Message):
-    """A consumer -> sampler and people: a message given up, with the reason; `prompt` is the id of a task's prompt.
+    """consumer -> sampler and users: a dead-lettered message, with the reason; `prompt` is the id of a task's prompt.
 
-    `size` is the message's, in bytes; `body` may be cut short, and is then no longer fit to be delivered again. `at`:
-    when (Unix seconds).
+    `size`: of the message, in bytes; `body` may be cut short, and can then not be delivered again. `at`: Unix seconds.
     """
 
     kind: Literal["dead"] = "dead"
@@ -75,5 +109,5 @@ class DeadLetter(Message):
 
     @property
     def whole(self) -> bool:
-        """Whether `body` is the message as it was, so that it can be delivered again."""
+        """Whether `body` is the complete message, which can be delivered again."""
         return self.size == len(self.body.encode())

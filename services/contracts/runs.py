@@ -1,4 +1,4 @@
-"""Owns a run's states and what a live process tells of itself.
+"""Owns a run's states, and what a live process publishes about itself.
 
 Must not decide a transition; the controller does.
 """
@@ -14,7 +14,7 @@ from services.contracts.base import Value
 class RunState(StrEnum):
     """A run's life: queued -> starting -> running <-> paused -> succeeded | failed | cancelled.
 
-    A run that failed or was cancelled may be resumed: it is queued again.
+    A run that failed or was cancelled may be resumed: it is requeued.
     """
 
     QUEUED = "queued"
@@ -27,7 +27,7 @@ class RunState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether no further change can follow."""
+        """Whether the run has ended."""
         return self in RunState._ended()
 
     @classmethod
@@ -44,9 +44,9 @@ class Transition(Value):
 
 
 class Wait(Value):
-    """Something that a process waits for: its name, what exactly, since when (Unix seconds), for how long at most.
+    """A wait of a process: its name, what exactly it waits for, its start (Unix seconds), its deadline after that.
 
-    An `idle` wait is for work: that it lasts is no fault of the one who waits. One past its deadline is a stall.
+    An `idle` wait is for work: its length is no fault of the process. A wait past its deadline is a stall.
     """
 
     name: str
@@ -56,16 +56,16 @@ class Wait(Value):
     idle: bool = False
 
     def stalled(self, now: float) -> bool:
-        """Whether the deadline is over."""
+        """Whether the deadline has passed."""
         return now - self.since > self.deadline_s
 
 
 HostPid: TypeAlias = tuple[str, int]
-"""Where a process lives and its id there: process ids repeat from pod to pod."""
+"""A process's host and its id there: process ids repeat from pod to pod."""
 
 
 class ProcessInfo(Value):
-    """A live process as it announces itself; `metrics` is host:port of its /metrics page."""
+    """A live process, as its heartbeat publishes it; `metrics` is host:port of its /metrics page."""
 
     id: str
     service: str
@@ -81,5 +81,5 @@ class ProcessInfo(Value):
 
     @property
     def host_pid(self) -> HostPid:
-        """What tells this process from all others of the cluster."""
+        """Identifies this process in the cluster."""
         return self.host, self.pid

@@ -1,4 +1,4 @@
-"""Owns the messages between sampler and learner: batches, and what a rollout step made of one.
+"""Owns the messages between sampler and learner: batches, and the records of rollout steps.
 
 Must not hold tokens; payloads are claim checks.
 """
@@ -16,7 +16,7 @@ from services.contracts.groups import GroupCounts
 class BatchSample(Value):
     """One response of a batch: its claim check, response tokens, advantage, and whether its loss is masked.
 
-    `staleness` = the version that consumes it - the version of its oldest token.
+    `staleness`: the version that consumes it minus the version of its oldest token.
     """
 
     payload: str
@@ -29,9 +29,9 @@ class BatchSample(Value):
 
 
 class BatchGroup(Value):
-    """A whole group; it is never split. `prompt`: the id of its prompt.
+    """A whole group, which is never split. `prompt`: the id of its prompt.
 
-    `staleness` = the version that was to consume it - the version of its oldest token.
+    `staleness`: the version that was to consume it minus the version of its oldest token.
     """
 
     group: str
@@ -41,10 +41,10 @@ class BatchGroup(Value):
 
 
 class SamplerState(Value):
-    """Where the sampler stood when it published a batch or dispatched a group: enough to go on drawing from there.
+    """The sampler's position when it published a batch or dispatched a group: enough to continue drawing from there.
 
-    `generation_batches` counts those drawn for the batch that is being filled (refill `generation_batches`); one that
-    its sampler's death cut short counts too. `scan` and `draws` are the selection's, as `cursor` is.
+    `generation_batches` counts those drawn for the batch that is being filled (refill `generation_batches`), also one
+    that the sampler's death interrupted. `cursor`, `scan` and `draws` belong to the prompt selection.
     """
 
     cursor: int
@@ -55,11 +55,11 @@ class SamplerState(Value):
 
 
 class SamplerSnapshot(Message):
-    """sampler -> checkpoints: all that the sampler knew when it published the batch of `step`; stored by claim check.
+    """sampler -> checkpoints: the sampler's state when it published the batch of `step`; stored by claim check.
 
-    `queue` are the ids of the groups that had been dispatched and were neither released nor batched. `posteriors` are
-    per prompt id what the sampler's selection holds of its pass rate, in its own notation. `response_tokens`: those
-    judged by then, which limits.response_tokens bounds; None in snapshots of older releases.
+    `queue`: the ids of the groups that had been dispatched and were neither released nor batched. `posteriors`: by
+    prompt id, the pass rate's posterior in the selection's own notation. `response_tokens`: the number judged by then,
+    which limits.response_tokens limits; None in snapshots of older releases.
     """
 
     kind: Literal["sampler-snapshot"] = "sampler-snapshot"
@@ -72,9 +72,9 @@ class SamplerSnapshot(Message):
 
 
 class Batch(Message):
-    """sampler -> learner: the groups of one rollout step, to be consumed at policy `version`; none follows `last`.
+    """sampler -> learner: the groups of one rollout step, to be consumed at policy `version`; `last`: no more follow.
 
-    `snapshot` is the key of the sampler's snapshot, which a checkpoint that covers this step takes along.
+    `snapshot` is the key of the sampler's snapshot, which a checkpoint that covers this step contains.
     """
 
     kind: Literal["batch"] = "batch"
@@ -101,7 +101,7 @@ class OptimizerStepRecord(Value):
 
 
 class StepRecord(Message):
-    """learner -> everyone: what one rollout step did and the policy version it published.
+    """learner -> readers of the run: the record of one rollout step, and the policy version that it published.
 
     `prompts` and `staleness` belong to `groups`, one each: the prompt's id, and the versions between the group's oldest
     token and the policy that trained it. `weights` is the digest of the version's weights.
@@ -126,9 +126,9 @@ class StepRecord(Message):
 class CommittedPolicy(Value):
     """A run's committed policy: rollout step `step` of its weight history, published as `version`; see `StepRecord`.
 
-    Versions count publications and are never reused; after a run is resumed from an older checkpoint they run ahead of
-    the steps. `announced` is the highest version that a broadcast may have carried, committed or not. `resumption`:
-    the how-manieth one last took the history back to an older step.
+    Versions count publications and are never reused; after a rewind they are higher than the steps. `announced` is the
+    highest version that a broadcast may have carried, committed or not. `resumption`: the number of the resumption that
+    last rewound the run to an older step.
     """
 
     version: int

@@ -1,6 +1,6 @@
-"""Owns where a bucket's tensors lie in its flat buffer: the rule both ends of a broadcast compute.
+"""Owns the layout of a bucket's tensors in its flat buffer, which both ends of a broadcast compute.
 
-Must not import torch; sizes come from the manifest alone.
+Must not import torch; sizes come from the manifest only.
 """
 
 from __future__ import annotations
@@ -11,17 +11,27 @@ from math import prod
 from services.contracts import TensorEntry
 
 ALIGNMENT = 16
-"""Bytes. Each tensor begins at a multiple of it, so that any view of a checked buffer is aligned."""
+"""Bytes. Each tensor starts at a multiple of it, so that every view of a checked buffer is aligned."""
 
 DTYPE_BYTES = {
-    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
-}  # fmt: skip
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
 
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """`size` bytes in all (a multiple of 16); tensor i begins at byte `offsets[i]`; padding is zero."""
+    """`size` bytes in total (a multiple of 16); tensor i starts at byte `offsets[i]`; padding is zero."""
 
     size: int
     offsets: tuple[int, ...]
@@ -30,7 +40,7 @@ class BucketLayout:
 def tensor_bytes(entry: TensorEntry) -> int:
     """Bytes of the tensor itself, without padding. Raises ValueError for an unknown dtype."""
     if entry.dtype not in DTYPE_BYTES:
-        raise ValueError(f"{entry.name}: dtype {entry.dtype!r} is not accepted; {sorted(DTYPE_BYTES)} are")
+        raise ValueError(f"{entry.name}.dtype: {entry.dtype!r} is not valid: expected one of {sorted(DTYPE_BYTES)}")
     return prod(entry.shape) * DTYPE_BYTES[entry.dtype]
 
 
@@ -41,7 +51,7 @@ def _aligned(size: int) -> int:
 def bucket_layout(bucket: tuple[TensorEntry, ...]) -> BucketLayout:
     """Tensors in the bucket's order, each at the next multiple of 16 bytes.
 
-    Example: float32 tensors of shape (3,) and (5,) lie at 0 and 16, and the bucket has 48 bytes.
+    Example: float32 tensors of shape (3,) and (5,) start at 0 and 16, and the bucket has 48 bytes.
     """
     offsets = []
     end = 0
@@ -52,7 +62,7 @@ def bucket_layout(bucket: tuple[TensorEntry, ...]) -> BucketLayout:
 
 
 def cut_buckets(entries: list[TensorEntry], target_bytes: int) -> tuple[tuple[TensorEntry, ...], ...]:
-    """Whole tensors in order, a new bucket before `target_bytes` would be exceeded; larger tensors stand alone."""
+    """Whole tensors in order, a new bucket before `target_bytes` would be exceeded; a larger tensor gets its own."""
     buckets: list[list[TensorEntry]] = []
     filled = 0
     for entry in entries:

@@ -1,4 +1,4 @@
-"""Owns the messages of the weight plane: what travels, to whom, and how far it got.
+"""Owns the messages of weight syncs: manifests, plans and acks.
 
 Must not carry weights.
 """
@@ -10,7 +10,7 @@ from typing import Literal
 from services.contracts.base import Message, Value
 
 EPOCH_SHIFT = 20
-"""A learner forms fewer broadcast groups than 2^20."""
+"""A learner forms fewer than 2^20 broadcast groups."""
 
 
 class TensorEntry(Value):
@@ -22,7 +22,7 @@ class TensorEntry(Value):
 
 
 class WeightManifest(Value):
-    """The order in which a policy's tensors travel, cut into buckets of whole tensors."""
+    """The order in which a policy's tensors are sent, in buckets of whole tensors."""
 
     buckets: tuple[tuple[TensorEntry, ...], ...]
 
@@ -31,7 +31,7 @@ class WeightPlan(Message):
     """learner -> fleet: join broadcast group `generation` at host:port and receive `version`.
 
     `members` maps a replica's process id to the rank of its first worker; rank 0 is the learner. Generations of the
-    learner of epoch e begin at e << EPOCH_SHIFT.
+    learner of epoch e start at e << EPOCH_SHIFT.
     """
 
     kind: Literal["weight-plan"] = "weight-plan"
@@ -45,9 +45,9 @@ class WeightPlan(Message):
 
 
 class WeightAck(Message):
-    """fleet -> learner: how far one replica got with one plan.
+    """fleet -> learner: the result of one plan on one replica.
 
-    The seconds also tell the ack of a plan that is repeated from the former one: a stream takes no line twice.
+    The seconds also distinguish the ack of a repeated plan from the previous one: a stream accepts no entry twice.
     """
 
     kind: Literal["weight-ack"] = "weight-ack"

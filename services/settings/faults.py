@@ -30,6 +30,8 @@ def explained(field: str, error: Mapping[str, Any]) -> str:
     message = str(error["msg"])
     if error["type"] == "missing":
         return f"{field}: missing: this field is required"
+    if error["type"] == "extra_forbidden":
+        return invalid(field, error.get("input"), "no such field")
     if error["type"] in ("model_type", "dict_type"):
         return invalid(field, error.get("input"), "a mapping")
     if found := FIXED.fullmatch(message):

@@ -1,4 +1,4 @@
-"""Owns hostile messages for tests: real ones with a field changed, and bytes that are none at all.
+"""Owns hostile messages for tests: real ones with a changed field, and bytes that are no message.
 
 Must not be used outside tests.
 """
@@ -16,21 +16,75 @@ from services.contracts import Message
 
 NESTED = json.loads("[" * 150 + "]" * 150)
 VALUES: list[Any] = [
-    None, True, False, 0, -1, 1, 2, 4096, 2**31 - 1, 2**31, 2**63, -(2**63), 10**30, -(10**30), 0.5, 1e308, -1e308,
-    float("nan"), float("inf"), float("-inf"), "", "0", "1e5", "g0", "\x00", "é\u2028", "x" * 5000, "../..", "{}", [],
-    {}, [[]], {"": None}, NESTED, {"kind": "task"}, "penstock:{another}:payload:g0:0", "penstock:{r}:group:g0",
-    "verdict", "invalid", "deliveries",
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2,
+    4096,
+    2**31 - 1,
+    2**31,
+    2**63,
+    -(2**63),
+    10**30,
+    -(10**30),
+    0.5,
+    1e308,
+    -1e308,
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    "",
+    "0",
+    "1e5",
+    "g0",
+    "\x00",
+    "é\u2028",
+    "x" * 5000,
+    "../..",
+    "{}",
+    [],
+    {},
+    [[]],
+    {"": None},
+    NESTED,
+    {"kind": "task"},
+    "penstock:{another}:payload:g0:0",
+    "penstock:{r}:group:g0",
+    "verdict",
+    "invalid",
+    "deliveries",
+]
 """What a field may hold instead."""
 RAW: list[bytes] = [
-    b"", b" ", b"null", b"true", b"0", b"[]", b"{}", b'"task"', b"{", b"}", b"\x00", b"\xff\xfe\x00", b"\xef\xbb\xbf{}",
-    b"[" * 5000, b'{"a":' * 5000, b"9" * 5000, b'{"kind":"task","kind":"sample"}', b'{"kind":"\\ud800"}', b"NaN",
-    b"\x80" * 100, b"kind: task",
-]  # fmt: skip
+    b"",
+    b" ",
+    b"null",
+    b"true",
+    b"0",
+    b"[]",
+    b"{}",
+    b'"task"',
+    b"{",
+    b"}",
+    b"\x00",
+    b"\xff\xfe\x00",
+    b"\xef\xbb\xbf{}",
+    b"[" * 5000,
+    b'{"a":' * 5000,
+    b"9" * 5000,
+    b'{"kind":"task","kind":"sample"}',
+    b'{"kind":"\\ud800"}',
+    b"NaN",
+    b"\x80" * 100,
+    b"kind: task",
+]
 
 
 def places(document: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every value in a message, the containers among them; not the message itself."""
+    """The path of every value in a message, containers included; not the message itself."""
     items = document.items() if isinstance(document, dict) else enumerate(document)
     for key, value in items:
         yield (*at, key)
@@ -66,7 +120,7 @@ CHANGES: list[Callable[[Any, tuple[Any, ...], Any], None]] = [_put, _put, _put, 
 
 
 def spoilt(choose: Callable[[Any], Any], raw: bytes) -> bytes:
-    """A real message with one or two changes, cut short or not; or no message at all. `choose`: one of a sequence."""
+    """A real message with one or two changes, sometimes cut short; or no message. `choose`: picks one of a sequence."""
     if choose(range(10)) == 0:
         return bytes(choose(RAW))
     document = json.loads(raw) or {"": None}
@@ -79,7 +133,7 @@ def spoilt(choose: Callable[[Any], Any], raw: bytes) -> bytes:
 
 @st.composite
 def broken(draw: Any, message: Message) -> bytes:
-    """`spoilt` as hypothesis draws it, or any bytes."""
+    """`spoilt` with hypothesis' choices, or any bytes."""
     if draw(st.integers(0, 19)) == 0:
         return draw(st.binary(max_size=64))
     return spoilt(lambda options: draw(st.sampled_from(options)), message.model_dump_json().encode())

@@ -1,4 +1,4 @@
-"""Owns judged groups for tests: verdicts with the facts that credit, batching and windows read.
+"""Owns judged groups for tests: verdicts with the facts that credit, batching and metric windows read.
 
 Must not be used outside tests.
 """
@@ -15,16 +15,23 @@ from tests.harness.small_run import recipe_document
 
 
 def group_of(*samples: tuple[Outcome, int, bool, int], rest: int = 0) -> Group:
-    """A group from (outcome, response tokens, truncated, oldest version); `rest`: samples behind its screen."""
+    """A group from (outcome, response tokens, truncated, oldest version); `rest`: samples after its screen."""
     prompt = Prompt(id="p", messages=(), verifier="pattern", reference={})
     sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=16)
     stop = len(samples) if rest else None
     group = Group(Task(group="g", prompt=prompt, samples=len(samples) + rest, sampling=sampling, stop=stop))
     for index, (outcome, tokens, truncated, version) in enumerate(samples):
         facts = SampleFacts(
-            payload=f"g:{index}", prompt_tokens=5, response_tokens=tokens, truncated=truncated, mean_logprob=-1.0,
-            oldest_version=version, newest_version=version, started_at=10.0, finished_at=10.0 + tokens,
-        )  # fmt: skip
+            payload=f"g:{index}",
+            prompt_tokens=5,
+            response_tokens=tokens,
+            truncated=truncated,
+            mean_logprob=-1.0,
+            oldest_version=version,
+            newest_version=version,
+            started_at=10.0,
+            finished_at=10.0 + tokens,
+        )
         group.verdicts[index] = Verdict(group="g", index=index, outcome=outcome, score=0.0, facts=facts)
     return group
 

@@ -1,4 +1,4 @@
-"""Every service starts alone, and says in one line why it cannot."""
+"""Every service starts alone, and reports in one line why it cannot."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ UNREACHABLE = ("redis://:secret@127.0.0.1:1/0", "127.0.0.1:1/0 cannot be reached
         *(pytest.param(module, *UNREACHABLE, marks=pytest.mark.slow) for module in MODULES),
     ],
 )
-def test_obstacles_are_one_line(redis_url, module, url, says):
+def test_a_failed_start_is_one_line(redis_url, module, url, says):
     command = [sys.executable, "-m", module, "--run", "no-such-run", "--redis", url or redis_url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2, done.stderr
@@ -46,8 +46,8 @@ MISSING = ("", "--redis: nothing is given, and PENSTOCK_REDIS is not set; redis:
 @pytest.mark.parametrize(
     ("module", "address", "says"),
     [
-        *(("services.sampler", *one) for one in (AWAY, REFUSED, MISSING)),
-        *(("services.api", *one) for one in (REFUSED, MISSING)),
+        *(("services.sampler", *case) for case in (AWAY, REFUSED, MISSING)),
+        *(("services.api", *case) for case in (REFUSED, MISSING)),
         pytest.param("services.api", *AWAY, marks=pytest.mark.slow),
     ],
 )

@@ -1,4 +1,4 @@
-"""The services themselves amid hostile messages, on a real server: a run comes to its end, and a verifier lives on."""
+"""Services among hostile messages, on a real server: a run still ends, and a verifier survives."""
 
 import asyncio
 import random
@@ -28,7 +28,7 @@ ATTACKED = ("tasks", "samples", "verdicts", "dead", "events", "evaluations")
 
 
 class SteadyFleet(HandFleet):
-    """Gives up what it cannot answer, as a replica does with a prompt that its template refuses."""
+    """Dead-letters what it cannot answer, as a replica does with a prompt that its template rejects."""
 
     async def answer(self, lane, delivery):
         tasks = self.keys.lane(lane).tasks
@@ -43,7 +43,7 @@ class SteadyFleet(HandFleet):
 
 
 class Attacker:
-    """Puts spoilt copies of what is on the streams beside it, and plain copies, for as long as it runs."""
+    """Adds modified and unmodified copies of messages to their streams while it runs."""
 
     def __init__(self, redis, keys, seed):
         self.redis, self.keys = redis, keys
@@ -66,12 +66,12 @@ class Attacker:
     async def attack(self, stream, raw):
         again = raw if self.random.random() < 0.2 else spoilt(self.random.choice, raw)
         if again.startswith(b'{"kind": "dead"') and b'"invalid"' not in again:
-            return  # a letter that ends a group is the end of it, whoever wrote it
+            return  # a dead letter ends its group, whichever process wrote it
         self.sent.add((stream, await self.redis.xadd(stream, {"m": again})))
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
-async def test_a_run_comes_to_its_end_amid_hostile_messages(redis, run_id, seed, caplog):
+async def test_a_run_ends_despite_hostile_messages(redis, run_id, seed, caplog):
     caplog.set_level("CRITICAL", "services.streams")
     document = recipe_document("/none", limits={"rollout_steps": 2})
     keys = RunKeys(run_id)
@@ -94,25 +94,34 @@ async def test_a_run_comes_to_its_end_amid_hostile_messages(redis, run_id, seed,
     assert len(attacker.sent) > 100
     invalid = {entry: letter for entry, letter in letters if letter.cause is Cause.INVALID}
     assert len(invalid) > 30
-    own = {entry.decode() for stream, entry in attacker.sent if stream == keys.dead}  # may say anything, or nothing
+    own = {entry.decode() for stream, entry in attacker.sent if stream == keys.dead}  # may have any reason, or none
     assert all(letter.reason for entry, letter in invalid.items() if entry not in own)
     assert set(invalid) - own
 
 
 REFERENCES = [
     *({name: value} for name in ("pattern", "answer", "entry") for value in VALUES),
-    {}, {"pattern": "(a+)+$"}, {"pattern": "("}, {"answer": "9" * 4000}, {"answer": "\\frac{" * 200},
-    {"answer": "10**10**10"}, {"task": [], "entry": {"answer": 1}}, {"task": "no_such_task", "entry": {"answer": "1"}},
-    {"task": "chain_sum", "entry": {"answer": NESTED}}, {"task": "chain_sum", "entry": 5},
-    {"task": "../../etc", "entry": {"answer": ""}}, {"x": 10**4000}, {"x": float("nan")},
-]  # fmt: skip
+    {},
+    {"pattern": "(a+)+$"},
+    {"pattern": "("},
+    {"answer": "9" * 4000},
+    {"answer": "\\frac{" * 200},
+    {"answer": "10**10**10"},
+    {"task": [], "entry": {"answer": 1}},
+    {"task": "no_such_task", "entry": {"answer": "1"}},
+    {"task": "chain_sum", "entry": {"answer": NESTED}},
+    {"task": "chain_sum", "entry": 5},
+    {"task": "../../etc", "entry": {"answer": ""}},
+    {"x": 10**4000},
+    {"x": float("nan")},
+]
 VERIFIERS = ["pattern", "math", "answer-line", "reasoning-gym", "", "no such verifier", "x" * 10_000, "\x00"]
 BACKTRACKING = replace(BODY, text="a" * 40 + "!")
 
 
 @pytest.mark.parametrize("references", [3, pytest.param(12, marks=pytest.mark.slow)])
-async def test_a_verifier_lives_on_whatever_it_is_given(redis, run_id, references):
-    """Some references with every verifier: a verdict comes for each, and is never `correct` by accident."""
+async def test_a_verifier_survives_any_reference(redis, run_id, references):
+    """Some references with every verifier: each gets a verdict, and none is `correct` by accident."""
     document = recipe_document("/none", verifier={"timeout_s": 2.0}, limits={"lease_s": 60.0})
     keys = RunKeys(run_id)
     chosen = random.Random(7)
@@ -154,13 +163,13 @@ async def test_a_verifier_lives_on_whatever_it_is_given(redis, run_id, reference
 
 
 def known_to(name, reference):
-    """Whether the reference has what the verifier asks for, of whatever kind."""
+    """Whether the reference has the fields that the verifier needs, of any type."""
     wants = {"pattern": {"pattern"}, "math": {"answer"}, "answer-line": {"answer"}, "reasoning-gym": {"task", "entry"}}
     return wants[name] <= set(reference)
 
 
-async def test_the_gateway_shows_a_run_whose_journal_holds_what_is_no_number(redis, run_id):
-    """Well-formed entries, of which JSON has no notation for one value."""
+async def test_the_gateway_shows_a_run_with_values_outside_json(redis, run_id):
+    """Well-formed entries with a value that JSON cannot represent."""
     keys = RunKeys(run_id)
     await RunRecords(redis).create(run_id, parse_recipe(recipe_document("/none")))
     raws = {

@@ -135,8 +135,8 @@ async def test_api_rejects_more_replicas_than_the_limits_allow(api, redis, run_i
     refused = await api.patch(f"/v1/runs/{run_id}/scale", json={"rollout": 7})
     assert (refused.status_code, refused.json()["detail"]) == (
         422,
-        "rollout: value 7 is not accepted; 1 to 6 are: the chart allows rollout at most 3 pods of 8 CPUs and 2 GPUs, "
-        "and a replica books 4 CPUs, 1 GPUs (rollout.maxReplicas)",
+        "rollout: 7 is not valid: expected 1 to 6; the chart allows rollout at most 3 pods of 8 CPUs and 2 GPUs, "
+        "and a replica requests 4 CPUs, 1 GPUs (rollout.maxReplicas)",
     )
     assert (await RunRecords(redis).get(run_id)).rollout_replicas == 6
     path.write_text("no JSON")

@@ -131,7 +131,7 @@ def test_a_body_does_not_end_the_wait_that_followed_its_own():
 
 @pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("inf"), float("nan")])
 def test_no_wait_without_a_deadline(deadline_s):
-    with pytest.raises(ValueError, match=f"deadline_s = {deadline_s}: not accepted for wait 'sync'"):
+    with pytest.raises(ValueError, match=f"deadline_s: {deadline_s} is not valid: expected .*'sync'"):
         Waits().pending("sync", "replica", deadline_s)
 
 
