@@ -184,7 +184,7 @@ async def test_a_run_owned_by_another_controller_is_left_to_it(redis, run_id, tm
             epoch = await become_owner(redis, keys, "controller")
             cluster.fault = ["seen by the previous one alone"]
             await asyncio.sleep(3.0)
-            assert await redis.get(keys.epoch("controller")) == str(epoch).encode(), "taken back"
+            assert await redis.get(keys.epoch("controller")) == str(epoch).encode(), "taken over again"
             assert (await records.get(run_id)).state is RunState.STARTING
         await until_state(records, run_id, RunState.FAILED)
 

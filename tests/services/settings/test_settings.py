@@ -155,7 +155,7 @@ def setting(recipe, path):
     return recipe
 
 
-@pytest.mark.conformance(formula="what the recipe says stands", setting="algorithm.preset")
+@pytest.mark.conformance(formula="the recipe takes precedence over its preset", setting="algorithm.preset")
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_fills_in_settings_not_given(name):
     algorithm = {"preset": name, "group_size": 4}

@@ -279,7 +279,7 @@ def test_transient_errors_differ_from_rejections(status: str, code: str, passes:
 
 def test_errors_name_no_credentials(store: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", store.variables["AWS_ENDPOINT_URL"].replace("//", "//somebody:hidden@"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", store.variables["AWS_ENDPOINT_URL"].replace("//", "//user:hidden@"))
     mirror = run_mirror("run")
     for ask in (mirror.listed, lambda: mirror.read("run.json"), lambda: mirror.put_bytes("x", b"")):
         with pytest.raises(StoreError) as found:
