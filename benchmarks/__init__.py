@@ -1,4 +1,4 @@
-"""Owns what is measured and how; nothing here is part of `make test`.
+"""Owns the benchmarks. None of them is part of `make test`.
 
-Must not be imported by a package of the platform.
+Must not be imported by a package of the platform, or import tests.
 """

@@ -1,6 +1,6 @@
-"""Owns the measurement of how much memory log-probs, entropies and their gradients take, against the full logits.
+"""Owns the memory benchmark of log-probs: peak memory of log-probs, entropies and gradients against the full logits.
 
-Must not allocate the full logits: their size is computed. Run it as `python benchmarks/logprobs_memory.py`.
+Must not allocate the full logits; their size is computed. Run it as `python benchmarks/logprobs_memory.py`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ KIB = 1024 if sys.platform.startswith("linux") else 1
 
 
 def peak_bytes() -> int:
-    """The most memory this process has held so far."""
+    """The peak memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
 
 
 def measure(tokens: int, vocabulary: int, hidden: int, *, entropy_gradient: bool) -> tuple[int, float]:
-    """One forward and backward pass, float32, on the CPU: (bytes above what stood before it, seconds).
+    """Run one forward and backward pass in float32 on the CPU. Returns (peak bytes above the start, seconds).
 
-    The gradient of the head's weight is part of it.
+    The bytes include the gradient of the head's weight.
     """
     torch.manual_seed(0)
     head = torch.nn.Linear(hidden, vocabulary, bias=False)
     states = torch.randn(tokens, hidden, requires_grad=True)
     targets = torch.randint(0, vocabulary, (tokens,))
-    # What the first pass loads for good (thread pools, kernels) is not a matter of size.
+    # The first pass allocates what does not depend on the size (thread pools, kernels).
     _pass(states[:2], targets[:2], head, entropy_gradient)
     before, started = peak_bytes(), time.monotonic()
     _pass(states, targets, head, entropy_gradient)
@@ -44,7 +44,7 @@ def _pass(states: torch.Tensor, targets: torch.Tensor, head: torch.nn.Linear, en
 
 
 def main() -> None:
-    """Print the peak and its ratio to the full logits' size; with --raw only the peak, in bytes."""
+    """Print the peak and its ratio to the size of the full logits; with --raw only the peak in bytes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=20_000)
     parser.add_argument("--vocabulary", type=int, default=150_000)

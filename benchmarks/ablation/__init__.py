@@ -1,4 +1,4 @@
-"""Owns the walk through Table 1 of the DAPO paper at laptop scale.
+"""Owns the ablation: Table 1 of the DAPO paper at laptop scale.
 
-Must not touch the platform but by its REST API.
+Must not use the platform except through its REST API.
 """

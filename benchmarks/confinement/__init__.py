@@ -1,1 +1,4 @@
-"""Owns the measurement of what the judging processes' confinement costs in judgements per second."""
+"""Owns the confinement benchmark: judgements per second with and without the confinement of the judging processes.
+
+Must not judge anything that a model wrote.
+"""

@@ -1,6 +1,6 @@
 """Owns the command line: `python -m benchmarks.confinement` prints judgements per second and their ratio, per verifier.
 
-Must not measure anything but whole judgements, from the request to the finding. Within two minutes.
+Must not measure anything except whole judgements, from the request to the finding. Takes up to two minutes.
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ WORK: dict[str, tuple[int, str, dict[str, Any]]] = {
     "reasoning-gym": (200, f"<answer>{CHAIN_SUM['answer']}</answer>", {"task": "chain_sum", "entry": CHAIN_SUM}),
     "math": (100, r"so \boxed{\frac{2}{4}}", {"answer": "0.5"}),
 }
-"""By verifier: judgements in a round, the response, the reference."""
+"""By verifier: judgements per round, the response, the reference."""
 
 
 async def seconds(sandbox: Sandbox, verifier: str) -> float:
-    """How long one round takes."""
+    """The duration of one round."""
     count, text, reference = WORK[verifier]
-    began = time.perf_counter()
+    started = time.perf_counter()
     findings = await asyncio.gather(*(sandbox.judge(verifier, text, reference) for _ in range(count)))
     assert all(finding.outcome is Outcome.CORRECT for finding in findings), findings[0]
-    return time.perf_counter() - began
+    return time.perf_counter() - started
 
 
 async def compare(rounds: int) -> None:
-    """Rounds with and without confinement take turns. The fastest of each is told, as timeit does: the others measure
-    what else the machine did."""
+    """Alternate rounds with and without confinement, and print the fastest of each.
+
+    Slower rounds measure other work of the machine (timeit does the same).
+    """
     with Sandbox(1, 20.0, WORK, program=PROGRAMS[0]) as free, Sandbox(1, 20.0, WORK) as confined:
         for sandbox in (free, confined):
             print("lacking:", *await sandbox.start() or ["nothing"])

@@ -1,4 +1,4 @@
-"""Owns a judging process without confinement, for comparison alone; its parent is told so.
+"""Owns a judging process without confinement, for the comparison only. It reports the lack of confinement.
 
 Must not judge anything that a model wrote.
 """

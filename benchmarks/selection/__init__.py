@@ -1,4 +1,4 @@
-"""Owns the comparison of prompt selection strategies on simulated prompts of known pass rates.
+"""Owns the comparison of prompt selection strategies on simulated prompts with known pass rates.
 
-Must not know the platform but by its rules of selection, screening and filtering.
+Must not use the platform except for its rules of selection, screening and filtering.
 """

@@ -1,6 +1,6 @@
 """Owns the command line: `python -m benchmarks.selection FOLDER` prints the table and writes selection.png there.
 
-Must not hold logic of its own. Within a minute on one core.
+Must not contain logic of its own. Takes up to a minute on one core.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ from benchmarks.selection.report import Runs, draw, table
 from benchmarks.selection.simulate import POPULATIONS, Scale, Simulation, Way
 
 WAYS = (
-    Way("uniform"), Way("uniform", again=True), Way("boundary"), Way("screen", 2), Way("screen", 4), Way("screen", 8),
-)  # fmt: skip
+    Way("uniform"),
+    Way("uniform", again=True),
+    Way("boundary"),
+    Way("screen", 2),
+    Way("screen", 4),
+    Way("screen", 8),
+)
 DRIFTS = (0.0, 0.03)
 
 
 def simulate(scale: Scale, seeds: Sequence[int]) -> Runs:
-    """Every way on all prompts, without drift and with it."""
+    """Simulate every way of selection on all populations, without and with drift."""
     return {
         (population, drift, way): [
             Simulation(population, way, replace(scale, drift=drift), seed).run() for seed in seeds
@@ -28,14 +33,14 @@ def simulate(scale: Scale, seeds: Sequence[int]) -> Runs:
         for population in POPULATIONS
         for drift in DRIFTS
         for way in WAYS
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
-    """Simulate, print, draw."""
+    """Simulate, print the table and draw the picture."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.selection", description=__doc__)
-    parser.add_argument("folder", type=Path, help="where selection.png goes")
-    parser.add_argument("--seeds", type=int, default=4, help="runs of each way, each with prompts of its own")
+    parser.add_argument("folder", type=Path, help="folder for selection.png")
+    parser.add_argument("--seeds", type=int, default=4, help="simulations of each way, each with its own prompts")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     scale, seeds = Scale(), range(options.seeds)

@@ -1,4 +1,4 @@
-"""Owns what the simulation says: a table of ratios to `uniform`, and one picture.
+"""Owns the report of the simulation: a table of ratios to `uniform`, and one picture.
 
 Must not simulate.
 """
@@ -19,17 +19,26 @@ from services.sampler.selection.posterior import mixed
 
 BINS = 20
 HARD = 0.1
-"""Up to which pass rate a prompt counts as hard."""
+"""A prompt counts as hard up to this pass rate."""
 COLUMNS = (
-    "prompts", "drift", "strategy", "samples per trained sample", "of uniform", "closed form", "mean abs(p - 1/2)",
-    "TV to uniform", "hard, %", "prompts trained", "mixed: believed / true",
-)  # fmt: skip
+    "prompts",
+    "drift",
+    "strategy",
+    "samples per trained sample",
+    "of uniform",
+    "closed form",
+    "mean abs(p - 1/2)",
+    "TV to uniform",
+    "hard, %",
+    "prompts trained",
+    "mixed: believed / true",
+)
 Runs = Mapping[tuple[str, float, Way], Sequence[Result]]
-"""By population, drift and way: one result for each seed."""
+"""By population, drift and way: one result per seed."""
 
 
 def cost(result: Result, scale: Scale) -> float:
-    """Samples generated for each sample that was trained."""
+    """Samples generated per trained sample."""
     return sum(result.samples) / (scale.steps * scale.groups_per_step * scale.group_size)
 
 
@@ -41,7 +50,7 @@ def spread_of(results: Sequence[Result]) -> Rates:
 
 
 def closed_form(population: str, way: Way, scale: Scale, seeds: Sequence[int]) -> float:
-    """What screening.cost_over says of the same prompts: samples for each trained sample, without drift."""
+    """Samples per trained sample according to `cost_over`, for the same prompts without drift."""
     screened = way.screen_samples if way.screens else scale.group_size
     found = []
     for seed in seeds:
@@ -51,7 +60,7 @@ def closed_form(population: str, way: Way, scale: Scale, seeds: Sequence[int]) -
 
 
 def table(runs: Runs, scale: Scale, seeds: Sequence[int]) -> str:
-    """Markdown: mean and standard error over seeds; ratios to `uniform` seed by seed."""
+    """The Markdown table: mean and standard error over seeds; ratios to `uniform` are taken per seed."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for (population, drift, way), results in runs.items():
         uniform = runs[population, drift, Way("uniform")]
@@ -60,12 +69,18 @@ def table(runs: Runs, scale: Scale, seeds: Sequence[int]) -> str:
         rates = np.concatenate([result.kept_rates for result in results])
         formula = "-" if drift or way.strategy == "boundary" else f"{closed_form(population, way, scale, seeds):.3f}"
         cells = (
-            population, f"{drift:g}", way.title, _mean(costs), _mean(ratios), formula,
+            population,
+            f"{drift:g}",
+            way.title,
+            _mean(costs),
+            _mean(ratios),
+            formula,
             f"{np.abs(rates - 0.5).mean():.3f}",
             f"{total_variation(spread_of(results).tolist(), spread_of(uniform).tolist()):.3f}",
-            f"{100 * (rates <= HARD).mean():.1f}", f"{fmean(len(result.trained) for result in results):.0f}",
+            f"{100 * (rates <= HARD).mean():.1f}",
+            f"{fmean(len(result.trained) for result in results):.0f}",
             f"{_mean_of(results, 'believed'):.2f} / {_mean_of(results, 'true'):.2f}",
-        )  # fmt: skip
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -80,7 +95,7 @@ def _mean_of(results: Sequence[Result], name: str) -> float:
 
 
 def draw(runs: Runs, scale: Scale, folder: Path) -> Path:
-    """selection.png in `folder`: what is trained, what it costs step by step, and the closed forms of the screen."""
+    """Draw selection.png in `folder`: trained groups, cost per rollout step, and the closed forms of the screen."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -98,7 +113,7 @@ def draw(runs: Runs, scale: Scale, folder: Path) -> Path:
             axes[row][1].plot(range(1, scale.steps + 1), by_step / trained, color=f"C{place}", label=way.title)
         _frame(axes[row][0], f"{population}: trained groups", "pass rate p when drawn", "share")
         title = f"{population}: samples per trained sample"
-        _frame(axes[row][1], title, f"rollout step (logit drift {drift:g} a step)", "")
+        _frame(axes[row][1], title, f"rollout step (logit drift {drift:g} per step)", "")
         axes[row][1].set_ylim(bottom=0)
     axes[0][0].legend()
     _draw_closed_forms(axes[0][2], axes[1][2], ways, scale.group_size)
@@ -111,7 +126,7 @@ def draw(runs: Runs, scale: Scale, folder: Path) -> Path:
 def _draw_closed_forms(chance: Any, cost_drawn: Any, ways: Sequence[Way], size: int) -> None:
     at = np.linspace(0.004, 0.996, 249)
     for place, way in enumerate(ways):
-        if way.strategy == "boundary":  # it is no function of the pass rate alone
+        if way.strategy == "boundary":  # not a function of the pass rate alone
             continue
         screened = way.screen_samples if way.screens else size
         chance.plot(at, [mixed(rate, screened) for rate in at], color=f"C{place}")

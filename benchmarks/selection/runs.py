@@ -1,6 +1,6 @@
-"""Owns short real runs of each strategy: `python -m benchmarks.selection.runs` prints what a trained token cost.
+"""Owns short real runs of each strategy: `python -m benchmarks.selection.runs` prints the cost of a trained token.
 
-Must not simulate. One local stack, one run after the other; about five minutes a run on two cores.
+Must not simulate. One local stack, one run after the other, about five minutes per run on two cores.
 """
 
 from __future__ import annotations
@@ -12,22 +12,20 @@ from typing import Any
 
 import yaml
 
-from benchmarks.ablation.rows import BASE
+from benchmarks.ablation.variants import BASE
 from deploy.cli.client import Api
 from deploy.cli.common import cancelled_on_interrupt, follow
 from deploy.cli.terminal import print_line
 from deploy.local.stack import LocalStack
 from services.settings import Recipe, parse_recipe
 
-STRATEGIES: dict[str, dict[str, Any]] = {
-    "uniform": {}, "boundary": {}, "screen": {"screen_samples": 2},
-}  # fmt: skip
+STRATEGIES: dict[str, dict[str, Any]] = {"uniform": {}, "boundary": {}, "screen": {"screen_samples": 2}}
 PROMPTS, STEPS = 24, 12
-"""Few prompts, so that each is drawn several times: `boundary` has nothing to go by in the first pass."""
+"""Few prompts, so that each is drawn several times: in the first pass `boundary` has no evidence."""
 
 
 def recipe(strategy: str, seed: int) -> Recipe:
-    """The ablation's task with all of DAPO and one strategy."""
+    """The recipe: the task of the ablation, the preset `dapo` and one strategy."""
     document = yaml.safe_load(BASE.read_text())
     chosen = {"strategy": strategy, **STRATEGIES[strategy]}
     document["algorithm"] |= {"preset": "dapo", "dynamic_sampling": {"selection": chosen}}
@@ -39,15 +37,16 @@ def recipe(strategy: str, seed: int) -> Recipe:
 
 
 def cost(steps: list[dict[str, Any]]) -> tuple[float, float, float]:
-    """Response tokens judged and trained over a run, and groups that a screen ended."""
-    judged = sum(one["metrics"]["response_tokens"] for one in steps)
-    ratios = [one["metrics"].get("rollout_tokens_per_trained_token") for one in steps]
-    trained = sum(one["metrics"]["response_tokens"] / ratio for one, ratio in zip(steps, ratios, strict=True) if ratio)
-    return judged, trained, sum(one["metrics"]["groups_screened_out"] for one in steps)
+    """(response tokens judged, response tokens trained, groups that a screen ended) of a run."""
+    metrics = [step["metrics"] for step in steps]
+    judged = sum(step["response_tokens"] for step in metrics)
+    ratios = [step.get("rollout_tokens_per_trained_token") for step in metrics]
+    trained = sum(step["response_tokens"] / ratio for step, ratio in zip(metrics, ratios, strict=True) if ratio)
+    return judged, trained, sum(step["groups_screened_out"] for step in metrics)
 
 
 def main() -> int:
-    """Run each strategy once; exit status 1 if a run failed."""
+    """Run each strategy once. Exit status 1 if a run failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.selection.runs", description=__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder for the stack's files")
     parser.add_argument("--port", type=int, default=8481)

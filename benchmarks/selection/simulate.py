@@ -1,6 +1,6 @@
-"""Owns the simulation: prompts of known pass rates that rise as training goes on, drawn by the sampler's own rules.
+"""Owns the simulation: prompts with known pass rates that rise with training, selected by the sampler's own rules.
 
-Must not hold a rule of selection itself.
+Must not contain a selection rule.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Rates = NDArray[np.float64]
 
 
 def u_shaped(rng: np.random.Generator, prompts: int) -> Rates:
-    """Beta(1/2, 1/2): most prompts are nearly always solved or nearly never."""
+    """Beta(1/2, 1/2): most prompts are solved almost always or almost never."""
     return rng.beta(0.5, 0.5, prompts)
 
 
 def mostly_impossible(rng: np.random.Generator, prompts: int) -> Rates:
-    """Seven in ten prompts are never solved and one always, for good; the rest spread evenly."""
+    """Of ten prompts, seven are never solved and one always, for good. The others are uniform."""
     kind = rng.random(prompts)
     return np.where(kind < 0.7, 0.0, np.where(kind < 0.8, 1.0, rng.random(prompts)))
 
@@ -43,33 +43,33 @@ POPULATIONS: Mapping[str, Callable[[np.random.Generator, int], Rates]] = {
 
 
 def risen(rates: Rates, drift: float) -> Rates:
-    """The pass rates after a rollout step that raises each one's logit by `drift`; 0 and 1 stay."""
+    """The pass rates after a rollout step, which raises the logit of each by `drift`. 0 and 1 do not change."""
     odds: Rates = np.exp(drift) * rates
     return odds / (odds + (1.0 - rates))
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is simulated. `drift`: by how much a rollout step raises the logit of every pass rate.
+    """The size of the simulation. `drift`: the rise of the logit of every pass rate per rollout step.
 
-    `under_way`: groups that are generated while others are judged. `half_life` and `exploration`: as the settings have
-    them.
+    `in_flight`: groups that are generated while others are judged. `half_life` and `exploration`: the defaults of the
+    settings.
     """
 
     prompts: int = 2000
     steps: int = 60
     groups_per_step: int = 64
     group_size: int = 16
-    under_way: int = 64
+    in_flight: int = 64
     drift: float = 0.0
     half_life: float = Defaults().half_life
     exploration: float = Defaults().exploration
 
 
 class Way(NamedTuple):
-    """One way to select: an entry of STRATEGIES and, where that screens, the samples of a screen.
+    """One way to select prompts: an entry of STRATEGIES and, if it screens, the number of samples in the screen.
 
-    `again`: the same once more with other answers, to tell how much of a difference is chance.
+    `again`: the same way with other answers, which shows how much of a difference is chance.
     """
 
     strategy: str
@@ -78,7 +78,7 @@ class Way(NamedTuple):
 
     @property
     def screens(self) -> bool:
-        """Whether a group is judged before it is whole."""
+        """Whether a group is judged before it is complete."""
         return STRATEGIES[self.strategy].screens
 
     @property
@@ -88,7 +88,7 @@ class Way(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A group under way: its prompt, the pass rate when it was drawn, and the version that answers."""
+    """An in-flight group: its prompt, the pass rate when it was drawn, and the policy version that answers."""
 
     prompt: str
     rate: float
@@ -97,9 +97,9 @@ class Drawn(NamedTuple):
 
 @dataclass
 class Result:
-    """What one run came to. `samples`: by rollout step; `kept_rates`: pass rate of each trained group when drawn.
+    """The result of one simulation. `samples`: by rollout step. `kept_rates`: pass rates of trained groups when drawn.
 
-    `believed` and `true`: the chance that a group drawn is mixed, by the posterior and in truth.
+    `believed` and `true`: the probability that a drawn group is mixed, according to the posterior and in truth.
     """
 
     samples: list[int] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Result:
 
 
 class Simulation:
-    """One run: `result` grows with each rollout step. All ways meet the same prompts if they have the same seed."""
+    """One simulation. `result` grows with each rollout step. All ways see the same prompts for the same seed."""
 
     def __init__(self, population: str, way: Way, scale: Scale, seed: int) -> None:
         self._rates = POPULATIONS[population](np.random.default_rng(seed), scale.prompts)
@@ -119,7 +119,7 @@ class Simulation:
         self._posterior = PassRates(scale.half_life)
         prompts = tuple(Prompt(id=str(place), messages=(), verifier="", reference={}) for place in range(scale.prompts))
         self._selection = Selection(prompts, seed, self._posterior, Rule(scale.group_size, scale.exploration))
-        self._under_way: deque[Drawn] = deque()
+        self._in_flight: deque[Drawn] = deque()
         self.result = Result()
 
     def run(self) -> Result:
@@ -129,25 +129,25 @@ class Simulation:
         return self.result
 
     def step(self) -> None:
-        """Draw and judge until a batch is full, then train on it."""
+        """Draw and judge groups until a batch is full, then train on it."""
         self.result.samples.append(0)
         kept = 0
         while kept < self._scale.groups_per_step:
-            while len(self._under_way) < self._scale.under_way:
-                self._under_way.append(self._draw())
-            kept += self._judge(self._under_way.popleft())
+            while len(self._in_flight) < self._scale.in_flight:
+                self._in_flight.append(self._draw())
+            kept += self._judge(self._in_flight.popleft())
         self._version += 1
         self._rates = risen(self._rates, self._scale.drift)
 
     def _draw(self) -> Drawn:
-        prompt = self._selection.next(self._way.strategy, self._version, {one.prompt for one in self._under_way}).id
+        prompt = self._selection.next(self._way.strategy, self._version, {group.prompt for group in self._in_flight}).id
         rate = float(self._rates[int(prompt)])
         self.result.believed.append(self._posterior.of(prompt, self._version).mixed(self._scale.group_size))
         self.result.true.append(mixed(rate, self._scale.group_size))
         return Drawn(prompt, rate, self._version)
 
     def _judge(self, drawn: Drawn) -> bool:
-        """Generate and judge a group; whether it is kept."""
+        """Generate and judge a group. Returns whether it is kept."""
         size = self._scale.group_size
         answers = (Outcome.CORRECT if self._answers.random() < drawn.rate else Outcome.WRONG for _ in range(size))
         outcomes = list(islice(answers, self._way.screen_samples)) if self._way.screens else []

@@ -1,4 +1,4 @@
-"""The ablation's rows: each changes what its name says and nothing else; the last one is the paper's algorithm."""
+"""The variants of the ablation: each changes what its name says and nothing else; the last is the paper's algorithm."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.ablation import report
-from benchmarks.ablation.rows import ROWS, SEEDS, recipe
 from benchmarks.ablation.run import KEPT
+from benchmarks.ablation.variants import SEEDS, VARIANTS, recipe
 from services.settings import PRESETS
 
 
@@ -21,14 +21,14 @@ def flat(document: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def settings(row: int, seed: int = 0) -> dict[str, Any]:
-    return flat(recipe(ROWS[row], seed).model_dump(mode="json"))
+def settings(index: int, seed: int = 0) -> dict[str, Any]:
+    return flat(recipe(VARIANTS[index], seed).model_dump(mode="json"))
 
 
-def test_each_row_changes_one_thing() -> None:
+def test_each_variant_changes_one_thing() -> None:
     changed = []
-    for row in range(1, len(ROWS)):
-        before, after = settings(row - 1), settings(row)
+    for index in range(1, len(VARIANTS)):
+        before, after = settings(index - 1), settings(index)
         changed.append({name for name in after if after[name] != before[name]} - {"name"})
     overlong = "algorithm.overlong."
     assert changed == [
@@ -40,7 +40,7 @@ def test_each_row_changes_one_thing() -> None:
     ]
 
 
-def test_the_last_row_is_dapo() -> None:
+def test_the_last_variant_is_dapo() -> None:
     scale = {
         "algorithm.group_size",
         "algorithm.overlong.cache",
@@ -49,41 +49,45 @@ def test_the_last_row_is_dapo() -> None:
     }
     last = settings(-1)
     assert {path: last[path] for path in PRESETS["dapo"] if path not in scale} == {
-        path: one.value for path, one in PRESETS["dapo"].items() if path not in scale
+        path: preset.value for path, preset in PRESETS["dapo"].items() if path not in scale
     }
 
 
-def test_rows_differ_from_seed_to_seed_in_the_seed_alone() -> None:
-    one, other = settings(0, SEEDS[0]), settings(0, SEEDS[1])
-    assert {name for name in one if one[name] != other[name]} == {"seed", "name"}
+def test_seeds_of_a_variant_differ_in_the_seed_alone() -> None:
+    first, second = settings(0, SEEDS[0]), settings(0, SEEDS[1])
+    assert {name for name in first if first[name] != second[name]} == {"seed", "name"}
     assert len(SEEDS) >= 3
 
 
-def result(row: str, seed: int, after: float) -> dict[str, Any]:
-    """A run of eight steps of 1,200 tokens, every metric a tenth of the step; in the second one nothing was judged."""
+def result(variant: str, seed: int, after: float) -> dict[str, Any]:
+    """Eight steps of 1,200 tokens, each metric a tenth of the step. In the second step nothing was judged."""
     steps = [
         dict.fromkeys(KEPT, step / 10) | {"step": step, "response_tokens": 1200.0, "response_length": 2.0 * step}
         for step in range(1, 9)
     ]
     steps[1] = dict.fromkeys(KEPT) | {"step": 2, "entropy": 0.4, "response_tokens": 0.0}
     evaluation = {
-        "standard_error": 0.1, "pass_at": [{"k": 4, "value": 0.75}], "majority": 0.5, "response_length": 12.0,
+        "standard_error": 0.1,
+        "pass_at": [{"k": 4, "value": 0.75}],
+        "majority": 0.5,
+        "response_length": 12.0,
         "truncated_share": 0.25,
-    }  # fmt: skip
+    }
     evaluations = [
         evaluation | {"name": name, "version": version, "accuracy": accuracy}
         for name, version, accuracy in (("before", 0, 0.25), ("after", 8, after))
     ]
     summary = {"optimizer_steps": 6, "wall_seconds": 60.0}
-    return {"row": row, "seed": seed, "steps": steps, "evaluations": evaluations, "summary": summary}
+    return {"variant": variant, "seed": seed, "steps": steps, "evaluations": evaluations, "summary": summary}
 
 
-def test_the_report_copes_with_steps_that_report_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_accepts_steps_without_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     monkeypatch.setattr(report, "IMAGES", tmp_path)
-    for row, accuracies in ((ROWS[0], (0.5, 0.75, 0.25)), (ROWS[1], (0.75, 0.75, 0.75))):
+    for variant, accuracies in ((VARIANTS[0], (0.5, 0.75, 0.25)), (VARIANTS[1], (0.75, 0.75, 0.75))):
+        (tmp_path / variant.name).mkdir()
         for seed, after in enumerate(accuracies):
-            (tmp_path / f"{row.name}-{seed}.json").write_text(json.dumps(result(row.name, seed, after)))
+            (tmp_path / variant.name / f"{seed}.json").write_text(json.dumps(result(variant.name, seed, after)))
     results = report.load()
     report.write_tables(results)
     report.draw(results)
@@ -91,15 +95,14 @@ def test_the_report_copes_with_steps_that_report_nothing(tmp_path: Path, monkeyp
     # 50, 75 and 25: mean 50, standard error 25 / sqrt(3) = 14.4
     assert [part.strip() for part in lines[2].split("|")][2:5] == ["3", "50.0 ± 14.4", "-"]
     assert [part.strip() for part in lines[3].split("|")][3:5] == ["75.0 ± 0.0", "+25.0 ± 14.4"]
-    assert len(lines) == 4, "rows without a result are left out"
-    # Beyond 7,000 tokens lie steps 7 and 8.
+    assert len(lines) == 4, "variants without a result are left out"
+    # Steps 7 and 8 are after 7,000 tokens.
     assert lines[2].split("|")[6].strip() == "75.0 ± 0.0"
-    [row] = [line for line in report.midway(results).splitlines() if line.startswith(f"| {ROWS[1].title} |")]
-    # 5,000 tokens lie a sixth of the way from step 5, which ends at 4,800, to step 6.
+    [row] = [line for line in report.midway(results).splitlines() if line.startswith(f"| {VARIANTS[1].title} |")]
+    # 5,000 tokens are a sixth of the way from the end of step 5 (4,800 tokens) to the end of step 6.
     middle = "0.517 ± 0.000"
-    assert [part.strip() for part in row.split("|")][2:-1] == [
-        middle, "10.33 ± 0.00", middle, middle, middle, middle, "70.0 ± 0.0",
-    ]  # fmt: skip
+    expected = [middle, "10.33 ± 0.00", *([middle] * 4), "70.0 ± 0.0"]
+    assert [part.strip() for part in row.split("|")][2:-1] == expected
     assert (tmp_path / "final.csv").read_text().count("\n") == 7
     assert (tmp_path / "curves.csv").read_text().count("\n") == 49
     assert (tmp_path / "ablation.png").stat().st_size > 10_000

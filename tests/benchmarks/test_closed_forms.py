@@ -1,4 +1,4 @@
-"""What a screen costs and keeps, in closed form, is what happens."""
+"""The closed forms of a screen's cost and selection agree with the rules that they describe."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ RATES = st.floats(0.001, 0.999)
 
 
 @pytest.mark.parametrize(("rate", "screened"), [(0.05, 2), (0.3, 4), (0.5, 4), (0.9, 8), (0.5, 16)])
-def test_closed_forms_are_what_happens(rate: float, screened: int) -> None:
-    """20,000 groups of 16, by the rules themselves; within four standard errors."""
+def test_closed_forms_agree_with_the_rules(rate: float, screened: int) -> None:
+    """20,000 groups of 16, decided by the rules themselves; within four standard errors."""
     rng, groups = random.Random(7), 20_000
     samples = kept = 0
     for _ in range(groups):
@@ -44,8 +44,8 @@ def test_closed_forms_are_what_happens(rate: float, screened: int) -> None:
 
 
 @given(rate=RATES, size=st.integers(2, 20), data=st.data())
-def test_what_passes_by_right_answers_adds_up_to_what_passes(rate: float, size: int, data: st.DataObject) -> None:
-    """The law of total probability over the binomial number of right answers."""
+def test_passes_sum_to_the_chance_of_a_mixed_screen(rate: float, size: int, data: st.DataObject) -> None:
+    """The law of total probability over the binomial number of correct answers."""
     screened = data.draw(st.integers(1, size))
     total = math.fsum(
         math.comb(size, correct) * rate**correct * (1 - rate) ** (size - correct) * passes(correct, size, screened)
@@ -54,30 +54,30 @@ def test_what_passes_by_right_answers_adds_up_to_what_passes(rate: float, size: 
     assert total == pytest.approx(mixed(rate, screened), abs=1e-9)
 
 
-def test_within_a_prompt_the_rare_answer_is_what_a_screen_misses() -> None:
+def test_a_screen_misses_the_rare_answer_of_a_prompt() -> None:
     found = [passes(correct, 16, 4) for correct in range(17)]
     assert found[0] == found[16] == 0
-    assert found[1] == pytest.approx(4 / 16)  # the one right answer must be among the four
+    assert found[1] == pytest.approx(4 / 16)  # the one correct answer must be among the four
     assert found[1:9] == sorted(found[1:9])
     assert found == pytest.approx(found[::-1])
     assert all(passes(correct, 16, 2) > 0 for correct in range(1, 16))
 
 
-def test_rare_successes_are_trained_screened_by_size_as_often() -> None:
+def test_a_screen_trains_rare_successes_less_often() -> None:
     for screened in (2, 4, 8):
         assert mixed(1e-7, screened) / mixed(1e-7, 16) == pytest.approx(screened / 16, rel=1e-5)
         assert mixed(0.5, screened) / mixed(0.5, 16) == pytest.approx(1 - 2.0 ** (1 - screened), rel=1e-4)
 
 
 @given(rate=RATES, size=st.integers(3, 64), data=st.data())
-def test_at_one_pass_rate_no_screen_saves_anything(rate: float, size: int, data: st.DataObject) -> None:
+def test_no_screen_saves_samples_at_a_single_pass_rate(rate: float, size: int, data: st.DataObject) -> None:
     screened = data.draw(st.integers(2, size - 1))
     without = samples_per_kept(rate, size, size)
     assert without == pytest.approx(size / mixed(rate, size))
     assert samples_per_kept(rate, size, screened) >= without * (1 - 1e-9)
 
 
-def test_samples_at_the_corners() -> None:
+def test_samples_at_pass_rates_0_and_1() -> None:
     assert samples_per_kept(0.5, 16, 4) == pytest.approx(4 / 0.875 + 12)
     for rate in (0.0, 1.0):
         assert samples_drawn(rate, 16, 4) == 4
@@ -85,15 +85,15 @@ def test_samples_at_the_corners() -> None:
         assert math.isinf(samples_per_kept(rate, 16, 4))
 
 
-def test_what_a_screen_saves_is_on_prompts_without_signal() -> None:
+def test_a_screen_saves_samples_on_prompts_without_signal() -> None:
     rates, weights = (0.0, 0.5), (3.0, 1.0)
-    # Three prompts of four give nothing: 4 x 16 samples for a group, or 3 x 4 and the fourth's own.
+    # Three prompts of four give no group: 4 x 16 samples per group, or 3 x 4 and those of the fourth prompt.
     assert cost_over(rates, weights, 16, 16) == pytest.approx(64 / mixed(0.5, 16))
     assert cost_over(rates, weights, 16, 4) == pytest.approx(12 / 0.875 + 4 / 0.875 + 12)
     assert cost_over((0.3,), (5.0,), 16, 4) == pytest.approx(samples_per_kept(0.3, 16, 4))
 
 
-def test_the_bias_over_a_distribution() -> None:
+def test_a_screen_shifts_training_to_middle_pass_rates() -> None:
     rates, weights = (0.0, 0.02, 0.5, 0.98), (5.0, 1.0, 1.0, 1.0)
     full, screened = (kept_distribution(rates, weights, size) for size in (16, 4))
     assert math.fsum(full) == pytest.approx(1)
@@ -107,5 +107,5 @@ def test_the_bias_over_a_distribution() -> None:
 
 
 def test_a_distribution_without_signal_is_refused() -> None:
-    with pytest.raises(ValueError, match="rates: at least one strictly between 0 and 1"):
+    with pytest.raises(ValueError, match=r"rates: \[0.0, 1.0\] is not valid: expected one between 0 and 1"):
         kept_distribution((0.0, 1.0), (1.0, 1.0), 16)

@@ -1,4 +1,4 @@
-"""The selection benchmark: it finds what the closed forms say, and writes what it promises."""
+"""The selection benchmark agrees with the closed forms, and its report is complete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.selection import report
 from benchmarks.selection.__main__ import DRIFTS, WAYS, simulate
 from benchmarks.selection.simulate import POPULATIONS, Scale, Simulation, Way, risen
 
-SMALL = Scale(prompts=200, steps=12, groups_per_step=32, under_way=16)
+SMALL = Scale(prompts=200, steps=12, groups_per_step=32, in_flight=16)
 
 
 @pytest.mark.parametrize("population", POPULATIONS)
@@ -24,7 +24,7 @@ def test_without_drift_the_cost_is_the_closed_form(population: str, way: Way) ->
     assert len(result.kept_rates) == sum(result.trained.values()) == 12 * 32
 
 
-def test_boundary_costs_less_where_most_prompts_are_impossible() -> None:
+def test_boundary_costs_less_if_most_prompts_are_impossible() -> None:
     costs = {
         way.strategy: report.cost(Simulation("mostly impossible", way, replace(SMALL, steps=30), seed=0).run(), SMALL)
         for way in (Way("uniform"), Way("boundary"))
@@ -32,16 +32,16 @@ def test_boundary_costs_less_where_most_prompts_are_impossible() -> None:
     assert costs["boundary"] < 0.6 * costs["uniform"]
 
 
-def test_ways_meet_the_same_prompts_and_repeat() -> None:
+def test_ways_see_the_same_prompts_and_are_repeatable() -> None:
     first, second = (Simulation("U-shaped", Way("boundary"), SMALL, seed=1).run() for _ in range(2))
     assert first == second
     other = Simulation("U-shaped", Way("uniform", again=True), SMALL, seed=1).run()
     own = Simulation("U-shaped", Way("uniform"), SMALL, seed=1).run()
-    assert own.true[: SMALL.under_way] == other.true[: SMALL.under_way]
+    assert own.true[: SMALL.in_flight] == other.true[: SMALL.in_flight]
     assert own.kept_rates != other.kept_rates
 
 
-def test_training_raises_the_logit_and_leaves_0_and_1() -> None:
+def test_training_raises_the_logit_but_not_0_and_1() -> None:
     rates = risen(np.array([0.0, 0.5, 0.9, 1.0]), np.log(3.0))
     assert rates == pytest.approx([0.0, 0.75, 27 / 28, 1.0])
 
