@@ -1,6 +1,6 @@
-"""Owns a cluster of pods on one machine: the processes that the chart's pods run, started with its variables.
+"""Owns a cluster of pods on one machine: the processes of the chart's pods, started with the chart's variables.
 
-Must not be used outside tests. What KubeRay adds is played here: the line that starts Ray, its address and its token.
+Must not be used outside tests. It adds what KubeRay adds: the command that starts Ray, its address and its token.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from tests.harness.process_trees import end_tree
 
 READY_S = 300.0
 STARTS = 10
-"""Of one pod, as long as its deadline allows; KubeRay itself never stops restarting one."""
+"""How often a pod is started within its deadline; KubeRay restarts pods without a limit."""
 AGENTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
 ROLES = ("cpu", "verifier", "rollout", "learner")
 BOUNDS = {role: {"pods": 1, "cpus": 2, "gpus": 0} for role in ROLES}
 METRICS_PORTS = range(32000, 32100)
-"""None that `free_port` gives to another."""
+"""Outside the range of `free_port`."""
 
 
 class Pod:
-    """One pod's first process, with its log and its probes. One that fails to start begins anew, as KubeRay sees to."""
+    """One pod's first process, with its log and its probes; restarted if it fails to start, as KubeRay does."""
 
     def __init__(self, name: str, command: list[str], environment: dict[str, str], folder: Path) -> None:
         self.name = name
@@ -56,7 +56,7 @@ class Pod:
             )
 
     def probe(self, path: str) -> tuple[int, str]:
-        """The status and text of a probe; 0 when nobody answers."""
+        """The status and text of a probe; status 0 when the pod does not answer."""
         try:
             answer = httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=3.0)
         except httpx.TransportError as error:
@@ -64,7 +64,7 @@ class Pod:
         return answer.status_code, answer.text.strip()
 
     def until(self, path: str, holds: Callable[[int, str], bool], deadline_s: float = READY_S) -> str:
-        """Wait until a probe's answer `holds`; its text."""
+        """Wait until a probe's answer satisfies `holds`; returns its text."""
         ends = time.monotonic() + deadline_s
         while not holds(*(seen := self.probe(path))):
             if self.process.poll() is not None:
@@ -79,17 +79,17 @@ class Pod:
         self.until("/readyz", lambda status, _: status == 200)
 
     def terminate(self, deadline_s: float = 60.0) -> int:
-        """SIGTERM, as Kubernetes sends it; the exit status. Raises TimeoutExpired at the deadline."""
+        """Send SIGTERM, as Kubernetes does; returns the exit status. Raises TimeoutExpired at the deadline."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(deadline_s)
 
     def kill(self) -> None:
-        """End the whole container at once, as a lost node does; harmless where it has ended."""
+        """End all processes of the pod at once, like a lost node; no effect if they have ended."""
         end_tree(self.process)
 
 
 class Cluster:
-    """Redis, the API and Ray's pods. Use as a context manager; afterwards nothing of it is left."""
+    """Redis, the API and Ray's pods. Use as a context manager; afterwards no process is left."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -112,14 +112,14 @@ class Cluster:
             "PENSTOCK_REDIS": f"redis://127.0.0.1:{redis_port}/0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(20),
-            # Pods have process id and network namespaces of their own; here the ports must not meet.
+            # Pods have their own process ids and networks; here they share the machine's ports.
             "RAY_REDIS_ADDRESS": f"127.0.0.1:{redis_port}",
             "RAY_external_storage_namespace": "penstock-test",
         }
         self.api = httpx.Client(base_url=f"http://127.0.0.1:{self._api_port}", timeout=20)
 
     def set_bounds(self, **roles: dict[str, float]) -> None:
-        """What `helm upgrade` does to the bounds."""
+        """Change the bounds, as `helm upgrade` does."""
         self.bounds.write_text(json.dumps({**BOUNDS, **roles}))
 
     def __enter__(self) -> Cluster:
@@ -139,7 +139,7 @@ class Cluster:
         self.close()
 
     def start_head(self) -> Pod:
-        """The head pod, or the one that takes its place."""
+        """Start the head pod, or its replacement."""
         options = (
             f"--head --port={self._gcs} --num-cpus=0 --include-dashboard=false --temp-dir={self._new_ray_folder()} "
             f"--ray-client-server-port={free_port()}"
@@ -150,22 +150,22 @@ class Cluster:
         return self.pods["head"]
 
     def _new_ray_folder(self) -> str:
-        """A new container begins with an empty one; short, for its sockets."""
+        """An empty folder, as in a new container; its path is short, for Ray's sockets."""
         self._ray_folders.append(tempfile.mkdtemp(prefix="penstock-", dir="/tmp"))
         return self._ray_folders[-1]
 
     def start_worker(self, name: str, role: str, cpus: float = 2) -> Pod:
-        """A pod of a worker group; it may take a while to be ready."""
+        """Start a pod of a worker group, without waiting until it is ready."""
         line = self._line(name, role, f"--address={self._host}:{self._gcs} --num-cpus={cpus}")
-        # As KubeRay sets it where Ray's state is in Redis: a worker that finds no head ends after 60 s otherwise.
+        # KubeRay sets this where Ray's state is in Redis; otherwise a worker without a head ends after 60 s.
         line["RAY_gcs_rpc_server_reconnect_timeout_s"] = "600"
         self.pods[name] = Pod(name, ["deploy.kubernetes.node", "--role", role], line, self.folder)
         return self.pods[name]
 
     def _line(self, name: str, role: str, options: str) -> dict[str, str]:
         resources = json.dumps({f"penstock-{role}": 1000})
-        # Of its agents' ports that it does not know Ray waits for 15 s only, in vain on a busy machine.
-        ports = " ".join(f"--{one}-port={free_port()}" for one in AGENTS)
+        # Ray waits only 15 s to learn the ports of its agents, too short on a busy machine: choose them here.
+        ports = " ".join(f"--{agent}-port={free_port()}" for agent in AGENTS)
         line = (
             f"ray start {options} {ports} --resources='{resources}' --object-store-memory=80000000 "
             f"--min-worker-port=0 --max-worker-port=0 --disable-usage-stats --block"
@@ -173,7 +173,7 @@ class Cluster:
         return {**self._environment, "KUBERAY_GEN_RAY_START_CMD": line}
 
     def submit(self, document: dict[str, Any]) -> str:
-        """Submit a run over REST; its id."""
+        """Submit a run through the REST API; returns its id."""
         answer = self.api.post("/v1/runs", json={"recipe": document})
         assert answer.status_code == 201, answer.text
         return str(answer.json()["id"])
@@ -181,25 +181,25 @@ class Cluster:
     def until(
         self, run: str, holds: Callable[[dict[str, Any]], bool], what: str, deadline_s: float, ended: bool = False
     ) -> dict[str, Any]:
-        """Wait until the run's view `holds`; the view. A run that ends meanwhile fails the test, unless `ended`."""
+        """Wait until the run's view satisfies `holds`; returns it. Fails if the run ends first, unless `ended`."""
         ends = time.monotonic() + deadline_s
         while True:
             view: dict[str, Any] = self.api.get(f"/v1/runs/{run}").raise_for_status().json()
             if holds(view):
                 return view
-            told = json.dumps({**view, "recipe": None}, indent=1)[-5000:]
-            assert ended or view["state"] not in ("failed", "cancelled", "succeeded"), f"{what}: {told}"
-            assert time.monotonic() < ends, f"{what}: not within {deadline_s:g} s\n{told}"
+            shown = json.dumps({**view, "recipe": None}, indent=1)[-5000:]
+            assert ended or view["state"] not in ("failed", "cancelled", "succeeded"), f"{what}: {shown}"
+            assert time.monotonic() < ends, f"{what}: not within {deadline_s:g} s\n{shown}"
             time.sleep(0.3)
 
     def until_steps(self, run: str, steps: int, what: str, deadline_s: float) -> None:
-        """Wait until the run has trained so many more rollout steps."""
+        """Wait until the run has trained this many more rollout steps."""
         before = self.until(run, lambda _: True, what, deadline_s)["rollout_steps"]
         self.until(run, lambda view: view["rollout_steps"] >= before + steps, what, deadline_s)
 
     @contextmanager
     def paused(self, run: str) -> Iterator[None]:
-        """Leave the cores to pods that start: `ray start` gives up after 30 s, and the engines take all there is."""
+        """Pause the run while pods start: `ray start` fails after 30 s, and the engines use all cores."""
         assert self.api.post(f"/v1/runs/{run}/pause").status_code == 202
         try:
             yield
@@ -207,7 +207,7 @@ class Cluster:
             assert self.api.post(f"/v1/runs/{run}/resume").status_code == 202
 
     def close(self) -> None:
-        """End everything that was started: each, whatever comes of the others."""
+        """End everything that was started, each part even if ending another one fails."""
         with ExitStack() as ending:
             for folder in self._ray_folders:
                 ending.callback(shutil.rmtree, folder, ignore_errors=True)

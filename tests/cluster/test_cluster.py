@@ -1,4 +1,4 @@
-"""Owns the proof that the pods of the chart work together: a run over several pods that drain, die and come back.
+"""Owns the test that the pods of the chart work together: a run over several pods that drain, die and return.
 
 Must not need Kubernetes: each pod's first process is started as the chart starts it, side by side on this machine.
 """
@@ -20,7 +20,7 @@ from tests.harness.workload import write_questions
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 RUN_S = 300.0
-STEPS = 100_000  # more than there is time for
+STEPS = 100_000  # more than fit into the test's time
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +30,10 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as one:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
         for role in ROLES:
-            one.start_worker(role, role).until_ready()
-        yield one
+            cluster.start_worker(role, role).until_ready()
+        yield cluster
 
 
 def document(model: Path, questions: Path) -> dict[str, Any]:
@@ -44,15 +44,16 @@ def document(model: Path, questions: Path) -> dict[str, Any]:
         learner={"cpus": 1.0, "learning_rate": 1e-4, "checkpoint_every": 2},
         limits={"rollout_steps": STEPS, "startup_timeout_s": 200},
         algorithm={"overlong": {"cache": 4}},
-    )  # fmt: skip
+    )
 
 
 def versions(view: dict[str, Any]) -> list[int]:
-    return [one["version"] for one in view["processes"] if one["service"] == "rollout" and one["state"] == "ready"]
+    replicas = [process for process in view["processes"] if process["service"] == "rollout"]
+    return [replica["version"] for replica in replicas if replica["state"] == "ready"]
 
 
 @pytest.mark.timeout(1500)
-def test_a_run_over_pods_that_drain_die_and_come_back(cluster: Cluster, tiny_model: Path, questions: Path) -> None:
+def test_a_run_survives_pods_that_drain_die_and_return(cluster: Cluster, tiny_model: Path, questions: Path) -> None:
     run = cluster.submit(document(tiny_model, questions))
     check_the_first_steps(cluster, run)
     check_a_second_pod_that_comes_and_drains(cluster, run)
@@ -63,11 +64,11 @@ def test_a_run_over_pods_that_drain_die_and_come_back(cluster: Cluster, tiny_mod
 
 def check_the_first_steps(cluster: Cluster, run: str) -> None:
     rollout = cluster.pods["rollout"]
-    # Between the replica's first sign of life and its first verified version the pod is not ready.
+    # The pod is not ready between the replica's first heartbeat and its first verified policy version.
     rollout.until("/readyz", lambda status, text: status == 503 and f"rollout of {run}" in text)
     cluster.until(run, lambda view: view["state"] == "running" and view["rollout_steps"] >= 2, "two steps", RUN_S)
     rollout.until_ready()
-    assert "rollout INFO" in rollout.log.read_text(), "a pod's log has its services' lines"
+    assert "rollout INFO" in rollout.log.read_text(), "a pod's log contains its services' lines"
 
 
 def check_a_second_pod_that_comes_and_drains(cluster: Cluster, run: str) -> None:
@@ -86,7 +87,7 @@ def check_a_second_pod_that_comes_and_drains(cluster: Cluster, run: str) -> None
     assert f"did not drain within {DRAIN_S:g} s" not in second.log.read_text()
     cluster.set_bounds()
     view = cluster.until(run, lambda view: len(versions(view)) == 2, "the fleet within its bounds", RUN_S)
-    assert view["rollout_replicas"] == 3, "what is wanted stays"
+    assert view["rollout_replicas"] == 3, "the wanted number stays"
 
 
 def check_lost_pods(cluster: Cluster, run: str) -> None:
@@ -104,18 +105,18 @@ def check_lost_pods(cluster: Cluster, run: str) -> None:
 
 
 def check_targets(cluster: Cluster) -> None:
-    """Prometheus is told of ports that a network policy can name."""
+    """Prometheus gets targets with ports that a network policy can name."""
     ends = time.monotonic() + 60
-    while True:  # the announcement of one that stalls lapses
+    while True:  # the heartbeat of a stalled process expires
         groups = cluster.api.get("/v1/prometheus/targets").json()
-        services = {one["labels"]["service"] for one in groups}
+        services = {group["labels"]["service"] for group in groups}
         if {"api", "controller", "sampler", "verifier", "rollout", "learner"} <= services:
             break
         assert time.monotonic() < ends, services
         time.sleep(0.3)
-    for one in groups:
-        if one["labels"]["service"] != "api":
-            assert int(one["targets"][0].rpartition(":")[2]) in METRICS_PORTS
+    for group in groups:
+        if group["labels"]["service"] != "api":
+            assert int(group["targets"][0].rpartition(":")[2]) in METRICS_PORTS
 
 
 def check_the_end(cluster: Cluster, run: str) -> None:

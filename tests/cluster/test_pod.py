@@ -1,4 +1,4 @@
-"""Owns the tests of a pod's first process that need no Ray: what it refuses, its probes, and who is hosted.
+"""Owns the tests of a pod's first process that need no Ray: errors, probes and the registry of hosted processes.
 
 Must not start Ray; test_cluster does.
 """
@@ -36,7 +36,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pod:
 
 
 def until(holds: Callable[[], bool], deadline_s: float = 20.0) -> None:
-    """Wait until something `holds`; fails at the deadline."""
+    """Wait until the condition `holds`; fails at the deadline."""
     ends = time.monotonic() + deadline_s
     while not holds():
         assert time.monotonic() < ends
@@ -51,14 +51,14 @@ def gone_pid() -> int:
 
 
 @pytest.mark.parametrize("module", [["deploy.kubernetes.head"], ["deploy.kubernetes.node", "--role", "cpu"]])
-def test_without_kuberay_s_line_it_is_one_clear_line(tmp_path: Path, module: list[str]) -> None:
+def test_a_missing_kuberay_command_is_one_clear_line(tmp_path: Path, module: list[str]) -> None:
     command = [sys.executable, "-m", *module, "--probe-port", str(free_port())]
     environment = {name: value for name, value in os.environ.items() if name != COMMAND} | {VARIABLE: str(tmp_path)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
-    told = ended.stderr.strip().splitlines()[-1]
-    assert "KUBERAY_GEN_RAY_START_CMD is not set" in told
-    assert "ray.io/overwrite-container-cmd" in told
+    message = ended.stderr.strip().splitlines()[-1]
+    assert "KUBERAY_GEN_RAY_START_CMD is not set" in message
+    assert "ray.io/overwrite-container-cmd" in message
 
 
 def test_an_unknown_role_is_refused() -> None:
@@ -68,7 +68,7 @@ def test_an_unknown_role_is_refused() -> None:
     assert "'cpu', 'verifier', 'rollout', 'learner'" in ended.stderr
 
 
-def test_a_ray_that_ends_is_told_with_its_status(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exit_status_of_ray_is_reported(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COMMAND, "bash -c 'exit 3'")
     pod.start_ray()
     until(lambda: pod.ray_problem() is not None)
@@ -78,13 +78,13 @@ def test_a_ray_that_ends_is_told_with_its_status(pod: Pod, monkeypatch: pytest.M
         pod.start_ray()
 
 
-def test_probes_answer_with_what_stands_against_them() -> None:
-    against: list[str] = []
-    probes = Probes({"/readyz": lambda: against[0] if against else None}, port=0)
+def test_a_failing_probe_answers_with_its_reason() -> None:
+    problems: list[str] = []
+    probes = Probes({"/readyz": lambda: problems[0] if problems else None}, port=0)
     try:
         url = f"http://127.0.0.1:{probes.port}"
         assert httpx.get(f"{url}/readyz").status_code == 200
-        against.append("rollout of run-1 is joining")
+        problems.append("rollout of run-1 is joining")
         answer = httpx.get(f"{url}/readyz")
         assert (answer.status_code, answer.text) == (503, "rollout of run-1 is joining\n")
         assert httpx.get(f"{url}/metrics").status_code == 404
@@ -92,7 +92,7 @@ def test_probes_answer_with_what_stands_against_them() -> None:
         probes.close()
 
 
-def test_who_died_without_a_word_is_forgotten(tmp_path: Path) -> None:
+def test_a_dead_process_is_removed_from_the_registry(tmp_path: Path) -> None:
     registry = PodRegistry(tmp_path)
     (tmp_path / f"{gone_pid()}.json").write_text(json.dumps({"service": "rollout", "run": "r", "state": "joining"}))
     (tmp_path / f"{os.getpid()}.json").write_text(json.dumps({"service": "rollout", "run": "r", "state": "ready"}))
@@ -102,7 +102,7 @@ def test_who_died_without_a_word_is_forgotten(tmp_path: Path) -> None:
     assert registry.processes() == []
 
 
-async def test_a_hosted_service_is_seen_and_drains_with_its_pod(
+async def test_a_hosted_service_is_registered_and_drains(
     pod: Pod, redis: object, redis_url: str, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_RUNS", str(tmp_path / "runs"))
@@ -115,7 +115,7 @@ async def test_a_hosted_service_is_seen_and_drains_with_its_pod(
     assert pod.readiness_problem() == "the pod ends"
 
 
-def test_a_service_that_does_not_drain_does_not_hold_the_pod(
+def test_a_service_that_does_not_drain_does_not_block_the_pod(
     pod: Pod, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pods, "DRAIN_S", 0.3)

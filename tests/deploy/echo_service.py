@@ -1,4 +1,4 @@
-"""Owns the smallest service there is, for tests of hosting.
+"""Owns a minimal service for tests of hosting.
 
 Must not be used outside tests.
 """
@@ -11,10 +11,10 @@ from services.process import Context
 
 
 class EchoService:
-    """Announces itself, waits for its end, and says when it has drained.
+    """Announces itself, waits until it is stopped, and writes an event when it has drained.
 
-    `fails` makes it raise instead, after it has become ready or, with `gets_ready` False, before; `child` gives it a
-    process of its own, as an engine is to a rollout replica.
+    With `fails` it raises instead, after it is ready or, if `gets_ready` is False, before. With `child` it starts a
+    child process, like the engine of a rollout replica.
     """
 
     def __init__(self, name: str, fails: str = "", child: bool = False, gets_ready: bool = True) -> None:
@@ -38,5 +38,5 @@ class EchoService:
 
 
 def echo(name: str, child: bool = False, fails: str = "", gets_ready: bool = True) -> EchoService:
-    """A factory as hosting wants it; fix its arguments with functools.partial."""
+    """A factory for hosting; fix its arguments with functools.partial."""
     return EchoService(name, fails, child, gets_ready)

@@ -1,9 +1,9 @@
-"""Owns what stands in for Ray's head process in tests of its supervisor: an API that is always ready.
+"""Owns the replacement of Ray's head process in tests of its supervisor: an API that is always ready.
 
-Must not be used where Ray is what matters.
+Must not be used in tests that need Ray.
 
-It says that it gives up once the file `fail` is in the runs folder, and dies after it was ready where `die` is; each
-line of the file `early-deaths` is one death before it is ready.
+Files in the runs folder control it: it reports failure once `fail` exists, and dies after it was ready if `die` exists;
+each line of `early-deaths` makes it die once before it is ready.
 """
 
 import json
@@ -16,14 +16,14 @@ from pathlib import Path
 
 
 class Ready(BaseHTTPRequestHandler):
-    """Answers every question with yes."""
+    """Answers every request with 200."""
 
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
 
     def log_message(self, *_):
-        """Say nothing."""
+        """Log nothing."""
 
 
 def say(phase, text=""):
@@ -40,7 +40,7 @@ def main():
         sys.exit(1)
     if not (runs / "fail").exists():
         say("ready")
-    # Who sees it answer may end it at once; by then it has said all.
+    # A test may end it as soon as it answers; by then it has reported all phases.
     threading.Thread(target=server.serve_forever, daemon=True).start()
     while not (runs / "fail").exists():
         if (runs / "die").exists():

@@ -42,9 +42,13 @@ def suite(folder: Path, text: str) -> Path:
     ids=["passes", "fails", "breaks in set-up", "cannot be collected", "has no formula"],
 )
 def test_the_table_and_the_exit_status(
-    text: str, status: int, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    status: int,
+    expected: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(conformance, "ROOT", suite(tmp_path, text))
     with pytest.raises(typer.Exit) as ended:
         conformance.conformance()
@@ -56,23 +60,28 @@ def test_the_table_and_the_exit_status(
 
 def test_cases_of_one_test_are_counted_by_status() -> None:
     case = {"formula": "f", "setting": "s", "test": "tests/conformance/test_a.py::test_x[1]"}
-    found = conformance.table_rows([
-        {**case, "status": "passed"}, {**case, "status": "failed"}, {**case, "status": "passed"},
-        {**case, "setting": "r", "status": "skipped"},
-    ])  # fmt: skip
+    found = conformance.table_rows(
+        [
+            {**case, "status": "passed"},
+            {**case, "status": "failed"},
+            {**case, "status": "passed"},
+            {**case, "setting": "r", "status": "skipped"},
+        ]
+    )
     assert found == [
-        ("f", "r", "test_a.py::test_x", "skipped (1)"), ("f", "s", "test_a.py::test_x", "failed (1), passed (2)"),
-    ]  # fmt: skip
+        ("f", "r", "test_a.py::test_x", "skipped (1)"),
+        ("f", "s", "test_a.py::test_x", "failed (1), passed (2)"),
+    ]
 
 
-def test_without_a_checkout_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_checkout_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conformance, "ROOT", tmp_path)
     result = CliRunner().invoke(app, ["conformance"])
     assert result.exit_code == 2
     assert "tests/conformance is missing; the suite runs from a checkout" in result.stderr
 
 
-def test_without_pytest_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_test_packages_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "hypothesis" else object())
     result = CliRunner().invoke(app, ["conformance"])
     assert result.exit_code == 2

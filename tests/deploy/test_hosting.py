@@ -1,4 +1,4 @@
-"""Owns the tests of hosting: real Ray and Serve, one session, and the smallest service.
+"""Owns the tests of hosting: real Ray and Serve, one session, and a minimal service.
 
 Must not start an engine.
 """
@@ -30,6 +30,7 @@ from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.runs import RunRecord, RunRecords
 from tests.deploy.echo_service import EchoService, echo
+from tests.deploy.hosted_runs import eventually, faults, learner_fault, submitted
 from tests.harness.process_trees import until_gone
 from tests.harness.small_run import recipe_document
 
@@ -39,20 +40,20 @@ FAULT = "the optimizer met NaN"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("ray"),
-    # Ray's driver runs in this process, and warns of much that is not ours.
+    # Ray's driver runs in this process and emits warnings that are not ours.
     pytest.mark.filterwarnings("ignore"),
 ]
 
 
 def failing_learner(rank: int, world: int, master_host: str, master_port: int) -> EchoService:
-    """Rank 1 fails; it says what it was given, so that the test sees that ranks agree on the address."""
+    """Rank 1 fails, and its error shows its arguments: the test checks that the ranks agree on the address."""
     assert socket.gethostbyname(master_host) == "127.0.0.1"
     return EchoService("learner", f"{FAULT} (rank {rank} of {world})" if rank == 1 else "")
 
 
 @pytest.fixture(scope="module")
 def ray_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Ray and Serve in this process's name; the runs folder. Afterwards nothing of them is left."""
+    """Ray and Serve, with this process as the driver; yields the runs folder. Afterwards no process is left."""
     runs = tmp_path_factory.mktemp("runs")
     kept = dict(os.environ)
     os.environ.update(head_environment("127.0.0.1", str(runs)) | {"PYTHONPATH": str(ROOT)})
@@ -62,7 +63,7 @@ def ray_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="penstock-", dir="/tmp"))
     start_ray(folder, cores=4)
     start_serve()
-    started = [one for one in psutil.Process().children(recursive=True) if "ray" in one.name()]
+    started = [process for process in psutil.Process().children(recursive=True) if "ray" in process.name()]
     yield runs
     from ray import serve
 
@@ -79,7 +80,7 @@ def ray_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 async def cluster(
     ray_session: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch, run_id: str
 ) -> AsyncIterator[Any]:
-    """A RayCluster whose services are the smallest ones; it stops the test's run at the end."""
+    """A RayCluster with minimal services; the test's run is stopped at the end."""
     from deploy.hosting import factories
     from deploy.hosting.cluster import RayCluster
 
@@ -92,42 +93,6 @@ async def cluster(
     await cluster.stop(run_id, 10.0)
 
 
-async def submitted(redis: Any, run: str, **learner: Any) -> RunRecord:
-    """A run record; every process books little, so that several fit."""
-    booked = {"cpus": 0.1}
-    document = recipe_document("/nowhere", rollout=booked, verifier=booked, learner=booked | learner)
-    return await RunRecords(redis).create(run, parse_recipe(document))
-
-
-async def eventually(
-    redis: Any, run: str, service: str, holds: Callable[[list[int]], bool], deadline_s: float = 60.0
-) -> list[int]:
-    """The pids of a service's processes, oldest first, once `holds` accepts them."""
-    ends = time.monotonic() + deadline_s
-    while True:
-        pids = [one.pid for one in await live_processes(redis, run) if one.service == service and one.state == "ready"]
-        if holds(pids):
-            return pids
-        assert time.monotonic() < ends, f"{service} of {run}: {pids}"
-        await asyncio.sleep(0.1)
-
-
-async def faults(cluster: Any, redis: Any, run: str) -> list[str]:
-    """What the cluster complains of, asked as the controller asks."""
-    ready = {one.host_pid for one in await live_processes(redis, run) if one.state == "ready"}
-    found: list[str] = await cluster.faults(run, ready)
-    return found
-
-
-async def learner_fault(cluster: Any, run: str) -> str:
-    """Why the learner has to begin anew, as soon as the cluster has noticed."""
-    ends = time.monotonic() + 30
-    while not (fault := await cluster.learner_fault(run)):
-        assert time.monotonic() < ends
-        await asyncio.sleep(0.2)
-    return str(fault)
-
-
 @pytest.mark.timeout(300)
 async def test_life_of_a_run(cluster: Any, redis: Any, run_id: str, ray_session: Path) -> None:
     record = await submitted(redis, run_id)
@@ -138,8 +103,8 @@ async def test_life_of_a_run(cluster: Any, redis: Any, run_id: str, ray_session:
     for service in ("sampler", "verifier", "learner"):
         await eventually(redis, run_id, service, lambda pids: len(pids) == 1)
     ends = time.monotonic() + 60
-    while (count := len(await live_processes(redis, run_id))) != 4:  # the announcement of one that stalls lapses
-        assert count < 4, "a repeated start starts nothing twice"
+    while (count := len(await live_processes(redis, run_id))) != 4:  # the heartbeat of a stalled process expires
+        assert count < 4, "a repeated start starts no process twice"
         assert time.monotonic() < ends, f"{count} processes"
         await asyncio.sleep(0.1)
 
@@ -152,26 +117,28 @@ async def test_life_of_a_run(cluster: Any, redis: Any, run_id: str, ray_session:
     drained = [
         event for _, event in await EventLog(redis, RunKeys(run_id), "test").events() if event.phase == "drained"
     ]
-    assert [event.service for event in drained] == ["rollout"], "the replica that left was asked to drain"
+    assert [event.service for event in drained] == ["rollout"], "the replica that left has drained"
 
     (engine,) = psutil.Process(left).children()
     killed = time.monotonic()
     os.kill(left, signal.SIGKILL)
-    await until_gone([engine.pid], 60.0)  # else an engine without its replica would hold the memory
+    await until_gone([engine.pid], 60.0)  # an engine without its replica would keep the memory
     (replacement,) = [
         pid for pid in await eventually(redis, run_id, "rollout", lambda pids: bool(set(pids) - {left})) if pid != left
     ]
     print(f"replaced after {time.monotonic() - killed:.1f} s")
-    assert await faults(cluster, redis, run_id) == [], "a replaced replica is no fault of the run"
+    assert await faults(cluster, redis, run_id) == [], "a replaced replica is not a fault of the run"
 
-    pids = [one.pid for one in await live_processes(redis, run_id) if one.pid != left]
+    pids = [info.pid for info in await live_processes(redis, run_id) if info.pid != left]
     assert replacement in pids
     began = time.monotonic()
     await cluster.stop(run_id, 60.0)
     await cluster.stop(run_id, 60.0)
     await until_gone(pids, 30.0)
-    assert time.monotonic() - began < 20.0, "none was waited for until the deadline"
-    assert not [one for one in await live_processes(redis, run_id) if one.pid != left], "they drained: all withdrew"
+    assert time.monotonic() - began < 20.0, "all processes ended before the deadline"
+    assert not [info for info in await live_processes(redis, run_id) if info.pid != left], (
+        "all processes drained and withdrew"
+    )
     logs = {file.name.split("-")[0] for file in (ray_session / run_id / "logs").iterdir()}
     assert logs == {"sampler", "verifier", "rollout", "learner"}
 
@@ -186,11 +153,11 @@ async def test_a_failed_rank_is_a_fault_and_names_it(
     await cluster.start(await submitted(redis, run_id, ranks=2))
     fault = await learner_fault(cluster, run_id)
     assert f"RuntimeError: {FAULT} (rank 1 of 2)" in fault
-    assert await faults(cluster, redis, run_id) == [], "the controller may still start the learner anew"
+    assert await faults(cluster, redis, run_id) == [], "the controller can still restart the learner"
 
 
 @pytest.mark.timeout(240)
-async def test_kills_are_made_good_and_processes_that_never_get_ready_are_given_up(
+async def test_killed_processes_recover_and_never_ready_ones_fail(
     cluster: Any, redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from deploy.hosting import factories
@@ -206,25 +173,27 @@ async def test_kills_are_made_good_and_processes_that_never_get_ready_are_given_
     ends = time.monotonic() + 120
     while not found or len(killed) < allowed + 2:
         assert time.monotonic() < ends, (killed, found)
-        # Only a process that the cluster has seen alive and ready is known to have been ready when it dies.
-        ready = {one.host_pid for one in await live_processes(redis, run_id) if one.state == "ready"}
+        # The cluster counts a death as late only if it has seen the process alive and ready before.
+        ready = {info.host_pid for info in await live_processes(redis, run_id) if info.state == "ready"}
         sampler = actor_state(named_actor(f"{run_id}/sampler")).process
         found.update(await cluster.faults(run_id, ready))
         if sampler in ready and sampler[1] not in killed:
             if killed:
-                print(f"the sampler was ready again {time.monotonic() - max(killed.values()):.1f} s after its kill")
+                print(f"the sampler was ready {time.monotonic() - max(killed.values()):.1f} s after its kill")
             killed[sampler[1]] = time.monotonic()
             os.kill(sampler[1], signal.SIGKILL)
         await asyncio.sleep(0.1)
     await eventually(redis, run_id, "sampler", lambda pids: bool(set(pids) - killed.keys()))
     found.update(await faults(cluster, redis, run_id))
-    assert all(one.startswith("verifier fleet: ") for one in found), "kills of a sampler that was ready are no fault"
+    assert all(fault.startswith("verifier fleet: ") for fault in found), (
+        "a killed sampler that was ready is not a fault"
+    )
     counts = re.findall(r"(\d+) replicas in a row died before they were ready", "\n".join(found))
     assert min(map(int, counts)) > allowed
 
 
 @pytest.mark.timeout(240)
-async def test_successor_finds_everything_again_and_restarts_the_learner(
+async def test_new_gateway_finds_everything_and_restarts_the_learner(
     cluster: Any, redis: Any, redis_url: str, run_id: str
 ) -> None:
     from deploy.hosting.actors import named_actors
@@ -248,7 +217,7 @@ async def test_successor_finds_everything_again_and_restarts_the_learner(
     await successor.scale_rollout(run_id, 2)
     assert await pids("rollout", 2) > before["rollout"]
 
-    # Both learners end at once, though one of them is stopped and the other is told nothing.
+    # Both ranks are ended at once, although one is stopped by a signal and the other gets no message.
     stopped, killed = sorted(before["learner"])
     os.kill(stopped, signal.SIGSTOP)
     os.kill(killed, signal.SIGKILL)
@@ -262,15 +231,15 @@ async def test_successor_finds_everything_again_and_restarts_the_learner(
     began = time.monotonic()
     await third.restart_learner(record)
     await until_gone([stopped], 60.0)
-    anew = set(await eventually(redis, run_id, "learner", lambda found: len(set(found) - before["learner"]) == 2))
-    print(f"the learner began anew within {time.monotonic() - began:.1f} s")
+    restarted = set(await eventually(redis, run_id, "learner", lambda found: len(set(found) - before["learner"]) == 2))
+    print(f"the learner was restarted within {time.monotonic() - began:.1f} s")
     assert await third.learner_fault(run_id) is None
     assert {service: await pids(service, 1) for service in ("sampler", "verifier")} == {
         service: before[service] for service in ("sampler", "verifier")
     }
 
-    # One that died, noticed by the gateway that lives; and a sampler that hangs.
-    os.kill(max(anew - before["learner"]), signal.SIGKILL)
+    # A rank that dies while its gateway runs; and a sampler that hangs.
+    os.kill(max(restarted - before["learner"]), signal.SIGKILL)
     assert re.fullmatch(r"learner rank [01]: its process died", await learner_fault(third, run_id))
     [sampler] = before["sampler"]
     os.kill(sampler, signal.SIGSTOP)
@@ -280,7 +249,7 @@ async def test_successor_finds_everything_again_and_restarts_the_learner(
 
 
 @pytest.mark.timeout(240)
-async def test_a_restart_of_the_learner_that_broke_off_anywhere_is_owed_and_can_be_repeated(
+async def test_an_interrupted_learner_restart_can_be_repeated(
     cluster: Any, redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ray.exceptions import GetTimeoutError
@@ -292,34 +261,38 @@ async def test_a_restart_of_the_learner_that_broke_off_anywhere_is_owed_and_can_
     before = set(await eventually(redis, run_id, "learner", lambda found: len(found) == 2))
 
     def nth(call: int, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, which fails at that call; Ray's own, as it fails while its control store is away."""
+        """`function`, failing at that call with the error that Ray raises while its control store is down."""
         calls = iter(range(1, 100))
 
-        def does(*arguments: Any) -> Any:
+        def failing(*arguments: Any) -> Any:
             if next(calls) == call:
                 raise GetTimeoutError("Ray does not answer")
             return function(*arguments)
 
-        return does
+        return failing
 
-    async def breaks_off(error: type[Exception], record: RunRecord = record) -> None:
+    async def is_interrupted(error: type[Exception], record: RunRecord = record) -> None:
         with pytest.raises(error):
             await cluster.restart_learner(record)
-        assert await cluster.learner_fault(run_id) == hosting.RESTART_UNFINISHED, "whoever looks sees that it is owed"
+        assert await cluster.learner_fault(run_id) == hosting.RESTART_UNFINISHED, "the restart is unfinished"
 
-    # Before the kill, after it, before the placing, and before the ranks are begun.
+    # Before and after the kill, before the placement, and before the ranks are started.
     for name, call in (
-        ("named_actors", 1), ("named_actors", 2), ("release_placement", 1), ("learner_placement", 1), ("Rank", 2),
-    ):  # fmt: skip
+        ("named_actors", 1),
+        ("named_actors", 2),
+        ("release_placement", 1),
+        ("learner_placement", 1),
+        ("Rank", 2),
+    ):
         with monkeypatch.context() as patched:
             patched.setattr(hosting, name, nth(call, getattr(hosting, name)))
-            await breaks_off(GetTimeoutError)
+            await is_interrupted(GetTimeoutError)
     await until_gone(list(before), 60.0)
     with monkeypatch.context() as patched:
         patched.setattr(hosting, "KILLED_S", -1.0)
         patched.setattr(hosting, "named_actors", lambda prefix: [f"{prefix}0"])
-        await breaks_off(TimeoutError)
-    # Ranks that find no place: what is still to be placed is given up for those that do.
+        await is_interrupted(TimeoutError)
+    # Ranks that cannot be placed; the next call replaces those that still wait for a place.
     recipe = record.recipe
     too_much = recipe.model_copy(
         update={
@@ -327,7 +300,7 @@ async def test_a_restart_of_the_learner_that_broke_off_anywhere_is_owed_and_can_
             "limits": recipe.limits.model_copy(update={"startup_timeout_s": 2.0}),
         }
     )
-    await breaks_off(hosting.PlacementError, replace(record, recipe=too_much))
+    await is_interrupted(hosting.PlacementError, replace(record, recipe=too_much))
 
     await cluster.restart_learner(record)
     assert await cluster.learner_fault(run_id) is None
@@ -339,7 +312,7 @@ async def test_a_restart_of_the_learner_that_broke_off_anywhere_is_owed_and_can_
 
 
 @pytest.mark.timeout(240)
-async def test_a_replica_that_hangs_is_replaced_even_if_serve_has_died_meanwhile(
+async def test_a_hanging_replica_is_replaced_although_serve_died(
     cluster: Any, redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray
@@ -366,14 +339,17 @@ async def test_a_replica_that_hangs_is_replaced_even_if_serve_has_died_meanwhile
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("rollout_steps", "cpus"), [(3, 3.5), (0, 4.5)])
-async def test_shortage_tells_what_is_needed_and_free(
+async def test_shortage_names_needed_and_free_resources(
     cluster: Any, redis: Any, run_id: str, rollout_steps: int, cpus: float
 ) -> None:
-    # A run of no rollout steps only evaluates, and books no learner.
+    # A run without rollout steps only evaluates, and requests no resources for a learner.
     document = recipe_document(
-        "/nowhere", rollout={"cpus": cpus}, learner={"cpus": 1.0}, verifier={"cpus": 0.0},
+        "/nowhere",
+        rollout={"cpus": cpus},
+        learner={"cpus": 1.0},
+        verifier={"cpus": 0.0},
         limits={"rollout_steps": rollout_steps},
-    )  # fmt: skip
+    )
     record = await RunRecords(redis).create(run_id, parse_recipe(document))
     assert record.state is RunState.QUEUED
     shortage = await cluster.shortage(record)

@@ -1,4 +1,4 @@
-"""The embedded Redis and the stack's supervision, without Ray: what dies is started again, within a bound."""
+"""The embedded Redis and the stack's supervision, without Ray: dead processes are restarted, up to a limit."""
 
 import asyncio
 import os
@@ -26,11 +26,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def valkey(tmp_path):
-    one = EmbeddedValkey(tmp_path / "valkey")
-    one.start()
-    yield one
-    one.stop()
-    one.close()
+    valkey = EmbeddedValkey(tmp_path / "valkey")
+    valkey.start()
+    yield valkey
+    valkey.stop()
+    valkey.close()
 
 
 def kill(valkey):
@@ -63,7 +63,7 @@ def test_killed_server_comes_back_on_its_port_with_its_data(valkey):
         assert asyncio.run(entries(url)) == 50
 
 
-def test_a_server_that_dies_again_and_again_is_given_up(valkey, monkeypatch):
+def test_a_server_that_keeps_dying_is_an_error(valkey, monkeypatch):
     monkeypatch.setattr("deploy.local.valkey.CALM_S", 300.0)
     for _ in range(DEATHS):
         kill(valkey)
@@ -81,7 +81,7 @@ def test_life_in_between_forgives_deaths(valkey, monkeypatch):
         valkey.restart()
 
 
-def test_a_server_of_somebody_else_on_its_port_is_not_taken_for_it(valkey, tmp_path, monkeypatch):
+def test_another_server_on_its_port_is_not_mistaken_for_it(valkey, tmp_path, monkeypatch):
     monkeypatch.setattr("deploy.local.valkey.ATTEMPTS", 1)
     port = int(valkey.url.rsplit(":", 1)[1].removesuffix("/0"))
     kill(valkey)
@@ -97,8 +97,8 @@ def test_a_server_of_somebody_else_on_its_port_is_not_taken_for_it(valkey, tmp_p
 
 @pytest.mark.parametrize("zeros", [0, 5000, 200_000])
 @pytest.mark.parametrize("torn", [0, 7])
-def test_power_cut_leaves_what_was_written_whole(tmp_path, torn, zeros):
-    """The last record is cut short, and the file is longer than what was written into it."""
+def test_a_power_failure_loses_only_incomplete_records(tmp_path, torn, zeros):
+    """The last record is incomplete, and the file is longer than the data written to it."""
     valkey = EmbeddedValkey(tmp_path / "valkey")
     assert asyncio.run(entries(valkey.start(), 20)) == 20
     kill(valkey)
@@ -130,7 +130,7 @@ def test_zeros_inside_a_record_stay(tmp_path):
 
 
 def test_the_next_stack_waits_for_the_server_of_a_killed_one(tmp_path, monkeypatch):
-    """Two servers on one append-only file would spoil it; the first ends soon after the process that started it."""
+    """Two servers would corrupt the append-only file; the first one ends soon after the process that started it."""
     folder = tmp_path / "valkey"
     program = f"""
         from deploy.local.valkey import EmbeddedValkey
@@ -138,7 +138,7 @@ def test_the_next_stack_waits_for_the_server_of_a_killed_one(tmp_path, monkeypat
         import os, signal, time
         valkey = EmbeddedValkey(Path({str(folder)!r}))
         valkey.start()
-        os.kill(valkey.pid, signal.SIGSTOP)  # it is slow to end
+        os.kill(valkey.pid, signal.SIGSTOP)  # it ends slowly
         print(valkey.pid, flush=True)
         time.sleep(300)
     """
@@ -162,39 +162,43 @@ def test_the_next_stack_waits_for_the_server_of_a_killed_one(tmp_path, monkeypat
 
 
 SUPERVISED = """
-    import sys, time
+    import functools, sys, time
     from pathlib import Path
     import deploy.local.stack as stack
 
     stack.HEAD_MODULE = "tests.deploy.stand_in_head"
-    with stack.LocalStack(Path(sys.argv[1]), port=int(sys.argv[2]), report=lambda line: print(line, flush=True)) as one:
+    report = functools.partial(print, flush=True)
+    with stack.LocalStack(Path(sys.argv[1]), port=int(sys.argv[2]), report=report) as running:
         print("serving", flush=True)
         try:
-            one.wait()
+            running.wait()
         except stack.StackError as error:
-            print("given up:", error, flush=True)
+            print("failed:", error, flush=True)
 """
 
 
 class Stack:
-    """A stack in a process of its own, and what it says."""
+    """A stack in a new process, and its output."""
 
     def __init__(self, folder, command, environment=None):
-        self._log = folder / "said"
+        self._log = folder / "output"
         self.port = free_port()
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
-                [str(part).format(port=self.port) for part in command], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT,
+                [str(part).format(port=self.port) for part in command],
+                cwd=ROOT,
+                stdout=log,
+                stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
-            )  # fmt: skip
+            )
 
-    def said(self):
+    def output(self):
         return self._log.read_text()
 
     def until(self, condition, what, deadline_s=90.0):
         ends = time.monotonic() + deadline_s
         while not condition():
-            assert time.monotonic() < ends, f"{what}: {self.said()}"
+            assert time.monotonic() < ends, f"{what}: {self.output()}"
             time.sleep(0.02)
 
     def serves(self):
@@ -204,17 +208,17 @@ class Stack:
             return False
 
     def find(self, words):
-        """The pid of the first process of the stack with these words on its command line; 0 when there is none."""
-        for one in psutil.Process(self.process.pid).children(recursive=True):
+        """The pid of the first process of the stack with these words in its command line; 0 if there is none."""
+        for process in psutil.Process(self.process.pid).children(recursive=True):
             try:
-                if words in " ".join(one.cmdline()):
-                    return one.pid
+                if words in " ".join(process.cmdline()):
+                    return process.pid
             except psutil.Error:
                 continue
         return 0
 
     def kill(self, words, number=signal.SIGKILL):
-        """Send a signal to that process; how long it takes until another one is there and the API serves."""
+        """Send a signal to that process; returns the seconds until a new one runs and the API answers."""
         victim, began = self.find(words), time.monotonic()
         assert victim, words
         os.kill(victim, number)
@@ -222,11 +226,11 @@ class Stack:
         return time.monotonic() - began
 
     def end(self):
-        """Ctrl-C; what is left of its processes."""
+        """Press Ctrl-C; returns the processes that are left."""
         everything = psutil.Process(self.process.pid).children(recursive=True)
         self.process.send_signal(signal.SIGINT)
         self.process.wait(90)
-        return [one for one in everything if alive(one)]
+        return [process for process in everything if alive(process)]
 
 
 @contextmanager
@@ -244,57 +248,58 @@ def supervised(folder):
 
 
 @pytest.mark.timeout(300)
-def test_supervisor_starts_again_whatever_dies(tmp_path):
+def test_supervisor_restarts_every_part_that_dies(tmp_path):
     with running(tmp_path, supervised(tmp_path)) as stack:
-        stack.until(lambda: "serving" in stack.said(), "start")
+        stack.until(lambda: "serving" in stack.output(), "start")
         for _ in range(3):
             stack.kill("valkey-server")
         stack.kill("stand_in_head")
         server = stack.find("valkey-server")
-        assert server, stack.said()  # to signal 0 would kill the tests themselves
+        assert server, stack.output()  # signalling process 0 would kill the tests themselves
         os.kill(server, signal.SIGKILL)
         stack.kill("stand_in_head")
-        stack.until(lambda: stack.said().count("Ray is up again") == 2, "two starts of Ray")
+        stack.until(lambda: stack.output().count("Ray is up again") == 2, "two starts of Ray")
         stack.until(lambda: stack.find("valkey-server"), "both at once")
-        # A server that is killed while it starts is started again within the same go.
-        said = stack.said()
-        assert said.count("restarting it on its data") + said.count("Valkey did not restart") >= 4, said
-        assert stack.said().count("head process exited with -9; restarting Ray") == 2
+        # A server that is killed while it starts is restarted in the same attempt.
+        output = stack.output()
+        restarts = output.count("restarting it on its data") + output.count("Valkey did not restart")
+        assert restarts >= 4, output
+        assert stack.output().count("head process exited with -9; restarting Ray") == 2
         assert stack.end() == []
 
 
 @pytest.mark.timeout(300)
-def test_a_head_that_says_it_gives_up_is_not_started_again(tmp_path):
+def test_a_head_that_reports_failure_is_not_restarted(tmp_path):
     with running(tmp_path, supervised(tmp_path)) as stack:
-        stack.until(lambda: "serving" in stack.said(), "start")
+        stack.until(lambda: "serving" in stack.output(), "start")
         (tmp_path / "runs" / "fail").touch()
         stack.process.wait(90)
-        assert "given up: the gateway is broken (log: " in stack.said()
+        assert "failed: the gateway is broken (log: " in stack.output()
     with running(tmp_path, supervised(tmp_path)) as stack:  # it fails before it is ready
         stack.process.wait(90)
-        assert "StackError: the gateway is broken (log: " in stack.said()
+        assert "StackError: the gateway is broken (log: " in stack.output()
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("deaths", [FIRST_DEATHS, FIRST_DEATHS + 1])
-def test_a_head_that_dies_before_it_is_ready_is_started_again_a_few_times(tmp_path, deaths):
+def test_a_head_that_dies_early_is_restarted_a_few_times(tmp_path, deaths):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "early-deaths").write_text("\n".join(["now"] * deaths))
     with running(tmp_path, supervised(tmp_path)) as stack:
-        stack.until(lambda: "serving" in stack.said() or stack.process.poll() is not None, "start or end")
-        assert stack.said().count("head process exited with 1; restarting Ray") == FIRST_DEATHS
-        gave_up = f"Ray's head process exited with 1, {FIRST_DEATHS + 1} times in a row: " in stack.said()
-        assert gave_up == (deaths > FIRST_DEATHS)
-        assert ("serving" in stack.said()) != gave_up
+        stack.until(lambda: "serving" in stack.output() or stack.process.poll() is not None, "start or end")
+        assert stack.output().count("head process exited with 1; restarting Ray") == FIRST_DEATHS
+        failed = f"Ray's head process exited with 1, {FIRST_DEATHS + 1} times in a row: " in stack.output()
+        assert failed == (deaths > FIRST_DEATHS)
+        assert ("serving" in stack.output()) != failed
 
 
 @pytest.mark.timeout(240)
-def test_a_head_that_dies_again_and_again_is_given_up(tmp_path):
+def test_a_head_that_keeps_dying_is_an_error(tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "die").touch()
     with running(tmp_path, supervised(tmp_path)) as stack:
         stack.process.wait(90)
-        assert f"Ray's head process exited with 3, {HEAD_DEATHS + 1} times in a row: " in stack.said()
+        assert f"Ray's head process exited with 3, {HEAD_DEATHS + 1} times in a row: " in stack.output()
 
 
 @pytest.mark.slow
@@ -303,7 +308,7 @@ def test_a_head_that_dies_again_and_again_is_given_up(tmp_path):
 def test_the_real_stack_survives_kills_of_redis_gateway_and_ray(tmp_path):
     command = [Path(sys.executable).parent / "penstock", "up", "--port", "{port}", "--runs", tmp_path / "runs"]
     with running(tmp_path, command) as stack:
-        stack.until(lambda: "Penstock is up" in stack.said(), "start", 150)
+        stack.until(lambda: "Penstock is up" in stack.output(), "start", 150)
         for words in ("valkey-server", "ray::Gateway", "deploy.local.head", "ray::Gateway"):
-            print(f"{words}: served again {stack.kill(words):.1f} s after its kill")
+            print(f"{words}: recovered {stack.kill(words):.1f} s after its kill")
         assert stack.end() == []

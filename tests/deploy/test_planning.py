@@ -33,7 +33,7 @@ def recipe(**sections: Any) -> Recipe:
 
 
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
-def test_memory_by_stage_is_the_zero_paper_s(stage: int, gigabytes: float) -> None:
+def test_memory_by_stage_matches_the_zero_paper(stage: int, gigabytes: float) -> None:
     # arXiv 1910.02054, figure 1: 7.5 billion parameters on 64 devices, mixed precision with Adam.
     wanted = recipe(learner={"ranks": 64, "dtype": "bfloat16", "zero_stage": stage})
     need = learner_memory(wanted, SHAPE, stage)
@@ -93,7 +93,7 @@ def test_time_of_a_step() -> None:
     assert step_time(unfiltered, SHAPE, stated).sampled_tokens == 160
 
 
-def test_a_shape_is_the_model_s(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_shape_matches_the_model(tiny_model: Path, tmp_path: Path) -> None:
     from safetensors import safe_open
 
     with safe_open(tiny_model / "model.safetensors", "pt") as file:
@@ -103,7 +103,7 @@ def test_a_shape_is_the_model_s(tiny_model: Path, tmp_path: Path) -> None:
     assert (found.layers, found.hidden, found.kv_values) == (2, 128, 2 * 2 * 1 * 64)
 
 
-def test_the_paper_s_recipe_fits() -> None:
+def test_the_papers_recipe_fits() -> None:
     loaded = load_recipe(RECIPES / "qwen2.5-32b-dapo.yaml")
     shape = model_shape(loaded.model, Path("/none"))
     assert shape.parameters == 32_763_876_352  # Qwen/Qwen2.5-32B as published
@@ -136,7 +136,7 @@ def test_cost_is_gpus_times_hours_times_price() -> None:
     assert ["cost at 2.5 per GPU-hour", "777"] in rows
 
 
-def test_plan_without_a_shape_says_what_is_lacking(tmp_path: Path) -> None:
+def test_plan_without_a_shape_names_the_missing_fields(tmp_path: Path) -> None:
     import yaml
 
     path = tmp_path / "recipe.yaml"
@@ -156,7 +156,7 @@ def test_presets_are_printed() -> None:
         assert all(path in found.output for path in settings)
 
 
-def test_diff_tells_values_and_sources() -> None:
+def test_diff_prints_values_and_sources() -> None:
     found = CliRunner().invoke(app, ["algorithm", "diff", "dapo", "dapo-verl"])
     lines = {line.split("\u2502")[1].strip(): line for line in found.output.splitlines() if line.count("\u2502") == 6}
     warm_up = lines["learner.warmup_rollout_steps"]

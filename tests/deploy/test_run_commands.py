@@ -60,17 +60,27 @@ async def submitted(redis: Any, run: str, *states: str) -> RunKeys:
 async def give_up(redis: Any, keys: RunKeys, group: str, reason: str) -> str:
     """A dead letter of a group that the sampler has ended; its entry."""
     task = Task(
-        group=group, prompt=Prompt(id=HOSTILE, messages=(), verifier="v", reference={}), samples=2,
+        group=group,
+        prompt=Prompt(id=HOSTILE, messages=(), verifier="v", reference={}),
+        samples=2,
         sampling=Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8),
-    )  # fmt: skip
+    )
     transitions = GroupTransitions(redis, keys, "test")
     await transitions.dispatch(Lane.TRAIN, task, None)
     await transitions.release(Lane.TRAIN, group, Release.DEAD, 2)
     body = task.model_dump_json()
     letter = DeadLetter(
-        stream=keys.lane(Lane.TRAIN).tasks, entry="1-0", reason=reason, deliveries=3, cause=Cause.DELIVERIES,
-        group=group, prompt=HOSTILE, body=body, size=len(body.encode()), at=time.time(),
-    )  # fmt: skip
+        stream=keys.lane(Lane.TRAIN).tasks,
+        entry="1-0",
+        reason=reason,
+        deliveries=3,
+        cause=Cause.DELIVERIES,
+        group=group,
+        prompt=HOSTILE,
+        body=body,
+        size=len(body.encode()),
+        at=time.time(),
+    )
     return (await redis.xadd(keys.dead, {"m": letter.model_dump_json()})).decode()
 
 
@@ -83,7 +93,7 @@ async def give_up_nameless(redis: Any, keys: RunKeys) -> str:
 
 def harmless(output: str) -> bool:
     """Whether nothing but text and line ends goes to the terminal."""
-    return all(one.isprintable() or one == "\n" for one in output)
+    return all(char.isprintable() or char == "\n" for char in output)
 
 
 async def ask(*arguments: str) -> tuple[int, str]:
@@ -102,8 +112,9 @@ async def test_dead_letters_are_listed_and_redriven(redis: Any, gateway: str, ru
         assert shown in cells.replace("│", "") or shown in output
     assert keys.dead not in output
     assert await ask("dead", run_id, "--redrive", entries[1], "--api", gateway) == (
-        0, f"{entries[1]}  g1  drawn again as g1-r1\n{run_id}: 1 groups requeued for 1 letters\n",
-    )  # fmt: skip
+        0,
+        f"{entries[1]}  g1  drawn again as g1-r1\n{run_id}: 1 groups requeued for 1 letters\n",
+    )
     status, output = await ask("dead", run_id, "--redrive", entries[1], "--api", gateway)
     assert (status, output) == (2, "penstock: its group is drawn again already, as g1-r1\n")
     nameless = await give_up_nameless(redis, keys)
@@ -113,13 +124,16 @@ async def test_dead_letters_are_listed_and_redriven(redis: Any, gateway: str, ru
     assert f"{nameless}  -  it names no group: \\x1b]0;owned" in output
     assert output.endswith(f"{run_id}: 2 groups requeued for 3 letters\n")
     assert (await group_counts(redis, keys)).model_dump(exclude_defaults=True) == {
-        "dispatched": 6, "dead": 3, "pending": 3, "reconciled": True,
-    }  # fmt: skip
+        "dispatched": 6,
+        "dead": 3,
+        "pending": 3,
+        "reconciled": True,
+    }
     assert "g0-r1" in (await ask("dead", run_id, "--api", gateway))[1]
 
 
 @pytest.mark.parametrize("entry", ["everything", "../../x", "1-1/../2-2", ""])
-def test_what_is_no_entry_is_refused(entry: str) -> None:
+def test_an_invalid_entry_is_rejected(entry: str) -> None:
     status, output = penstock("dead", "r", "--redrive", entry, "--api", NOWHERE)
     assert status == 2
     assert f"--redrive: {entry!r} is not valid: expected an entry that `penstock dead r` lists, or all" in output
@@ -175,12 +189,14 @@ async def test_a_run_is_paused_watched_and_resumed(redis: Any, gateway: str, run
     lines = [line.split("] ", 1)[1] for line in "".join([*seen, rest.decode()]).splitlines()]
     assert watching.returncode == 1
     assert lines == [
-        "run is paused: no informative groups", "64 groups judged, 0 of 4 kept; correct answers 0:60 4:4",
-        f"`penstock resume {run_id}` resumes it", "run is failed: test",
-    ]  # fmt: skip
+        "run is paused: no informative groups",
+        "64 groups judged, 0 of 4 kept; correct answers 0:60 4:4",
+        f"`penstock resume {run_id}` resumes it",
+        "run is failed: test",
+    ]
     status, output = await ask("resume", run_id, "--from", "3", "--api", gateway)
     assert (status, output.startswith("penstock: from_step: value 3 is not accepted")) == (2, True)
     await redis.set(keys.checkpoints, "[3]")
-    told = f"{run_id}: queued, resumed from step 3\n"
-    assert await ask("resume", run_id, "--from", "3", "--api", gateway) == (0, told)
+    expected = f"{run_id}: queued, resumed from step 3\n"
+    assert await ask("resume", run_id, "--from", "3", "--api", gateway) == (0, expected)
     assert (await records.get(run_id)).resume_step == 3

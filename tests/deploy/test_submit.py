@@ -58,15 +58,15 @@ class Gateway:
 
 @pytest.fixture
 def gateway(redis_url: str) -> Iterator[Gateway]:
-    one = Gateway(redis_url)
-    yield one
-    if one.process is not None:
-        one.process.terminate()
+    gateway = Gateway(redis_url)
+    yield gateway
+    if gateway.process is not None:
+        gateway.process.terminate()
         try:
-            one.process.wait(20)
+            gateway.process.wait(20)
         except subprocess.TimeoutExpired:
-            one.process.kill()
-            one.process.wait(20)
+            gateway.process.kill()
+            gateway.process.wait(20)
             raise
 
 
@@ -96,7 +96,7 @@ def read_until(process: subprocess.Popen[str], start: str) -> None:
 
 
 @pytest.mark.parametrize(("state", "status"), [("succeeded", 0), ("failed", 1)])
-def test_a_run_is_waited_for_though_the_api_comes_late(
+def test_submit_waits_for_an_api_that_starts_late(
     gateway: Gateway, recipe: Path, redis_url: str, run_id: str, state: str, status: int
 ) -> None:
     line = [*COMMAND, "submit", str(recipe), "--id", run_id, "--api", gateway.url, "--wait", "--timeout", "200"]
@@ -106,11 +106,11 @@ def test_a_run_is_waited_for_though_the_api_comes_late(
             gateway.start()
             gateway.until(lambda: gateway.knows(run_id), f"{run_id} was not submitted")
             subprocess.run([sys.executable, "-c", END, redis_url, run_id, state], cwd=ROOT, check=True, timeout=60)
-            told, _ = waiting.communicate(timeout=90)
+            output, _ = waiting.communicate(timeout=90)
         finally:
             waiting.kill()
-    assert waiting.returncode == status, told
-    assert f"run is {state}: played" in told
+    assert waiting.returncode == status, output
+    assert f"run is {state}: played" in output
 
 
 END = """
@@ -136,7 +136,7 @@ def test_a_run_that_takes_too_long_is_cancelled(gateway: Gateway, recipe: Path, 
     assert httpx.get(f"{gateway.url}/v1/runs/{run_id}", timeout=20).json()["state"] == "queued"
 
 
-def test_an_api_that_never_comes_is_one_line(gateway: Gateway, recipe: Path) -> None:
+def test_an_api_that_never_starts_is_one_line(gateway: Gateway, recipe: Path) -> None:
     done = penstock("submit", str(recipe), "--api", gateway.url, "--wait", "--timeout", "2")
     assert done.returncode == 2
     assert done.stderr.startswith("penstock: ")

@@ -44,7 +44,7 @@ def test_waits_for_the_cluster_and_then_for_its_pods() -> None:
     assert kubernetes.asked == [f"DELETE {path}", *[f"GET {path}"] * 3, *[f"GET {pods}"] * 3]
 
 
-def test_asks_again_while_the_server_is_away() -> None:
+def test_retries_while_the_server_does_not_answer() -> None:
     kubernetes = Kubernetes(cluster=[500, 429, 404], pods=[0])
     kubernetes.remove()
 
@@ -61,7 +61,7 @@ def test_pods_that_stay_are_an_error() -> None:
         Kubernetes(cluster=[404], pods=[1]).remove(timeout_s=0.1)
 
 
-def test_a_refusal_is_not_tried_again() -> None:
+def test_a_rejection_is_not_retried() -> None:
     kubernetes = Kubernetes(cluster=[403], pods=[0])
     with pytest.raises(UninstallError, match="answered with 403"):
         kubernetes.remove()

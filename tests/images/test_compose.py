@@ -1,4 +1,4 @@
-"""deploy/compose.yaml: valid by its specification, closed to other machines, and naming only what is there."""
+"""deploy/compose.yaml: valid by its specification, closed to other machines, and every file it names exists."""
 
 import os
 import re
@@ -44,7 +44,9 @@ def test_images_of_others_are_pinned_and_ours_is_this_version():
     for name, service in SERVICES.items():
         if name == "penstock":
             assert service["image"] == f"${{PENSTOCK_IMAGE:-penstock:{version}-cpu}}"
-            assert service["build"]["target"] == "${PENSTOCK_TARGET:-cpu}", "what is built is what is run"
+            assert service["build"]["target"] == "${PENSTOCK_TARGET:-cpu}", (
+                "the image that is built is the one that is run"
+            )
         else:
             assert re.fullmatch(r"docker\.io/\S+:v?\d+\.\d+\.\d+\S*@sha256:[0-9a-f]{64}", service["image"]), name
 
@@ -62,13 +64,15 @@ def test_monitoring_is_opt_in():
 
 
 @pytest.mark.parametrize(("service", "source"), BINDS)
-def test_what_is_mounted_is_there(service, source):
-    assert (FILE.parent / source).resolve().exists(), f"{service} mounts {source}, which is not there"
+def test_mounted_files_exist(service, source):
+    assert (FILE.parent / source).resolve().exists(), f"{service} mounts {source}, which does not exist"
 
 
 def test_prometheus_finds_its_rules_beside_its_configuration():
-    mounted = dict(one.split(":")[:2] for one in SERVICES["prometheus"]["volumes"])
-    (configuration,) = [one.split("=", 1)[1] for one in SERVICES["prometheus"]["command"] if "config.file" in one]
+    mounted = dict(volume.split(":")[:2] for volume in SERVICES["prometheus"]["volumes"])
+    (configuration,) = [
+        option.split("=", 1)[1] for option in SERVICES["prometheus"]["command"] if "config.file" in option
+    ]
     assert mounted["./observability/prometheus.yml"] == configuration
     rules = Path(os.path.relpath(mounted["../helm/penstock/files/rules"], Path(configuration).parent))
     assert rules == Path("../../helm/penstock/files/rules")
@@ -77,10 +81,10 @@ def test_prometheus_finds_its_rules_beside_its_configuration():
 def test_secrets_and_volumes_that_are_used_are_declared():
     for service in SERVICES.values():
         assert set(service.get("secrets", [])) <= COMPOSE["secrets"].keys()
-        named = {one.split(":")[0] for one in service["volumes"] if not one.startswith(".")}
+        named = {volume.split(":")[0] for volume in service["volumes"] if not volume.startswith(".")}
         assert named <= COMPOSE["volumes"].keys()
     variables = [value for service in SERVICES.values() for value in service.get("environment", {}).values()]
-    read = {Path(one).name for one in variables if one.startswith("/run/secrets/")}
+    read = {Path(value).name for value in variables if value.startswith("/run/secrets/")}
     assert read == {"penstock-password", "grafana-password"}
 
 
@@ -93,16 +97,16 @@ def test_passwords_are_written_once_and_kept_from_others(tmp_path):
     written = {path.name: path.read_text() for path in folder.iterdir()}
     assert written.keys() == COMPOSE["secrets"].keys()
     assert len(set(written.values())) == len(written)
-    assert all(re.fullmatch(r"[0-9a-f]{48}", one) for one in written.values())
-    # What the containers' users read must be readable to them.
+    assert all(re.fullmatch(r"[0-9a-f]{48}", password) for password in written.values())
+    # The containers' users must be able to read them.
     assert all(os.stat(folder / name).st_mode & stat.S_IROTH for name in written)
     again = subprocess.run(["sh", script], capture_output=True, text=True, timeout=30, check=True)
     assert {path.name: path.read_text() for path in folder.iterdir()} == written
     assert (first.stdout.count(": written"), again.stdout.count(": kept")) == (3, 3)
-    assert not any(one in first.stdout + again.stdout for one in written.values())
+    assert not any(password in first.stdout + again.stdout for password in written.values())
 
 
-def test_git_and_the_build_leave_the_passwords_out():
+def test_git_and_the_build_exclude_the_passwords():
     for secret in COMPOSE["secrets"].values():
         path = (FILE.parent / secret["file"]).resolve().relative_to(ROOT)
         assert "/deploy/compose/secrets/" in (ROOT / ".gitignore").read_text().split()
@@ -110,10 +114,10 @@ def test_git_and_the_build_leave_the_passwords_out():
     assert "deploy/compose" in (ROOT / ".dockerignore").read_text().split()
 
 
-def test_the_command_is_the_cli_s():
+def test_the_command_exists_in_the_cli():
     program, *arguments = SERVICES["penstock"]["command"]
     assert program == "penstock"
-    options = [one for one in arguments if one.startswith("--")]
+    options = [option for option in arguments if option.startswith("--")]
     command = [sys.executable, "-m", "deploy.cli.main", arguments[0], "--help"]
     text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
     assert all(option in text for option in options)
@@ -121,9 +125,9 @@ def test_the_command_is_the_cli_s():
 
 def test_grafana_is_provisioned_from_the_mounted_folder():
     provider = yaml.safe_load((ROOT / "deploy/compose/grafana/dashboards.yaml").read_text())["providers"][0]
-    mounted = {one.split(":")[1] for one in SERVICES["grafana"]["volumes"]}
+    mounted = {volume.split(":")[1] for volume in SERVICES["grafana"]["volumes"]}
     assert provider["options"]["path"] in mounted
     source = yaml.safe_load((ROOT / "deploy/compose/grafana/datasources.yaml").read_text())["datasources"][0]
-    # Prometheus has no name of its own: it lives in the network of `penstock`.
+    # Prometheus has no host name: it shares the network of `penstock`.
     assert SERVICES["prometheus"]["network_mode"] == "service:penstock"
     assert source["url"] == "http://penstock:9090"

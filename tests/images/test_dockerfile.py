@@ -1,4 +1,4 @@
-"""The Dockerfile's promises that can be read: pinned base, stages, user, files that it names."""
+"""The Dockerfile as text: pinned base, stages, user, and the files that it names."""
 
 import os
 import re
@@ -19,8 +19,8 @@ SCRIPTS = [*sorted((ROOT / "deploy" / "images").glob("*.sh")), ROOT / "deploy" /
 def test_the_only_base_from_outside_is_pinned_by_digest():
     assert re.search(r"(?m)^ARG BASE=\S+:3\.11\.\d+-slim-bookworm@sha256:[0-9a-f]{64}$", TEXT)
     bases = re.findall(r"(?m)^FROM (\S+) AS", TEXT)
-    assert {one for one in bases if one not in STAGES} == {"${BASE}"}
-    # A frontend named in a comment would be fetched as well.
+    assert {base for base in bases if base not in STAGES} == {"${BASE}"}
+    # A frontend that a comment names would be downloaded as well.
     assert "syntax=" not in TEXT.splitlines()[0]
 
 
@@ -36,24 +36,24 @@ def test_target_ends_as_the_platform_expects(target):
     assert {"title", "description", "version", "revision"} <= set(re.findall(r"image\.([a-z]+)=", body))
 
 
-def test_the_last_stages_get_nothing_that_builds():
+def test_the_final_stages_contain_no_build_tools():
     sources = {name: set(re.findall(r"COPY --from=(\S+)", STAGES[name])) for name in ("cpu", "gpu")}
-    assert sources == {one: {f"environment-{one}", "application", f"sbom-{one}"} for one in ("cpu", "gpu")}
+    assert sources == {target: {f"environment-{target}", "application", f"sbom-{target}"} for target in ("cpu", "gpu")}
     assert "gcc" not in STAGES["runtime-cpu"]
 
 
-def test_what_has_no_compiler_compiles_nothing():
+def test_the_image_without_a_compiler_compiles_nothing():
     assert "TORCH_COMPILE_DISABLE=1" in STAGES["cpu"]
     assert "TORCH_COMPILE_DISABLE" not in STAGES["gpu"]
 
 
-def test_the_gpu_stage_finds_its_compiler_where_the_base_has_python():
-    # CUDA_HOME lies in the environment, below the minor release that BASE pins.
+def test_gpu_stage_finds_its_compiler_below_the_base_python():
+    # CUDA_HOME is in the virtual environment, whose path contains the minor release of Python in BASE.
     assert "/lib/python3.11/site-packages/nvidia/cu13" in STAGES["gpu"]
 
 
 @pytest.mark.parametrize("script", re.findall(r"/images/([\w-]+\.(?:sh|lock))", TEXT))
-def test_what_is_run_is_there(script):
+def test_scripts_that_are_run_exist(script):
     path = ROOT / "deploy" / ("locks" if script.endswith(".lock") else "images") / script
     assert path.is_file()
     assert script.endswith(".lock") or os.access(path, os.X_OK), f"{script} is not executable"

@@ -1,4 +1,4 @@
-"""The CPU image, started for real as the platform starts it: read-only, without capabilities, as uid 10001.
+"""The CPU image, started as the platform starts it: read-only, without capabilities, as uid 10001.
 
 PENSTOCK_TEST_IMAGE names it, PENSTOCK_TEST_ENGINE the engine with its global options, PENSTOCK_TEST_RUN those of `run`.
 """
@@ -25,13 +25,31 @@ pytestmark = pytest.mark.images
 ROOT = Path(__file__).parents[2]
 ENGINE = shlex.split(os.environ.get("PENSTOCK_TEST_ENGINE", "podman"))
 SAFE = [
-    "--read-only", "--tmpfs", "/tmp:exec,mode=1777", "--cap-drop", "all", "--security-opt", "no-new-privileges",
-    "--network", "host", *shlex.split(os.environ.get("PENSTOCK_TEST_RUN", "")),
-]  # fmt: skip
+    "--read-only",
+    "--tmpfs",
+    "/tmp:exec,mode=1777",
+    "--cap-drop",
+    "all",
+    "--security-opt",
+    "no-new-privileges",
+    "--network",
+    "host",
+    *shlex.split(os.environ.get("PENSTOCK_TEST_RUN", "")),
+]
 READY_S = 60.0
 DEBIAN_RIGHTS = {
-    "chage", "chfn", "chsh", "expiry", "gpasswd", "mount", "newgrp", "passwd", "su", "umount", "unix_chkpwd",
-}  # fmt: skip
+    "chage",
+    "chfn",
+    "chsh",
+    "expiry",
+    "gpasswd",
+    "mount",
+    "newgrp",
+    "passwd",
+    "su",
+    "umount",
+    "unix_chkpwd",
+}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +58,7 @@ def image():
     assert name, "PENSTOCK_TEST_IMAGE is not set: `make test-images` names the image"
     assert shutil.which(ENGINE[0]), f"{ENGINE[0]} is missing: install it (Debian: podman)"
     found = subprocess.run([*ENGINE, "image", "inspect", name], capture_output=True, text=True, timeout=60, check=False)
-    assert found.returncode == 0, f"{name} is not there: `make image-cpu` builds it"
+    assert found.returncode == 0, f"{name} does not exist: `make image-cpu` builds it"
     return name
 
 
@@ -51,7 +69,7 @@ def described(image):
 
 
 def started(image, *command, options=(), timeout_s=120.0):
-    """What a container printed, and its exit status."""
+    """Run a container; returns its output and exit status."""
     name = f"penstock-test-{uuid.uuid4().hex[:8]}"
     run = [*ENGINE, "run", "--rm", "--name", name, *SAFE, *options, image, *command]
     try:
@@ -62,7 +80,7 @@ def started(image, *command, options=(), timeout_s=120.0):
 
 
 def printed(image, *command, **given):
-    """The lines that a container printed; it has ended well."""
+    """The lines that a container printed; fails if its exit status is not 0."""
     done = started(image, *command, **given)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout.splitlines()
@@ -75,9 +93,9 @@ def test_metadata(described):
     assert not config.get("Entrypoint")
     labels = {name.removeprefix("org.opencontainers.image.") for name in config["Labels"]}
     assert {"title", "description", "version", "revision", "base.name"} <= labels
-    # Where it was built from is in no layer's description.
-    told = json.dumps([one.get("created_by") for one in described["History"][-9:]])
-    assert "://" not in told.replace("https://download.pytorch.org", "")
+    # No layer's description contains an address that the image was built from.
+    history = json.dumps([layer.get("created_by") for layer in described["History"][-9:]])
+    assert "://" not in history.replace("https://download.pytorch.org", "")
 
 
 @pytest.mark.parametrize(
@@ -103,8 +121,8 @@ def test_no_file_of_the_image_is_writable_or_gives_rights(image):
     )
     *found, files = printed(image, "sh", "-c", script, timeout_s=300)
     assert int(files) > 10_000
-    # Debian's own; without capabilities and with no-new-privileges they give nothing.
-    assert {Path(one).name for one in found} <= DEBIAN_RIGHTS
+    # Files of Debian; without capabilities and with no-new-privileges they grant no rights.
+    assert {Path(file).name for file in found} <= DEBIAN_RIGHTS
 
 
 def test_byte_code_is_used_as_it_is(image):
@@ -117,10 +135,10 @@ def test_byte_code_is_used_as_it_is(image):
 
 def test_bill_of_materials_is_complete(image):
     bill = json.loads("\n".join(printed(image, "cat", "/usr/share/penstock/sbom.cdx.json")))
-    listed = {(one["name"], one["version"]) for one in bill["components"]}
+    listed = {(component["name"], component["version"]) for component in bill["components"]}
     script = "import importlib.metadata as m, json; print(json.dumps([[d.name, d.version] for d in m.distributions()]))"
     [listing] = printed(image, "python", "-c", script)
-    distributions = {tuple(one) for one in json.loads(listing)}
+    distributions = {tuple(pair) for pair in json.loads(listing)}
     query = printed(image, "dpkg-query", "-W", "-f", "${Package}\\t${Version}\\n")
     packages = {tuple(line.split("\t")) for line in query}
     assert len(distributions) > 100
@@ -138,7 +156,7 @@ def test_shared_libraries_are_found(image):
     *found, seen = printed(image, "sh", "-c", script)
     assert int(seen) >= 20
     bundled = ("libarrow", "libparquet", "libtvm")
-    assert [line for line in found if not any(one in line for one in bundled)] == []
+    assert [line for line in found if not any(library in line for library in bundled)] == []
 
 
 @pytest.fixture
@@ -160,9 +178,12 @@ def test_the_api_gets_ready_and_ends_on_sigterm(image, redis):
         assert _answer(f"http://127.0.0.1:{port}/readyz") == {"status": "ok"}
         subprocess.run([*ENGINE, "stop", "--time", "20", name], capture_output=True, timeout=60, check=True)
         shown = subprocess.run(
-            [*ENGINE, "inspect", "--format", "{{.State.ExitCode}}", name], capture_output=True, text=True, timeout=60,
+            [*ENGINE, "inspect", "--format", "{{.State.ExitCode}}", name],
+            capture_output=True,
+            text=True,
+            timeout=60,
             check=True,
-        )  # fmt: skip
+        )
         assert shown.stdout.strip() == "0", "not 137: it was not killed"
     finally:
         subprocess.run([*ENGINE, "rm", "--force", name], capture_output=True, timeout=60, check=False)
@@ -177,7 +198,7 @@ def test_no_redis_is_said_in_the_last_line(image):
 
 @pytest.mark.timeout(1200)
 def test_a_run_from_prompt_to_trained_model(image, redis, open_path):
-    """The packaged recipe, two steps long, on the engines in the image, within the memory that compose gives it."""
+    """The packaged recipe, two steps long, on the image's engines, within the memory limit of compose."""
     recipe = yaml.safe_load((ROOT / "deploy" / "recipes" / "smollm2-chain-sum.yaml").read_text())
     recipe["limits"]["rollout_steps"] = 2
     recipe["data"]["held_out"] = 8
@@ -185,9 +206,15 @@ def test_a_run_from_prompt_to_trained_model(image, redis, open_path):
     (open_path / "runs").mkdir()
     shutil.chown(open_path / "runs", 10001, 10001)
     options = [
-        "--volume", f"{open_path}/recipe.yaml:/recipe.yaml:ro", "--volume", f"{open_path}/runs:/var/lib/penstock",
-        "--shm-size", "1g", "--memory", "10g",
-    ]  # fmt: skip
+        "--volume",
+        f"{open_path}/recipe.yaml:/recipe.yaml:ro",
+        "--volume",
+        f"{open_path}/runs:/var/lib/penstock",
+        "--shm-size",
+        "1g",
+        "--memory",
+        "10g",
+    ]
     command = ["penstock", "demo", "--recipe", "/recipe.yaml", "--redis", redis, "--port", str(free_port())]
     printed(image, *command, options=options, timeout_s=1100)
     (exported,) = (open_path / "runs").glob("*/export")

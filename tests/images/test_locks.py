@@ -1,4 +1,4 @@
-"""The lock files hold what pyproject.toml asks for, by hash, and nothing that says where it came from."""
+"""The lock files pin what pyproject.toml requires, with hashes, and contain no package source."""
 
 import re
 import tomllib
@@ -15,7 +15,7 @@ PINNED = re.compile(r"^(?P<name>[a-z0-9._-]+)==(?P<version>\S+) \\$")
 HASH = re.compile(r"^    --hash=sha256:[0-9a-f]{64}( \\)?$")
 STALE = "{lock}: {wanted} is asked for, {found} is locked; `make lock` writes it anew"
 OVERRIDES = {"cpu": LOCKS / "cpu-overrides.txt", "gpu": LOCKS / "gpu-overrides.txt"}
-# What the images have, whichever Python patch release their base brings.
+# The images' platform; the patch release of Python depends on the base.
 ENVIRONMENT = {**default_environment(), "python_version": "3.11", "platform_machine": "x86_64", "sys_platform": "linux"}
 
 
@@ -39,11 +39,11 @@ def requirements(path):
 
 
 def asked(name):
-    """What is asked for directly, as the installer understands it."""
+    """The direct requirements, as the installer reads them."""
     if name == "build":
         return requirements(LOCKS / "build.in")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [Requirement(one) for one in project["dependencies"] + project["optional-dependencies"][name]]
+    wanted = [Requirement(line) for line in project["dependencies"] + project["optional-dependencies"][name]]
     return wanted + requirements(LOCKS / f"{name}-constraints.txt")
 
 
@@ -70,7 +70,7 @@ def test_lock_leaves_out_what_the_overrides_leave_out(name):
 def test_lock_accepts_by_hash_alone(name):
     versions, hashes = locked(name)
     assert versions
-    assert [one for one in versions if not hashes[one]] == []
+    assert [package for package in versions if not hashes[package]] == []
 
 
 @pytest.mark.parametrize("name", ["build", "cpu", "gpu"])
@@ -87,4 +87,4 @@ def test_both_images_have_the_packaged_model():
 def test_the_cpu_lock_has_no_cuda():
     versions, _ = locked("cpu")
     assert versions["torch"].endswith("+cpu")
-    assert [one for one in versions if one.startswith(("nvidia-", "cuda-"))] == []
+    assert [package for package in versions if package.startswith(("nvidia-", "cuda-"))] == []

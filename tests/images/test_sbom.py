@@ -30,12 +30,12 @@ Architecture: all
 Version: 2026a-0+deb12u1
 """
 INSTALLED = {("libc6", "2.36-9+deb12u14"), ("tzdata", "2026a-0+deb12u1"), ("sluice", "1.2")}
-"""What STATUS and `environment` hold."""
+"""The contents of STATUS and `environment`."""
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """An interpreter whose environment holds one distribution of ours."""
+    """An interpreter whose environment contains one distribution."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     (packages,) = folder.glob("lib/python3.*/site-packages")
@@ -47,7 +47,7 @@ def environment(tmp_path_factory):
 
 def test_installed_debian_packages_alone():
     found = debian_components(STATUS.splitlines(keepends=True))
-    assert [str(one.purl) for one in found] == [
+    assert [str(component.purl) for component in found] == [
         "pkg:deb/debian/libc6@2.36-9%2Bdeb12u14?arch=amd64",
         "pkg:deb/debian/tzdata@2026a-0%2Bdeb12u1?arch=all",
     ]
@@ -60,7 +60,7 @@ def test_document_has_both_and_repeats(environment):
     bill = json.loads(texts[0])
     assert bill["bomFormat"] == "CycloneDX"
     assert bill["specVersion"] == "1.6"
-    assert {(one["name"], one["version"]) for one in bill["components"]} >= INSTALLED
+    assert {(component["name"], component["version"]) for component in bill["components"]} >= INSTALLED
 
 
 def test_no_interpreter_is_one_line():
@@ -79,4 +79,4 @@ def test_command_writes_the_file_or_says_why_not(environment, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout == "sbom: 1 Python distributions, 2 Debian packages\n"
     written = json.loads((tmp_path / "bill").read_text())
-    assert {(one["name"], one["version"]) for one in written["components"]} >= INSTALLED
+    assert {(component["name"], component["version"]) for component in written["components"]} >= INSTALLED

@@ -1,4 +1,4 @@
-"""Owns the stack that the integration tests share, and the finished run that several of them look at.
+"""Owns the stack that the integration tests share, and the finished run that several of them read.
 
 Must not decide what a test expects of them.
 """
@@ -17,7 +17,7 @@ from tests.integration.runs import FinishedRun, finish_run
 
 
 class SharedStack:
-    """One stack for all tests of a session; where a test has ended it, the next one gets another."""
+    """One stack for all tests of a session; if a test has ended it, the next test gets a new one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -25,7 +25,7 @@ class SharedStack:
         self._started = 0
 
     def get(self) -> Stack:
-        """The stack, ready to take runs."""
+        """The running stack; started if there is none."""
         if self._stack is None or self._stack.process.poll() is not None:
             self._started += 1
             folder = self._folder / f"runs-{self._started}"
@@ -33,7 +33,7 @@ class SharedStack:
         return self._stack
 
     def stop(self) -> None:
-        """End it, if it runs. Raises AssertionError naming what it left behind."""
+        """Stop the stack, if it runs. Fails if processes are left."""
         if self._stack is not None:
             self._stack.stop()
             assert self._stack.left == [], self._stack.output
@@ -42,14 +42,14 @@ class SharedStack:
 @pytest.fixture(scope="session")
 def shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedStack]:
     """The holder of the shared stack."""
-    one = SharedStack(tmp_path_factory.mktemp("stack"))
-    yield one
-    one.stop()
+    holder = SharedStack(tmp_path_factory.mktemp("stack"))
+    yield holder
+    holder.stop()
 
 
 @pytest.fixture
 def stack(shared_stack: SharedStack) -> Stack:
-    """A real stack that takes runs; other tests use it too."""
+    """A running stack, shared with other tests."""
     return shared_stack.get()
 
 
@@ -61,5 +61,5 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished_run(shared_stack: SharedStack, tiny_model: Path, questions: Path) -> FinishedRun:
-    """An on-policy run that lost a replica, as it stands at its end; every test may read it, none may change it."""
+    """A finished on-policy run that lost a replica. Tests may read it, but not change it."""
     return finish_run(shared_stack.get(), tiny_model, questions)

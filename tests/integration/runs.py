@@ -1,4 +1,4 @@
-"""Owns the runs that integration tests submit to a shared stack, what they read of them, and the checks in common.
+"""Owns the runs that integration tests submit to a shared stack, their data, and checks for all of them.
 
 Must not start a stack.
 """
@@ -23,13 +23,13 @@ from tests.harness.small_run import recipe_document
 from tests.harness.stack import Stack
 
 STEPS = 3
-"""Of the finished run that tests share."""
+"""Rollout steps of the finished run that tests share."""
 ANSWER_S = 60.0
 """How long one answer of Redis may take to reach a test on a busy machine; redis-py's own limit is 5 s."""
 
 
 def document(model: Path | str, questions: Path, max_staleness: int, steps: int) -> dict[str, Any]:
-    """A run that fits beside others on two cores."""
+    """A recipe small enough that several runs fit on two cores."""
     return recipe_document(
         model,
         data={"source": "jsonl", "path": str(questions), "train": 44, "held_out": 12, "options": {}},
@@ -41,7 +41,7 @@ def document(model: Path | str, questions: Path, max_staleness: int, steps: int)
 
 
 class Verdicts(threading.Thread):
-    """Reads a run's verdicts as they come, for the stream is trimmed below what the sampler has taken in."""
+    """Reads a run's verdicts as they arrive: the stream is trimmed once the sampler has consumed them."""
 
     def __init__(self, stack: Stack, run: str) -> None:
         super().__init__(daemon=True)
@@ -64,26 +64,27 @@ class Verdicts(threading.Thread):
         self._found |= {entry: Verdict.model_validate_json(fields[b"m"]) for entry, fields in entries}
 
     def trained(self, steps: list[dict[str, Any]]) -> list[tuple[float, float]]:
-        """When each trained sample was generated, by its own time stamps: (start, end) in Unix seconds."""
+        """When each trained sample was generated: (start, end) in Unix seconds, from the sample's facts."""
         self._done.set()
         self.join(ANSWER_S)
         assert not self.is_alive(), f"no answer of Redis within {ANSWER_S:g} s"
-        # What was trimmed before this thread had its turn.
+        # Entries that were trimmed before this thread read them.
         self._take(redis_log.missed(self._redis, self._stream, self._found))
         self._redis.close()
         trained = {group for step in steps for group in step["groups"]}
-        facts = {(one.group, one.index): one.facts for one in self._found.values() if one.group in trained}
+        verdicts = [verdict for verdict in self._found.values() if verdict.group in trained]
+        facts = {(verdict.group, verdict.index): verdict.facts for verdict in verdicts}
         return [(fact.started_at, fact.finished_at) for fact in facts.values()]
 
 
 def generated_while_learning(samples: Iterable[tuple[float, float]], steps: list[dict[str, Any]]) -> int:
-    """How many trained samples were being generated while an optimizer step was being taken."""
+    """How many trained samples were generated while an optimizer step ran."""
     learning = [(step["learning_started_at"], step["learning_finished_at"]) for step in steps]
     return sum(any(start < until and end > since for since, until in learning) for start, end in samples)
 
 
 def check_reconciled(view: dict[str, Any], summary: dict[str, Any], steps: int, between: Sequence[str] = ()) -> None:
-    """Every group has one end, every count its place, and the run went through its states in order."""
+    """The counts of groups add up, and the run went through its states in order."""
     groups = summary["groups"]
     assert groups["dispatched"] == sum(groups[name] for name in ("trained", "filtered", "stale", "dead", "pending"))
     assert groups["trained"] == 4 * steps
@@ -95,24 +96,26 @@ def check_reconciled(view: dict[str, Any], summary: dict[str, Any], steps: int, 
 
 
 def kill_one(stack: Stack, run: str, service: str) -> str:
-    """`kill -9` one replica of a fleet; its process id in Penstock."""
-    [victim, *_] = [
-        one for one in stack.view(run)["processes"] if one["service"] == service and one["state"] == "ready"
-    ]
+    """`kill -9` one replica of a fleet; returns its process id in Penstock."""
+    fleet = [process for process in stack.view(run)["processes"] if process["service"] == service]
+    [victim, *_] = [process for process in fleet if process["state"] == "ready"]
     os.kill(victim["pid"], signal.SIGKILL)
     return str(victim["id"])
 
 
 def summary_of(stack: Stack, run: str) -> dict[str, Any]:
-    """What the run's folder says at its end."""
+    """The summary in the run's folder."""
     found: dict[str, Any] = json.loads((stack.folder / run / "summary.json").read_text())
     return found
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that has succeeded. `samples`: when each trained sample was generated, (start, end) in Unix seconds;
-    `killed`: the id of the rollout replica that died in between; `replaced_by`: those that were ready after it."""
+    """A run that has succeeded.
+
+    `samples`: when each trained sample was generated, (start, end) in Unix seconds; `killed`: the id of the rollout
+    replica that was killed; `replaced_by`: the ids of the replicas that were ready after it.
+    """
 
     view: dict[str, Any]
     summary: dict[str, Any]
@@ -131,8 +134,8 @@ def finish_run(stack: Stack, model: Path, questions: Path) -> FinishedRun:
     replaced_by: set[str] = set()
 
     def succeeded(view: dict[str, Any]) -> bool:
-        fleet = {one["id"] for one in view["processes"] if one["service"] == "rollout" and one["state"] == "ready"}
-        replaced_by.update(fleet - {killed})
+        fleet = [process for process in view["processes"] if process["service"] == "rollout"]
+        replaced_by.update({process["id"] for process in fleet if process["state"] == "ready"} - {killed})
         return bool(view["state"] == "succeeded")
 
     view = stack.until(run, succeeded, "success")

@@ -1,4 +1,4 @@
-"""Whole runs on a stack that they share: asynchronous, from an export, with two learner ranks, and evaluation alone."""
+"""Whole runs on a shared stack: asynchronous, from an export, with two learner ranks, and evaluation only."""
 
 import json
 import re
@@ -26,21 +26,21 @@ STEPS = 12
 
 
 def check_evaluations(view, summary):
-    """Both sets before and after, and single steps while training went on; every step else was announced as skipped."""
-    records = {(one["set"], one["name"]): one for one in view["evaluations"]}
+    """Both sets before and after training, and some steps during it; an event reports every step that was skipped."""
+    records = {(record["set"], record["name"]): record for record in view["evaluations"]}
     assert len(records) == len(view["evaluations"])
     names = {name for _, name in records}
     assert set(records) == {(kind, name) for kind in ("held-out", "more") for name in names}
     steps = {name for name in names if name.startswith("step-")}
     assert names == {"before", "after"} | steps
     assert steps <= {f"step-{step}" for step in range(1, STEPS)}
-    assert steps, "not one single step was evaluated while training went on"
-    for (kind, name), one in records.items():
-        assert one["prompts"] + one["dropped"] == {"held-out": 12, "more": 4}[kind]
-        assert (one["temperature"], one["top_p"]) == (1.0, 0.7)
-        assert 0 <= one["version"] <= one["newest_version"] <= STEPS
+    assert steps, "no step was evaluated during training"
+    for (kind, name), record in records.items():
+        assert record["prompts"] + record["dropped"] == {"held-out": 12, "more": 4}[kind]
+        assert (record["temperature"], record["top_p"]) == (1.0, 0.7)
+        assert 0 <= record["version"] <= record["newest_version"] <= STEPS
         if name.startswith("step-"):
-            assert one["newest_version"] >= int(name.removeprefix("step-"))
+            assert record["newest_version"] >= int(name.removeprefix("step-"))
     assert records["held-out", "before"]["version"] == 0
     assert (records["held-out", "after"]["version"], records["held-out", "after"]["newest_version"]) == (STEPS, STEPS)
     assert summary["evaluations"]["more"]["after"]["accuracy"] == records["more", "after"]["accuracy"]
@@ -57,14 +57,18 @@ def test_asynchronous_run_survives_kills_and_scaling(stack, tiny_model, question
     killed = {kill_one(stack, run, "verifier"), kill_one(stack, run, "rollout")}
 
     def replaced(view):
-        alive = [one for one in view["processes"] if one["id"] not in killed and one["state"] == "ready"]
-        return {"verifier", "rollout"} <= {one["service"] for one in alive}
+        alive = [
+            process for process in view["processes"] if process["id"] not in killed and process["state"] == "ready"
+        ]
+        return {"verifier", "rollout"} <= {process["service"] for process in alive}
 
     with stack.paused(run):
         stack.until(run, replaced, "replacement of the killed replicas")
         assert stack.api.patch(f"/v1/runs/{run}/scale", json={"rollout": 2}).status_code == 202
         stack.until(
-            run, lambda view: sum(one["service"] == "rollout" for one in view["processes"]) == 2, "a second replica"
+            run,
+            lambda view: sum(process["service"] == "rollout" for process in view["processes"]) == 2,
+            "a second replica",
         )
     targets = stack.api.get("/v1/prometheus/targets").json()
     for target in (target for target in targets if target["labels"].get("run") == run):
@@ -77,7 +81,7 @@ def test_asynchronous_run_survives_kills_and_scaling(stack, tiny_model, question
     assert generated_while_learning(verdicts.trained(steps), steps) > 0
     assert max(step["metrics"]["staleness_max"] for step in steps) >= 1
     assert all(step["metrics"]["staleness_max"] <= 1 for step in steps)
-    # A batch right behind another has seen no group of its own, and reports no accuracy.
+    # A batch right after another one may contain no new group, and reports no accuracy.
     assert all(0 < step["metrics"]["accuracy"] < 1 for step in steps if step["metrics"]["groups_kept"])
     trained = [group for step in steps for group in step["groups"]]
     assert len(set(trained)) == len(trained) == 4 * STEPS
@@ -88,19 +92,36 @@ def test_asynchronous_run_survives_kills_and_scaling(stack, tiny_model, question
 @pytest.mark.timeout(300)
 def test_eval_of_a_model_folder_trains_nothing(stack, tiny_model, questions):
     command = [
-        Path(sys.executable).parent / "penstock", "eval", tiny_model, "--data", questions, "--prompts", "10",
-        "--samples", "4", "--temperature", "0.9", "--top-p", "0.8", "--max-new-tokens", "16", "--max-model-len", "128",
-        "--api", str(stack.api.base_url), "--json",
-    ]  # fmt: skip
-    told = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=RUN_DEADLINE_S)
-    assert told.returncode == 0, told.stderr
-    [record] = json.loads(told.stdout)
+        Path(sys.executable).parent / "penstock",
+        "eval",
+        tiny_model,
+        "--data",
+        questions,
+        "--prompts",
+        "10",
+        "--samples",
+        "4",
+        "--temperature",
+        "0.9",
+        "--top-p",
+        "0.8",
+        "--max-new-tokens",
+        "16",
+        "--max-model-len",
+        "128",
+        "--api",
+        str(stack.api.base_url),
+        "--json",
+    ]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=RUN_DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    [record] = json.loads(done.stdout)
     assert (record["set"], record["name"], record["prompts"], record["unknown"]) == ("data", "evaluation", 10, 0)
     assert (record["samples_per_prompt"], record["temperature"], record["top_p"]) == (4, 0.9, 0.8)
     assert (record["version"], record["newest_version"]) == (0, 0), "the folder's weights are policy version 0"
-    assert [one["k"] for one in record["pass_at"]] == [1, 2, 4]
+    assert [score["k"] for score in record["pass_at"]] == [1, 2, 4]
     assert 0 < record["accuracy"] == pytest.approx(record["pass_at"][0]["value"])
-    run = re.search(r"run (\S+) submitted", told.stderr)[1]
+    run = re.search(r"run (\S+) submitted", done.stderr)[1]
     view = stack.view(run)
     assert view["state"] == "succeeded"
     assert view["groups"]["dispatched"] == 0
@@ -110,14 +131,14 @@ def test_eval_of_a_model_folder_trains_nothing(stack, tiny_model, questions):
 
 @pytest.mark.timeout(900)
 def test_a_run_starts_from_an_export(stack, finished_run, questions):
-    """Its engine and its learner agree on every log-prob, at the first version and after the next sync."""
+    """Engine and learner agree on every log-prob, at the first version and after the next sync."""
     run = stack.submit(document(finished_run.summary["export_path"], questions, max_staleness=0, steps=2))
     view = stack.until(run, lambda view: view["state"] == "succeeded", "success")
     check_reconciled(view, summary_of(stack, run), 2)
     metrics = [step["metrics"] for step in stack.steps(run)]
-    assert [one["staleness_max"] for one in metrics] == [0.0, 0.0]
-    assert [one["mismatch_kl"] for one in metrics] == pytest.approx([0.0, 0.0], abs=5e-9)  # (1e-4)^2 / 2
-    assert [one["effective_sample_size"] for one in metrics] == pytest.approx([1.0, 1.0], abs=1e-6)
+    assert [step["staleness_max"] for step in metrics] == [0.0, 0.0]
+    assert [step["mismatch_kl"] for step in metrics] == pytest.approx([0.0, 0.0], abs=5e-9)  # (1e-4)^2 / 2
+    assert [step["effective_sample_size"] for step in metrics] == pytest.approx([1.0, 1.0], abs=1e-6)
 
 
 @pytest.mark.timeout(600)

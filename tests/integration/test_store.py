@@ -1,4 +1,4 @@
-"""A whole run of processes that share nothing but Redis and an S3 store: each has a working folder of its own."""
+"""A whole run of processes that share only Redis and an S3 store: each one has its own working folder."""
 
 from __future__ import annotations
 
@@ -38,13 +38,20 @@ SERVICES = ("services.sampler", "verifier", "rollout", "learner")
 def start(service: str, run: str, redis_url: str, folder: Path) -> subprocess.Popen[bytes]:
     folder.mkdir(parents=True)
     environment = os.environ | {
-        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PENSTOCK_HOST": "127.0.0.1", "PENSTOCK_RUNS": str(folder),
-    }  # fmt: skip
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "PENSTOCK_HOST": "127.0.0.1",
+        "PENSTOCK_RUNS": str(folder),
+    }
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", service, "--run", run, "--redis", redis_url], env=environment, cwd=folder,
-            stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-m", service, "--run", run, "--redis", redis_url],
+            env=environment,
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
 
 
 async def until_steps(redis: Any, keys: RunKeys, steps: int, tmp_path: Path) -> None:
@@ -77,7 +84,7 @@ async def test_a_run_needs_no_shared_folder(
             processes[name] = start(name, run_id, redis_url, tmp_path / f"node-{name}")
             ending.callback(end_tree, processes[name])
         await until_steps(redis, keys, 1, tmp_path)
-        # The learner's node is gone; another takes its place.
+        # The learner's node is lost and replaced.
         end_tree(processes["learner"])
         ending.callback(end_tree, start("learner", run_id, redis_url, tmp_path / "node-another"))
         ends = time.monotonic() + RUN_DEADLINE_S

@@ -29,10 +29,10 @@ def test_an_on_policy_run_never_generates_while_it_learns(finished_run: Finished
 
 
 def test_engine_and_learner_agree_on_every_log_prob(finished_run: FinishedRun) -> None:
-    """At the first version, after each sync, and in the replica that joined with a published version."""
+    """At the first version, after each sync, and in the replica that joined at a published version."""
     metrics = [step["metrics"] for step in finished_run.steps]
-    assert [one["mismatch_kl"] for one in metrics] == pytest.approx([0.0] * STEPS, abs=5e-9)  # (1e-4)^2 / 2
-    assert [one["effective_sample_size"] for one in metrics] == pytest.approx([1.0] * STEPS, abs=1e-6)
+    assert [step["mismatch_kl"] for step in metrics] == pytest.approx([0.0] * STEPS, abs=5e-9)  # (1e-4)^2 / 2
+    assert [step["effective_sample_size"] for step in metrics] == pytest.approx([1.0] * STEPS, abs=1e-6)
 
 
 def test_the_export_is_the_trained_policy(finished_run: FinishedRun, tiny_model: Path) -> None:
@@ -42,7 +42,7 @@ def test_the_export_is_the_trained_policy(finished_run: FinishedRun, tiny_model:
 
 
 def test_services_run_at_the_priority_of_their_stack(stack: Stack) -> None:
-    """Ray would run them at nice 15, and whatever else the machine does would starve them of their deadlines."""
+    """Ray would run them at nice 15, and on a busy machine they would miss their deadlines."""
     gateway = stack.gateway()
     assert gateway is not None, stack.output
     assert psutil.Process(gateway).nice() == psutil.Process(stack.process.pid).nice()

@@ -1,6 +1,6 @@
-"""Owns the faults of the platform: in the streams, the learner, the rollout and the chart, each noticed by `make test`.
+"""Owns the faults of the platform, in streams, learner, rollout and chart; `make test` must catch each of them.
 
-Must not apply them; run.py does, in a copy. Formulas are in table.py.
+Must not apply them; run.py does, in a copy. Faults in formulas are in table.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PLATFORM = [
         ("tests/services/streams/test_trim.py",),
     ),
     Mutation(
-        "streams: whoever lost a lease publishes all the same",
+        "streams: a consumer without a lease still publishes",
         "services/streams/lua/groups/publish_sample.lua",
         "  and is_leased(tasks_key, consumer_group, task_entry) then",
         "  then",
@@ -44,7 +44,7 @@ PLATFORM = [
         ("tests/learner/test_recovery.py",),
     ),
     Mutation(
-        "learner: who joins gets no weights",
+        "learner: a joining replica gets no weights",
         "learner/weight_sync/publisher.py",
         'frozenset({"joining", "ready"})',
         'frozenset({"ready"})',

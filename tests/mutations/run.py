@@ -1,6 +1,6 @@
-"""Owns the mutation run: each fault of the table applied to a copy of the code, and which test of the suite notices.
+"""Owns the mutation run: it applies each fault of the table to a copy of the code, and reports which test catches it.
 
-Must not touch the checkout it runs from. `python -m tests.mutations.run [PART OF A NAME ...]`; 1 if a fault survives.
+Must not change the checkout. `python -m tests.mutations.run [PART OF A NAME ...]`; status 1 if a fault survives.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tests.mutations.table import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = (".git", ".venv*", ".*_cache", ".hypothesis", "runs", "secrets", "__pycache__", "*.egg-info")
-"""What of a checkout no test reads. Byte code above all: a mutated file may keep its size and its second."""
+"""Parts of a checkout that no test reads. Byte code must go: a mutated file may keep its size and time stamp."""
 ALL = [*MUTATIONS, *PLATFORM]
 SUITE = ("tests",)
-"""Where the conformance suite is: every test with its mark."""
+"""Where the conformance suite is: all tests with its mark."""
 EVERY_COMMIT = "not slow and not system and not images"
-"""What `make test` runs; its tests alone must notice every fault."""
+"""The tests of `make test`, which must catch every fault."""
 CONFORMANCE = "conformance and not slow"
 NEAR = {
     "learner/algorithm/reductions.py": ("tests/conformance/test_reductions.py",),
@@ -65,25 +65,25 @@ NEAR = {
     "verifier/verifiers/answer_line.py": ("tests/verifier/test_answer_line.py",),
     "verifier/sandbox/pool.py": ("tests/verifier/test_sandbox.py",),
 }
-"""The part of the suite that most likely notices a fault in a file; only where it does not, the whole suite runs."""
-NOTICED = ("FAILED ", "ERROR ")
-"""How pytest's summary names a test that failed, or whose fixtures did."""
+"""The tests that most likely catch a fault in a file; if they do not, the whole suite runs."""
+CAUGHT = ("FAILED ", "ERROR ")
+"""Prefixes in pytest's summary for a test that failed, or whose fixtures failed."""
 DEADLINE_S = 1800
 
 
 class MutationError(RuntimeError):
-    """The run says nothing about the suite: the unchanged code fails, or a mutation does not apply or does not run."""
+    """The run cannot judge the suite: the unchanged code fails, or a mutation does not apply or does not run."""
 
 
 class Verdict(NamedTuple):
-    """`caught_by`: the first test that failed, None if the fault survived; `seconds` it took."""
+    """`caught_by`: the first test that failed, None if the fault survived; `seconds`: the duration."""
 
     caught_by: str | None
     seconds: float
 
 
 def copy_checkout(target: Path) -> None:
-    """Into the folder `target`, which may exist."""
+    """Copy the checkout into the folder `target`, which may exist."""
     shutil.copytree(ROOT, target, ignore=shutil.ignore_patterns(*LEFT_OUT), dirs_exist_ok=True)
 
 
@@ -91,23 +91,28 @@ def mutated(text: str, mutation: Mutation) -> str:
     """The file's text with the fault in it. Raises MutationError unless `old` occurs exactly once."""
     count = text.count(mutation.old)
     if count != 1:
-        raise MutationError(f"{mutation.name}: its old text occurs {count} times in {mutation.file}; once is accepted")
+        raise MutationError(f"{mutation.name}: its old text occurs {count} times in {mutation.file}: expected once")
     return text.replace(mutation.old, mutation.new)
 
 
 def run_suite(folder: Path, parts: tuple[str, ...] = SUITE, marks: str = CONFORMANCE) -> Verdict:
-    """The tests of `parts` in `folder` that `marks` select, up to a first failure. MutationError if they cannot run."""
+    """Run the tests of `parts` that `marks` select, up to the first failure. MutationError if they cannot run."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", marks, *parts]
     started = time.monotonic()
     try:
         finished = subprocess.run(
-            command, cwd=folder, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True,
-            timeout=DEADLINE_S, check=False,
-        )  # fmt: skip
+            command,
+            cwd=folder,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return Verdict(f"the suite, which did not end within {DEADLINE_S} s", time.monotonic() - started)
     seconds = time.monotonic() - started
-    failed = [line for line in finished.stdout.splitlines() if line.startswith(NOTICED)]
+    failed = [line for line in finished.stdout.splitlines() if line.startswith(CAUGHT)]
     if finished.returncode == 0:
         return Verdict(None, seconds)
     if finished.returncode != 1 or not failed:
@@ -116,7 +121,7 @@ def run_suite(folder: Path, parts: tuple[str, ...] = SUITE, marks: str = CONFORM
 
 
 def try_mutation(folder: Path, mutation: Mutation) -> Verdict:
-    """Apply, run, restore."""
+    """Apply the mutation, run the tests that should catch it, and restore the file."""
     path = folder / mutation.file
     original = path.read_text()
     path.write_text(mutated(original, mutation))
@@ -130,21 +135,21 @@ def try_mutation(folder: Path, mutation: Mutation) -> Verdict:
 
 
 def check_unchanged(folder: Path, chosen: list[Mutation]) -> None:
-    """Raises MutationError where a test that is to notice a fault fails without it."""
-    runs = [run_suite(folder)] if any(not one.tests for one in chosen) else []
-    if near := tuple(sorted({file for one in chosen for file in one.tests})):
+    """Raises MutationError if a test that should catch a fault fails without it."""
+    runs = [run_suite(folder)] if any(not mutation.tests for mutation in chosen) else []
+    if near := tuple(sorted({file for mutation in chosen for file in mutation.tests})):
         runs.append(run_suite(folder, near, EVERY_COMMIT))
     for unchanged in runs:
         if unchanged.caught_by is not None:
             raise MutationError(f"{unchanged.caught_by} fails without any mutation")
-    print(f"unchanged: all pass in {sum(one.seconds for one in runs):.0f} s", flush=True)
+    print(f"unchanged: all pass in {sum(verdict.seconds for verdict in runs):.0f} s", flush=True)
 
 
 def main(wanted: list[str]) -> int:
-    """Try every mutation whose name holds one of `wanted` (all by default); the exit status."""
-    chosen = [one for one in ALL if not wanted or any(part in one.name for part in wanted)]
+    """Try every mutation whose name contains one of `wanted` (default: all); returns the exit status."""
+    chosen = [mutation for mutation in ALL if not wanted or any(part in mutation.name for part in wanted)]
     if not chosen:
-        raise MutationError(f"no mutation's name holds any of {wanted}")
+        raise MutationError(f"no mutation's name contains any of {wanted}")
     survivors = []
     with tempfile.TemporaryDirectory(prefix="penstock-mutations-") as name:
         folder = Path(name)

@@ -1,4 +1,4 @@
-"""Owns the mutations: one deliberate fault per formula, each of which the conformance suite must notice.
+"""Owns the mutations: one deliberate fault per formula; the conformance suite must catch each of them.
 
 Must not apply them; run.py does, in a copy.
 """
@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 
 class Mutation(NamedTuple):
-    """`old`, which occurs once in `file`, becomes `new`: a fault a person could make, and that still runs.
+    """`old`, which occurs once in `file`, becomes `new`: a plausible fault, and the code still runs.
 
-    `tests`: the files of which one notices it; without them the conformance suite does.
+    `tests`: the files of which one must catch it; without them the conformance suite must.
     """
 
     name: str

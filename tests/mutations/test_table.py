@@ -1,4 +1,4 @@
-"""The mutation table fits the code it mutates, so that `make mutations` does not rot unseen."""
+"""The mutation table fits the code, so that `make mutations` keeps working."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.mutations.run import ALL, ROOT, copy_checkout, mutated
 from tests.mutations.table import MUTATIONS, Mutation
 
 
-@each("fault", PLATFORM, called=lambda one: one.name)
+@each("fault", PLATFORM, called=lambda fault: fault.name)
 def test_each_fault_of_the_platform_applies_once(fault: Mutation) -> None:
     text = (ROOT / fault.file).read_text()
     assert mutated(text, fault) != text
     assert all((ROOT / file).is_file() for file in fault.tests)
 
 
-@each("mutation", MUTATIONS, called=lambda one: one.name)
+@each("mutation", MUTATIONS, called=lambda mutation: mutation.name)
 def test_each_applies_once_and_still_parses(mutation: Mutation) -> None:
     text = (ROOT / mutation.file).read_text()
     assert meaning(mutated(text, mutation)) != meaning(text)
@@ -36,12 +36,12 @@ def test_each_applies_once_and_still_parses(mutation: Mutation) -> None:
 
 @cache
 def meaning(text: str) -> str:
-    """What the code says: the same for two texts that differ in layout or comments alone."""
+    """The code's syntax tree, equal for two texts that differ only in layout or comments."""
     return ast.dump(ast.parse(text))
 
 
-def test_names_differ() -> None:
-    assert len({one.name for one in ALL}) == len(ALL)
+def test_names_are_unique() -> None:
+    assert len({mutation.name for mutation in ALL}) == len(ALL)
 
 
 OTHERS = ("symmetric", "overlong", "overlong, published")
@@ -49,7 +49,9 @@ OTHERS = ("symmetric", "overlong", "overlong, published")
 
 @each("entry", [*REDUCTIONS, *CORRECTIONS, *ADVANTAGES, *OTHERS])
 def test_every_table_entry_has_a_mutation(entry: str) -> None:
-    assert any(one.name.startswith(f"{entry}:") for one in MUTATIONS), "CLIPPINGS' clip_higher is `clip:` here"
+    assert any(mutation.name.startswith(f"{entry}:") for mutation in MUTATIONS), (
+        "CLIPPINGS' clip_higher is `clip:` here"
+    )
     assert set(CLIPPINGS) == {"clip_higher", "symmetric"}
     assert set(PUNISHMENTS) == {"paper", "published"}, "`overlong:` and `overlong, published:` here"
 

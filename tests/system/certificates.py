@@ -1,4 +1,4 @@
-"""Owns the certificates of the tests: an authority, and a server's certificate for 127.0.0.1, by the openssl command.
+"""Owns the certificates of the tests: an authority and a server certificate for 127.0.0.1, made with openssl.
 
 Must not be used for anything else: the keys lie open.
 """
@@ -12,7 +12,7 @@ from tests.harness.programs import demanded
 
 
 def make_certificates(folder: Path, host: str = "IP:127.0.0.1") -> Path:
-    """Write tls.crt and tls.key for `host` (a subjectAltName) into `folder`; the authority's certificate."""
+    """Write tls.crt and tls.key for `host` (a subjectAltName) into `folder`; returns the authority's certificate."""
     folder.mkdir(parents=True, exist_ok=True)
     program = demanded("openssl")
 
@@ -24,9 +24,22 @@ def make_certificates(folder: Path, host: str = "IP:127.0.0.1") -> Path:
     openssl("req", *key, "-keyout", "tls.key", "-out", "tls.csr", "-subj", "/CN=redis")
     (folder / "names").write_text(f"subjectAltName={host}\n")
     openssl(
-        "x509", "-req", "-in", "tls.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-out", "tls.crt",
-        "-days", "2", "-extfile", "names",
-    )  # fmt: skip
+        "x509",
+        "-req",
+        "-in",
+        "tls.csr",
+        "-CA",
+        "ca.crt",
+        "-CAkey",
+        "ca.key",
+        "-CAcreateserial",
+        "-out",
+        "tls.crt",
+        "-days",
+        "2",
+        "-extfile",
+        "names",
+    )
     for name in ("tls.key", "tls.crt"):
         (folder / name).chmod(0o644)
     return folder / "ca.crt"

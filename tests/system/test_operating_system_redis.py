@@ -15,7 +15,7 @@ pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[2]
 ALL = "not system and not images"
-"""Those marked slow besides, which most whole runs are."""
+"""Tests marked slow included, as most whole runs are."""
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", ALL]
 STREAMS = [
     "tests/services/streams/test_streams.py",
@@ -37,7 +37,7 @@ def system_redis(tmp_path_factory):
 
 @pytest.mark.timeout(1200)
 def test_a_whole_run_as_user_penstock(open_path):
-    """The platform as who the chart lets it in; the tests look on as `default`, which the chart's server has not."""
+    """The platform logs in with the chart's user; the tests use `default`, which the chart's server does not have."""
     with scripted_server(open_path):
         users = (open_path / "users.acl").read_text().replace("default off", "default on nopass ~* &* +@all")
     (open_path / "users.acl").write_text(users)
@@ -45,17 +45,18 @@ def test_a_whole_run_as_user_penstock(open_path):
     binary = demanded("redis-server")
     with start_server(open_path, "--aclfile", open_path / "users.acl", binary=binary) as server:
         environment = {
-            **os.environ, "PENSTOCK_TEST_REDIS": f"redis://127.0.0.1:{server.port}/0",
+            **os.environ,
+            "PENSTOCK_TEST_REDIS": f"redis://127.0.0.1:{server.port}/0",
             "PENSTOCK_REDIS_USERNAME": "penstock",
             "PENSTOCK_REDIS_PASSWORD_FILE": str(open_path / "secret/penstock-password"),
-        }  # fmt: skip
+        }
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1180, check=False
         )
         assert done.returncode == 0, done.stdout[-4000:]
         refused = server.client().execute_command("ACL LOG")
         assert refused == []
-        assert server.client().info("commandstats")["cmdstat_auth"]["calls"] > 5, "nobody logged in"
+        assert server.client().info("commandstats")["cmdstat_auth"]["calls"] > 5, "no client logged in"
 
 
 @pytest.mark.timeout(2400)

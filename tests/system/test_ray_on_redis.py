@@ -1,4 +1,4 @@
-"""Ray's head on an external Redis, as user ray of the chart's start script: killed, it comes back with its actors."""
+"""Ray's head on an external Redis, as user ray of the chart's start script: a killed head restarts with its actors."""
 
 import json
 import os
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.system
 
 RAY = Path(sys.executable).parent / "ray"
 FOREIGN = ("RAY_", "PENSTOCK_", "PYTHONDONT")
-"""Variables of this process that are not for the Ray under test."""
+"""Variables of this process that the Ray under test must not inherit."""
 NAMESPACE = "default_penstock"
 START_S = 120
 STARTS = 4
@@ -46,32 +46,52 @@ print(json.dumps({"pid": pid, "cluster": ray.get_runtime_context().gcs_address})
 
 
 class Head:
-    """`ray start --head` on ports of its own, in a short folder: Ray's sockets may not have long paths."""
+    """`ray start --head` on its own ports, in a folder with a short path, which Ray's sockets need."""
 
     def __init__(self, redis_address, extra):
         self.folder = Path(tempfile.mkdtemp(prefix="rt-", dir="/tmp"))
         self.base = random.randrange(21000, 31000, 100)
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)},
-            "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16), "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_REDIS_ADDRESS": redis_address, "RAY_external_storage_namespace": NAMESPACE,
-            MARK: str(self.folder), **extra,
-        }  # fmt: skip
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(16),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_REDIS_ADDRESS": redis_address,
+            "RAY_external_storage_namespace": NAMESPACE,
+            MARK: str(self.folder),
+            **extra,
+        }
 
     def start(self):
         names = (
-            "port", "node-manager-port", "object-manager-port", "dashboard-agent-listen-port",
-            "dashboard-agent-grpc-port", "runtime-env-agent-port", "metrics-export-port", "ray-client-server-port",
-        )  # fmt: skip
+            "port",
+            "node-manager-port",
+            "object-manager-port",
+            "dashboard-agent-listen-port",
+            "dashboard-agent-grpc-port",
+            "runtime-env-agent-port",
+            "metrics-export-port",
+            "ray-client-server-port",
+        )
         command = [
-            RAY, "start", "--head", "--redis-username=ray", f"--redis-password={PASSWORDS['ray']}",
-            "--node-ip-address=127.0.0.1", "--num-cpus=1", "--include-dashboard=false", "--no-monitor",
-            "--include-log-monitor=false", f"--temp-dir={self.folder}",
-            "--object-store-memory=80000000", "--disable-usage-stats",
+            RAY,
+            "start",
+            "--head",
+            "--redis-username=ray",
+            f"--redis-password={PASSWORDS['ray']}",
+            "--node-ip-address=127.0.0.1",
+            "--num-cpus=1",
+            "--include-dashboard=false",
+            "--no-monitor",
+            "--include-log-monitor=false",
+            f"--temp-dir={self.folder}",
+            "--object-store-memory=80000000",
+            "--disable-usage-stats",
             *(f"--{name}={self.base + number}" for number, name in enumerate(names)),
-            f"--min-worker-port={self.base + 20}", f"--max-worker-port={self.base + 99}",
-        ]  # fmt: skip
-        # Ray gives its own agents 15 s, which a busy machine may exceed; a pod would be started again, too.
+            f"--min-worker-port={self.base + 20}",
+            f"--max-worker-port={self.base + 99}",
+        ]
+        # Ray gives its agents 15 s, which a busy machine may exceed; a pod would be restarted as well.
         for _ in range(STARTS):
             with (self.folder / "start.log").open("w") as said:
                 done = subprocess.run(
@@ -84,35 +104,39 @@ class Head:
 
     def drive(self, what):
         done = subprocess.run(
-            [sys.executable, "-c", DRIVER, f"127.0.0.1:{self.base}", what], env=self.environment, capture_output=True,
-            text=True, timeout=START_S, check=False,
-        )  # fmt: skip
+            [sys.executable, "-c", DRIVER, f"127.0.0.1:{self.base}", what],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout.splitlines()[-1])
 
     def processes(self):
-        """Those that carry our variable, and all below them: Ray's agents write their names over their variables."""
+        """All processes with our variable, and their descendants: the titles of Ray's agents overwrite their variables."""
         found = set()
-        for one in psutil.process_iter():
+        for process in psutil.process_iter():
             try:
-                if one.environ().get(MARK) == str(self.folder):
-                    found |= {one, *one.children(recursive=True)}
+                if process.environ().get(MARK) == str(self.folder):
+                    found |= {process, *process.children(recursive=True)}
             except psutil.Error:
                 continue
         return found
 
     def kill(self):
-        """`kill -9` of the whole head, as when its pod is lost."""
+        """`kill -9` all processes of the head, as if its pod was lost."""
         while found := self.processes():
-            for one in found:
-                one.kill()
+            for process in found:
+                process.kill()
             psutil.wait_procs(found, timeout=5)
             time.sleep(0.1)
 
 
 @pytest.fixture(params=["plain", "tls"])
 def served(request, open_path):
-    """The embedded server; or the operating system's, by TLS."""
+    """The embedded server, or the operating system's server with TLS."""
     extra = {}
     if request.param == "tls":
         binary = demanded("redis-server")
@@ -126,7 +150,7 @@ def served(request, open_path):
 
 
 @pytest.mark.timeout(900)
-def test_a_killed_head_comes_back_with_its_actors(served, open_path):
+def test_a_killed_head_restarts_with_its_actors(served, open_path):
     server, address, extra = served
     tls = {"ssl": True, "ssl_cert_reqs": "none"} if address.startswith("rediss") else {}
     mine = server.client(username="ray", password=PASSWORDS["ray"], **tls)
@@ -150,7 +174,7 @@ def test_a_killed_head_comes_back_with_its_actors(served, open_path):
         shutil.rmtree(head.folder, ignore_errors=True)
     assert PASSWORDS["ray"] not in said
     assert "NOPERM" not in said
-    # What KubeRay runs when a cluster is deleted.
+    # KubeRay runs this when a cluster is deleted.
     clean = (
         "from ray._private.gcs_utils import cleanup_redis_storage as clean; import os; "
         f"assert clean('127.0.0.1', {server.port}, os.environ['PASSWORD'], {bool(tls)}, '{NAMESPACE}', username='ray')"

@@ -1,4 +1,4 @@
-"""The chart's start script with the operating system's redis-server and redis-cli: probes, TLS, Sentinels by TLS."""
+"""The chart's start script with the operating system's redis-server and redis-cli: probes, TLS, Sentinels with TLS."""
 
 import asyncio
 import os
@@ -24,9 +24,9 @@ SHELLS = [("dash",), ("busybox", "sh")]
 
 @pytest.fixture
 def folder(open_path, monkeypatch):
-    """With the operating system's server on PATH, and user penstock in our variables."""
+    """A folder with the operating system's server on PATH; our variables name the user penstock."""
     binary = demanded("redis-server")
-    demanded("redis-cli")  # which the script's probes call
+    demanded("redis-cli")  # called by the script's probes
     (open_path / "bin").mkdir()
     (open_path / "bin/valkey-server").symlink_to(binary)
     mounted = open_path / "mounted"
@@ -37,7 +37,7 @@ def folder(open_path, monkeypatch):
 
 
 def probe(folder, port, command, shell=("sh",)):
-    """What the probe says, and whether it is content; it may take what the chart allows it."""
+    """Whether the probe succeeds, and its output; it must end within the chart's time limit."""
     environment, _ = script_settings(folder, REDIS_PORT=str(port))
     began = time.monotonic()
     done = subprocess.run(
@@ -51,13 +51,16 @@ def probe(folder, port, command, shell=("sh",)):
 @pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_probes(folder, shell, tls):
-    shell = (str(shutil.copy(demanded(shell[0]), folder / shell[0])), *shell[1:])  # which the server's user can reach
+    shell = (
+        str(shutil.copy(demanded(shell[0]), folder / shell[0])),
+        *shell[1:],
+    )  # a path that the server's user can read
     if tls:
         make_certificates(folder / "tls")
     with scripted_server(folder, shell) as server:
         assert probe(folder, server.port, "ping", shell) == (True, "")
         assert probe(folder, server.port, "alive", shell) == (True, "")
-        # A changed Secret does not take the pod out of service before Redis has it.
+        # A changed Secret does not make the pod unready before Redis uses it.
         (folder / "secret/penstock-password").write_text("another")
         assert probe(folder, server.port, "ping", shell) == (True, "")
         os.kill(server.process.pid, signal.SIGSTOP)
@@ -75,11 +78,23 @@ def test_a_server_that_loads_is_alive_and_not_ready(folder):
                 pipe.set(f"penstock:{number}", number)
             pipe.execute()
     command = [
-        demanded("redis-server"), "--port", server.port, "--dir", folder / "data", "--save", "",
-        "--appendonly", "yes", "--aclfile", folder / "users.acl", "--key-load-delay", "100",
-        "--loading-process-events-interval-bytes", "1024",
-    ]  # fmt: skip
-    with Process(folder, [str(one) for one in command], server.port):
+        demanded("redis-server"),
+        "--port",
+        server.port,
+        "--dir",
+        folder / "data",
+        "--save",
+        "",
+        "--appendonly",
+        "yes",
+        "--aclfile",
+        folder / "users.acl",
+        "--key-load-delay",
+        "100",
+        "--loading-process-events-interval-bytes",
+        "1024",
+    ]
+    with Process(folder, [str(part) for part in command], server.port):
         assert probe(folder, server.port, "alive") == (True, "")
         ready, said = probe(folder, server.port, "ping")
         assert not ready
@@ -91,7 +106,9 @@ async def test_tls(folder, monkeypatch):
     authority = make_certificates(folder / "tls")
     with scripted_server(folder) as server:
         url = f"rediss://127.0.0.1:{server.port}/0"
-        with pytest.raises(RedisUnavailableError, match="certificate verify failed"):  # by the system's authorities
+        with pytest.raises(
+            RedisUnavailableError, match="certificate verify failed"
+        ):  # against the system's authorities
             await connect(url)
         monkeypatch.setenv(CA_FILE, str(authority))
         redis = await connect(url)
@@ -100,7 +117,7 @@ async def test_tls(folder, monkeypatch):
             await connect(url.replace("127.0.0.1", "localhost"))
         with pytest.raises(RedisUnavailableError, match="cannot be reached within 2 s"):
             await connect(url.replace("rediss", "redis"), 2.0)
-        # Another authority: the server starts with its certificate, our bundle comes later.
+        # A new authority: the server restarts with its certificate, our bundle is updated later.
         bundle = authority.read_text()
         make_certificates(folder / "tls")
         newer = authority.read_text()
@@ -118,17 +135,31 @@ async def test_tls(folder, monkeypatch):
 
 @pytest.fixture
 def watched_by_tls(folder):
-    """A master, its replica and a Sentinel, all by TLS; and the authority's certificate."""
+    """A master, its replica and a Sentinel, all with TLS; and the authority's certificate."""
     authority = make_certificates(folder / "tls")
     binary = demanded("redis-server")
-    files = ["--tls-cert-file", folder / "tls/tls.crt", "--tls-key-file", folder / "tls/tls.key", "--tls-ca-cert-file",
-             authority, "--tls-auth-clients", "no", "--tls-replication", "yes"]  # fmt: skip
+    files = [
+        "--tls-cert-file",
+        folder / "tls/tls.crt",
+        "--tls-key-file",
+        folder / "tls/tls.key",
+        "--tls-ca-cert-file",
+        authority,
+        "--tls-auth-clients",
+        "no",
+        "--tls-replication",
+        "yes",
+    ]
     ports = [free_port() for _ in range(3)]
     servers = ports[:2]
     settings = folder / "sentinel.conf"
-    lines = [f"port 0\ntls-port {ports[2]}\ndir {folder}\nsentinel monitor penstock 127.0.0.1 {servers[0]} 1",
-             "sentinel down-after-milliseconds penstock 1500", "sentinel failover-timeout penstock 3000",
-             *(f"{name[2:]} {value}" for name, value in zip(files[::2], files[1::2], strict=True)), ""]  # fmt: skip
+    lines = [
+        f"port 0\ntls-port {ports[2]}\ndir {folder}\nsentinel monitor penstock 127.0.0.1 {servers[0]} 1",
+        "sentinel down-after-milliseconds penstock 1500",
+        "sentinel failover-timeout penstock 3000",
+        *(f"{name[2:]} {value}" for name, value in zip(files[::2], files[1::2], strict=True)),
+        "",
+    ]
     settings.write_text("\n".join(lines))
     with ExitStack() as ending:
         started = []
@@ -137,7 +168,7 @@ def watched_by_tls(folder):
             data = folder / f"data-{port}"
             data.mkdir()
             command = [binary, "--port", 0, "--tls-port", port, "--dir", data, "--save", "", *files, *of]
-            started.append(ending.enter_context(Process(folder, [str(one) for one in command], port)))
+            started.append(ending.enter_context(Process(folder, [str(part) for part in command], port)))
         command = [binary, str(settings), "--sentinel"]
         started.append(ending.enter_context(Process(folder, command, ports[2])))
         yield *started, authority

@@ -1,0 +1,53 @@
+"""Owns what tests of hosting ask about a run: its record, its processes and its faults.
+
+Must not start Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from services.settings import parse_recipe
+from services.streams.state.heartbeat import live_processes
+from services.streams.state.runs import RunRecord, RunRecords
+from tests.harness.small_run import recipe_document
+
+
+async def submitted(redis: Any, run: str, **learner: Any) -> RunRecord:
+    """A run record; every process requests few CPUs, so that several fit."""
+    booked = {"cpus": 0.1}
+    document = recipe_document("/nowhere", rollout=booked, verifier=booked, learner=booked | learner)
+    return await RunRecords(redis).create(run, parse_recipe(document))
+
+
+async def eventually(
+    redis: Any, run: str, service: str, holds: Callable[[list[int]], bool], deadline_s: float = 60.0
+) -> list[int]:
+    """The pids of a service's processes, oldest first, once `holds` accepts them."""
+    ends = time.monotonic() + deadline_s
+    while True:
+        processes = [info for info in await live_processes(redis, run) if info.service == service]
+        pids = [info.pid for info in processes if info.state == "ready"]
+        if holds(pids):
+            return pids
+        assert time.monotonic() < ends, f"{service} of {run}: {pids}"
+        await asyncio.sleep(0.1)
+
+
+async def faults(cluster: Any, redis: Any, run: str) -> list[str]:
+    """The faults that the controller would get."""
+    ready = {info.host_pid for info in await live_processes(redis, run) if info.state == "ready"}
+    found: list[str] = await cluster.faults(run, ready)
+    return found
+
+
+async def learner_fault(cluster: Any, run: str) -> str:
+    """Why the learner has to be restarted, as soon as the cluster has noticed it."""
+    ends = time.monotonic() + 30
+    while not (fault := await cluster.learner_fault(run)):
+        assert time.monotonic() < ends
+        await asyncio.sleep(0.2)
+    return str(fault)
