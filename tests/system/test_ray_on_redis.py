@@ -115,7 +115,7 @@ class Head:
         return json.loads(done.stdout.splitlines()[-1])
 
     def processes(self):
-        """All processes with our variable, and their descendants: the titles of Ray's agents overwrite their variables."""
+        """All processes with our variable, and their descendants: Ray's agents overwrite their own variables."""
         found = set()
         for process in psutil.process_iter():
             try:
