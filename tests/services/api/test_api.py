@@ -1,7 +1,6 @@
 """The REST gateway over a real server."""
 
 import asyncio
-import math
 import socket
 import time
 from contextlib import AsyncExitStack
@@ -12,28 +11,22 @@ import pytest
 from services.api.app import create_app
 from services.api.server import serve_api
 from services.contracts import (
-    DeadLetter,
     EvaluationRecord,
-    Lane,
     PassAt,
     ProcessInfo,
-    Prompt,
-    Release,
     RunState,
-    Sampling,
     StepRecord,
-    Task,
 )
 from services.streams.connection.client import client
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
-from services.streams.state.group_state import GroupTransitions
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.policy_history import policy_version
 from services.streams.state.runs import RunRecords
 from services.waits import Waits
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document
+from tests.services.api.submitting import submitted
 
 
 async def test_submitted_run_is_queued_and_shown(api, run_id):
@@ -205,14 +198,6 @@ async def test_bad_cursor_names_the_field(api, run_id, after):
     assert (answer.status_code, "after" in answer.json()["detail"]) == (422, True)
 
 
-async def submitted(api, redis, run, *states):
-    """A run that went through `states`."""
-    await api.post("/v1/runs", json={"id": run, "recipe": recipe_document("/model")})
-    for state in states:
-        await RunRecords(redis).transition(run, state, "test")
-    return f"/v1/runs/{run}"
-
-
 async def test_pause_and_resume_of_a_running_run(api, redis, run_id):
     path = await submitted(api, redis, run_id)
     refused = await api.post(f"{path}/pause")
@@ -287,84 +272,6 @@ async def test_waits_are_sorted_and_stalls_are_alerts(api, redis, run_id):
     assert (second["process"], second["idle"], second["stalled"]) == ("rollout-1", True, False)
     assert alert.startswith("learner-1: waits for what learner-1 wants (sync) for 1")
     assert alert.endswith(" s of at most 60 s")
-
-
-async def dead_letter(redis, run, group, **fields):
-    """A dead letter of a dispatched task, whose group the sampler has ended."""
-    keys = RunKeys(run)
-    prompt = Prompt(id="p", messages=(), verifier="pattern", reference={})
-    sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8)
-    transitions = GroupTransitions(redis, keys, "test")
-    task = Task(group=group, prompt=prompt, samples=2, sampling=sampling)
-    await transitions.dispatch(Lane.TRAIN, task, None)
-    await transitions.release(Lane.TRAIN, group, Release.DEAD, 2)
-    body = task.model_dump_json()
-    values = {"reason": "died of it", "deliveries": 3, "cause": "deliveries", "size": len(body), "at": 5.0} | fields
-    letter = DeadLetter(stream=keys.lane(Lane.TRAIN).tasks, entry="1-0", group=group, prompt="p", body=body, **values)
-    return (await redis.xadd(keys.dead, {"m": letter.model_dump_json()})).decode()
-
-
-async def test_dead_letters_are_shown_and_redriven(api, redis, run_id):
-    path = await submitted(api, redis, run_id, RunState.RUNNING)
-    assert (await api.get(f"{path}/dead")).json() == []
-    first = await dead_letter(redis, run_id, "g0")
-    second = await dead_letter(redis, run_id, "g1", reason="r" * 2000)
-    shown = (await api.get(f"{path}/dead")).json()
-    assert [letter["entry"] for letter in shown] == [first, second]
-    assert shown[0]["excerpt"].startswith('{"kind":"task"')
-    expected = {
-        "at": 5.0,
-        "cause": "deliveries",
-        "reason": "died of it",
-        "deliveries": 3,
-        "group": "g0",
-        "prompt": "p",
-        "redriven": None,
-    }
-    assert {name: shown[0][name] for name in expected} == expected
-    assert len(shown[1]["reason"]) == 500
-    assert [letter["entry"] for letter in (await api.get(f"{path}/dead", params={"after": first})).json()] == [second]
-    done = await api.post(f"{path}/dead/{first}/redrive")
-    assert (done.status_code, done.json()["redriven"]) == (200, "g0-r1")
-    again = await api.post(f"{path}/dead/{first}/redrive")
-    assert (again.status_code, again.json()["detail"]) == (409, "its group is drawn again already, as g0-r1")
-    [every] = (await api.post(f"{path}/dead/redrive")).json()
-    assert (every["entry"], every["group"], every["redriven"]) == (second, "g1", "g1-r1")
-    assert [letter["redriven"] for letter in (await api.get(f"{path}/dead")).json()] == ["g0-r1", "g1-r1"]
-    view = (await api.get(path)).json()
-    assert (view["groups"]["dispatched"], view["groups"]["dead"], view["groups"]["pending"]) == (4, 2, 2)
-    assert view["groups"]["reconciled"]
-    assert [event["phase"] for event in view["events"]] == ["redriven", "redriven"]
-
-
-@pytest.mark.parametrize("entry", ["abc", "1", "1-1-1", "9" * 30 + "-1"])
-async def test_no_such_letter(api, redis, run_id, entry):
-    path = await submitted(api, redis, run_id)
-    refused = await api.post(f"{path}/dead/{entry}/redrive")
-    assert (refused.status_code, "entry" in refused.json()["detail"]) == (422, True)
-    assert (await api.get(f"{path}/dead", params={"after": entry})).status_code == 422
-    assert (await api.post(f"{path}/dead/1-1/redrive")).status_code == 404
-
-
-@pytest.mark.parametrize(("state", "hint"), [("failed", "; resume it first"), ("succeeded", "")])
-async def test_nothing_is_redriven_in_an_ended_run(api, redis, run_id, state, hint):
-    path = await submitted(api, redis, run_id, RunState(state))
-    entry = await dead_letter(redis, run_id, "g0")
-    for route in (f"{path}/dead/redrive", f"{path}/dead/{entry}/redrive"):
-        refused = await api.post(route)
-        expected = (409, f"run {run_id!r} has ended: it is {state}{hint}")
-        assert (refused.status_code, refused.json()["detail"]) == expected
-    assert (await api.get(f"{path}/dead")).json()[0]["redriven"] is None
-
-
-@pytest.mark.parametrize("at", ["1e999", "-1", "1e300", "NaN"])
-async def test_a_hostile_letter_is_shown(api, redis, run_id, at):
-    path = await submitted(api, redis, run_id)
-    body = '{"kind":"dead","stream":"\\u001b[2J","entry":"x","reason":"[red]","deliveries":1,"body":"","at":' + at + "}"
-    await redis.xadd(RunKeys(run_id).dead, {"m": body}, id="18446744073709551615-1")
-    answer = await api.get(f"{path}/dead")
-    assert (answer.status_code, answer.json()[0]["entry"]) == (200, "18446744073709551615-1")
-    assert 0 < answer.json()[0]["at"] < math.inf
 
 
 async def test_a_full_redis_is_503_only_for_a_new_run(own_server, run_id):
