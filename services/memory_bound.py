@@ -1,6 +1,6 @@
-"""Owns the bound on a run's memory in Redis, computed from its recipe: what can be there at once, and how large it is.
+"""Owns the bound on a run's memory in Redis, computed from its recipe: what it can hold at once, and its size.
 
-Must not talk to Redis. tests/services/test_soak.py holds it against a server.
+Must not talk to Redis. tests/services/test_soak.py compares it with a server.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from services.streams.retention import (
 )
 
 TEXT_BYTES = 8
-"""Assumed bytes of text of a token, on average over a prompt or response; English has about four."""
+"""Assumed bytes of text per token, on average over a prompt or response; English has about four."""
 REFERENCE_BYTES = 4096
 """Assumed longest reference of a prompt, as JSON."""
 EVALUATION_ENTRIES = 64
-"""Entries that each stream of an evaluation may keep because one of an earlier evaluation is unacked."""
+"""Entries that each stream of an evaluation may keep because an entry of an earlier evaluation is unacked."""
 NODE = 4096
-"""Bytes that Redis frees at once of a stream (stream-node-max-bytes): one entry that is left holds on to them."""
+"""Bytes of a stream that Redis frees at once (stream-node-max-bytes): one remaining entry pins all of them."""
 SLACK = 1.3
-"""Redis' own share: dictionary and stream nodes, allocation classes, tables that grow by doubling."""
+"""Overhead of Redis: dictionary and stream nodes, allocation classes, tables that grow by doubling."""
 
 TASK, SAMPLE, VERDICT, HASH, PAYLOAD = 900, 900, 1500, 700, 900
 """Bytes beyond texts, references and tokens. A verdict's includes its answer (200 characters) and reason (300)."""
 BATCH_SAMPLE, BATCH_GROUP, POSTERIOR, STEP, EVENT, PLAN, NAMES = 330, 250, 220, 6000, 600, 1200, 300
 ALWAYS = 2 * 2**20
-"""The library, heartbeat, the record, counters."""
+"""The library, heartbeats, the record, counters."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes by what takes them; and those of each prompt of a file that the recipe takes whole, without its number."""
+    """Bytes by purpose; and bytes per prompt of a file whose number of prompts the recipe does not set."""
 
     parts: dict[str, int]
     per_training_prompt: int
@@ -47,35 +47,35 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """The bound, with Redis' own share."""
+        """The bound, with the overhead of Redis."""
         return int(SLACK * sum(self.parts.values())) + ALWAYS
 
 
-def groups_under_way(recipe: Recipe) -> int:
-    """The most training groups that are pending at once: those that the sampler has slots for, and redriven ones."""
+def groups_in_flight(recipe: Recipe) -> int:
+    """The most training groups that are pending at once: the sampler's slots, and redriven groups."""
     return recipe.limits.max_inflight_groups + REDRIVEN_PENDING
 
 
 def longest_streams(recipe: Recipe, lane: Lane) -> dict[str, int]:
-    """Entries from which on a lane's tasks, samples and verdicts lose what was acked behind an unacked one.
+    """The length above which a lane's tasks, samples and verdicts lose acked entries behind an unacked one.
 
-    In training as many as all groups under way have, so that nothing goes early and a stream is no longer than if none
-    of it had been acked. An evaluation has its own end, at which nothing of it is left but what something pins.
+    In training, the number of messages of all groups in flight: no entry is deleted early, and a stream is no longer
+    than if none of these messages had been acked. After an evaluation only pinned entries are left.
     """
     if lane is Lane.EVALUATION:
         return dict.fromkeys(("tasks", "samples", "verdicts"), EVALUATION_ENTRIES)
-    groups = groups_under_way(recipe)
+    groups = groups_in_flight(recipe)
     results = groups * recipe.algorithm.group_size
     return {"tasks": groups, "samples": results, "verdicts": results}
 
 
 def footprint(recipe: Recipe) -> Footprint:
-    """The most that a run of this recipe has in Redis, while its checkpoints can be written.
+    """The most memory that a run of this recipe uses in Redis, as long as its checkpoints can be written.
 
-    The streams of groups under way count twice. Right after the sampler has trimmed them they hold what is unacked, or
-    `longest_streams` where that is more: at most the messages of all groups under way, each of which may be the last
-    in its stream node. Until it trims again (sampler.housekeeping, every 2 s) no more groups are taken to pass than
-    may be under way.
+    The streams of groups in flight count twice. Right after the sampler trimmed them they hold the unacked messages, or
+    `longest_streams` if that is more: at most the messages of all groups in flight, each of which may be the last in
+    its stream node. Until the next trim (the sampler's maintenance, every 2 s) the bound assumes that no more groups
+    pass than may be in flight.
     """
     limits, learner = recipe.limits, recipe.learner
     group = _Group(recipe, recipe.algorithm.group_size, recipe.rollout.max_new_tokens)
@@ -85,25 +85,23 @@ def footprint(recipe: Recipe) -> Footprint:
     prompts = recipe.data.train or 0
     evaluation = max((_evaluation(recipe, prompts, samples) for prompts, samples in _sets(recipe)), default=0)
     letter = min(LARGEST_LETTER, group.task)
+    messages = EVENTS_KEPT * EVENT + DEAD_KEPT * letter + 2 * WEIGHT_MESSAGES_KEPT * PLAN
     return Footprint(
         {
-            "groups under way": groups_under_way(recipe) * (group.hash + group.payloads),
+            "groups in flight": groups_in_flight(recipe) * (group.hash + group.payloads),
             "trained groups that no checkpoint covers": uncovered * (group.hash + group.payloads),
-            "streams of groups under way": groups_under_way(recipe) * (group.pinned + group.messages),
+            "streams of groups in flight": groups_in_flight(recipe) * (group.pinned + group.messages),
             "batches and sampler snapshots": batches * (group.batch * limits.groups_per_step + prompts * POSTERIOR),
             "released groups": RELEASED_KEPT * group.hash,
             "evaluation": evaluation,
             "acked messages of earlier evaluations": EVALUATION_ENTRIES * _Group(recipe, 1, 0).pinned,
             "pass rates of prompts": prompts * POSTERIOR,
             "step records": limits.rollout_steps * (STEP + 120 * limits.groups_per_step),
-            "events, dead letters, weight messages": (
-                EVENTS_KEPT * EVENT + DEAD_KEPT * letter + 2 * WEIGHT_MESSAGES_KEPT * PLAN
-                + (2 * REDRIVEN_KEPT + REDRIVEN_PENDING) * NAMES
-            ),
+            "events, dead letters, weight messages": messages + (2 * REDRIVEN_KEPT + REDRIVEN_PENDING) * NAMES,
         },
         int(SLACK * (1 + batches) * POSTERIOR),
         int(SLACK * _evaluation(recipe, 1, recipe.evaluation.samples)),
-    )  # fmt: skip
+    )
 
 
 class _Group:
@@ -116,17 +114,16 @@ class _Group:
         self.hash = HASH + self.task + samples * VERDICT
         messages = [self.task] + samples * [SAMPLE + REFERENCE_BYTES, VERDICT]
         self.messages = sum(messages)
-        # While everything around it was dropped, a message takes the node that it is in.
-        self.pinned = sum(max(NODE, one) for one in messages)
+        # When all messages around it were deleted, a message pins the whole node that it is in.
+        self.pinned = sum(max(NODE, size) for size in messages)
         self.batch = BATCH_GROUP + samples * BATCH_SAMPLE
 
 
 def _sets(recipe: Recipe) -> list[tuple[int, int]]:
-    """Every evaluated set whose size is known: its prompts, and samples of each."""
+    """Every evaluated set whose size is known: its prompts, and the samples per prompt."""
     own = [(recipe.data.held_out, recipe.evaluation.samples)] if recipe.data.held_out else []
-    return own + [
-        (one.prompts, one.samples or recipe.evaluation.samples) for one in recipe.evaluation.sets if one.prompts
-    ]  # fmt: skip
+    sized = [given for given in recipe.evaluation.sets if given.prompts]
+    return own + [(given.prompts or 0, given.samples or recipe.evaluation.samples) for given in sized]
 
 
 def _evaluation(recipe: Recipe, prompts: int, samples: int) -> int:

@@ -22,7 +22,7 @@ from typing import Protocol
 from services.contracts import ProcessInfo
 from services.metrics import expose, forget, serve_metrics
 from services.streams.connection.client import RECONNECT_S, Redis, RedisUnavailableError, connect
-from services.streams.connection.url import ACCEPTED
+from services.streams.connection.url import EXPECTED
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import Heartbeat
@@ -176,7 +176,7 @@ async def _until_signalled(service: Service, run: str, redis_url: str) -> None:
 def add_redis_option(parser: argparse.ArgumentParser) -> None:
     """Add the option --redis, which defaults to PENSTOCK_REDIS. `connect` reports a missing address."""
     default = os.environ.get("PENSTOCK_REDIS", "")
-    parser.add_argument("--redis", metavar="URL", default=default, help=f"default: PENSTOCK_REDIS; {ACCEPTED}")
+    parser.add_argument("--redis", metavar="URL", default=default, help=f"default: PENSTOCK_REDIS; {EXPECTED}")
 
 
 def main(make: Callable[[], Service], argv: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
 """Owns every byte in Redis: connections, keys, Lua transitions, leases, payloads, records.
 
-Must not know what a policy or a verdict means; it is the only importer of redis.
+Must not interpret a policy or a verdict. It is the only package that imports redis.
 """

@@ -13,9 +13,9 @@ from services.contracts import Lane
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,95}")
 RUNS = "penstock:runs"
 EVALUATION_GROUP = "e."
-"""What the ids of an evaluation's groups begin with; those of training groups never do."""
+"""The prefix of the ids of evaluation groups; ids of training groups never start with it."""
 SHARED_PROCESSES = "penstock:{-}:processes"
-"""Of processes that belong to no run; no run id is a dash."""
+"""The index of processes that belong to no run; no run id is a dash."""
 
 
 @dataclass(frozen=True)
@@ -57,24 +57,24 @@ class RunKeys:
 
     def __post_init__(self) -> None:
         if not RUN_ID.fullmatch(self.run):
-            raise ValueError(f"run id {self.run!r} is not accepted; lower-case letters, digits and dashes are")
+            raise ValueError(f"run id: {self.run!r} is not valid: expected lower-case letters, digits and dashes")
 
     def key(self, name: str) -> str:
         """The key called `name` in this run."""
         return f"penstock:{{{self.run}}}:{name}"
 
     def lane(self, lane: Lane) -> LaneKeys:
-        """The lane's keys; evaluation has streams and counters of its own."""
+        """The lane's keys; each lane has its own streams and counters."""
         return LaneKeys(self.key("" if lane is Lane.TRAIN else f"{lane.value}:"))
 
     def streams(self, lane: Lane) -> dict[str, str]:
-        """The lane's streams that consumer groups read, by what metrics call them; see services.metrics.STREAMS."""
+        """The lane's streams that consumer groups read, by their names in metrics; see services.metrics.STREAMS."""
         found = self.lane(lane)
         kinds = {"tasks": found.tasks, "samples": found.samples, "verdicts": found.verdicts}
         return {f"{lane.value}-{kind}": stream for kind, stream in kinds.items()}
 
     def stream_name(self, stream: str) -> str:
-        """What metrics call a stream of this run."""
+        """The name of a stream of this run in metrics."""
         names = {key: name for lane in Lane for name, key in self.streams(lane).items()}
         return names.get(stream, stream.removeprefix(self.key("")))
 
@@ -163,6 +163,6 @@ class RunKeys:
 
 
 def order_of(entry: str) -> tuple[int, int]:
-    """By what a stream's entry ids are ordered: milliseconds, and a count within one."""
+    """The sort key of a stream's entry id: milliseconds, and a count within the millisecond."""
     milliseconds, _, count = entry.partition("-")
     return int(milliseconds), int(count or 0)

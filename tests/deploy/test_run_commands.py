@@ -116,11 +116,11 @@ async def test_dead_letters_are_listed_and_redriven(redis: Any, gateway: str, ru
         f"{entries[1]}  g1  drawn again as g1-r1\n{run_id}: 1 groups requeued for 1 letters\n",
     )
     status, output = await ask("dead", run_id, "--redrive", entries[1], "--api", gateway)
-    assert (status, output) == (2, "penstock: its group is drawn again already, as g1-r1\n")
+    assert (status, output) == (2, "penstock: its group was requeued before, as g1-r1\n")
     nameless = await give_up_nameless(redis, keys)
     status, output = await ask("dead", run_id, "--redrive", "all", "--api", gateway)
     assert (status, harmless(output)) == (0, True), output
-    assert f"{entries[2]}  g2  drawn again as g2-r1\n" in output
+    assert f"{entries[2]}  g2  requeued as g2-r1\n" in output
     assert f"{nameless}  -  it names no group: \\x1b]0;owned" in output
     assert output.endswith(f"{run_id}: 2 groups requeued for 3 letters\n")
     assert (await group_counts(redis, keys)).model_dump(exclude_defaults=True) == {
@@ -195,7 +195,7 @@ async def test_a_run_is_paused_watched_and_resumed(redis: Any, gateway: str, run
         "run is failed: test",
     ]
     status, output = await ask("resume", run_id, "--from", "3", "--api", gateway)
-    assert (status, output.startswith("penstock: from_step: value 3 is not accepted")) == (2, True)
+    assert (status, output.startswith("penstock: from_step: 3 is not valid")) == (2, True)
     await redis.set(keys.checkpoints, "[3]")
     expected = f"{run_id}: queued, resumed from step 3\n"
     assert await ask("resume", run_id, "--from", "3", "--api", gateway) == (0, expected)

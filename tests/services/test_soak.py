@@ -127,7 +127,7 @@ async def test_one_slow_group_does_not_hold_on_to_what_passes_it(own_server, run
             for name in longest:
                 lengths[name].append(await redis.xlen(getattr(run.streams, name)))
     assert {name: max(found) for name, found in lengths.items()} == longest
-    assert max(used) < footprint(recipe).parts["streams of groups under way"]
+    assert max(used) < footprint(recipe).parts["streams of groups in flight"]
     groups = passing + 3
     assert seen == {"tasks": groups, "samples": 2 * (groups - 1), "verdicts": 2 * (groups - 2)}, "a tail misses nothing"
     assert len(slow) == 5

@@ -1,15 +1,15 @@
-"""Owns the connection to Redis: one checked client per process, which waits for a Redis that is away.
+"""Owns the connection to Redis: one checked client per process, which waits while Redis is away.
 
 Must not hold keys or messages.
 
-Every command, pipeline, script and connection attempt is repeated with exponential back-off while Redis is away, for
-RECONNECT_S seconds; so is one that it refuses because it cannot write its file, has become a replica, or misses its
-replicas. Where Sentinels watch over it, each attempt asks them who is the master. A command whose answer was lost may
-thus be done twice. What Penstock sends bears that: sets and deletes are the same twice; a fence that is raised twice
-still refuses every former owner; an effect's second run finds the first and changes nothing (and says so: False need
-not mean that another was first); entries that a lost read had delivered stay pending and are delivered again when
-their lease lapses; an event may be told twice. A transaction that watches keys is not repeated here: WatchError tells
-its owner to begin again.
+Every command, pipeline, script and connection attempt is retried with exponential back-off while Redis is away, for
+RECONNECT_S seconds. So is a command that Redis refuses because it cannot write its file, became a replica, or lacks its
+replicas. With Sentinels, each attempt asks them for the master's address. A command whose answer was lost may thus run
+twice. All that Penstock sends tolerates this: sets and deletes have the same result; a fence that is raised twice still
+refuses every former owner; the second run of an effect finds the first and changes nothing (and replies False, which
+need not mean that another process was first); entries delivered by a lost read stay pending and are delivered again
+when their lease lapses; an event may be logged twice. A transaction that watches keys is not retried here: its caller
+handles WatchError.
 """
 
 from __future__ import annotations
@@ -42,40 +42,40 @@ Redis: TypeAlias = Any
 
 OLDEST_SERVER = (7, 0)
 RECONNECT_S = 60.0
-"""How long a command waits for a Redis that is away: a restart, and the loading of a big append-only file."""
+"""How long a command waits while Redis is away: a restart, and the loading of a large append-only file."""
 ANSWER_S = 15.0
-"""How long one answer may take. Longer than any BLOCK, else a read that waits for news would be taken for a dead one;
-far shorter than RECONNECT_S, so that a connection that died without a word leaves time for another."""
+"""How long one answer may take. Longer than any BLOCK, else a blocking read would count as a dead connection; far
+shorter than RECONNECT_S, so that a connection that died silently leaves time for another one."""
 CONNECT_S = 5.0
 BACKOFF_S = (0.05, 1.0)
 LOG_S = 5.0
-# Each command that waits for an absent Redis holds a connection; a fleet's samples may all finish in that time.
+# Each command that waits for Redis holds a connection; all samples of a fleet may finish in that time.
 CONNECTIONS = 1000
-# Refusals that end by themselves: its disk is full; its replicas, or its master, are away; it is a replica now.
-_CURED = ("MISCONF", "NOREPLICAS", "MASTERDOWN", "READONLY", "UNBLOCKED")
-# What the address may name by mistake, by what the server says it is.
-_UNFIT = {
-    "cluster": "is part of a Redis Cluster, which is not supported; one server, or one that Sentinels watch, is",
-    "sentinel": "is a Sentinel; redis+sentinel://host:port,host:port/SERVICE/db is accepted",
+# Refusals that waiting can cure: the disk is full; replicas, or the master, are away; the server is now a replica.
+_TEMPORARY = ("MISCONF", "NOREPLICAS", "MASTERDOWN", "READONLY", "UNBLOCKED")
+# By the mode that a server reports: why it cannot be used.
+_UNUSABLE = {
+    "cluster": "is part of a Redis Cluster, which is not supported: expected one server, or one that Sentinels watch",
+    "sentinel": "is a Sentinel: expected redis+sentinel://host:port,host:port/SERVICE/db",
 }
 
 
 class RedisUnavailableError(RuntimeError):
-    """Redis cannot be used: unreachable, refused, or too old. The text names the address, never a password."""
+    """Redis is unreachable, refuses the client, or is too old. The text names the address, never a password."""
 
 
 class RedisAwayError(redis_errors.ConnectionError, RedisUnavailableError):
-    """Redis was there and has been away for longer than a command waits."""
+    """Redis has been away for longer than a command waits."""
 
 
 _within: ContextVar[bool] = ContextVar("_within", default=False)
 
 
-class Patience(Retry):
-    """What all connections of one client do about a Redis that is away: try again until `limit_s` seconds have passed.
+class RetryWhileAway(Retry):
+    """The retry policy of all connections of one client: retry until Redis has been away for `limit_s` seconds.
 
     redis-py nests its retries: a command connects, and a connection tests itself, each with the same object. Only the
-    outermost call repeats, else the limits would multiply.
+    outermost call retries, else the limits would multiply.
     """
 
     def __init__(self, address: str, limit_s: float) -> None:
@@ -83,34 +83,37 @@ class Patience(Retry):
         self._address = address
         self._limit_s = limit_s
         self._away_since: float | None = None
-        self._told_at = float("-inf")
+        self._logged_at = float("-inf")
         self._has_answered = False
         self.reason = "no answer"
 
-    def __deepcopy__(self, _: dict[int, Any]) -> Patience:
-        # Each connection copies its retry; what is known about the server is known to all of them.
+    def __deepcopy__(self, _: dict[int, Any]) -> RetryWhileAway:
+        # Each connection copies its retry; all of them share what is known about the server.
         return self
 
     async def call_with_retry(
-        self, do: Callable[[], Awaitable[T]], fail: Callable[..., Any],
-        is_retryable: Callable[[Exception], bool] | None = None, with_failure_count: bool = False,
-    ) -> T:  # fmt: skip
-        """The result of `do`. Raises RedisAwayError, and at once what waiting does not cure."""
+        self,
+        do: Callable[[], Awaitable[T]],
+        fail: Callable[..., Any],
+        is_retryable: Callable[[Exception], bool] | None = None,
+        with_failure_count: bool = False,
+    ) -> T:
+        """The result of `do`. Raises RedisAwayError, and at once any error that waiting cannot cure."""
         if _within.get():
             return await do()
         token = _within.set(True)
         try:
-            return await self._persist(do, fail, with_failure_count)
+            return await self._retry(do, fail, with_failure_count)
         finally:
             _within.reset(token)
 
-    async def _persist(self, do: Callable[[], Awaitable[T]], fail: Callable[..., Any], counted: bool) -> T:
+    async def _retry(self, do: Callable[[], Awaitable[T]], fail: Callable[..., Any], counted: bool) -> T:
         failures, ends = 0, float("inf")
         while True:
             try:
                 result = await do()
             except (redis_errors.RedisError, OSError) as error:
-                if not self._cured_by_waiting(error):
+                if not self._is_temporary(error):
                     raise
                 now = time.monotonic()
                 failures, ends = failures + 1, min(ends, now + self._limit_s)
@@ -119,60 +122,60 @@ class Patience(Retry):
                     raise RedisAwayError(
                         f"Redis at {self._address} has been away for {self._limit_s:g} s: {error}"
                     ) from None
-                self._note(error, ends - now)
+                self._log_failure(error, ends - now)
                 await asyncio.sleep(min(_pause(failures), ends - now))
             else:
-                self._note_answer()
+                self._log_answer()
                 return result
 
-    def _note(self, error: Exception, left_s: float) -> None:
+    def _log_failure(self, error: Exception, left_s: float) -> None:
         now = time.monotonic()
         self.reason = str(error).rstrip(".") or type(error).__name__
         self._away_since = self._away_since or now
-        if now - self._told_at >= LOG_S:
-            self._told_at = now
-            log.warning("Redis at %s is away: %s; trying again for another %.0f s", self._address, self.reason, left_s)
+        if now - self._logged_at >= LOG_S:
+            self._logged_at = now
+            log.warning("Redis at %s is away: %s; retrying for another %.0f s", self._address, self.reason, left_s)
 
-    def _cured_by_waiting(self, error: Exception) -> bool:
-        """Whether the server is away or refuses for a while, or a password or certificate is just being changed."""
+    def _is_temporary(self, error: Exception) -> bool:
+        """Whether the server is away or refuses for a while, or a password or certificate is being replaced."""
         if isinstance(error, (redis_errors.AuthenticationError, redis_errors.AuthorizationError)):
             return self._has_answered
         if isinstance(error.__context__, ssl.SSLCertVerificationError):
             return self._has_answered
         if isinstance(error, redis_errors.ResponseError):
-            return isinstance(error, redis_errors.ReadOnlyError) or str(error).startswith(_CURED)
+            return isinstance(error, redis_errors.ReadOnlyError) or str(error).startswith(_TEMPORARY)
         return isinstance(error, (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError))
 
-    def _note_answer(self) -> None:
+    def _log_answer(self) -> None:
         self._has_answered = True
         if self._away_since is not None:
             log.warning("Redis at %s answers again after %.1f s", self._address, time.monotonic() - self._away_since)
-            self._away_since, self._told_at = None, float("-inf")
+            self._away_since, self._logged_at = None, float("-inf")
 
 
 def _pause(failures: int) -> float:
-    """Seconds before the next attempt; random, so that not all clients come at once."""
+    """Seconds before the next attempt; random, so that not all clients reconnect at once."""
     first, longest = BACKOFF_S
     return min(longest, first * 2.0 ** min(failures, 30)) * random.uniform(0.5, 1.0)
 
 
 def client(url: str, patience_s: float = RECONNECT_S, answer_s: float = ANSWER_S) -> Redis:
-    """A client whose every command waits `patience_s` seconds for a Redis that is away, then raises RedisAwayError.
+    """A client whose commands wait up to `patience_s` seconds while Redis is away, then raise RedisAwayError.
 
-    A connection whose answer takes longer than `answer_s` seconds is given up for another. Raises
-    RedisUnavailableError for an address, a password file or a certificate that cannot be used.
+    A connection whose answer takes longer than `answer_s` seconds is replaced. Raises RedisUnavailableError for an
+    address, a password file or a certificate that cannot be used.
     """
     try:
         address = parse_redis_url(url)
         pool = make_pool(
             address,
             protocol=2,
-            driver_info=None,  # telling it takes one more permission, which Redis 7.0 does not know
+            driver_info=None,  # sending it needs another permission, which Redis 7.0 does not have
             socket_connect_timeout=min(CONNECT_S, answer_s),
             socket_timeout=answer_s,
             health_check_interval=15,
             max_connections=CONNECTIONS,
-            retry=Patience(str(address), patience_s),
+            retry=RetryWhileAway(str(address), patience_s),
         )
     except ValueError as error:
         raise RedisUnavailableError(str(error)) from None
@@ -180,7 +183,7 @@ def client(url: str, patience_s: float = RECONNECT_S, answer_s: float = ANSWER_S
 
 
 async def connect(url: str, deadline_s: float = RECONNECT_S) -> Redis:
-    """A client of a server that was seen and is fit. Raises RedisUnavailableError after `deadline_s` seconds."""
+    """A client of a server that answered and can be used. Raises RedisUnavailableError after `deadline_s` seconds."""
     probe = client(url, deadline_s, min(ANSWER_S, deadline_s))
     try:
         async with asyncio.timeout(deadline_s):
@@ -202,16 +205,18 @@ async def connect(url: str, deadline_s: float = RECONNECT_S) -> Redis:
 
 
 def _check(server: str, info: dict[str, Any]) -> None:
-    """Raises RedisUnavailableError for a server that is unfit by what its INFO says."""
-    mode = info.get("redis_mode") or info.get("server_mode", "standalone")  # Redis's name for it, and Valkey's
-    if mode in _UNFIT:
-        raise RedisUnavailableError(f"{server} {_UNFIT[mode]}")
+    """Raises RedisUnavailableError for a server that cannot be used, judged by its INFO."""
+    mode = info.get("redis_mode") or info.get("server_mode", "standalone")  # the field's name in Redis, and in Valkey
+    if mode in _UNUSABLE:
+        raise RedisUnavailableError(f"{server} {_UNUSABLE[mode]}")
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < OLDEST_SERVER:
-        raise RedisUnavailableError(f"{server} is version {info['redis_version']}; 7.0 or newer (or Valkey) is needed")
+        raise RedisUnavailableError(
+            f"{server} is version {info['redis_version']}; 7.0 or newer (or Valkey) is required"
+        )
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
-        log.warning("%s has the maxmemory-policy %s and may drop what runs need; noeviction is right", server, policy)
+        log.warning("%s has the maxmemory-policy %s and may evict data of runs; set noeviction", server, policy)
 
 
 async def connection_problem(redis: Redis, deadline_s: float = 5.0) -> str | None:

@@ -1,6 +1,6 @@
-"""Owns with which credentials Redis and its Sentinels are spoken to, and whose certificates are believed.
+"""Owns the credentials for Redis and its Sentinels, and which certificates are trusted.
 
-Must not show a password, nor keep one that a file holds.
+Must not show a password, nor keep one that was read from a file.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ CA_FILE = "PENSTOCK_REDIS_CA_FILE"
 
 
 class RedisSettingError(redis_errors.AuthenticationError, ValueError):
-    """A variable cannot be used. The text names it, its value, and what is accepted; never what its file holds."""
+    """A variable is not valid. The text names it, its value, and what is expected; never the content of its file."""
 
 
 class PasswordFile(CredentialProvider):
-    """A user's name, and a file with the password, which is read anew for each new connection: it may be rotated."""
+    """A user name, and a file with the password. The file is read for each new connection: it may be rotated."""
 
     def __init__(self, variable: str, username: str | None) -> None:
         self._variable, self._path, self._username = variable, Path(os.environ[variable]), username
-        self.get_credentials()  # now, so that a wrong file is told before anything is tried
+        self.get_credentials()  # now, so that a wrong file is reported before the first connection
 
     def __repr__(self) -> str:
         return f"<PasswordFile {self._path}>"
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """(password,) or (name, password), without the line's end. Raises RedisSettingError."""
+        """(password,) or (name, password), without the line break. Raises RedisSettingError."""
         try:
             password = self._path.read_text().rstrip("\r\n")
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "no text"
+            why = error.strerror if isinstance(error, OSError) else "not text"
             raise self._refused(f"cannot be read: {why}") from None
         if not password:
             raise self._refused("is empty")
         return (self._username, password) if self._username else (password,)
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
-        """As `get_credentials`. A mounted Secret lies in memory, so that reading it does not hold the loop up."""
+        """As `get_credentials`. A mounted Secret is in memory, so that reading it does not block the event loop."""
         return self.get_credentials()
 
     def _refused(self, why: str) -> RedisSettingError:
-        return RedisSettingError(f"{self._variable}: {str(self._path)!r} {why}; a file with a password is accepted")
+        return RedisSettingError(f"{self._variable}: {str(self._path)!r} {why}: expected a file with a password")
 
 
 def server_credentials(address: RedisUrl) -> dict[str, Any]:
-    """How connections to Redis log in, as redis-py takes it: what the address carries wins over the variables.
+    """The login of connections to Redis, as options of redis-py: the address takes precedence over the variables.
 
     Raises RedisSettingError.
     """
@@ -67,23 +67,22 @@ def server_credentials(address: RedisUrl) -> dict[str, Any]:
     if username:
         given = "--redis" if address.username else USERNAME
         raise RedisSettingError(
-            f"{given}: user {username!r} has no password; {PASSWORD_FILE} with the path of a file that holds it is "
-            "accepted"
+            f"{given}: user {username!r} has no password: expected {PASSWORD_FILE} with the path of its file"
         )
     return {}
 
 
 def sentinel_credentials() -> dict[str, Any]:
-    """How connections to Sentinels log in, as redis-py takes it. Raises RedisSettingError."""
+    """The login of connections to Sentinels, as options of redis-py. Raises RedisSettingError."""
     if os.environ.get(SENTINEL_PASSWORD_FILE):
         return {"credential_provider": PasswordFile(SENTINEL_PASSWORD_FILE, None)}
     return {}
 
 
 class TrustedCertificates:
-    """Whose certificates are believed: those of PENSTOCK_REDIS_CA_FILE and no others; without it, the system's.
+    """Which certificates are trusted: those signed by PENSTOCK_REDIS_CA_FILE; without it, by the system's authorities.
 
-    A certificate must be for the host that is connected to. The file is read again when it has changed.
+    A certificate must be for the host of the connection. The file is read again when it has changed.
     """
 
     def __init__(self) -> None:
@@ -101,8 +100,7 @@ class TrustedCertificates:
         except OSError as error:  # ssl.SSLError, too
             why = error.reason if isinstance(error, ssl.SSLError) else error.strerror
             raise RedisSettingError(
-                f"{CA_FILE}: {self._file!r} cannot be used: {why}; a PEM file with the certificates of authorities is"
-                " accepted"
+                f"{CA_FILE}: {self._file!r} cannot be used: {why}: expected a PEM file with certificates of authorities"
             ) from None
         return self._context
 

@@ -1,6 +1,6 @@
-"""Owns how connections are made: to one server, or to the master that Sentinels name.
+"""Owns how connections are opened: to one server, or to the master that Sentinels name.
 
-Must not decide how long an absent Redis is waited for: that is what each connection's `retry` does.
+Must not decide how long a command waits for Redis: each connection's `retry` does.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from services.streams.connection.credentials import TrustedCertificates, sentine
 from services.streams.connection.url import RedisUrl
 
 SENTINEL_S = 1.0
-"""How long one Sentinel may take to answer, before the next one is asked."""
+"""How long one Sentinel may take to answer before the next one is asked."""
 FRESH_S = 0.3
-"""How long the Sentinels' answer is good for all connections: a fleet that reconnects must not storm them."""
+"""How long all connections use one answer of the Sentinels: a fleet that reconnects must not overload them."""
 LOOK_S = 1.0
-"""How often they are asked while all is well. A handover leaves the former master alive, and for about ten seconds it
-takes writes that are lost afterwards."""
+"""How often they are asked in normal operation. After a failover the former master still runs, and for about ten
+seconds it accepts writes that are lost afterwards."""
 
 
 class _Trusting:
-    """A TLS connection that shares its pool's trust: making it anew takes 25 ms, in which the loop stands still."""
+    """A TLS connection that shares the SSL context of its pool: creating one blocks the event loop for 25 ms."""
 
     ssl_context: Any
 
@@ -50,8 +50,8 @@ class _TlsConnection(_Trusting, SSLConnection):
 class _MasterConnection(SentinelManagedConnection):
     """A connection that asks the Sentinels whenever it connects.
 
-    redis-py's own does so only when it is taken from the pool: a command that is tried again would go back to where the
-    master was.
+    redis-py's own class does so only when the connection is taken from the pool: a retried command would go to the
+    former master.
     """
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
@@ -65,7 +65,7 @@ class _TlsMasterConnection(_Trusting, _MasterConnection, SentinelManagedSSLConne
 
 
 class _ServerPool(ConnectionPool):
-    """redis-py's pool, but what it does to a connection before a command waits for Redis like the command itself."""
+    """redis-py's pool, whose preparation of a connection waits for Redis like a command does."""
 
     async def ensure_connection(self, connection: Any) -> None:
         await connection.retry.call_with_retry(
@@ -74,7 +74,7 @@ class _ServerPool(ConnectionPool):
 
 
 class _MasterPool(SentinelConnectionPool, _ServerPool):
-    """The pool of connections to the master of a service, wherever the Sentinels say that it is."""
+    """The pool of connections to a service's master, at the address that the Sentinels report."""
 
     _asked: asyncio.Task[tuple[str, int]] | None = None
     _asked_at = 0.0
@@ -83,7 +83,7 @@ class _MasterPool(SentinelConnectionPool, _ServerPool):
         """The Sentinels' answer. Raises redis-py's MasterNotFoundError.
 
         redis-py would close the idle connections to a former master here, although another task may have taken one of
-        them by then; ours are closed when they are taken.
+        them meanwhile; this pool closes them when they are taken.
         """
         return await asyncio.shield(self._ask(FRESH_S))
 
@@ -95,15 +95,15 @@ class _MasterPool(SentinelConnectionPool, _ServerPool):
         await super().ensure_connection(connection)
 
     def _ask(self, age_s: float) -> asyncio.Task[tuple[str, int]]:
-        """Ask who is the master, unless that was done in the last `age_s` seconds or is under way."""
+        """Ask for the master, unless that was done in the last `age_s` seconds or a request is in flight."""
         now = time.monotonic()
         if self._asked is None or (self._asked.done() and now - self._asked_at > age_s):
             self._asked_at = now
             self._asked = asyncio.create_task(self.sentinel_manager.discover_master(self.service_name))
-            self._asked.add_done_callback(self._hear)
+            self._asked.add_done_callback(self._store_answer)
         return self._asked
 
-    def _hear(self, asked: asyncio.Task[tuple[str, int]]) -> None:
+    def _store_answer(self, asked: asyncio.Task[tuple[str, int]]) -> None:
         if not asked.cancelled() and asked.exception() is None:
             self.master_address = asked.result()
 
@@ -117,19 +117,19 @@ class _MasterPool(SentinelConnectionPool, _ServerPool):
 
 
 class _UnansweredError(redis_errors.ConnectionError):
-    def __repr__(self) -> str:  # what redis-py says of a Sentinel that it could not ask
+    def __repr__(self) -> str:  # redis-py logs this of a Sentinel that it could not ask
         return str(self)
 
 
-class _Watcher(redis_asyncio.Redis):
-    """A client of one Sentinel, which says which one did not answer, and why."""
+class _SentinelClient(redis_asyncio.Redis):
+    """A client of one Sentinel, whose errors say which Sentinel did not answer, and why."""
 
     def __repr__(self) -> str:
         options = self.connection_pool.connection_kwargs
         return f"Sentinel {options['host']}:{options['port']}"
 
     async def sentinel_masters(self, *arguments: Any, **options: Any) -> Any:
-        """By name, what the Sentinel knows of each master. Raises redis-py's ConnectionError."""
+        """What the Sentinel knows of each master, by name. Raises redis-py's ConnectionError."""
         try:
             return await super().sentinel_masters(*arguments, **options)
         except (redis_errors.ConnectionError, redis_errors.TimeoutError) as error:
@@ -137,7 +137,7 @@ class _Watcher(redis_asyncio.Redis):
 
 
 def make_pool(address: RedisUrl, **options: Any) -> ConnectionPool:
-    """A pool of connections to what `address` names. `options` are those of redis-py's connections to Redis.
+    """A pool of connections to the address. `options` are those of redis-py's connections to Redis.
 
     Raises RedisSettingError for credentials and certificates that cannot be used.
     """
@@ -155,12 +155,18 @@ def make_pool(address: RedisUrl, **options: Any) -> ConnectionPool:
 def _sentinels(address: RedisUrl, trust: dict[str, TrustedCertificates]) -> Any:
     kind: Any = _TlsConnection if address.tls else Connection
     options = {
-        **trust, **sentinel_credentials(), "protocol": 2, "driver_info": None, "retry": Retry(NoBackoff(), 0),
-        "socket_connect_timeout": SENTINEL_S, "socket_timeout": SENTINEL_S, "connection_class": kind,
-    }  # fmt: skip
+        **trust,
+        **sentinel_credentials(),
+        "protocol": 2,
+        "driver_info": None,
+        "retry": Retry(NoBackoff(), 0),
+        "socket_connect_timeout": SENTINEL_S,
+        "socket_timeout": SENTINEL_S,
+        "connection_class": kind,
+    }
     make: Any = Sentinel
     found = make([])
     found.sentinels = [
-        _Watcher.from_pool(ConnectionPool(host=host, port=port, **options)) for host, port in address.hosts
+        _SentinelClient.from_pool(ConnectionPool(host=host, port=port, **options)) for host, port in address.hosts
     ]
     return found

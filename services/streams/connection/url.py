@@ -1,4 +1,4 @@
-"""Owns what an address of Redis says: one server, or a service that Sentinels watch; plain or by TLS.
+"""Owns the address of Redis: one server, or a service that Sentinels watch; plain or with TLS.
 
 Must not open a connection, nor show a password.
 """
@@ -9,11 +9,11 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-ACCEPTED = (
-    "redis://host:port/db, rediss://host:port/db (TLS), redis+sentinel://host:port,host:port/SERVICE/db and "
-    "rediss+sentinel://host:port,host:port/SERVICE/db are accepted"
+EXPECTED = (
+    "expected redis://host:port/db, rediss://host:port/db (TLS), redis+sentinel://host:port,host:port/SERVICE/db or "
+    "rediss+sentinel://host:port,host:port/SERVICE/db"
 )
-# By scheme: whether it means TLS, whether its hosts are Sentinels, and the port of a host that names none.
+# By scheme: whether it means TLS, whether its hosts are Sentinels, and the default port.
 _SCHEMES = {
     "redis": (False, False, 6379),
     "rediss": (True, False, 6379),
@@ -24,12 +24,12 @@ _SCHEME = re.compile(r"[A-Za-z0-9+.-]+://")
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _PATH = {False: re.compile(r"()([0-9]*)/?"), True: re.compile(r"([A-Za-z0-9._-]+)(?:/([0-9]*))?/?")}
 HIDDEN = "***"
-"""Stands for what may be a password."""
+"""Is shown instead of a part that may be a password."""
 
 
 @dataclass(frozen=True)
 class RedisUrl:
-    """What a URL says. `hosts` are (host, port): the one server, or the Sentinels that watch `service`."""
+    """A parsed URL. `hosts` are (host, port): the one server, or the Sentinels that watch `service`."""
 
     scheme: str
     hosts: tuple[tuple[str, int], ...]
@@ -40,7 +40,7 @@ class RedisUrl:
 
     @property
     def tls(self) -> bool:
-        """Whether servers and Sentinels are spoken to by TLS."""
+        """Whether connections to servers and Sentinels use TLS."""
         return _SCHEMES[self.scheme][0]
 
     def __str__(self) -> str:
@@ -49,59 +49,63 @@ class RedisUrl:
 
 
 def parse_redis_url(url: str) -> RedisUrl:
-    """What `url` says. Raises ValueError, which names the option, the value without its credentials, what is accepted.
+    """Parse `url`. Raises ValueError, which names the option, the value without credentials, and what is expected.
 
-    A password may hold any character: it ends at the last @.
+    A password may contain any character: it ends at the last @.
     """
     if not url:
-        raise ValueError(f"--redis: nothing is given, and PENSTOCK_REDIS is not set; {ACCEPTED}")
+        raise ValueError(f"--redis: no value, and PENSTOCK_REDIS is not set; {EXPECTED}")
     scheme, _, rest = url.partition("://")
     if scheme not in _SCHEMES:
         raise _refused(url, "unknown scheme")
     _, watched, port = _SCHEMES[scheme]
     login, _, place = rest.rpartition("@")
     if "?" in place or "#" in place:
-        raise _refused(url, "what follows ? or # is not understood")
+        raise _refused(url, "a part after ? or # is not supported")
     hosts, _, path = place.partition("/")
     found = _PATH[watched].fullmatch(path)
     if found is None:
-        raise _refused(url, "a service's name and a database's number have to follow the hosts" if watched else
-                       "a database's number has to follow the host")  # fmt: skip
+        part = "a service's name and a database number" if watched else "a database number"
+        raise _refused(url, f"expected {part} after the {'hosts' if watched else 'host'}")
     username, _, password = login.partition(":")
     return RedisUrl(
-        scheme, _hosts(url, hosts, watched, port), found[1] or None, int(found[2] or 0), unquote(username) or None,
-        unquote(password) or None,
-    )  # fmt: skip
+        scheme=scheme,
+        hosts=_hosts(url, hosts, watched, port),
+        service=found[1] or None,
+        db=int(found[2] or 0),
+        username=unquote(username) or None,
+        password=unquote(password) or None,
+    )
 
 
 def _hosts(url: str, text: str, several: bool, default: int) -> tuple[tuple[str, int], ...]:
     hosts = []
-    for one in text.split(","):
-        found = _HOST.fullmatch(one)
+    for part in text.split(","):
+        found = _HOST.fullmatch(part)
         port = int(found[2] or default) if found else 0
         if found is None or not 1 <= port <= 65535:
-            shown = one if found or "@" in url else HIDDEN
+            shown = part if found or "@" in url else HIDDEN
             raise _refused(url, f"{shown!r} is not a host and a port from 1 to 65535")
         hosts.append((found[1].strip("[]"), port))
     if len(hosts) > 1 and not several:
-        raise _refused(url, "it names several servers; a Redis Cluster is not supported")
+        raise _refused(url, "several servers; a Redis Cluster is not supported")
     return tuple(hosts)
 
 
 def _refused(url: str, why: str) -> ValueError:
-    return ValueError(f"--redis (PENSTOCK_REDIS): {_shorn(url)!r} is not accepted ({why}); {ACCEPTED}")
+    return ValueError(f"--redis (PENSTOCK_REDIS): {_without_credentials(url)!r} is not valid ({why}): {EXPECTED}")
 
 
 def redacted(url: str) -> str:
-    """The address without its credentials, fit for a log; whatever it is."""
+    """Any address, valid or not, without its credentials, fit for a log."""
     try:
         return str(parse_redis_url(url))
     except ValueError:
-        return _shorn(url)
+        return _without_credentials(url)
 
 
-def _shorn(url: str) -> str:
-    """Of a URL that may be wrong in any way, what cannot be a password: where no @ ends one, anything may be."""
+def _without_credentials(url: str) -> str:
+    """The parts of a possibly invalid URL that cannot be a password. Without an @, any part may be one."""
     scheme, separator, rest = url.partition("://") if _SCHEME.match(url) else ("", "", url)
     _, ends, place = rest.rpartition("@")
     place = re.split("[?#]", place)[0]
@@ -112,4 +116,4 @@ def _harmless(scheme: str, place: str) -> bool:
     hosts, _, path = place.partition("/")
     watched = scheme in _SCHEMES and _SCHEMES[scheme][1]
     named = not path or _PATH[watched].fullmatch(path) is not None
-    return named and all(_HOST.fullmatch(one) for one in hosts.split(","))
+    return named and all(_HOST.fullmatch(part) for part in hosts.split(","))

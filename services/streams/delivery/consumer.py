@@ -20,13 +20,14 @@ from services.contracts import Cause, DeadLetter, Message
 from services.metrics import REDELIVERED_MESSAGES
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
-from services.streams.delivery.validation import Malformed, admit, make_letter, origin
+from services.streams.delivery.validation import Malformed, Source, admit, make_letter, origin
 from services.streams.keys import RunKeys
 
 log = logging.getLogger(__name__)
 
 TRIMMED_AT_ONCE, TRIM_CALLS = 1000, 10
-"""Entries behind the oldest unacked one that one call may drop, while Redis serves nobody else; calls of one trim."""
+"""Entries behind the oldest unacked one that one call may delete, during which Redis serves no other client; and calls
+of one trim."""
 
 M = TypeVar("M", bound=Message)
 
@@ -43,7 +44,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Delivery(Generic[M]):
-    """A message under lease. `deliveries` counts this one; above 1 a former consumer did not ack it."""
+    """A message under lease. `deliveries` includes this one; above 1 a former consumer did not ack the message."""
 
     lease: Lease
     message: M
@@ -53,14 +54,21 @@ class Delivery(Generic[M]):
 class Consumer(Generic[M]):
     """One member of a consumer group on one stream.
 
-    An entry whose lease lapsed is taken over; one delivered more than `max_deliveries` times, or that is no `model` of
-    this run, goes to the dead-letter stream with its reason.
+    It takes over entries whose lease lapsed. An entry that was delivered more than `max_deliveries` times, or is not a
+    `model` of this run, goes to the dead-letter stream with its reason.
     """
 
     def __init__(
-        self, redis: Redis, keys: RunKeys, stream: str, group: str, name: str, model: type[M],
-        lease_s: float, max_deliveries: int,
-    ) -> None:  # fmt: skip
+        self,
+        redis: Redis,
+        keys: RunKeys,
+        stream: str,
+        group: str,
+        name: str,
+        model: type[M],
+        lease_s: float,
+        max_deliveries: int,
+    ) -> None:
         self._redis = redis
         self._keys = keys
         self._stream = stream
@@ -72,7 +80,7 @@ class Consumer(Generic[M]):
         self._next_reclaim = 0.0
 
     async def open(self) -> None:
-        """Create the consumer group at the stream's beginning, unless it exists."""
+        """Create the consumer group at the start of the stream, unless it exists."""
         await call(self._redis, "create_consumer_group", stream_key=self._stream, consumer_group=self._group)
 
     async def read(self, count: int, block_s: float) -> list[Delivery[M]]:
@@ -82,8 +90,8 @@ class Consumer(Generic[M]):
         except ResponseError as error:
             if not str(error).startswith("NOGROUP"):
                 raise
-            # The run was taken back to an older step: its streams began anew.
-            log.info("%s: consumer group %s is gone; making it anew", self._stream, self._group)
+            # A rewind deleted the run's streams.
+            log.info("%s: consumer group %s is gone; creating it again", self._stream, self._group)
             await self.open()
             return []
 
@@ -99,7 +107,7 @@ class Consumer(Generic[M]):
         return await self._open_entries(entries)
 
     async def _reclaim(self, count: int) -> list[Delivery[M]]:
-        # One call looks at ten leases for each entry wanted; live ones at the front must not hide those behind them.
+        # One call checks ten leases per entry wanted; live leases at the front must not hide lapsed ones behind them.
         start = b"0-0"
         claimed: list[tuple[bytes, dict[bytes, bytes]]] = []
         while not claimed:
@@ -119,14 +127,14 @@ class Consumer(Generic[M]):
 
     async def _open_entries(self, entries: list[tuple[bytes, dict[bytes, bytes], int]]) -> list[Delivery[M]]:
         opened = [await self._open_entry(entry.decode(), fields, deliveries) for entry, fields, deliveries in entries]
-        return [one for one in opened if one]
+        return [delivery for delivery in opened if delivery]
 
     async def _open_entry(self, entry: str, fields: dict[bytes, bytes], deliveries: int) -> Delivery[M] | None:
         body = fields.get(b"m", b"")
         lease = Lease(self._stream, self._group, self._name, entry)
         admitted = admit(self._keys, self._model, body)
         if isinstance(admitted, Malformed):
-            await self._bury(lease, admitted.letter(self._stream, entry, body, deliveries))
+            await self._dead_letter(lease, admitted.letter(Source(self._stream, entry, body, deliveries)))
             return None
         if deliveries > self._max_deliveries:
             reason = f"delivered {deliveries - 1} times without an ack"
@@ -138,12 +146,15 @@ class Consumer(Generic[M]):
         """Move a message to the dead-letter stream, with its reason."""
         body = delivery.message.model_dump_json().encode()
         letter = make_letter(
-            self._stream, delivery.lease.entry, body, reason, delivery.deliveries, cause, *origin(delivery.message)
-        )  # fmt: skip
-        await self._bury(delivery.lease, letter)
+            Source(self._stream, delivery.lease.entry, body, delivery.deliveries),
+            reason,
+            cause,
+            *origin(delivery.message),
+        )
+        await self._dead_letter(delivery.lease, letter)
 
-    async def _bury(self, lease: Lease, letter: DeadLetter) -> None:
-        log.error("%s: entry %s is given up: %s", self._stream, lease.entry, letter.reason)
+    async def _dead_letter(self, lease: Lease, letter: DeadLetter) -> None:
+        log.error("%s: entry %s is dead-lettered: %s", self._stream, lease.entry, letter.reason)
         await call(
             self._redis,
             "dead_letter",
@@ -155,11 +166,11 @@ class Consumer(Generic[M]):
         )
 
     async def ack(self, lease: Lease) -> None:
-        """Be done with an entry that called for no effect."""
+        """Ack an entry that needs no effect."""
         await self._redis.xack(self._stream, self._group, lease.entry)
 
     async def renew_lease(self, lease: Lease) -> bool:
-        """Renew the lease once; False when another consumer owns the entry or it was acked."""
+        """Renew the lease once; False if another consumer owns the entry or it was acked."""
         renewed = await call(
             self._redis,
             "renew_lease",
@@ -188,11 +199,11 @@ class Consumer(Generic[M]):
 
 
 async def trim(redis: Redis, stream: str, consumer_group: str, gone_after_s: float, longest: int) -> int:
-    """Drop the entries that a stream's only consumer group has acked; how many. Forgets its consumers long gone.
+    """Delete the entries that a stream's only consumer group has acked; returns how many. Also deletes gone consumers.
 
-    All below the oldest unacked entry go; behind it only as many as make the stream longer than `longest` entries, the
-    oldest first. So a stream keeps at most `longest` entries, or what is unacked and one more where that is longer. A
-    consumer is forgotten that has held nothing and asked for nothing for `gone_after_s` seconds.
+    All entries before the oldest unacked one are deleted; behind it only the excess over `longest` entries, the oldest
+    first. So a stream keeps at most `longest` entries, or the unacked ones and one more if these are more. A consumer
+    is gone if it held no lease and read nothing for `gone_after_s` seconds.
     """
     total = 0
     for _ in range(TRIM_CALLS):
@@ -214,7 +225,7 @@ async def trim(redis: Redis, stream: str, consumer_group: str, gone_after_s: flo
 async def tail(
     redis: Redis, stream: str, after: str, count: int = 100, block_s: float = 0.0
 ) -> list[tuple[str, bytes]]:
-    """Entries behind `after` as (id, message), for readers that each need all of them; no group, no ack."""
+    """Entries behind `after` as (id, message), for readers that each need all entries; no consumer group, no ack."""
     if block_s:
         reply = await redis.xread({stream: after}, count=count, block=int(block_s * 1000))
         entries = reply[0][1] if reply else []
@@ -226,9 +237,9 @@ async def tail(
 async def tail_messages(
     redis: Redis, keys: RunKeys, stream: str, model: type[M], after: str, count: int = 100, block_s: float = 0.0
 ) -> list[tuple[str, M]]:
-    """Entries behind `after` as (id, message); one that is no `model` of this run becomes a dead letter instead.
+    """Entries behind `after` as (id, message); an entry that is not a `model` of this run becomes a dead letter.
 
-    Nothing is found only where nothing is left: however many are no messages, those behind them are read.
+    The result is empty only at the end of the stream: entries behind any number of invalid ones are read.
     """
     found: list[tuple[str, M]] = []
     while not found and (entries := await tail(redis, stream, after, count, block_s)):
@@ -236,8 +247,8 @@ async def tail_messages(
         for entry, body in entries:
             admitted = admit(keys, model, body)
             if isinstance(admitted, Malformed):
-                log.error("%s: entry %s is given up: %s", stream, entry, admitted.reason)
-                letter = admitted.letter(stream, entry, body, deliveries=1)
+                log.error("%s: entry %s is dead-lettered: %s", stream, entry, admitted.reason)
+                letter = admitted.letter(Source(stream, entry, body))
                 await _reject(redis, keys, stream, letter)
             else:
                 found.append((entry, admitted))
@@ -245,9 +256,9 @@ async def tail_messages(
 
 
 async def reject_entry(redis: Redis, keys: RunKeys, stream: str, entry: str, message: Message, reason: str) -> None:
-    """Move an entry of a stream that nobody acks to the dead-letter stream: it is well-formed, and cannot be true."""
-    log.error("%s: entry %s is given up: %s", stream, entry, reason)
-    letter = Malformed(reason).letter(stream, entry, message.model_dump_json().encode(), deliveries=1)
+    """Move an entry of a stream without a consumer group to the dead-letter stream: it is valid, but cannot be true."""
+    log.error("%s: entry %s is dead-lettered: %s", stream, entry, reason)
+    letter = Malformed(reason).letter(Source(stream, entry, message.model_dump_json().encode()))
     await _reject(redis, keys, stream, letter)
 
 

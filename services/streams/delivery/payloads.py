@@ -16,11 +16,11 @@ from services.contracts import VersionSpan
 from services.streams.connection.client import Redis
 
 WHOLE = ("prompt_ids", "response_ids", "behaviour_logprobs", "text", "finish_reason", "spans")
-"""The fields that the payload's checksum is over, in this order."""
+"""The fields that the payload's checksum covers, in this order."""
 
 
 class PayloadMissingError(LookupError):
-    """A claim check whose payload is gone or damaged; names the key."""
+    """The payload of a claim check is gone or damaged; the text names the key."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SamplePayload:
 
     prompt_ids: int32 [P]; response_ids: int32 [T]; behaviour_logprobs: float32 [T], natural logarithm of the
     probability with which each response token was drawn (after temperature and top-p);
-    spans: which policy version wrote which response tokens, covering [0, T).
+    spans: which policy version generated which response tokens, covering [0, T).
     """
 
     prompt_ids: NDArray[np.int32]
@@ -53,14 +53,14 @@ def pack(payload: SamplePayload) -> dict[str, bytes]:
         "behaviour_logprobs": payload.behaviour_logprobs.astype("<f4").tobytes(),
         "text": payload.text.encode(),
         "finish_reason": payload.finish_reason.encode(),
-        "spans": json.dumps([[s.version, s.start, s.end] for s in payload.spans]).encode(),
+        "spans": json.dumps([[span.version, span.start, span.end] for span in payload.spans]).encode(),
     }
     sums = {"text_crc": _crc(fields["text"]), "crc": _crc(*(fields[name] for name in WHOLE))}
     return fields | {name: str(value).encode() for name, value in sums.items()}
 
 
 def _crc(*parts: bytes) -> int:
-    """CRC-32 (as zlib's) of the parts and where they end."""
+    """CRC-32 (zlib's) of the parts and their lengths."""
     value = 0
     for part in parts:
         value = zlib.crc32(part, zlib.crc32(len(part).to_bytes(8, "little"), value))
@@ -68,7 +68,7 @@ def _crc(*parts: bytes) -> int:
 
 
 def unpack(key: str, fields: dict[bytes, bytes]) -> SamplePayload:
-    """The reverse of `pack`. Raises PayloadMissingError when a field is absent, or not as it was packed."""
+    """The reverse of `pack`. Raises PayloadMissingError if a field is missing or was changed."""
     try:
         if int(fields[b"crc"]) != _crc(*(fields[name.encode()] for name in WHOLE)):
             raise ValueError("its checksum does not match")
@@ -85,7 +85,7 @@ def unpack(key: str, fields: dict[bytes, bytes]) -> SamplePayload:
 
 
 async def fetch(redis: Redis, keys: list[str]) -> tuple[dict[str, SamplePayload], dict[str, str]]:
-    """Fetch payloads in one round trip: those that are whole by key, and for the others why not."""
+    """Fetch payloads in one round trip: the valid ones by key, and the errors of the others by key."""
     async with redis.pipeline(transaction=False) as pipe:
         for key in keys:
             pipe.hgetall(key)
@@ -100,10 +100,10 @@ async def fetch(redis: Redis, keys: list[str]) -> tuple[dict[str, SamplePayload]
 
 
 async def fetch_text(redis: Redis, key: str) -> str:
-    """Only the response's text: what a verifier needs. Raises PayloadMissingError."""
+    """Only the response's text, which a verifier needs. Raises PayloadMissingError."""
     text, crc = await redis.hmget(key, "text", "text_crc")
     if text is None or crc is None or not crc.isdigit() or int(crc) != _crc(text):
-        raise PayloadMissingError(f"payload {key} is missing or damaged: no text as it was written")
+        raise PayloadMissingError(f"payload {key} is missing or damaged: no valid text")
     try:
         return str(text.decode())
     except UnicodeDecodeError as error:

@@ -1,6 +1,6 @@
-"""Owns what a stream's entry must be to be let in: of bearable size, of its type, and of this run.
+"""Owns the check of a stream's entry before it is used: its size, its type, and that it belongs to the run.
 
-Must not talk to Redis, nor judge what a message asks for.
+Must not talk to Redis, nor judge the request of a message.
 """
 
 from __future__ import annotations
@@ -18,50 +18,65 @@ from services.streams.keys import RunKeys
 LARGEST_MESSAGE = 32 * 2**20
 """Bytes. A batch of 512 groups of 16 takes less than 2 MiB."""
 LARGEST_LETTER = 32 * 2**10
-"""Bytes of a message that a dead letter keeps; what is longer cannot be delivered again."""
+"""Bytes of a message that a dead letter keeps; a longer message cannot be requeued from its letter."""
 
 M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True)
+class Source:
+    """The entry that a dead letter is about: its stream, its id, its content, and how often it was delivered."""
+
+    stream: str
+    entry: str
+    body: bytes
+    deliveries: int = 1
+
+
+@dataclass(frozen=True)
 class Malformed:
-    """Why an entry is not let in, and what it says of its origin as far as that can be read."""
+    """Why an entry is rejected; and the group and prompt that it is about, if they can be read."""
 
     reason: str
     group: str | None = None
     prompt: str | None = None
 
-    def letter(self, stream: str, entry: str, body: bytes, deliveries: int) -> DeadLetter:
-        """The dead letter that tells of it."""
-        return make_letter(stream, entry, body, self.reason, deliveries, Cause.INVALID, self.group, self.prompt)
+    def letter(self, source: Source) -> DeadLetter:
+        """The dead letter of the rejected entry."""
+        return make_letter(source, self.reason, Cause.INVALID, self.group, self.prompt)
 
 
-def make_letter(
-    stream: str, entry: str, body: bytes, reason: str, deliveries: int, cause: Cause, group: str | None,
-    prompt: str | None,
-) -> DeadLetter:  # fmt: skip
-    """A dead letter of a message, of which at most LARGEST_LETTER bytes are kept."""
+def make_letter(source: Source, reason: str, cause: Cause, group: str | None, prompt: str | None) -> DeadLetter:
+    """A dead letter, which keeps at most LARGEST_LETTER bytes of the message."""
     return DeadLetter(
-        stream=stream, entry=entry, reason=reason, deliveries=deliveries, cause=cause, group=group, prompt=prompt,
-        body=body[:LARGEST_LETTER].decode(errors="replace"), size=len(body), at=time.time(),
-    )  # fmt: skip
+        stream=source.stream,
+        entry=source.entry,
+        reason=reason,
+        deliveries=source.deliveries,
+        cause=cause,
+        group=group,
+        prompt=prompt,
+        body=source.body[:LARGEST_LETTER].decode(errors="replace"),
+        size=len(source.body),
+        at=time.time(),
+    )
 
 
 def _own_payload(keys: RunKeys, message: Any) -> str | None:
     wanted = keys.payload(message.group, message.index)
     if message.facts.payload != wanted:
-        return f"facts.payload: {message.facts.payload!r} is not accepted; {wanted!r} is"
+        return f"facts.payload: {message.facts.payload!r} is not valid: expected {wanted!r}"
     return None
 
 
 def _own_batch(keys: RunKeys, batch: Any) -> str | None:
     if not batch.groups:
-        return "groups: none; at least one is needed"
+        return "groups: empty: expected at least one"
     for group in batch.groups:
         prefix = keys.payload(group.group, 0).removesuffix("0")
         for sample in group.samples:
             if not sample.payload.startswith(prefix):
-                return f"payload: {sample.payload!r} is not one of group {group.group!r} of this run"
+                return f"payload: {sample.payload!r} does not belong to group {group.group!r} of this run"
     return None
 
 
@@ -70,11 +85,11 @@ CHECKS: Mapping[type[Message], Callable[[RunKeys, Any], str | None]] = {
     Verdict: _own_payload,
     Batch: _own_batch,
 }
-"""By message type: why a message is not one of this run, or None. Whether its group exists, only Redis can tell."""
+"""By message type: why a message does not belong to the run, or None. Only Redis knows whether its group exists."""
 
 
 def admit(keys: RunKeys, model: type[M], body: bytes) -> M | Malformed:
-    """The message in `body`, or why it is none of run `keys`."""
+    """The message in `body`, or why it is not a valid message of the run."""
     if len(body) > LARGEST_MESSAGE:
         return Malformed(f"{len(body)} bytes; a {model.__name__} has at most {LARGEST_MESSAGE}")
     try:
@@ -89,5 +104,5 @@ def admit(keys: RunKeys, model: type[M], body: bytes) -> M | Malformed:
 
 
 def origin(message: Message) -> tuple[str | None, str | None]:
-    """The group and the prompt's id that a message is about, where it names them."""
+    """The group and the prompt's id that a message names, each None if it does not."""
     return getattr(message, "group", None), getattr(getattr(message, "prompt", None), "id", None)

@@ -1,6 +1,6 @@
-"""Owns what a run writes down for people: events, step records, evaluations, dead letters.
+"""Owns a run's log for users: events, step records, evaluations, dead letters.
 
-Must not be read to steer a run, except for policy versions, dead letters, and which evaluations are done.
+Must not be read to steer a run, except for dead letters and which evaluations are done.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ M = TypeVar("M", bound=Message)
 
 
 async def read_all(redis: Redis, keys: RunKeys, stream: str, model: type[M], after: str = "0-0") -> list[tuple[str, M]]:
-    """All messages behind `after`, with their ids; an entry that is none becomes a dead letter."""
+    """All messages behind `after`, with their ids; an invalid entry becomes a dead letter."""
     found: list[tuple[str, M]] = []
-    while some := await tail_messages(redis, keys, stream, model, after, count=500):
-        found += some
-        after = some[-1][0]
+    while page := await tail_messages(redis, keys, stream, model, after, count=500):
+        found += page
+        after = page[-1][0]
     return found
 
 
 async def append_message(redis: Redis, stream: str, message: Message, kept: int) -> None:
-    """Add a message to a stream that nobody acks, and keep at least its last `kept` entries (0: all)."""
+    """Append to a stream without a consumer group, and keep at least its last `kept` entries (0: all)."""
     await call(redis, "append_message", stream_key=stream, message=message.model_dump_json(), kept=kept)
 
 
 class EventLog:
-    """A run's written record."""
+    """The log of one run; `service` is the writer of events."""
 
     def __init__(self, redis: Redis, keys: RunKeys, service: str) -> None:
         self._redis = redis
@@ -44,13 +44,13 @@ class EventLog:
         self._service = service
 
     async def write(self, phase: str, text: str) -> None:
-        """Write one line for people. `phase` is a word a program may look for."""
+        """Write one event. `phase` is a word that programs may look for."""
         log.info("%s: %s", phase, text)
         event = Event(service=self._service, phase=phase, text=text, at=time.time())
         await append_message(self._redis, self._keys.events, event, EVENTS_KEPT)
 
     async def evaluation(self, record: EvaluationRecord, role: str, epoch: int) -> None:
-        """Write down an evaluation, as the owner of `role`. Raises FencedError."""
+        """Append an evaluation, as the owner of `role`. Raises FencedError."""
         await call(
             self._redis,
             "append_fenced",

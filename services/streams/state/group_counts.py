@@ -11,7 +11,7 @@ from services.streams.keys import RunKeys
 
 
 async def group_counts(redis: Redis, keys: RunKeys, lane: Lane = Lane.TRAIN) -> GroupCounts:
-    """The lane's counters, read in one transaction; `pending` is counted on its own, not derived."""
+    """The lane's counters, read in one transaction; `pending` is counted independently, not derived."""
     streams = keys.lane(lane)
     async with redis.pipeline(transaction=True) as pipe:
         pipe.hgetall(streams.counters)
@@ -21,5 +21,5 @@ async def group_counts(redis: Redis, keys: RunKeys, lane: Lane = Lane.TRAIN) -> 
 
 
 async def response_tokens(redis: Redis, keys: RunKeys, lane: Lane = Lane.TRAIN) -> int:
-    """The response tokens of all samples of the lane that have a verdict, whatever became of their groups."""
+    """The response tokens of all samples of the lane that have a verdict, whatever the state of their groups."""
     return int(await redis.hget(keys.lane(lane).counters, "response_tokens") or 0)

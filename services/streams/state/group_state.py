@@ -1,6 +1,6 @@
 """Owns the transitions of a run's groups: each is one call of a Redis function that also acks its input.
 
-Must not decide anything; callers decide, these make it so exactly once.
+Must not decide anything: callers decide, and each decision takes effect exactly once.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from services.streams.state.ownership import become_owner
 from services.streams.state.snapshots import compress_snapshot
 
 EVALUATED_TTL_S = 7 * 24 * 3600
-"""An evaluation that is resumed must still know which of its groups were answered, however long it takes."""
+"""A resumed evaluation must still find which of its groups were answered, however long it takes."""
 MORE, KEPT, EVALUATED = "more", "kept", "evaluated"
-"""How a pending group goes on, beside the releases: the rest of it is drawn, it waits for a batch, it is done."""
+"""Decisions about a pending group beside the releases: draw its other samples, keep it for a batch, it is done."""
 
 
 class Effect(IntEnum):
-    """What came of an effect on a group."""
+    """The result of an effect on a group, as in lua/shared.lua."""
 
     FRESH = 1
     LATE = 0
@@ -44,20 +44,20 @@ class Effect(IntEnum):
 
 
 class RefusedMessageError(ValueError):
-    """A well-formed message that fits nothing in this run; the text says why."""
+    """A valid message that does not belong to this run; the text says why."""
 
 
 def _effect(reply: int, group: str, index: int) -> bool:
     """Whether the effect was the first. Raises RefusedMessageError."""
     if reply == Effect.UNKNOWN_GROUP:
-        raise RefusedMessageError(f"group {group!r} is not one of this run")
+        raise RefusedMessageError(f"group {group!r} is not a group of this run")
     if reply == Effect.OUTSIDE_GROUP:
-        raise RefusedMessageError(f"index {index} is not one of group {group!r}")
+        raise RefusedMessageError(f"index {index} is not a sample of group {group!r}")
     return reply == Effect.FRESH
 
 
 class GroupTransitions:
-    """Everything a service may do to a run's groups. `epoch` is the caller's fence, 0 for unfenced roles."""
+    """All effects of services on a run's groups. `epoch` is the caller's fence, 0 for unfenced roles."""
 
     def __init__(self, redis: Redis, keys: RunKeys, role: str, epoch: int = 0) -> None:
         self._redis = redis
@@ -72,13 +72,13 @@ class GroupTransitions:
 
     @property
     def epoch(self) -> int:
-        """The fence this caller writes with."""
+        """The fence of this caller's writes."""
         return self._epoch
 
     async def dispatch(self, lane: Lane, task: Task, state: SamplerState | None) -> bool:
         """Publish a task and count its group as dispatched. False if it had been dispatched before.
 
-        Raises RedisFullError when Redis takes no more, FencedError.
+        Raises RedisFullError when Redis is at its maxmemory, FencedError.
         """
         streams = self._keys.lane(lane)
         dispatched = await call(
@@ -99,7 +99,7 @@ class GroupTransitions:
         return bool(dispatched)
 
     async def publish_sample(self, lane: Lane, lease: Lease, wanted: int, sample: Sample, body: SamplePayload) -> bool:
-        """Store a payload and announce its sample; acks the task once `wanted` are there. False if not first.
+        """Store a payload and announce its sample; ack the task once `wanted` samples exist. False if not the first.
 
         Raises RefusedMessageError for a group or sample that this run does not have, RedisFullError.
         """
@@ -140,13 +140,20 @@ class GroupTransitions:
         return _effect(reply, verdict.group, verdict.index)
 
     async def record_verdict(
-        self, lane: Lane, lease: Lease, verdict: Verdict, decision: str, samples: int, *, rest: Task | None = None,
+        self,
+        lane: Lane,
+        lease: Lease,
+        verdict: Verdict,
+        decision: str,
+        samples: int,
+        *,
+        rest: Task | None = None,
         posterior: tuple[str, str] = ("", ""),
-    ) -> bool:  # fmt: skip
-        """Keep a verdict and ack it; `decision` is '' unless it decides, then MORE, KEPT, EVALUATED or a release.
+    ) -> bool:
+        """Record a verdict and ack it; `decision` is '' unless it decides, then MORE, KEPT, EVALUATED or a release.
 
-        `rest`: with MORE, the task that asks for the group's other samples. `posterior`: what the decided group taught
-        of its prompt, as (prompt id, value). Raises RefusedMessageError for a group or sample that this run does not
+        `rest`: with MORE, the task for the group's other samples. `posterior`: the prompt's pass rates after the
+        decided group, as (prompt id, value). Raises RefusedMessageError for a group or sample that this run does not
         have, FencedError.
         """
         streams = self._keys.lane(lane)
@@ -218,9 +225,10 @@ class GroupTransitions:
         return bool(published)
 
     async def reclaim_batch(self, step: int, entry: str, groups: list[str]) -> bool:
-        """Keep the `groups` of rollout step `step` and of later ones again, for the batch's `entry` is gone; tell so.
+        """Keep the `groups` of rollout step `step` and of later ones again, because the batch's `entry` is gone.
 
-        False, and nothing was changed, if it is there or the step was trained meanwhile. Raises FencedError.
+        An event reports it. False, and nothing is changed, if the entry exists or the step was trained meanwhile.
+        Raises FencedError.
         """
         text = f"step {step}: its batch is gone from Redis; {len(groups)} groups are kept again"
         event = Event(service="sampler", phase="batch-lost", text=text, at=time.time())
@@ -242,7 +250,7 @@ class GroupTransitions:
         return bool(reclaimed)
 
     async def mark_starved(self, why: str) -> None:
-        """Say that the run has to pause for want of kept groups. Raises FencedError."""
+        """Record that the run has to pause for lack of kept groups. Raises FencedError."""
         await call(
             self._redis,
             "mark_starved",
@@ -255,16 +263,16 @@ class GroupTransitions:
         )
 
     async def delete_evaluated(self, groups: list[str]) -> None:
-        """Let go of an evaluation's groups, whose record has been written."""
+        """Delete the groups of an evaluation whose record was written."""
         for start in range(0, len(groups), 100):
-            await self._redis.unlink(*(self._keys.group(name) for name in groups[start : start + 100]))
+            await self._redis.unlink(*(self._keys.group(group) for group in groups[start : start + 100]))
 
     def _payloads(self, group: str, samples: int) -> list[str]:
         return [self._keys.payload(group, index) for index in range(samples)]
 
 
 async def missing_samples(redis: Redis, keys: RunKeys, task: Task) -> list[int]:
-    """The sample indices a task asks for that nobody has published; empty when the group was released.
+    """The sample indices of a task that were not published yet; empty if the group was released.
 
     Raises RefusedMessageError for a group that this run does not have, or that has fewer samples.
     """
@@ -274,9 +282,9 @@ async def missing_samples(redis: Redis, keys: RunKeys, task: Task) -> list[int]:
             pipe.exists(keys.payload(task.group, index))
         (state, samples), *exists = await pipe.execute()
     if state is None:
-        raise RefusedMessageError(f"group {task.group!r} is not one of this run")
+        raise RefusedMessageError(f"group {task.group!r} is not a group of this run")
     if task.wanted > int(samples):
         raise RefusedMessageError(f"samples {task.wanted} exceed those of group {task.group!r}, {int(samples)}")
     if state != b"pending":
         return []
-    return [index for index, there in enumerate(exists) if not there]
+    return [index for index, published in enumerate(exists) if not published]

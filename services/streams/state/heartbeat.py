@@ -1,6 +1,6 @@
-"""Owns who is alive, and what they wait for: every process announces both under a key that lapses when it dies.
+"""Owns heartbeats: each process announces that it is alive, and its waits, under a key that lapses when it dies.
 
-Must not decide what follows from a death or a stall.
+Must not decide how to react to a death or a stall.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 2.0
 LAPSES_S = 10.0
 PATIENCE_S = 5.0
-"""How long one heartbeat may take; a Redis that hangs must not silence the log."""
-UNTOLD_KEPT = 100
-"""Lines that wait for Redis to come back; the oldest go first, and all are in the log."""
+"""How long one heartbeat may take; a Redis that hangs must not keep waits out of the log."""
+UNSENT_KEPT = 100
+"""Events that wait for Redis to answer again; the oldest are dropped first, and all are in the log."""
 
 
 def _places(run: str | None, process: str) -> tuple[str, str]:
@@ -44,20 +44,24 @@ class Heartbeat:
     """One process's announcement. `update` changes what is announced; the heartbeat keeps it from lapsing.
 
     With `waits` each heartbeat announces them too; with an `event_log` a wait past its deadline becomes an event
-    `stalled`, a long one an event `waiting`. `told` hears of each change of state, in this process.
+    `stalled`, a long one an event `waiting`. `told` is called with each change of state, in this process.
     """
 
     def __init__(
-        self, redis: Redis, info: ProcessInfo, waits: Waits | None = None, event_log: EventLog | None = None,
+        self,
+        redis: Redis,
+        info: ProcessInfo,
+        waits: Waits | None = None,
+        event_log: EventLog | None = None,
         told: Callable[[ProcessInfo], None] = lambda _: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._redis = redis
         self.info = info
         self._waits = waits or Waits()
         self._event_log = event_log
         self._told = told
         self._gauges = _Gauges(info.run or "", info.service)
-        self._untold: deque[tuple[str, str]] = deque(maxlen=UNTOLD_KEPT)
+        self._unsent: deque[tuple[str, str]] = deque(maxlen=UNSENT_KEPT)
         self._heart: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Heartbeat:
@@ -76,12 +80,14 @@ class Heartbeat:
                 await self._redis.delete(key)
                 await self._redis.srem(index, self.info.id)
         except (RedisError, OSError) as error:
-            log.warning("could not withdraw %s; it lapses within %g s: %s", self.info.id, LAPSES_S, _text(error))
+            log.warning(
+                "could not delete the heartbeat of %s; it lapses within %g s: %s", self.info.id, LAPSES_S, _text(error)
+            )
 
     async def update(self, *, state: str | None = None, version: int | None = None) -> None:
         """Announce another state or policy version, at once."""
         changes = {"state": state, "version": version}
-        self.info = self.info.model_copy(update={k: v for k, v in changes.items() if v is not None})
+        self.info = self.info.model_copy(update={name: value for name, value in changes.items() if value is not None})
         if state is not None:
             self._told(self.info)
         await self._announce()
@@ -106,41 +112,41 @@ class Heartbeat:
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     await self._announce()
-                    await self._tell()
+                    await self._send_events()
             except (RedisError, RedisFullError, OSError) as error:
                 log.warning("heartbeat of %s failed: %s", self.info.id, _text(error))
 
     def _watch(self, now: float) -> None:
-        """Show the waits as metrics; log those that turned long or stalled, for Redis may be what is waited for."""
+        """Show the waits as metrics; log those that turned long or stalled, because they may wait for Redis itself."""
         self._gauges.show(self._waits.current(now), now)
         stalled, long = self._waits.newly_stalled(now), self._waits.newly_long(now)
-        for phase, wait in [*(("stalled", one) for one in stalled), *(("waiting", one) for one in long)]:
+        for phase, wait in [*(("stalled", wait) for wait in stalled), *(("waiting", wait) for wait in long)]:
             text = describe_wait(self.info.id, wait, now)
             log.warning("%s: %s", phase, text)
-            self._untold.append((phase, text))
+            self._unsent.append((phase, text))
 
-    async def _tell(self) -> None:
-        while self._event_log is not None and self._untold:
-            await self._event_log.write(*self._untold[0])
-            self._untold.popleft()
+    async def _send_events(self) -> None:
+        while self._event_log is not None and self._unsent:
+            await self._event_log.write(*self._unsent[0])
+            self._unsent.popleft()
 
 
 class _Gauges:
-    """A process's waits as metrics; one that is over is no longer shown."""
+    """A process's waits as metrics; a wait that is over is no longer shown."""
 
     def __init__(self, run: str, service: str) -> None:
         self._labels = (run, service)
         self._shown: set[str] = set()
 
     def show(self, waits: tuple[Wait, ...], now: float) -> None:
-        names = {one.name for one in waits}
+        names = {wait.name for wait in waits}
         for name in self._shown - names:
             for family in (WAIT_SECONDS, WAIT_DEADLINE_SECONDS, STALLED_WAITS):
                 family.remove(*self._labels, name)
-        for one in waits:
-            WAIT_SECONDS.labels(*self._labels, one.name).set(now - one.since)
-            WAIT_DEADLINE_SECONDS.labels(*self._labels, one.name).set(one.deadline_s)
-            STALLED_WAITS.labels(*self._labels, one.name).set(one.stalled(now))
+        for wait in waits:
+            WAIT_SECONDS.labels(*self._labels, wait.name).set(now - wait.since)
+            WAIT_DEADLINE_SECONDS.labels(*self._labels, wait.name).set(wait.deadline_s)
+            STALLED_WAITS.labels(*self._labels, wait.name).set(wait.stalled(now))
         self._shown = names
 
 
@@ -149,24 +155,24 @@ def _text(error: Exception) -> str:
 
 
 async def live_processes(redis: Redis, run: str | None) -> list[ProcessInfo]:
-    """The processes of a run (or the shared ones) whose announcement has not lapsed, oldest first.
+    """The processes of a run (or the shared ones) whose heartbeat has not lapsed, oldest first.
 
-    One that cannot be read is logged and left out.
+    One that cannot be parsed is logged and left out.
     """
     index, _ = _places(run, "")
     ids = sorted(member.decode() for member in await redis.smembers(index))
     if not ids:
         return []
-    bodies = await asyncio.gather(*(redis.get(_places(run, one)[1]) for one in ids))
-    lapsed = [one for one, body in zip(ids, bodies, strict=True) if body is None]
+    bodies = await asyncio.gather(*(redis.get(_places(run, process)[1]) for process in ids))
+    lapsed = [process for process, body in zip(ids, bodies, strict=True) if body is None]
     if lapsed:
         await redis.srem(index, *lapsed)
     found = []
-    for one, body in zip(ids, bodies, strict=True):
+    for process, body in zip(ids, bodies, strict=True):
         if body is None:
             continue
         try:
             found.append(ProcessInfo.model_validate_json(body))
         except ValidationError as error:
-            log.warning("process %s cannot be read and is left out: %s", one, error.errors()[0]["msg"])
+            log.warning("process %s cannot be parsed and is left out: %s", process, error.errors()[0]["msg"])
     return sorted(found, key=lambda info: (info.started_at, info.id))

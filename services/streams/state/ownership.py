@@ -11,9 +11,9 @@ from services.streams.keys import RunKeys
 
 
 async def become_owner(redis: Redis, keys: RunKeys, role: str) -> int:
-    """Raise the role's epoch and return it: every former owner's writes are refused from now on.
+    """Raise the role's epoch and return it: from now on, writes of former owners are refused.
 
-    A repeated call (the reply was lost) raises it twice, which fences nobody else.
+    A repeated call (the reply was lost) raises it twice, which fences no other owner.
     """
     return await call(redis, "become_owner", epoch_key=keys.epoch(role))
 

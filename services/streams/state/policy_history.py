@@ -1,4 +1,4 @@
-"""Owns a run's weight history in Redis: versions announced, steps committed, batches waiting to be covered, rewinding.
+"""Owns a run's weight history in Redis: versions announced, steps committed, batches that no checkpoint covers yet.
 
 Must not hold weights, nor decide when a checkpoint covers a step.
 """
@@ -22,7 +22,7 @@ from services.contracts import (
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.delivery.consumer import tail_messages
-from services.streams.delivery.validation import Malformed
+from services.streams.delivery.validation import Malformed, Source
 from services.streams.keys import RunKeys
 from services.streams.retention import WEIGHT_MESSAGES_KEPT
 from services.streams.state.ownership import become_owner
@@ -58,7 +58,7 @@ class LoggedBatch:
 
 
 class BatchReclaimedError(RuntimeError):
-    """A batch was trained whose entry was lost meanwhile. A learner that begins anew trains the one in its place."""
+    """The sampler reclaimed a batch while it was trained, as its entry was lost. A restart trains its successor."""
 
 
 class History:
@@ -80,7 +80,7 @@ class History:
         return await read_policy(self._redis, self._keys)
 
     async def announce(self, step: int, weights: str) -> int:
-        """The version to publish the weights of `step` under: the one that they have, or a new one."""
+        """The version under which to publish the weights of `step`: the one that they have, or a new one."""
         return await call(
             self._redis,
             "announce_version",
@@ -92,7 +92,7 @@ class History:
         )
 
     async def commit_policy(self, version: int, step: int, weights: str) -> None:
-        """Make an announced version current without training: the first, or what a resumed run begins with."""
+        """Make an announced version current without training: the first, or the first of a resumed run."""
         await call(
             self._redis,
             "commit_policy",
@@ -107,7 +107,7 @@ class History:
     async def commit_step(self, record: StepRecord, entry: str) -> bool:
         """Record the rollout step that trained the batch of `entry`, and make its version current.
 
-        False if it was before. Raises BatchReclaimedError, FencedError.
+        False if that was done before. Raises BatchReclaimedError, FencedError.
         """
         streams = self._keys.lane(Lane.TRAIN)
         staleness = record.staleness or (0,) * len(record.groups)
@@ -138,9 +138,9 @@ class History:
         return bool(done)
 
     async def cover_batch(self, logged: LoggedBatch) -> bool:
-        """Let go of a batch whose step a checkpoint covers, and of its payloads. False if that was done before.
+        """Delete a batch whose step a checkpoint covers, and its payloads. False if that was done before.
 
-        Of a batch that is not the sampler's, or came twice, only the entry goes.
+        For a batch that the sampler did not write, or a copy, only the entry is deleted.
         """
         batch = logged.batch
         covered = await call(
@@ -162,36 +162,37 @@ class History:
     async def batches(self, after: str = "0-0", block_s: float = 0.0) -> list[LoggedBatch]:
         """The batches behind entry `after` that no checkpoint covers yet, oldest first; waits at most `block_s`.
 
-        An entry that is no batch of this run is moved to the dead-letter stream.
+        An entry that is not a batch of this run is moved to the dead-letter stream.
         """
         found = await tail_messages(self._redis, self._keys, self._keys.batches, Batch, after, block_s=block_s)
         return [LoggedBatch(entry, batch) for entry, batch in found]
 
     async def accepts(self, logged: LoggedBatch, step: int) -> bool:
-        """Whether a batch is the very entry that the sampler published for rollout step `step`.
+        """Whether a batch is the entry that the sampler published for rollout step `step`.
 
-        One that it published for a later step is left where it is: should the one before it be gone, the sampler takes
-        both back. Any other is moved to the dead-letter stream.
+        An entry published for a later step is left in the log: if the one before it is gone, the sampler reclaims both.
+        Any other is moved to the dead-letter stream.
         """
-        found = await _noted(self._redis, self._keys, logged.batch)
-        # A sampler of the release before this one notes no entry.
+        found = await _group_facts(self._redis, self._keys, logged.batch)
+        # A sampler of the previous release records no entry.
         own = str(logged.batch.step).encode()
         wanted = [[b"batched", own, entry] for entry in (logged.entry.encode(), None)]
-        wrong = [one.group for one, fields in zip(logged.batch.groups, found, strict=True) if fields not in wanted]
+        groups = zip(logged.batch.groups, found, strict=True)
+        wrong = [group.group for group, fields in groups if fields not in wanted]
         if logged.batch.step >= step and not wrong:
             return logged.batch.step == step
         why = f"not the batch of rollout step {step}: {wrong[0] if wrong else logged.batch.step}"
-        log.error("%s: entry %s is given up: %s", self._keys.batches, logged.entry, why)
+        log.error("%s: entry %s is dead-lettered: %s", self._keys.batches, logged.entry, why)
         body = logged.batch.model_dump_json().encode()
-        letter = Malformed(why).letter(self._keys.batches, logged.entry, body, deliveries=1)
-        await self._take_out(logged, letter.model_dump_json())
+        letter = Malformed(why).letter(Source(self._keys.batches, logged.entry, body))
+        await self._remove(logged, letter.model_dump_json())
         return False
 
     async def return_batch(self, logged: LoggedBatch) -> None:
-        """Return a batch to the sampler, which takes it and those behind it back. Raises FencedError."""
-        await self._take_out(logged, "")
+        """Return a batch to the sampler, which reclaims it and all later ones. Raises FencedError."""
+        await self._remove(logged, "")
 
-    async def _take_out(self, logged: LoggedBatch, letter: str) -> None:
+    async def _remove(self, logged: LoggedBatch, letter: str) -> None:
         await call(
             self._redis,
             "remove_batch",
@@ -204,20 +205,20 @@ class History:
         )
 
     async def final_step(self) -> int | None:
-        """The rollout step whose batch was published as the run's last; None while that is open."""
+        """The rollout step whose batch was published as the run's last; None before that."""
         step, last = await self._redis.hmget(self._keys.queue, "step", "last")
         return int(step) if last == b"1" else None
 
     async def publish_snapshot(self, snapshot: SamplerSnapshot) -> None:
-        """Lay the sampler's snapshot of a checkpoint down for the sampler, which takes the run back to it."""
-        await self._keep(self._keys.snapshot(snapshot.step), compress_snapshot(snapshot))
+        """Store the sampler's snapshot of a checkpoint for the sampler, which rewinds the run to it."""
+        await self._set(self._keys.snapshot(snapshot.step), compress_snapshot(snapshot))
 
     async def publish_checkpoints(self, steps: list[int]) -> None:
-        """Tell people which rollout steps the run can be resumed from."""
-        await self._keep(self._keys.checkpoints, json.dumps(steps))
+        """Store the rollout steps from which the run can be resumed."""
+        await self._set(self._keys.checkpoints, json.dumps(steps))
 
     async def publish_plan(self, plan: WeightPlan) -> None:
-        """Call the fleet to a broadcast. Raises FencedError."""
+        """Publish the plan of a broadcast to the fleet. Raises FencedError."""
         await call(
             self._redis,
             "append_fenced",
@@ -229,27 +230,27 @@ class History:
         )
 
     async def publish_manifest(self, manifest: WeightManifest) -> None:
-        """Tell the fleet in which order tensors travel. Raises FencedError."""
-        await self._keep(self._keys.manifest, manifest.model_dump_json())
+        """Publish the order of the tensors in a broadcast to the fleet. Raises FencedError."""
+        await self._set(self._keys.manifest, manifest.model_dump_json())
 
-    async def _keep(self, key: str, value: str | bytes) -> None:
+    async def _set(self, key: str, value: str | bytes) -> None:
         await call(self._redis, "set_fenced", epoch_key=self._epoch_key, value_key=key, epoch=self.epoch, value=value)
 
 
 async def published_batches(redis: Redis, keys: RunKeys, steps: Collection[int]) -> list[Batch]:
-    """Those of `steps` that were committed and that no checkpoint covers yet, as the sampler published them."""
+    """The batches of those `steps` that were committed and that no checkpoint covers yet, as published."""
     found, after = {}, "0-0"
-    while some := await tail_messages(redis, keys, keys.batches, Batch, after):
-        after = some[-1][0]
-        for entry, batch in some:
+    while page := await tail_messages(redis, keys, keys.batches, Batch, after):
+        after = page[-1][0]
+        for entry, batch in page:
             wanted = [b"trained", str(batch.step).encode(), entry.encode()]
-            if batch.step in steps and all(fields == wanted for fields in await _noted(redis, keys, batch)):
+            if batch.step in steps and all(fields == wanted for fields in await _group_facts(redis, keys, batch)):
                 found[batch.step] = batch
     return [found[step] for step in sorted(found)]
 
 
-async def _noted(redis: Redis, keys: RunKeys, batch: Batch) -> list[list[bytes | None]]:
-    """What each group of a batch has noted of itself: its state, the rollout step, the batch's entry."""
+async def _group_facts(redis: Redis, keys: RunKeys, batch: Batch) -> list[list[bytes | None]]:
+    """Per group of a batch, from its hash: its state, the rollout step, the batch's entry."""
     async with redis.pipeline(transaction=False) as pipe:
         for group in batch.groups:
             pipe.hmget(keys.group(group.group), "state", "step", "batch")

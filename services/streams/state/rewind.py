@@ -15,16 +15,16 @@ from services.streams.state.events import EventLog, read_all
 
 
 class GroupsChangedError(RuntimeError):
-    """Somebody asked for another group meanwhile (a dead letter was redriven); read the open ones again."""
+    """Another group was dispatched meanwhile (a dead letter was redriven); read the open ones again."""
 
 
 async def delete_evaluations(redis: Redis, keys: RunKeys, role: str, epoch: int, entries: list[str]) -> None:
-    """Drop these evaluation records, and all that is under way on the evaluation lane. Raises FencedError."""
+    """Delete these evaluation records, and everything in flight on the evaluation lane. Raises FencedError."""
     lane = keys.lane(Lane.EVALUATION)
-    # Nobody begins another evaluation meanwhile: its owner is the one who calls.
+    # No other evaluation starts meanwhile: the caller owns them.
     patterns = (keys.group(f"{EVALUATION_GROUP}*"), keys.key(f"payload:{EVALUATION_GROUP}*"))
-    # A sample whose payload stayed would count as published, and never be asked for again.
-    gone = [key for pattern in patterns async for key in redis.scan_iter(pattern, 1000)]
+    # A sample whose payload stayed would count as published and never be drawn again.
+    leftovers = [key for pattern in patterns async for key in redis.scan_iter(pattern, 1000)]
     await call(
         redis,
         "delete_evaluations",
@@ -37,7 +37,7 @@ async def delete_evaluations(redis: Redis, keys: RunKeys, role: str, epoch: int,
             lane.counters,
             lane.pending,
             lane.released,
-            *gone,
+            *leftovers,
         ],
         epoch=epoch,
         record_entry_list=entries,
@@ -46,20 +46,28 @@ async def delete_evaluations(redis: Redis, keys: RunKeys, role: str, epoch: int,
 
 @dataclass(frozen=True)
 class ReopenedGroup:
-    """A group that goes back to pending: the task that asks for it, and whether it had been trained."""
+    """A group that becomes pending again: its task, and whether it had been trained."""
 
     task: Task
     trained: bool
 
 
 async def rewind(
-    redis: Redis, keys: RunKeys, role: str, epoch: int, *, resumption: int, step: int, groups: list[ReopenedGroup],
-    posteriors: dict[str, str], response_tokens: int | None,
-) -> bool:  # fmt: skip
-    """Take a run back to rollout step `step`, once per `resumption`. False when it was done before.
+    redis: Redis,
+    keys: RunKeys,
+    role: str,
+    epoch: int,
+    *,
+    resumption: int,
+    step: int,
+    groups: list[ReopenedGroup],
+    posteriors: dict[str, str],
+    response_tokens: int | None,
+) -> bool:
+    """Rewind a run to rollout step `step`, once per `resumption`. False if that was done before.
 
-    Later steps leave the history, `groups` are asked for again, and the sampler's posteriors are those given, as is the
-    count of response tokens unless that is None. Raises FencedError, GroupsChangedError.
+    Later steps leave the history, `groups` are drawn again, and the sampler's posteriors are replaced by those given,
+    as is the count of response tokens unless that is None. Raises FencedError, GroupsChangedError.
     """
     streams = keys.lane(Lane.TRAIN)
     dropped = [entry for entry, record in await EventLog(redis, keys, role).steps() if record.step > step]
@@ -100,5 +108,5 @@ async def rewind(
         was_trained_list=[int(group.trained) for group in groups],
     )
     if done < 0:
-        raise GroupsChangedError(f"run {keys.run!r}: other groups are open than a moment ago")
+        raise GroupsChangedError(f"run {keys.run!r}: the open groups changed meanwhile")
     return bool(done)

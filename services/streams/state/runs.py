@@ -44,18 +44,18 @@ class EndedRunError(RunStateError):
 
 
 class NoCheckpointError(ValueError):
-    """A run cannot be resumed from the step named; the text says from which it can."""
+    """A run cannot be resumed from the named step; the text lists the possible steps."""
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as the control plane knows it. `model_path` and `export_path` are set by the controller and the learner.
+    """A run in the control plane. `model_path` and `export_path` are set by the controller and the learner.
 
     `model_path` names the model on every node (see services.storage.models): a folder, `package:NAME`, or an address in
     a store with a mark of what it held. `export_path`: a folder, or an address in a store.
 
-    `resumptions`: how often the run was resumed after it had ended; `resume_step`: the rollout step that the last one
-    of them asked to begin from, None for as far as the run had come.
+    `resumptions`: how often the run was resumed after it had ended; `resume_step`: the rollout step that the last
+    resumption named, None for the last committed one.
     """
 
     id: str
@@ -80,7 +80,7 @@ class RunRecord:
 
 def _decode(run: str, fields: dict[bytes, bytes]) -> RunRecord:
     text = {name.decode(): value.decode() for name, value in fields.items()}
-    history = tuple(Transition.model_validate(one) for one in json.loads(text["history"]))
+    history = tuple(Transition.model_validate(change) for change in json.loads(text["history"]))
     return RunRecord(
         id=run,
         recipe=Recipe.model_validate_json(text["recipe"]),
@@ -100,14 +100,14 @@ def _decode(run: str, fields: dict[bytes, bytes]) -> RunRecord:
 
 @dataclass(frozen=True)
 class _Change:
-    """What changes in a record, at once; `forget` names other keys of the run that go with it."""
+    """A change of a record, made in one step; `delete_keys` names other keys of the run to delete with it."""
 
     state: RunState | None = None
     reason: str = ""
     fields: Mapping[str, str] | None = None
     drop: tuple[str, ...] = ()
     count: str = ""
-    forget: tuple[str, ...] = ()
+    delete_keys: tuple[str, ...] = ()
 
     def transition(self) -> str:
         """The transition to append to the run's history, as JSON; '' without a new state."""
@@ -129,7 +129,7 @@ def _flat(fields: Mapping[str, str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Resumption:
-    """How a run that ended is to go on: from an older step's checkpoint, with other numbers; None: as it was."""
+    """How to resume a run that ended: from an older step's checkpoint, with other numbers; None: unchanged."""
 
     from_step: int | None = None
     learner_ranks: int | None = None
@@ -142,19 +142,19 @@ UNCHANGED = Resumption()
 class RunRecords:
     """All runs of one Redis. Every change is one step, and possible while Redis is at its maxmemory.
 
-    A change that carries an `epoch` is the controller's: FencedError once a newer controller has begun.
+    A change with an `epoch` is the controller's: it raises FencedError once a newer controller owns the role.
     """
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
     async def create(self, run: str, recipe: Recipe) -> RunRecord:
-        """Add a queued run. Raises ValueError for an id in use or not accepted, RedisFullError."""
+        """Add a queued run. Raises ValueError for an id in use or not valid, RedisFullError."""
         key = RunKeys(run).record
         now = time.time()
         first = Transition(state=RunState.QUEUED, at=now, reason="submitted")
         try:
-            # First, so that no run exists that nobody finds; an id without a record is passed over.
+            # First, so that every run can be found; an id without a record is skipped.
             await self._redis.zadd(RUNS, {run: now}, nx=True)
         except OutOfMemoryError as error:
             raise RedisFullError(f"Redis is at its maxmemory: {error}") from None
@@ -182,15 +182,15 @@ class RunRecords:
         return _decode(run, fields)
 
     async def all(self) -> list[RunRecord]:
-        """Every run that can be read, oldest first; one whose recipe is no longer accepted is logged and left out."""
+        """Every run that can be parsed, oldest first; one whose recipe is no longer valid is logged and left out."""
         found = []
         for run in await self._redis.zrange(RUNS, 0, -1):
             try:
                 found.append(await self.get(run.decode()))
             except ValidationError as error:
-                log.warning("run %s cannot be read and is left out: %s", run.decode(), error.errors()[0]["msg"])
+                log.warning("run %s cannot be parsed and is left out: %s", run.decode(), error.errors()[0]["msg"])
             except UnknownRunError:
-                log.debug("run %s was announced and never recorded", run.decode())
+                log.debug("run %s is in the index but has no record", run.decode())
         return found
 
     async def transition(self, run: str, state: RunState, reason: str, epoch: int | None = None) -> RunRecord:
@@ -207,23 +207,23 @@ class RunRecords:
         return await self._change(run, {RunState.RUNNING}, _Change(fields={"pause_requested": "1"}), refusal=refusal)
 
     async def resume(self, run: str, wish: Resumption = UNCHANGED) -> RunRecord:
-        """Take a paused run on, or queue one again that failed or was cancelled.
+        """Resume a paused run, or requeue one that failed or was cancelled.
 
-        A pause that was asked for and has not begun is withdrawn. Raises UnknownRunError, RunStateError,
+        A requested pause that has not started is cancelled. Raises UnknownRunError, RunStateError,
         NoCheckpointError.
         """
         record = await self.get(run)
         if record.state in RESUMABLE:
-            return await self._queue_again(record, wish)
+            return await self._requeue(record, wish)
         if record.state is not RunState.PAUSED and not (record.state is RunState.RUNNING and record.pause_requested):
-            hint = "there is nothing left to do" if record.state.ended else "cancel it first"
+            hint = "it has nothing left to do" if record.state.ended else "cancel it first"
             raise RunStateError(f"run {run!r} is {record.state.value}; {hint}")
         if wish != UNCHANGED:
-            raise RunStateError(f"run {run!r} is {record.state.value}; cancel it first, then resume it otherwise")
-        change = _Change(drop=("pause_requested",), forget=(RunKeys(run).starved,))
-        return await self._change(run, {record.state}, change, refusal="look at it again")
+            raise RunStateError(f"run {run!r} is {record.state.value}; cancel it first, then resume it with changes")
+        change = _Change(drop=("pause_requested",), delete_keys=(RunKeys(run).starved,))
+        return await self._change(run, {record.state}, change, refusal="its state changed meanwhile; retry")
 
-    async def _queue_again(self, record: RunRecord, wish: Resumption) -> RunRecord:
+    async def _requeue(self, record: RunRecord, wish: Resumption) -> RunRecord:
         run, fields = record.id, {}
         drop = ["cancel_requested", "pause_requested", "summary"]
         if wish.from_step is None:
@@ -232,7 +232,7 @@ class RunRecords:
         else:
             await self._check_step(run, wish.from_step)
             reason, fields["resume_step"] = f"resumed from step {wish.from_step}", str(wish.from_step)
-            drop.append("export_path")  # it holds weights that leave the history
+            drop.append("export_path")  # it contains weights that leave the history
         if wish.learner_ranks is not None:
             learner = record.recipe.learner.model_copy(update={"ranks": wish.learner_ranks})
             fields["recipe"] = record.recipe.model_copy(update={"learner": learner}).model_dump_json()
@@ -241,33 +241,38 @@ class RunRecords:
             fields["rollout_replicas"] = str(wish.rollout)
             reason += f", {wish.rollout} rollout replicas"
         change = _Change(RunState.QUEUED, reason, fields, tuple(drop), "resumptions", (RunKeys(run).starved,))
-        return await self._change(run, RESUMABLE, change, refusal="look at it again")
+        return await self._change(run, RESUMABLE, change, refusal="its state changed meanwhile; retry")
 
     async def _check_step(self, run: str, step: int) -> None:
         stored = await self._redis.get(RunKeys(run).checkpoints)
         accepted = sorted({0, *(json.loads(stored) if stored else ())})
         if step not in accepted:
             raise NoCheckpointError(
-                f"from_step: value {step} is not accepted; the rollout steps with a checkpoint are, and 0 for the "
-                f"initial model: {', '.join(map(str, accepted))}"
+                f"from_step: {step} is not valid: expected a rollout step with a checkpoint, or 0 for the initial "
+                f"model: {', '.join(map(str, accepted))}"
             )
 
     async def scale(self, run: str, rollout: int) -> RunRecord:
-        """Ask for another number of rollout replicas. Raises UnknownRunError, EndedRunError."""
+        """Set the desired number of rollout replicas. Raises UnknownRunError, EndedRunError."""
         return await self._change(run, ACTIVE, _Change(fields={"rollout_replicas": str(rollout)}))
 
     async def set_paths(self, run: str, epoch: int | None = None, owner: str = OWNER, **paths: str) -> None:
-        """Note model_path or export_path, as the owner of a role. Raises UnknownRunError, FencedError."""
+        """Set model_path or export_path, as the owner of a role. Raises UnknownRunError, FencedError."""
         await self._change(run, ANY, _Change(fields=paths), epoch, owner=owner)
 
     async def set_summary(self, run: str, summary: dict[str, Any], epoch: int | None = None) -> None:
-        """Note what the run came to. Raises UnknownRunError, FencedError."""
+        """Set the run's results. Raises UnknownRunError, FencedError."""
         await self._change(run, ANY, _Change(fields={"summary": json.dumps(summary)}), epoch)
 
     async def _change(
-        self, run: str, states: Collection[RunState], change: _Change, epoch: int | None = None, refusal: str = "",
+        self,
+        run: str,
+        states: Collection[RunState],
+        change: _Change,
+        epoch: int | None = None,
+        refusal: str = "",
         owner: str = OWNER,
-    ) -> RunRecord:  # fmt: skip
+    ) -> RunRecord:
         try:
             keys = RunKeys(run)
         except ValueError:
@@ -277,7 +282,7 @@ class RunRecords:
             "change_record",
             record_key=keys.record,
             epoch_key=keys.epoch(owner),
-            deleted_keys=change.forget,
+            deleted_keys=change.delete_keys,
             epoch="" if epoch is None else epoch,
             states="," + ",".join(state.value for state in states) + ",",
             transition=change.transition(),
@@ -296,7 +301,7 @@ class RunRecords:
 
 
 async def is_paused(redis: Redis, keys: RunKeys) -> bool:
-    """Whether somebody paused the run, or it starves and waits for somebody to take it on."""
+    """Whether a pause was requested, or the run is starved and waits to be resumed."""
     state, requested = await redis.hmget(keys.record, "state", "pause_requested")
     starved = await redis.exists(keys.starved)
     return bool(starved) or requested == b"1" or state == RunState.PAUSED.value.encode()

@@ -1,26 +1,26 @@
-"""Owns the look at a run's streams from outside: how much they hold, how much is under lease, whether a lease is stuck.
+"""Owns figures of streams and memory: lengths, leases, whether a lease is stuck, how full Redis is.
 
-Must not change a stream.
+Must not change anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from services.streams.connection.client import Redis
 
-LEASES_LOOKED_AT = 100
+LEASES_CHECKED = 100
 
 
 @dataclass(frozen=True)
 class StreamFigures:
     """A stream and its one consumer group.
 
-    `entries`: all that it holds, those that were acked and not yet trimmed too. `pending`: under lease. `lag`: not yet
-    delivered; None where the server cannot tell (an undelivered entry was deleted). `oldest_idle_s`: the longest that
-    one of the leases looked at was neither renewed nor taken over; 0 without leases.
+    `entries`: all entries, including those acked and not yet trimmed. `pending`: under lease. `lag`: not yet delivered;
+    None if the server does not know (an undelivered entry was deleted). `oldest_idle_s`: the longest time for which one
+    of the checked leases was neither renewed nor taken over; 0 without leases.
     """
 
     entries: int = 0
@@ -30,10 +30,10 @@ class StreamFigures:
 
 
 async def stream_figures(redis: Redis, readers: Mapping[str, str], lease_s: float) -> dict[str, StreamFigures]:
-    """The figures of streams by key; `readers`: the consumer group of each. Two round trips, however long they are.
+    """The figures of streams by key; `readers`: the consumer group of each. Takes two round trips.
 
-    LEASES_LOOKED_AT leases of a stream are looked at: those that have lapsed (`lease_s` seconds without renewal) where
-    there are any, else the oldest.
+    LEASES_CHECKED leases per stream are checked: the lapsed ones (`lease_s` seconds without renewal) if there are any,
+    else the oldest.
     """
     found: dict[str, StreamFigures] = {}
     async with redis.pipeline(transaction=False) as pipe:
@@ -45,40 +45,39 @@ async def stream_figures(redis: Redis, readers: Mapping[str, str], lease_s: floa
         facts = _group(groups, readers[stream])
         if isinstance(entries, int):
             found[stream] = StreamFigures(entries, facts.get("pending", 0), facts.get("lag", entries))
-    leased = [stream for stream, one in found.items() if one.pending]
+    leased = [stream for stream, figures in found.items() if figures.pending]
     idle = await _idle(redis, {stream: readers[stream] for stream in leased}, lease_s)
     return {
-        stream: StreamFigures(one.entries, one.pending, one.lag, idle.get(stream, 0.0))
-        for stream, one in ((stream, found.get(stream, StreamFigures())) for stream in readers)
+        stream: replace(found.get(stream, StreamFigures()), oldest_idle_s=idle.get(stream, 0.0)) for stream in readers
     }
 
 
 def _group(reply: Any, name: str) -> dict[str, Any]:
-    """What is known of a consumer group; nothing before it exists."""
+    """A consumer group's fields; empty before it exists."""
     if isinstance(reply, Exception):
         return {}
-    return next((one for one in reply if one["name"] == name.encode()), {})
+    return next((group for group in reply if group["name"] == name.encode()), {})
 
 
 async def _idle(redis: Redis, readers: Mapping[str, str], lease_s: float) -> dict[str, float]:
-    """By stream: the longest that a lease was not renewed for, in seconds."""
+    """By stream: the longest time without a renewal of a lease, in seconds."""
     if not readers:
         return {}
     lapsed_ms = int(lease_s * 1000)
     async with redis.pipeline(transaction=False) as pipe:
         for stream, reader in readers.items():
-            pipe.xpending_range(stream, reader, "-", "+", LEASES_LOOKED_AT, idle=lapsed_ms)
-            pipe.xpending_range(stream, reader, "-", "+", LEASES_LOOKED_AT)
+            pipe.xpending_range(stream, reader, "-", "+", LEASES_CHECKED, idle=lapsed_ms)
+            pipe.xpending_range(stream, reader, "-", "+", LEASES_CHECKED)
         replies = await pipe.execute(raise_on_error=False)
     found = {}
     for stream, lapsed, oldest in zip(readers, replies[::2], replies[1::2], strict=True):
-        leases = [one for part in (lapsed, oldest) if isinstance(part, list) for one in part]
-        found[stream] = max((one["time_since_delivered"] / 1000 for one in leases), default=0.0)
+        leases = [lease for part in (lapsed, oldest) if isinstance(part, list) for lease in part]
+        found[stream] = max((lease["time_since_delivered"] / 1000 for lease in leases), default=0.0)
     return found
 
 
 async def memory_share(redis: Redis) -> float | None:
-    """The share of Redis' maxmemory that is in use; None where it has no limit."""
+    """The share of Redis' maxmemory in use; None if it has no limit."""
     info = await redis.info("memory")
     limit = int(info.get("maxmemory", 0))
     return int(info["used_memory"]) / limit if limit else None

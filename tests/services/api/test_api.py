@@ -221,7 +221,7 @@ async def test_an_ended_run_is_resumed_from_a_checkpoint(api, redis, run_id):
     assert (await api.post(f"{path}/resume")).status_code == 409
     await RunRecords(redis).transition(run_id, RunState.FAILED, "test")
     await redis.set(RunKeys(run_id).checkpoints, "[2, 4]")
-    for step, says in ((3, "value 3 is not accepted"), (-1, "-1"), (2**31, str(2**31)), ("two", "'two'")):
+    for step, says in ((3, "from_step: 3 is not valid"), (-1, "-1"), (2**31, str(2**31)), ("two", "'two'")):
         refused = await api.post(f"{path}/resume", json={"from_step": step})
         assert refused.status_code == 422
         assert "from_step" in refused.json()["detail"]

@@ -39,8 +39,8 @@ def test_api_alone_names_an_unreachable_redis():
 
 
 AWAY = ("redis://:secret@127.0.0.1:1/0", "Redis at redis://127.0.0.1:1/0 cannot be reached within 10 s: ")
-REFUSED = ("redis://:secret@127.0.0.1:x/0", "--redis (PENSTOCK_REDIS): 'redis://127.0.0.1:x/0' is not accepted (")
-MISSING = ("", "--redis: nothing is given, and PENSTOCK_REDIS is not set; redis://host:port/db, ")
+REFUSED = ("redis://:secret@127.0.0.1:x/0", "--redis (PENSTOCK_REDIS): 'redis://127.0.0.1:x/0' is not valid (")
+MISSING = ("", "--redis: no value, and PENSTOCK_REDIS is not set; expected redis://host:port/db, ")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from services.contracts import Batch, Cause, DeadLetter, Message, Sample, StepRecord, Task, Verdict, WeightPlan
 from services.streams.delivery import validation
-from services.streams.delivery.validation import LARGEST_LETTER, LARGEST_MESSAGE, Malformed, admit, origin
+from services.streams.delivery.validation import LARGEST_LETTER, LARGEST_MESSAGE, Malformed, Source, admit, origin
 from services.streams.keys import RunKeys
 from tests.services.driven import batch_of, record_of, sample_of, task_of, verdict_on
 
@@ -64,12 +64,12 @@ def test_what_is_no_message_is_refused_with_the_place(model, body, says):
 
 @pytest.mark.parametrize(("model", "body", "says"), [
     (Sample, raw(sample_of(RunKeys("another"), "g0", 1)), "facts.payload: 'penstock:{another}:payload:g0:1'"),
-    (Sample, changed(SAMPLE, "index", to=0), "facts.payload: 'penstock:{r}:payload:g0:1' is not accepted; "),
-    (Sample, changed(SAMPLE, "group", to="g7"), "'penstock:{r}:payload:g7:1' is"),
+    (Sample, changed(SAMPLE, "index", to=0), "facts.payload: 'penstock:{r}:payload:g0:1' is not valid: expected "),
+    (Sample, changed(SAMPLE, "group", to="g7"), "expected 'penstock:{r}:payload:g7:1'"),
     (Verdict, raw(verdict_on(sample_of(RunKeys("another"), "g0", 1))), "facts.payload: 'penstock:{another}:payload"),
-    (Batch, raw(batch_of(RunKeys("another"), 1, ["g0"])), "is not one of group 'g0' of this run"),
+    (Batch, raw(batch_of(RunKeys("another"), 1, ["g0"])), "does not belong to group 'g0' of this run"),
     (Batch, changed(BATCH, "groups", 1, "samples", 0, "payload", to="penstock:{r}:payload:g0:0"), "group 'g1'"),
-    (Batch, changed(BATCH, "groups", to=[]), "groups: none; at least one is needed"),
+    (Batch, changed(BATCH, "groups", to=[]), "groups: empty: expected at least one"),
 ])  # fmt: skip
 def test_a_message_of_another_run_is_refused(model, body, says):
     found = admit(KEYS, model, body)
@@ -88,13 +88,13 @@ def test_a_message_that_is_too_large_is_not_read(monkeypatch):
 
 def test_a_letter_keeps_the_message_as_far_as_it_is_bearable():
     why = Malformed("no good", "g0", "p0")
-    whole = why.letter("stream", "1-0", b'{"a": 1}', 3)
+    whole = why.letter(Source("stream", "1-0", b'{"a": 1}', 3))
     assert (whole.reason, whole.cause, whole.group, whole.prompt) == ("no good", Cause.INVALID, "g0", "p0")
     assert (whole.stream, whole.entry, whole.deliveries, whole.body) == ("stream", "1-0", 3, '{"a": 1}')
     assert whole.whole
-    long = why.letter("stream", "1-0", b"x" * (LARGEST_LETTER + 1), 1)
+    long = why.letter(Source("stream", "1-0", b"x" * (LARGEST_LETTER + 1)))
     assert (len(long.body), long.size, long.whole) == (LARGEST_LETTER, LARGEST_LETTER + 1, False)
-    binary = why.letter("stream", "1-0", b"\xff\x00", 1)
+    binary = why.letter(Source("stream", "1-0", b"\xff\x00"))
     assert not binary.whole
     assert DeadLetter.model_validate_json(binary.model_dump_json()) == binary
 

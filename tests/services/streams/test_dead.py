@@ -33,12 +33,12 @@ async def test_a_given_up_task_is_drawn_again_once(pipeline):
     [(_, event)] = await pipeline.event_log.events()
     assert event.phase == "redriven"
     assert event.text == (
-        "g00000000 is drawn again as g00000000-r1; it was given up: delivered 3 times without an ack"
+        "g00000000 is requeued as g00000000-r1; it was dead-lettered: delivered 3 times without an ack"
     )  # fmt: skip
     [seen] = await letters(pipeline.redis, pipeline.keys)
     assert seen.redriven == "g00000000-r1"
-    assert await pipeline.refused(seen) == "its group is drawn again already, as g00000000-r1"
-    assert await pipeline.refused(letter) == "its group is drawn again already, as g00000000-r1"
+    assert await pipeline.refused(seen) == "its group was requeued before, as g00000000-r1"
+    assert await pipeline.refused(letter) == "its group was requeued before, as g00000000-r1"
     assert await pipeline.through(KEPT) == "g00000000-r1"
     assert await pipeline.rollout.read(1, 0.05) == []
     assert await pipeline.counts() == {"dispatched": 2, "dead": 1, "pending": 1}, "a kept group waits for its batch"
@@ -78,7 +78,7 @@ async def test_a_given_up_sample_has_its_whole_group_drawn_again(pipeline):
     assert await pipeline.counts() == {"dispatched": 2, "dead": 1, "pending": 1}
     await redis.delete(keys.group("g0"))
     [seen] = await letters(redis, keys)
-    assert await pipeline.refused(seen) == "its group is drawn again already, as g0-r1"
+    assert await pipeline.refused(seen) == "its group was requeued before, as g0-r1"
 
 
 async def test_letters_of_one_group_draw_it_again_once(pipeline):
@@ -93,7 +93,7 @@ async def test_letters_of_one_group_draw_it_again_once(pipeline):
     await pipeline.bury(second, pipeline.rollout)
     attempts = await redrive_all(pipeline.redis, pipeline.keys, pipeline.event_log)
     assert [one.redriven for one in attempts] == ["g0-r1", "g0-r1", "g0-r1", "g1-r1"]
-    assert [one.reason for one in attempts[:2]] == ["drawn again as g0-r1", "with another letter of its group"]
+    assert [one.reason for one in attempts[:2]] == ["requeued as g0-r1", "with another letter of its group"]
     assert await pipeline.counts() == {"dispatched": 4, "dead": 2, "pending": 2}
     assert await redrive_all(pipeline.redis, pipeline.keys, pipeline.event_log) == []
     assert len(await pipeline.event_log.events()) == 2
@@ -156,7 +156,7 @@ async def test_only_dead_groups_are_drawn_again(pipeline):
     await pipeline.rollout.dead_letter(kept, "a duplicate", Cause.DELIVERIES)
     await pipeline.redis.hset(pipeline.keys.group("g1"), "state", "kept")
     not_ended, duplicate = await letters(pipeline.redis, pipeline.keys)
-    assert "is pending: the sampler has not ended it; try again" in await pipeline.refused(not_ended)
+    assert "is pending: the sampler has not ended it; redrive it later" in await pipeline.refused(not_ended)
     assert "is not dead but kept" in await pipeline.refused(duplicate)
 
 
@@ -168,20 +168,20 @@ async def test_an_evaluation_is_not_drawn_again(pipeline):
     [delivery] = await consumer.read(1, 1)
     await consumer.dead_letter(delivery, "too long", Cause.TOO_LONG)
     [letter] = await letters(pipeline.redis, pipeline.keys)
-    assert await pipeline.refused(letter) == "an evaluation is not drawn again"
+    assert await pipeline.refused(letter) == "an evaluation is not requeued"
 
 
 async def test_what_is_not_of_this_run_stays_dead(pipeline):
     lane, foreign = pipeline.lane, task("foreign").model_dump_json()
     cases = [
-        (lane.tasks, foreign, {"group": "foreign"}, "its task is not accepted: not accepted"),
-        (lane.samples, "{}", {"group": "foreign"}, "group 'foreign' is not one of this run"),
+        (lane.tasks, foreign, {"group": "foreign"}, "its task is not valid: not accepted"),
+        (lane.samples, "{}", {"group": "foreign"}, "group 'foreign' is not a group of this run"),
         (lane.verdicts, "{}", {"group": None}, "it names no group: not accepted"),
-        (lane.verdicts, "{}", {"group": "../x:1"}, "group '../x:1' is not one of this run"),
-        (lane.tasks, foreign, {"group": "g" * 65, "cause": Cause.DELIVERIES}, "is not one of this run"),
+        (lane.verdicts, "{}", {"group": "../x:1"}, "group '../x:1' is not a group of this run"),
+        (lane.tasks, foreign, {"group": "g" * 65, "cause": Cause.DELIVERIES}, "is not a group of this run"),
         (lane.tasks, foreign[:-1], {"group": "foreign", "cause": Cause.DELIVERIES}, "not a valid Task"),
-        (lane.tasks, foreign, {"group": "g0", "cause": Cause.DELIVERIES}, "of another group than it says, 'foreign'"),
-        (pipeline.keys.batches, "{}", {}, "carries no group"),
+        (lane.tasks, foreign, {"group": "g0", "cause": Cause.DELIVERIES}, "its task names another group, 'foreign'"),
+        (pipeline.keys.batches, "{}", {}, "has no groups"),
     ]  # fmt: skip
     for stream, body, fields, says in cases:
         assert says in await pipeline.refused(await given_up(pipeline, stream, body, **fields))
@@ -197,7 +197,7 @@ async def test_a_message_that_was_cut_short_is_not_delivered_again(pipeline):
     letter = await pipeline.bury(delivery, pipeline.rollout)
     assert not letter.letter.whole
     await pipeline.redis.rename(pipeline.keys.group("g0"), pipeline.keys.group("aside"))
-    assert f"only the first {LARGEST_LETTER} were kept" in await pipeline.refused(letter)
+    assert f"only {LARGEST_LETTER} of its" in await pipeline.refused(letter)
     await pipeline.redis.rename(pipeline.keys.group("aside"), pipeline.keys.group("g0"))
     assert (await pipeline.redriven(letter)).redriven == "g0-r1", "while its group is known, so is its task"
 

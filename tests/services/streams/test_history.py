@@ -231,7 +231,7 @@ async def test_hostile_entries_leave_the_log_of_batches_for_the_dead_letters(run
     assert [letter.cause for letter in letters] == [Cause.INVALID] * 7
     assert [letter.stream for letter in letters] == [keys.batches] * 7
     assert "payload" in letters[4].reason
-    assert "groups: none" in letters[5].reason
+    assert "groups: empty" in letters[5].reason
 
 
 class TestRewind:

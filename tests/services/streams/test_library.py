@@ -97,7 +97,7 @@ async def test_a_call_whose_reply_was_lost_is_repeated_without_harm(redis, keys,
     call, before = await ready(run, name)
     run.redis.repeat = keys
     if name == "redrive":
-        with pytest.raises(NotRedrivableError, match="drawn again already, as g0-r1"):
+        with pytest.raises(NotRedrivableError, match="requeued before, as g0-r1"):
             await call()
     else:
         await call()

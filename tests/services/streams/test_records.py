@@ -178,10 +178,10 @@ async def test_an_ended_run_is_queued_again(redis, records, run_id, state):
 
 async def test_a_step_without_a_checkpoint_is_refused(redis, records, run_id):
     await records.transition(run_id, RunState.FAILED, "test")
-    with pytest.raises(NoCheckpointError, match=r"^from_step: value 3 is not accepted; .*: 0$"):
+    with pytest.raises(NoCheckpointError, match=r"^from_step: 3 is not valid: expected .*: 0$"):
         await records.resume(run_id, Resumption(3))
     await redis.set(RunKeys(run_id).checkpoints, json.dumps([4, 2]))
-    with pytest.raises(NoCheckpointError, match=r"^from_step: value 3 is not accepted; .*: 0, 2, 4$"):
+    with pytest.raises(NoCheckpointError, match=r"^from_step: 3 is not valid: expected .*: 0, 2, 4$"):
         await records.resume(run_id, Resumption(3))
     record = await records.get(run_id)
     assert (record.state, record.resumptions) == (RunState.FAILED, 0)
@@ -193,7 +193,7 @@ async def test_a_step_without_a_checkpoint_is_refused(redis, records, run_id):
         (RunState.QUEUED, "is queued; cancel it first"),
         (RunState.STARTING, "is starting; cancel it first"),
         (RunState.RUNNING, "is running; cancel it first"),
-        (RunState.SUCCEEDED, "is succeeded; there is nothing left to do"),
+        (RunState.SUCCEEDED, "is succeeded; it has nothing left to do"),
     ],
 )
 async def test_a_run_that_neither_waits_nor_failed_cannot_be_resumed(records, run_id, state, says):

@@ -24,7 +24,7 @@ async def test_a_full_redis_redrives_nothing_until_it_has_room(own_server, run_i
     letter = await pipeline.dead_task("g0")
     await pipeline.dead_task("g1")
     await redis.config_set("maxmemory", 2**20)
-    told = "Redis is at its maxmemory of 1 MiB: nothing is drawn again; redrive it when groups under way have ended"
+    told = "Redis is at its maxmemory of 1 MiB: nothing is requeued; redrive it when groups in flight have ended"
     with pytest.raises(RedisFullError, match=told):
         await pipeline.redriven(letter)
     attempts = await redrive_all(redis, pipeline.keys, pipeline.event_log)
@@ -46,7 +46,7 @@ async def test_no_more_redriven_groups_are_pending_than_the_memory_bound_counts(
     attempts = await redrive_all(redis, keys, pipeline.event_log)
     assert [one.entry for one in attempts] == [one.entry for one in await letters(redis, keys)], "in their order"
     assert [one.redriven for one in attempts] == [f"{group}-r1" for group in groups[:-3]] + [None] * 4
-    told = f"{REDRIVEN_PENDING} groups that were drawn again are pending, the most at once; redrive it when some"
+    told = f"{REDRIVEN_PENDING} redriven groups are pending, the most at once; redrive it when some"
     for one in attempts[-4:-1]:
         assert one.reason.startswith(told)
         assert one.reason.endswith("(3 groups are left)")

@@ -81,7 +81,7 @@ async def test_only_so_many_tombstones_stay(run, redis, keys):
     assert await redis.llen(run.streams.released) == 512
     assert [await run.state(f"g{number}") for number in (0, 1, 2, 3, 514)] == [None, None, None, "dead", "dead"]
     assert await run.counts() == {"dispatched": 515, "dead": 515}
-    with pytest.raises(RefusedMessageError, match="group 'g0' is not one of this run"):
+    with pytest.raises(RefusedMessageError, match="group 'g0' is not a group of this run"):
         await missing_samples(redis, keys, task_of("g0"))
 
 
@@ -158,7 +158,7 @@ async def test_late_results_of_an_ended_group_change_nothing_but_their_own_messa
 
 
 @pytest.mark.parametrize(("group", "index", "says"), [
-    ("g9", 0, "group 'g9' is not one of this run"), ("g0", 2, "index 2 is not one of group 'g0'"),
+    ("g9", 0, "group 'g9' is not a group of this run"), ("g0", 2, "index 2 is not a sample of group 'g0'"),
 ])  # fmt: skip
 async def test_what_fits_nothing_in_the_run_is_refused_and_changes_nothing(run, redis, keys, group, index, says):
     task = await run.dispatched("g0")
