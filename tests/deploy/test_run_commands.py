@@ -113,7 +113,7 @@ async def test_dead_letters_are_listed_and_redriven(redis: Any, gateway: str, ru
     assert keys.dead not in output
     assert await ask("dead", run_id, "--redrive", entries[1], "--api", gateway) == (
         0,
-        f"{entries[1]}  g1  drawn again as g1-r1\n{run_id}: 1 groups requeued for 1 letters\n",
+        f"{entries[1]}  g1  requeued as g1-r1\n{run_id}: 1 groups requeued for 1 letters\n",
     )
     status, output = await ask("dead", run_id, "--redrive", entries[1], "--api", gateway)
     assert (status, output) == (2, "penstock: its group was requeued before, as g1-r1\n")

@@ -56,7 +56,7 @@ async def test_dead_letters_are_shown_and_redriven(api, redis, run_id):
     done = await api.post(f"{path}/dead/{first}/redrive")
     assert (done.status_code, done.json()["redriven"]) == (200, "g0-r1")
     again = await api.post(f"{path}/dead/{first}/redrive")
-    assert (again.status_code, again.json()["detail"]) == (409, "its group is drawn again already, as g0-r1")
+    assert (again.status_code, again.json()["detail"]) == (409, "its group was requeued before, as g0-r1")
     [every] = (await api.post(f"{path}/dead/redrive")).json()
     assert (every["entry"], every["group"], every["redriven"]) == (second, "g1", "g1-r1")
     assert [letter["redriven"] for letter in (await api.get(f"{path}/dead")).json()] == ["g0-r1", "g1-r1"]
