@@ -1,4 +1,4 @@
-"""Owns observability as code: dashboards, the scrape configuration, and the tools that check them.
+"""Owns observability as code: dashboards, the scrape configuration, and the command that checks them.
 
 Must not be imported by a service.
 """

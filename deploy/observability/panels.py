@@ -1,6 +1,6 @@
-"""Owns how a table of panels becomes a Grafana dashboard: layout, variables, annotations, colours.
+"""Owns the conversion of a table of panels to a Grafana dashboard: layout, variables, annotations, colours.
 
-Must not name a metric, but those that variables and annotations read; the tables in deploy.observability.dashboards do.
+Must not name a metric, except those of variables and annotations; the tables in deploy.observability.dashboards do.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: PromQL by legend, what it tells, its unit as Grafana names it (`s`, `percentunit`, `short`).
+    """One panel. `queries`: PromQL by legend. `unit`: Grafana's name of it (`s`, `percentunit`, `short`).
 
-    `thresholds`: from which value on it is drawn in which colour; `low`, `high`: the axis' ends. `span`: of 24 columns.
+    `thresholds`: the colour from a value upwards. `low`, `high`: limits of the axis. `span`: width in columns, of 24.
     """
 
     title: str
-    tells: str
+    description: str
     queries: dict[str, str]
     unit: str = "short"
     thresholds: dict[float, str] = field(default_factory=dict)
@@ -51,23 +51,23 @@ class Panel:
 
 @dataclass(frozen=True)
 class Board:
-    """One dashboard: panels by row. `variables`: queries of values by name, beside the data source and the run."""
+    """One dashboard: panels by row. `variables`: queries by name, in addition to the data source and the run."""
 
     uid: str
     title: str
-    tells: str
+    description: str
     rows: dict[str, tuple[Panel, ...]]
     variables: dict[str, str] = field(default_factory=dict)
     since: str = "now-3h"
 
 
 def render(board: Board) -> str:
-    """The dashboard's JSON; the same text for the same board."""
+    """The dashboard as JSON; deterministic."""
     numbers = iter(range(1, 10_000))
     builder = (
         dashboard.Dashboard(board.title)
         .uid(board.uid)
-        .description(board.tells)
+        .description(board.description)
         .tags([TAG])
         .timezone("browser")
         .time(board.since, "now")
@@ -119,7 +119,7 @@ def _siblings() -> Any:
 
 
 def _panel(panel: Panel, number: int) -> Any:
-    built = KINDS[panel.kind]().id(number).title(panel.title).description(panel.tells).datasource(SOURCE)
+    built = KINDS[panel.kind]().id(number).title(panel.title).description(panel.description).datasource(SOURCE)
     built = built.unit(panel.unit).span(panel.span).height(HEIGHT).thresholds(_thresholds(panel))
     if panel.low is not None:
         built = built.min(panel.low)
@@ -144,9 +144,8 @@ def _graph() -> Any:
     legend = legend.placement(common_models.LegendPlacement.BOTTOM).calcs(["lastNotNull", "max"])
     tooltip = common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.MULTI)
     style = common.GraphThresholdsStyleConfig().mode(common_models.GraphTresholdsStyleMode.DASHED)
-    return (
-        timeseries.Panel().legend(legend).tooltip(tooltip.sort(common_models.SortOrder.DESCENDING)).thresholds_style(style)
-    )  # fmt: skip
+    tooltip = tooltip.sort(common_models.SortOrder.DESCENDING)
+    return timeseries.Panel().legend(legend).tooltip(tooltip).thresholds_style(style)
 
 
 def _stack() -> Any:
@@ -171,5 +170,10 @@ def _table() -> Any:
 
 
 KINDS: dict[Kind, Callable[[], Any]] = {
-    "graph": _graph, "stack": _stack, "stat": _stat, "states": _states, "table": _table, "bars": _bars,
-}  # fmt: skip
+    "graph": _graph,
+    "stack": _stack,
+    "stat": _stat,
+    "states": _states,
+    "table": _table,
+    "bars": _bars,
+}

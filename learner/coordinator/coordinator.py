@@ -34,7 +34,8 @@ from services.contracts import (
     SamplerState,
     StepRecord,
 )
-from services.metrics import DAMAGED_PAYLOADS, POLICY_VERSION, SKIPPED_OPTIMIZER_STEPS, STEP
+from services.metric_tables import show_step
+from services.metrics import DAMAGED_PAYLOADS, POLICY_VERSION, SKIPPED_OPTIMIZER_STEPS
 from services.process import Context
 from services.streams.state.policy_history import History, LoggedBatch
 from services.streams.state.runs import RunRecords
@@ -68,7 +69,6 @@ class Lead:
         self._committed: StepRecord | None = None
         self._done = False
         self._after = "0-0"
-        self._shown: set[str] = set()
 
     async def run(self) -> None:
         """Take the run up, train until its rollout steps are done, then serve joiners until `stopping`."""
@@ -110,7 +110,7 @@ class Lead:
         await self._meanwhile_idle(self._work.forget_after(step, records))
         self._committed = records[-1] if records and records[-1].step == step else None
         if self._committed:
-            self._show(self._committed)
+            show_step(self._context.record.id, self._committed.metrics)
         await self._checkpointing.list()
         version = await self._history.announce(step, snapshot.digest)
         await self._history.commit_policy(version, step, snapshot.digest)
@@ -263,19 +263,10 @@ class Lead:
         self._committed = record
         self._done = batch.last or batch.step >= self._recipe.limits.rollout_steps
         await self._context.heartbeat.update(version=version)
-        self._show(record)
+        show_step(self._context.record.id, record.metrics)
         write, what = partial(self._work.archive.write_record, record), f"the record of rollout step {record.step}"
         await self._meanwhile_idle(written(write, what, self._context.waits, self._recipe.limits.stall_timeout_s))
         return record
-
-    def _show(self, record: StepRecord) -> None:
-        """Show a committed step's metrics; what only the step before it had is no longer shown."""
-        run = self._context.record.id
-        for name, value in record.metrics.items():
-            STEP.labels(run=run, name=name).set(value)
-        for name in self._shown - record.metrics.keys():
-            STEP.remove(run, name)
-        self._shown = set(record.metrics)
 
     async def _check_gradients(self, record: StepRecord, trained: Trained) -> None:
         """Report skipped optimizer steps. Raises NonFiniteGradientError after keeping the record as a failure."""

@@ -1,4 +1,4 @@
-"""Owns the controller's metrics of runs: their states, live and wanted processes, numbers of the recipe.
+"""Owns the controller's metrics of runs: their states, live and desired processes, numbers of the recipe.
 
 Must not act on what it shows.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from operator import attrgetter
 
 from services.contracts import COMMON_PHASES, PHASES, ProcessInfo, RunState
-from services.metrics import EVENTS, PROCESSES, REPLICAS_WANTED, RUN_STATE, RUNS, SETTING, forget
+from services.metric_tables import SETTINGS
+from services.metrics import EVENTS, PROCESSES, REPLICAS_DESIRED, RUN_STATE, RUNS, forget
 from services.settings import Recipe, resource_requests
 from services.streams.state.events import EventLog
 from services.streams.state.runs import RunRecord
@@ -56,8 +58,8 @@ class RunMetrics:
             for phase in (*COMMON_PHASES, *phases):
                 EVENTS.labels(self._run, service, phase)
         self._count(before)
-        for name, value in settings_shown(recipe).items():
-            SETTING.labels(self._run, name).set(value)
+        for path, family in SETTINGS.items():
+            family.labels(self._run).set(attrgetter(path)(recipe))
 
     async def show(self, record: RunRecord, processes: Iterable[ProcessInfo]) -> None:
         """Show the run's live processes, how many it wants, and its new events.
@@ -66,9 +68,9 @@ class RunMetrics:
         """
         self._count(await self._new_events())
         found = Counter((process.service, process.state) for process in processes)
-        wanted = replicas_wanted(record)
-        for service, count in wanted.items():
-            REPLICAS_WANTED.labels(self._run, service).set(count)
+        desired = replicas_desired(record)
+        for service, count in desired.items():
+            REPLICAS_DESIRED.labels(self._run, service).set(count)
             for state in PROCESS_STATES:
                 PROCESSES.labels(self._run, service, state).set(found[service, state])
 
@@ -87,25 +89,7 @@ class RunMetrics:
         forget(self._run)
 
 
-def replicas_wanted(record: RunRecord) -> dict[str, int]:
+def replicas_desired(record: RunRecord) -> dict[str, int]:
     """By service: the number of processes that a run wants, after its fleet may have been scaled."""
     requests = resource_requests(record.recipe, record.rollout_replicas)
     return {"sampler": 1} | {service: len(processes) for service, processes in requests.items() if processes}
-
-
-def settings_shown(recipe: Recipe) -> dict[str, float]:
-    """The numbers of a recipe that alerts and dashboards compare with, by their path in it."""
-    limits, algorithm = recipe.limits, recipe.algorithm
-    return {
-        "algorithm.clip_high": algorithm.clip_high,
-        "algorithm.clip_low": algorithm.clip_low,
-        "algorithm.group_size": algorithm.group_size,
-        "limits.groups_per_step": limits.groups_per_step,
-        "limits.lease_s": limits.lease_s,
-        "limits.max_inflight_groups": limits.max_inflight_groups,
-        "limits.max_staleness": limits.max_staleness,
-        "limits.rollout_steps": limits.rollout_steps,
-        "rollout.max_new_tokens": recipe.rollout.max_new_tokens,
-        "rollout.max_sequences": recipe.rollout.max_sequences,
-        "weights.timeout_s": recipe.weights.timeout_s,
-    }

@@ -18,6 +18,7 @@ from learner.checkpoint.manager import Checkpoints
 from learner.service import LearnerService
 from services.cancellation import cancel_and_wait
 from services.contracts import BEFORE
+from services.metric_tables import STEP_METRICS
 from services.process import ServiceThread
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
@@ -98,6 +99,7 @@ async def check_records(redis: Any, keys: RunKeys) -> None:
     assert metrics["accuracy"] == 0.25
     assert metrics["learning_rate"] == 1e-3
     assert metrics["zero_advantage_share"] == 0.0
+    assert set(metrics) <= set(STEP_METRICS)
     assert 0 < metrics["mean_token_probability"] < 1
     assert metrics["learning_seconds"] <= steps[0].learning_finished_at - steps[0].learning_started_at
     counts = await group_counts(redis, keys)

@@ -1,4 +1,4 @@
-"""Owns how the tests read rules, dashboards and PromQL. What is read is read once, so tests must not change it.
+"""Owns parsing of rules, dashboards and PromQL for the tests. Results are cached, so tests must not change them.
 
 Must not know an alert or a panel.
 """
@@ -24,8 +24,11 @@ RUNBOOKS = ROOT / "docs" / "operations" / "runbooks"
 CASES = Path(__file__).parent / "rules"
 OF_PROMETHEUS = {"up", "ALERTS"}
 OF_EVERY_PROCESS = {
-    "process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds", "process_max_fds",
-}  # fmt: skip
+    "process_cpu_seconds_total",
+    "process_resident_memory_bytes",
+    "process_open_fds",
+    "process_max_fds",
+}
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
 
 
@@ -41,7 +44,7 @@ def rules() -> list[dict[str, Any]]:
 
 @cache
 def alerts() -> dict[str, dict[str, Any]]:
-    """Every alert by its name, which is used once."""
+    """Every alert by its name; names are unique."""
     found = [rule for rule in rules() if "alert" in rule]
     assert len({rule["alert"] for rule in found}) == len(found)
     return {rule["alert"]: rule for rule in found}
@@ -49,35 +52,35 @@ def alerts() -> dict[str, dict[str, Any]]:
 
 @cache
 def recorded() -> set[str]:
-    """What recording rules make."""
+    """The names that recording rules produce."""
     return {rule["record"] for rule in rules() if "record" in rule}
 
 
 @cache
 def dashboards() -> dict[str, dict[str, Any]]:
-    """Every dashboard by its file's name."""
+    """Every dashboard by its file name."""
     return {path.name: json.loads(path.read_text()) for path in sorted(DASHBOARDS.glob("*.json"))}
 
 
 def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
     """Its panels, without the rows."""
-    return [one for one in dashboard["panels"] if one["type"] != "row"]
+    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
 def dashboard_expressions() -> Iterator[tuple[str, str]]:
-    """Every PromQL expression of every dashboard, with where it stands; Grafana's variables are filled in."""
+    """Every PromQL expression of every dashboard, with its place; Grafana's variables are replaced."""
     for name, board in dashboards().items():
         for panel in panels(board):
             for target in panel["targets"]:
-                yield f"{name}: {panel['title']}", filled_in(target["expr"])
+                yield f"{name}: {panel['title']}", substituted(target["expr"])
         for variable in board["templating"]["list"]:
             if found := re.fullmatch(r"label_values\((.+), \w+\)", str(variable["query"])):
-                yield f"{name}: variable {variable['name']}", filled_in(found[1])
+                yield f"{name}: variable {variable['name']}", substituted(found[1])
         for annotation in board["annotations"]["list"]:
-            yield f"{name}: annotation {annotation['name']}", filled_in(annotation["expr"])
+            yield f"{name}: annotation {annotation['name']}", substituted(annotation["expr"])
 
 
-def filled_in(expression: str) -> str:
+def substituted(expression: str) -> str:
     """An expression as Grafana sends it."""
     text = expression.replace("$__rate_interval", "1m")
     for variable in ("run", "service", "stream"):
@@ -87,15 +90,15 @@ def filled_in(expression: str) -> str:
 
 
 def metrics_of(expression: str) -> set[str]:
-    """The metrics that an expression reads. Raises ValueError where it does not parse."""
-    return {one.name for one in _selectors(promql_parser.parse(expression))}
+    """The metrics that an expression reads. Raises ValueError if it does not parse."""
+    return {selector.name for selector in _selectors(promql_parser.parse(expression))}
 
 
 def matchers_of(expression: str) -> Iterator[tuple[str, str, str]]:
     """Every matcher of an expression as (metric, label, value or regular expression)."""
-    for one in _selectors(promql_parser.parse(expression)):
-        for matcher in one.matchers.matchers:
-            yield one.name, matcher.name, matcher.value
+    for selector in _selectors(promql_parser.parse(expression)):
+        for matcher in selector.matchers.matchers:
+            yield selector.name, matcher.name, matcher.value
 
 
 def _selectors(expression: Any) -> Iterator[Any]:
@@ -114,11 +117,11 @@ def _selectors(expression: Any) -> Iterator[Any]:
 @cache
 def exported() -> set[str]:
     """The names under which Prometheus sees the metrics of services.metrics."""
-    return {f"{one._name}{suffix}" for one in families() for suffix in SUFFIXES[one._type]}
+    return {f"{family._name}{suffix}" for family in families() for suffix in SUFFIXES[family._type]}
 
 
 def everything_named() -> dict[str, set[str]]:
-    """Every metric that a rule or a dashboard reads, with where."""
+    """Every metric that a rule or a dashboard reads, with the places that read it."""
     found: dict[str, set[str]] = {}
     expressions = [(rule.get("alert") or rule["record"], rule["expr"]) for rule in rules()]
     for where, expression in [*expressions, *dashboard_expressions()]:

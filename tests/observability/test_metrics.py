@@ -1,4 +1,4 @@
-"""Metrics: the page that explains them is true, counters begin at 0, what is over is shown no more."""
+"""Metrics: their page matches the code, counters start at 0, and metrics of ended runs are removed."""
 
 import ast
 import asyncio
@@ -14,6 +14,7 @@ from prometheus_client import REGISTRY, generate_latest, start_http_server
 from services.api.app import create_app
 from services.contracts import COMMON_PHASES, PHASES, Cause, DeadLetter, Lane, ProcessInfo, RunState, Transition
 from services.controller.run_metrics import ENDED_SHOWN_S, RunMetrics, show_runs
+from services.metric_tables import SETTINGS, STEP_METRICS, table_families
 from services.metrics import AT_ZERO, PORTS, STREAMS, expose, families, forget, serve_metrics
 from services.sampler.queue.maintenance import READERS, Housekeeping
 from services.settings import parse_recipe
@@ -31,7 +32,7 @@ from verifier.sandbox.pool import Sandbox
 
 PACKAGES = ("services", "rollout", "verifier", "learner", "deploy")
 COMPUTED = {"starvation-", "prompt-"}
-"""Beginnings of event words that the code completes."""
+"""Prefixes of phases that the code completes."""
 
 
 def sample(metric, /, **labels):
@@ -53,24 +54,34 @@ def documented(title):
 
 
 def test_the_page_lists_every_metric_with_its_type_and_labels():
-    told = [(row[0].strip("`"), row[1], tuple(row[2].split(", "))) for row in documented("Metrics")]
-    made = [
-        (one._name + ("_total" if one._type == "counter" else ""), one._type, tuple(one._labelnames))
-        for one in families()
+    listed = [(row[0].strip("`"), row[1], tuple(row[2].split(", "))) for row in documented("Metrics")]
+    tabled = {*table_families()}
+    exported = [
+        (family._name + ("_total" if family._type == "counter" else ""), family._type, tuple(family._labelnames))
+        for family in families()
+        if family not in tabled
     ]
-    assert sorted(told) == sorted(made)
+    assert sorted(listed) == sorted(exported)
     assert all(row[3] and row[4] for row in documented("Metrics"))
 
 
-def test_the_page_lists_every_word_of_an_event():
-    told = {row[0]: tuple(row[1].split(", ")) for row in documented("Events")}
-    assert told.pop("every service") == COMMON_PHASES
-    assert told == {service: words for service, words in PHASES.items() if words}
-    words = [word for some in PHASES.values() for word in some]
-    assert len(set(words)) == len(words), "one word, one meaning"
+def test_the_page_lists_step_metrics_and_settings():
+    steps = {row[0].strip("`"): row[1].strip("`") for row in documented("Step metrics")}
+    assert "penstock_step_judged_groups`" in steps.pop("groups_with_N_of_SIZE_correct")
+    assert steps == {name: family._name for name, family in STEP_METRICS.items()}
+    settings = {row[0].strip("`"): row[1].strip("`") for row in documented("Settings")}
+    assert settings == {path: family._name for path, family in SETTINGS.items()}
 
 
-def test_every_event_that_the_code_writes_is_a_known_word():
+def test_the_page_lists_every_phase_of_an_event():
+    listed = {row[0]: tuple(row[1].split(", ")) for row in documented("Events")}
+    assert listed.pop("every service") == COMMON_PHASES
+    assert listed == {service: phases for service, phases in PHASES.items() if phases}
+    every = [phase for phases in PHASES.values() for phase in phases]
+    assert len(set(every)) == len(every), "one phase, one meaning"
+
+
+def test_every_event_in_the_code_has_a_known_phase():
     known = {*COMMON_PHASES, *(word for words in PHASES.values() for word in words)}
     written = set()
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
@@ -83,12 +94,12 @@ def test_every_event_that_the_code_writes_is_a_known_word():
                     assert word.values[0].value in COMPUTED, path
     assert written <= known
     source = "\n".join(path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-    begun = tuple(COMPUTED)
-    unused = {word for word in known if not word.startswith(begun) and source.count(f'"{word}"') < 2}
-    assert unused == set(), "words that nobody writes"
+    prefixes = tuple(COMPUTED)
+    unused = {word for word in known if not word.startswith(prefixes) and source.count(f'"{word}"') < 2}
+    assert unused == set(), "phases that no code writes"
 
 
-def test_counters_begin_at_zero_and_go_with_the_process(run_id):
+def test_counters_start_at_zero_and_go_with_the_process(run_id):
     for service in AT_ZERO:
         expose(run_id, service)
     assert sample("penstock_messages_total", run=run_id, stream="train-tasks", result="mixed-version") == 0
@@ -102,7 +113,7 @@ def test_counters_begin_at_zero_and_go_with_the_process(run_id):
     forget(other)
 
 
-def test_streams_are_called_alike_everywhere():
+def test_streams_have_one_name_everywhere():
     keys = RunKeys("r")
     assert {name: kind for kind, names in STREAMS.items() for name in names} == {
         name: stream.rpartition(":")[2] for lane in Lane for name, stream in keys.streams(lane).items()
@@ -114,23 +125,23 @@ def test_streams_are_called_alike_everywhere():
 
 @pytest.fixture
 def pages(monkeypatch):
-    """Metrics pages end with the process; those that the test has begun end here."""
-    begun = []
+    """Metrics pages live as long as the process; this closes those of the test."""
+    started = []
 
-    def begin(port, addr):
-        begun.append(start_http_server(port, addr=addr))
-        return begun[-1]
+    def start(port, addr):
+        started.append(start_http_server(port, addr=addr))
+        return started[-1]
 
-    monkeypatch.setattr("services.metrics.start_http_server", begin)
-    yield begun
-    for server, thread in begun:
+    monkeypatch.setattr("services.metrics.start_http_server", start)
+    yield started
+    for server, thread in started:
         server.shutdown()
         server.server_close()
         thread.join(10)
         assert not thread.is_alive()
 
 
-def test_a_metrics_page_takes_a_free_port_of_the_range(monkeypatch, pages):
+def test_a_metrics_page_uses_a_free_port_of_the_range(monkeypatch, pages):
     first = free_port()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", first))
@@ -146,9 +157,9 @@ def test_a_metrics_page_takes_a_free_port_of_the_range(monkeypatch, pages):
 
 
 @pytest.mark.parametrize("text", ["9400", "9499-9400", "0-5", "1-65536", "a-b"])
-def test_a_range_that_is_none_is_refused_by_name(monkeypatch, text):
+def test_an_invalid_port_range_is_rejected_by_name(monkeypatch, text):
     monkeypatch.setenv(PORTS, text)
-    with pytest.raises(ValueError, match=rf"{PORTS}: '{text}' is not accepted; FIRST-LAST within 1-65535 is"):
+    with pytest.raises(ValueError, match=rf"{PORTS}: '{text}' is not valid: expected FIRST-LAST within 1-65535"):
         serve_metrics("127.0.0.1")
 
 
@@ -156,13 +167,18 @@ def record(run, state, at, **changes):
     recipe = parse_recipe(recipe_document("/model"))
     history = (Transition(state=state, at=at, reason="test"),)
     known = {
-        "recipe": recipe, "rollout_replicas": 1, "cancel_requested": False, "created_at": at, "model_path": None,
-        "export_path": None, "summary": None,
-    }  # fmt: skip
+        "recipe": recipe,
+        "rollout_replicas": 1,
+        "cancel_requested": False,
+        "created_at": at,
+        "model_path": None,
+        "export_path": None,
+        "summary": None,
+    }
     return RunRecord(id=run, state=state, history=history, **{**known, **changes})
 
 
-def test_the_state_of_a_run_is_shown_until_an_hour_after_its_end(run_id):
+def test_a_run_state_is_shown_until_an_hour_after_its_end(run_id):
     show_runs([record(run_id, RunState.RUNNING, 0.0)], now=99_999.0)
     assert sample("penstock_run_state", run=run_id, state="running") == 1
     assert sample("penstock_runs", state="running") == 1
@@ -174,33 +190,31 @@ def test_the_state_of_a_run_is_shown_until_an_hour_after_its_end(run_id):
     assert sample("penstock_runs", state="failed") == 1
 
 
-async def test_the_controller_shows_processes_settings_and_events_of_a_run(redis, run_id):
+async def test_the_controller_exports_processes_settings_and_events(redis, run_id):
     event_log = EventLog(redis, RunKeys(run_id), "learner")
     await event_log.write("checkpoint-failed", "before the controller came")
     figures = RunMetrics(run_id, EventLog(redis, RunKeys(run_id), "controller"))
-    one = record(run_id, RunState.RUNNING, 0.0, rollout_replicas=3)
-    await figures.open(one.recipe)
+    running = record(run_id, RunState.RUNNING, 0.0, rollout_replicas=3)
+    await figures.open(running.recipe)
     labels = {"run": run_id, "service": "learner"}
     assert sample("penstock_events_total", phase="checkpoint-failed", **labels) == 1
     assert sample("penstock_events_total", phase="weights-late", **labels) == 0
-    assert sample("penstock_setting", run=run_id, name="limits.lease_s") == one.recipe.limits.lease_s
+    assert sample("penstock_setting_limits_lease_seconds", run=run_id) == running.recipe.limits.lease_s
     await event_log.write("checkpoint-failed", "again")
     await event_log.write("no-such-word", "of a newer release")
-    ready = ProcessInfo(
-        id="rollout-1", service="rollout", run=run_id, host="h", pid=1, metrics="h:9", state="ready"
-    )  # fmt: skip
-    await figures.show(one, [ready])
+    ready = ProcessInfo(id="rollout-1", service="rollout", run=run_id, host="h", pid=1, metrics="h:9", state="ready")
+    await figures.show(running, [ready])
     assert sample("penstock_events_total", phase="checkpoint-failed", **labels) == 2
     assert sample("penstock_events_total", phase="no-such-word", **labels) is None
     assert sample("penstock_processes", run=run_id, service="rollout", state="ready") == 1
-    assert sample("penstock_replicas_wanted", run=run_id, service="rollout") == 3
-    await figures.show(one, [])
+    assert sample("penstock_replicas_desired", run=run_id, service="rollout") == 3
+    await figures.show(running, [])
     assert sample("penstock_processes", run=run_id, service="rollout", state="ready") == 0
     figures.close()
     assert shown(run_id) == []
 
 
-async def test_figures_of_streams_tell_leases_that_are_stuck(redis, run_id):
+async def test_stream_figures_show_stuck_leases(redis, run_id):
     keys = RunKeys(run_id)
     streams = keys.lane(Lane.TRAIN)
     readers = {streams.tasks: "rollout", streams.samples: "verifier"}
@@ -214,15 +228,15 @@ async def test_figures_of_streams_tell_leases_that_are_stuck(redis, run_id):
     found = (await stream_figures(redis, readers, 0.1))[streams.tasks]
     assert (found.entries, found.pending, found.lag) == (5, 3, 2)
     assert 0.3 <= found.oldest_idle_s < 60
-    [newest] = [one["message_id"] for one in await redis.xpending_range(streams.tasks, "rollout", "-", "+", 10)][2:]
+    [newest] = [entry["message_id"] for entry in await redis.xpending_range(streams.tasks, "rollout", "-", "+", 10)][2:]
     await redis.xclaim(streams.tasks, "rollout", "one", 0, [newest], idle=90_000)
-    assert (await stream_figures(redis, readers, 1.0))[streams.tasks].oldest_idle_s >= 90, "wherever it stands"
+    assert (await stream_figures(redis, readers, 1.0))[streams.tasks].oldest_idle_s >= 90, "wherever it is in the list"
     [undelivered] = [entry for entry, _ in await redis.xrange(streams.tasks)][4:]
     await redis.xdel(streams.tasks, undelivered)
     assert (await stream_figures(redis, readers, 1.0))[streams.tasks].lag is None
 
 
-async def test_housekeeping_shows_streams_and_counts_letters_from_where_it_began(redis, run_id):
+async def test_housekeeping_exports_streams_and_dead_letters(redis, run_id):
     keys = RunKeys(run_id)
     letter = DeadLetter(
         stream=keys.lane(Lane.TRAIN).tasks, entry="1-0", reason="x", deliveries=4, cause=Cause.DELIVERIES, body="{}"
@@ -230,7 +244,7 @@ async def test_housekeeping_shows_streams_and_counts_letters_from_where_it_began
     async with service_context(redis, run_id, recipe_document("/model"), "sampler") as context:
         await redis.xadd(keys.dead, {"m": letter.model_dump_json()})
         housekeeping = Housekeeping(context)
-        assert sample("penstock_dead_letters_total", run=run_id, cause="deliveries") is None, "no 0 that it rises from"
+        assert sample("penstock_dead_letters_total", run=run_id, cause="deliveries") is None, "no 0 to rise from"
         await housekeeping._look()
         assert sample("penstock_dead_letters_total", run=run_id, cause="deliveries") == 1
         assert sample("penstock_dead_letters_total", run=run_id, cause="invalid") == 0
@@ -241,7 +255,7 @@ async def test_housekeeping_shows_streams_and_counts_letters_from_where_it_began
     forget(run_id)
 
 
-async def test_messages_that_are_taken_over_are_counted(redis, run_id):
+async def test_redelivered_messages_are_counted(redis, run_id):
     keys = RunKeys(run_id)
     stream = keys.lane(Lane.TRAIN).tasks
     await redis.xadd(stream, {"m": "no task"})
@@ -254,7 +268,7 @@ async def test_messages_that_are_taken_over_are_counted(redis, run_id):
     forget(run_id)
 
 
-async def test_the_sandbox_says_why_it_did_not_judge():
+async def test_the_sandbox_reports_why_it_did_not_judge():
     with Sandbox(1, 20.0) as sandbox:
         judged = await sandbox.judge("pattern", "a", {"pattern": "a"})
         broken = await sandbox.judge("pattern", "a", {})
@@ -262,9 +276,7 @@ async def test_the_sandbox_says_why_it_did_not_judge():
 
 
 async def test_requests_are_timed_by_route_and_status(redis, run_id):
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(create_app(redis)), base_url="http://api"
-    ) as client:  # fmt: skip
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(redis)), base_url="http://api") as client:
         for path in (f"/v1/runs/{run_id}", f"/nowhere/{uuid.uuid4()}", "/healthz", "/metrics"):
             await client.get(path)
         page = (await client.get("/metrics")).text
@@ -273,7 +285,7 @@ async def test_requests_are_timed_by_route_and_status(redis, run_id):
     assert not any(route in ("/healthz", "/metrics") or run_id in route or "nowhere" in route for route, _ in routes)
 
 
-async def test_a_run_that_fails_is_told_by_its_record(redis, run_id):
+async def test_the_state_of_a_failed_run_is_shown(redis, run_id):
     records = RunRecords(redis)
     await records.create(run_id, parse_recipe(recipe_document("/model")))
     transitions = await GroupTransitions.fenced(redis, RunKeys(run_id), "controller")

@@ -1,4 +1,4 @@
-"""Debian's Prometheus beside a real laptop stack: what is shipped scrapes, evaluates, and shows what it promises."""
+"""Debian's Prometheus beside a real laptop stack: the shipped configuration, rules and dashboards work."""
 
 import os
 import re
@@ -11,6 +11,7 @@ import httpx
 import pytest
 import yaml
 
+from services.metric_tables import step_gauge
 from tests.harness.free_ports import free_port
 from tests.harness.programs import needed
 from tests.harness.small_run import recipe_document
@@ -25,16 +26,16 @@ DEADLINE_S = 240
 STEPS = 20
 SERVICES = {"api", "sampler", "verifier", "rollout", "learner"}
 ON_A_FAULT = {"ALERTS": "made by Prometheus, while an alert is pending or fires"}
-"""Metrics that a healthy run does not show, and why."""
+"""Metrics that a healthy run does not export, and why."""
 EMPTY = {
-    "Alerts that fire": "nothing is wrong",
+    "Firing alerts": "nothing is wrong",
     "annotation Alerts": "nothing is wrong",
-    "Past their deadline": "no wait is stalled",
+    "Stalled waits": "no wait is stalled",
     "Errors": "no request was answered with 5xx",
-    "Waits for room": "there is room",
+    "Waits for space": "there is enough space",
     "KL to the reference": "the recipe has no KL term",
 }
-"""Panels that a healthy run leaves empty, and why."""
+"""Panels that are empty for a healthy run, and why."""
 
 
 class Prometheus:
@@ -43,11 +44,11 @@ class Prometheus:
     def __init__(self, program, folder, api_port):
         document = yaml.safe_load(SHIPPED.read_text())
         document["global"] = {"scrape_interval": "2s", "evaluation_interval": "2s", "scrape_timeout": "2s"}
-        document["rule_files"] = [str((SHIPPED.parent / one).resolve()) for one in document["rule_files"]]
+        document["rule_files"] = [str((SHIPPED.parent / path).resolve()) for path in document["rule_files"]]
         [job] = document["scrape_configs"]
-        for finding in job["http_sd_configs"]:
-            finding["url"] = finding["url"].replace(":8470", f":{api_port}")
-            finding["refresh_interval"] = "1s"
+        for discovery in job["http_sd_configs"]:
+            discovery["url"] = discovery["url"].replace(":8470", f":{api_port}")
+            discovery["refresh_interval"] = "1s"
         config = folder / "prometheus.yml"
         config.write_text(yaml.safe_dump(document))
         port = free_port()
@@ -56,11 +57,14 @@ class Prometheus:
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
                 [
-                    str(program), f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}",
+                    str(program),
+                    f"--config.file={config}",
+                    f"--storage.tsdb.path={folder / 'tsdb'}",
                     f"--web.listen-address=127.0.0.1:{port}",
                 ],
-                stdout=log, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
         self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1", timeout=20)
 
     def ask(self, path, **parameters):
@@ -99,29 +103,32 @@ def until(condition: Callable[[], object], what: str, deadline_s: float, told: C
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory):
     needed("prometheus")
-    with Stack(tmp_path_factory.mktemp("runs"), os.environ.get("PENSTOCK_TEST_REDIS")) as one:
-        yield one
+    with Stack(tmp_path_factory.mktemp("runs"), os.environ.get("PENSTOCK_TEST_REDIS")) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def prometheus(stack, tmp_path_factory):
-    one = Prometheus(needed("prometheus"), tmp_path_factory.mktemp("prometheus"), stack.port)
+    server = Prometheus(needed("prometheus"), tmp_path_factory.mktemp("prometheus"), stack.port)
     try:
-        one.until_ready()
-        yield one
+        server.until_ready()
+        yield server
     finally:
-        one.stop()
+        server.stop()
 
 
 @pytest.fixture(scope="module")
 def run(stack, prometheus, tiny_model, tmp_path_factory):
-    """A run under way, after its first steps; it pauses there, so that there is time to look."""
+    """A run after its first steps; it is paused there, so that the checks have time."""
     questions = write_questions(tmp_path_factory.mktemp("data") / "questions.jsonl")
     document = recipe_document(
-        tiny_model, data={"source": "jsonl", "path": str(questions), "train": 30, "held_out": 8, "options": {}},
-        rollout={"cpus": 0.3}, learner={"cpus": 0.3, "learning_rate": 1e-5, "checkpoint_every": 1},
-        limits={"rollout_steps": STEPS, "startup_timeout_s": 200}, algorithm={"overlong": {"cache": 4}},
-    )  # fmt: skip
+        tiny_model,
+        data={"source": "jsonl", "path": str(questions), "train": 30, "held_out": 8, "options": {}},
+        rollout={"cpus": 0.3},
+        learner={"cpus": 0.3, "learning_rate": 1e-5, "checkpoint_every": 1},
+        limits={"rollout_steps": STEPS, "startup_timeout_s": 200},
+        algorithm={"overlong": {"cache": 4}},
+    )
     name = stack.submit(document)
     stack.until(name, lambda view: view["rollout_steps"] >= 3, "three rollout steps", DEADLINE_S)
     assert stack.api.post(f"/v1/runs/{name}/pause").status_code == 202
@@ -136,7 +143,7 @@ def series_of(prometheus, expression):
 
 
 @pytest.mark.timeout(600)
-def test_all_that_is_shipped_works_beside_a_real_run(stack, prometheus, run):
+def test_the_shipped_files_work_beside_a_real_run(stack, prometheus, run):
     check_targets(prometheus)
     check_metrics(prometheus, run)
     check_rules(prometheus, run)
@@ -149,15 +156,15 @@ def check_targets(prometheus):
 
     def all_up():
         found = prometheus.ask("/targets")["activeTargets"]
-        services = {one["labels"]["service"] for one in found}
-        return found if services == SERVICES and all(one["health"] == "up" for one in found) else None
+        services = {target["labels"]["service"] for target in found}
+        return found if services == SERVICES and all(target["health"] == "up" for target in found) else None
 
     found = until(all_up, "all targets up", 60, lambda: prometheus.ask("/targets")["activeTargets"])
-    assert {one["labels"]["job"] for one in found} == {"penstock"}
+    assert {target["labels"]["job"] for target in found} == {"penstock"}
 
 
 def check_metrics(prometheus, run):
-    """What a dashboard or rule names is there, under the labels that it was given."""
+    """Every metric that a dashboard or rule names exists, with the labels of the process that exported it."""
     named = set(everything_named())
 
     def missing():
@@ -166,74 +173,77 @@ def check_metrics(prometheus, run):
     until(lambda: not missing(), "metrics that rules and dashboards name", 60, missing)
     assert not [label for label in prometheus.ask("/labels") if label.startswith("exported_")], "honor_labels"
 
-    # A scrape that came too late leaves its series out until the next one.
+    # A scrape that timed out omits its series until the next scrape.
     def ready():
-        return {one["metric"]["service"] for one in series_of(prometheus, 'penstock_processes{state="ready"} == 1')}
+        found = series_of(prometheus, 'penstock_processes{state="ready"} == 1')
+        return {series["metric"]["service"] for series in found}
 
     until(lambda: ready() == SERVICES - {"api"}, "a ready process of every service", 60, ready)
-    limit = f'penstock_setting{{run="{run}", name="limits.lease_s"}}'
+    limit = f'penstock_setting_limits_lease_seconds{{run="{run}"}}'
     [lease] = until(lambda: series_of(prometheus, limit), "the run's settings", 60, lambda: limit)
     assert float(lease["value"][1]) == 5.0
+    [step, *_] = stack.api.get(f"/v1/runs/{run}/metrics").json()["steps"]
+    assert {name for name in step["metrics"] if step_gauge(run, name) is None} == set(), "no family for them"
     trained = f'penstock_groups{{run="{run}", state="trained"}} >= 8'
     until(lambda: series_of(prometheus, trained), "the groups of the first steps", 30, lambda: trained)
 
 
 def check_rules(prometheus, run):
-    """Every rule is evaluated without an error; nothing that is wrong with this run fires."""
+    """Every rule is evaluated without an error, and no alert fires for a healthy run."""
     groups = prometheus.ask("/rules")["groups"]
     assert len(groups) == len(list(RULES.glob("*.yaml")))
 
     def evaluated():
         found = [rule for group in prometheus.ask("/rules")["groups"] for rule in group["rules"]]
-        return found if all(one["health"] != "unknown" for one in found) else None
+        return found if all(rule["health"] != "unknown" for rule in found) else None
 
     found = until(evaluated, "an evaluation of every rule", 30, lambda: groups)
-    assert {one["name"]: one.get("lastError") for one in found if one["health"] != "ok"} == {}
+    assert {rule["name"]: rule.get("lastError") for rule in found if rule["health"] != "ok"} == {}
 
     def unrecorded():
-        return recorded() - set(prometheus.ask("/label/__name__/values")) - {"run:penstock_correct_share:rate1h"}
+        return recorded() - set(prometheus.ask("/label/__name__/values")) - {"run:penstock_correct_ratio:rate1h"}
 
     until(lambda: not unrecorded(), "what the rules record of the first steps", 60, unrecorded)
-    firing = {one["labels"]["alertname"] for one in prometheus.ask("/alerts")["alerts"] if one["state"] == "firing"}
-    assert firing == set(), "a run that is well"
+    found = prometheus.ask("/alerts")["alerts"]
+    firing = {alert["labels"]["alertname"] for alert in found if alert["state"] == "firing"}
+    assert firing == set(), "a healthy run"
 
 
 def check_panels(prometheus, run):
-    """Every expression of every dashboard answers, and has shown something unless EMPTY says why not.
+    """Every expression of every dashboard is valid, and returns data unless EMPTY says why not.
 
-    Over all that was seen of the run, as a panel does: what it waits for while it starts is over by now.
+    The range is the whole run, as in a panel: the waits of its start are over by now.
     """
 
     def empty():
-        # At most as many points as the test has seconds: Prometheus answers with 11000.
+        # Fewer points than the test has seconds: Prometheus returns at most 11000.
         seen = {"start": prometheus.began, "end": time.time(), "step": 2}
         return {
             where
             for where, expression in dashboard_expressions()
-            if not any(where.endswith(one) for one in EMPTY)
+            if not any(where.endswith(title) for title in EMPTY)
             and not prometheus.ask("/query_range", query=expression, **seen)["result"]
         }
 
-    # A rate is shown once two scrapes have met what it counts.
+    # A rate needs two scrapes of its counter.
     until(lambda: not empty(), "something in every panel", 60, empty)
 
 
 def check_the_end(stack, prometheus, run):
-    """A run that has ended shows its state, and nothing else."""
+    """A finished run exports its state, and nothing else."""
     assert stack.api.post(f"/v1/runs/{run}/resume").status_code == 202
     stack.until(run, lambda view: view["state"] == "succeeded", "success", DEADLINE_S)
 
     def ended():
         states = series_of(prometheus, f'penstock_run_state{{run="{run}"}}')
-        return [one["metric"]["state"] for one in states] == ["succeeded"]
+        return [series["metric"]["state"] for series in states] == ["succeeded"]
 
     until(ended, "the run's end in Prometheus", 30, lambda: series_of(prometheus, f'{{run="{run}"}}'))
     page = stack.api.get("/metrics").text
     assert set(re.findall(rf'^(penstock_\w+){{[^}}]*run="{run}"', page, re.M)) == {"penstock_run_state"}
 
     def gone():
-        return {
-            one["metric"]["__name__"] for one in series_of(prometheus, f'{{run="{run}", __name__!~"ALERTS.*|run:.*"}}')
-        }
+        found = series_of(prometheus, f'{{run="{run}", __name__!~"ALERTS.*|run:.*"}}')
+        return {series["metric"]["__name__"] for series in found}
 
     until(lambda: gone() == {"penstock_run_state"}, "nothing of the run but its state", 30, gone)

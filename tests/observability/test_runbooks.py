@@ -1,4 +1,4 @@
-"""Runbooks: one page an alert and one alert a page; what a page names exists."""
+"""Runbooks: one page per alert, and everything that a page names exists."""
 
 import re
 
@@ -37,7 +37,7 @@ of_each_page = each("page", PAGES, called=lambda page: page.stem)
 
 
 @of_each_page
-def test_a_page_says_what_it_means_how_to_see_it_and_what_to_do(page):
+def test_a_page_has_its_three_sections(page):
     text = page.read_text()
     assert text.startswith(f"# {page.stem}\n")
     assert re.findall(r"^## (.+)$", text, re.M) == SECTIONS
@@ -46,12 +46,12 @@ def test_a_page_says_what_it_means_how_to_see_it_and_what_to_do(page):
 
 
 @of_each_page
-def test_a_page_names_its_rule_and_a_panel_that_exists(page):
+def test_a_page_names_its_rule_and_an_existing_panel(page):
     rule = alerts()[page.stem]
     found = re.search(r"^Severity (\w+); rule in `(.+)`; dashboard (.+), panel (.+)\.$", page.read_text(), re.M)
     assert found, "the line under the title"
     assert (found[1], found[2]) == (rule["labels"]["severity"], f"helm/penstock/files/rules/{rule['file']}")
-    titles = {board["title"]: {one["title"] for one in panels(board)} for board in dashboards().values()}
+    titles = {board["title"]: {panel["title"] for panel in panels(board)} for board in dashboards().values()}
     assert found[4] in titles[found[3]]
 
 
@@ -73,7 +73,7 @@ def test_the_settings_of_a_page_exist(page):
 
 
 @of_each_page
-def test_the_queries_of_a_page_parse_and_read_what_is_exported(page):
+def test_queries_of_a_page_read_exported_metrics(page):
     for block in re.findall(r"```promql\n(.*?)```", page.read_text(), re.S):
         promql_parser.parse(block)
         assert metrics_of(block) <= exported() | recorded() | OF_PROMETHEUS

@@ -166,7 +166,7 @@ async def test_only_a_fault_of_a_training_prompt_drops_it(redis, run_id):
             return dispatcher.drop(letter)
 
         def shown(cause):
-            return REGISTRY.get_sample_value("penstock_prompts_dropped", {"run": run_id, "cause": cause})
+            return REGISTRY.get_sample_value("penstock_dropped_prompts", {"run": run_id, "cause": cause})
 
         assert not drop(Cause.DELIVERIES)
         assert not drop(Cause.UNSTATED)

@@ -154,7 +154,8 @@ async def test_interrupted_evaluation_is_resumed_and_a_given_up_prompt_dropped(r
     assert x.pass_at == (PassAt(k=1, value=1.0, standard_error=0.0), PassAt(k=2, value=1.0, standard_error=0.0))
     assert (counts.dispatched, counts.dead, counts.pending) == (8, 1, 0)
     for score in ("avg", "pass", "majority"):
-        assert REGISTRY.get_sample_value("penstock_evaluation", {"run": run_id, "set": "x", "score": score}) == 1.0
+        labels = {"run": run_id, "set": "x", "score": score}
+        assert REGISTRY.get_sample_value("penstock_evaluation_score_ratio", labels) == 1.0
 
 
 async def test_an_evaluation_that_hears_nothing_is_a_wait_with_its_name(redis, run_id):

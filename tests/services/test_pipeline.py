@@ -97,7 +97,7 @@ async def test_task_that_is_given_up_is_a_dead_group_and_the_run_goes_on(redis, 
 
 
 def rung_of(run):
-    return REGISTRY.get_sample_value("penstock_starvation_rung", {"run": run})
+    return REGISTRY.get_sample_value("penstock_starvation_level", {"run": run})
 
 
 async def test_starvation_climbs_its_ladder_and_pauses_until_somebody_resumes(redis, run_id):

@@ -1,11 +1,11 @@
-"""Owns the dashboard of processes: which there are, what they hold, wait for and use; the API.
+"""Owns the dashboard of processes: their number, states, weights, waits and resources; and of the API.
 
-Must not judge learning.
+Must not show learning metrics.
 """
 
 from __future__ import annotations
 
-from deploy.observability.dashboards.queries import RATE, events, grown, most, quantile, rate
+from deploy.observability.dashboards.queries import RATE, events, increase, most, quantile, rate
 from deploy.observability.panels import Board, Panel
 
 _SERVICE = 'service=~"$service"'
@@ -19,109 +19,155 @@ _PROCESS = "{{service}} {{instance}}"
 FLEET = Board(
     uid="penstock-fleet",
     title="Penstock / Fleet",
-    tells="The processes of runs: how many are wanted and ready, their weights, what they wait for and use.",
+    description="The processes of runs: desired and ready replicas, policy versions, waits and resources.",
     variables={"service": 'label_values(up{job="penstock"}, service)'},
     rows={
         "Processes": (
             Panel(
-                "Ready and wanted", "Processes that are ready, and that the run wants.",
+                "Ready and desired",
+                "Ready processes, and the number that the run should have.",
                 {
                     "{{run}} {{service}} ready": most("penstock_processes", "run, service", _READY),
-                    "{{run}} {{service}} wanted": most("penstock_replicas_wanted", "run, service", _SERVICE),
+                    "{{run}} {{service}} desired": most("penstock_replicas_desired", "run, service", _SERVICE),
                 },
                 low=0,
             ),
             Panel(
-                "By state", "joining: waits for weights; draining: finishes and leaves; poisoned: weights are mixed.",
+                "By state",
+                "joining: waits for weights; draining: finishes its work and exits; poisoned: has mixed weights.",
                 {"{{run}} {{service}} {{state}}": most("penstock_processes", "run, service, state", _SERVICE)},
-                kind="stack", low=0,
+                kind="stack",
+                low=0,
             ),
             Panel(
-                "Scraped", "1 for a process whose metrics page answers.",
-                {_PROCESS: f"min by (service, instance, process) (up{{{_OF}}})"}, kind="states",
+                "Scrape status",
+                "1 if Prometheus can read the process's metrics page.",
+                {_PROCESS: f"min by (service, instance, process) (up{{{_OF}}})"},
+                kind="states",
             ),
-            Panel("Runs by state", "All runs of this Redis.", {"{{state}}": "max by (state) (penstock_runs)"}, low=0),
+            Panel("Runs by state", "All runs in this Redis.", {"{{state}}": "max by (state) (penstock_runs)"}, low=0),
             Panel(
-                "Restarts", "Learners and samplers that began anew, in 10 minutes.",
-                events("learner-restarted|sampler-restarted"), low=0,
+                "Restarts",
+                "Restarts of learners and samplers in 10 minutes.",
+                events("learner-restarted|sampler-restarted"),
+                low=0,
             ),
             Panel(
-                "Asked of the cluster in vain", "Requests to Ray that failed and are made again, in 10 minutes.",
-                events("look-failed|restart-failed|scaling-failed"), thresholds={1: "orange"}, low=0,
+                "Failed cluster requests",
+                "Requests to Ray that failed and are retried, in 10 minutes.",
+                events("look-failed|restart-failed|scaling-failed"),
+                thresholds={1: "orange"},
+                low=0,
             ),
         ),
         "Generation": (
             Panel(
-                "Tokens by replica", "Response tokens a second of each replica.",
-                {"{{run}} {{instance}}": rate("penstock_response_tokens_total", "run, instance")}, kind="stack", low=0,
+                "Tokens by replica",
+                "Response tokens per second and replica.",
+                {"{{run}} {{instance}}": rate("penstock_response_tokens_total", "run, instance")},
+                kind="stack",
+                low=0,
             ),
             Panel(
-                "Tasks", "Groups a second by what came of the task.",
+                "Tasks",
+                "Tasks per second, by result.",
                 {"{{run}} {{stream}} {{result}}": rate("penstock_messages_total", "run, stream, result", _TASKS)},
                 low=0,
             ),
             Panel(
-                "Tasks waiting", "Groups that no replica has taken yet.",
-                {"{{run}} {{stream}}": most("penstock_stream_lag", "run, stream", _TASKS)}, low=0,
+                "Tasks waiting",
+                "Tasks that no replica has received yet.",
+                {"{{run}} {{stream}}": most("penstock_stream_lag_entries", "run, stream", _TASKS)},
+                low=0,
             ),
         ),
         "Weights": (
             Panel(
-                "Policy version by process", "What each replica, and the learner, holds.",
-                {_PROCESS: most("penstock_policy_version", "run, service, instance", _SERVICE)}, low=0,
+                "Policy version by process",
+                "The policy version of each replica and of the learner.",
+                {_PROCESS: most("penstock_policy_version", "run, service, instance", _SERVICE)},
+                low=0,
             ),
             Panel(
-                "Sync, slowest tenth", "staging: a replica receives; pause: generation rests; publish: all of it.",
-                {"{{run}} {{phase}}": quantile(0.9, "penstock_weight_sync_seconds", "run, phase")}, "s", low=0,
+                "Sync duration, 90th percentile",
+                "staging: a replica receives; pause: generation is paused; publish: the whole sync.",
+                {"{{run}} {{phase}}": quantile(0.9, "penstock_weight_sync_seconds", "run, phase")},
+                "s",
+                low=0,
             ),
             Panel(
-                "Failures", "Broadcasts that failed (learner), plans not followed (rollout), in 10 minutes.",
-                {"{{run}} {{service}}": grown("penstock_weight_sync_failures_total", "run, service")},
-                thresholds={1: "orange", 3: "red"}, low=0,
+                "Sync failures",
+                "Failed broadcasts (learner) and failed plans (rollout) in 10 minutes.",
+                {"{{run}} {{service}}": increase("penstock_weight_sync_failures_total", "run, service")},
+                thresholds={1: "orange", 3: "red"},
+                low=0,
             ),
         ),
         "Waits": (
             Panel(
-                "Longest waits", "Seconds that something has been waited for. Waits for work are normal.",
-                {"{{run}} {{service}} {{wait}}": most("penstock_wait_seconds", _WAIT, _SERVICE)}, "s", span=12, low=0,
+                "Longest waits",
+                "Duration of current waits. Waits for work are normal.",
+                {"{{run}} {{service}} {{wait}}": most("penstock_wait_seconds", _WAIT, _SERVICE)},
+                "s",
+                span=12,
+                low=0,
             ),
             Panel(
-                "Past their deadline", "1 for a wait that is stalled.",
+                "Stalled waits",
+                "1 for a wait past its deadline.",
                 {"{{run}} {{service}} {{wait}}": f"{most('penstock_stalled_waits', _WAIT, _SERVICE)} > 0"},
-                thresholds={1: "red"}, span=12, low=0,
+                thresholds={1: "red"},
+                span=12,
+                low=0,
             ),
         ),
         "Resources": (
             Panel(
-                "CPU", "Cores used by each process itself; engine processes below a replica are not in it.",
-                {_PROCESS: f"rate(process_cpu_seconds_total{{{_OF}}}[{RATE}])"}, low=0,
+                "CPU",
+                "Cores used by each process, without the engine processes that a replica starts.",
+                {_PROCESS: f"rate(process_cpu_seconds_total{{{_OF}}}[{RATE}])"},
+                low=0,
             ),
             Panel(
-                "Memory", "Resident memory of each process itself.",
-                {_PROCESS: f"process_resident_memory_bytes{{{_OF}}}"}, "bytes", low=0,
+                "Memory",
+                "Resident memory of each process, without its child processes.",
+                {_PROCESS: f"process_resident_memory_bytes{{{_OF}}}"},
+                "bytes",
+                low=0,
             ),
             Panel(
-                "Open files", "Share of the file descriptors that a process may open.",
-                {_PROCESS: f"process_open_fds{{{_OF}}} / process_max_fds{{{_OF}}}"}, "percentunit", {0.8: "red"}, low=0,
+                "Open files",
+                "Open file descriptors, relative to the process's limit.",
+                {_PROCESS: f"process_open_fds{{{_OF}}} / process_max_fds{{{_OF}}}"},
+                "percentunit",
+                {0.8: "red"},
+                low=0,
             ),
         ),
         "API": (
             Panel(
-                "Requests", "Requests a second by route and status.",
+                "Requests",
+                "Requests per second, by route and status.",
                 {"{{method}} {{route}} {{status}}": f"sum by (method, route, status) (rate({_API}_count[{RATE}]))"},
                 low=0,
             ),
             Panel(
-                "Errors", "Share of the requests that were answered with 5xx.",
+                "Errors",
+                "Ratio of requests answered with status 5xx.",
                 {"5xx": f'sum(rate({_API}_count{{status=~"5.."}}[{RATE}])) / sum(rate({_API}_count[{RATE}]))'},
-                "percentunit", {0.01: "orange", 0.05: "red"}, low=0,
+                "percentunit",
+                {0.01: "orange", 0.05: "red"},
+                low=0,
             ),
             Panel(
-                "Latency, slowest twentieth", "By route.",
-                {"{{route}}": f"histogram_quantile(0.95, sum by (route, le) (rate({_API}_bucket[{RATE}])))"}, "s",
-                {1: "orange", 2: "red"}, low=0,
+                "Latency, 95th percentile",
+                "By route.",
+                {"{{route}}": f"histogram_quantile(0.95, sum by (route, le) (rate({_API}_bucket[{RATE}])))"},
+                "s",
+                {1: "orange", 2: "red"},
+                low=0,
             ),
         ),
     },
     since="now-1h",
-)  # fmt: skip
+)

@@ -1,4 +1,4 @@
-"""Owns the PromQL that several dashboards share.
+"""Owns the PromQL expressions that several dashboards share.
 
 Must not lay out a panel.
 """
@@ -10,41 +10,41 @@ RATE = "$__rate_interval"
 
 
 def chosen(metric: str, matchers: str = "") -> str:
-    """A metric of the runs chosen; `matchers` narrow it further."""
+    """A selector for the metric in the chosen runs, narrowed by `matchers`."""
     return f"{metric}{{{RUN}, {matchers}}}" if matchers else f"{metric}{{{RUN}}}"
 
 
 def most(metric: str, by: str, matchers: str = "") -> str:
-    """The highest of each group of series: one process, or all alike, show it."""
+    """The maximum per label set `by`: one process exports the metric, or all export the same value."""
     return f"max by ({by}) ({chosen(metric, matchers)})"
 
 
 def rate(metric: str, by: str, matchers: str = "") -> str:
-    """The rate of a counter, per second, summed `by` labels."""
+    """The rate of a counter per second, summed `by` labels."""
     return f"sum by ({by}) (rate({chosen(metric, matchers)}[{RATE}]))"
 
 
-def grown(metric: str, by: str, matchers: str = "", within: str = "10m") -> str:
-    """By how much a counter grew, summed `by` labels."""
+def increase(metric: str, by: str, matchers: str = "", within: str = "10m") -> str:
+    """The increase of a counter `within` a window, summed `by` labels."""
     return f"sum by ({by}) (increase({chosen(metric, matchers)}[{within}]))"
 
 
-def quantile(share: float, metric: str, by: str, matchers: str = "") -> str:
-    """A quantile of a histogram `by` labels."""
-    return f"histogram_quantile({share}, {rate(f'{metric}_bucket', f'{by}, le', matchers)})"
+def quantile(q: float, metric: str, by: str, matchers: str = "") -> str:
+    """The quantile `q` (0 to 1) of a histogram, `by` labels."""
+    return f"histogram_quantile({q}, {rate(f'{metric}_bucket', f'{by}, le', matchers)})"
 
 
-def setting(name: str) -> str:
-    """A number of the recipe, one series a run."""
-    return most("penstock_setting", "run", f'name="{name}"')
+def setting(family: str) -> str:
+    """An exported setting of the recipe, one series per run; `family` as in services.metric_tables."""
+    return most(f"penstock_setting_{family}", "run")
 
 
-def step(*names: str) -> dict[str, str]:
-    """Step metrics of the runs chosen, by legend; several ones are told apart by their names."""
-    queries = {name: most("penstock_step_metric", "run", f'name="{name}"') for name in names}
-    return {f"{{{{run}}}} {name}" if len(names) > 1 else "{{run}}": query for name, query in queries.items()}
+def step(*families: str) -> dict[str, str]:
+    """Step metrics of the chosen runs by legend; `families` as in services.metric_tables."""
+    queries = {family: most(f"penstock_step_{family}", "run") for family in families}
+    return {f"{{{{run}}}} {family}" if len(families) > 1 else "{{run}}": query for family, query in queries.items()}
 
 
 def events(phases: str, within: str = "10m") -> dict[str, str]:
-    """How often the events of these words came, by legend; `phases` is a regular expression."""
-    return {"{{run}} {{phase}}": grown("penstock_events_total", "run, phase", f'phase=~"{phases}"', within)}
+    """The number of events by phase `within` a window, by legend; `phases` is a regular expression."""
+    return {"{{run}} {{phase}}": increase("penstock_events_total", "run, phase", f'phase=~"{phases}"', within)}

@@ -1,11 +1,11 @@
-"""Owns the dashboard of verification: what is judged, how, how fast, and what the sandbox could not judge.
+"""Owns the dashboard of verification: verdicts, their duration, and faults of the sandbox.
 
-Must not judge the policy by it.
+Must not show learning metrics.
 """
 
 from __future__ import annotations
 
-from deploy.observability.dashboards.queries import RATE, chosen, events, grown, most, quantile, rate
+from deploy.observability.dashboards.queries import RATE, chosen, events, increase, most, quantile, rate
 from deploy.observability.panels import Board, Panel
 
 _SECONDS = "penstock_verdict_seconds"
@@ -13,88 +13,124 @@ _OF = 'job="penstock", service="verifier"'
 _SAMPLES = 'stream=~".+-samples"'
 
 
-def _share(of: str, among: str) -> str:
-    """The share of the verdicts whose outcome matches `of`, among those that match `among`."""
-    one, all_of_them = (rate(f"{_SECONDS}_count", "run", f'outcome=~"{outcomes}"') for outcomes in (of, among))
-    return f"{one} / {all_of_them}"
+def _ratio(of: str, among: str) -> str:
+    """The ratio of verdicts whose outcome matches `of` to those that match `among`."""
+    part, whole = (rate(f"{_SECONDS}_count", "run", f'outcome=~"{outcomes}"') for outcomes in (of, among))
+    return f"{part} / {whole}"
 
 
 VERIFIER = Board(
     uid="penstock-verifier",
     title="Penstock / Verifier",
-    tells="Verdicts: how many, how sure, how fast; and the sandbox that judges.",
+    description="Verdicts by outcome, their duration, and the sandbox.",
     rows={
         "Verdicts": (
             Panel(
-                "Verdicts", "A second, by outcome.",
-                {"{{run}} {{outcome}}": rate(f"{_SECONDS}_count", "run, outcome")}, kind="stack", low=0,
+                "Verdicts",
+                "Per second, by outcome.",
+                {"{{run}} {{outcome}}": rate(f"{_SECONDS}_count", "run, outcome")},
+                kind="stack",
+                low=0,
             ),
             Panel(
-                "Right answers", "Share of the verdicts that are known, training and evaluation together.",
-                {"{{run}}": _share("correct", "correct|wrong")}, "percentunit", low=0, high=1,
+                "Correct responses",
+                "Ratio of correct verdicts among the known ones, training and evaluation together.",
+                {"{{run}}": _ratio("correct", "correct|wrong")},
+                "percentunit",
+                low=0,
+                high=1,
             ),
             Panel(
-                "Unknown", "Share of the verdicts that are neither right nor wrong. They are not trained on.",
-                {"{{run}}": _share("unknown", "correct|wrong|unknown")}, "percentunit", {0.05: "orange", 0.1: "red"},
+                "Unknown verdicts",
+                "Ratio of unknown verdicts. Their responses are not used for training.",
+                {"{{run}}": _ratio("unknown", "correct|wrong|unknown")},
+                "percentunit",
+                {0.05: "orange", 0.1: "red"},
                 low=0,
             ),
         ),
         "Time": (
             Panel(
-                "Judgement, half of them", "Seconds, by outcome.",
-                {"{{run}} {{outcome}}": quantile(0.5, _SECONDS, "run, outcome")}, "s", low=0,
+                "Judgement duration, median",
+                "By outcome.",
+                {"{{run}} {{outcome}}": quantile(0.5, _SECONDS, "run, outcome")},
+                "s",
+                low=0,
             ),
             Panel(
-                "Judgement, slowest hundredth", "Seconds, by outcome; an unknown one was tried twice.",
-                {"{{run}} {{outcome}}": quantile(0.99, _SECONDS, "run, outcome")}, "s", low=0,
+                "Judgement duration, 99th percentile",
+                "By outcome; an unknown verdict was attempted twice.",
+                {"{{run}} {{outcome}}": quantile(0.99, _SECONDS, "run, outcome")},
+                "s",
+                low=0,
             ),
             Panel(
-                "Responses that wait", "Not yet delivered to a verifier, and under lease.",
+                "Waiting responses",
+                "Not yet delivered to a verifier, and leased by one.",
                 {
-                    "{{run}} {{stream}} waiting": most("penstock_stream_lag", "run, stream", _SAMPLES),
-                    "{{run}} {{stream}} under lease": most("penstock_stream_pending", "run, stream", _SAMPLES),
+                    "{{run}} {{stream}} waiting": most("penstock_stream_lag_entries", "run, stream", _SAMPLES),
+                    "{{run}} {{stream}} leased": most("penstock_stream_pending_entries", "run, stream", _SAMPLES),
                 },
                 low=0,
             ),
         ),
         "Sandbox": (
             Panel(
-                "Faults", "In 10 minutes: killed at verifier.timeout_s, the process died, the verifier raised.",
-                {"{{run}} {{fault}}": grown("penstock_sandbox_faults_total", "run, fault")},
-                thresholds={10: "orange"}, low=0, span=6,
+                "Sandbox faults",
+                "In 10 minutes: killed after verifier.timeout_s, process died, verifier raised an error.",
+                {"{{run}} {{fault}}": increase("penstock_sandbox_faults_total", "run, fault")},
+                thresholds={10: "orange"},
+                low=0,
+                span=6,
             ),
             Panel(
-                "Payloads without a text", "Missing or damaged payloads that a verifier met, in 10 minutes.",
-                {"{{run}}": grown("penstock_damaged_payloads_total", "run", 'service="verifier"')},
-                thresholds={1: "red"}, low=0, span=6,
+                "Damaged payloads",
+                "Missing or damaged payloads that a verifier found, in 10 minutes.",
+                {"{{run}}": increase("penstock_damaged_payloads_total", "run", 'service="verifier"')},
+                thresholds={1: "red"},
+                low=0,
+                span=6,
             ),
             Panel(
-                "Messages", "Samples a second by what came of them; duplicate: another verdict was first.",
-                {"{{run}} {{result}}": rate("penstock_messages_total", "run, result", _SAMPLES)}, low=0, span=6,
+                "Messages",
+                "Samples per second, by result; duplicate: another verdict was recorded first.",
+                {"{{run}} {{result}}": rate("penstock_messages_total", "run, result", _SAMPLES)},
+                low=0,
+                span=6,
             ),
             Panel(
-                "Not confined", "Starts of a verifier that found Landlock or seccomp missing, in an hour.",
-                events("unconfined", within="1h"), thresholds={1: "orange"}, low=0, span=6,
+                "Unconfined starts",
+                "Verifier starts on a node without Landlock or seccomp, in an hour.",
+                events("unconfined", within="1h"),
+                thresholds={1: "orange"},
+                low=0,
+                span=6,
             ),
         ),
         "Replicas": (
             Panel(
-                "Ready and wanted", "Verifier replicas.",
+                "Ready and desired",
+                "Verifier replicas.",
                 {
                     "{{run}} ready": most("penstock_processes", "run", 'service="verifier", state="ready"'),
-                    "{{run}} wanted": most("penstock_replicas_wanted", "run", 'service="verifier"'),
+                    "{{run}} desired": most("penstock_replicas_desired", "run", 'service="verifier"'),
                 },
                 low=0,
             ),
             Panel(
-                "CPU", "Cores used by each replica itself; its judging process is not in it.",
-                {"{{instance}}": f"rate({chosen('process_cpu_seconds_total', _OF)}[{RATE}])"}, low=0,
+                "CPU",
+                "Cores used by each replica, without its judging process.",
+                {"{{instance}}": f"rate({chosen('process_cpu_seconds_total', _OF)}[{RATE}])"},
+                low=0,
             ),
             Panel(
-                "Memory", "Resident memory of each replica itself.",
-                {"{{instance}}": chosen("process_resident_memory_bytes", _OF)}, "bytes", low=0,
+                "Memory",
+                "Resident memory of each replica, without its judging process.",
+                {"{{instance}}": chosen("process_resident_memory_bytes", _OF)},
+                "bytes",
+                low=0,
             ),
         ),
     },
     since="now-1h",
-)  # fmt: skip
+)

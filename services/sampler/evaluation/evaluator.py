@@ -24,7 +24,7 @@ from services.contracts import (
     Verdict,
     VerdictResult,
 )
-from services.metrics import EVALUATION, EVALUATION_PROMPTS, MESSAGES
+from services.metrics import EVALUATION_PROMPTS, EVALUATION_SCORE, MESSAGES
 from services.process import Context
 from services.sampler.data import load_set, load_splits
 from services.sampler.evaluation.scores import Response, Score, average, majority, over_questions, passes, sizes
@@ -192,7 +192,7 @@ class Evaluator:
             return
         scores = {"avg": record.accuracy, "pass": record.pass_at[-1].value, "majority": record.majority}
         for score, value in scores.items():
-            EVALUATION.labels(self._context.keys.run, record.set, score).set(value)
+            EVALUATION_SCORE.labels(self._context.keys.run, record.set, score).set(value)
 
     async def _carry_out(self, name: str, one: HeldOut, beside_training: bool) -> Round | None:
         """All of a set's prompts answered and judged, or dropped; None when stopped."""

@@ -6,7 +6,7 @@ Must not judge groups; how many go out is decided in pacing, which prompts in se
 from __future__ import annotations
 
 from services.contracts import Cause, DeadLetter, Lane, Prompt, SamplerState, Sampling, Task
-from services.metrics import PROMPTS_DROPPED
+from services.metrics import DROPPED_PROMPTS
 from services.process import Context
 from services.sampler.backpressure import REFILLS, Bounds
 from services.sampler.data import PromptsExhaustedError
@@ -133,4 +133,4 @@ class Dispatcher:
     def _count_dropped(self) -> None:
         dropped = self._selection.walk.dropped
         for cause in PROMPT_FAULTS:
-            PROMPTS_DROPPED.labels(self._context.keys.run, cause.value).set(dropped[cause.value])
+            DROPPED_PROMPTS.labels(self._context.keys.run, cause.value).set(dropped[cause.value])

@@ -16,7 +16,7 @@ from services.metrics import (
     DEAD_LETTERS,
     GROUPS,
     REDIS_MEMORY,
-    STARVATION_RUNG,
+    STARVATION_LEVEL,
     STREAM_ENTRIES,
     STREAM_IDLE_SECONDS,
     STREAM_LAG,
@@ -47,7 +47,7 @@ class Housekeeping:
         self._full: str | None = None
         self._told = False
         self._letters_after = "0-0"
-        STARVATION_RUNG.labels(context.keys.run).set(0)
+        STARVATION_LEVEL.labels(context.keys.run).set(0)
 
     async def run(self) -> None:
         """Trim the streams, report the counters and watch Redis' memory, until cancelled."""
@@ -116,4 +116,4 @@ class Housekeeping:
 
     def report_rung(self, rung: Rung) -> None:
         """Show the rung of the starvation ladder in the metrics."""
-        STARVATION_RUNG.labels(self._context.keys.run).set(int(rung))
+        STARVATION_LEVEL.labels(self._context.keys.run).set(int(rung))

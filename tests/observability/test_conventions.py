@@ -1,0 +1,111 @@
+"""Metric names follow Prometheus' conventions, and every step metric and exported setting has a family of its own."""
+
+import re
+
+import torch
+
+from learner.algorithm.loss import HISTOGRAMS, SUMS, means
+from services.contracts import Outcome, SamplerState
+from services.metric_tables import SETTINGS, STEP_METRICS, show_step, step_gauge
+from services.metrics import families, forget
+from services.sampler.queue.batching import Window, make_batch
+from services.sampler.queue.dispatch import PROMPT_FAULTS
+from services.settings import Recipe
+from tests.harness.each import each
+from tests.observability.reading import recorded
+from tests.services.judged import group_of, recipe
+
+UNITS = {
+    *("seconds", "bytes", "ratio", "nats", "versions", "tokens", "tokens_per_second", "groups", "groups_per_step"),
+    *("batches", "entries", "events", "failures", "faults", "letters", "messages", "payloads", "processes", "prompts"),
+    *("runs", "samples", "sequences", "steps", "verdicts", "waits"),
+}
+"""What a name may end with: the unit of its values, or what they count."""
+WITHOUT_UNIT = {
+    "penstock_run_state": "1 for one of several states",
+    "penstock_policy_version": "a number that identifies a version",
+    "penstock_starvation_level": "a level, 0 to 4",
+    "penstock_replicas_desired": "counts replicas, as kube_deployment_spec_replicas and its status metrics do",
+    "penstock_step_reward": "dimensionless, -2 to 1",
+    "penstock_step_loss": "dimensionless",
+    "penstock_step_gradient_norm": "dimensionless",
+    "penstock_step_learning_rate": "dimensionless",
+}
+"""Families whose values have no unit, and why."""
+RESERVED = re.compile(r"_(total|count|sum|bucket|created|info|share|rung|ms|s|millis|percent|mib|kib|gib)$")
+FREE_LABELS = {"name", "metric", "setting", "unit", "le", "quantile", "job", "instance"}
+"""Labels that would put several units into one family, or that belong to Prometheus."""
+OF_THE_LEARNER = (
+    *("loss", "gradient_norm", "learning_rate", "zero_advantage_share"),
+    *("skipped_optimizer_steps", "learning_seconds", "publish_seconds"),
+)
+"""Beside those of learner.algorithm.loss; tests/learner/test_service.py compares with a real step."""
+
+of_each_family = each("family", tuple(families()), called=lambda family: family._name)
+
+
+@of_each_family
+def test_a_name_ends_with_its_unit(family):
+    assert re.fullmatch(r"penstock(_[a-z0-9]+)+", family._name)
+    assert not RESERVED.search(family._name)
+    has_unit = any(family._name.endswith(f"_{unit}") for unit in UNITS)
+    assert has_unit != (family._name in WITHOUT_UNIT)
+
+
+@of_each_family
+def test_a_type_fits_its_name_and_labels(family):
+    assert family._type in ("gauge", "counter", "histogram")
+    assert family._type != "histogram" or family._name.endswith("_seconds")
+    assert not FREE_LABELS & set(family._labelnames)
+    assert family._documentation.endswith(".")
+
+
+def test_families_without_a_unit_exist():
+    assert set(WITHOUT_UNIT) <= {family._name for family in families()}
+
+
+def test_recorded_names_say_level_metric_and_operation():
+    for name in recorded():
+        assert re.fullmatch(r"run:penstock_[a-z0-9_]+:(max|rate10m|rate1h)", name), name
+        metric = name.split(":")[1]
+        assert metric in WITHOUT_UNIT or any(metric.endswith(f"_{unit}") for unit in UNITS), name
+
+
+def step_metrics():
+    """The name of every step metric, from the code that makes it."""
+    settings, window = recipe(), Window(recipe())
+    group = group_of(*[(Outcome.CORRECT, 4, False, 3)] * 4)
+    window.judged(group, "kept")
+    state = SamplerState(cursor=1, next_group=1, scan=0, draws=1)
+    batch = make_batch(settings, 1, 3, {"g": group}, state, window.metrics())
+    sums = torch.ones(len(SUMS))
+    learned = means(sums, torch.ones(len(HISTOGRAMS), 513, dtype=torch.int64))
+    faults = [f"prompts_{cause.value.replace('-', '_')}" for cause in PROMPT_FAULTS]
+    return {*batch.sampling_metrics, *learned, *faults, "generation_batches", *OF_THE_LEARNER}
+
+
+def test_every_step_metric_has_a_family(run_id):
+    names = step_metrics()
+    assert {name for name in names if step_gauge(run_id, name) is None} == set()
+    assert set(STEP_METRICS) - names == set(), "families of step metrics that no code makes"
+    forget(run_id)
+
+
+def test_every_exported_setting_exists():
+    for path in SETTINGS:
+        section, name = path.split(".")
+        assert name in Recipe.model_fields[section].annotation.model_fields, path
+
+
+def test_a_step_replaces_the_metrics_of_the_previous_one(run_id):
+    def shown():
+        return {family._name for family in families() if (run_id,) in family._metrics}
+
+    show_step(run_id, {"entropy": 1.5, "kl_reference": 0.1, "of_another_version": 1.0})
+    assert shown() == {"penstock_step_entropy_nats", "penstock_step_reference_kl_nats"}
+    show_step(run_id, {"entropy": 1.25, "groups_with_3_of_4_correct": 2.0})
+    assert shown() == {"penstock_step_entropy_nats"}
+    assert STEP_METRICS["entropy"].labels(run_id)._value.get() == 1.25
+    assert step_gauge(run_id, "groups_with_3_of_4_correct")._value.get() == 2.0
+    forget(run_id)
+    assert shown() == set()
