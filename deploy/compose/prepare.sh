@@ -1,8 +1,8 @@
 #!/bin/sh
-# Writes the passwords of deploy/compose.yaml, random, into the folder secrets beside this file; those there are stay.
+# Writes random passwords for deploy/compose.yaml to the folder secrets beside this file; existing ones are kept.
 set -eu
 folder=$(dirname "$0")/secrets
-# The folder keeps other users of the machine out; the files are read by the containers' own users.
+# The folder is closed to other users of the machine; the files must be readable for the containers' users.
 mkdir -p "$folder"
 chmod 0700 "$folder"
 for name in penstock-password ray-password grafana-password; do

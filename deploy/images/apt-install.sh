@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs Debian packages and leaves nothing of the installation behind: apt-install.sh PACKAGE...
-# `python-headers` stands for Debian's python3-dev, and is nothing where the base brings its own Python with headers.
+# Installs Debian packages and removes all traces of the installation: apt-install.sh PACKAGE...
+# `python-headers` means Debian's python3-dev, or nothing if the base image has its own Python with headers.
 set -eu
 packages=
 for package in "$@"; do
@@ -16,6 +16,6 @@ apt-get update -qq
 # shellcheck disable=SC2086
 apt-get install -y -qq --no-install-recommends $packages
 apt-get clean
-# Lists, logs and the linker's cache carry the time of day.
+# Package lists, logs and the linker's cache contain time stamps.
 rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/cache/ldconfig/* /var/lib/dpkg/*-old \
   /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /var/log/bootstrap.log

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs a command that trusts the certificates of the build secret `ca.pem`, where one was given.
+# Runs a command that trusts the certificates in the build secret `ca.pem`, if there is one.
 set -eu
 secret=/run/secrets/ca.pem
 if [ -s "$secret" ]; then
