@@ -78,7 +78,7 @@ def _release(distribution: str) -> str | None:
 
 def _own_packages() -> str:
     """Other distributions contain packages of the same names, which can shadow ours."""
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[2]
     shadowed = []
     for name in OURS:
         found = find_spec(name)

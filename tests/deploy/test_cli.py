@@ -19,6 +19,7 @@ import psutil
 import pytest
 import yaml
 
+from deploy.cli import machine_checks
 from deploy.cli.commands.stack import demo_recipe
 from deploy.local.preflight import GIB, StackError, check_memory, needed_bytes
 from deploy.local.stack import LocalStack
@@ -163,6 +164,19 @@ def test_memory_of_a_run_that_only_evaluates_has_no_learner(tmp_path: Path) -> N
         needed_bytes(parse_recipe(recipe_document(tmp_path, limits={"rollout_steps": steps}))) for steps in (1, 0)
     )
     assert training - evaluating == 1.5 * GIB + 5 * 4 * 2_000_000
+
+
+def test_doctor_finds_our_own_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_checks, "checks", lambda port: [machine_checks._own_packages])
+    assert penstock("doctor") == (0, "ok    own packages: none is shadowed\n")
+
+
+def test_doctor_reports_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_checks, "FEWEST_CORES", 10**6)
+    monkeypatch.setattr(machine_checks, "checks", lambda port: [machine_checks._python, machine_checks._cores])
+    status, output = penstock("doctor")
+    assert (status, output.count("ok  "), output.count("FAIL")) == (1, 1, 1)
+    assert "is not enough: expected 1000000" in output
 
 
 def test_help_is_quick_and_imports_no_engine() -> None:

@@ -111,9 +111,8 @@ def _replica(recipe: Recipe, shape: ModelShape, gpu_gib: float) -> Table:
         ("tokens that fit in the cache", f"{need.kv_tokens:,.0f}"),
         ("sequences of model.max_model_len that fit", f"{need.longest_sequences:.1f}"),
     ]
-    return _pairs(
-        f"One rollout replica of {rollout.replicas}, {rollout.tensor_parallel} devices, {rollout.dtype}", rows
-    )
+    devices = f"{rollout.tensor_parallel} device{'s' if rollout.tensor_parallel > 1 else ''}"
+    return _pairs(f"One rollout replica of {rollout.replicas}, {devices}, {rollout.dtype}", rows)
 
 
 def _redis(recipe: Recipe) -> Table:
