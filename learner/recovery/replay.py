@@ -122,7 +122,8 @@ def plan_replay(folder: Path, step: int, mirror: Mirror = NO_MIRROR) -> Plan:
     starts: list[Checkpoint | None] = [None, *Checkpoints(archive).complete()]
     if not any(_leads_to(step, one, archived) for one in starts):
         accepted = _ranges(sorted(s for s in archived if any(_leads_to(s, one, archived) for one in starts)))
-        raise ReplayError(f"STEP: {step} is not accepted, run {facts.run!r} has no batch of it; accepted: {accepted}")
+        expected = f"a step with its batch in run {facts.run!r}: {accepted}"
+        raise ReplayError(f"STEP: {step} is not valid: expected {expected}")
     passed_over: list[str] = []
     for start in reversed(starts):
         if not _leads_to(step, start, archived):

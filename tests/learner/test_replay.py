@@ -156,12 +156,12 @@ def test_what_cannot_be_replayed_is_refused(copy: Path, tmp_path: Path) -> None:
         2, f"penstock: RUN: 'no-such-run' has no archive in {tmp_path}; accepted here: replayed\n",
     )  # fmt: skip
     status, output = penstock(copy, 6)
-    assert (status, "STEP: 6 is not accepted" in output, "accepted: 1-5" in output) == (2, True, True)
+    assert (status, "STEP: 6 is not valid: expected" in output, ": 1-5" in output) == (2, True, True)
     RunArchive(copy).forget_batches(2)
-    with pytest.raises(ReplayError, match=r"STEP: 2 is not accepted.*accepted: 3-5"):
+    with pytest.raises(ReplayError, match=r"STEP: 2 is not valid.*: 3-5"):
         plan_replay(copy, 2)
     RunArchive(copy).batch_path(4).unlink()
-    with pytest.raises(ReplayError, match=r"STEP: 4 is not accepted.*accepted: 3, 5"):
+    with pytest.raises(ReplayError, match=r"STEP: 4 is not valid.*: 3, 5"):
         plan_replay(copy, 4)
 
 

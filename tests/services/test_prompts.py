@@ -191,7 +191,7 @@ def test_saved_datasets(tmp_path):
     for folder, split, says in (
         ("both", None, "several splits; give split, one of 'train', 'test'"),
         ("both", "dev", "no split 'dev'"),
-        ("one", "test", "holds split 'train' alone"),
+        ("one", "test", "holds only split 'train'"),
     ):
         with pytest.raises(DataError, match=says):
             count(folder, split)
@@ -211,7 +211,7 @@ def test_parquet_datasets_as_the_hub_lays_them_out(tmp_path):
     assert [one.reference["answer"] for one in load("data", "train")] == ["0", "1", "2", "3"]
     assert len(load("data", "test")) == 1
     assert len(load("converted", None)) == len(load("converted", "dev")) == 3
-    with pytest.raises(DataError, match=r"several datasets \(main, socratic\); the path of one"):
+    with pytest.raises(DataError, match=r"several datasets \(main, socratic\); expected the path of one"):
         load("twice", "train")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="holds no dataset"):
@@ -252,7 +252,7 @@ def test_a_system_prompt_comes_first_and_only_once(tmp_path):
     assert [message["role"] for message in prompt.messages] == ["system", "user"]
     chat = [{"m": [{"role": "system", "content": "x"}, {"role": "user", "content": "q"}], "answer": "1"}]
     source |= {"fields": {"question": None, "messages": "m"}}
-    with pytest.raises(DataError, match=r"data\.system_prompt: row 1 brings a system message of its own"):
+    with pytest.raises(DataError, match=r"data\.system_prompt: row 1 has its own system message"):
         load_set(SourceSettings(path=write_jsonl(tmp_path / "b.jsonl", chat), **source), None)
 
 
@@ -339,20 +339,24 @@ ANSWER = {"layout": "fields"}
     ("bad", "source", "says"),
     [
         ("{", {}, "row 2: not JSON"),
-        ("[1]", {}, r"row 2: value \[1\] is not accepted; an object is"),
+        ("[1]", {}, r"row 2: \[1\] is not valid: expected an object"),
         ({"question": "b"}, {}, "row 2: field 'verifier': missing; the row has 'question'"),
-        (GOOD | {"question": " "}, {}, "row 2: field 'question': value ' ' is not accepted"),
-        (GOOD | {"question": 3}, {}, "row 2: field 'question': value 3 is not accepted"),
-        (GOOD | {"verifier": "maths"}, {}, "'verifier': value 'maths' is not accepted; one of answer-line, math,"),
-        (GOOD | {"reference": "x"}, {}, "'reference': value 'x' is not accepted; an object or JSON text"),
-        (GOOD | {"reference": []}, {}, r"'reference': value \[\] is not accepted; an object is"),
-        (GOOD | {"reference": {"pattern": "x"}}, {}, "'reference': .* verifier 'math' needs answer"),
-        ({"question": "b", "answer": None}, ANSWER, "'answer': value None is not accepted; a text or a number is"),
-        ({"question": "b", "answer": True}, ANSWER, "'answer': value True is not accepted"),
+        (GOOD | {"question": " "}, {}, "row 2: field 'question': ' ' is not valid"),
+        (GOOD | {"question": 3}, {}, "row 2: field 'question': 3 is not valid"),
+        (GOOD | {"verifier": "maths"}, {}, "'verifier': 'maths' is not valid: expected one of answer-line, math,"),
+        (GOOD | {"reference": "x"}, {}, "'reference': 'x' is not valid: expected an object, or"),
+        (GOOD | {"reference": []}, {}, r"'reference': \[\] is not valid: expected an object"),
+        (GOOD | {"reference": {"pattern": "x"}}, {}, "'reference': .* expected answer for verifier 'math'"),
+        ({"question": "b", "answer": None}, ANSWER, "'answer': None is not valid: expected a text or a number"),
+        ({"question": "b", "answer": True}, ANSWER, "'answer': True is not valid"),
         ({"question": "b", "answer": "4"}, ANSWER | {"fields": {"answer_after": "##"}}, "'4' .* text after '##'"),
-        ({"m": [], "answer": 1}, CHAT, r"'m': value \[\] is not accepted; a list of objects with role"),
-        ({"m": [{"role": "user"}], "answer": 1}, CHAT, "'m': message {'role': 'user'} is not accepted"),
-        ({"m": [{"role": "assistant", "content": "x"}], "answer": 1}, CHAT, "'m': last message .* the user's"),
+        ({"m": [], "answer": 1}, CHAT, r"'m': \[\] is not valid: expected a list of objects with role"),
+        ({"m": [{"role": "user"}], "answer": 1}, CHAT, "'m': message {'role': 'user'} is not valid"),
+        (
+            {"m": [{"role": "assistant", "content": "x"}], "answer": 1},
+            CHAT,
+            "'m': last message .* expected one of the user",
+        ),
         ({"prompt": [], "reward_model": {}}, {"layout": "dapo-math-17k"}, r"'reward_model\.ground_truth': missing"),
     ],
 )

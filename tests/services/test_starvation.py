@@ -63,9 +63,14 @@ def test_rungs_may_be_left_out(ladder: Ladder, judged: int, kept: int, expected:
 
 @pytest.mark.parametrize(
     ("rungs", "named"),
-    [((0, 4, 8, 16), "widen_after = 0"), ((2, 2, 8, 16), "boundary_after = 2"), ((2, 4, 3, 16), "partial_after = 3"),
-     ((5, None, None, 5), "pause_after = 5"), ((None, 4, None, 3), "pause_after = 3")],
-)  # fmt: skip
+    [
+        ((0, 4, 8, 16), "widen_after: 0 is not valid"),
+        ((2, 2, 8, 16), "boundary_after: 2 is not valid"),
+        ((2, 4, 3, 16), "partial_after: 3 is not valid"),
+        ((5, None, None, 5), "pause_after: 5 is not valid"),
+        ((None, 4, None, 3), "pause_after: 3 is not valid"),
+    ],
+)
 def test_rungs_must_rise(rungs: tuple[int | None, ...], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         Ladder(*rungs)

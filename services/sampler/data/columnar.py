@@ -17,7 +17,7 @@ BATCH_ROWS = 4096
 BUFFER_BYTES = 1 << 20
 # train.parquet, train-00000-of-00002.parquet; a file called 0000.parquet is of the split its folder is named after.
 SPLIT_FILE = re.compile(r"(?P<split>.*?)(?:-\d+-of-\d+.*)?")
-ACCEPTED = "a folder as datasets.save_to_disk writes it, or one of Parquet files, is accepted"
+ACCEPTED = "expected a folder as datasets.save_to_disk writes it, or a folder of Parquet files"
 
 
 def parquet(path: Path, name: str, split: str | None, columns: tuple[str, ...]) -> Iterator[Row]:
@@ -45,7 +45,7 @@ def dataset(path: Path, name: str, split: str | None, columns: tuple[str, ...]) 
     files = by_split[_chosen(list(by_split), split, name)]
     folders = sorted({str(file.parent.relative_to(path)) for file in files})
     if len(folders) > 1:
-        raise DataError(f"{name} holds several datasets ({', '.join(folders)}); the path of one is accepted")
+        raise DataError(f"{name} holds several datasets ({', '.join(folders)}); expected the path of one")
     for file in files:
         yield from _parquet_rows(file, f"{name} {file.name!r}", columns)
 
@@ -66,7 +66,7 @@ def _chosen(splits: list[str], split: str | None, name: str) -> str:
     if split is None:
         raise DataError(f"{name} holds several splits; give split, one of {there}")
     if split not in splits:
-        raise DataError(f"{name} has no split {split!r}; one of {there} is accepted")
+        raise DataError(f"{name} has no split {split!r}; expected one of {there}")
     return split
 
 
@@ -74,7 +74,7 @@ def _saved_rows(path: Path, name: str, split: str | None, columns: tuple[str, ..
     """Rows of a folder with `state.json`: Arrow streams, in the order that file gives."""
     state = _json(path / "state.json", name)
     if split is not None and (own := state.get("_split")) != split:
-        raise DataError(f"{name} holds split {own!r} alone; split {split!r} is not accepted, null is")
+        raise DataError(f"{name} holds only split {own!r}: split {split!r} is not valid: expected null")
     for entry in state.get("_data_files", []):
         file = path / str(entry["filename"])
         yield from _arrow_rows(file, f"{name} {file.name!r}", columns)

@@ -46,15 +46,15 @@ def _user(question: str) -> Messages:
 def _judged_by(row: Row, messages: Messages, verifier: str, reference: dict[str, Any], field: str) -> Item:
     lacking = [name for name in REFERENCES[verifier] if reference.get(name) is None]
     if lacking:
-        says = f"value {shown(reference)} is not accepted; verifier {verifier!r} needs {', '.join(lacking)}"
-        raise row.fault(field, says)
+        expected = f"{', '.join(lacking)} for verifier {verifier!r}"
+        raise row.fault(field, f"{shown(reference)} is not valid: expected {expected}")
     return Item(messages, verifier, reference, (verifier, reference))
 
 
 def _verifier(row: Row, field: str) -> str:
     name = row.text(field)
     if name not in REFERENCES:
-        raise row.fault(field, f"value {name!r} is not accepted; one of {', '.join(sorted(REFERENCES))} is")
+        raise row.fault(field, f"{name!r} is not valid: expected one of {', '.join(sorted(REFERENCES))}")
     return name
 
 
@@ -65,9 +65,9 @@ def _reference(row: Row, field: str) -> dict[str, Any]:
         try:
             value = json.loads(value)
         except ValueError:
-            raise row.fault(field, f"value {shown(value)} is not accepted; an object or JSON text of one is") from None
+            raise row.fault(field, f"{shown(value)} is not valid: expected an object, or one as JSON text") from None
     if not isinstance(value, Mapping):
-        raise row.fault(field, f"value {shown(value)} is not accepted; an object is")
+        raise row.fault(field, f"{shown(value)} is not valid: expected an object")
     return {name: one for name, one in value.items() if one is not None}
 
 
@@ -75,13 +75,13 @@ def _chat(row: Row, field: str) -> Messages:
     value = row.get(field)
     wanted = {"role", "content"}
     if not isinstance(value, list) or not value:
-        raise row.fault(field, f"value {shown(value)} is not accepted; a list of objects with role and content is")
+        raise row.fault(field, f"{shown(value)} is not valid: expected a list of objects with role and content")
     for message in value:
         if not isinstance(message, Mapping) or not all(isinstance(message.get(name), str) for name in wanted):
-            raise row.fault(field, f"message {shown(message)} is not accepted; a text role and a text content are")
+            raise row.fault(field, f"message {shown(message)} is not valid: expected a text role and a text content")
     last = value[-1]
     if last["role"] != "user" or not last["content"].strip():
-        raise row.fault(field, f"last message {shown(last)} is not accepted; the user's, not blank, is")
+        raise row.fault(field, f"last message {shown(last)} is not valid: expected one of the user that is not blank")
     return tuple({"role": message["role"], "content": message["content"]} for message in value)
 
 
@@ -111,7 +111,7 @@ def _after(row: Row, field: str, answer: str, mark: str | None) -> str:
         return answer
     _, found, rest = answer.rpartition(mark)
     if not found or not rest.strip():
-        raise row.fault(field, f"value {shown(answer)} is not accepted; text after {mark!r} (fields.answer_after) is")
+        raise row.fault(field, f"{shown(answer)} is not valid: expected text after {mark!r} (fields.answer_after)")
     return rest.strip()
 
 

@@ -43,7 +43,7 @@ class Row:
         """The text at `path`. Raises DataError unless it is text with a visible character."""
         value = self.get(path)
         if not isinstance(value, str) or not value.strip():
-            raise self.fault(path, f"value {shown(value)} is not accepted; a text that is not blank is")
+            raise self.fault(path, f"{shown(value)} is not valid: expected a text that is not blank")
         return value
 
     def answer(self, path: str) -> str:
@@ -52,7 +52,7 @@ class Row:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return str(value)
         if not isinstance(value, str) or not value.strip():
-            raise self.fault(path, f"value {shown(value)} is not accepted; a text or a number is")
+            raise self.fault(path, f"{shown(value)} is not valid: expected a text or a number")
         return value
 
 

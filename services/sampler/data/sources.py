@@ -31,9 +31,7 @@ def _reasoning_gym(source: SourceSettings, where: str, wanted: int | None) -> It
     try:
         entries = reasoning_gym.create_dataset(source.task, size=size, seed=source.seed, **source.options)
     except (ValueError, TypeError, AssertionError) as error:
-        raise DataError(
-            f"{where}.task {source.task!r} with options {source.options!r} is not accepted: {error}"
-        ) from None
+        raise DataError(f"{where}.task {source.task!r} with options {source.options!r} is not valid: {error}") from None
     for entry in entries:
         reference = {"task": source.task, "entry": entry}
         yield Item(({"role": "user", "content": entry["question"]},), "reasoning-gym", reference, str(entry["answer"]))
@@ -53,9 +51,9 @@ def _object(name: str, number: int, line: bytes) -> Mapping[str, object]:
     try:
         values = json.loads(line)
     except ValueError as error:
-        raise DataError(f"{name} row {number}: not JSON ({error}); one object a line is accepted") from None
+        raise DataError(f"{name} row {number}: not JSON ({error}); expected one object per line") from None
     if not isinstance(values, dict):
-        raise DataError(f"{name} row {number}: value {shown(values)} is not accepted; an object is")
+        raise DataError(f"{name} row {number}: {shown(values)} is not valid: expected an object")
     return values
 
 

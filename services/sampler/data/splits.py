@@ -94,7 +94,7 @@ def _prompt(source: SourceSettings, where: str, number: int, item: Item) -> Prom
     messages = [*before, {"role": "user", "content": content}]
     if source.system_prompt is not None:
         if any(message["role"] == "system" for message in messages):
-            raise DataError(f"{where}.system_prompt: row {number} brings a system message of its own; null is accepted")
+            raise DataError(f"{where}.system_prompt: row {number} has its own system message: expected null")
         messages.insert(0, {"role": "system", "content": source.system_prompt})
     return Prompt(id=f"p{number:06d}", messages=tuple(messages), verifier=item.verifier, reference=item.reference)
 

@@ -42,8 +42,8 @@ def pass_at(drawn: int, correct: int, wanted: int) -> float:
     """
     if not 0 <= correct <= drawn or not 1 <= wanted <= drawn:
         raise ValueError(
-            f"correct = {correct}, wanted = {wanted} of drawn = {drawn} is not accepted;"
-            " 0 <= correct <= drawn and 1 <= wanted <= drawn is"
+            f"correct = {correct}, wanted = {wanted} of drawn = {drawn} is not valid:"
+            " expected 0 <= correct <= drawn and 1 <= wanted <= drawn"
         )
     return 1.0 - math.comb(drawn - correct, wanted) / math.comb(drawn, wanted)
 

@@ -41,7 +41,7 @@ class Ladder:
                 continue
             if after <= below:
                 raise ValueError(
-                    f"{field.name} = {after}: rungs must rise, so more than {below} is accepted, or null for none"
+                    f"{field.name}: {after} is not valid: expected more than {below}, or null to skip the level"
                 )
             below = after
 

@@ -69,9 +69,9 @@ class PassRates:
 
     def __init__(self, half_life: float, prior: Beta = FLAT) -> None:
         if not half_life > 0:
-            raise ValueError(f"half_life = {half_life}: a number of policy versions above 0 is accepted")
+            raise ValueError(f"half_life: {half_life} is not valid: expected a number of policy versions above 0")
         if not (prior.alpha > 0 and prior.beta > 0):
-            raise ValueError(f"prior = {prior}: two numbers above 0 are accepted")
+            raise ValueError(f"prior: {prior} is not valid: expected two numbers above 0")
         self._half_life = half_life
         self._prior = prior
         self._entries: dict[str, bytes] = {}
@@ -129,7 +129,9 @@ def _entry(prompt: str, text: str) -> bytes:
         entry = base64.b64decode(text, validate=True)
         right, wrong, _ = LAYOUT.unpack(entry)
     except (binascii.Error, struct.error) as error:
-        raise ValueError(f"prompt {prompt!r}: {text!r} is no pass rate: 16 base64 characters are accepted") from error
+        raise ValueError(
+            f"prompt {prompt!r}: {text!r} is not valid: expected a pass rate of 16 base64 characters"
+        ) from error
     if not (0 <= right < math.inf and 0 <= wrong < math.inf):
-        raise ValueError(f"prompt {prompt!r}: {right} right and {wrong} wrong answers: numbers from 0 are accepted")
+        raise ValueError(f"prompt {prompt!r}: {right} right and {wrong} wrong is not valid: expected numbers from 0")
     return entry

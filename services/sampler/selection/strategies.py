@@ -35,9 +35,9 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not 0 < self.exploration <= 1:
-            raise ValueError(f"exploration = {self.exploration}: above 0 and at most 1 is accepted")
+            raise ValueError(f"exploration: {self.exploration} is not valid: expected more than 0 and at most 1")
         if self.candidates < 1:
-            raise ValueError(f"candidates = {self.candidates}: 1 or more is accepted")
+            raise ValueError(f"candidates: {self.candidates} is not valid: expected 1 or more")
 
     def explores(self, draw: int) -> bool:
         """Whether the draw with this number, from 0, is an exploring one.

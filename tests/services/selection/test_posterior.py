@@ -123,13 +123,13 @@ def test_impossible_counts_are_refused(correct: int, known: int) -> None:
 
 @pytest.mark.parametrize("half_life", [0.0, -1.0, math.nan])
 def test_a_half_life_is_a_number_above_0(half_life: float) -> None:
-    with pytest.raises(ValueError, match="half_life = "):
+    with pytest.raises(ValueError, match="half_life: "):
         PassRates(half_life)
 
 
 @pytest.mark.parametrize("prior", [Beta(0.0, 1.0), Beta(1.0, -2.0)])
 def test_so_are_the_prior_s_counts(prior: Beta) -> None:
-    with pytest.raises(ValueError, match="prior = "):
+    with pytest.raises(ValueError, match="prior: "):
         PassRates(8.0, prior)
 
 

@@ -231,8 +231,8 @@ def test_seeds_differ() -> None:
 
 @pytest.mark.parametrize(
     ("rule", "named"),
-    [({"exploration": 0.0}, "exploration = 0.0"), ({"exploration": 1.1}, "exploration = 1.1"),
-     ({"exploration": math.nan}, "exploration = nan"), ({"candidates": 0}, "candidates = 0")],
+    [({"exploration": 0.0}, "exploration: 0.0"), ({"exploration": 1.1}, "exploration: 1.1"),
+     ({"exploration": math.nan}, "exploration: nan"), ({"candidates": 0}, "candidates: 0")],
 )  # fmt: skip
 def test_a_rule_without_a_floor_is_refused(rule: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
