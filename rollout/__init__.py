@@ -1,4 +1,4 @@
 """Owns the rollout replica: tasks in, samples out, weights in.
 
-Must not import anything but services; it is the only importer of vllm.
+Must not import other packages than services; only this package imports vllm.
 """

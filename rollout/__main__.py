@@ -1,6 +1,6 @@
-"""Owns `python -m rollout --run ID --redis URL`: one replica in a process of its own.
+"""Owns `python -m rollout --run ID --redis URL`: one replica in its own process.
 
-Must not do anything when imported: the engine's processes import the main module again.
+Must not have effects when imported: the engine's processes import the main module again.
 """
 
 from __future__ import annotations

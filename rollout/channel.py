@@ -1,6 +1,6 @@
-"""Owns a replica worker's place in a broadcast group: forming it, receiving, leaving it.
+"""Owns a worker's membership in a broadcast group: joining, receiving, leaving.
 
-Must not know what the tensors are. The learner hosts the group's store and is rank 0.
+Must not know what the tensors mean. The learner hosts the group's store and is rank 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = 0
 
 
 class Channel:
-    """A formed group. Every broadcast has the group's deadline; after any error the group is used no more."""
+    """A formed group. Every broadcast has the group's deadline; after an error the group must not be used again."""
 
     def __init__(self, generation: int, world: int, group: Any, deadline: timedelta, stream: Any = None) -> None:
         self.generation = generation
@@ -29,7 +29,10 @@ class Channel:
         self._stream = stream
 
     def receive(self, tensor: torch.Tensor) -> None:
-        """Fill `tensor` with rank 0's. Raises RuntimeError (DistBackendError) when the group breaks or times out."""
+        """Fill `tensor` with the tensor that rank 0 broadcasts.
+
+        Raises RuntimeError (DistBackendError) when the group breaks or times out.
+        """
         if self._stream is None:
             self._group.broadcast([tensor], _root()).wait(self._deadline)
             return
@@ -39,8 +42,10 @@ class Channel:
         self._stream.synchronize()
 
     def abort(self) -> None:
-        """Leave at once, also while another thread receives. A NCCL group is aborted, never destroyed:
-        destroying is collective and hangs when a member has died."""
+        """Leave at once, even while another thread receives.
+
+        An NCCL group is aborted, never destroyed: destroying is collective and hangs when a member has died.
+        """
         self._group.abort()
 
 
@@ -58,7 +63,7 @@ def _gloo(store: Any, rank: int, world: int, deadline: timedelta) -> tuple[Any, 
 def _nccl(store: Any, rank: int, world: int, deadline: timedelta) -> tuple[Any, Any]:
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = deadline
-    # A stream of its own: the transfer runs beside decoding instead of in line with it.
+    # A separate stream: the transfer runs in parallel with decoding instead of in line with it.
     return dist.ProcessGroupNCCL(store, rank, world, options), torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
@@ -66,7 +71,7 @@ BACKENDS = {"gloo": _gloo, "nccl": _nccl}
 
 
 def join(backend: str, generation: int, host: str, port: int, rank: int, world: int, timeout_s: float) -> Channel:
-    """Form group `generation` with the others; returns when all have come.
+    """Form group `generation` with the other members; returns when all have joined.
 
     Raises RuntimeError (DistError) when the store cannot be reached or a member is missing after `timeout_s`.
     """

@@ -1,6 +1,6 @@
 """Owns the inference engine: one vLLM AsyncLLM, token ids in, token ids and behaviour log-probs out.
 
-Must not know groups, streams, or how weights arrive; it is the only user of AsyncLLM.
+Must not know groups, streams, or how weights arrive. No other module uses AsyncLLM.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 TRANSFER_BACKEND = "penstock"
 OWNER_VARIABLE = "PENSTOCK_ENGINE_OWNER"
-# Tokens per KV block on CPU, whose attention accepts multiples of 32 only. vLLM's default there is 128, so that a
-# prompt of 50 tokens would never be shared by its group. SmolLM2 fp32, one thread, 8 groups of 8 over 50-token
+# Tokens per KV block on CPU, whose attention accepts only multiples of 32. vLLM's default there is 128, with which a
+# prompt of 50 tokens is never shared by its group. SmolLM2 fp32, one thread, 8 groups of 8 over 50-token
 # prompts, 24 tokens each: prefill 9.4 s and 103 tok/s with 128; 3.4 s and 142 tok/s with 32.
 BLOCK_SIZE = 32
 RPC_DEADLINE_S = 60.0
@@ -38,20 +38,20 @@ _environment_lock = threading.Lock()
 
 
 class EngineError(RuntimeError):
-    """The engine answered something that must not be trained on."""
+    """The engine's answer must not be trained on."""
 
 
 class PoisonedError(EngineError):
-    """Applying weights failed half-way: the engine holds a mixture and must be replaced."""
+    """Applying weights failed half-way: the engine holds weights of two versions and must be replaced."""
 
 
 @dataclass(frozen=True)
 class Generation:
     """One response.
 
-    response_ids: int32 [T], the stop token included; behaviour_logprobs: float32 [T], natural logarithm of the
-    probability with which each token was drawn (after temperature and top-p); spans cover [0, T);
-    finish_reason: "stop" (a stop token was drawn) or "length".
+    response_ids: int32 [T], including the stop token; behaviour_logprobs: float32 [T], natural logarithm of the
+    probability with which each token was sampled (after temperature and top-p); spans cover [0, T);
+    finish_reason: "stop" (a stop token was sampled) or "length".
     """
 
     response_ids: NDArray[np.int32]
@@ -62,19 +62,19 @@ class Generation:
 
 @contextmanager
 def _environment(threads: int, startup_timeout_s: float) -> Iterator[None]:
-    """Variables that the engine's processes inherit while they are started; this process's are put back after.
+    """Set the variables that the engine's processes inherit at their start; restore them in this process afterwards.
 
-    LD_PRELOAD is vLLM's own doing: it must not reach processes that this one starts later.
+    vLLM sets LD_PRELOAD, which must not reach processes that this process starts later.
     """
     wanted = {
-        # The learner shares the cores: no thread is bound, and idle OpenMP threads sleep instead of spinning.
+        # The learner shares the cores: threads are not bound, and idle OpenMP threads sleep instead of spinning.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "HF_HUB_OFFLINE": "1",
-        # stop() kills, and the tracker then removes the shared memory that is left: as intended, so without a warning.
+        # stop() kills the processes, so the tracker removes their shared memory: intended, hence no warning.
         "PYTHONWARNINGS": ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"))),
         "TORCHINDUCTOR_CACHE_DIR": _compile_cache(),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(startup_timeout_s)),
@@ -94,10 +94,10 @@ def _environment(threads: int, startup_timeout_s: float) -> Iterator[None]:
 
 
 def _compile_cache() -> str:
-    """The folder for what the engine compiles while it runs (its sampler's ranks), one for each instruction set.
+    """The folder of the engine's compiled code (its sampler's ranks), one per instruction set.
 
-    torch 2.13 does not count the instruction set among the keys of its cache (torch/_inductor/codecache.py). Code made
-    for AVX-512 and found again without it, by ATEN_CPU_CAPABILITY or on another processor, does not compile.
+    The cache keys of torch 2.13 lack the instruction set (torch/_inductor/codecache.py). Code cached for AVX-512 fails
+    to compile where AVX-512 is missing, through ATEN_CPU_CAPABILITY or on another processor.
     """
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.path.join(
         tempfile.gettempdir(), f"torchinductor_{os.getuid()}"
@@ -106,7 +106,7 @@ def _compile_cache() -> str:
 
 
 def engine_seed(seed: int, replica: str) -> int:
-    """A seed of its own for each replica: with the recipe's alone, all replicas would draw the same noise."""
+    """A different seed per replica: with the recipe's seed, all replicas would sample the same noise."""
     return (seed + zlib.crc32(replica.encode())) % 2**31
 
 
@@ -123,14 +123,14 @@ def _engine_arguments(recipe: Recipe, model_path: str, replica: str, block_size:
         "tensor_parallel_size": rollout.tensor_parallel,
         "enable_prefix_caching": True,
         "skip_tokenizer_init": True,
-        # Log-probs of the distribution that was drawn from, not of the raw logits.
+        # Log-probs of the distribution that tokens are sampled from, not of the raw logits.
         "logprobs_mode": "processed_logprobs",
-        # What the model's folder suggests (top-k, penalties) would silently bend the policy.
+        # The sampling parameters in the model's folder (top-k, penalties) would silently change the policy.
         "generation_config": "vllm",
         "weight_transfer_config": {"backend": TRANSFER_BACKEND},
         "worker_extension_cls": "rollout.vllm_worker.WorkerExtension",
         "disable_log_stats": True,
-        # On CPU, compiling costs 40 s at start and a C++ compiler; a run does not win it back.
+        # On CPU, compiling takes 40 s at start and a C++ compiler; a run does not earn that back.
         "enforce_eager": rollout.eager or rollout.gpus == 0,
     }
     if rollout.gpus == 0:
@@ -139,7 +139,7 @@ def _engine_arguments(recipe: Recipe, model_path: str, replica: str, block_size:
 
 
 class RolloutEngine:
-    """A started engine. It answers for its processes: `stop` ends them, and they end when this process dies."""
+    """A started engine. `stop` ends its processes; they also end when this process dies."""
 
     def __init__(self, llm: Any, recipe: Recipe, stop_ids: Sequence[int]) -> None:
         self._llm = llm
@@ -150,14 +150,14 @@ class RolloutEngine:
     async def start(
         cls, recipe: Recipe, model_path: str, stop_ids: Sequence[int], replica: str, block_size: int = BLOCK_SIZE
     ) -> RolloutEngine:
-        """Load the model (20 to 60 s on two cores) and answer one request, so that the first real one is not slow.
+        """Load the model (20 to 60 s on two cores) and answer one request, so that the first task is not slow.
 
         Works in any thread's event loop. Raises RuntimeError when the engine's processes fail, TimeoutError when
         they are not ready after limits.startup_timeout_s.
         """
 
         def build() -> Any:
-            # vLLM reads its variables on import, and importing it takes seconds.
+            # Imported here: vLLM reads its variables on import, and importing it takes seconds.
             with _environment(recipe.rollout.threads, recipe.limits.startup_timeout_s):
                 from vllm.engine.arg_utils import AsyncEngineArgs
                 from vllm.v1.engine.async_llm import AsyncLLM
@@ -165,7 +165,7 @@ class RolloutEngine:
                 arguments = _engine_arguments(recipe, model_path, replica, block_size)
                 return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
-        # In a thread of its own: the event loop has a heartbeat to keep.
+        # In another thread: the event loop has to send heartbeats.
         llm = await asyncio.to_thread(build)
         engine = cls(llm, recipe, stop_ids)
         try:
@@ -183,10 +183,10 @@ class RolloutEngine:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str, seed: int | None = None
     ) -> Generation:
-        """Draw one response; cancelling it aborts the request in the engine.
+        """Generate one response; cancelling the call aborts the request in the engine.
 
-        Raises EngineError for an answer that is not whole (no published version, non-finite log-prob), vLLM's
-        EngineDeadError when the engine has died, TimeoutError after limits.stall_timeout_s.
+        Raises EngineError for an invalid answer (no published version, non-finite log-prob), vLLM's EngineDeadError
+        when the engine has died, TimeoutError after limits.stall_timeout_s.
         """
         async with asyncio.timeout(self._stall_s):
             output = await self._final_output(prompt_ids, sampling, request_id, seed)
@@ -198,24 +198,30 @@ class RolloutEngine:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         parameters = SamplingParams(
-            temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=sampling.max_new_tokens, seed=seed,
-            stop_token_ids=self._stop_ids, logprobs=0, flat_logprobs=True, detokenize=False,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_new_tokens,
+            seed=seed,
+            stop_token_ids=self._stop_ids,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-        )  # fmt: skip
+        )
         final = None
         async for output in self._llm.generate({"prompt_token_ids": list(prompt_ids)}, parameters, request_id):
             final = output
         if final is None:
-            raise EngineError(f"request {request_id} ended without an output")
+            raise EngineError(f"request {request_id} failed: the engine returned no output")
         return final
 
     async def call_workers(self, method: str, *args: Any, deadline_s: float = RPC_DEADLINE_S) -> list[Any]:
-        """Call a method of WorkerExtension in every worker, between two decoding steps; the answers by rank."""
+        """Call a method of WorkerExtension in every worker, between two decoding steps; returns the answers by rank."""
         async with asyncio.timeout(deadline_s):
             return list(await self._llm.collective_rpc(method, args=args))
 
     async def apply_staged(self, version: int, deadline_s: float) -> None:
-        """Swap the staged weights in at a token boundary; running requests go on with them.
+        """Apply the staged weights at a token boundary; running requests continue with them.
 
         All caches are cleared (vLLM's prefix cache does not know that the weights changed), so running requests
         are prefilled again. Raises PoisonedError: the engine then stays paused and must be replaced.
@@ -238,9 +244,9 @@ class RolloutEngine:
             raise PoisonedError(f"applying version {version} failed: {type(error).__name__}: {error}") from error
 
     async def declare(self, version: int) -> None:
-        """State that the weights that were loaded are policy `version`: responses carry it from now on.
+        """Declare the loaded weights to be policy `version`: responses carry it from now on.
 
-        Raises EngineError when the engine does not take it.
+        Raises EngineError when the engine reports another version.
         """
         async with asyncio.timeout(RPC_DEADLINE_S):
             await self._llm.update_weight_version(str(version))
@@ -254,16 +260,16 @@ class RolloutEngine:
             raise self._llm.dead_error
 
     async def stop(self) -> None:
-        """End the engine's processes at once; running requests end with an error.
+        """Kill the engine's processes; running requests fail.
 
-        They hold nothing worth saving, and winding down two interpreters costs seconds of a shared core.
+        They hold no state worth saving, and a clean exit of two interpreters takes seconds of a shared core.
         """
         llm, self._llm = self._llm, None
         if llm.output_handler is not None:
-            # Else it reports the processes' end as their death.
+            # Otherwise it reports the intended end of the processes as their death.
             llm.output_handler.cancel()
         await asyncio.to_thread(llm.shutdown, 0.0)
-        # AsyncLLM shuts down once more when it is collected, and fails noisily when that is at the interpreter's end.
+        # AsyncLLM shuts down again when it is collected, and logs an error if that happens at the interpreter's exit.
         llm.shutdown = lambda: None
 
 
@@ -271,14 +277,15 @@ def _generation(completion: Any, request_id: str) -> Generation:
     """Check and convert a vLLM CompletionOutput. Raises EngineError."""
     if completion.finish_reason not in ("stop", "length"):
         raise EngineError(
-            f"request {request_id} ended with {completion.finish_reason!r}; 'stop' or 'length' is accepted"
+            f"finish_reason of request {request_id}: {completion.finish_reason!r} is not valid: "
+            "expected 'stop' or 'length'"
         )
     tokens = list(completion.token_ids)
     flat = completion.logprobs
     if list(flat.token_ids) != tokens:
-        raise EngineError(f"request {request_id}: log-probs belong to other tokens than those drawn")
+        raise EngineError(f"request {request_id} failed: its log-probs belong to other tokens than those sampled")
     if not all(math.isfinite(value) for value in flat.logprobs):
-        raise EngineError(f"request {request_id}: a drawn token has a log-prob that is not finite")
+        raise EngineError(f"request {request_id} failed: a sampled token has a log-prob that is not finite")
     return Generation(
         np.asarray(tokens, np.int32),
         np.asarray(flat.logprobs, np.float32),
@@ -291,9 +298,11 @@ def _version_spans(stamps: Any, tokens: int, request_id: str) -> tuple[VersionSp
     spans = []
     for stamp in stamps or ():
         if not stamp.version.isdecimal():
-            raise EngineError(f"request {request_id} was answered by weights {stamp.version!r}; a version is accepted")
+            raise EngineError(
+                f"weight version of request {request_id}: {stamp.version!r} is not valid: expected a number"
+            )
         spans.append(VersionSpan(version=int(stamp.version), start=stamp.start, end=stamp.end))
     ends = [0, *(span.end for span in spans)]
     if ends[-1] != tokens or any(span.start != end for span, end in zip(spans, ends, strict=False)):
-        raise EngineError(f"request {request_id}: version spans {spans} do not cover its {tokens} tokens")
+        raise EngineError(f"request {request_id} failed: version spans {spans} do not cover its {tokens} tokens")
     return tuple(spans)

@@ -1,6 +1,6 @@
 """Owns text <-> tokens: the chat template, the model's stop tokens, and decoding.
 
-Must not talk to the engine, which sees token ids only.
+Must not call the engine, which handles token ids only.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from services.storage.models import local_file
 
 
 class PromptError(ValueError):
-    """A prompt that no response can ever be drawn for; the text says why, `cause` in a word."""
+    """A prompt for which no response can ever be generated; the text has the reason, `cause` its category."""
 
-    def __init__(self, says: str, cause: Cause) -> None:
-        super().__init__(says)
+    def __init__(self, reason: str, cause: Cause) -> None:
+        super().__init__(reason)
         self.cause = cause
 
 
 class ChatTokenizer:
     """The model folder's tokenizer (transformers AutoTokenizer) under the recipe's chat template.
 
-    `chat_template`: null takes the tokenizer's own, `none` joins the messages' texts, else the path of a Jinja
-    file, which may be in a store.
+    `chat_template`: null uses the tokenizer's own, `none` joins the messages' texts; any other value is the path of a
+    Jinja file, which may be in a store.
     """
 
     def __init__(self, model_path: str, max_prompt_tokens: int, chat_template: str | None = None) -> None:
-        """Loads from the folder alone.
+        """Load the tokenizer from the folder, never from the network.
 
-        Raises ValueError when there is no chat template, it cannot be read, or there is no end-of-sequence token.
+        Raises ValueError when the chat template or the end-of-sequence token is missing or cannot be read.
         """
         from transformers import AutoTokenizer
 
@@ -46,8 +46,8 @@ class ChatTokenizer:
             self._tokenizer.chat_template = _template(local_file(chat_template, "model.chat_template"))
         if not self._joins and not self._tokenizer.chat_template:
             raise ValueError(
-                f"model.chat_template: the tokenizer in {model_path!r} has none; the path of a Jinja file, or "
-                f"{NO_TEMPLATE!r} to join the messages' texts, is accepted"
+                f"model.chat_template: {chat_template} is not valid: the tokenizer in {model_path!r} has no template; "
+                f"expected the path of a Jinja file, or {NO_TEMPLATE!r} to join the messages' texts"
             )
         self._max_prompt_tokens = max_prompt_tokens
         self.stop_ids = stop_token_ids(Path(model_path), self._tokenizer.eos_token_id)
@@ -55,13 +55,14 @@ class ChatTokenizer:
     def prompt_ids(self, prompt: Prompt) -> NDArray[np.int32]:
         """The prompt under the chat template with the assistant's turn opened: int32 [P].
 
-        Raises PromptError when P exceeds the recipe's max_prompt_tokens (it is never cut), or the template refuses it.
+        Raises PromptError when P exceeds the recipe's max_prompt_tokens (it is never truncated), or the template raises
+        an error.
         """
         ids = np.asarray(self._encoded(prompt)["input_ids"], np.int32)
         if len(ids) > self._max_prompt_tokens:
             raise PromptError(
-                f"prompt {prompt.id!r} has {len(ids)} tokens; at most {self._max_prompt_tokens} are accepted "
-                "(data.max_prompt_tokens, or what model.max_model_len leaves beside the longest response)",
+                f"length of prompt {prompt.id!r}: {len(ids)} tokens is not valid: expected at most "
+                f"{self._max_prompt_tokens} (data.max_prompt_tokens, or model.max_model_len less the longest response)",
                 Cause.TOO_LONG,
             )
         return ids
@@ -76,12 +77,12 @@ class ChatTokenizer:
                 list(prompt.messages), tokenize=True, add_generation_prompt=True, return_dict=True
             )
         except TemplateError as error:
-            says = f"prompt {prompt.id!r}: the chat template refuses it: {error}"
-            raise PromptError(says, Cause.REFUSED) from error
+            reason = f"prompt {prompt.id!r} was rejected by the chat template: {error}"
+            raise PromptError(reason, Cause.REFUSED) from error
 
     def text(self, response_ids: Sequence[int] | NDArray[np.int32]) -> str:
         """The response as text, without special tokens."""
-        return str(self._tokenizer.decode([int(one) for one in response_ids], skip_special_tokens=True))
+        return str(self._tokenizer.decode([int(token) for token in response_ids], skip_special_tokens=True))
 
 
 def _template(file: Path) -> str:
@@ -89,12 +90,12 @@ def _template(file: Path) -> str:
         return file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"model.chat_template: {str(file)!r} cannot be read ({error}); the path of a Jinja file is accepted"
+            f"model.chat_template: {str(file)!r} is not valid: expected the path of a readable Jinja file ({error})"
         ) from None
 
 
 def stop_token_ids(folder: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
-    """Tokens that end a response: of generation_config.json, else of config.json; and the tokenizer's own.
+    """Tokens that end a response: those of generation_config.json, else of config.json, and the tokenizer's own.
 
     Raises ValueError when there is none.
     """
@@ -105,7 +106,7 @@ def stop_token_ids(folder: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
             found.update(ids)
             break
     if not found:
-        raise ValueError(f"model_path: {str(folder)!r} names no eos_token_id; one is required to end responses")
+        raise ValueError(f"model_path: {str(folder)!r} is not valid: expected a model with an eos_token_id")
     return tuple(sorted(found))
 
 

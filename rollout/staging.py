@@ -1,6 +1,6 @@
-"""Owns the receiving side of a weight broadcast: buckets into staging buffers, in a thread, checked.
+"""Owns the receiving side of a weight broadcast: a thread receives buckets into staging buffers and verifies them.
 
-Must not touch a model: what was received is handed on only when it is whole.
+Must not touch a model: weights are handed on only when all of them have arrived and are verified.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Phase = Literal["receiving", "staged", "failed"]
 
 
 class BrokenBroadcastError(RuntimeError):
-    """What arrived is not what was sent."""
+    """The received weights differ from those that were sent, or the staging was abandoned."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a staging is; `seconds` from its start to its end."""
+    """The progress of a staging; `seconds` from its start to its end."""
 
     phase: Phase
     detail: str = ""
     seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, to cross a process boundary."""
+        """Plain data that can cross a process boundary."""
         return asdict(self)
 
 
@@ -46,7 +46,7 @@ def checksum(bucket: torch.Tensor) -> int:
     """The sum of `bucket` (uint8 [a multiple of 16]) read as int32, accumulated in int64."""
     words = bucket.view(torch.int32)
     if words.device.type == "cpu":
-        # Eight times faster than torch's sum here (9 ms for 64 MiB), on a core that decoding wants.
+        # Eight times faster than torch's sum here (9 ms for 64 MiB), on a core that decoding needs.
         return int(words.numpy().sum(dtype=np.int64))
     return int(words.sum(dtype=torch.int64))
 
@@ -58,22 +58,31 @@ def _views(bucket: tuple[TensorEntry, ...], buffer: torch.Tensor) -> Iterator[tu
         yield entry.name, buffer[offset:end].view(dtype).view(entry.shape)
 
 
+@dataclass(frozen=True)
+class StagingOptions:
+    """How a worker receives: its rank in the broadcast group, backend and device.
+
+    `on_host` moves each bucket to the host's memory as soon as it has arrived.
+    """
+
+    rank: int
+    backend: str
+    device: torch.device
+    on_host: bool = False
+
+
 class Staging:
     """One attempt to receive one version. The group is kept in `channel` for the next plan of its generation."""
 
     def __init__(
-        self, plan: WeightPlan, manifest: WeightManifest, rank: int, backend: str, device: torch.device,
-        channel: Channel | None, *, on_host: bool = False,
-    ) -> None:  # fmt: skip
-        """Start receiving on `device`; `on_host` moves each bucket to the host's memory as soon as it has arrived."""
+        self, options: StagingOptions, plan: WeightPlan, manifest: WeightManifest, channel: Channel | None
+    ) -> None:
+        """Start receiving, through `channel` where that is a formed group."""
         self.plan = plan
         self.progress = Progress("receiving")
         self.channel = channel
+        self._options = options
         self._manifest = manifest
-        self._rank = rank
-        self._backend = backend
-        self._device = device
-        self._on_host = on_host
         self._buffers: list[torch.Tensor] = []
         self._abandoned = False
         self._thread = threading.Thread(target=self._run, name="weight-staging", daemon=True)
@@ -85,7 +94,7 @@ class Staging:
             yield from _views(bucket, buffer)
 
     def abandon(self) -> None:
-        """Stop receiving and free the buffers; a group in use is broken for its other members too."""
+        """Stop receiving and free the buffers; this also breaks the group for its other members."""
         self._abandoned = True
         channel = self.channel
         if self.progress.phase == "receiving" and channel is not None:
@@ -104,30 +113,33 @@ class Staging:
                 channel.abort()
                 raise
             outcome = Progress("staged", seconds=time.monotonic() - began)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the service must hear of it
+        except Exception as error:  # noqa: BLE001 - the service has to see every failure
             outcome = Progress("failed", f"{type(error).__name__}: {error}", time.monotonic() - began)
         self.progress = outcome
 
     def _join(self) -> Channel:
-        plan = self.plan
+        plan, options = self.plan, self._options
         self.channel = join(
-            self._backend, plan.generation, plan.host, plan.port, self._rank, plan.world, plan.timeout_s
+            options.backend, plan.generation, plan.host, plan.port, options.rank, plan.world, plan.timeout_s
         )
         return self.channel
 
     def _receive(self, channel: Channel) -> list[torch.Tensor]:
-        """The buckets, checked. Raises RuntimeError (BrokenBroadcastError is one)."""
+        """The buckets, verified. Raises RuntimeError (BrokenBroadcastError is one)."""
+        device = self._options.device
         buffers = []
         for bucket in self._manifest.buckets:
             self._still_wanted()
-            arriving = torch.empty(bucket_layout(bucket).size, dtype=torch.uint8, device=self._device)
+            arriving = torch.empty(bucket_layout(bucket).size, dtype=torch.uint8, device=device)
             channel.receive(arriving)
-            buffers.append(arriving.to("cpu", copy=True) if self._on_host else arriving)
-        expected = torch.empty(len(buffers), dtype=torch.int64, device=self._device)
+            buffers.append(arriving.to("cpu", copy=True) if self._options.on_host else arriving)
+        expected = torch.empty(len(buffers), dtype=torch.int64, device=device)
         channel.receive(expected)
         sums = zip(buffers, expected.tolist(), strict=True)
         if wrong := [index for index, (buffer, sent) in enumerate(sums) if checksum(buffer) != sent]:
-            raise BrokenBroadcastError(f"version {self.plan.version}: checksums of buckets {wrong} do not match")
+            raise BrokenBroadcastError(
+                f"version {self.plan.version}: checksums of buckets {wrong} do not match those sent"
+            )
         self._still_wanted()
         return buffers
 

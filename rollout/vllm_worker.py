@@ -1,4 +1,4 @@
-"""Owns what runs inside vLLM's worker processes: the weight-transfer engine, its remote calls, the watch on the owner.
+"""Owns the code inside vLLM's worker processes: the weight-transfer engine, its remote calls, the watch on the owner.
 
 Must not import Redis or the service; vLLM imports this module in each worker (`worker_extension_cls`).
 """
@@ -25,7 +25,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from rollout.engine import OWNER_VARIABLE, TRANSFER_BACKEND
-from rollout.staging import Progress, Staging
+from rollout.staging import Progress, Staging, StagingOptions
 from services.contracts import WeightManifest, WeightPlan
 
 log = logging.getLogger(__name__)
@@ -33,18 +33,18 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class NoInit(WeightTransferInitInfo):  # type: ignore[misc]
-    """Groups are formed per plan, so there is nothing to initialise."""
+    """Empty: groups are formed per plan."""
 
 
 @dataclass
 class StagedVersion(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Which staged version to load."""
+    """The staged version to load."""
 
     version: int
 
 
 class StagedTransfer(WeightTransferEngine[NoInit, StagedVersion]):  # type: ignore[misc]
-    """Loads a version that was received and checked before: applying it waits for no network."""
+    """Loads a version that is already received and verified, so applying it does not wait for the network."""
 
     init_info_cls = NoInit
     update_info_cls = StagedVersion
@@ -53,11 +53,11 @@ class StagedTransfer(WeightTransferEngine[NoInit, StagedVersion]):  # type: igno
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
         self.staging: Staging | None = None
-        # Shared (tied) parameters count once, under the name that the checkpoint has.
+        # Shared (tied) parameters count once, under their name in the checkpoint.
         self._parameters = frozenset(name for name, _ in model.named_parameters())
 
-    def stage(self, plan: WeightPlan, manifest: WeightManifest, rank: int, backend: str, on_host: bool) -> None:
-        """Begin to receive `plan`; an unfinished staging is abandoned, a group of the same generation reused."""
+    def stage(self, options: StagingOptions, plan: WeightPlan, manifest: WeightManifest) -> None:
+        """Start to receive `plan`: abandon an unfinished staging, reuse a group of the same generation."""
         channel = None
         if self.staging is not None:
             previous, self.staging = self.staging, None
@@ -66,30 +66,30 @@ class StagedTransfer(WeightTransferEngine[NoInit, StagedVersion]):  # type: igno
         if channel is not None and (channel.generation, channel.world) != (plan.generation, plan.world):
             channel.abort()
             channel = None
-        self.staging = Staging(plan, manifest, rank, backend, torch.device(self.device), channel, on_host=on_host)
+        self.staging = Staging(options, plan, manifest, channel)
 
     def init_transfer_engine(self, init_info: NoInit) -> None:
-        """Nothing to do."""
+        """No effect: groups are formed per plan."""
 
     def start_weight_update(self) -> None:
-        """Make the model ready to be loaded layer by layer (vLLM `reload`)."""
+        """Prepare the model for loading layer by layer (vLLM `reload`)."""
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load the staged version. Not the base class's: that waits for an accelerator, and a CPU has none."""
+        """Load the staged version. Overrides the base class, which waits for an accelerator even on CPU."""
         self.receive_weights(self.parse_update_info(update_info))
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: StagedVersion) -> None:
-        """Copy the staging buffers into the model. Raises RuntimeError unless they hold a whole policy."""
+        """Copy the staging buffers into the model. Raises RuntimeError unless they hold a complete policy."""
         staging = self.staging
         if staging is None or staging.progress.phase != "staged" or staging.plan.version != update_info.version:
             raise RuntimeError(f"version {update_info.version} is not staged")
         loaded = self.model.load_weights(staging.tensors())
-        # An incomplete policy loads without an error and leaves old layers in place.
+        # vLLM loads an incomplete policy without an error and keeps the old layers.
         if self.model_config.quantization is None and (missing := self._parameters - set(loaded)):
-            raise RuntimeError(f"the broadcast lacks weights of {sorted(missing)[:5]} ({len(missing)} in all)")
+            raise RuntimeError(f"the broadcast lacks {len(missing)} weights, among them {sorted(missing)[:5]}")
 
     def finish_weight_update(self) -> None:
         """Finish the reload and free the staging buffers."""
@@ -99,8 +99,10 @@ class StagedTransfer(WeightTransferEngine[NoInit, StagedVersion]):  # type: igno
             self.staging.abandon()
 
     def _repack_tied_heads(self) -> None:
-        """On CPU a tied head multiplies with a packed copy of the embedding, which `reload` leaves stale
-        (the head has no weights of its own to load): log-probs are then off by whole nats."""
+        """Refresh the packed copy of the embedding that a tied head multiplies with on CPU.
+
+        `reload` leaves it stale, because the head has no weights of its own: log-probs are then off by whole nats.
+        """
         if not getattr(self.model_config.hf_text_config, "tie_word_embeddings", False):
             return
         for module in self.model.modules():
@@ -108,7 +110,7 @@ class StagedTransfer(WeightTransferEngine[NoInit, StagedVersion]):  # type: igno
                 module.quant_method.process_weights_after_loading(module)
 
     def shutdown(self) -> None:
-        """Leave the group."""
+        """Abandon the staging and leave the group."""
         if self.staging is not None:
             self.staging.abandon()
             if self.staging.channel is not None:
@@ -123,14 +125,13 @@ class WorkerExtension:
     weight_transfer_engine: Any
 
     def stage_weights(self, plan: str, manifest: str, base_rank: int, backend: str, on_host: bool) -> None:
-        """Begin to receive a plan (both arguments JSON), as rank `base_rank` + this worker's. Returns at once."""
-        self.weight_transfer_engine.stage(
-            WeightPlan.model_validate_json(plan), WeightManifest.model_validate_json(manifest),
-            base_rank + self.rank, backend, on_host,
-        )  # fmt: skip
+        """Start to receive a plan (`plan` and `manifest` are JSON), as rank `base_rank` + this worker's."""
+        engine = self.weight_transfer_engine
+        options = StagingOptions(base_rank + self.rank, backend, torch.device(engine.device), on_host)
+        engine.stage(options, WeightPlan.model_validate_json(plan), WeightManifest.model_validate_json(manifest))
 
     def staging_progress(self) -> dict[str, Any]:
-        """How far the last staging is: Progress as plain data."""
+        """The last staging's Progress as plain data."""
         staging: Staging | None = self.weight_transfer_engine.staging
         return (staging.progress if staging is not None else Progress("failed", "nothing was staged")).as_dict()
 
@@ -141,8 +142,8 @@ class WorkerExtension:
             staging.abandon()
 
 
-def _end_with_owner(owner: int) -> None:
-    """End this worker, and the EngineCore between it and the owner, when the owner's process has died.
+def _exit_with_owner(owner: int) -> None:
+    """Exit this worker, and kill the EngineCore between it and the owner, when the owner's process has died.
 
     EngineCore does not notice that its client was killed; vLLM's workers notice only EngineCore's death.
     """
@@ -153,9 +154,9 @@ def _end_with_owner(owner: int) -> None:
     if handle is not None:
         poll = select.poll()
         poll.register(handle, select.POLLIN)
-        poll.poll()  # readable when the owner has ended; this thread lives exactly as long as the worker
+        poll.poll()  # readable when the owner has exited; this thread lives exactly as long as the worker
     parent = multiprocessing.parent_process()
-    # Only EngineCore itself: an orphan's parent is some reaper.
+    # Only EngineCore itself: an orphan's parent is a reaper such as init.
     if parent is not None and parent.pid == os.getppid() != owner:
         os.kill(parent.pid, signal.SIGKILL)
     os._exit(1)
@@ -164,7 +165,7 @@ def _end_with_owner(owner: int) -> None:
 def _watch_owner() -> None:
     owner = int(os.environ.get(OWNER_VARIABLE, "0"))
     if owner not in (0, os.getpid()):
-        threading.Thread(target=_end_with_owner, args=(owner,), name="owner-watch", daemon=True).start()
+        threading.Thread(target=_exit_with_owner, args=(owner,), name="owner-watch", daemon=True).start()
 
 
 def _register() -> None:

@@ -1,6 +1,6 @@
-"""Owns a replica's side of weight syncs: plans in, staging, swapping the weights, acks out.
+"""Owns a replica's side of weight syncs: read plans, stage and apply weights, send acks.
 
-Must not generate. Everything that touches tensors happens in the workers (rollout.vllm_worker).
+Must not generate or touch tensors; the workers do (rollout.vllm_worker).
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ PLANS_WAIT_S = 0.5
 FAILURES_ALLOWED = 5
 
 
-class SyncError(RuntimeError):
-    """A plan that could not be followed; the weights in use are whole and stay."""
+class PlanFailedError(RuntimeError):
+    """A plan could not be followed; the weights in use are intact and stay."""
 
 
 @dataclass(frozen=True)
-class Followed:
-    """How a plan went; times in seconds."""
+class SyncTimes:
+    """How long a plan's phases took, in seconds: staging beside generation, and the pause of generation."""
 
     staging_s: float
     pause_s: float
 
 
 class WeightFollower:
-    """Follows the run's weight plans. `version` is the published version the engine holds, None before the first.
+    """Follows the run's weight plans. `version`: the published version that the engine holds; None before the first.
 
-    Only the newest plan that names this replica matters: it interrupts the staging of an older one.
+    It follows the newest plan that names this replica, and interrupts the staging of an older plan for it.
     """
 
     def __init__(self, context: Context, engine: RolloutEngine) -> None:
@@ -61,57 +61,57 @@ class WeightFollower:
         self.version: int | None = None
 
     def close(self) -> None:
-        """Take no further plan; run() returns when the present one is done."""
+        """Start no further plan; run() returns when the current plan is done."""
         self._closing = True
 
     async def run(self) -> None:
         """Follow plans until `close`.
 
-        Raises PoisonedError when weights were applied in part, SyncError after FAILURES_ALLOWED plans in a row that
-        were not received: the host then replaces this replica.
+        Raises PoisonedError when weights were applied in part, and PlanFailedError after FAILURES_ALLOWED failed plans
+        in a row; the host then replaces this replica.
         """
         while not self._closing:
-            await self._look(PLANS_WAIT_S)
+            await self._read_plans(PLANS_WAIT_S)
             if self._next is None:
                 continue
             plan, self._next = self._next, None
             await self._follow(plan)
 
     async def serve_folder(self) -> None:
-        """Serve the weights of the model's folder as policy version 0: a run that only evaluates has no learner."""
+        """Serve the weights in the model's folder as policy version 0: a run that only evaluates has no learner."""
         await self._engine.declare(0)
-        await self._hold(0)
+        await self._set_version(0)
         self.ready.set()
 
-    async def _hold(self, version: int) -> None:
+    async def _set_version(self, version: int) -> None:
         self.version = version
         state = self._context.heartbeat.info.state
         await self._context.heartbeat.update(state="ready" if state in ("joining", "ready") else state, version=version)
         POLICY_VERSION.labels(self._context.record.id, "rollout").set(version)
 
-    async def _look(self, wait_s: float) -> None:
+    async def _read_plans(self, wait_s: float) -> None:
         """Read new plans; keep the newest that names this replica."""
         redis, keys = self._context.redis, self._context.keys
         for entry, plan in await tail_messages(redis, keys, keys.weight_plans, WeightPlan, self._read_to, 1000, wait_s):
             self._read_to = entry
             if plan.generation >> EPOCH_SHIFT > await owner_epoch(redis, keys, "learner"):
-                # Heeded, it would make us deaf to every true one.
+                # Its generation would make this replica ignore every valid plan.
                 await reject_entry(
                     redis, keys, keys.weight_plans, entry, plan, f"no learner formed group {plan.generation}"
                 )
                 continue
-            # Generations rise with the learner's epoch: an older one is a former learner's.
+            # Generations grow with the learner's epoch: an older generation is a previous learner's.
             if plan.generation >= self._generation and self._member in plan.members:
                 self._next, self._generation = plan, plan.generation
 
     async def _follow(self, plan: WeightPlan) -> None:
         if self.version is not None and plan.version < self.version:
-            await self._ack(plan, "failed", f"version {self.version} is held; {plan.version} is older")
+            await self._ack(plan, "failed", f"version {plan.version} is older than the version in use, {self.version}")
             return
         try:
-            followed = await self._receive(plan)
-        except SyncError as error:
-            log.warning("version %d (generation %d) was not received: %s", plan.version, plan.generation, error)
+            times = await self._receive(plan)
+        except PlanFailedError as error:
+            log.warning("receiving version %d (generation %d) failed: %s", plan.version, plan.generation, error)
             await self._ack(plan, "failed", str(error))
             self._failures += 1
             if self._failures >= FAILURES_ALLOWED:
@@ -122,70 +122,84 @@ class WeightFollower:
             await self._ack(plan, "failed", str(error))
             raise
         self._failures = 0
-        await self._hold(plan.version)
-        await self._ack(plan, "applied", "", followed)
+        await self._set_version(plan.version)
+        await self._ack(plan, "applied", "", times)
         self.ready.set()
-        self._measure(followed)
+        self._measure(times)
         log.info(
-            "version %d: received in %.2f s beside generation, generation paused for %.2f s",
-            plan.version, followed.staging_s, followed.pause_s,
-        )  # fmt: skip
+            "version %d: received in %.2f s while generating, generation paused for %.2f s",
+            plan.version,
+            times.staging_s,
+            times.pause_s,
+        )
 
-    def _measure(self, followed: Followed) -> None:
+    def _measure(self, times: SyncTimes) -> None:
         run = self._context.record.id
-        SYNC_SECONDS.labels(run, "staging").observe(followed.staging_s)
-        SYNC_SECONDS.labels(run, "pause").observe(followed.pause_s)
+        SYNC_SECONDS.labels(run, "staging").observe(times.staging_s)
+        SYNC_SECONDS.labels(run, "pause").observe(times.pause_s)
 
-    async def _receive(self, plan: WeightPlan) -> Followed:
-        """Stage the plan's version and swap it in. A version that is held already is received for the sake of the
-        group's other members, and dropped. Raises SyncError, PoisonedError."""
+    async def _receive(self, plan: WeightPlan) -> SyncTimes:
+        """Stage the plan's version and apply it. Raises PlanFailedError, PoisonedError.
+
+        A version that is in use already is received for the sake of the group's other members, and dropped.
+        """
         manifest = await self._context.redis.get(self._context.keys.manifest)
         if manifest is None:
-            raise SyncError(f"no manifest under {self._context.keys.manifest}")
+            raise PlanFailedError(f"no manifest is stored under {self._context.keys.manifest}")
         staging_s = await self._stage(plan, manifest.decode())
         if plan.version == self.version:
             await self._engine.call_workers("abandon_staging", deadline_s=plan.timeout_s)
-            return Followed(staging_s, 0.0)
+            return SyncTimes(staging_s, 0.0)
         began = time.monotonic()
         await self._engine.apply_staged(plan.version, plan.timeout_s)
-        return Followed(staging_s, time.monotonic() - began)
+        return SyncTimes(staging_s, time.monotonic() - began)
 
     async def _stage(self, plan: WeightPlan, manifest: str) -> float:
-        """Receive into the workers' staging buffers; seconds. Raises SyncError."""
+        """Receive into the workers' staging buffers; returns the seconds it took. Raises PlanFailedError."""
         parts = len(WeightManifest.model_validate_json(manifest).buckets) + 2
         try:
-            # The workers bound each part (group, buckets, checksums) by plan.timeout_s; this bounds the workers.
+            # Each worker limits each part (group, buckets, checksums) to plan.timeout_s; this limits the workers.
             async with asyncio.timeout(plan.timeout_s * parts):
                 await self._engine.call_workers(
-                    "stage_weights", plan.model_dump_json(), manifest, plan.members[self._member],
-                    self._recipe.weights.backend, self._recipe.weights.staging == "host", deadline_s=plan.timeout_s,
-                )  # fmt: skip
-                return await self._staged(plan)
+                    "stage_weights",
+                    plan.model_dump_json(),
+                    manifest,
+                    plan.members[self._member],
+                    self._recipe.weights.backend,
+                    self._recipe.weights.staging == "host",
+                    deadline_s=plan.timeout_s,
+                )
+                return await self._wait_staged(plan)
         except TimeoutError:
             await self._engine.call_workers("abandon_staging", deadline_s=plan.timeout_s)
-            raise SyncError(f"the workers did not finish within {plan.timeout_s * parts:g} s") from None
+            raise PlanFailedError(f"the workers did not finish within {plan.timeout_s * parts:g} s") from None
 
-    async def _staged(self, plan: WeightPlan) -> float:
+    async def _wait_staged(self, plan: WeightPlan) -> float:
         while True:
             answers = await self._engine.call_workers("staging_progress", deadline_s=plan.timeout_s)
             workers = [Progress(**answer) for answer in answers]
             if broken := [worker.detail for worker in workers if worker.phase == "failed"]:
-                raise SyncError("; ".join(broken))
+                raise PlanFailedError("; ".join(broken))
             if all(worker.phase == "staged" for worker in workers):
                 return max(worker.seconds for worker in workers)
             await asyncio.sleep(POLL_S)
-            await self._look(0.0)
+            await self._read_plans(0.0)
             if self._next is not None:
-                # Starting the newer plan's staging abandons this one's.
-                raise SyncError(f"superseded by generation {self._next.generation}")
+                # Starting the staging of the newer plan abandons this one.
+                raise PlanFailedError(f"superseded by generation {self._next.generation}")
 
     async def _ack(
-        self, plan: WeightPlan, phase: Literal["applied", "failed"], detail: str, followed: Followed | None = None
+        self, plan: WeightPlan, phase: Literal["applied", "failed"], detail: str, times: SyncTimes | None = None
     ) -> None:
         if phase == "failed":
             SYNC_FAILURES.labels(self._context.record.id, "rollout").inc()
         ack = WeightAck(
-            member=self._member, generation=plan.generation, version=plan.version, phase=phase, detail=detail,
-            staging_s=followed.staging_s if followed else 0.0, pause_s=followed.pause_s if followed else 0.0,
-        )  # fmt: skip
+            member=self._member,
+            generation=plan.generation,
+            version=plan.version,
+            phase=phase,
+            detail=detail,
+            staging_s=times.staging_s if times else 0.0,
+            pause_s=times.pause_s if times else 0.0,
+        )
         await append_message(self._context.redis, self._context.keys.weight_acks, ack, WEIGHT_MESSAGES_KEPT)

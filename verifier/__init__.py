@@ -1,4 +1,4 @@
-"""Owns judgement: samples in, verdicts out; one file per verifier, each in a process that can be killed.
+"""Owns judgement: samples in, verdicts out; one file per verifier, which runs in a process that can be killed.
 
-Must not import torch, nor trust a response's text.
+Must not import torch, or trust a response's text.
 """

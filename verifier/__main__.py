@@ -1,6 +1,6 @@
 """Owns the verifier's command line: `python -m verifier --run ID --redis URL`.
 
-Must not hold logic.
+Must not contain logic.
 """
 
 import sys

@@ -2,8 +2,8 @@
 
 Must not judge; the sandbox does.
 
-Reads samples of both lanes; writes verdicts. When it dies, its unacked samples are delivered to another replica.
-Drain order: stop reading, finish the judgements under way, stop the judging processes.
+Reads samples of both lanes; writes verdicts. When it dies, its unacked samples are redelivered to another replica.
+Drain order: stop reading, finish the judgements in flight, stop the judging processes.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import logging
 import time
 
 from services.cancellation import cancellation_requested
-from services.contracts import Cause, Lane, Outcome, Sample, Verdict
+from services.contracts import Cause, Lane, Outcome, Sample, SampleResult, SandboxFault, Verdict
 from services.metrics import DAMAGED_PAYLOADS, FAULTS, MESSAGES, VERDICT_SECONDS
 from services.process import Context
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.delivery.payloads import PayloadMissingError, fetch_text
 from services.streams.state.group_state import GroupTransitions, RefusedMessageError
 from verifier.sandbox.pool import Finding, Sandbox
-from verifier.sandbox.prctl import close_to_others
+from verifier.sandbox.prctl import deny_inspection
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS = 2  # an unknown outcome is tried once more before it is published
+ATTEMPTS = 2  # an unknown outcome is judged once more before it is published
 PROCESSES = 1
-AT_ONCE = 64
+READ_COUNT = 64
 REASON_CHARACTERS = 300
-FATAL = ("timeout", "died")  # faults that end a judging process
+FATAL = (SandboxFault.TIMEOUT, SandboxFault.DIED)  # faults that end a judging process
 
 
 class VerifierService:
@@ -40,16 +40,16 @@ class VerifierService:
         """Judge until stopped."""
         recipe = context.record.recipe
         sources = (recipe.data, *recipe.evaluation.sets)
-        verifiers = {"reasoning-gym" if one.source == "reasoning-gym" else one.verifier for one in sources}
+        verifiers = {"reasoning-gym" if source.source == "reasoning-gym" else source.verifier for source in sources}
         startup_s = recipe.limits.startup_timeout_s
         with Sandbox(PROCESSES, recipe.verifier.timeout_s, verifiers, start_s=startup_s) as sandbox:
-            with context.waits.on("sandbox", "the judging process to load its libraries and confine itself", startup_s):
+            with context.waits.on("sandbox", "the judging process to load its libraries and be confined", startup_s):
                 gaps = await sandbox.start()
             for gap in gaps:
                 log.warning("judged texts are not fully confined: %s", gap)
                 await context.event_log.write("unconfined", gap)
-            if gaps:  # without Landlock a judged text could read this process's memory through /proc
-                close_to_others()
+            if gaps:  # without Landlock a judged text could read this process's memory in /proc
+                deny_inspection()
             await context.heartbeat.update(state="ready")
             async with asyncio.TaskGroup() as lanes:
                 for lane in Lane:
@@ -64,9 +64,15 @@ class _LaneJudge:
         self._transitions = GroupTransitions(context.redis, context.keys, VerifierService.name)
         limits = context.record.recipe.limits
         self._consumer = Consumer(
-            context.redis, context.keys, context.keys.lane(lane).samples, VerifierService.name,
-            context.heartbeat.info.id, Sample, limits.lease_s, limits.max_deliveries,
-        )  # fmt: skip
+            context.redis,
+            context.keys,
+            context.keys.lane(lane).samples,
+            VerifierService.name,
+            context.heartbeat.info.id,
+            Sample,
+            limits.lease_s,
+            limits.max_deliveries,
+        )
 
     async def run(self) -> None:
         await self._consumer.open()
@@ -74,7 +80,7 @@ class _LaneJudge:
         idle, judging = f"{self._lane.value}-samples", f"{self._lane.value}-judgements"
         while not self._context.stopping.is_set() and not cancellation_requested():
             waits.pending(idle, f"samples of lane {self._lane.value}", patience, idle=True)
-            deliveries = await self._consumer.read(AT_ONCE, 0.5)
+            deliveries = await self._consumer.read(READ_COUNT, 0.5)
             if not deliveries:
                 continue
             waits.done(idle)
@@ -89,15 +95,20 @@ class _LaneJudge:
         async with self._consumer.renewing(delivery.lease):
             finding = await self._find(sample)
             verdict = Verdict(
-                group=sample.group, index=sample.index, outcome=finding.outcome, score=finding.score,
-                reason=finding.reason[:REASON_CHARACTERS], answer=finding.answer, facts=sample.facts,
-            )  # fmt: skip
+                group=sample.group,
+                index=sample.index,
+                outcome=finding.outcome,
+                score=finding.score,
+                reason=finding.reason[:REASON_CHARACTERS],
+                answer=finding.answer,
+                facts=sample.facts,
+            )
             try:
-                fresh = await self._transitions.publish_verdict(self._lane, delivery.lease, verdict)
-                result = "published" if fresh else "duplicate"
+                first = await self._transitions.publish_verdict(self._lane, delivery.lease, verdict)
+                result = SampleResult.PUBLISHED if first else SampleResult.DUPLICATE
             except RefusedMessageError as error:
                 await self._consumer.dead_letter(delivery, str(error), Cause.INVALID)
-                result = "refused"
+                result = SampleResult.REFUSED
         VERDICT_SECONDS.labels(self._context.keys.run, finding.outcome.value).observe(time.monotonic() - started)
         MESSAGES.labels(self._context.keys.run, f"{self._lane.value}-samples", result).inc()
 
@@ -109,7 +120,7 @@ class _LaneJudge:
             return Finding(Outcome.UNKNOWN, 0.0, str(error))
         finding = Finding(Outcome.UNKNOWN, 0.0, "not judged")
         for _ in range(ATTEMPTS):
-            fresh = finding.fault in FATAL  # it may have been another text's fault, one that was judged before
+            fresh = finding.fault in FATAL  # the fault may have been that of a text judged before
             finding = await self._sandbox.judge(sample.verifier, text, sample.reference, fresh=fresh)
             if finding.fault:
                 FAULTS.labels(self._context.keys.run, finding.fault).inc()

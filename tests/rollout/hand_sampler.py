@@ -1,4 +1,4 @@
-"""Owns the sampler's side of the rollout tests: tasks in, samples out, and a group that a dead replica left behind.
+"""Owns the sampler's side of the rollout tests: dispatching tasks, reading samples, and a group of a dead replica.
 
 Must not be used outside tests.
 """
@@ -33,24 +33,24 @@ def task(group: str, samples: int = 4, text: str = "1 + 1 = ?", tokens: int = 40
 
 @dataclass
 class HandSampler:
-    """The sampler of a run, played by hand."""
+    """A run's sampler, driven by the test."""
 
     context: Context
     transitions: GroupTransitions
 
     async def samples(self, lane: Lane, group: str, count: int, deadline_s: float = 60.0) -> list[Sample]:
-        """The group's samples, once there are `count`."""
+        """Wait for `count` samples of the group; those."""
 
         async def enough() -> list[Sample] | None:
             found = await self.all_samples(lane)
-            mine = sorted((one for one in found if one.group == group), key=lambda one: one.index)
+            mine = sorted((sample for sample in found if sample.group == group), key=lambda sample: sample.index)
             return mine if len(mine) >= count else None
 
         found: list[Sample] = await until(enough, deadline_s)
         return found
 
     async def all_samples(self, lane: Lane) -> list[Sample]:
-        """Every sample that is on the lane's stream."""
+        """Every sample on the lane's stream."""
         entries = await tail(self.context.redis, self.context.keys.lane(lane).samples, "0-0", 1000)
         return [Sample.model_validate_json(body) for _, body in entries]
 
@@ -66,18 +66,22 @@ class HandSampler:
 
 
 async def present(redis: Any, run: str, state: str, *, pid: int | None = None) -> ProcessInfo:
-    """The run's replica once it announces `state`: that of process `pid`, if it is given."""
+    """Wait for a replica in `state`; its process is `pid`, if that is given."""
 
     async def there() -> list[ProcessInfo]:
-        replicas = [one for one in await live_processes(redis, run) if (one.service, one.state) == ("rollout", state)]
-        return [one for one in replicas if pid in (None, one.pid)]
+        replicas = [
+            process
+            for process in await live_processes(redis, run)
+            if (process.service, process.state) == ("rollout", state)
+        ]
+        return [replica for replica in replicas if pid in (None, replica.pid)]
 
     found: list[ProcessInfo] = await until(there, 600.0)
     return found[0]
 
 
 async def leave_a_group_behind(context: Context, transitions: GroupTransitions) -> None:
-    """A replica takes a task, publishes sample 1, and is never heard of again."""
+    """A replica leases a task, publishes sample 1, and dies."""
     keys = context.keys
     dead = Consumer(context.redis, keys, keys.lane(Lane.TRAIN).tasks, CONSUMER_GROUP, "dead", Task, LEASE_S, 5)
     await dead.open()

@@ -17,8 +17,8 @@ from rollout.engine import Generation
 from tests.harness.tiny_model import write_tiny_model
 
 ROUNDING = 3e-4
-"""Nats. In float32 a log-prob of this model comes out up to 4e-5 away from its float64 value, on 2,000 tokens with
-AVX-512, with AVX2 and without either. Engine and reference may each be so far off; the rest is room for others."""
+"""Nats. In float32 a log-prob of this model is up to 4e-5 away from its float64 value, on 2,000 tokens with AVX-512,
+with AVX2 and without either. Engine and reference may each differ by that much; the rest is margin."""
 
 
 class Policy:

@@ -1,4 +1,4 @@
-"""Owns the rollout tests' replica: a started engine that follows the weight plans of a run of its own.
+"""Owns the rollout tests' replica: a started engine that follows the weight plans of its own run.
 
 Must not be used outside tests.
 """
@@ -23,7 +23,7 @@ from tests.rollout.sender import Sender
 
 @dataclass
 class Replica:
-    """What the tests drive. `following` is the follower's run()."""
+    """A replica for tests. `following` is the follower's run()."""
 
     context: Context
     engine: RolloutEngine
@@ -40,7 +40,7 @@ def _forget_stop_tokens(model: Path) -> None:
 
 @asynccontextmanager
 async def started_replica(redis_url: str, model: Path, staging: str = "device") -> AsyncIterator[Replica]:
-    """A replica of a strictly on-policy run; it never stops at a token, so that lengths are known."""
+    """A replica of a strictly on-policy run without stop tokens, so that lengths are known."""
     _forget_stop_tokens(model)
     redis = await connect(redis_url)
     document = recipe_document(

@@ -47,7 +47,7 @@ def flatten(manifest: WeightManifest, weights: Mapping[str, torch.Tensor]) -> li
 
 
 def checksums(buffers: list[torch.Tensor]) -> torch.Tensor:
-    return torch.tensor([int(one.view(torch.int32).to(torch.int64).sum()) for one in buffers])
+    return torch.tensor([int(buffer.view(torch.int32).to(torch.int64).sum()) for buffer in buffers])
 
 
 def form(port: int, generation: int, world: int, timeout_s: float) -> Any:
@@ -67,7 +67,7 @@ DYING = 3
 
 
 def send_one_bucket_and_die(port: int, bucket_bytes: int) -> None:
-    """A learner's process that is lost in the middle of a broadcast; it hosts the store as well."""
+    """A learner's process that dies in the middle of a broadcast; it also hosts the store."""
     store = TCPStore(HOST, port, is_master=True, wait_for_workers=False)
     group = form(port, DYING, 2, 60.0)
     broadcast(group, torch.zeros(bucket_bytes, dtype=torch.uint8))
@@ -76,7 +76,7 @@ def send_one_bucket_and_die(port: int, bucket_bytes: int) -> None:
 
 
 class Sender:
-    """Plays learner rank 0 towards one replica."""
+    """Acts as learner rank 0 for one replica."""
 
     def __init__(self, context: Context, member: str) -> None:
         self._context = context
@@ -87,16 +87,21 @@ class Sender:
 
     def plan(self, generation: int, version: int, timeout_s: float = 20.0, port: int | None = None) -> WeightPlan:
         return WeightPlan(
-            generation=generation, version=version, host=HOST, port=port or self._store.port, world=2,
-            members={self._member: 1}, timeout_s=timeout_s,
-        )  # fmt: skip
+            generation=generation,
+            version=version,
+            host=HOST,
+            port=port or self._store.port,
+            world=2,
+            members={self._member: 1},
+            timeout_s=timeout_s,
+        )
 
     async def announce(self, plan: WeightPlan, manifest: WeightManifest) -> None:
         await self._context.redis.set(self._context.keys.manifest, manifest.model_dump_json())
         await self._context.redis.xadd(self._context.keys.weight_plans, {"m": plan.model_dump_json()})
 
     async def send(self, plan: WeightPlan, weights: Mapping[str, torch.Tensor], corruption: int = 0) -> WeightAck:
-        """Publish a version as the protocol says; `corruption` is added to the first checksum. The ack."""
+        """Publish a version by the protocol and return the ack; `corruption` is added to the first checksum."""
         manifest = manifest_of(weights)
         await self.announce(plan, manifest)
         await asyncio.to_thread(self._transmit, plan, flatten(manifest, weights), corruption)

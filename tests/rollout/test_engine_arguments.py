@@ -1,4 +1,4 @@
-"""What the engine is told, where its own default would bend the policy without a word."""
+"""The engine's arguments where vLLM's default would silently change the policy."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def test_log_probs_and_sampling_are_the_recipe_s_alone():
 
 
 @pytest.mark.parametrize("given", [None, "/elsewhere"])
-def test_compiled_code_of_one_instruction_set_is_not_found_by_another(given):
+def test_compiled_code_is_cached_per_instruction_set(given):
     """The folder's last part; with ATEN_CPU_CAPABILITY=default no processor has a set of its own."""
     told = "import os, rollout.engine as e\nwith e._environment(1, 9): print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": str(ROOT)}

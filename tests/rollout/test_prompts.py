@@ -18,14 +18,14 @@ def prompt(*texts):
 
 def ids_of(characters):
     """Ids of the tiny model's tokenizer: seven special tokens, then string.printable ('0' is 7)."""
-    return [7 + int(one) for one in characters]
+    return [7 + int(character) for character in characters]
 
 
 def test_the_tokenizer_s_own_template_opens_the_assistant_s_turn(tiny_model):
     assert ChatTokenizer(str(tiny_model), 9).prompt_ids(prompt("12")).tolist() == [2, 4, *ids_of("12"), 5]
 
 
-def test_a_template_file_takes_its_place(tiny_model, tmp_path):
+def test_a_template_file_replaces_the_tokenizer_s_template(tiny_model, tmp_path):
     file = tmp_path / "chat.jinja"
     file.write_text(PLAIN)
     assert ChatTokenizer(str(tiny_model), 9, str(file)).prompt_ids(prompt("12")).tolist() == ids_of("12")
@@ -41,25 +41,27 @@ def test_a_base_model_without_a_template_names_the_setting(tiny_model, tmp_path)
     for file in tiny_model.iterdir():
         if file.name != "chat_template.jinja":
             (tmp_path / file.name).symlink_to(file)
-    with pytest.raises(ValueError, match=r"model\.chat_template: the tokenizer in .* has none; .* 'none' .* accepted"):
+    with pytest.raises(
+        ValueError, match=r"model\.chat_template: None is not valid: .* no template; expected .* 'none'"
+    ):
         ChatTokenizer(str(tmp_path), 9)
     assert ChatTokenizer(str(tmp_path), 9, "none").prompt_ids(prompt("1")).tolist() == ids_of("1")
 
 
 def test_a_template_that_cannot_be_read_names_the_setting(tiny_model):
-    with pytest.raises(ValueError, match=r"model\.chat_template: '/no/such\.jinja' cannot be read"):
+    with pytest.raises(ValueError, match=r"model\.chat_template: '/no/such\.jinja' is not valid"):
         ChatTokenizer(str(tiny_model), 9, "/no/such.jinja")
 
 
-def test_the_longest_prompt_is_accepted_and_one_token_more_is_too_long(tiny_model):
+def test_one_token_above_max_prompt_tokens_is_too_long(tiny_model):
     tokenizer = ChatTokenizer(str(tiny_model), 9)
     assert len(tokenizer.prompt_ids(prompt("1" * 6))) == 9
-    with pytest.raises(PromptError, match="'p000007' has 10 tokens; at most 9 are accepted") as caught:
+    with pytest.raises(PromptError, match="'p000007': 10 tokens is not valid: expected at most 9") as caught:
         tokenizer.prompt_ids(prompt("1" * 7))
     assert caught.value.cause is Cause.TOO_LONG
 
 
-def test_what_the_template_refuses_has_a_cause_of_its_own(tiny_model, tmp_path):
+def test_a_prompt_that_the_template_rejects_has_its_own_cause(tiny_model, tmp_path):
     file = tmp_path / "chat.jinja"
     file.write_text(PICKY)
     with pytest.raises(PromptError, match="one message only") as caught:

@@ -1,4 +1,4 @@
-"""The reference's tolerance lets rounding through and nothing else: a slightly wrong temperature, another version."""
+"""The reference's tolerance accepts rounding only: it rejects a slightly wrong temperature and another version."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def written(logits: torch.Tensor) -> Generation:
 
 
 @torch.no_grad()
-def test_only_rounding_is_let_through(policies: dict[int, Policy]) -> None:
+def test_only_rounding_is_tolerated(policies: dict[int, Policy]) -> None:
     ids = torch.tensor([[*PROMPT, *RESPONSE.tolist()]])
     model, other = (policies[seed].model for seed in (0, 1))
     exact = model.double()(ids).logits

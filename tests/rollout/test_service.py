@@ -1,6 +1,6 @@
-"""The whole service on a real server: tasks in, samples out, takeover of a dead replica's group, a clean end.
+"""The whole service on a real server: tasks in, samples out, takeover of a dead replica's group, a clean stop.
 
-test_weight_sync.py has its loops on an engine that is there already.
+test_weight_sync.py tests its loops on an engine that is already started.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.rollout.reference import ROUNDING, Policy
 from tests.rollout.sender import Sender
 from tests.rollout.waiting import until
 
-# Two engines of its own: the one of the service, and one that is killed.
+# Two engines: the service's, and one that is killed.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("vllm"),
@@ -50,7 +50,7 @@ pytestmark = [
 
 @dataclass
 class Fleet(HandSampler):
-    """One hosted replica, the learner's side of it, and the sampler's."""
+    """One hosted replica, with the learner's and the sampler's side."""
 
     service: ServiceThread
     policy: Policy
@@ -88,8 +88,8 @@ async def test_a_joiner_works_only_once_it_holds_a_published_version(fleet: Flee
     assert (ready.version, ready.workers) == (0, 1)
 
     samples = await fleet.samples(Lane.TRAIN, "g0", 4)
-    assert [one.index for one in samples] == [0, 1, 2, 3]
-    whole, damaged = await fetch(fleet.context.redis, [one.facts.payload for one in samples])
+    assert [sample.index for sample in samples] == [0, 1, 2, 3]
+    whole, damaged = await fetch(fleet.context.redis, [sample.facts.payload for sample in samples])
     bodies = list(whole.values())
     assert damaged == {}
     tokenizer = ChatTokenizer(str(fleet.folder), 240)
@@ -110,7 +110,7 @@ async def test_a_joiner_works_only_once_it_holds_a_published_version(fleet: Flee
         assert facts.mean_logprob == pytest.approx(float(expected.mean()), abs=ROUNDING)
         assert (facts.oldest_version, facts.newest_version) == (0, 0)
         assert facts.started_at < facts.finished_at <= time.time()
-    # Two that end at once are equal.
+    # Responses that end with their first token are equal.
     longer = [tuple(body.response_ids.tolist()) for body in bodies if len(body.response_ids) > 1]
     assert len(set(longer)) == len(longer) > 1
 
@@ -126,9 +126,9 @@ async def test_a_dead_replicas_group_is_completed_not_repeated(fleet: Fleet) -> 
     await fleet.samples(Lane.TRAIN, "dead", 4)
     await until(fleet.all_acked, 60)
     samples = await fleet.samples(Lane.TRAIN, "dead", 4)
-    assert [one.index for one in samples] == [0, 1, 2, 3]
-    whole, _ = await fetch(fleet.context.redis, [one.facts.payload for one in samples])
-    texts = [one.text for one in whole.values()]
+    assert [sample.index for sample in samples] == [0, 1, 2, 3]
+    whole, _ = await fetch(fleet.context.redis, [sample.facts.payload for sample in samples])
+    texts = [body.text for body in whole.values()]
     assert texts[1] == "left"
     assert "left" not in (texts[0], texts[2], texts[3])
 
@@ -139,7 +139,7 @@ async def test_a_released_group_is_acked_without_work(fleet: Fleet) -> None:
     await fleet.transitions.dispatch(Lane.TRAIN, task("r0"), None)
     assert await fleet.transitions.release(Lane.TRAIN, "r0", Release.STALE, 4)
     before = await context.redis.xlen(context.keys.lane(Lane.TRAIN).samples)
-    await context.redis.xadd(stream, {"m": task("r0").model_dump_json()})  # delivered once more
+    await context.redis.xadd(stream, {"m": task("r0").model_dump_json()})  # delivered again
     await until(fleet.all_acked, 60)
     assert await context.redis.xlen(context.keys.lane(Lane.TRAIN).samples) == before
 
@@ -149,13 +149,13 @@ async def test_a_prompt_that_is_too_long_is_a_dead_letter(fleet: Fleet) -> None:
     event_log = EventLog(fleet.context.redis, fleet.context.keys, "test")
     [(_, letter)] = await until(event_log.dead_letters, 60)
     assert (letter.group, letter.prompt, letter.cause) == ("long", "7" * 8, Cause.TOO_LONG)
-    assert "has 303 tokens; at most 240 are accepted" in letter.reason
+    assert "303 tokens is not valid: expected at most 240" in letter.reason
     await until(fleet.all_acked, 60)
     assert fleet.service.alive
 
 
 async def test_stopping_drains_and_leaves_nothing_behind(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout.service, "DRAIN_S", 45.0)  # what a group in hand may take on a busy machine
+    monkeypatch.setattr(rollout.service, "DRAIN_S", 45.0)  # how long a group in flight may take on a busy machine
     children = psutil.Process().children(recursive=True)
     engine = [child for child in children if "VLLM" in "".join(child.cmdline())]
     assert len(engine) == 2  # EngineCore and its worker

@@ -1,4 +1,4 @@
-"""What a replica waits for while it starts has a name; no engine is started."""
+"""The named waits of a replica's start; no engine is started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollout.service import RolloutService
 from tests.harness.small_run import recipe_document, service_context
 
 
-class Stop(Exception):  # noqa: N818 - it ends the start; it is no error
+class Stop(Exception):  # noqa: N818 - it ends the start and is not an error
     """Far enough."""
 
 

@@ -1,4 +1,4 @@
-"""Which weight plans a replica heeds."""
+"""Which weight plans a replica follows."""
 
 from typing import Any
 
@@ -9,18 +9,23 @@ from services.streams.state.policy_history import History
 from tests.harness.small_run import recipe_document, service_context
 
 
-async def test_a_plan_that_no_learner_can_have_made_is_refused_and_makes_nobody_deaf(redis: Any, run_id: str) -> None:
+async def test_a_plan_with_an_impossible_generation_is_rejected(redis: Any, run_id: str) -> None:
     async with service_context(redis, run_id, recipe_document("/none"), "rollout") as context:
         learner = await History.fenced(redis, context.keys, "learner")
         true = WeightPlan(
-            generation=(learner.epoch << EPOCH_SHIFT) + 1, version=1, host="h", port=1, world=2,
-            members={context.heartbeat.info.id: 1}, timeout_s=1.0,
-        )  # fmt: skip
+            generation=(learner.epoch << EPOCH_SHIFT) + 1,
+            version=1,
+            host="h",
+            port=1,
+            world=2,
+            members={context.heartbeat.info.id: 1},
+            timeout_s=1.0,
+        )
         hostile = true.model_copy(update={"generation": (learner.epoch + 1) << EPOCH_SHIFT, "version": 9})
         await redis.xadd(context.keys.weight_plans, {"m": hostile.model_dump_json()})
         await learner.publish_plan(true)
         follower = WeightFollower(context, None)  # type: ignore[arg-type]
-        await follower._look(0.0)
+        await follower._read_plans(0.0)
         assert follower._next == true
         [(_, letter)] = await EventLog(redis, context.keys, "test").dead_letters()
     assert letter.reason == f"no learner formed group {hostile.generation}"

@@ -1,6 +1,7 @@
-"""A tied model under weight syncs: what vLLM computes afterwards is what transformers computes.
+"""A tied model under weight syncs: afterwards vLLM computes what transformers computes.
 
-And what else a replica does with a real engine: all of it on one, so the tests go on from each other's versions.
+Also the rest of what a replica does with a real engine. All tests share one engine, so each continues from the version
+that the previous test left.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tests.rollout.replica import Replica, started_replica
 from tests.rollout.sender import DYING, Sender, manifest_of, send_one_bucket_and_die
 from tests.rollout.waiting import until
 
-# The first test waits for the engine too, which takes minutes on a busy machine.
+# The first test also waits for the engine, which takes minutes on a busy machine.
 pytestmark = [
     pytest.mark.xdist_group("vllm"),
     pytest.mark.asyncio(loop_scope="module"),
@@ -47,7 +48,7 @@ pytestmark = [
 # Longer than three KV blocks, so that a stale prefix cache would show.
 PROMPT = [2, 4, *(7 + (31 * i) % 90 for i in range(98))]
 SERVED = 20
-"""The generation of the group by which the replica's loops are served; above those of the syncs."""
+"""The generation of the broadcast group in the test of the replica's loops; above those of the syncs."""
 
 
 def sampling(tokens: int, seed: int | None = None) -> Sampling:
@@ -91,7 +92,7 @@ async def test_log_probs_follow_consecutive_versions(replica: Replica, policies:
 
 
 async def sync_amid(replica: Replica, version: int, policies: dict[int, Policy], acked: asyncio.Event) -> None:
-    """Sync the weights while others draw, and tell them once it is acknowledged."""
+    """Sync the weights while requests run, and set `acked` once the sync is acknowledged."""
     await asyncio.sleep(0.5)
     try:
         ack = await replica.sender.send(replica.sender.plan(2, version), policies[version].weights)
@@ -100,13 +101,13 @@ async def sync_amid(replica: Replica, version: int, policies: dict[int, Policy],
     assert ack.phase == "applied", ack.detail
 
 
-async def test_running_requests_go_on_with_the_new_weights(replica: Replica, policies: dict[int, Policy]) -> None:
+async def test_running_requests_continue_with_the_new_weights(replica: Replica, policies: dict[int, Policy]) -> None:
     acked = asyncio.Event()
 
     async def stream(i: int) -> list[Generation]:
-        """One request after the other, so that some run when the weights come, however late that is.
+        """One request after the other, so that some run when the weights arrive, however late that is.
 
-        Of different lengths, so that not all end at once.
+        Their lengths differ, so that not all end at once.
         """
         drawn: list[Generation] = []
         while not acked.is_set():
@@ -125,7 +126,7 @@ async def test_running_requests_go_on_with_the_new_weights(replica: Replica, pol
     assert all(versions in ([2], [2, 3], [3]) for versions in seen), seen
 
 
-async def test_on_policy_samples_are_drawn_from_one_version(
+async def test_on_policy_samples_are_generated_by_one_version(
     replica: Replica, policies: dict[int, Policy], caplog: pytest.LogCaptureFixture
 ) -> None:
     context, acked = replica.context, asyncio.Event()
@@ -143,7 +144,7 @@ async def test_on_policy_samples_are_drawn_from_one_version(
     await consumer.open()
 
     async def work() -> list[str]:
-        """One group after the other, so that one is drawn when the weights come, however late that is."""
+        """One group after the other, so that one is generated when the weights arrive, however late that is."""
         payloads: list[str] = []
         while not acked.is_set():
             task = Task(group=f"g{len(payloads)}", prompt=prompt, samples=2, sampling=sampling(600))
@@ -164,7 +165,7 @@ async def test_on_policy_samples_are_drawn_from_one_version(
     assert all(spans in ([(3, 0, 600)], [(4, 0, 600)]) for spans in found), found
 
 
-async def test_a_sender_that_dies_leaves_the_old_weights_whole(replica: Replica, policies: dict[int, Policy]) -> None:
+async def test_a_sender_that_dies_leaves_the_old_weights_intact(replica: Replica, policies: dict[int, Policy]) -> None:
     manifest = manifest_of(policies[5].weights)
     assert len(manifest.buckets) > 2
     port = free_port()
@@ -209,7 +210,7 @@ async def test_a_newer_plan_interrupts_an_older_one(replica: Replica, policies: 
     assert_written_by(policies, PROMPT, await replica.engine.generate(PROMPT, sampling(30), "newer"))
 
 
-async def test_a_former_learners_plan_is_not_followed(replica: Replica, policies: dict[int, Policy]) -> None:
+async def test_a_previous_learners_plan_is_not_followed(replica: Replica, policies: dict[int, Policy]) -> None:
     manifest = manifest_of(policies[7].weights)
     await replica.sender.announce(replica.sender.plan(2, 9), manifest)
     await replica.context.redis.xadd(replica.context.keys.weight_plans, {"m": "not a plan"})
@@ -226,7 +227,7 @@ async def test_a_version_is_applied_once_and_never_an_older_one(replica: Replica
     await replica.sender.announce(replica.sender.plan(8, 2), manifest_of(policies[2].weights))
     older = await replica.sender.ack()
     assert older.phase == "failed"
-    assert "version 6 is held; 2 is older" in older.detail
+    assert "version 2 is older than the version in use, 6" in older.detail
     assert_written_by(policies, PROMPT, await replica.engine.generate(PROMPT, sampling(30), "same"))
 
 
@@ -238,7 +239,7 @@ async def test_a_seed_repeats_a_response(replica: Replica) -> None:
 
 
 async def first_samples(sampler: HandSampler, sender: Sender, policy: Policy, model: Path) -> None:
-    """Nothing is drawn before a version is held; then whole samples of that version."""
+    """No sample is generated before the first version; then complete samples of that version."""
     keys, redis = sampler.context.keys, sampler.context.redis
     await sampler.transitions.dispatch(Lane.TRAIN, task("g0"), None)
     await asyncio.sleep(0.6)
@@ -246,8 +247,8 @@ async def first_samples(sampler: HandSampler, sender: Sender, policy: Policy, mo
     ack = await sender.send(sender.plan(SERVED, 7), policy.weights)
     assert ack.phase == "applied", ack.detail
     samples = await sampler.samples(Lane.TRAIN, "g0", 4)
-    assert [one.index for one in samples] == [0, 1, 2, 3]
-    whole, damaged = await fetch(redis, [one.facts.payload for one in samples])
+    assert [sample.index for sample in samples] == [0, 1, 2, 3]
+    whole, damaged = await fetch(redis, [sample.facts.payload for sample in samples])
     assert (len(whole), damaged) == (4, {})
     prompt_ids = ChatTokenizer(str(model), 240).prompt_ids(task("g0").prompt).tolist()
     for sample, body in zip(samples, whole.values(), strict=True):
@@ -264,15 +265,15 @@ async def first_samples(sampler: HandSampler, sender: Sender, policy: Policy, mo
 
 
 async def other_tasks(sampler: HandSampler) -> None:
-    """An evaluation's, a dead replica's, a released group's, and one whose prompt is too long."""
+    """Tasks of an evaluation, of a dead replica, of a released group, and one whose prompt is too long."""
     context, transitions = sampler.context, sampler.transitions
     streams = context.keys.lane(Lane.TRAIN)
     await transitions.dispatch(Lane.EVALUATION, task("e0", samples=2), None)
     assert len(await sampler.samples(Lane.EVALUATION, "e0", 2)) == 2
     samples = await sampler.samples(Lane.TRAIN, "dead", 4)
     await until(sampler.all_acked, 60)
-    assert [one.index for one in samples] == [0, 1, 2, 3]
-    whole, _ = await fetch(context.redis, [one.facts.payload for one in samples])
+    assert [sample.index for sample in samples] == [0, 1, 2, 3]
+    whole, _ = await fetch(context.redis, [sample.facts.payload for sample in samples])
     assert [body.text == "left" for body in whole.values()] == [False, True, False, False]
     await transitions.dispatch(Lane.TRAIN, task("long", text="7" * 300), None)
     [(_, letter)] = await until(context.event_log.dead_letters, 60)
@@ -280,16 +281,16 @@ async def other_tasks(sampler: HandSampler) -> None:
     await transitions.dispatch(Lane.TRAIN, task("r0"), None)
     assert await transitions.release(Lane.TRAIN, "r0", Release.STALE, 4)
     before = await context.redis.xlen(streams.samples)
-    await context.redis.xadd(streams.tasks, {"m": task("r0").model_dump_json()})  # delivered once more
+    await context.redis.xadd(streams.tasks, {"m": task("r0").model_dump_json()})  # delivered again
     await until(sampler.all_acked, 60)
-    assert await context.redis.xlen(streams.samples) == before, "a group that was released is acked without work"
-    assert {one.group for one in await sampler.all_samples(Lane.TRAIN)} <= {"g0", "dead", "r0"}
+    assert await context.redis.xlen(streams.samples) == before, "a released group is acked without work"
+    assert {sample.group for sample in await sampler.all_samples(Lane.TRAIN)} <= {"g0", "dead", "r0"}
 
 
 async def test_a_replicas_loops_serve_both_lanes(
     replica: Replica, policies: dict[int, Policy], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The service around its engine, in a run of its own; what starts and ends an engine is in test_service.py."""
+    """The service around its engine, in a separate run; test_service.py covers the engine's start and stop."""
     model = tmp_path_factory.getbasetemp() / "start"
     document = recipe_document(model, limits={"lease_s": LEASE_S})
     redis = replica.context.redis
@@ -309,7 +310,7 @@ async def test_a_replicas_loops_serve_both_lanes(
         finally:
             await cancel_and_wait(serving)
         assert context.heartbeat.info.state == "draining"
-        assert len(await sampler.samples(Lane.TRAIN, "last", 4)) == 4, "what is in hand is finished"
+        assert len(await sampler.samples(Lane.TRAIN, "last", 4)) == 4, "the group in flight is finished"
         assert await sampler.all_acked()
 
 

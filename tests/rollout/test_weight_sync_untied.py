@@ -1,4 +1,4 @@
-"""An untied model under weight syncs, and a policy that comes incomplete: the replica says that it is poisoned."""
+"""An untied model under weight syncs, and an incomplete policy, after which the replica reports that it is poisoned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.contracts import Sampling
 from tests.rollout.reference import Policy, assert_written_by
 from tests.rollout.replica import Replica, started_replica
 
-# An engine of its own: whether the head is tied is decided when it starts.
+# A separate engine: whether the head is tied is decided at its start.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("vllm"),

@@ -1,11 +1,11 @@
-"""Owns the program of a judging process: `python -m verifier.sandbox.child PARENT VERIFIER...`, requests in, judgements
-out.
+"""Owns the program of a judging process, `python -m verifier.sandbox.child PARENT VERIFIER...`.
 
 Must not read a request before it is confined.
 
-One JSON document per line, on pipes: never pickle, for what a judged text made of this process would then run in the
-one that reads. The first line out says whether it is confined; each further one answers a line in, with that line's
-mark. A line that holds nothing but a mark asks whether the judgement before it has come to its end.
+Requests and replies are one JSON document per line, on pipes. They are never pickled: a judged text can take over this
+process, and unpickling would run its code in the parent. The first reply says whether the process is confined. Each
+later reply answers one request and repeats its mark. A request with nothing but a mark asks whether the previous
+judgement has ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REASON_CHARACTERS = 500
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Judge until standard input ends. `arguments`: the parent's process id, the verifiers whose libraries to load."""
+    """Judge until standard input ends. `arguments`: the parent's process id, then the verifiers whose libraries to load."""
     parent, verifiers = int(arguments[0]), arguments[1:]
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -34,10 +34,10 @@ def main(arguments: Sequence[str]) -> int:
         os.dup2(nothing, standard)
     try:
         die_with(parent)
-        for library in sorted({LIBRARIES[one] for one in verifiers if one in LIBRARIES}):
+        for library in sorted({LIBRARIES[name] for name in verifiers if name in LIBRARIES}):
             importlib.import_module(library)
         gaps = confine()
-    except Exception as error:  # noqa: BLE001 - said to the parent, which raises it
+    except Exception as error:  # noqa: BLE001 - sent to the parent, which raises it
         _reply(replies, refused=f"{type(error).__name__}: {error}"[:REASON_CHARACTERS])
         return 1
     os.dup2(nothing, 2)  # a judged text must not write into the log
@@ -52,7 +52,7 @@ def _answer(asked: list[Any]) -> dict[str, object]:
     try:
         judgement = judge(*asked)
         return {"correct": judgement.correct, "score": judgement.score, "answer": bounded(judgement.answer)}
-    except BaseException as error:  # noqa: BLE001 - whatever a text made a verifier raise, exit() too, is its reason
+    except BaseException as error:  # noqa: BLE001 - a text can make a verifier raise anything, SystemExit too
         return {"reason": f"{type(error).__name__}: {error}"[:REASON_CHARACTERS]}
 
 

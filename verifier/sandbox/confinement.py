@@ -1,9 +1,9 @@
-"""Owns what a judging process may ask of the kernel: its system calls, the files it may read, its resource limits.
+"""Owns the limits of a judging process: its system calls, the files that it may read, its resources.
 
-Must not be undone: nothing here can be lifted again by the process that called it.
+Must not be reversible: the process that called it can lift none of the limits.
 
-Two layers. seccomp lists the system calls that judging needs and refuses all others (no sockets, no new processes or
-threads, no signals to others, nothing opened for writing). Landlock lists the folders that may be read: Python, its
+Two layers. seccomp lists the system calls that judging needs and rejects all others (no sockets, no new processes or
+threads, no signals to other processes, no file opened for writing). Landlock lists the folders that may be read: Python, its
 libraries and what the dynamic linker needs, hence neither /proc nor a mounted secret. pyseccomp asks libseccomp for
 the numbers of system calls, which differ between x86_64 and aarch64.
 """
@@ -22,78 +22,77 @@ from pathlib import Path
 from types import ModuleType
 
 MEMORY_BYTES = 4 << 30
-MEMORY_SHARE = 4  # the part of a container's limit; replicas that share the container are not known here
-ROOM_BYTES = 256 << 20  # what judging takes at most, beside Python and its libraries
+MEMORY_SHARE = 4  # the divisor of a container's limit; how many replicas share the container is not known here
+ROOM_BYTES = 256 << 20  # the most memory that judging takes, beside Python and its libraries
 MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Where a container reads its own limit: cgroup v2, v1."""
 FIRST_VICTIM = 1000
 CPU_S = 3600
 
 LIMITS: dict[str, int] = {
-    "RLIMIT_CPU": CPU_S,  # of the process's whole life; a single judgement is bounded by the clock
+    "RLIMIT_CPU": CPU_S,  # for the process's whole life; the clock limits a single judgement
     "RLIMIT_CORE": 0,
     "RLIMIT_FSIZE": 0,
     "RLIMIT_MEMLOCK": 0,
     "RLIMIT_MSGQUEUE": 0,
     "RLIMIT_NOFILE": 64,
-    "RLIMIT_NPROC": 0,  # not enforced on root; seccomp forbids new processes to everybody
+    "RLIMIT_NPROC": 0,  # not enforced for root; seccomp forbids new processes for every user
 }
 
-ALLOWED = (
-    # its pipes, and files that are opened for reading
-    "read", "write", "writev", "readv", "pread64", "lseek", "close", "dup", "dup2", "dup3", "poll", "ppoll", "select",
-    "pselect6",
-    # names of files
-    "stat", "lstat", "fstat", "newfstatat", "statx", "access", "faccessat", "faccessat2", "readlink", "readlinkat",
-    "getdents64", "getcwd",
-    # memory
-    "brk", "mmap", "munmap", "mremap", "mprotect", "madvise", "futex", "set_robust_list", "rseq", "membarrier",
-    # its own signals, clocks and identity
-    "rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "sigaltstack", "restart_syscall", "alarm", "setitimer",
-    "getitimer", "clock_gettime", "clock_getres", "clock_nanosleep", "nanosleep", "gettimeofday", "time", "times",
-    "getrusage", "getrandom", "getpid", "getppid", "gettid", "getuid", "geteuid", "getgid", "getegid", "uname",
-    "sysinfo", "getrlimit", "sched_getaffinity", "sched_yield", "getcpu", "exit", "exit_group",
-)  # fmt: skip
-"""System calls that reach nothing outside the process, whatever their arguments."""
+PIPES_AND_FILES = "read write writev readv pread64 lseek close dup dup2 dup3 poll ppoll select pselect6"
+FILE_NAMES = (
+    "stat lstat fstat newfstatat statx access faccessat faccessat2 readlink readlinkat getdents64 getcwd"
+)
+MEMORY = "brk mmap munmap mremap mprotect madvise futex set_robust_list rseq membarrier"
+SIGNALS = "rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall alarm setitimer getitimer"
+CLOCKS = "clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time times"
+IDENTITY = (
+    "getrusage getrandom getpid getppid gettid getuid geteuid getgid getegid uname sysinfo getrlimit "
+    "sched_getaffinity sched_yield getcpu exit exit_group"
+)
+ALLOWED = " ".join((PIPES_AND_FILES, FILE_NAMES, MEMORY, SIGNALS, CLOCKS, IDENTITY)).split()
+"""System calls that reach nothing outside the process, with any arguments."""
 
 HARMLESS_FCNTL = (0, 1, 2, 3, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
 
 ABSENT = ("clone3", "openat2")
-"""Answered as by an older kernel, for their arguments lie in memory, where no filter sees them."""
+"""Rejected as by an older kernel: their arguments are in memory, where a filter does not see them."""
 
 SYSTEM_FOLDERS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo")
 SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/dev/null", "/dev/urandom")
 
 
 class ConfinementError(Exception):
-    """A judging process cannot be confined, so it must not see a text."""
+    """A judging process cannot be confined, so it must not judge."""
 
 
 def confine() -> list[str]:
-    """Give up what judging does not need, for good; what is missing of that on this platform, one sentence each.
+    """Drop every permission that judging does not need; returns the gaps of this platform, one sentence each.
 
-    Call it when all libraries are loaded and before the first untrusted byte. Raises ConfinementError when a Linux
-    process is not confined: libseccomp is missing, a second thread runs, or a forbidden call went through.
+    Call it after all libraries are loaded and before the first untrusted byte. Raises ConfinementError when a Linux
+    process is not confined: libseccomp is missing, a second thread runs, or a forbidden call succeeded.
     """
     if sys.platform != "linux":
-        return [f"{sys.platform} has no seccomp: a judged text that runs code may do whatever this user may do"]
+        return [f"{sys.platform} has no seccomp: a judged text that runs code has all permissions of this user"]
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:  # Landlock restricts the calling thread only
-        raise ConfinementError(f"{threads} threads run in the judging process, 1 is accepted")
-    seccomp = _libseccomp()  # found by running ldconfig, which is not possible further down
+        raise ConfinementError(f"threads in the judging process: {threads} is not valid: expected 1")
+    seccomp = _libseccomp()  # found by running ldconfig, which the limits below forbid
     limits = LIMITS | {"RLIMIT_AS": memory_bytes()}
-    Path("/proc/self/oom_score_adj").write_text(str(FIRST_VICTIM))  # where one must die for memory, then not its parent
+    Path("/proc/self/oom_score_adj").write_text(str(FIRST_VICTIM))  # out of memory, the kernel kills this process before its parent
     gaps = _restrict_files()
     for name, value in limits.items():
         _lower(getattr(resource, name), value)
     _filter_calls(seccomp)
-    _prove(files=not gaps)
+    _verify(files=not gaps)
     return gaps
 
 
 def memory_bytes() -> int:
-    """The address space that this process may have: 4 GiB, in a container at most a quarter of its limit, but no less
-    than it takes by now and 256 MiB."""
+    """The address space of this process in bytes.
+
+    4 GiB, in a container at most a quarter of its limit, but at least 256 MiB more than it uses now.
+    """
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     found = [Path(path).read_text().strip() for path in MEMORY_LIMITS if os.path.exists(path)]
     shares = [int(limit) // MEMORY_SHARE for limit in found if limit != "max"]
@@ -107,7 +106,7 @@ def _lower(limit: int, value: int) -> None:
 
 
 def readable() -> list[Path]:
-    """What a judging process may read, of what exists: Python, its libraries, this package, the system's libraries."""
+    """The existing paths that a judging process may read: Python, its libraries, this package, the system's libraries."""
     folders = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders |= {Path(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix)}
     folders |= {Path(entry) for entry in sys.path if Path(entry).name in {"site-packages", "dist-packages"}}
@@ -124,8 +123,8 @@ def _restrict_files() -> list[str]:
                 rules.allow_path(path, AccessFS.READ_FILE | (AccessFS.READ_DIR if path.is_dir() else AccessFS.NONE))
             rules.restrict()
     except LandlockError as error:
-        reads = f"a judged text that runs code may read every file that user {os.getuid()} may read"
-        return [f"Landlock is not to be had here ({error.strerror}): {reads}, the environment of its processes too"]
+        files = f"every file that user {os.getuid()} may read, including the environment of its processes"
+        return [f"Landlock is not available ({error.strerror}): a judged text that runs code can read {files}"]
     return []
 
 
@@ -142,7 +141,7 @@ def _filter_calls(seccomp: ModuleType) -> None:
 
     def add(action: int, name: str, *arguments: object) -> None:
         number = seccomp.resolve_syscall(seccomp.Arch.NATIVE, name)
-        if number >= 0:  # else this architecture has no such call
+        if number >= 0:  # otherwise this architecture lacks the call
             rules.add_rule(action, number, *arguments)
 
     def equal(at: int, value: int) -> object:
@@ -152,14 +151,14 @@ def _filter_calls(seccomp: ModuleType) -> None:
         add(seccomp.ALLOW, name)
     for name in ABSENT:
         add(seccomp.ERRNO(errno.ENOSYS), name)
-    add(seccomp.ERRNO(errno.ENOTTY), "ioctl")  # what Python takes as "no terminal", and asks no further
+    add(seccomp.ERRNO(errno.ENOTTY), "ioctl")  # Python reads this as "no terminal"
     writing = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
     add(seccomp.ALLOW, "openat", seccomp.Arg(2, seccomp.MASKED_EQ, writing, os.O_RDONLY))
-    for command in HARMLESS_FCNTL:  # others make the kernel send signals to a process of one's choice
+    for command in HARMLESS_FCNTL:  # other commands can make the kernel send signals to any process
         add(seccomp.ALLOW, "fcntl", equal(1, command))
     for name in ("kill", "tgkill"):
         add(seccomp.ALLOW, name, equal(0, os.getpid()))
-    add(seccomp.ALLOW, "prlimit64", equal(0, 0), equal(2, 0))  # reads its own limits, sets none
+    add(seccomp.ALLOW, "prlimit64", equal(0, 0), equal(2, 0))  # reads its own limits; cannot set any
     rules.load()
 
 
@@ -172,11 +171,11 @@ FORBIDDEN: dict[str, Callable[[], object]] = {
 }
 
 
-def _prove(files: bool) -> None:
+def _verify(files: bool) -> None:
     attempts = FORBIDDEN | ({"/proc": lambda: os.open("/proc/self/environ", os.O_RDONLY)} if files else {})
     for name, attempt in attempts.items():
-        if happened := _attempted(attempt):
-            raise ConfinementError(f"a judging process that should be confined tried {name}, and it {happened}")
+        if outcome := _attempted(attempt):
+            raise ConfinementError(f"confinement failed: the judging process tried {name}, and it {outcome}")
 
 
 def _attempted(attempt: Callable[[], object]) -> str:
@@ -185,5 +184,5 @@ def _attempted(attempt: Callable[[], object]) -> str:
     except PermissionError:
         return ""
     except OSError as error:
-        return f"got as far as: {error.strerror}"
-    return "was allowed"
+        return f"failed only with: {error.strerror}"
+    return "succeeded"

@@ -1,6 +1,6 @@
-"""Owns the processes that judge: bounded in time and memory, killed and replaced when they exceed either.
+"""Owns the judging processes: limits their time and memory, kills and replaces those that exceed a limit.
 
-Must not decide what an unknown outcome means.
+Must not interpret an unknown outcome.
 """
 
 from __future__ import annotations
@@ -15,46 +15,51 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from services.contracts import Outcome
-from verifier.sandbox.process import JudgingProcess, ProcessFailedError, TooLateError
+from services.contracts import Outcome, SandboxFault
+from verifier.sandbox.process import JudgingProcess, ProcessFailedError, JudgementTimeoutError
 
 log = logging.getLogger(__name__)
 
-RENEWED_AFTER = 10_000  # judgements per process: bounds what a leaking library can hold
+RENEWED_AFTER = 10_000  # judgements per process: limits what a leaking library can hold
 KEPT_BYTES = 256 << 20
-"""What judged texts may leave in the memory of a process; one that holds more is renewed."""
+"""How much more memory than at its start a process may hold; one that holds more is replaced."""
 START_S = 120.0
 
 
 class SandboxError(Exception):
-    """The judging processes do not start, or refuse to work."""
+    """A judging process does not start, or cannot be confined."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """An outcome with its score; for `unknown` the reason, else the answer that was judged (at most 200 characters).
+    """An outcome and its score; for `unknown` the reason, otherwise the judged answer (at most 200 characters).
 
-    `fault`: why there is no judgement, one of services.metrics.SANDBOX_FAULTS; empty when there is one.
+    `fault`: why there is no judgement; None when there is one.
     """
 
     outcome: Outcome
     score: float
     reason: str = ""
     answer: str = ""
-    fault: str = ""
+    fault: SandboxFault | None = None
 
 
 class Sandbox:
-    """A number of judging processes; `timeout_s` bounds each judgement, `start_s` the start of each process.
+    """A pool of judging processes; `timeout_s` limits each judgement, `start_s` the start of each process.
 
-    `verifiers` are those that will be asked for; another one loads its library within its first judgement. `program`
-    is the module that the processes run. Each process has a thread that waits for it.
+    `verifiers`: those whose libraries load before the first judgement; any other loads its library during its first
+    judgement. `program`: the module that the processes run. Each process has a thread that waits for it.
     """
 
     def __init__(
-        self, processes: int, timeout_s: float, verifiers: Iterable[str] = (), *, start_s: float = START_S,
+        self,
+        processes: int,
+        timeout_s: float,
+        verifiers: Iterable[str] = (),
+        *,
+        start_s: float = START_S,
         program: str = "verifier.sandbox.child",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._timeout_s = timeout_s
         self._start_s = start_s
         self._kind = (sorted(set(verifiers)), program)
@@ -64,8 +69,8 @@ class Sandbox:
         self._all: set[JudgingProcess] = set()
         self._idle: queue.SimpleQueue[JudgingProcess] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(processes, thread_name_prefix="judge")
-        for _ in range(processes):  # in those threads, because a process ends with the thread that made it
-            self._idle.put(self._threads.submit(self._new).result())
+        for _ in range(processes):  # in those threads, because a process dies with the thread that started it
+            self._idle.put(self._threads.submit(self._start_process).result())
 
     def __enter__(self) -> Sandbox:
         return self
@@ -74,21 +79,24 @@ class Sandbox:
         with self._closing:
             self._closed = True
             for process in self._all:
-                process.kill()  # and so end what the threads wait for
+                process.kill()  # also ends the threads' waits
         self._threads.shutdown(cancel_futures=True)
         for process in self._all:
             process.close()
 
     async def start(self) -> tuple[str, ...]:
-        """Wait for all processes; what their confinement lacks on this platform, one sentence each. Raises SandboxError
-        when one cannot be confined or is not ready in time. Before the first judgement, or not at all."""
+        """Wait for all processes; returns the gaps of their confinement on this platform, one sentence each.
+
+        Call it before the first judgement or not at all. Raises SandboxError when a process cannot be confined or is
+        not ready in time.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._start)
 
-    async def judge(
-        self, verifier: str, text: str, reference: Mapping[str, Any], *, fresh: bool = False
-    ) -> Finding:  # fmt: skip
-        """Judge a response; a time-out, a crash or an unusable reference is `unknown`, never wrong. `fresh` asks for a
-        process that has judged no other text, whose fault it could be."""
+    async def judge(self, verifier: str, text: str, reference: Mapping[str, Any], *, fresh: bool = False) -> Finding:
+        """Judge a response; a timeout, a crash or an unusable reference is `unknown`, never wrong.
+
+        `fresh`: use a process that has judged no other text, so that no earlier text can cause a fault.
+        """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._judge, verifier, text, reference, fresh)
 
@@ -96,10 +104,10 @@ class Sandbox:
         processes = [self._idle.get() for _ in range(self._count)]
         try:
             return tuple(sorted({gap for process in processes for gap in process.ready(self._start_s)}))
-        except TooLateError as error:
+        except JudgementTimeoutError as error:
             raise SandboxError(f"a judging process was not ready {error}") from None
         except ProcessFailedError as error:
-            raise SandboxError(f"a judging process failed at its start: {error}") from None
+            raise SandboxError(f"the start of a judging process failed: {error}") from None
         finally:
             for process in processes:
                 self._idle.put(process)
@@ -109,16 +117,16 @@ class Sandbox:
         try:
             process.ready(self._start_s)
             reply = process.judge(verifier, text, reference, self._timeout_s)
-        except TooLateError as error:
-            return Finding(Outcome.UNKNOWN, 0.0, f"no judgement {error}", fault="timeout")
+        except JudgementTimeoutError as error:
+            return Finding(Outcome.UNKNOWN, 0.0, f"no judgement {error}", fault=SandboxFault.TIMEOUT)
         except ProcessFailedError as error:
-            return Finding(Outcome.UNKNOWN, 0.0, f"the judging process failed: {error}"[:500], fault="died")
-        except (TypeError, ValueError) as error:  # a reference that is no JSON
-            return Finding(Outcome.UNKNOWN, 0.0, f"{type(error).__name__}: {error}"[:500], fault="error")
+            return Finding(Outcome.UNKNOWN, 0.0, f"the judging process failed: {error}"[:500], fault=SandboxFault.DIED)
+        except (TypeError, ValueError) as error:  # the reference cannot be written as JSON
+            return Finding(Outcome.UNKNOWN, 0.0, f"{type(error).__name__}: {error}"[:500], fault=SandboxFault.ERROR)
         finally:
             self._idle.put(self._usable(process))
         if reply.correct is None:
-            return Finding(Outcome.UNKNOWN, 0.0, reply.reason, fault="error")
+            return Finding(Outcome.UNKNOWN, 0.0, reply.reason, fault=SandboxFault.ERROR)
         return Finding(Outcome.CORRECT if reply.correct else Outcome.WRONG, reply.score, answer=reply.answer)
 
     def _usable(self, process: JudgingProcess, at_most: int = RENEWED_AFTER) -> JudgingProcess:
@@ -126,18 +134,18 @@ class Sandbox:
             return process
         process.kill()
         try:
-            return self._new(instead_of=process)
+            return self._start_process(replaced=process)
         except (OSError, SandboxError) as error:
-            log.warning("no judging process can be started, the next judgement tries again: %s", error)
+            log.warning("starting a judging process failed, the next judgement retries: %s", error)
             return process
 
-    def _new(self, instead_of: JudgingProcess | None = None) -> JudgingProcess:
+    def _start_process(self, replaced: JudgingProcess | None = None) -> JudgingProcess:
         with self._closing:
             if self._closed:
                 raise SandboxError("the sandbox is closed")
             process = JudgingProcess(*self._kind)
             self._all.add(process)
-            if instead_of is not None:
-                self._all.discard(instead_of)
-                instead_of.close()
+            if replaced is not None:
+                self._all.discard(replaced)
+                replaced.close()
             return process

@@ -1,6 +1,6 @@
-"""Owns the two things that a process tells the kernel about itself here: with whom it ends, who may look into it.
+"""Owns two settings of this process in the kernel: that it dies with its parent, and that others cannot inspect it.
 
-Must not be told to a judging process that is confined: prctl is forbidden there. Does nothing on systems but Linux.
+Must not be used in a confined process, where prctl is forbidden. Has no effect on other systems than Linux.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ PR_SET_DUMPABLE = 4
 
 
 def die_with(parent: int) -> None:
-    """Be killed when the thread that started this process ends; at once if `parent` is no more. Raises OSError."""
-    _tell(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Have this process killed when the thread that started it ends; exit now if `parent` has died. Raises OSError."""
+    _set(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)  # it died before we could be bound to it
+        os._exit(1)  # the parent died before the setting took effect
 
 
-def close_to_others() -> None:
-    """Keep other processes of this user out of this one's memory and environment (/proc/PID/mem, /proc/PID/environ).
+def deny_inspection() -> None:
+    """Deny other processes of this user access to this one's memory and environment (/proc/PID/mem, /proc/PID/environ).
 
-    Debuggers and profilers, which look in the same way, need root from here on. Raises OSError.
+    Debuggers and profilers, which use the same files, need root afterwards. Raises OSError.
     """
-    _tell(PR_SET_DUMPABLE, 0)
+    _set(PR_SET_DUMPABLE, 0)
 
 
-def _tell(option: int, value: int) -> None:
+def _set(option: int, value: int) -> None:
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,6 +1,6 @@
-"""Owns one judging process as its parent sees it: start, one question at a time, a deadline on each, its end.
+"""Owns the parent's side of one judging process: start, one request at a time, each with a deadline, kill.
 
-Must not believe what it reads: a judged text may have made it.
+Must not trust what it reads: a judged text may have written it.
 """
 
 from __future__ import annotations
@@ -24,34 +24,33 @@ from verifier.verifiers.base import ANSWER_CHARACTERS
 REPLY_BYTES = 16384
 
 PASSED = (
-    "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "MPLCONFIGDIR", "PATH", "PYTHONDONTWRITEBYTECODE",
-    "PYTHONHASHSEED", "PYTHONPYCACHEPREFIX", "TMPDIR", "TZ",
-)  # fmt: skip
-"""Variables that a judging process gets. All others stay behind, credentials among them."""
+    "HOME LANG LC_ALL LC_CTYPE LD_LIBRARY_PATH MPLCONFIGDIR PATH PYTHONDONTWRITEBYTECODE PYTHONHASHSEED "
+    "PYTHONPYCACHEPREFIX TMPDIR TZ"
+).split()
+"""Variables that a judging process gets. All others, credentials included, are withheld."""
 
 ONE_THREAD = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 class ProcessFailedError(Exception):
-    """The judging process has ended, or said what it may not say; it has to be replaced."""
+    """The judging process has exited, or sent an invalid line and was killed; it has to be replaced."""
 
 
-class TooLateError(ProcessFailedError):
+class JudgementTimeoutError(ProcessFailedError):
     """The judging process did not answer in time and was killed."""
 
 
 class Start(BaseModel):
-    """The first thing that a judging process says: what its confinement lacks, or why it does not work."""
+    """The first line of a judging process: the gaps of its confinement, or why it refuses to work."""
 
     gaps: tuple[str, ...] = ()
     refused: str = ""
 
 
 class Reply(BaseModel):
-    """What a judging process says to a request: its judgement, or alone the `reason` why there is none. Asked only
-    whether it listens, it says `to` and no more.
+    """The answer to a request: a judgement, or only the `reason` why there is none; to a bare mark, only `to`.
 
-    `to` is the request's own mark, so that no line that was written for another request is taken for its reply.
+    `to` repeats the request's mark, so a line that was written for another request is never taken for its reply.
     """
 
     to: str
@@ -62,31 +61,36 @@ class Reply(BaseModel):
 
 
 def environment() -> dict[str, str]:
-    """The variables of a judging process: a few of this one's, and its module path."""
+    """The variables of a judging process: those in PASSED, and the module path."""
     passed = {name: os.environ[name] for name in PASSED if name in os.environ}
     return passed | ONE_THREAD | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-Said = TypeVar("Said", Start, Reply)
+Line = TypeVar("Line", Start, Reply)
 
 
 class JudgingProcess:
-    """A judging process, started at once; every other method waits for it. For one thread at a time, except `kill`.
+    """A judging process, started by the constructor. For one thread at a time, except `kill`.
 
-    Linux kills it when the thread that made it ends. Between judgements it is stopped there, so that nothing a text
-    left in it runs. `program` is the module that it runs. Raises OSError when it cannot be started.
+    On Linux it is killed when the thread that started it ends, and stopped between judgements, so that code which a
+    text left in it does not run. `program`: the module that it runs. Raises OSError when it cannot be started.
     """
 
     def __init__(self, verifiers: Sequence[str], program: str) -> None:
         command = [sys.executable, "-P", "-m", program, str(os.getpid()), *verifiers]
         self._process = subprocess.Popen(
-            command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), cwd="/",
+            command,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment(),
+            cwd="/",
             start_new_session=True,
-        )  # fmt: skip
+        )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._requests, self._replies = self._process.stdin, self._process.stdout
-        os.set_blocking(self._requests.fileno(), False)  # a process that does not read must not hold up its parent
+        os.set_blocking(self._requests.fileno(), False)  # a process that does not read must not block its parent
         self._writable = _poll(self._requests.fileno(), select.POLLOUT)
         self._readable = _poll(self._replies.fileno(), select.POLLIN)
         self._gaps: tuple[str, ...] | None = None
@@ -101,12 +105,14 @@ class JudgingProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether it runs."""
         return self._process.poll() is None
 
     def ready(self, patience_s: float) -> tuple[str, ...]:
-        """Wait until it is confined; what its confinement lacks. Raises ProcessFailedError, with the process's own
-        reason where it refuses to work."""
+        """Wait until it is confined; returns the gaps of its confinement.
+
+        Raises ProcessFailedError, with the process's own reason when it refuses to work.
+        """
         if self._gaps is None:
             start = self._parsed(Start, self._exchange(b"", patience_s))
             if start.refused:
@@ -117,7 +123,7 @@ class JudgingProcess:
         return self._gaps
 
     def kept_bytes(self) -> int:
-        """How much more memory it holds than before its first judgement."""
+        """How many bytes more memory it holds than before its first judgement."""
         return self._resident_bytes() - self._bytes_at_start if self._gaps is not None else 0
 
     def _resident_bytes(self) -> int:
@@ -127,59 +133,62 @@ class JudgingProcess:
             return 0
 
     def judge(self, verifier: str, text: str, reference: Mapping[str, Any], timeout_s: float) -> Reply:
-        """Its judgement, within `timeout_s`, at whose end it must listen again: a text that sent the reply itself, and
-        goes on, has no judgement. Raises ProcessFailedError, TooLateError among them."""
+        """Judge a text. Within `timeout_s` seconds the process must also answer a second, empty request.
+
+        So a text that writes the reply itself and keeps running has no judgement. Raises ProcessFailedError,
+        JudgementTimeoutError.
+        """
         until = time.monotonic() + timeout_s
-        request = _request(verifier, text, dict(reference))
+        request = _marked(verifier, text, dict(reference))
         self.judged += 1
         self._process.send_signal(signal.SIGCONT)
-        reply = self._asked(*request, timeout_s)
+        reply = self._request(*request, timeout_s)
         try:
-            self._asked(*_request(), until - time.monotonic())
-        except TooLateError:
-            raise TooLateError(f"within {timeout_s:g} s: what was judged went on after its reply") from None
-        if sys.platform == "linux":  # elsewhere one that is stopped would outlive a parent that is killed
+            self._request(*_marked(), until - time.monotonic())
+        except JudgementTimeoutError:
+            raise JudgementTimeoutError(f"within {timeout_s:g} s: the judged text kept running after its reply") from None
+        if sys.platform == "linux":  # elsewhere a stopped process would outlive a killed parent
             self._process.send_signal(signal.SIGSTOP)
         return reply
 
-    def _asked(self, mark: str, request: bytes, timeout_s: float) -> Reply:
+    def _request(self, mark: str, request: bytes, timeout_s: float) -> Reply:
         reply = self._parsed(Reply, self._exchange(request, timeout_s))
         if reply.to != mark:
             self.kill()
-            raise ProcessFailedError("it answered another request, and was killed")
+            raise ProcessFailedError("it answered another request and was killed")
         return reply
 
     def kill(self) -> None:
-        """End it, whatever it does."""
+        """Kill it and wait for its exit."""
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """End it and let go of its pipes."""
+        """Kill it and close its pipes."""
         self.kill()
         self._requests.close()
         self._replies.close()
 
-    def _parsed(self, kind: type[Said], line: bytes) -> Said:
+    def _parsed(self, kind: type[Line], line: bytes) -> Line:
         try:
             return kind.model_validate_json(line)
         except ValidationError:
             self.kill()
-            raise ProcessFailedError(f"it said what is no {kind.__name__.lower()}, and was killed") from None
+            raise ProcessFailedError(f"it sent an invalid {kind.__name__.lower()} and was killed") from None
 
     def _exchange(self, request: bytes, timeout_s: float) -> bytes:
         until = time.monotonic() + timeout_s
         try:
             if request and self._readable.poll(0):
-                raise OSError("it spoke unasked")
+                raise OSError("it wrote a line without a request")
             self._write(request, until)
             return self._read_line(until)
         except TimeoutError:
             self.kill()
-            raise TooLateError(f"within {timeout_s:g} s") from None
+            raise JudgementTimeoutError(f"within {timeout_s:g} s") from None
         except OSError as error:
             self.kill()
-            raise ProcessFailedError(f"it died with {_named(self._process.returncode)}: {error}") from None
+            raise ProcessFailedError(f"it died with {_exit_name(self._process.returncode)}: {error}") from None
 
     def _write(self, request: bytes, until: float) -> None:
         left = memoryview(request)
@@ -196,11 +205,11 @@ class JudgingProcess:
             part = os.read(self._replies.fileno(), REPLY_BYTES)
             line += part
             if not part or len(line) > REPLY_BYTES:
-                raise OSError("it closed its pipe" if not part else f"a line of more than {REPLY_BYTES} bytes")
+                raise OSError("it closed its pipe" if not part else f"it wrote a line of more than {REPLY_BYTES} bytes")
         return line
 
 
-def _request(*asked: Any) -> tuple[str, bytes]:
+def _marked(*asked: Any) -> tuple[str, bytes]:
     mark = secrets.token_hex(8)
     return mark, json.dumps([mark, *asked]).encode() + b"\n"
 
@@ -216,8 +225,8 @@ def _poll(descriptor: int, event: int) -> select.poll:
     return ready
 
 
-def _named(code: int) -> str:
+def _exit_name(code: int) -> str:
     if code >= 0:
         return f"status {code}"
-    known = {one.value: one.name for one in signal.Signals}  # the real-time signals have no names
+    known = {number.value: number.name for number in signal.Signals}  # the real-time signals have no names
     return known.get(-code, f"signal {-code}")

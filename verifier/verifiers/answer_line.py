@@ -1,10 +1,11 @@
 """Owns the verdict on a response's last "Answer:" line, by string equality after normalisation: DAPO's published rule.
 
-Must not compute: an equal answer that is written differently is wrong here (`math` judges by value).
+Must not compute: an equal answer in another notation is wrong here (`math` judges by value).
 
-The rule (verl's math_dapo.py, after the Minerva paper's normal form, arXiv 2206.14858 appendix D.1): of the
-last 300 characters, what follows the last "Answer:" on its line, normalised, must equal the normalised reference. Every
-step scans the text a fixed number of times: the published scorer's patterns backtrack, and one response froze a run.
+The rule (verl's math_dapo.py, after the Minerva paper's normal form, arXiv 2206.14858 appendix D.1): in the
+last 300 characters, the text after the last "Answer:" on its line, normalised, must equal the normalised reference.
+Each step scans the text a fixed number of times: the published scorer's patterns backtrack, and one response froze a
+run.
 """
 
 from __future__ import annotations
@@ -30,15 +31,14 @@ REWRITTEN: tuple[tuple[str, str], ...] = (
     ("\\text{and}", ","),
     ("\\text{m}", "\\text{}"),
 )
-"""Applied first, in this order: articles, spacing, and spellings of one command."""
+"""Applied first, in this order: articles, spacing, and synonymous commands."""
 
 REMOVED = (
-    "square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "\\ldots", "sue", "points",
-    "feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges", "students",
-    "childrentickets", "multiples", "\\text{s}", "\\text{.}", "\\text{\ns}", "\\text{}^2", "\\text{}^3", "\\text{\n}",
-    "\\text{}", "\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;", ",\\!", "{,}", '"', "\\dots",
-)  # fmt: skip
-"""Removed next, in this order: units, nouns that a question asked for, and ornaments of a number."""
+    "square ways integers dollars mph inches hours km units \\ldots sue points feet minutes digits cents degrees cm gm "
+    "pounds meters meals edges students childrentickets multiples \\text{s} \\text{.} \\text{\ns} \\text{}^2 \\text{}^3 "
+    '\\text{\n} \\text{} \\mathrm{th} ^\\circ ^{\\circ} \\; ,\\! {,} " \\dots'
+).split(" ")
+"""Removed next, in this order: units, nouns from questions, and decorations of a number."""
 
 WRAPPERS = ("\\text{", "\\textbf{", "\\overline{")
 
@@ -47,16 +47,16 @@ BARE_ROOT = re.compile(r"sqrt([^{])")
 
 
 def answer_line(text: str) -> str:
-    """What follows the last "Answer:" (in any case) up to the line's end; '' when there is none.
+    """The text after the last "Answer:" (in any case) up to the line's end; '' when there is none.
 
-    White space may stand before and behind the colon, a line's end too.
+    White space, line breaks included, may precede and follow the colon.
     """
     found = LINE.findall(text[-TAIL:])
     return str(found[-1]).strip() if found else ""
 
 
 def normalised(answer: str) -> str:
-    """The answer in the form that is compared. Takes time in proportion to its length."""
+    """The answer in the form that is compared. Takes time proportional to its length."""
     text = answer.rpartition("=")[2]
     for old, new in REWRITTEN:
         text = text.replace(old, new)
@@ -73,14 +73,14 @@ def normalised(answer: str) -> str:
 
 
 def _first_formula(text: str) -> str:
-    """The first $...$ alone, when there is one."""
+    """The first $...$ alone, if there is one."""
     _, opened, rest = text.partition("$")
     inside, closed, _ = rest.partition("$")
     return f"${inside}$" if opened and closed else text
 
 
 def _unwrapped(text: str, opening: str) -> str:
-    """The text without `opening` and the next "}" after each; an opening that is never closed stays."""
+    """The text without `opening` and the next "}" after each; an opening without a closing brace stays."""
     kept: list[str] = []
     at = 0
     while (start := text.find(opening, at)) >= 0 and (end := text.find("}", start)) >= 0:
@@ -100,7 +100,7 @@ def judge(text: str, reference: Mapping[str, Any]) -> Judgement:
     """`reference` holds `answer`; correct iff the response's last "Answer:" line equals it, both normalised."""
     gold = normalised(str(reference["answer"]))
     if not gold:
-        raise ValueError(f"reference answer {str(reference['answer'])[:80]!r} is empty once it is normalised")
+        raise ValueError(f"reference answer: {str(reference['answer'])[:80]!r} is not valid: expected text after normalisation")
     found = normalised(answer_line(text))
     correct = found == gold
     return Judgement(correct=correct, score=float(correct), answer=found)

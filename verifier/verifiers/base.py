@@ -1,4 +1,4 @@
-"""Owns what every verifier is: a function from a response and its reference to a judgement.
+"""Owns the interface of verifiers: a function from a response and its reference to a judgement.
 
 Must not know any verifier.
 """
@@ -15,9 +15,9 @@ ANSWER_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class Judgement:
-    """Whether the response is correct, a score in [0, 1], and the answer that was judged.
+    """Whether the response is correct, a score in [0, 1], and the judged answer.
 
-    `answer` is in a normal form, so that responses with the same answer have the same string; '' when there is none.
+    `answer` is normalised, so that equal answers are equal strings; '' when the response has none.
     """
 
     correct: bool
@@ -26,8 +26,7 @@ class Judgement:
 
 
 def bounded(answer: str) -> str:
-    """`answer` in at most 200 characters. Of a longer one a digest takes the place of its end, so that two long
-    answers stay different."""
+    """`answer` in at most 200 characters: a digest replaces the end of a longer one, so that long answers stay distinct."""
     if len(answer) <= ANSWER_CHARACTERS:
         return answer
     digest = hashlib.sha256(answer.encode(errors="replace")).hexdigest()[:16]
@@ -35,5 +34,5 @@ def bounded(answer: str) -> str:
 
 
 Judge = Callable[[str, Mapping[str, Any]], Judgement]
-"""Judges a response's text against a prompt's reference. Raises ValueError for a reference it cannot use; a
-response that cannot be read is wrong, not an error."""
+"""Judges a response's text against a prompt's reference. Raises ValueError for an unusable reference; a response that
+cannot be parsed is wrong, not an error."""

@@ -1,6 +1,6 @@
 """Owns the verdict on mathematical answers, by the library math-verify (symbolic equality).
 
-Must not set alarms of its own; the sandbox bounds the time.
+Must not set its own alarms; the sandbox limits the time.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 
 from verifier.verifiers.base import Judgement
 
-TAIL = 2000  # characters; a longer response is judged by its end, where the answer stands
-PLAIN = 1e30  # numbers from its inverse to it are written out as fractions
+TAIL = 2000  # characters; of a longer response only the end is judged, which has the answer
+PLAIN = 1e30  # numbers between its inverse and it are written as fractions
 
 
 def canonical(parsed: list[Any]) -> str:
-    """What `parse` found, as a string: its first reading's, with decimals as fractions (0.5 is 1/2).
+    """The first result of `parse` as a string, with decimals as fractions (0.5 is 1/2).
 
-    Cheap on purpose: nothing is simplified, for a hostile answer must not cost a verdict its time.
+    Nothing is simplified: a hostile answer could make that exceed the verdict's deadline.
     """
     import sympy
 
@@ -30,13 +30,13 @@ def canonical(parsed: list[Any]) -> str:
 def judge(text: str, reference: Mapping[str, Any]) -> Judgement:
     """`reference` holds `answer`, LaTeX or plain; correct iff math-verify finds the response's answer equal.
 
-    Every correct response is given the reference's answer, however it was written; a wrong one its own.
+    The judged answer of every correct response is the reference's, of a wrong response its own.
     """
-    from math_verify import parse, verify  # heavy: only in the process that judges
+    from math_verify import parse, verify  # slow to import: only in the judging process
 
     gold = parse(f"${reference['answer']}$", parsing_timeout=None)
     if not gold:
-        raise ValueError(f"reference answer {reference['answer']!r} cannot be parsed")
+        raise ValueError(f"reference answer: {reference['answer']!r} is not valid: expected an expression that math-verify parses")
     found = parse(text[-TAIL:], parsing_timeout=None)
     correct = bool(verify(gold, found, timeout_seconds=None))
     return Judgement(correct=correct, score=float(correct), answer=canonical(gold if correct else found))

@@ -1,4 +1,4 @@
-"""Owns the verdict on reasoning-gym tasks: extract the final answer, let the task's own scorer judge it.
+"""Owns the verdict on reasoning-gym tasks: extract the final answer and score it with the task's own scorer.
 
 Must not generate tasks.
 """
@@ -19,14 +19,17 @@ NUMBER = re.compile(r"-?\d{1,100}(?:\.\d{1,100})?")
 
 @cache
 def _scorer(task: str) -> Any:
-    import reasoning_gym  # heavy: only in the process that judges
+    import reasoning_gym  # slow to import: only in the judging process
 
     return reasoning_gym.get_score_answer_fn(task)
 
 
 def extract_answer(text: str, oracle: str) -> str:
-    """The answer a response settles on: its last <answer> tag; else, for a number, its last number; else its last
-    "Answer:" line, which prompt format `dapo` asks for; else all of it."""
+    """A response's final answer.
+
+    Its last <answer> tag; else, where the oracle is a number, its last number; else its last "Answer:" line, the form
+    that prompt format `dapo` asks for; else the whole text.
+    """
     tagged = TAGGED.findall(text)
     if tagged:
         return str(tagged[-1]).strip()

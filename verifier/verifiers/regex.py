@@ -1,6 +1,6 @@
-"""Owns the verdict on form: whether a response matches a regular expression.
+"""Owns the verdict by pattern: whether a response matches a regular expression.
 
-Must not bound its own time; the sandbox does.
+Must not limit its own time; the sandbox does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from verifier.verifiers.base import Judgement
 
 
 def judge(text: str, reference: Mapping[str, Any]) -> Judgement:
-    """`reference` holds `pattern`; correct iff it is found in the response, whose answer is the match."""
+    """`reference` holds `pattern`; correct iff it is found in the response. The answer is the match."""
     found = re.search(reference["pattern"], text)
     correct = found is not None
     return Judgement(correct=correct, score=float(correct), answer=found.group() if found else "")

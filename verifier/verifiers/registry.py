@@ -1,6 +1,6 @@
-"""Owns the table of verifiers: the names a prompt may ask for.
+"""Owns the table of verifiers: the names that a prompt may use.
 
-Must not hold a verifier.
+Must not contain a verifier.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ VERIFIERS: dict[str, Judge] = {
 }
 
 LIBRARIES: dict[str, str] = {"reasoning-gym": "reasoning_gym", "math": "math_verify"}
-"""What takes seconds to import, by verifier: loaded before the first judgement, whose time is bounded."""
+"""Libraries that take seconds to import, by verifier: loaded before the first judgement, whose time is limited."""
 
 
 def judge(verifier: str, text: str, reference: Mapping[str, Any]) -> Judgement:
     """Judge by name. Raises ValueError for an unknown name or an unusable reference."""
     if verifier not in VERIFIERS:
-        raise ValueError(f"verifier {verifier!r} is not accepted; one of {', '.join(sorted(VERIFIERS))} is")
+        raise ValueError(f"verifier: {verifier!r} is not valid: expected one of {', '.join(sorted(VERIFIERS))}")
     try:
         return VERIFIERS[verifier](text, reference)
     except KeyError as error:
-        raise ValueError(f"the reference of verifier {verifier!r} lacks {error}") from None
+        raise ValueError(f"reference: a field is missing for verifier {verifier!r}: expected {error}") from None
