@@ -272,7 +272,7 @@ async def test_the_sandbox_reports_why_it_did_not_judge():
     with Sandbox(1, 20.0) as sandbox:
         judged = await sandbox.judge("pattern", "a", {"pattern": "a"})
         broken = await sandbox.judge("pattern", "a", {})
-    assert (judged.fault, broken.fault) == ("", "error")
+    assert (judged.fault, broken.fault) == (None, "error")
 
 
 async def test_requests_are_timed_by_route_and_status(redis, run_id):

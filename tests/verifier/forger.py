@@ -1,6 +1,6 @@
-"""A judging process that is not one: it sends the lines that a reference names, in place of a judgement.
+"""A fake judging process: it sends the lines of the reference instead of a judgement.
 
-In a line MARK stands for the request's own mark, LAST for that of the request before.
+In a line, MARK stands for the request's own mark, LAST for the mark of the previous request.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""A judging process that has one more verifier: `python` runs the text, as an expression that reached eval() would.
+"""A judging process with one more verifier: `python` runs the text, like an expression that reaches eval().
 
-The answer is what the text leaves in `found`, or the name of the exception that it ended with.
+The answer is what the text leaves in `found`, or the name of the exception that it raised.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The published rule of DAPO's scorer: which line is read, its normal form, and that hostile text costs no time."""
+"""The published rule of DAPO's scorer: which line is read, its normal form, and the time of hostile text."""
 
 import time
 
@@ -82,26 +82,26 @@ def test_normal_form(written, normal):
 def test_equality_is_of_strings():
     assert correct("Answer: 1,000", "1000")
     assert correct("Answer: $\\frac12$", "\\frac{1}{2}")
-    assert not correct("Answer: 0.5", "\\frac{1}{2}"), "equal in value, written differently"
+    assert not correct("Answer: 0.5", "\\frac{1}{2}"), "equal in value, in another notation"
     assert not correct("Answer: 42.", "42"), "as the published rule has it"
     assert not correct("42", "42"), "without the line"
     assert correct("Answer: 7", 7)
 
 
-def test_the_answer_is_what_was_compared():
+def test_the_judged_answer_is_the_compared_string():
     judgement = judge("answer-line", "Answer: \\boxed{1,000} dollars", {"answer": "5"})
     assert (judgement.correct, judgement.score, judgement.answer) == (False, 0.0, "1000")
     assert judge("answer-line", "no idea", {"answer": "5"}).answer == ""
 
 
-def test_a_reference_that_cannot_be_used_is_an_error():
-    with pytest.raises(ValueError, match="'units' is empty"):
+def test_an_unusable_reference_is_an_error():
+    with pytest.raises(ValueError, match="'units' is not valid"):
         judge("answer-line", "Answer: 5", {"answer": "units"})
-    with pytest.raises(ValueError, match="lacks 'answer'"):
+    with pytest.raises(ValueError, match="expected 'answer'"):
         judge("answer-line", "Answer: 5", {})
 
 
-def test_reasoning_gym_reads_the_line_that_the_prompt_format_asks_for():
+def test_reasoning_gym_reads_the_answer_line_of_format_dapo():
     assert extract_answer("Left, then right.\nAnswer: up", oracle="up") == "up"
     assert extract_answer("up", oracle="up") == "up"
     assert extract_answer("Answer: 3 or 4", oracle="4") == "4", "a number stays the last one"
@@ -109,13 +109,13 @@ def test_reasoning_gym_reads_the_line_that_the_prompt_format_asks_for():
 
 MEGABYTE = 1 << 20
 PIECES = [
-    "$", "\\text{", "\\text{}", "\\boxed{", "{", "}", "Answer:", "answer", " ", "\n", "Answer: \n", "frac", "sqrt",
-    "=", ",", "a ", "$a$", "\\textbf{x", "İ", "0", "\\text{\n", ".$", "\\$",
-]  # fmt: skip
+    *("$", "\\text{", "\\text{}", "\\boxed{", "{", "}", "Answer:", "answer", " ", "\n", "Answer: \n", "frac", "sqrt"),
+    *("=", ",", "a ", "$a$", "\\textbf{x", "İ", "0", "\\text{\n", ".$", "\\$"),
+]
 
 
 @pytest.mark.parametrize("piece", PIECES)
-def test_a_megabyte_of_anything_is_judged_in_time_proportional_to_it(piece):
+def test_a_hostile_megabyte_is_judged_in_linear_time(piece):
     """Quadratic work on 2^20 characters would be 10^12 steps; the linear work is some hundred passes over 1 MB."""
     hostile = (piece * (MEGABYTE // len(piece) + 1))[:MEGABYTE]
     started = time.process_time()

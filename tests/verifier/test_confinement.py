@@ -1,4 +1,4 @@
-"""What a judged text cannot do, even when it has come to run code of its own: each thing is tried, none works."""
+"""What a judged text cannot do even if it runs code: each test tries one thing, and none succeeds."""
 
 import asyncio
 import errno
@@ -15,7 +15,7 @@ from services.contracts import Outcome
 from verifier.sandbox.confinement import ALLOWED
 from verifier.sandbox.pool import Sandbox, SandboxError
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="seccomp and Landlock are Linux's")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has seccomp and Landlock")
 
 SECRET = "correct-horse"
 HOSTILE = "tests.verifier.hostile"
@@ -38,7 +38,7 @@ def landlock():
     with Sandbox(1, 20.0) as sandbox:
         gaps = asyncio.run(sandbox.start())
     if gaps:
-        pytest.skip(f"this kernel lets a judging process read files: {gaps[0]}")
+        pytest.skip(f"this kernel does not restrict reading of files: {gaps[0]}")
 
 
 @pytest.fixture
@@ -50,15 +50,15 @@ def bystander():
 
 
 async def ran(sandbox, code, **scope):
-    """What came of the code in the judging process."""
+    """The result of the code in the judging process."""
     found = await sandbox.judge("python", code, scope)
     assert found.outcome is Outcome.CORRECT, found
     return found.answer
 
 
 def judging_processes():
-    children = psutil.Process().children()  # also those of other tests, of which one may have ended
-    return [one for one in children if one.status() != psutil.STATUS_ZOMBIE and HOSTILE in one.cmdline()]
+    children = psutil.Process().children()  # includes those of other tests, which may have ended
+    return [child for child in children if child.status() != psutil.STATUS_ZOMBIE and HOSTILE in child.cmdline()]
 
 
 FORBIDDEN = {
@@ -74,7 +74,7 @@ FORBIDDEN = {
     "subprocess": "import subprocess; subprocess.run(['/bin/true'])",
     "signal to the parent": "import os; os.kill(os.getppid(), 0)",
     "signal to a bystander": "import os, signal; os.kill(bystander, signal.SIGKILL)",
-    "signal to everybody": "import os; os.kill(-1, 0)",
+    "signal to every process": "import os; os.kill(-1, 0)",
     "signal to its group": "import os; os.killpg(0, 0)",
     "signal by descriptor": "import os; os.pidfd_open(bystander)",
     "signal through a file": "import fcntl; fcntl.fcntl(1, fcntl.F_SETOWN, bystander)",
@@ -102,7 +102,7 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
-async def test_it_is_refused(hostile, bystander, tmp_path, name):
+async def test_it_is_rejected(hostile, bystander, tmp_path, name):
     (tmp_path / "secret").write_text(SECRET)
     assert await ran(hostile, FORBIDDEN[name], bystander=bystander.pid, folder=str(tmp_path)) == REFUSED
     assert [path.name for path in tmp_path.iterdir()] == ["secret"]
@@ -110,17 +110,18 @@ async def test_it_is_refused(hostile, bystander, tmp_path, name):
 
 
 SYSTEM_CALLS = (
-    "socket", "socketpair", "connect", "bind", "listen", "accept", "accept4", "sendto", "recvfrom", "sendmsg",
-    "recvmsg", "sendmmsg", "recvmmsg", "setsockopt", "io_uring_setup", "io_uring_enter", "io_uring_register",
-    "execve", "execveat", "clone", "fork", "vfork", "ptrace", "process_vm_readv", "process_vm_writev",
-    "process_madvise", "kcmp", "pidfd_open", "pidfd_getfd", "pidfd_send_signal", "tkill", "rt_sigqueueinfo",
-    "rt_tgsigqueueinfo", "prctl", "seccomp", "landlock_restrict_self", "bpf", "perf_event_open", "userfaultfd",
-    "memfd_create", "add_key", "request_key", "keyctl", "mount", "umount2", "pivot_root", "chroot", "unshare",
-    "setns", "setuid", "setresuid", "capset", "open_by_handle_at", "name_to_handle_at", "fanotify_init",
-    "inotify_init1", "mq_open", "shmget", "shmat", "msgget", "semget", "timer_create", "setpriority", "ioprio_set",
-    "sched_setscheduler", "setrlimit", "openat", "open", "creat", "splice", "sendfile", "copy_file_range",
-    "init_module", "reboot", "swapon", "sethostname", "personality", "modify_ldt", "kill", "tgkill",
-)  # fmt: skip
+    *("socket", "socketpair", "connect", "bind", "listen", "accept", "accept4", "sendto", "recvfrom"),
+    *("sendmsg", "recvmsg", "sendmmsg", "recvmmsg", "setsockopt", "io_uring_setup", "io_uring_enter"),
+    *("io_uring_register", "execve", "execveat", "clone", "fork", "vfork", "ptrace", "process_vm_readv"),
+    *("process_vm_writev", "process_madvise", "kcmp", "pidfd_open", "pidfd_getfd", "pidfd_send_signal"),
+    *("tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "prctl", "seccomp", "landlock_restrict_self", "bpf"),
+    *("perf_event_open", "userfaultfd", "memfd_create", "add_key", "request_key", "keyctl", "mount", "umount2"),
+    *("pivot_root", "chroot", "unshare", "setns", "setuid", "setresuid", "capset", "open_by_handle_at"),
+    *("name_to_handle_at", "fanotify_init", "inotify_init1", "mq_open", "shmget", "shmat", "msgget", "semget"),
+    *("timer_create", "setpriority", "ioprio_set", "sched_setscheduler", "setrlimit", "openat", "open"),
+    *("creat", "splice", "sendfile", "copy_file_range", "init_module", "reboot", "swapon", "sethostname"),
+    *("personality", "modify_ldt", "kill", "tgkill"),
+)
 AS_IF_OLDER = ("clone3", "openat2")
 CALL = """
 import ctypes
@@ -137,15 +138,15 @@ def numbers(names):
     return {name: number for name, number in found.items() if number >= 0}
 
 
-async def test_a_system_call_that_judging_does_not_need_is_refused_by_number(hostile):
+async def test_system_calls_that_judging_does_not_need_are_rejected(hostile):
     assert len(numbers(SYSTEM_CALLS)) > 60
     assert await ran(hostile, CALL, calls=numbers(SYSTEM_CALLS), expected=errno.EPERM) == "[]"
     assert await ran(hostile, CALL, calls=numbers(AS_IF_OLDER), expected=errno.ENOSYS) == "[]"
     assert await ran(hostile, CALL, calls=numbers(["ioctl"]), expected=errno.ENOTTY) == "[]"
 
 
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the x32 interface is x86_64's")
-async def test_a_call_through_another_interface_of_the_kernel_ends_the_process(hostile):
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="only x86_64 has the x32 interface")
+async def test_a_call_through_the_x32_interface_kills_the_process(hostile):
     x32 = 0x40000000
     found = await hostile.judge("python", f"import ctypes; ctypes.CDLL(None).syscall({x32} + 41, 2, 1, 0)", {})
     assert found.outcome is Outcome.UNKNOWN
@@ -157,16 +158,16 @@ async def test_no_thread_is_started(hostile):
     assert await ran(hostile, "import threading; threading.Thread(target=print).start()") == "RuntimeError"
 
 
+PATHS = (
+    *("{folder}/secret", "/proc/{parent}/environ", "/proc/{parent}/mem", "/proc/{parent}/cmdline"),
+    *("/proc/self/environ", "/proc/self/maps", "/etc/passwd", "/etc/hosts", "/root/.bashrc"),
+    *("{root}/pyproject.toml", "{root}/services/process.py", "/dev/mem", "/dev/shm", "/tmp", "/"),
+)
+
+
 @pytest.mark.usefixtures("landlock")
-@pytest.mark.parametrize(
-    "path",
-    [
-        "{folder}/secret", "/proc/{parent}/environ", "/proc/{parent}/mem", "/proc/{parent}/cmdline",
-        "/proc/self/environ", "/proc/self/maps", "/etc/passwd", "/etc/hosts", "/root/.bashrc", "{root}/pyproject.toml",
-        "{root}/services/shell.py", "/dev/mem", "/dev/shm", "/tmp", "/",
-    ],
-)  # fmt: skip
-async def test_a_file_outside_pythons_own_is_not_read(hostile, tmp_path, path):
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_file_outside_pythons_folders_is_not_read(hostile, tmp_path, path):
     (tmp_path / "secret").write_text(SECRET)
     path = path.format(folder=tmp_path, parent=os.getpid(), root=Path(__file__).parents[2])
     code = "import os; found = 'absent' if not os.path.lexists(path) else os.open(path, os.O_RDONLY)"
@@ -174,15 +175,15 @@ async def test_a_file_outside_pythons_own_is_not_read(hostile, tmp_path, path):
 
 
 async def test_no_secret_is_in_its_environment(hostile):
-    code = "import os; found = [one in str(dict(os.environ)) for one in (secret, passed)]"
+    code = "import os; found = [value in str(dict(os.environ)) for value in (secret, passed)]"
     assert await ran(hostile, code, secret=SECRET, passed=os.environ["PATH"]) == "[False, True]"
     [process] = judging_processes()
-    block = process.environ()  # what it was started with, which it could not clear
+    block = process.environ()  # the variables at its start, which it cannot clear
     assert SECRET not in block.values()
     assert "PYTHONPATH" in block
 
 
-async def test_it_holds_nothing_but_its_pipes(hostile):
+async def test_its_only_open_files_are_its_pipes(hostile):
     [process] = judging_processes()
     folder = f"/proc/{process.pid}/fd"
     held = {os.readlink(f"{folder}/{name}").split(":")[0] for name in os.listdir(folder)}
@@ -190,7 +191,7 @@ async def test_it_holds_nothing_but_its_pipes(hostile):
 
 
 async def test_its_resources_are_limited(hostile):
-    code = "import resource; found = [resource.getrlimit(getattr(resource, f'RLIMIT_{one}'))[1] for one in names]"
+    code = "import resource; found = [resource.getrlimit(getattr(resource, f'RLIMIT_{name}'))[1] for name in names]"
     names = ["CPU", "CORE", "FSIZE", "NOFILE", "NPROC"]
     assert await ran(hostile, code, names=names) == str([3600, 0, 0, 64, 0])
     assert await ran(hostile, "bytearray(5 << 30)") == "MemoryError"
@@ -225,20 +226,20 @@ async def test_its_memory_is_a_share_of_the_containers(tmp_path, monkeypatch, li
         assert (await sandbox.judge("math", "$2$", {"answer": "2"})).outcome is Outcome.CORRECT
 
 
-def test_the_kernel_ends_it_before_its_parent_for_want_of_memory(hostile):
+def test_out_of_memory_the_kernel_kills_it_before_its_parent(hostile):
     asyncio.run(ran(hostile, "found = 1"))
     [process] = judging_processes()
     assert Path(f"/proc/{process.pid}/oom_score_adj").read_text() == "1000\n"
 
 
 @pytest.mark.parametrize(("code", "name"), [("os.abort()", "SIGABRT"), ("os.kill(os.getpid(), 40)", "signal 40")])
-async def test_a_signal_to_itself_is_its_own_affair(hostile, code, name):
+async def test_a_signal_to_itself_ends_only_that_process(hostile, code, name):
     found = await hostile.judge("python", f"import os; {code}", {})
     assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "died")
     assert f"died with {name}" in found.reason
 
 
-async def test_judging_goes_on_after_all_of_that(hostile):
+async def test_judging_continues_after_all_attempts(hostile):
     assert (await hostile.judge("math", r"\boxed{\frac{1}{2}}", {"answer": "0.5"})).outcome is Outcome.CORRECT
 
 
@@ -249,7 +250,7 @@ EXPLOITS = {
     "a signal": "[__import__('os').kill({pid}, 9)]",
 }
 EVALUATED = ("string_insertion", "spiral_matrix", "simple_integration", "countdown", "puzzle24")
-"""Some of the tasks whose scorer, reasoning-gym's own, runs an answer as Python."""
+"""Some of the tasks whose reasoning-gym scorer runs an answer as Python."""
 
 UNCONFINED = "import sys\nfrom verifier.sandbox import child\nchild.confine = list\nchild.main(sys.argv[1:])\n"
 
@@ -280,8 +281,8 @@ async def test_an_answer_that_a_scorer_evaluates_reaches_nothing(real, task, nam
     assert not list(tmp_path.iterdir())
 
 
-async def test_those_answers_do_their_work_where_nothing_confines_them(tmp_path, monkeypatch):
-    """Else the test above would show nothing."""
+async def test_those_answers_succeed_without_confinement(tmp_path, monkeypatch):
+    """Otherwise the test above would prove nothing."""
     (tmp_path / "unconfined_judging.py").write_text(UNCONFINED)
     monkeypatch.syspath_prepend(str(tmp_path))
     with Sandbox(1, 20.0, ("reasoning-gym",), program="unconfined_judging") as sandbox:
@@ -294,11 +295,11 @@ async def test_those_answers_do_their_work_where_nothing_confines_them(tmp_path,
 LAX = {
     "a process that is not filtered": (
         "confinement._filter_calls = lambda seccomp: None",
-        "tried a TCP socket, and it was allowed",
+        "tried a TCP socket, and it succeeded",
     ),
     "a second thread": (
         "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
-        "2 threads run",
+        "2 is not valid: expected 1",
     ),
     "no libseccomp": (
         "import ctypes.util, sys; sys.modules.pop('pyseccomp', None)\n"
@@ -317,7 +318,7 @@ main(sys.argv[1:])
 
 
 @pytest.mark.parametrize("name", LAX)
-async def test_what_is_not_confined_refuses_to_work(name, tmp_path, monkeypatch):
+async def test_a_process_that_is_not_confined_refuses_to_work(name, tmp_path, monkeypatch):
     source, reason = LAX[name]
     (tmp_path / "lax_judging.py").write_text(PROGRAM.format(source))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -335,23 +336,23 @@ WEAKER = {
         "import landlockpy\n"
         "def absent(**_): raise landlockpy.UnsupportedError(38, 'Function not implemented')\n"
         "landlockpy.Ruleset = absent",
-        "Landlock is not to be had here (Function not implemented)",
+        "Landlock is not available (Function not implemented)",
     ),
 }
 
 
 @pytest.mark.parametrize("name", WEAKER)
-async def test_what_a_platform_cannot_do_is_said(name, tmp_path, monkeypatch):
+async def test_gaps_of_a_platform_are_reported(name, tmp_path, monkeypatch):
     source, gap = WEAKER[name]
     (tmp_path / "weaker_judging.py").write_text(PROGRAM.format(source))
     monkeypatch.syspath_prepend(str(tmp_path))
     with Sandbox(1, 20.0, program="weaker_judging") as sandbox:
-        [said] = await sandbox.start()
-        assert said.startswith(gap)
+        [reported] = await sandbox.start()
+        assert reported.startswith(gap)
         assert (await sandbox.judge("pattern", "a", {"pattern": "a"})).outcome is Outcome.CORRECT
 
 
-async def test_a_process_that_does_not_get_ready_in_time_is_an_error(tmp_path, monkeypatch):
+async def test_a_process_that_is_not_ready_in_time_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "slow_judging.py").write_text("import time; time.sleep(60)")
     monkeypatch.syspath_prepend(str(tmp_path))
     with (
@@ -369,7 +370,7 @@ async def test_a_process_that_does_not_get_ready_in_time_is_an_error(tmp_path, m
     ],
 )
 def test_every_system_call_in_the_table_is_known(machine, lacks):
-    """A name that libseccomp does not know would be left out in silence."""
+    """A name that libseccomp does not know would be skipped silently."""
     import pyseccomp
 
     found = {name: pyseccomp.resolve_syscall(getattr(pyseccomp.Arch, machine), name) for name in ALLOWED}

@@ -1,4 +1,4 @@
-"""What a judging process is believed when a text runs code in it: one reply, in time, to its own request."""
+"""The only reply accepted from a judging process in which a text runs code: one, in time, to its own request."""
 
 import asyncio
 import pickle
@@ -24,14 +24,14 @@ def hostile():
 
 @pytest.fixture
 def forger():
-    """A process that says what the test tells it to."""
+    """A process that sends the lines that the test gives it."""
     process = JudgingProcess((), FORGER)
     process.ready(20.0)
     yield process
     process.close()
 
 
-def told(process, says):
+def reply_to(process, says):
     return process.judge("", "", {"says": says}, 20.0)
 
 
@@ -41,7 +41,7 @@ async def judging_process(sandbox, **how):
 
 
 async def stopped(process):
-    """A signal takes its time."""
+    """Whether it stops: a signal is delivered with delay."""
     for _ in range(600):
         if process.status() == psutil.STATUS_STOPPED:
             return True
@@ -49,25 +49,30 @@ async def stopped(process):
     return False
 
 
-def test_a_reply_within_its_bounds_is_taken(forger):
+def test_a_valid_reply_is_accepted(forger):
     for says in (RIGHT, RIGHT.replace("0.5", "1").replace('"x"', f'"{"x" * 200}"'), '{"to": "MARK", "reason": "none"}'):
-        assert told(forger, says).to
+        assert reply_to(forger, says).to
     assert forger.alive
 
 
 @pytest.mark.parametrize(
     "says",
     [
-        RIGHT.replace("0.5", "7"), RIGHT.replace("0.5", "-0.5"), RIGHT.replace("0.5", "NaN"),
-        RIGHT.replace("0.5", "Infinity"), RIGHT.replace('"x"', f'"{"x" * 300}"'),
-        RIGHT.replace("}", f', "reason": "{"x" * 600}"}}'), RIGHT.replace("true", '"perhaps"'), f"{RIGHT}\n{RIGHT}",
+        RIGHT.replace("0.5", "7"),
+        RIGHT.replace("0.5", "-0.5"),
+        RIGHT.replace("0.5", "NaN"),
+        RIGHT.replace("0.5", "Infinity"),
+        RIGHT.replace('"x"', f'"{"x" * 300}"'),
+        RIGHT.replace("}", f', "reason": "{"x" * 600}"}}'),
+        RIGHT.replace("true", '"perhaps"'),
+        f"{RIGHT}\n{RIGHT}",
         RIGHT.replace('"to": "MARK", ', ""),
     ],
-)  # fmt: skip
-def test_a_reply_with_the_right_mark_out_of_its_bounds_is_refused(forger, says):
-    told(forger, RIGHT)
-    with pytest.raises(ProcessFailedError, match="it said what is no reply"):
-        told(forger, says)
+)
+def test_an_invalid_reply_with_the_right_mark_is_rejected(forger, says):
+    reply_to(forger, RIGHT)
+    with pytest.raises(ProcessFailedError, match="it sent an invalid reply"):
+        reply_to(forger, says)
     assert not forger.alive
 
 
@@ -75,17 +80,17 @@ def test_a_reply_with_the_right_mark_out_of_its_bounds_is_refused(forger, says):
     formula="a judgement counts for the text that was asked about", setting="verifier/sandbox/process.py: Reply.to"
 )
 @pytest.mark.parametrize("mark", ["0123456789abcdef", "LAST", ""])
-def test_a_reply_with_another_mark_is_refused(forger, mark):
-    told(forger, RIGHT)
+def test_a_reply_with_another_mark_is_rejected(forger, mark):
+    reply_to(forger, RIGHT)
     with pytest.raises(ProcessFailedError, match="it answered another request"):
-        told(forger, RIGHT.replace("MARK", mark))
+        reply_to(forger, RIGHT.replace("MARK", mark))
     assert not forger.alive
 
 
-def test_a_line_written_in_advance_is_not_the_next_texts(forger):
-    told(forger, RIGHT)
-    with pytest.raises(ProcessFailedError, match=r"what is no reply|another request|spoke unasked"):
-        told(forger, f"{RIGHT}\n{RIGHT.replace('MARK', 'LAST')}")
+def test_a_line_written_in_advance_does_not_answer_the_next(forger):
+    reply_to(forger, RIGHT)
+    with pytest.raises(ProcessFailedError, match=r"an invalid reply|another request|without a request"):
+        reply_to(forger, f"{RIGHT}\n{RIGHT.replace('MARK', 'LAST')}")
     assert not forger.alive
 
 
@@ -109,9 +114,9 @@ replies.write(json.dumps({"to": mark, "correct": True, "score": 1.0, "answer": "
 LISTENS = """
 replies.write(json.dumps({"to": json.loads(requests.readline())[0]}).encode() + b"\\n")
 """
-GOES_ON = "while True: pass\n"
+KEEPS_RUNNING = "while True: pass\n"
 LINGERS = "while True: time.sleep(0.1)\n"
-"""It goes on as well, and costs the machine nothing."""
+"""Keeps running too, without load on the machine."""
 
 
 class Bomb:
@@ -126,18 +131,16 @@ class Bomb:
 
 @pytest.mark.parametrize(
     "sent",
-    [
-        b'{"correct": true, "score": 1.0, "answer": "forged"}\n', b"[" * 10_000 + b"\n", b"\xff\n", b"x" * 100_000,
-    ],
-)  # fmt: skip
-async def test_what_is_no_judgement_is_unknown_and_ends_the_process(hostile, sent):
+    [b'{"correct": true, "score": 1.0, "answer": "forged"}\n', b"[" * 10_000 + b"\n", b"\xff\n", b"x" * 100_000],
+)
+async def test_a_forged_line_is_unknown_and_kills_the_process(hostile, sent):
     found = await hostile.judge("python", REACHES, {"sent": sent.hex()})
     assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "died"), found
     assert "the judging process failed" in found.reason
     assert (await hostile.judge("pattern", "b", {"pattern": "a"})).outcome is Outcome.WRONG
 
 
-async def test_a_text_that_sends_its_own_reply_and_ends_has_none(hostile):
+async def test_a_text_that_forges_its_reply_and_ends_has_no_judgement(hostile):
     """Its real reply follows the forged one."""
     found = await hostile.judge("python", FORGES, {})
     assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "died"), found
@@ -151,25 +154,27 @@ async def test_nothing_is_unpickled(hostile, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-async def test_a_process_that_neither_reads_nor_answers_is_killed_in_time():
+async def test_a_process_that_does_not_answer_is_killed_in_time():
     with Sandbox(1, 1.0, program=HOSTILE) as sandbox:
         await sandbox.start()
         found = await sandbox.judge("python", "import time\nwhile True: time.sleep(1)", {})
         assert (found.reason, found.fault) == ("no judgement within 1 s", "timeout")
         half = REACHES + "import time\nwhile True: time.sleep(1)"
         assert (await sandbox.judge("python", half, {"sent": b'{"corr'.hex()})).reason == "no judgement within 1 s"
-        sandbox._timeout_s = 20.0  # this one must not be late
+        sandbox._timeout_s = 20.0  # this judgement must not time out
         assert (await sandbox.judge("python", "found = 1", {})).answer == "1"
 
 
-@pytest.mark.parametrize("after", [LINGERS, pytest.param(GOES_ON, marks=pytest.mark.slow)], ids=["waiting", "busy"])
-async def test_a_text_that_sends_its_own_reply_and_goes_on_is_the_one_that_is_late(after):
+@pytest.mark.parametrize(
+    "after", [LINGERS, pytest.param(KEEPS_RUNNING, marks=pytest.mark.slow)], ids=["waiting", "busy"]
+)
+async def test_a_text_that_forges_its_reply_and_runs_on_times_out(after):
     with Sandbox(1, 5.0, program=HOSTILE) as sandbox:
         await sandbox.start()
         found = await sandbox.judge("python", FORGES + after, {})
         assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "timeout"), found
-        assert found.reason == "no judgement within 5 s: what was judged went on after its reply"
-        sandbox._timeout_s = 20.0  # this one must not be late
+        assert found.reason == "no judgement within 5 s: the judged text kept running after its reply"
+        sandbox._timeout_s = 20.0  # this judgement must not time out
         assert (await sandbox.judge("pattern", "b", {"pattern": "a"})).outcome is Outcome.WRONG
 
 
@@ -178,18 +183,18 @@ async def test_nothing_runs_between_two_judgements():
         await sandbox.start()
         process = await judging_process(sandbox)
         assert await stopped(process)
-        # The most that a text can do: it takes the whole process over, and plays its part.
-        assert (await sandbox.judge("python", FORGES + LISTENS + GOES_ON, {})).answer == "forged"
+        # The most that a text can do: it takes over the whole process and imitates it.
+        assert (await sandbox.judge("python", FORGES + LISTENS + KEEPS_RUNNING, {})).answer == "forged"
         assert await stopped(process)
         before = process.cpu_times()
         await asyncio.sleep(0.5)
         assert process.cpu_times() == before
-        # Another text may have to wait for it once; never in a process of its own.
+        # Another text may wait for it once, but never in a fresh process.
         assert (await sandbox.judge("pattern", "b", {"pattern": "a"}, fresh=True)).outcome is Outcome.WRONG
         assert not process.is_running()
 
 
-async def test_a_process_is_kept_unless_a_fresh_one_is_asked_for(hostile):
+async def test_a_process_is_kept_unless_a_fresh_one_is_requested(hostile):
     first = await judging_process(hostile)
     assert await judging_process(hostile) == first
     second = await judging_process(hostile, fresh=True)
@@ -198,7 +203,7 @@ async def test_a_process_is_kept_unless_a_fresh_one_is_asked_for(hostile):
 
 
 @pytest.mark.parametrize(("megabytes", "renewed"), [(50, False), ((KEPT_BYTES >> 20) + 50, True)])
-async def test_memory_that_a_text_leaves_behind_ends_the_process(hostile, megabytes, renewed):
+async def test_memory_that_a_text_leaves_behind_kills_the_process(hostile, megabytes, renewed):
     before = await judging_process(hostile, fresh=True)
     keeps = "import builtins; builtins.kept = b'x' * (megabytes << 20)"
     assert (await hostile.judge("python", keeps, {"megabytes": megabytes})).outcome is Outcome.CORRECT

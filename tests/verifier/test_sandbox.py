@@ -1,4 +1,4 @@
-"""What the sandbox promises: hostile text is bounded in time and memory, and a crash is unknown, not wrong."""
+"""The sandbox's guarantees: hostile text is limited in time and memory, and a crash is unknown, not wrong."""
 
 import asyncio
 import os
@@ -20,8 +20,8 @@ BACKTRACKING = {"pattern": "(a+)+$"}
 
 @pytest.fixture(scope="module")
 def sandbox():
-    with Sandbox(1, 20.0, ("math", "reasoning-gym")) as one:
-        yield one
+    with Sandbox(1, 20.0, ("math", "reasoning-gym")) as started:
+        yield started
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def sandbox():
         ("math", r"so \boxed{\frac{1}{2}}", {"answer": "0.5"}, Outcome.CORRECT),
         ("math", "no idea", {"answer": "0.5"}, Outcome.WRONG),
         ("pattern", "x", {}, Outcome.UNKNOWN),
-        ("nobody", "x", {}, Outcome.UNKNOWN),
+        ("missing", "x", {}, Outcome.UNKNOWN),
         ("math", "1", {"answer": ""}, Outcome.UNKNOWN),
     ],
 )
@@ -64,7 +64,7 @@ async def test_reasoning_gym_judges_the_final_answer(sandbox, text, correct):
     [
         ("pattern", "the answer is 12", {"pattern": r"\b1\d\b"}, "12"),
         ("pattern", "no number", {"pattern": r"\b1\d\b"}, ""),
-        # However a right answer is written, it votes with the others.
+        # A correct answer votes with the others in any notation.
         ("math", r"so \boxed{\frac{2}{4}}", {"answer": "0.5"}, "1/2"),
         ("math", r"it is $0.50$", {"answer": r"\frac12"}, "1/2"),
         ("math", r"\boxed{0.25}", {"answer": "0.5"}, "1/4"),
@@ -74,15 +74,15 @@ async def test_reasoning_gym_judges_the_final_answer(sandbox, text, correct):
         ("pattern", "x", {}, ""),
     ],
 )
-async def test_the_answer_that_was_judged_in_a_normal_form(sandbox, verifier, text, reference, answer):
+async def test_the_judged_answer_is_normalised(sandbox, verifier, text, reference, answer):
     found = await sandbox.judge(verifier, text, reference)
     assert found.answer == answer, found
 
 
-async def test_an_answer_is_bounded_and_two_long_ones_stay_different(sandbox):
+async def test_long_answers_are_shortened_and_stay_distinct(sandbox):
     reference = {"pattern": "(?s).+"}
-    one = await sandbox.judge("pattern", "a" * 199 + "b", reference)
-    assert one.answer == "a" * 199 + "b"
+    longest = await sandbox.judge("pattern", "a" * 199 + "b", reference)
+    assert longest.answer == "a" * 199 + "b"
     first, second = [(await sandbox.judge("pattern", "a" * 5000 + end, reference)).answer for end in "bc"]
     assert len(first) == len(second) == 200
     assert first != second
@@ -92,10 +92,10 @@ async def test_an_answer_is_bounded_and_two_long_ones_stay_different(sandbox):
 @pytest.mark.conformance(
     formula="a judgement ends in time; unknown is neither right nor wrong", setting="verifier.timeout_s"
 )
-async def test_endless_judgement_is_killed_and_the_next_one_works():
+async def test_an_endless_judgement_is_killed_and_the_next_succeeds():
     with Sandbox(processes=1, timeout_s=20.0) as sandbox:
         await sandbox.judge("pattern", "", {"pattern": ""})
-        sandbox._timeout_s = 2.0  # short for the one that must be late, not for those that must not
+        sandbox._timeout_s = 2.0  # short only for the judgement that must time out
         found = await sandbox.judge("pattern", "a" * 40 + "b", BACKTRACKING)
         assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "timeout")
         assert "within 2 s" in found.reason
@@ -104,13 +104,13 @@ async def test_endless_judgement_is_killed_and_the_next_one_works():
 
 
 @pytest.mark.parametrize(("verifiers", "loaded"), [(("math", "pattern"), True), ((), False)])
-async def test_loading_a_library_takes_no_time_from_the_first_judgement(verifiers, loaded):
+async def test_libraries_load_before_the_first_judgement(verifiers, loaded):
     with Sandbox(1, 20.0, verifiers, program=HOSTILE) as sandbox:
         found = await sandbox.judge("python", "import sys; found = 'math_verify' in sys.modules", {})
         assert found.answer == str(loaded), found
 
 
-async def test_crash_of_a_judging_process_is_unknown():
+async def test_a_crash_of_a_judging_process_is_unknown():
     before = set(psutil.Process().children())
     with Sandbox(processes=1, timeout_s=20.0) as sandbox:
         await sandbox.judge("pattern", "", {"pattern": ""})

@@ -1,4 +1,4 @@
-"""What a replica waits for while it starts has a name; what it does when a sandbox fails, and when it is cancelled."""
+"""The named waits of a replica's start, and its behaviour when a sandbox fails or it is cancelled."""
 
 import asyncio
 import subprocess
@@ -35,7 +35,7 @@ async def test_the_start_of_the_judging_process_is_a_wait(redis, run_id, monkeyp
 
 
 @pytest.mark.parametrize("gaps", [("this platform has no seccomp",), ()])
-async def test_what_the_confinement_lacks_is_an_event(redis, run_id, monkeypatch, gaps):
+async def test_gaps_of_the_confinement_are_events(redis, run_id, monkeypatch, gaps):
     closed = []
     async with service_context(redis, run_id, recipe_document("/nowhere"), "verifier") as context:
 
@@ -44,18 +44,18 @@ async def test_what_the_confinement_lacks_is_an_event(redis, run_id, monkeypatch
             return gaps
 
         monkeypatch.setattr(Sandbox, "start", start)
-        monkeypatch.setattr(service, "close_to_others", lambda: closed.append(True))
+        monkeypatch.setattr(service, "deny_inspection", lambda: closed.append(True))
         await VerifierService().run(context)
         events = [(event.phase, event.text) for _, event in await context.event_log.events()]
     assert [text for phase, text in events if phase == "unconfined"] == list(gaps)
-    assert len(closed) == len(gaps), "what may read /proc must not read the verifier's memory there"
+    assert len(closed) == len(gaps), "a text that can read /proc must not read the verifier's memory"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
-def test_a_process_that_is_closed_to_others_is_not_dumpable():
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has prctl")
+def test_a_process_that_denies_inspection_is_not_dumpable():
     code = (
-        "import ctypes\nfrom verifier.sandbox.prctl import close_to_others\nask = ctypes.CDLL(None).prctl\n"
-        "before = ask(3, 0, 0, 0, 0)\nclose_to_others()\nprint(before, ask(3, 0, 0, 0, 0))"
+        "import ctypes\nfrom verifier.sandbox.prctl import deny_inspection\nask = ctypes.CDLL(None).prctl\n"
+        "before = ask(3, 0, 0, 0, 0)\ndeny_inspection()\nprint(before, ask(3, 0, 0, 0, 0))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout == "1 0\n"
@@ -64,7 +64,7 @@ def test_a_process_that_is_closed_to_others_is_not_dumpable():
 @pytest.mark.parametrize(
     ("fault", "fresh"), [("timeout", [False, True]), ("died", [False, True]), ("error", [False, False])]
 )
-async def test_the_second_try_after_a_fatal_fault_is_in_a_fresh_process(redis, run_id, monkeypatch, fault, fresh):
+async def test_a_fatal_fault_is_retried_in_a_fresh_process(redis, run_id, monkeypatch, fault, fresh):
     seen = []
 
     async def judge(*_, fresh):
@@ -83,8 +83,8 @@ async def test_the_second_try_after_a_fatal_fault_is_in_a_fresh_process(redis, r
     assert (found.fault, seen) == (fault, fresh)
 
 
-async def test_a_lane_whose_cancellation_is_lost_ends_all_the_same(redis, run_id, monkeypatch):
-    """Up to Python 3.11 `asyncio.wait_for` loses one that meets a finished wait."""
+async def test_a_lane_whose_cancellation_is_lost_still_ends(redis, run_id, monkeypatch):
+    """Up to Python 3.11 `asyncio.wait_for` loses a cancellation that meets a finished wait."""
     reading, lost = asyncio.Semaphore(0), []
 
     async def start(_):

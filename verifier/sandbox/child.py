@@ -26,7 +26,7 @@ REASON_CHARACTERS = 500
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Judge until standard input ends. `arguments`: the parent's process id, then the verifiers whose libraries to load."""
+    """Judge until standard input ends. `arguments`: the parent's process id, then the verifiers to load."""
     parent, verifiers = int(arguments[0]), arguments[1:]
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     nothing = os.open(os.devnull, os.O_RDWR)

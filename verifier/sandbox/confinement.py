@@ -3,9 +3,9 @@
 Must not be reversible: the process that called it can lift none of the limits.
 
 Two layers. seccomp lists the system calls that judging needs and rejects all others (no sockets, no new processes or
-threads, no signals to other processes, no file opened for writing). Landlock lists the folders that may be read: Python, its
-libraries and what the dynamic linker needs, hence neither /proc nor a mounted secret. pyseccomp asks libseccomp for
-the numbers of system calls, which differ between x86_64 and aarch64.
+threads, no signals to other processes, no file opened for writing). Landlock lists the folders that may be read:
+Python, its libraries and what the dynamic linker needs, hence neither /proc nor a mounted secret. pyseccomp asks
+libseccomp for the numbers of system calls, which differ between x86_64 and aarch64.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ LIMITS: dict[str, int] = {
 }
 
 PIPES_AND_FILES = "read write writev readv pread64 lseek close dup dup2 dup3 poll ppoll select pselect6"
-FILE_NAMES = (
-    "stat lstat fstat newfstatat statx access faccessat faccessat2 readlink readlinkat getdents64 getcwd"
-)
+FILE_NAMES = "stat lstat fstat newfstatat statx access faccessat faccessat2 readlink readlinkat getdents64 getcwd"
 MEMORY = "brk mmap munmap mremap mprotect madvise futex set_robust_list rseq membarrier"
 SIGNALS = "rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall alarm setitimer getitimer"
 CLOCKS = "clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time times"
@@ -79,7 +77,9 @@ def confine() -> list[str]:
         raise ConfinementError(f"threads in the judging process: {threads} is not valid: expected 1")
     seccomp = _libseccomp()  # found by running ldconfig, which the limits below forbid
     limits = LIMITS | {"RLIMIT_AS": memory_bytes()}
-    Path("/proc/self/oom_score_adj").write_text(str(FIRST_VICTIM))  # out of memory, the kernel kills this process before its parent
+    Path("/proc/self/oom_score_adj").write_text(
+        str(FIRST_VICTIM)
+    )  # out of memory, the kernel kills this process before its parent
     gaps = _restrict_files()
     for name, value in limits.items():
         _lower(getattr(resource, name), value)
@@ -106,7 +106,7 @@ def _lower(limit: int, value: int) -> None:
 
 
 def readable() -> list[Path]:
-    """The existing paths that a judging process may read: Python, its libraries, this package, the system's libraries."""
+    """The existing paths that a judging process may read: Python, its libraries, this package, system libraries."""
     folders = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders |= {Path(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix)}
     folders |= {Path(entry) for entry in sys.path if Path(entry).name in {"site-packages", "dist-packages"}}

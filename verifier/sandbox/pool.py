@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from services.contracts import Outcome, SandboxFault
-from verifier.sandbox.process import JudgingProcess, ProcessFailedError, JudgementTimeoutError
+from verifier.sandbox.process import JudgementTimeoutError, JudgingProcess, ProcessFailedError
 
 log = logging.getLogger(__name__)
 

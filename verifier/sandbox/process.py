@@ -24,9 +24,9 @@ from verifier.verifiers.base import ANSWER_CHARACTERS
 REPLY_BYTES = 16384
 
 PASSED = (
-    "HOME LANG LC_ALL LC_CTYPE LD_LIBRARY_PATH MPLCONFIGDIR PATH PYTHONDONTWRITEBYTECODE PYTHONHASHSEED "
-    "PYTHONPYCACHEPREFIX TMPDIR TZ"
-).split()
+    *("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "MPLCONFIGDIR", "PATH"),
+    *("PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "PYTHONPYCACHEPREFIX", "TMPDIR", "TZ"),
+)
 """Variables that a judging process gets. All others, credentials included, are withheld."""
 
 ONE_THREAD = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -146,7 +146,9 @@ class JudgingProcess:
         try:
             self._request(*_marked(), until - time.monotonic())
         except JudgementTimeoutError:
-            raise JudgementTimeoutError(f"within {timeout_s:g} s: the judged text kept running after its reply") from None
+            raise JudgementTimeoutError(
+                f"within {timeout_s:g} s: the judged text kept running after its reply"
+            ) from None
         if sys.platform == "linux":  # elsewhere a stopped process would outlive a killed parent
             self._process.send_signal(signal.SIGSTOP)
         return reply

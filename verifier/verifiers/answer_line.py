@@ -34,10 +34,12 @@ REWRITTEN: tuple[tuple[str, str], ...] = (
 """Applied first, in this order: articles, spacing, and synonymous commands."""
 
 REMOVED = (
-    "square ways integers dollars mph inches hours km units \\ldots sue points feet minutes digits cents degrees cm gm "
-    "pounds meters meals edges students childrentickets multiples \\text{s} \\text{.} \\text{\ns} \\text{}^2 \\text{}^3 "
-    '\\text{\n} \\text{} \\mathrm{th} ^\\circ ^{\\circ} \\; ,\\! {,} " \\dots'
-).split(" ")
+    *("square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "\\ldots", "sue"),
+    *("points", "feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals"),
+    *("edges", "students", "childrentickets", "multiples", "\\text{s}", "\\text{.}", "\\text{\ns}"),
+    *("\\text{}^2", "\\text{}^3", "\\text{\n}", "\\text{}", "\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;"),
+    *(",\\!", "{,}", '"', "\\dots"),
+)
 """Removed next, in this order: units, nouns from questions, and decorations of a number."""
 
 WRAPPERS = ("\\text{", "\\textbf{", "\\overline{")
@@ -100,7 +102,9 @@ def judge(text: str, reference: Mapping[str, Any]) -> Judgement:
     """`reference` holds `answer`; correct iff the response's last "Answer:" line equals it, both normalised."""
     gold = normalised(str(reference["answer"]))
     if not gold:
-        raise ValueError(f"reference answer: {str(reference['answer'])[:80]!r} is not valid: expected text after normalisation")
+        raise ValueError(
+            f"reference answer: {str(reference['answer'])[:80]!r} is not valid: expected text after normalisation"
+        )
     found = normalised(answer_line(text))
     correct = found == gold
     return Judgement(correct=correct, score=float(correct), answer=found)

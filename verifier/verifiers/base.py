@@ -26,7 +26,7 @@ class Judgement:
 
 
 def bounded(answer: str) -> str:
-    """`answer` in at most 200 characters: a digest replaces the end of a longer one, so that long answers stay distinct."""
+    """`answer` in at most 200 characters: a digest replaces the end of a longer one, so long answers stay distinct."""
     if len(answer) <= ANSWER_CHARACTERS:
         return answer
     digest = hashlib.sha256(answer.encode(errors="replace")).hexdigest()[:16]

@@ -36,7 +36,9 @@ def judge(text: str, reference: Mapping[str, Any]) -> Judgement:
 
     gold = parse(f"${reference['answer']}$", parsing_timeout=None)
     if not gold:
-        raise ValueError(f"reference answer: {reference['answer']!r} is not valid: expected an expression that math-verify parses")
+        raise ValueError(
+            f"reference answer: {reference['answer']!r} is not valid: expected an expression that math-verify parses"
+        )
     found = parse(text[-TAIL:], parsing_timeout=None)
     correct = bool(verify(gold, found, timeout_seconds=None))
     return Judgement(correct=correct, score=float(correct), answer=canonical(gold if correct else found))
