@@ -1,4 +1,4 @@
-"""Owns how tests call the command `penstock`: in their own process, for its exit status and what it prints.
+"""Owns how tests call the command `penstock` in their own process, for its exit status and output.
 
 Must not start a server.
 """
@@ -16,6 +16,6 @@ NOWHERE = "http://127.0.0.1:1"
 
 
 def penstock(*arguments: str) -> tuple[int, str]:
-    """Run the command in this process; exit status and all output."""
+    """Run the command in this process; returns exit status and all output."""
     result = CliRunner().invoke(app, list(arguments))
     return result.exit_code, result.output

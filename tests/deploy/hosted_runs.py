@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from services.settings import parse_recipe
@@ -51,3 +52,38 @@ async def learner_fault(cluster: Any, run: str) -> str:
         assert time.monotonic() < ends
         await asyncio.sleep(0.2)
     return str(fault)
+
+
+async def until_one_rank(run: str) -> None:
+    """Wait until Ray has noticed that all learner ranks but one have died."""
+    from deploy.hosting.actors import named_actors
+    from deploy.hosting.roles import rank_name
+
+    ends = time.monotonic() + 30
+    while len(named_actors(rank_name(run))) > 1:
+        assert time.monotonic() < ends, "Ray has not noticed the death"
+        await asyncio.sleep(0.1)
+
+
+def failing_at(call: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, failing at that call with the error that Ray raises while its control store is down."""
+    from ray.exceptions import GetTimeoutError
+
+    calls = iter(range(1, 100))
+
+    def failing(*arguments: Any) -> Any:
+        if next(calls) == call:
+            raise GetTimeoutError("Ray does not answer")
+        return function(*arguments)
+
+    return failing
+
+
+def with_large_learner(record: RunRecord) -> RunRecord:
+    """The run with learner ranks that fit on no machine, and 2 s to place them."""
+    recipe = record.recipe
+    changes = {
+        "learner": recipe.learner.model_copy(update={"cpus": 64.0}),
+        "limits": recipe.limits.model_copy(update={"startup_timeout_s": 2.0}),
+    }
+    return replace(record, recipe=recipe.model_copy(update=changes))

@@ -100,17 +100,17 @@ def test_occupied_port_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "said"),
+    ("host", "problem"),
     [
         ("localhost", "'localhost' is not valid: expected an IPv4 address such as 127.0.0.1 or 0.0.0.0"),
         ("::", "'::' is not valid: expected an IPv4 address such as 127.0.0.1 or 0.0.0.0"),
         ("192.0.2.1", "192.0.2.1 is not valid: expected an address of this machine"),
     ],
 )
-def test_bad_host_is_one_line(tmp_path: Path, host: str, said: str) -> None:
+def test_bad_host_is_one_line(tmp_path: Path, host: str, problem: str) -> None:
     status, output = penstock("up", "--host", host, "--port", str(free_port()), "--runs", str(tmp_path))
     assert status == 2
-    assert output.strip() == f"penstock: --host: {said}"
+    assert output.strip() == f"penstock: --host: {problem}"
 
 
 def test_a_host_other_than_loopback_causes_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

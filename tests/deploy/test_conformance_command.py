@@ -1,4 +1,4 @@
-"""`penstock conformance` on small suites: the table, the exit status, and what it says where it cannot run."""
+"""`penstock conformance` on small suites: the table, the exit status, and the errors when it cannot run."""
 
 from __future__ import annotations
 

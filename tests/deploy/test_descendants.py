@@ -1,6 +1,6 @@
-"""Owns the test that every process below one is ended, however that one was delayed.
+"""Owns the test that all descendants of a process are ended, even if the process itself was suspended meanwhile.
 
-Must not end anything below the test's own process: the program under test runs in a process of its own.
+Must not end descendants of the test's process: the program under test runs in a new process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from deploy import process_tree
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
 child = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE)
 child.stdout.readline()
-clock = itertools.count(step=10.0)  # whenever it is looked at, this process has stood still for long
+clock = itertools.count(step=10.0)  # at each call much time has passed, as if this process had been suspended
 process_tree.time = types.SimpleNamespace(monotonic=lambda: next(clock))
 killed = process_tree.end_descendants(0.2)
 print(len(killed), f"(pid {child.pid})" in killed[0], process_tree.descendants())

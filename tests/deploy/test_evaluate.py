@@ -1,4 +1,4 @@
-"""Owns the tests of `penstock eval`: the run that it asks for. The whole run is in tests/integration.
+"""Owns the tests of `penstock eval`: the run that it submits. The whole run is in tests/integration.
 
 Must not start a stack.
 """
@@ -27,13 +27,13 @@ NOTHING: dict[str, Any] = {"samples": None, "temperature": None, "top_p": None, 
 
 
 def penstock(*arguments: str) -> tuple[int, str, str]:
-    """Run the command in this process; exit status, standard output and error."""
+    """Run the command in this process; returns exit status, standard output and error."""
     result = CliRunner().invoke(app, list(arguments))
     return result.exit_code, result.stdout, result.stderr
 
 
 class HandApi:
-    """A gateway whose runs have ended as soon as they are submitted."""
+    """An API whose runs have ended as soon as they are submitted."""
 
     submitted: list[Recipe]
 
@@ -81,7 +81,7 @@ class HandApi:
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> type[HandApi]:
-    """The gateway at any address."""
+    """The API at any address."""
     HandApi.submitted = []
     monkeypatch.setattr(client, "Api", HandApi)
     return HandApi
@@ -173,7 +173,7 @@ def test_fewer_prompts_are_the_first_of_the_same_held_out_split() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "problem"),
     [
         ([], "--recipe, --data: give exactly one of them"),
         (["--recipe", "{recipe}", "--data", "/d.jsonl"], "--recipe, --data: give exactly one of them"),
@@ -185,7 +185,7 @@ def test_fewer_prompts_are_the_first_of_the_same_held_out_split() -> None:
         (["--recipe", "{recipe}"], "model.path: '{folder}/model' is not valid: expected a Hugging Face folder"),
     ],
 )
-def test_refusals_are_one_line_before_anything_starts(tmp_path: Path, arguments: list[str], says: str) -> None:
+def test_errors_are_one_line_before_anything_starts(tmp_path: Path, arguments: list[str], problem: str) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(recipe_document("/m")))
     with socket.socket() as probe:
@@ -196,5 +196,5 @@ def test_refusals_are_one_line_before_anything_starts(tmp_path: Path, arguments:
     status, output, errors = penstock("eval", f"{tmp_path}/model", *given, "--port", port, "--runs", str(tmp_path))
     assert status == 2
     assert output == ""
-    assert says.format(**places) in errors
+    assert problem.format(**places) in errors
     assert len(errors.strip().splitlines()) == 1

@@ -13,8 +13,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,15 @@ from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.runs import RunRecord, RunRecords
 from tests.deploy.echo_service import EchoService, echo
-from tests.deploy.hosted_runs import eventually, faults, learner_fault, submitted
+from tests.deploy.hosted_runs import (
+    eventually,
+    failing_at,
+    faults,
+    learner_fault,
+    submitted,
+    until_one_rank,
+    with_large_learner,
+)
 from tests.harness.process_trees import until_gone
 from tests.harness.small_run import recipe_document
 
@@ -196,9 +203,7 @@ async def test_killed_processes_recover_and_never_ready_ones_fail(
 async def test_new_gateway_finds_everything_and_restarts_the_learner(
     cluster: Any, redis: Any, redis_url: str, run_id: str
 ) -> None:
-    from deploy.hosting.actors import named_actors
     from deploy.hosting.cluster import RayCluster
-    from deploy.hosting.roles import rank_name
 
     async def pids(service: str, count: int) -> set[int]:
         return set(await eventually(redis, run_id, service, lambda found: len(found) == count))
@@ -221,10 +226,7 @@ async def test_new_gateway_finds_everything_and_restarts_the_learner(
     stopped, killed = sorted(before["learner"])
     os.kill(stopped, signal.SIGSTOP)
     os.kill(killed, signal.SIGKILL)
-    ends = time.monotonic() + 30
-    while len(named_actors(rank_name(run_id))) > 1:
-        assert time.monotonic() < ends, "Ray has not noticed the death"
-        await asyncio.sleep(0.1)
+    await until_one_rank(run_id)
     third = RayCluster(redis_url)
     await third.start(await RunRecords(redis).scale(run_id, 2))
     assert "died while no gateway was running" in await learner_fault(third, run_id)
@@ -260,17 +262,6 @@ async def test_an_interrupted_learner_restart_can_be_repeated(
     await cluster.start(record)
     before = set(await eventually(redis, run_id, "learner", lambda found: len(found) == 2))
 
-    def nth(call: int, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, failing at that call with the error that Ray raises while its control store is down."""
-        calls = iter(range(1, 100))
-
-        def failing(*arguments: Any) -> Any:
-            if next(calls) == call:
-                raise GetTimeoutError("Ray does not answer")
-            return function(*arguments)
-
-        return failing
-
     async def is_interrupted(error: type[Exception], record: RunRecord = record) -> None:
         with pytest.raises(error):
             await cluster.restart_learner(record)
@@ -285,7 +276,7 @@ async def test_an_interrupted_learner_restart_can_be_repeated(
         ("Rank", 2),
     ):
         with monkeypatch.context() as patched:
-            patched.setattr(hosting, name, nth(call, getattr(hosting, name)))
+            patched.setattr(hosting, name, failing_at(call, getattr(hosting, name)))
             await is_interrupted(GetTimeoutError)
     await until_gone(list(before), 60.0)
     with monkeypatch.context() as patched:
@@ -293,14 +284,7 @@ async def test_an_interrupted_learner_restart_can_be_repeated(
         patched.setattr(hosting, "named_actors", lambda prefix: [f"{prefix}0"])
         await is_interrupted(TimeoutError)
     # Ranks that cannot be placed; the next call replaces those that still wait for a place.
-    recipe = record.recipe
-    too_much = recipe.model_copy(
-        update={
-            "learner": recipe.learner.model_copy(update={"cpus": 64.0}),
-            "limits": recipe.limits.model_copy(update={"startup_timeout_s": 2.0}),
-        }
-    )
-    await is_interrupted(hosting.PlacementError, replace(record, recipe=too_much))
+    await is_interrupted(hosting.PlacementError, with_large_learner(record))
 
     await cluster.restart_learner(record)
     assert await cluster.learner_fault(run_id) is None

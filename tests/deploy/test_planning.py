@@ -1,4 +1,4 @@
-"""`penstock plan` and `penstock algorithm`: published figures, and numbers worked out by hand."""
+"""`penstock plan` and `penstock algorithm`: published figures, and numbers computed by hand."""
 
 from __future__ import annotations
 

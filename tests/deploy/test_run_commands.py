@@ -30,7 +30,7 @@ from tests.harness.small_run import recipe_document
 
 @pytest.fixture(scope="module")
 def gateway(redis_url: str) -> Iterator[str]:
-    """The address of a gateway over the test's Redis, in a process of its own."""
+    """The address of a gateway over the test's Redis, in a new process."""
     port = free_port()
     command = [sys.executable, "-m", "services.api", "--redis", redis_url, "--port", str(port)]
     with subprocess.Popen(command, cwd=ROOT) as process:
@@ -50,15 +50,15 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]x[/bold red]\u202e\r\n"
 
 
 async def submitted(redis: Any, run: str, *states: str) -> RunKeys:
-    """A run that went through `states`; its keys."""
+    """Create a run that goes through `states`; returns its keys."""
     await RunRecords(redis).create(run, parse_recipe(recipe_document("/model")))
     for state in states:
         await RunRecords(redis).transition(run, RunState(state), "test")
     return RunKeys(run)
 
 
-async def give_up(redis: Any, keys: RunKeys, group: str, reason: str) -> str:
-    """A dead letter of a group that the sampler has ended; its entry."""
+async def dead_letter_group(redis: Any, keys: RunKeys, group: str, reason: str) -> str:
+    """Dead-letter a group that the sampler has released; returns the letter's entry."""
     task = Task(
         group=group,
         prompt=Prompt(id=HOSTILE, messages=(), verifier="v", reference={}),
@@ -84,27 +84,27 @@ async def give_up(redis: Any, keys: RunKeys, group: str, reason: str) -> str:
     return (await redis.xadd(keys.dead, {"m": letter.model_dump_json()})).decode()
 
 
-async def give_up_nameless(redis: Any, keys: RunKeys) -> str:
-    """A dead letter that cannot be redriven, with a hostile reason; its entry."""
+async def dead_letter_without_group(redis: Any, keys: RunKeys) -> str:
+    """Add a dead letter without a group, with a hostile reason; returns its entry."""
     stream = keys.lane(Lane.TRAIN).verdicts
     letter = DeadLetter(stream=stream, entry="1-0", reason=HOSTILE, deliveries=1, cause=Cause.INVALID, body=HOSTILE)
     return (await redis.xadd(keys.dead, {"m": letter.model_dump_json()})).decode()
 
 
 def harmless(output: str) -> bool:
-    """Whether nothing but text and line ends goes to the terminal."""
+    """Whether the output contains only printable text and line breaks."""
     return all(char.isprintable() or char == "\n" for char in output)
 
 
 async def ask(*arguments: str) -> tuple[int, str]:
-    """The command in a thread: the test's own loop stays free."""
+    """Run the command in a thread, so that the test's event loop is not blocked."""
     return await asyncio.to_thread(penstock, *arguments)
 
 
 async def test_dead_letters_are_listed_and_redriven(redis: Any, gateway: str, run_id: str) -> None:
     keys = await submitted(redis, run_id, "running")
     assert await ask("dead", run_id, "--api", gateway) == (0, f"{run_id}: no dead letters\n")
-    entries = [await give_up(redis, keys, f"g{number}", f"died of {HOSTILE}") for number in range(3)]
+    entries = [await dead_letter_group(redis, keys, f"g{number}", f"died of {HOSTILE}") for number in range(3)]
     status, output = await ask("dead", run_id, "--api", gateway)
     assert (status, harmless(output)) == (0, True), output
     cells = "".join("".join(line.split()) for line in output.splitlines())
@@ -117,7 +117,7 @@ async def test_dead_letters_are_listed_and_redriven(redis: Any, gateway: str, ru
     )
     status, output = await ask("dead", run_id, "--redrive", entries[1], "--api", gateway)
     assert (status, output) == (2, "penstock: its group was requeued before, as g1-r1\n")
-    nameless = await give_up_nameless(redis, keys)
+    nameless = await dead_letter_without_group(redis, keys)
     status, output = await ask("dead", run_id, "--redrive", "all", "--api", gateway)
     assert (status, harmless(output)) == (0, True), output
     assert f"{entries[2]}  g2  requeued as g2-r1\n" in output
@@ -140,7 +140,7 @@ def test_an_invalid_entry_is_rejected(entry: str) -> None:
 
 
 async def test_an_error_that_repeats_hostile_text_is_harmless(redis: Any, gateway: str, run_id: str) -> None:
-    entry = await give_up_nameless(redis, await submitted(redis, run_id, "running"))
+    entry = await dead_letter_without_group(redis, await submitted(redis, run_id, "running"))
     status, output = await ask("dead", run_id, "--redrive", entry, "--api", gateway)
     assert (status, harmless(output)) == (2, True), output
     assert output.startswith("penstock: it names no group: \\x1b]0;owned")
@@ -173,14 +173,14 @@ async def test_a_run_is_paused_watched_and_resumed(redis: Any, gateway: str, run
     assert (await records.get(run_id)).pause_requested
     await records.transition(run_id, RunState.PAUSED, "no informative groups")
     await redis.set(keys.starved, "64 groups judged, 0 of 4 kept; correct answers 0:60 4:4")
-    # In a process of its own: the test runner's capture serves one command at a time.
+    # In a new process: the test runner captures the output of one command at a time.
     command = ["-m", "deploy.cli.main", "watch", run_id, "--api", gateway]
     watching = await asyncio.create_subprocess_exec(sys.executable, *command, cwd=ROOT, stdout=subprocess.PIPE)
     assert watching.stdout is not None
     async with asyncio.timeout(30):
         seen = [(await watching.stdout.readline()).decode() for _ in range(3)]
     await asyncio.sleep(2.5)
-    assert watching.returncode is None, "watching goes on while the run is paused"
+    assert watching.returncode is None, "watch does not end while the run is paused"
     assert await ask("resume", run_id, "--api", gateway) == (0, f"{run_id}: resuming\n")
     record = await records.get(run_id)
     assert (record.pause_requested, await redis.exists(keys.starved)) == (False, 0)

@@ -1,4 +1,4 @@
-"""Owns the tests of `penstock submit --wait`: what `helm test` and scripts rely on.
+"""Owns the tests of `penstock submit --wait`, which `helm test` and scripts use.
 
 Must not start a stack: the run's end is played through its record.
 """
@@ -21,8 +21,8 @@ from tests.harness.small_run import recipe_document
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Gateway:
-    """An API in a process of its own, which may be started late; and a client."""
+class LateApi:
+    """An API in a new process, which can be started late; and a client."""
 
     def __init__(self, redis_url: str) -> None:
         self.port = free_port()
@@ -43,7 +43,7 @@ class Gateway:
         self.until(lambda: self._answers("/v1/runs"), "the API does not answer")
 
     def until(self, holds: Callable[[], bool], what: str, deadline_s: float = 60.0) -> None:
-        """Wait until something `holds`; fails with `what` at the deadline."""
+        """Wait until the condition `holds`; fails with `what` at the deadline."""
         ends = time.monotonic() + deadline_s
         while not holds():
             assert time.monotonic() < ends, what
@@ -57,8 +57,8 @@ class Gateway:
 
 
 @pytest.fixture
-def gateway(redis_url: str) -> Iterator[Gateway]:
-    gateway = Gateway(redis_url)
+def gateway(redis_url: str) -> Iterator[LateApi]:
+    gateway = LateApi(redis_url)
     yield gateway
     if gateway.process is not None:
         gateway.process.terminate()
@@ -85,7 +85,7 @@ def penstock(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def read_until(process: subprocess.Popen[str], start: str) -> None:
-    """Read output up to a line that starts with `start`; the test's timeout bounds the wait."""
+    """Read output up to a line that starts with `start`; the test's timeout limits the wait."""
     assert process.stdout is not None
     lines: list[str] = []
     for line in process.stdout:
@@ -97,7 +97,7 @@ def read_until(process: subprocess.Popen[str], start: str) -> None:
 
 @pytest.mark.parametrize(("state", "status"), [("succeeded", 0), ("failed", 1)])
 def test_submit_waits_for_an_api_that_starts_late(
-    gateway: Gateway, recipe: Path, redis_url: str, run_id: str, state: str, status: int
+    gateway: LateApi, recipe: Path, redis_url: str, run_id: str, state: str, status: int
 ) -> None:
     line = [*COMMAND, "submit", str(recipe), "--id", run_id, "--api", gateway.url, "--wait", "--timeout", "200"]
     with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as waiting:
@@ -128,7 +128,7 @@ asyncio.run(end(*sys.argv[1:]))
 """
 
 
-def test_a_run_that_takes_too_long_is_cancelled(gateway: Gateway, recipe: Path, run_id: str) -> None:
+def test_a_run_that_takes_too_long_is_cancelled(gateway: LateApi, recipe: Path, run_id: str) -> None:
     gateway.start()
     gateway.until_ready()  # the time below is the run's alone
     done = penstock("submit", str(recipe), "--id", run_id, "--api", gateway.url, "--wait", "--timeout", "12")
@@ -136,7 +136,7 @@ def test_a_run_that_takes_too_long_is_cancelled(gateway: Gateway, recipe: Path, 
     assert httpx.get(f"{gateway.url}/v1/runs/{run_id}", timeout=20).json()["state"] == "queued"
 
 
-def test_an_api_that_never_starts_is_one_line(gateway: Gateway, recipe: Path) -> None:
+def test_an_api_that_never_starts_is_one_line(gateway: LateApi, recipe: Path) -> None:
     done = penstock("submit", str(recipe), "--api", gateway.url, "--wait", "--timeout", "2")
     assert done.returncode == 2
     assert done.stderr.startswith("penstock: ")

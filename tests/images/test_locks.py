@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "deploy" / "locks"
 PINNED = re.compile(r"^(?P<name>[a-z0-9._-]+)==(?P<version>\S+) \\$")
 HASH = re.compile(r"^    --hash=sha256:[0-9a-f]{64}( \\)?$")
-STALE = "{lock}: {wanted} is asked for, {found} is locked; `make lock` writes it anew"
+STALE = "{lock}: {wanted} is required, {found} is locked; `make lock` updates it"
 OVERRIDES = {"cpu": LOCKS / "cpu-overrides.txt", "gpu": LOCKS / "gpu-overrides.txt"}
 # The images' platform; the patch release of Python depends on the base.
 ENVIRONMENT = {**default_environment(), "python_version": "3.11", "platform_machine": "x86_64", "sys_platform": "linux"}

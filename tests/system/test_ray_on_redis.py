@@ -93,9 +93,9 @@ class Head:
         ]
         # Ray gives its agents 15 s, which a busy machine may exceed; a pod would be restarted as well.
         for _ in range(STARTS):
-            with (self.folder / "start.log").open("w") as said:
+            with (self.folder / "start.log").open("w") as output:
                 done = subprocess.run(
-                    command, env=self.environment, stdout=said, stderr=said, timeout=START_S, check=False
+                    command, env=self.environment, stdout=output, stderr=output, timeout=START_S, check=False
                 )
             if done.returncode == 0:
                 return
@@ -170,10 +170,10 @@ def test_a_killed_head_restarts_with_its_actors(served, open_path):
     finally:
         head.kill()
         logs = [file for file in head.folder.glob("session_2*/logs/**/*.*") if file.is_file()]
-        said = "".join(file.read_text(errors="replace") for file in logs)
+        output = "".join(file.read_text(errors="replace") for file in logs)
         shutil.rmtree(head.folder, ignore_errors=True)
-    assert PASSWORDS["ray"] not in said
-    assert "NOPERM" not in said
+    assert PASSWORDS["ray"] not in output
+    assert "NOPERM" not in output
     # KubeRay runs this when a cluster is deleted.
     clean = (
         "from ray._private.gcs_utils import cleanup_redis_storage as clean; import os; "

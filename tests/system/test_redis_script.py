@@ -96,9 +96,9 @@ def test_a_server_that_loads_is_alive_and_not_ready(folder):
     ]
     with Process(folder, [str(part) for part in command], server.port):
         assert probe(folder, server.port, "alive") == (True, "")
-        ready, said = probe(folder, server.port, "ping")
+        ready, output = probe(folder, server.port, "ping")
         assert not ready
-        assert said.startswith("redis: not ready: LOADING")
+        assert output.startswith("redis: not ready: LOADING")
 
 
 @pytest.mark.timeout(120)
