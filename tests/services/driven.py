@@ -59,17 +59,32 @@ def task_of(group: str, samples: int = 2, stop: int | None = None) -> Task:
 
 
 LETTER = DeadLetter(
-    stream=RunKeys("r").lane(Lane.TRAIN).tasks, entry="1-0", reason="why", deliveries=1, cause=Cause.DELIVERIES,
-    group="g0", prompt="p0", body=task_of("g0").model_dump_json(), size=len(task_of("g0").model_dump_json()), at=1.0,
-)  # fmt: skip
+    stream=RunKeys("r").lane(Lane.TRAIN).tasks,
+    entry="1-0",
+    reason="why",
+    deliveries=1,
+    cause=Cause.DELIVERIES,
+    group="g0",
+    prompt="p0",
+    body=task_of("g0").model_dump_json(),
+    size=len(task_of("g0").model_dump_json()),
+    at=1.0,
+)
 
 
 def sample_of(keys: RunKeys, group: str, index: int, started_at: float = 1.0) -> Sample:
     """A sample; `started_at` tells the attempts at one index apart."""
     facts = SampleFacts(
-        payload=keys.payload(group, index), prompt_tokens=3, response_tokens=2, truncated=False, mean_logprob=-0.875,
-        oldest_version=3, newest_version=4, started_at=started_at, finished_at=started_at + 1.0,
-    )  # fmt: skip
+        payload=keys.payload(group, index),
+        prompt_tokens=3,
+        response_tokens=2,
+        truncated=False,
+        mean_logprob=-0.875,
+        oldest_version=3,
+        newest_version=4,
+        started_at=started_at,
+        finished_at=started_at + 1.0,
+    )
     return Sample(group=group, index=index, verifier="pattern", reference={}, facts=facts)
 
 
@@ -85,8 +100,13 @@ def batch_of(keys: RunKeys, step: int, groups: Iterable[str], samples: int = 2, 
             group=group,
             samples=tuple(
                 BatchSample(
-                    payload=keys.payload(group, index), tokens=2, advantage=1.0, reward=1.0, correct=True,
-                    masked=False, staleness=0,
+                    payload=keys.payload(group, index),
+                    tokens=2,
+                    advantage=1.0,
+                    reward=1.0,
+                    correct=True,
+                    masked=False,
+                    staleness=0,
                 )
                 for index in range(samples)
             ),
@@ -94,11 +114,18 @@ def batch_of(keys: RunKeys, step: int, groups: Iterable[str], samples: int = 2, 
             staleness=1,
         )
         for group in groups
-    )  # fmt: skip
+    )
     return Batch(
-        step=step, version=step - 1, groups=made, sampler_state=STATE, sampling_metrics={}, generation_started_at=1.0,
-        generation_finished_at=2.0, last=last, snapshot=keys.snapshot(step),
-    )  # fmt: skip
+        step=step,
+        version=step - 1,
+        groups=made,
+        sampler_state=STATE,
+        sampling_metrics={},
+        generation_started_at=1.0,
+        generation_finished_at=2.0,
+        last=last,
+        snapshot=keys.snapshot(step),
+    )
 
 
 def snapshot_at(step: int) -> SamplerSnapshot:
@@ -109,11 +136,19 @@ def snapshot_at(step: int) -> SamplerSnapshot:
 def record_of(batch: Batch, version: int, weights: str = "") -> StepRecord:
     """What a learner writes of a batch that it trained."""
     return StepRecord(
-        step=batch.step, version=version, optimizer_steps=2, groups=tuple(one.group for one in batch.groups),
-        metrics={}, generation_started_at=1.0, generation_finished_at=2.0, learning_started_at=3.0,
-        learning_finished_at=4.0, prompts=tuple(one.prompt for one in batch.groups),
-        staleness=tuple(one.staleness for one in batch.groups), weights=weights or f"w{batch.step}",
-    )  # fmt: skip
+        step=batch.step,
+        version=version,
+        optimizer_steps=2,
+        groups=tuple(item.group for item in batch.groups),
+        metrics={},
+        generation_started_at=1.0,
+        generation_finished_at=2.0,
+        learning_started_at=3.0,
+        learning_finished_at=4.0,
+        prompts=tuple(item.prompt for item in batch.groups),
+        staleness=tuple(item.staleness for item in batch.groups),
+        weights=weights or f"w{batch.step}",
+    )
 
 
 class Hasty:
@@ -171,7 +206,7 @@ class DrivenRun:
         idle = int(self._leasing[0] * 1000) + 1000
         await self.redis.xclaim(
             lease.stream, lease.consumer_group, lease.consumer, 0, [lease.entry], idle=idle, justid=True
-        )  # fmt: skip
+        )
 
     async def dispatched(self, group: str, samples: int = 2, stop: int | None = None) -> Delivery[Task]:
         """A new group, whose task a rollout holds."""
@@ -221,7 +256,7 @@ class DrivenRun:
 
     async def append(self, stream: str, *bodies: bytes | Message) -> list[str]:
         """Put entries on a stream as anybody may who reaches Redis; their ids."""
-        raw = [one.model_dump_json().encode() if isinstance(one, Message) else one for one in bodies]
+        raw = [item.model_dump_json().encode() if isinstance(item, Message) else item for item in bodies]
         return [(await self.redis.xadd(stream, {"m": body})).decode() for body in raw]
 
     async def counts(self, lane: Lane = Lane.TRAIN) -> dict[str, int]:
@@ -249,7 +284,7 @@ async def _stream(redis: Any, key: bytes) -> Any:
     groups = {}
     for group in await redis.xinfo_groups(key):
         pending = await redis.xpending_range(key, group["name"], "-", "+", 1000)
-        leases = [(one["message_id"], one["consumer"], one["times_delivered"]) for one in pending]
+        leases = [(item["message_id"], item["consumer"], item["times_delivered"]) for item in pending]
         groups[group["name"]] = group["last-delivered-id"], leases
     return await redis.xrange(key), groups
 

@@ -30,9 +30,13 @@ from services.streams.state.group_state import GroupTransitions, missing_samples
 SAMPLES = 3
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8)
 BODY = SamplePayload(
-    np.array([5], np.int32), np.array([8, 9], np.int32), np.array([-0.5, -1.0], np.float32), "text", "stop",
+    np.array([5], np.int32),
+    np.array([8, 9], np.int32),
+    np.array([-0.5, -1.0], np.float32),
+    "text",
+    "stop",
     (VersionSpan(version=3, start=0, end=2),),
-)  # fmt: skip
+)
 
 
 def task(group, stop=None, text="1 + 1"):
@@ -67,16 +71,23 @@ class Pipeline:
     async def draw(self, delivery, index):
         group = delivery.message.group
         facts = SampleFacts(
-            payload=self.keys.payload(group, index), prompt_tokens=1, response_tokens=2, truncated=False,
-            mean_logprob=-0.75, oldest_version=3, newest_version=3, started_at=1.0, finished_at=2.0,
-        )  # fmt: skip
+            payload=self.keys.payload(group, index),
+            prompt_tokens=1,
+            response_tokens=2,
+            truncated=False,
+            mean_logprob=-0.75,
+            oldest_version=3,
+            newest_version=3,
+            started_at=1.0,
+            finished_at=2.0,
+        )
         sample = Sample(group=group, index=index, verifier="pattern", reference={}, facts=facts)
         wanted = delivery.message.wanted
         return await self.transitions.publish_sample(Lane.TRAIN, delivery.lease, wanted, sample, BODY)
 
     async def judge(self, delivery, outcome=Outcome.CORRECT):
-        one = delivery.message
-        verdict = Verdict(group=one.group, index=one.index, outcome=outcome, score=1.0, facts=one.facts)
+        item = delivery.message
+        verdict = Verdict(group=item.group, index=item.index, outcome=outcome, score=1.0, facts=item.facts)
         return await self.transitions.publish_verdict(Lane.TRAIN, delivery.lease, verdict)
 
     async def record(self, delivery, decision=""):

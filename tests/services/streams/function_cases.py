@@ -132,14 +132,14 @@ async def record_verdict(run):
     [delivery] = await run.judged("g0", 1)
     return lambda: run.sampler.record_verdict(
         Lane.TRAIN, delivery.lease, delivery.message, "kept", 1, posterior=("p0", "1:1:0")
-    )  # fmt: skip
+    )
 
 
 async def redriven(run):
     await run.dispatched("g0", 1)
     await run.append(run.streams.tasks, task_of("g0").model_copy(update={"samples": 4}))
     [delivery] = await run.rollout().read(1, 1)
-    await run.rollout().dead_letter(delivery, "nobody answers", Cause.DELIVERIES)
+    await run.rollout().dead_letter(delivery, "no answer", Cause.DELIVERIES)
     assert await run.sampler.release(Lane.TRAIN, "g0", Release.DEAD, 1)
     [letter] = await letters(run.redis, run.keys)
     event_log = EventLog(run.redis, run.keys, "test")
@@ -161,10 +161,16 @@ async def rewound(run):
     await run.trained(2, "g1")
     await run.dispatched("g2")
     return lambda: rewind(
-        run.redis, run.keys, "sampler", run.sampler.epoch, resumption=1, step=1,
+        run.redis,
+        run.keys,
+        "sampler",
+        run.sampler.epoch,
+        resumption=1,
+        step=1,
         groups=[ReopenedGroup(task_of("g1"), trained=True), ReopenedGroup(task_of("g2"), trained=False)],
-        posteriors={"p0": "2:1:0"}, response_tokens=20,
-    )  # fmt: skip
+        posteriors={"p0": "2:1:0"},
+        response_tokens=20,
+    )
 
 
 async def taken_back(run):

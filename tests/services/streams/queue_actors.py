@@ -1,6 +1,6 @@
-"""Owns what the services of the queue's test do: each act is done to Redis and to the model, whose replies must agree.
+"""Owns the actions of the services in the queue's test: each runs on Redis and on the model; the replies must agree.
 
-Must not choose what is done, nor say what is right: the machine does the one, the model the other.
+Must not choose the actions (the machine does), nor define what is right (the model does).
 """
 
 from __future__ import annotations
@@ -114,10 +114,10 @@ class Actors:
         self.seen.check(self.model)
 
     def holding(self, stream: str) -> list[Held]:
-        return [one for one in self.held if one.stream == stream]
+        return [item for item in self.held if item.stream == stream]
 
     def leases(self) -> list[tuple[str, Entry]]:
-        return [(name, one) for name in STREAMS for one in self.model.streams[name].of("leased")]
+        return [(name, item) for name in STREAMS for item in self.model.streams[name].of("leased")]
 
     def consumer(self, stream: str, name: str) -> Any:
         return {TASKS: self.run.rollout, SAMPLES: self.run.verifier, VERDICTS: self.run.judge}[stream](name)
@@ -137,14 +137,14 @@ class Actors:
             return False, None
         raise AssertionError(f"a former owner wrote: {name}")
 
-    def refused(self, one: Held, call: Coroutine[Any, Any, Any]) -> None:
+    def refused(self, item: Held, call: Coroutine[Any, Any, Any]) -> None:
         """The message's group left no trace: the call is refused, and the message becomes a letter."""
         name = call.__name__
         try:
             self.do(call)
         except RefusedMessageError:
             self.met(f"{name} for a group that left no trace")
-            self.give_up(one, Cause.INVALID)
+            self.give_up(item, Cause.INVALID)
         else:
             raise AssertionError(f"a group that is gone was taken for one of this run: {name}")
 
@@ -163,50 +163,52 @@ class Actors:
         for entry in lost:
             self.model.give_up(stream, entry, Cause.DELIVERIES.value)
         found = self.do(self.consumer(stream, name).read(count, 0.001))
-        assert [(one.message.group, one.deliveries) for one in found] == [(one.group, one.deliveries) for one in taken]
-        self.met("a lease taken over", any(one.deliveries > 1 for one in taken))
-        self.met("given up after too many deliveries", lost)
+        assert [(item.message.group, item.deliveries) for item in found] == [
+            (item.group, item.deliveries) for item in taken
+        ]
+        self.met("a lease taken over", any(item.deliveries > 1 for item in taken))
+        self.met("dead-lettered after too many deliveries", lost)
         new = [Held(stream, name, *pair, self.samplers[-1]) for pair in zip(found, taken, strict=True)]
         self.held = [*self.held, *new][-HELD:]
         return new
 
-    def publish(self, one: Held, index: int) -> None:
+    def publish(self, item: Held, index: int) -> None:
         self._nonce += 1.0
-        entry, group = one.entry, self.model.groups[one.entry.group]
+        entry, group = item.entry, self.model.groups[item.entry.group]
         sample = sample_of(self.keys, group.name, index, started_at=self._nonce)
         body = replace(BODY, text=str(self._nonce))
-        call = self.run.transitions.publish_sample(Lane.TRAIN, one.delivery.lease, entry.wanted, sample, body)
+        call = self.run.transitions.publish_sample(Lane.TRAIN, item.delivery.lease, entry.wanted, sample, body)
         if group.gone:
-            return self.refused(one, call)
+            return self.refused(item, call)
         state, leased = group.state, entry.state
         fresh = self.model.publish(entry, index, self._nonce)
         assert self.do(call) == fresh
-        self.met("a sample of one whose lease was taken over", fresh, entry.owner != one.name)
+        self.met("a sample of one whose lease was taken over", fresh, entry.owner != item.name)
         self.met("a second sample", not fresh, state == "pending", leased == "leased")
         self.met("a sample under a lease of an abandoned history", state == "pending", leased == "abandoned")
         self.met("a sample of a group that has ended", state in ENDED)
         return None
 
-    def draw(self, one: Held) -> None:
+    def draw(self, item: Held) -> None:
         """All that a rollout does with a task."""
-        call = missing_samples(self.run.redis, self.keys, one.delivery.message)
-        if self.model.groups[one.entry.group].gone:
-            return self.refused(one, call)
+        call = missing_samples(self.run.redis, self.keys, item.delivery.message)
+        if self.model.groups[item.entry.group].gone:
+            return self.refused(item, call)
         missing = self.do(call)
-        assert missing == self.model.missing(one.entry)
-        self.met("a group of which a part is missing", 0 < len(missing) < one.entry.wanted)
+        assert missing == self.model.missing(item.entry)
+        self.met("a group of which a part is missing", 0 < len(missing) < item.entry.wanted)
         for index in missing:
-            self.publish(one, index)
+            self.publish(item, index)
         if not missing:
-            self.do(self.consumer(TASKS, one.name).ack(one.delivery.lease))
-            self.model.ack(one.entry)
+            self.do(self.consumer(TASKS, item.name).ack(item.delivery.lease))
+            self.model.ack(item.entry)
         return None
 
-    def judge(self, one: Held) -> None:
-        entry, group = one.entry, self.model.groups[one.entry.group]
-        call = self.run.transitions.publish_verdict(Lane.TRAIN, one.delivery.lease, verdict_on(one.delivery.message))
+    def judge(self, item: Held) -> None:
+        entry, group = item.entry, self.model.groups[item.entry.group]
+        call = self.run.transitions.publish_verdict(Lane.TRAIN, item.delivery.lease, verdict_on(item.delivery.message))
         if group.gone:
-            return self.refused(one, call)
+            return self.refused(item, call)
         leased = entry.state
         fresh = self.model.judge(entry)
         assert self.do(call) == fresh
@@ -215,21 +217,21 @@ class Actors:
         self.met("a verdict on a sample of a group that has ended", fresh, group.state in ENDED)
         return None
 
-    def record(self, one: Held, decision: str, early: str = "") -> None:
+    def record(self, item: Held, decision: str, early: str = "") -> None:
         """A group is decided with its last verdict; `early`: what a sampler says that knows it sooner."""
-        group, verdict = self.model.groups[one.entry.group], one.delivery.message
-        if not self.model.complete_with(one.entry):
+        group, verdict = self.model.groups[item.entry.group], item.delivery.message
+        if not self.model.complete_with(item.entry):
             decision = early
         elif decision == "more" and group.wanted == G:
             decision = "kept"
         rest = task_of(group.name, G) if decision == "more" else None
-        call = one.owner.record_verdict(Lane.TRAIN, one.delivery.lease, verdict, decision, G, rest=rest)
-        if group.gone and one.owner is self.samplers[-1]:
-            return self.refused(one, call)
-        owned, reply = self.owned(one.owner, call)
+        call = item.owner.record_verdict(Lane.TRAIN, item.delivery.lease, verdict, decision, G, rest=rest)
+        if group.gone and item.owner is self.samplers[-1]:
+            return self.refused(item, call)
+        owned, reply = self.owned(item.owner, call)
         if owned:
             before = group.state
-            assert reply == self.model.record(one.entry, decision)
+            assert reply == self.model.record(item.entry, decision)
             self.met(f"decided: {decision}", decision, before == "pending")
             self.met("a verdict for a group that has ended", before in ENDED)
             self.met("a verdict for a group that is kept or batched", before in ("kept", "batched"))
@@ -250,26 +252,26 @@ class Actors:
         self.do(self.run.lapse(Lease(self.key(stream), READERS[stream], entry.owner, name)))
         entry.lapsed = True
 
-    def renew(self, one: Held) -> None:
-        owned = self.model.renew(one.entry, one.name)
-        assert self.do(self.consumer(one.stream, one.name).renew_lease(one.delivery.lease)) == owned
-        self.met("a late renewal", not owned, one.entry.state == "leased")
-        self.met("a renewal in an abandoned history", one.entry.state == "abandoned")
+    def renew(self, item: Held) -> None:
+        owned = self.model.renew(item.entry, item.name)
+        assert self.do(self.consumer(item.stream, item.name).renew_lease(item.delivery.lease)) == owned
+        self.met("a late renewal", not owned, item.entry.state == "leased")
+        self.met("a renewal in an abandoned history", item.entry.state == "abandoned")
 
-    def give_up(self, one: Held, cause: Cause) -> None:
-        self.do(self.consumer(one.stream, one.name).dead_letter(one.delivery, "test", cause))
-        given_up = self.model.give_up(one.stream, one.entry, cause.value)
-        self.met("given up by one who no longer holds it", not given_up)
+    def give_up(self, item: Held, cause: Cause) -> None:
+        self.do(self.consumer(item.stream, item.name).dead_letter(item.delivery, "test", cause))
+        given_up = self.model.give_up(item.stream, item.entry, cause.value)
+        self.met("not dead-lettered by a former consumer", not given_up)
 
     def bury_dead(self) -> None:
         """What a sampler does about letters: those of an abandoned history say nothing of a group."""
         found = self.do(self._event_log.dead_letters())
-        assert [letter.group for _, letter in found] == [one.group for one in self.model.letters]
-        for one in self.model.letters:
-            group = self.model.groups[one.group]
-            if one.cause != "invalid" and group.state == "pending" and one.life == group.life:
+        assert [letter.group for _, letter in found] == [item.group for item in self.model.letters]
+        for item in self.model.letters:
+            group = self.model.groups[item.group]
+            if item.cause != "invalid" and group.state == "pending" and item.life == group.life:
                 self.met("a group ended by a letter")
-                self.release(one.group, Release.DEAD)
+                self.release(item.group, Release.DEAD)
 
     def redrive(self, letter: Letter, times: int = 1) -> None:
         """People redrive what they see on their list, which others may have redriven since."""
@@ -288,7 +290,7 @@ class Actors:
                 self.met("a letter redriven")
 
     def duplicate(self, stream: str, place: int) -> None:
-        """The network, or somebody, sends a message once more."""
+        """A message is sent again, by the network or by another client."""
         entry, body = self.seen.streams[stream].entries[place]
         raw = self._server.view.xrange(self.key(stream), entry, entry)[0][1]
         copy = self._server.view.xadd(self.key(stream), raw).decode()
@@ -325,12 +327,12 @@ class Actors:
         assert self._versions.setdefault(version, told) == told, f"version {version} is used twice"
 
     def commit(self) -> None:
-        """Commit what was announced last, by whoever announced it."""
+        """The learner that announced last commits."""
         assert self.announced
         learner, batch, version, weights = self.announced
         logged = batch_of(self.keys, batch.step, batch.groups, G)
         # Of one that was covered or rewound since nothing is left; the call then ends before it asks for the entry.
-        entry = next((one.entry for one in self.do(learner.batches()) if one.batch.step == batch.step), "")
+        entry = next((item.entry for item in self.do(learner.batches()) if item.batch.step == batch.step), "")
         owned, reply = self.owned(learner, learner.commit_step(record_of(logged, version, weights), entry))
         if owned:
             assert reply == self.model.commit(batch, version, weights)
@@ -339,7 +341,7 @@ class Actors:
 
     def cover(self, learner: History, batch: LoggedBatch, times: int = 1) -> None:
         log = self.do(self.learners[-1].batches())
-        assert [one.batch.step for one in log] == [one.step for one in self.model.log]
+        assert [item.batch.step for item in log] == [item.step for item in self.model.log]
         logged = log[self.model.log.index(batch)]
         for _ in range(times):
             owned, reply = self.owned(learner, learner.cover_batch(logged))
@@ -360,11 +362,18 @@ class Actors:
         self.new_sampler()
         groups = [ReopenedGroup(task_of(name, G), trained) for name, trained in self.model.reopened(step).items()]
         done = rewind(
-            self.run.redis, self.keys, "sampler", self.samplers[-1].epoch, resumption=self.model.rewinds + 1,
-            step=step, groups=groups, posteriors={}, response_tokens=None,
-        )  # fmt: skip
+            self.run.redis,
+            self.keys,
+            "sampler",
+            self.samplers[-1].epoch,
+            resumption=self.model.rewinds + 1,
+            step=step,
+            groups=groups,
+            posteriors={},
+            response_tokens=None,
+        )
         assert self.do(done)
-        uncovered = [one.step for one in self.model.log if one.trained]
+        uncovered = [item.step for item in self.model.log if item.trained]
         self.met("rewound over a covered step", any(at > step and at not in uncovered for at, _ in self.model.steps))
         self.met("rewound to a step that was not covered", any(at <= step for at in uncovered))
         self.model.rewind(step)

@@ -1,4 +1,4 @@
-"""Owns the faults that the queue's test must notice: what one of the Redis functions would say wrongly.
+"""Owns the faults that the queue's test must detect: a wrong text in one of the Redis functions.
 
 Must not be used outside tests.
 """
@@ -11,7 +11,7 @@ from tests.services.streams.queue_model import TOMBSTONES
 
 
 class Fault(NamedTuple):
-    """`old`, which function `name` (or `shared`) says `count` times, reads `new`."""
+    """The text `old` in function `name` (or `shared`), which occurs `count` times, is replaced by `new`."""
 
     name: str
     old: str
@@ -51,7 +51,7 @@ FAULTS = {
     "a verdict decides a group that has ended": Fault(
         "record_verdict", "if state ~= 'pending' then return LATE end", "if not state then return LATE end"
     ),
-    "a screened group is not asked for the rest": Fault("record_verdict", "publish(tasks_key, rest_task)", ""),
+    "a screened group does not draw the rest": Fault("record_verdict", "publish(tasks_key, rest_task)", ""),
     "a kept group leaves the pending ones": Fault(
         "record_verdict",
         "if decision == 'kept' then",
@@ -68,8 +68,8 @@ FAULTS = {
     "a release is not counted": Fault("release", "redis.call('HINCRBY', counters_key, release, 1)", ""),
     "a late renewal steals the lease": Fault("renew_lease", "#owned == 0 or owned[1][2] ~= consumer", "#owned == 0"),
     "a renewal counts as a delivery": Fault("renew_lease", ", 'JUSTID'", ""),
-    "a message is given up twice": Fault("dead_letter", "== 0 then return 0", "== 9 then return 0"),
-    "a message is given up without a letter": Fault("dead_letter", "add_letter(dead_key, letter)", ""),
+    "a message is dead-lettered twice": Fault("dead_letter", "== 0 then return 0", "== 9 then return 0"),
+    "a message is dropped without a dead letter": Fault("dead_letter", "add_letter(dead_key, letter)", ""),
     "a group is dispatched twice": Fault("dispatch", "if redis.call('EXISTS', group_key) == 1 then return 0 end", ""),
     "a batch takes groups that are not kept": Fault(
         "publish_batch", "~= 'kept' then return 0", "== 'dead' then return 0"
@@ -105,16 +105,18 @@ FAULTS = {
     ),
     "a rewind leaves what was judged": Fault("rewind", "redis.call('DEL', group_key)", ""),
     "a rewind leaves the tombstones": Fault("rewind", "redis.call('LREM', released_key, 0, group_key)", ""),
-    "a rewind leaves what is on its way": Fault(
+    "a rewind leaves messages in flight": Fault(
         "rewind",
         "redis.call('DEL', tasks_key, samples_key, verdicts_key, batches_key)",
         "redis.call('DEL', tasks_key, batches_key)",
     ),
     "a rewind counts groups as trained": Fault("rewind", "was_trained_list[at] == '1'", "was_trained_list[at] == '2'"),
-    "a rewind does not ask again": Fault("rewind", "  publish(tasks_key, task)\n", ""),
-    "a rewind leaves batches that nobody covers": Fault(
+    "a rewind does not publish tasks": Fault("rewind", "  publish(tasks_key, task)\n", ""),
+    "a rewind leaves batches that are never covered": Fault(
         "rewind", "for _, obsolete_key in ipairs(obsolete_keys) do redis.call('UNLINK', obsolete_key) end", ""
     ),
     "a former owner writes": Fault("shared", "> tonumber(epoch) then", "< 0 then"),
-    "tombstones are kept for ever": Fault("shared", f"RELEASED_KEPT = {TOMBSTONES}", "RELEASED_KEPT = 999"),
+    "hashes of released groups are never deleted": Fault(
+        "shared", f"RELEASED_KEPT = {TOMBSTONES}", "RELEASED_KEPT = 999"
+    ),
 }

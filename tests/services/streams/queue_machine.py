@@ -26,10 +26,32 @@ TIMES = (1, 2)
 
 
 HAPPENINGS = (
-    "dispatch", "deliver", "work", "publish_twice", "draw", "record", "go_on", "go_on", "lapse", "crash", "take_over",
-    "take_over", "renew", "give_up", "bury_dead", "redrive", "duplicate", "release", "trim", "publish_batch", "train",
-    "commit_late", "cover", "replace", "rewind",
-)  # fmt: skip
+    "dispatch",
+    "deliver",
+    "work",
+    "publish_twice",
+    "draw",
+    "record",
+    "go_on",
+    "go_on",
+    "lapse",
+    "crash",
+    "take_over",
+    "take_over",
+    "renew",
+    "give_up",
+    "bury_dead",
+    "redrive",
+    "duplicate",
+    "release",
+    "trim",
+    "publish_batch",
+    "train",
+    "commit_late",
+    "cover",
+    "replace",
+    "rewind",
+)
 
 
 def pick(data: Any, options: Iterable[T]) -> T:
@@ -72,17 +94,17 @@ class QueueMachine(RuleBasedStateMachine):
         self.acts.dispatch(self.acts.samplers[-1], 1 if self._dispatched % 2 else None)
 
     def some_held(self, stream: str, leased: bool = True) -> list[Held]:
-        """Deliveries in hand, by default such as nobody was done with; if there are none, groups are brought so far."""
+        """Held deliveries, by default unfinished ones; if there are none, groups are brought to this point."""
         for _ in range(3):
-            held = [one for one in self.acts.holding(stream) if one.entry.state == "leased" or not leased]
+            held = [item for item in self.acts.holding(stream) if item.entry.state == "leased" or not leased]
             if held:
                 return held
             before = STREAMS[: STREAMS.index(stream)]
             if not any(self.acts.model.streams[name].of("new") for name in (*before, stream)):
                 self.some_new()
             for earlier in before:
-                for one in self.acts.read(earlier, "a", 2):
-                    (self.acts.draw if earlier == TASKS else self.acts.judge)(one)
+                for item in self.acts.read(earlier, "a", 2):
+                    (self.acts.draw if earlier == TASKS else self.acts.judge)(item)
             self.acts.read(stream, "a", 2)
         return []
 
@@ -90,16 +112,16 @@ class QueueMachine(RuleBasedStateMachine):
         for _ in range(4):
             if kept := self.acts.model.by_state("kept"):
                 return kept
-            for one in self.some_held(VERDICTS):
-                self.acts.record(one, "kept")
+            for item in self.some_held(VERDICTS):
+                self.acts.record(item, "kept")
         return []
 
     def some_batch(self) -> list[Any]:
         """The next batch to be trained."""
-        waiting = [one for one in self.acts.model.log if not one.trained]
+        waiting = [item for item in self.acts.model.log if not item.trained]
         if not waiting and (kept := self.some_kept()):
             self.acts.publish_batch(self.acts.samplers[-1], kept[:1])
-        return [one for one in self.acts.model.log if not one.trained][:1]
+        return [item for item in self.acts.model.log if not item.trained][:1]
 
     def train_well(self) -> None:
         """One more rollout step, by the learner that owns the role."""
@@ -123,27 +145,27 @@ class QueueMachine(RuleBasedStateMachine):
     def deliver(self, data: Any) -> None:
         self.acts.read(pick(data, STREAMS), pick(data, NAMES), pick(data, (1, 2, 3)))
 
-    def act(self, data: Any, one: Held) -> None:
+    def act(self, data: Any, item: Held) -> None:
         """What a consumer does with what it holds, whatever became of it meanwhile."""
-        if one.stream == TASKS:
-            self.acts.publish(one, pick(data, range(one.entry.wanted)))
-        elif one.stream == SAMPLES:
-            self.acts.judge(one)
+        if item.stream == TASKS:
+            self.acts.publish(item, pick(data, range(item.entry.wanted)))
+        elif item.stream == SAMPLES:
+            self.acts.judge(item)
         else:
-            self.acts.record(one, pick(data, DECISIONS))
+            self.acts.record(item, pick(data, DECISIONS))
 
     def work(self, data: Any) -> None:
         if held := self.some_held(pick(data, STREAMS), pick(data, (True, False))):
-            one = pick(data, held)
+            item = pick(data, held)
             for _ in range(pick(data, TIMES)):
-                self.act(data, one)
+                self.act(data, item)
 
     def publish_twice(self, data: Any) -> None:
         if held := self.some_held(TASKS):
-            one = pick(data, held)
-            index = pick(data, range(one.entry.wanted))
-            self.acts.publish(one, index)
-            self.acts.publish(one, index)
+            item = pick(data, held)
+            index = pick(data, range(item.entry.wanted))
+            self.acts.publish(item, index)
+            self.acts.publish(item, index)
 
     def draw(self, data: Any) -> None:
         if held := self.some_held(TASKS, pick(data, (True, False))):
@@ -158,12 +180,12 @@ class QueueMachine(RuleBasedStateMachine):
 
     def all_go_on(self, decision: str) -> None:
         """Consumers that nothing happens to."""
-        for one in self.acts.read(TASKS, "b", 3):
-            self.acts.draw(one)
-        for one in self.acts.read(SAMPLES, "b", 4):
-            self.acts.judge(one)
-        for one in self.acts.read(VERDICTS, "b", 4):
-            self.acts.record(one, decision)
+        for item in self.acts.read(TASKS, "b", 3):
+            self.acts.draw(item)
+        for item in self.acts.read(SAMPLES, "b", 4):
+            self.acts.judge(item)
+        for item in self.acts.read(VERDICTS, "b", 4):
+            self.acts.record(item, decision)
 
     def lapse(self, data: Any) -> None:
         if leases := self.acts.leases():
@@ -172,7 +194,7 @@ class QueueMachine(RuleBasedStateMachine):
     def crash(self, data: Any) -> None:
         """All consumers of a name die, and time passes for what they held."""
         name = pick(data, NAMES)
-        self.acts.held = [one for one in self.acts.held if one.name != name]
+        self.acts.held = [item for item in self.acts.held if item.name != name]
         for stream, entry in self.acts.leases():
             if entry.owner == name:
                 self.acts.lapse(stream, entry)
@@ -182,19 +204,19 @@ class QueueMachine(RuleBasedStateMachine):
         stream = pick(data, STREAMS)
         if not (held := self.some_held(stream)):
             return
-        one = pick(data, held)
+        item = pick(data, held)
         self.acts.check()
-        self.acts.lapse(stream, one.entry)
-        self.acts.read(stream, "ab".replace(one.name, ""), 1)
-        pick(data, (self.act, self.renew_one, self.give_up_one, self.nothing))(data, one)
+        self.acts.lapse(stream, item.entry)
+        self.acts.read(stream, "ab".replace(item.name, ""), 1)
+        pick(data, (self.act, self.renew_one, self.give_up_one, self.nothing))(data, item)
 
-    def renew_one(self, data: Any, one: Held) -> None:
-        self.acts.renew(one)
+    def renew_one(self, data: Any, item: Held) -> None:
+        self.acts.renew(item)
 
-    def give_up_one(self, data: Any, one: Held) -> None:
-        self.acts.give_up(one, Cause.TOO_LONG)
+    def give_up_one(self, data: Any, item: Held) -> None:
+        self.acts.give_up(item, Cause.TOO_LONG)
 
-    def nothing(self, data: Any, one: Held) -> None:
+    def nothing(self, data: Any, item: Held) -> None:
         pass
 
     def renew(self, data: Any) -> None:
@@ -203,9 +225,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     def give_up(self, data: Any) -> None:
         if held := self.some_held(pick(data, STREAMS), pick(data, (True, False))):
-            one = pick(data, held)
+            item = pick(data, held)
             for _ in range(pick(data, TIMES)):
-                self.acts.give_up(one, Cause.TOO_LONG)
+                self.acts.give_up(item, Cause.TOO_LONG)
 
     def bury_dead(self, data: Any) -> None:
         self.acts.bury_dead()
@@ -218,23 +240,23 @@ class QueueMachine(RuleBasedStateMachine):
             self.acts.redrive(pick(data, self.acts.model.letters), pick(data, TIMES))
 
     def duplicate(self, data: Any) -> None:
-        """Of a message that somebody is done with, or of one that nobody is."""
+        """Duplicates a message, acked or not."""
         stream, states = pick(data, STREAMS), pick(data, (("done",), ("new", "leased")))
         entries = self.acts.model.streams[stream].entries
-        if places := [place for place, one in enumerate(entries) if one.state in states]:
+        if places := [place for place, item in enumerate(entries) if item.state in states]:
             self.acts.duplicate(stream, pick(data, places))
 
     def release(self, data: Any) -> None:
-        """Of a group in any state; whoever holds something of it goes on with it."""
-        working = [one.entry.group for one in self.some_held(pick(data, STREAMS))]
-        known = {name: one.state for name, one in self.acts.model.groups.items() if not one.gone}
-        states = [[name for name, state in known.items() if state == one] for one in sorted(set(known.values()))]
+        """Releases a group in any state; consumers that hold its messages continue."""
+        working = [item.entry.group for item in self.some_held(pick(data, STREAMS))]
+        known = {name: item.state for name, item in self.acts.model.groups.items() if not item.gone}
+        states = [[name for name, state in known.items() if state == item] for item in sorted(set(known.values()))]
         if names := pick(data, (working, *states)):
             name = pick(data, names)
             self.acts.release(name, pick(data, (Release.STALE, Release.DEAD)))
             self.acts.check()
-            for one in [one for one in self.acts.held if one.entry.group == name]:
-                self.act(data, one)
+            for item in [item for item in self.acts.held if item.entry.group == name]:
+                self.act(data, item)
 
     def trim(self, data: Any) -> None:
         self.acts.trim(pick(data, STREAMS))
@@ -257,21 +279,21 @@ class QueueMachine(RuleBasedStateMachine):
                 self.acts.commit()
 
     def commit_late(self, data: Any) -> None:
-        """Whoever announced last commits, although another may have done so."""
+        """The learner that announced last commits, although another may have committed."""
         if self.acts.announced:
             self.acts.commit()
 
     def cover(self, data: Any) -> None:
-        if not any(one.trained for one in self.acts.model.log):
+        if not any(item.trained for item in self.acts.model.log):
             self.train_well()
-        if trained := [one for one in self.acts.model.log if one.trained]:
+        if trained := [item for item in self.acts.model.log if item.trained]:
             self.acts.cover(writer(data, self.acts.learners), pick(data, trained), pick(data, TIMES))
 
     def replace(self, data: Any) -> None:
         pick(data, (self.acts.new_sampler, self.acts.new_learner))()
 
     def rewind(self, data: Any) -> None:
-        """Back to an older step, some of them trained only now; whoever holds something goes on with it."""
+        """Rewinds to an older step, which may be trained only now; consumers continue with what they hold."""
         for _ in range(pick(data, (0, 1, 2))):
             self.train_well()
         held, last = list(self.acts.held), self.acts.model.committed[1]
@@ -279,8 +301,8 @@ class QueueMachine(RuleBasedStateMachine):
             return
         self.acts.rewind(pick(data, range(last)))
         self.acts.check()
-        for one in held:
-            pick(data, (self.act, self.renew_one, self.nothing))(data, one)
+        for item in held:
+            pick(data, (self.act, self.renew_one, self.nothing))(data, item)
 
     def teardown(self) -> None:
         if sys.exc_info()[0] is None:
@@ -300,10 +322,10 @@ class QueueMachine(RuleBasedStateMachine):
             self.all_go_on("kept")
             acts.bury_dead()
         else:
-            raise AssertionError("groups that never end, or messages that nobody is done with")
+            raise AssertionError("groups that never end, or messages that are never acked")
         while kept := acts.model.by_state("kept"):
             acts.publish_batch(acts.samplers[-1], kept[:2])
-        while any(not one.trained for one in acts.model.log):
+        while any(not item.trained for item in acts.model.log):
             self.train_well()
         for batch in list(acts.model.log):
             acts.cover(acts.learners[-1], batch)

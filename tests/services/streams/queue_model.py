@@ -40,30 +40,30 @@ class Stream:
     grouped: bool = True
 
     def of(self, state: str) -> list[Entry]:
-        return [one for one in self.entries if one.state == state]
+        return [item for item in self.entries if item.state == state]
 
     @property
     def waiting(self) -> bool:
-        """Whether somebody is not done with an entry."""
-        return any(one.state in ("new", "leased") for one in self.entries)
+        """Whether an entry is not acked yet."""
+        return any(item.state in ("new", "leased") for item in self.entries)
 
     def take(self, consumer: str, count: int) -> tuple[list[Entry], list[Entry]]:
-        """What one read delivers, and what it gives up: lapsed leases first, else new entries."""
+        """The entries that a read delivers, and those that it dead-letters: lapsed leases first, else new entries."""
         if not self.grouped:
             self.grouped = True
             return [], []
-        lapsed = [one for one in self.of("leased") if one.lapsed][:count]
+        lapsed = [item for item in self.of("leased") if item.lapsed][:count]
         taken = lapsed
-        for one in lapsed:
-            one.owner, one.lapsed, one.deliveries = consumer, False, one.deliveries + 1
-        lost = [one for one in taken if one.deliveries > MAX_DELIVERIES]
-        taken = [one for one in taken if one.deliveries <= MAX_DELIVERIES]
+        for item in lapsed:
+            item.owner, item.lapsed, item.deliveries = consumer, False, item.deliveries + 1
+        lost = [item for item in taken if item.deliveries > MAX_DELIVERIES]
+        taken = [item for item in taken if item.deliveries <= MAX_DELIVERIES]
         if not taken:
             taken = self.of("new")[:count]
-            for one in taken:
-                one.owner, one.deliveries = consumer, 1
-        for one in taken:
-            one.state = "leased"
+            for item in taken:
+                item.owner, item.deliveries = consumer, 1
+        for item in taken:
+            item.state = "leased"
         return taken, lost
 
     def trim(self, longest: int) -> tuple[int, int]:
@@ -71,15 +71,15 @@ class Stream:
 
         Of the latter the oldest that are done with, but the last one delivered, until `longest` entries are left.
         """
-        delivered = [place for place, one in enumerate(self.entries) if one.state != "new"]
-        leased = [place for place, one in enumerate(self.entries) if one.state == "leased"]
+        delivered = [place for place, item in enumerate(self.entries) if item.state != "new"]
+        leased = [place for place, item in enumerate(self.entries) if item.state == "leased"]
         if not self.grouped or not delivered:
             return 0, 0
         first = leased[0] if leased else delivered[-1]
-        done = [one for one in self.entries[first : delivered[-1]] if one.state == "done"] if leased else []
+        done = [item for item in self.entries[first : delivered[-1]] if item.state == "done"] if leased else []
         del self.entries[:first]
         gone = done[: max(0, len(self.entries) - longest)]
-        self.entries = [one for one in self.entries if one not in gone]
+        self.entries = [item for item in self.entries if item not in gone]
         return first, len(gone)
 
 
@@ -136,13 +136,13 @@ class Model:
 
     def counts(self) -> Counter[str]:
         """The counters; `pending` is whatever has not ended."""
-        found = Counter(one.state for one in self.groups.values() if one.state in ENDED)
+        found = Counter(item.state for item in self.groups.values() if item.state in ENDED)
         found["dispatched"] = len(self.groups)
-        found["pending"] = sum(one.state not in ENDED for one in self.groups.values())
+        found["pending"] = sum(item.state not in ENDED for item in self.groups.values())
         return +found
 
     def by_state(self, *states: str) -> list[str]:
-        return [name for name, one in self.groups.items() if one.state in states]
+        return [name for name, item in self.groups.items() if item.state in states]
 
     def dispatch(self, name: str, samples: int, wanted: int) -> bool:
         if name in self.groups and not self.groups[name].gone:
@@ -245,7 +245,7 @@ class Model:
     def redrive(self, letter: Letter) -> str | None:
         """The new name under which a letter's group is drawn again; None where it cannot be."""
         group = self.groups[letter.group]
-        if any(one.redriven for one in self.letters if one.group == letter.group):
+        if any(item.redriven for item in self.letters if item.group == letter.group):
             return None
         if group.gone and (letter.stream != TASKS or letter.cause == "invalid"):
             return None
@@ -300,7 +300,7 @@ class Model:
 
     def rewind(self, step: int) -> None:
         assert self.committed
-        for batch in [one for one in self.log if one.step <= step]:
+        for batch in [item for item in self.log if item.step <= step]:
             self.cover(batch)
         for stream in self.streams.values():
             for entry in stream.entries:
@@ -314,6 +314,6 @@ class Model:
                 self.tombstones.remove(name)
             self.groups[name] = Group(name, old.samples, old.samples, life=old.life + 1)
             self.ask(self.groups[name])
-        self.steps = [one for one in self.steps if one[0] <= step]
+        self.steps = [item for item in self.steps if item[0] <= step]
         self.queue_step = step
         self.committed = self.committed[0], step, ""

@@ -1,6 +1,6 @@
-"""Owns what Redis holds of a run as the queue's test sees it, and what must hold of it at any moment.
+"""Owns the content of Redis of a run as the queue's test sees it, and its invariants.
 
-Must not import the code under test: keys and messages are read as they stand.
+Must not import the code under test: keys and messages are read as stored.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class View:
         pipe.hgetall(key + "policy").hgetall(key + "queue")
         names, *reply = pipe.execute(raise_on_error=False)
         streams = [self._messages(name, got) for name, got in zip((*STREAMS, "batches", "steps"), reply, strict=False)]
-        self.batches, self.steps = ([body for _, body in one] for one in streams[3:])
+        self.batches, self.steps = ([body for _, body in item] for item in streams[3:])
         self.dead = [body for _, body in self._messages("dead", reply[5])]
         self.streams = {
             name: Seen(streams[at], *_leases(reply[6 + 2 * at], reply[7 + 2 * at])) for at, name in enumerate(STREAMS)
@@ -67,7 +67,7 @@ class View:
         self.counters = {name.decode(): int(value) for name, value in reply[12].items()}
         self.pending = {name.decode() for name in reply[13]}
         self.released = [name.decode().removeprefix(f"{key}group:") for name in reply[14]]
-        self.policy, self.queue = ({k.decode(): v.decode() for k, v in one.items()} for one in reply[15:17])
+        self.policy, self.queue = ({k.decode(): v.decode() for k, v in item.items()} for item in reply[15:17])
         self._look_at([name.decode().removeprefix(key) for name in names])
 
     def _look_at(self, names: list[str]) -> None:
@@ -79,9 +79,9 @@ class View:
         for name in payloads:
             pipe.hget(f"{self._prefix}payload:{name}", "text")
         reply = pipe.execute()
-        hashes = [{k.decode(): v.decode() for k, v in one.items()} for one in reply[: len(groups)]]
+        hashes = [{k.decode(): v.decode() for k, v in item.items()} for item in reply[: len(groups)]]
         self.groups = dict(zip(groups, hashes, strict=True))
-        texts = [float(one) for one in reply[len(groups) :]]
+        texts = [float(item) for item in reply[len(groups) :]]
         keyed = [(group, int(index)) for group, _, index in (name.rpartition(":") for name in payloads)]
         self.payloads = dict(zip(keyed, texts, strict=True))
 
@@ -113,24 +113,24 @@ class View:
         assert self.counters.get("response_tokens", 0) == model.response_tokens
 
     def every_group_is_in_one_state(self, model: Model) -> None:
-        states = {name: one["state"] for name, one in self.groups.items()}
-        assert states == {name: one.state for name, one in model.groups.items() if not one.gone}
+        states = {name: item["state"] for name, item in self.groups.items()}
+        assert states == {name: item.state for name, item in model.groups.items() if not item.gone}
         assert {name for name, state in states.items() if state not in ENDED} == self.pending
         assert self.released == model.tombstones
 
     def results_are_the_first_ones(self, model: Model) -> None:
-        """Payloads are there exactly while somebody may need them, and each recorded verdict judged that payload."""
-        wanted = {(name, n): nonce for name, one in model.groups.items() for n, nonce in one.payloads.items()}
+        """Payloads exist exactly while they may be needed, and each recorded verdict judged that payload."""
+        wanted = {(name, n): nonce for name, item in model.groups.items() for n, nonce in item.payloads.items()}
         assert self.payloads == wanted
         for name, fields in self.groups.items():
-            one = model.groups[name]
+            item = model.groups[name]
             recorded = {
                 int(field.removeprefix("verdict:")): json.loads(value)["facts"]["started_at"]
                 for field, value in fields.items()
                 if field.startswith("verdict:")
             }
-            assert recorded == one.recorded, name
-            assert {int(field[7:]) for field in fields if field.startswith("judged:")} == set(one.judged), name
+            assert recorded == item.recorded, name
+            assert {int(field[7:]) for field in fields if field.startswith("judged:")} == set(item.judged), name
             for index, nonce in recorded.items():
                 assert self.payloads.get((name, index), nonce) == nonce, f"{name}:{index} was judged by another text"
 
@@ -138,10 +138,10 @@ class View:
         for name in STREAMS:
             seen, expected = self.streams[name], model.streams[name]
             assert [_told(body) for _, body in seen.entries] == [
-                (one.group, one.wanted, one.index, one.nonce) for one in expected.entries
+                (item.group, item.wanted, item.index, item.nonce) for item in expected.entries
             ], name
             leases = [seen.leases[entry] for entry, _ in seen.entries if entry in seen.leases]
-            assert leases == [(one.owner, one.deliveries) for one in expected.of("leased")], name
+            assert leases == [(item.owner, item.deliveries) for item in expected.of("leased")], name
             assert len(leases) == len(seen.leases), f"{name}: a lease on an entry that is gone"
             assert len(seen.open) == len(expected.of("leased")) + len(expected.of("new")), name
             self._count_announced(model, name)
@@ -157,14 +157,14 @@ class View:
     def a_group_is_trained_once(self, model: Model) -> None:
         trained = [name for record in self.steps for name in record["groups"]]
         last = max((record["step"] for record in self.steps), default=0)
-        waiting = [one["group"] for batch in self.batches if batch["step"] > last for one in batch["groups"]]
+        waiting = [item["group"] for batch in self.batches if batch["step"] > last for item in batch["groups"]]
         assert len({*trained, *waiting}) == len(trained) + len(waiting), (trained, waiting)
         assert len(trained) == self.counters.get("trained", 0)
 
     def the_history_is_as_committed(self, model: Model) -> None:
-        assert [(one["step"], tuple(one["groups"])) for one in self.steps] == model.steps
-        found = [(one["step"], tuple(group["group"] for group in one["groups"])) for one in self.batches]
-        assert found == [(one.step, one.groups) for one in model.log]
+        assert [(item["step"], tuple(item["groups"])) for item in self.steps] == model.steps
+        found = [(item["step"], tuple(group["group"] for group in item["groups"])) for item in self.batches]
+        assert found == [(item.step, item.groups) for item in model.log]
         if model.committed:
             standing = int(self.policy["version"]), int(self.policy["step"]), self.policy["weights"]
             assert standing == model.committed
@@ -178,7 +178,7 @@ class View:
         tasks: Counter[str] = Counter()
         for body in self.streams[TASKS].open:
             tasks[body["group"]] = max(tasks[body["group"]], body["stop"] or body["samples"])
-        letters = {(one.group, one.life) for one in model.letters if one.cause != "invalid"}
+        letters = {(item.group, item.life) for item in model.letters if item.cause != "invalid"}
         for name, fields in self.groups.items():
             if fields["state"] != "pending" or (name, model.groups[name].life) in letters:
                 continue
@@ -197,5 +197,5 @@ def _told(body: dict[str, Any]) -> tuple[str, int, int, float]:
 def _leases(pending: Any, groups: Any) -> tuple[dict[str, tuple[str, int]], tuple[int, int]]:
     if isinstance(pending, ResponseError) or isinstance(groups, ResponseError):
         return {}, (0, 0)
-    leases = {one["message_id"].decode(): (one["consumer"].decode(), one["times_delivered"]) for one in pending}
+    leases = {item["message_id"].decode(): (item["consumer"].decode(), item["times_delivered"]) for item in pending}
     return leases, order(groups[0]["last-delivered-id"].decode())

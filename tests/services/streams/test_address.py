@@ -35,7 +35,7 @@ def no_variables(monkeypatch):
         ("redis+sentinel://a,b:5/s", "redis+sentinel://a:26379,b:5/s/0", [("a", 26379), ("b", 5)], "s", 0, False),
         ("rediss+sentinel://a/main/3", "rediss+sentinel://a:26379/main/3", [("a", 26379)], "main", 3, True),
     ],
-)  # fmt: skip
+)
 def test_what_an_address_says(url, shown, hosts, service, db, tls):
     address = parse_redis_url(url)
     assert (str(address), redacted(url)) == (shown, shown)
@@ -119,8 +119,8 @@ def test_a_password_file_is_read_anew_and_never_shown(tmp_path, monkeypatch):
     file.write_text("second secret\r\n")
     assert provider.get_credentials() == ("penstock", "second secret")
     redis = client("redis://h/0")
-    for one in (provider, redis, redis.connection_pool, redis.connection_pool.make_connection()):
-        assert "secret" not in repr(one) + str(one)
+    for item in (provider, redis, redis.connection_pool, redis.connection_pool.make_connection()):
+        assert "secret" not in repr(item) + str(item)
 
 
 def test_what_an_address_carries_wins(tmp_path, monkeypatch):

@@ -28,33 +28,52 @@ def changed(message, *path, to):
     return json.dumps(document).encode()
 
 
-@pytest.mark.parametrize("message", [
-    task_of("g0", stop=1), SAMPLE, verdict_on(SAMPLE), BATCH, record_of(BATCH, 3),
-    WeightPlan(generation=1, version=0, host="h", port=1, world=1, members={"a": 1}, timeout_s=1.0),
-], ids=lambda one: one.kind)  # fmt: skip
+@pytest.mark.parametrize(
+    "message",
+    [
+        task_of("g0", stop=1),
+        SAMPLE,
+        verdict_on(SAMPLE),
+        BATCH,
+        record_of(BATCH, 3),
+        WeightPlan(generation=1, version=0, host="h", port=1, world=1, members={"a": 1}, timeout_s=1.0),
+    ],
+    ids=lambda item: item.kind,
+)
 def test_what_the_run_writes_is_let_in(message):
     assert admit(KEYS, type(message), raw(message)) == message
 
 
-@pytest.mark.parametrize(("model", "body", "says"), [
-    (Task, b"", "not a valid Task: message: Invalid JSON"),
-    (Task, b"\xff\xfe", "not a valid Task: message: Invalid JSON"),
-    (Task, b"[]", "not a valid Task: message: Input should be an object"),
-    (Task, b"null", "not a valid Task: message: Input should be an object"),
-    (Task, raw(task_of("g0"))[:-5], "not a valid Task: message: Invalid JSON: EOF"),
-    (Task, raw(SAMPLE), "not a valid Task: kind: Input should be 'task'"),
-    (Task, changed(task_of("g0"), "schema_version", to=2), "not a valid Task: schema_version: Input should be 1"),
-    (Task, changed(task_of("g0"), "samples", to=4097), "samples: Input should be less than or equal to 4096"),
-    (Task, changed(task_of("g0"), "sampling", "temperature", to=float("nan")), "sampling.temperature: Input should be"),
-    (Task, changed(task_of("g0"), "prompt", "messages", 0, "role", to=[]), "prompt.messages.0.role: Input should be a"),
-    (Sample, changed(SAMPLE, "index", to=-1), "index: Input should be greater than or equal to 0"),
-    (Sample, changed(SAMPLE, "index", to=10**30), "index: "),
-    (Sample, changed(SAMPLE, "facts", "mean_logprob", to=float("inf")), "mean_logprob: Input should be a finite"),
-    (Sample, b"[" * 100_000, "not a valid Sample: message: Invalid JSON: recursion limit"),
-    (Sample, changed(SAMPLE, "reference", to={"x" * 9999: []}) + b"}", "not a valid Sample: message: Invalid JSON"),
-    (Verdict, changed(verdict_on(SAMPLE), "score", to=1.5), "score: Input should be less than or equal to 1"),
-    (Verdict, changed(verdict_on(SAMPLE), "score", to=float("nan")), "score: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "body", "says"),
+    [
+        (Task, b"", "not a valid Task: message: Invalid JSON"),
+        (Task, b"\xff\xfe", "not a valid Task: message: Invalid JSON"),
+        (Task, b"[]", "not a valid Task: message: Input should be an object"),
+        (Task, b"null", "not a valid Task: message: Input should be an object"),
+        (Task, raw(task_of("g0"))[:-5], "not a valid Task: message: Invalid JSON: EOF"),
+        (Task, raw(SAMPLE), "not a valid Task: kind: Input should be 'task'"),
+        (Task, changed(task_of("g0"), "schema_version", to=2), "not a valid Task: schema_version: Input should be 1"),
+        (Task, changed(task_of("g0"), "samples", to=4097), "samples: Input should be less than or equal to 4096"),
+        (
+            Task,
+            changed(task_of("g0"), "sampling", "temperature", to=float("nan")),
+            "sampling.temperature: Input should be",
+        ),
+        (
+            Task,
+            changed(task_of("g0"), "prompt", "messages", 0, "role", to=[]),
+            "prompt.messages.0.role: Input should be a",
+        ),
+        (Sample, changed(SAMPLE, "index", to=-1), "index: Input should be greater than or equal to 0"),
+        (Sample, changed(SAMPLE, "index", to=10**30), "index: "),
+        (Sample, changed(SAMPLE, "facts", "mean_logprob", to=float("inf")), "mean_logprob: Input should be a finite"),
+        (Sample, b"[" * 100_000, "not a valid Sample: message: Invalid JSON: recursion limit"),
+        (Sample, changed(SAMPLE, "reference", to={"x" * 9999: []}) + b"}", "not a valid Sample: message: Invalid JSON"),
+        (Verdict, changed(verdict_on(SAMPLE), "score", to=1.5), "score: Input should be less than or equal to 1"),
+        (Verdict, changed(verdict_on(SAMPLE), "score", to=float("nan")), "score: "),
+    ],
+)
 def test_what_is_no_message_is_refused_with_the_place(model, body, says):
     found = admit(KEYS, model, body)
     assert isinstance(found, Malformed)
@@ -62,15 +81,22 @@ def test_what_is_no_message_is_refused_with_the_place(model, body, says):
     assert len(found.reason) < 700
 
 
-@pytest.mark.parametrize(("model", "body", "says"), [
-    (Sample, raw(sample_of(RunKeys("another"), "g0", 1)), "facts.payload: 'penstock:{another}:payload:g0:1'"),
-    (Sample, changed(SAMPLE, "index", to=0), "facts.payload: 'penstock:{r}:payload:g0:1' is not valid: expected "),
-    (Sample, changed(SAMPLE, "group", to="g7"), "expected 'penstock:{r}:payload:g7:1'"),
-    (Verdict, raw(verdict_on(sample_of(RunKeys("another"), "g0", 1))), "facts.payload: 'penstock:{another}:payload"),
-    (Batch, raw(batch_of(RunKeys("another"), 1, ["g0"])), "does not belong to group 'g0' of this run"),
-    (Batch, changed(BATCH, "groups", 1, "samples", 0, "payload", to="penstock:{r}:payload:g0:0"), "group 'g1'"),
-    (Batch, changed(BATCH, "groups", to=[]), "groups: empty: expected at least one"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "body", "says"),
+    [
+        (Sample, raw(sample_of(RunKeys("another"), "g0", 1)), "facts.payload: 'penstock:{another}:payload:g0:1'"),
+        (Sample, changed(SAMPLE, "index", to=0), "facts.payload: 'penstock:{r}:payload:g0:1' is not valid: expected "),
+        (Sample, changed(SAMPLE, "group", to="g7"), "expected 'penstock:{r}:payload:g7:1'"),
+        (
+            Verdict,
+            raw(verdict_on(sample_of(RunKeys("another"), "g0", 1))),
+            "facts.payload: 'penstock:{another}:payload",
+        ),
+        (Batch, raw(batch_of(RunKeys("another"), 1, ["g0"])), "does not belong to group 'g0' of this run"),
+        (Batch, changed(BATCH, "groups", 1, "samples", 0, "payload", to="penstock:{r}:payload:g0:0"), "group 'g1'"),
+        (Batch, changed(BATCH, "groups", to=[]), "groups: empty: expected at least one"),
+    ],
+)
 def test_a_message_of_another_run_is_refused(model, body, says):
     found = admit(KEYS, model, body)
     assert isinstance(found, Malformed)
@@ -99,7 +125,7 @@ def test_a_letter_keeps_the_message_as_far_as_it_is_bearable():
     assert DeadLetter.model_validate_json(binary.model_dump_json()) == binary
 
 
-def test_a_refused_message_tells_its_origin_as_far_as_it_can_be_read():
+def test_refused_message_names_its_origin_if_readable():
     assert origin(task_of("g0")) == ("g0", "p0")
     assert origin(SAMPLE) == ("g0", None)
     assert origin(BATCH) == (None, None)
@@ -108,7 +134,7 @@ def test_a_refused_message_tells_its_origin_as_far_as_it_can_be_read():
     assert admit(KEYS, Sample, changed(SAMPLE, "index", to="x")).group is None
 
 
-def test_every_message_that_names_payloads_is_checked_for_its_run():
+def test_every_message_with_payloads_is_checked_for_its_run():
     def names_payloads(model):
         return "payload" in json.dumps(model.model_json_schema())
 

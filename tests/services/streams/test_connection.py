@@ -94,7 +94,7 @@ async def test_every_kind_of_call_survives_kill_and_restart(server, away):
     for name, task in tasks.items():
         count, longest = await task
         stored = int(await away.get(name))
-        assert longest > 0.5, f"{name} was not under way when the server was away"
+        assert longest > 0.5, f"{name} was not in flight when the server was away"
         # A call whose answer was lost may have been done twice; none is lost.
         assert count <= stored <= count + 2, name
 
@@ -128,9 +128,22 @@ async def test_a_server_that_loads_its_file_is_waited_for(server, away, tmp_path
         await pipe.execute()
     server.stop()
     command = [
-        server_binary(), "--port", str(port_of(server)), "--dir", tmp_path / "valkey", "--appendonly", "yes",
-        "--save", "", "--bind", "127.0.0.1", "--key-load-delay", "500", "--logfile", "slow.log",
-    ]  # fmt: skip
+        server_binary(),
+        "--port",
+        str(port_of(server)),
+        "--dir",
+        tmp_path / "valkey",
+        "--appendonly",
+        "yes",
+        "--save",
+        "",
+        "--bind",
+        "127.0.0.1",
+        "--key-load-delay",
+        "500",
+        "--logfile",
+        "slow.log",
+    ]
     slow = await asyncio.create_subprocess_exec(*map(str, command), stdout=subprocess.DEVNULL)
     try:
         assert await away.get("key-2999") == b"2999"
@@ -161,7 +174,7 @@ async def test_dropped_refused_and_slow_connections(server):
         over = asyncio.Event()
         tasks = [asyncio.create_task(keep_at_it(lambda i=i: redis.incr(f"counter-{i}"), over)) for i in range(20)]
         dropped = 0
-        for _ in range(100):  # on a busy machine nobody may be connected again when we look
+        for _ in range(100):  # on a busy machine, clients may not have reconnected yet
             await asyncio.sleep(0.2)
             dropped += bool(proxy.drop_all())
             if dropped == 5:
@@ -182,7 +195,7 @@ async def test_dropped_refused_and_slow_connections(server):
         await redis.aclose()
 
 
-async def test_blocked_read_notices_a_connection_that_died_without_a_word(server, away):
+async def test_blocked_read_notices_a_silently_dead_connection(server, away):
     async with Proxy("127.0.0.1", port_of(server)) as proxy:
         redis = client(f"redis://127.0.0.1:{proxy.port}/0", answer_s=5.0)
         await redis.xgroup_create("stream", "group", id="0", mkstream=True)
@@ -190,7 +203,7 @@ async def test_blocked_read_notices_a_connection_that_died_without_a_word(server
         read = asyncio.create_task(redis.xreadgroup("group", "reader", {"stream": ">"}, count=1, block=4_500))
         await until_a_read_blocks(away)  # asked past the proxy: a second connection through it would be swallowed too
         assert proxy.swallow() > 0
-        # The entry goes to the read whose connection is dead; it stays pending, for whoever takes its lease over.
+        # The entry goes to the read whose connection is dead; it stays pending until its lease is taken over.
         await redis.xadd("stream", {"m": "lost"})
         assert await read == []
         assert 4.9 < time.monotonic() - began < RECONNECT_S / 2
@@ -213,7 +226,7 @@ async def test_patience_ends_with_the_address_and_without_the_password(server, c
         assert str(error).startswith(f"Redis at redis://127.0.0.1:{port}/0 has been away for 3 s: ")
         assert str(error).count("has been away") == 1, "one patience within another"
         assert "secret" not in str(error) + repr(error)
-    lines = [one.message for one in caplog.records]
+    lines = [item.message for item in caplog.records]
     assert len(lines) == 1, "one line in a few seconds, however many wait"
     assert re.fullmatch(rf"Redis at redis://127.0.0.1:{port}/0 is away: .+; retrying for another 3 s", lines[0])
     told = await connection_problem(redis, 1.0)
@@ -255,10 +268,10 @@ async def test_a_server_that_cannot_write_its_file_is_waited_for(server, away, t
             asyncio.create_task(become_owner(away, RunKeys("run"), "sampler")),
         ]
         await asyncio.sleep(1.0)
-        assert not any(one.done() for one in writing)
+        assert not any(item.done() for item in writing)
         await away.config_set("stop-writes-on-bgsave-error", "no")
         assert await asyncio.wait_for(asyncio.gather(*writing), 60.0) == [True, 1]
-    assert any("is away: MISCONF" in one.message for one in caplog.records)
+    assert any("is away: MISCONF" in item.message for item in caplog.records)
 
 
 async def test_silent_server_does_not_hold_connect_beyond_its_deadline():
@@ -275,7 +288,7 @@ async def test_silent_server_does_not_hold_connect_beyond_its_deadline():
     silent.close()
 
 
-async def test_a_cluster_is_refused_and_an_evicting_server_is_warned_of(tmp_path, caplog):
+async def test_cluster_is_refused_and_eviction_is_warned_about(tmp_path, caplog):
     with (
         start_server(tmp_path, "--cluster-enabled", "yes", "--cluster-port", free_port()) as cluster,
         start_server(tmp_path, "--maxmemory-policy", "allkeys-lru") as evicting,
@@ -284,7 +297,7 @@ async def test_a_cluster_is_refused_and_an_evicting_server_is_warned_of(tmp_path
             await connect(f"redis://127.0.0.1:{cluster.port}/0")
         redis = await connect(f"redis://127.0.0.1:{evicting.port}/0")
         await redis.aclose()
-        assert any("has the maxmemory-policy allkeys-lru and may evict" in one.message for one in caplog.records)
+        assert any("has the maxmemory-policy allkeys-lru and may evict" in item.message for item in caplog.records)
 
 
 def test_no_server_gets_a_port_that_a_client_may_be_given(server):

@@ -34,7 +34,7 @@ async def test_a_given_up_task_is_drawn_again_once(pipeline):
     assert event.phase == "redriven"
     assert event.text == (
         "g00000000 is requeued as g00000000-r1; it was dead-lettered: delivered 3 times without an ack"
-    )  # fmt: skip
+    )
     [seen] = await letters(pipeline.redis, pipeline.keys)
     assert seen.redriven == "g00000000-r1"
     assert await pipeline.refused(seen) == "its group was requeued before, as g00000000-r1"
@@ -70,9 +70,9 @@ async def test_a_given_up_sample_has_its_whole_group_drawn_again(pipeline):
         assert await pipeline.draw(again, index)
     for sample in await pipeline.verifier.read(SAMPLES, 1):
         assert await pipeline.judge(sample)
-    for number, one in enumerate(await pipeline.sampler.read(SAMPLES, 1), 1):
-        assert one.message.outcome is Outcome.CORRECT
-        assert await pipeline.record(one, KEPT if number == SAMPLES else "")
+    for number, item in enumerate(await pipeline.sampler.read(SAMPLES, 1), 1):
+        assert item.message.outcome is Outcome.CORRECT
+        assert await pipeline.record(item, KEPT if number == SAMPLES else "")
     assert await redis.hget(keys.group("g0-r1"), "state") == b"kept"
     assert await redis.hget(keys.group("g0"), "state") == b"dead"
     assert await pipeline.counts() == {"dispatched": 2, "dead": 1, "pending": 1}
@@ -87,13 +87,13 @@ async def test_letters_of_one_group_draw_it_again_once(pipeline):
     for index in range(SAMPLES):
         await pipeline.draw(first, index)
     samples = await pipeline.verifier.read(SAMPLES, 1)
-    for one in samples[:2]:
-        await pipeline.verifier.dead_letter(one, "the verifier died of it", Cause.DELIVERIES)
+    for item in samples[:2]:
+        await pipeline.verifier.dead_letter(item, "the verifier died of it", Cause.DELIVERIES)
     await pipeline.bury(samples[2], pipeline.verifier)
     await pipeline.bury(second, pipeline.rollout)
     attempts = await redrive_all(pipeline.redis, pipeline.keys, pipeline.event_log)
-    assert [one.redriven for one in attempts] == ["g0-r1", "g0-r1", "g0-r1", "g1-r1"]
-    assert [one.reason for one in attempts[:2]] == ["requeued as g0-r1", "with another letter of its group"]
+    assert [item.redriven for item in attempts] == ["g0-r1", "g0-r1", "g0-r1", "g1-r1"]
+    assert [item.reason for item in attempts[:2]] == ["requeued as g0-r1", "with another letter of its group"]
     assert await pipeline.counts() == {"dispatched": 4, "dead": 2, "pending": 2}
     assert await redrive_all(pipeline.redis, pipeline.keys, pipeline.event_log) == []
     assert len(await pipeline.event_log.events()) == 2
@@ -102,7 +102,7 @@ async def test_letters_of_one_group_draw_it_again_once(pipeline):
 async def test_of_many_redrives_at_once_one_counts(pipeline):
     letter = await pipeline.dead_task("g0")
     results = await asyncio.gather(*(pipeline.redriven(letter) for _ in range(20)), return_exceptions=True)
-    assert sum(isinstance(one, NotRedrivableError) for one in results) == 19
+    assert sum(isinstance(item, NotRedrivableError) for item in results) == 19
     assert await pipeline.counts() == {"dispatched": 2, "dead": 1, "pending": 1}
     assert len(await pipeline.rollout.read(10, 0.1)) == 1
 
@@ -182,12 +182,12 @@ async def test_what_is_not_of_this_run_stays_dead(pipeline):
         (lane.tasks, foreign[:-1], {"group": "foreign", "cause": Cause.DELIVERIES}, "not a valid Task"),
         (lane.tasks, foreign, {"group": "g0", "cause": Cause.DELIVERIES}, "its task names another group, 'foreign'"),
         (pipeline.keys.batches, "{}", {}, "has no groups"),
-    ]  # fmt: skip
+    ]
     for stream, body, fields, says in cases:
         assert says in await pipeline.refused(await given_up(pipeline, stream, body, **fields))
     attempts = await redrive_all(pipeline.redis, pipeline.keys, pipeline.event_log)
-    assert [one.redriven for one in attempts] == [None] * len(cases)
-    assert all(says in one.reason for one, (*_, says) in zip(attempts, cases, strict=True))
+    assert [item.redriven for item in attempts] == [None] * len(cases)
+    assert all(says in item.reason for item, (*_, says) in zip(attempts, cases, strict=True))
     assert await pipeline.counts() == {}
 
 
@@ -218,13 +218,13 @@ async def test_what_is_no_letter_is_shown_as_such(pipeline, body):
     assert "not a valid DeadLetter" in empty.letter.reason
     assert last == good
     attempts = await redrive_all(pipeline.redis, pipeline.keys, pipeline.event_log)
-    assert [one.redriven for one in attempts] == [None, None, "g0-r1"]
+    assert [item.redriven for item in attempts] == [None, None, "g0-r1"]
 
 
 async def test_letters_come_in_pages(pipeline):
     entries = [(await given_up(pipeline, pipeline.lane.verdicts, json.dumps(n))).entry for n in range(5)]
     first = await letters(pipeline.redis, pipeline.keys, count=3)
     rest = await letters(pipeline.redis, pipeline.keys, first[-1].entry)
-    assert [one.entry for one in [*first, *rest]] == entries
+    assert [item.entry for item in [*first, *rest]] == entries
     with pytest.raises(UnknownLetterError, match="no dead letter '5-5'"):
         await get_letter(pipeline.redis, pipeline.keys, "5-5")

@@ -141,10 +141,10 @@ def fuzz_with(loop, examples, message, scenario, *, lets_in=True):
     @given(st.lists(broken(message), min_size=1, max_size=4))
     def each(raws):
         async def work(redis):
-            one = await Fuzzed.open(redis)
-            await scenario(one, raws)
-            met.update(one.met)
-            await one.close()
+            item = await Fuzzed.open(redis)
+            await scenario(item, raws)
+            met.update(item.met)
+            await item.close()
 
         loop(work)
 
@@ -155,21 +155,21 @@ def fuzz_with(loop, examples, message, scenario, *, lets_in=True):
 
 
 def test_hostile_tasks(fuzz):
-    async def scenario(one, raws):
-        run, drawn = one.run, []
+    async def scenario(item, raws):
+        run, drawn = item.run, []
         await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
-        await one.send(run.streams.tasks, raws)
+        await item.send(run.streams.tasks, raws)
         await run.sampler.dispatch(Lane.TRAIN, task_of("g1"), STATE)
 
         async def serve(delivery):
             task = delivery.message
-            for index in await missing_samples(run.redis, one.keys, task):
-                await run.publish(delivery.lease, sample_of(one.keys, task.group, index), task.wanted)
+            for index in await missing_samples(run.redis, item.keys, task):
+                await run.publish(delivery.lease, sample_of(item.keys, task.group, index), task.wanted)
             drawn.append(task.group)
 
-        served = await one.read_all(run.rollout(), serve)
+        served = await item.read_all(run.rollout(), serve)
         assert set(drawn) == {"g0", "g1"}, "it goes on with the next message"
-        await one.check(run.streams.tasks, served)
+        await item.check(run.streams.tasks, served)
         assert await run.counts() == {"dispatched": 2, "pending": 2}
         assert await run.redis.xlen(run.streams.samples) == 4, "each sample once"
 
@@ -177,30 +177,30 @@ def test_hostile_tasks(fuzz):
 
 
 def test_hostile_samples(fuzz):
-    async def scenario(one, raws):
-        run = one.run
+    async def scenario(item, raws):
+        run = item.run
         held = await run.dispatched("g0")
-        await run.publish(held.lease, sample_of(one.keys, "g0", 0))
-        await one.send(run.streams.samples, raws)
-        await run.publish(held.lease, sample_of(one.keys, "g0", 1))
+        await run.publish(held.lease, sample_of(item.keys, "g0", 0))
+        await item.send(run.streams.samples, raws)
+        await run.publish(held.lease, sample_of(item.keys, "g0", 1))
 
         async def serve(delivery):
             await run.transitions.publish_verdict(Lane.TRAIN, delivery.lease, verdict_on(delivery.message))
 
-        served = await one.read_all(run.verifier(), serve)
-        await one.check(run.streams.samples, served)
+        served = await item.read_all(run.verifier(), serve)
+        await item.check(run.streams.samples, served)
         verdicts = await run.judge().read(20, 0.001)
-        assert sorted(one.message.index for one in verdicts) == [0, 1], "each sample is judged once"
+        assert sorted(item.message.index for item in verdicts) == [0, 1], "each sample is judged once"
 
     fuzz(SAMPLE, scenario)
 
 
 def test_hostile_verdicts(fuzz):
-    async def scenario(one, raws):
-        run, seen = one.run, set()
+    async def scenario(item, raws):
+        run, seen = item.run, set()
         samples = await run.published("g0")
         await run.transitions.publish_verdict(Lane.TRAIN, samples[0].lease, verdict_on(samples[0].message))
-        await one.send(run.streams.verdicts, raws)
+        await item.send(run.streams.verdicts, raws)
         await run.transitions.publish_verdict(Lane.TRAIN, samples[1].lease, verdict_on(samples[1].message))
 
         async def serve(delivery):
@@ -209,28 +209,28 @@ def test_hostile_verdicts(fuzz):
             await run.sampler.record_verdict(Lane.TRAIN, delivery.lease, verdict, decision, 2)
             seen.add(verdict.index)
 
-        served = await one.read_all(run.judge(), serve)
-        await one.check(run.streams.verdicts, served)
+        served = await item.read_all(run.judge(), serve)
+        await item.check(run.streams.verdicts, served)
         assert await run.counts() == {"dispatched": 1, "pending": 1}
         assert await run.state("g0") == "kept"
-        fields = await run.redis.hgetall(one.keys.group("g0"))
+        fields = await run.redis.hgetall(item.keys.group("g0"))
         assert {name for name in fields if name.startswith(b"verdict:")} == {b"verdict:0", b"verdict:1"}
 
     fuzz(verdict_on(SAMPLE), scenario)
 
 
 def test_hostile_batches(fuzz):
-    async def scenario(one, raws):
-        run = one.run
-        await one.send(one.keys.batches, raws)
+    async def scenario(item, raws):
+        run = item.run
+        await item.send(item.keys.batches, raws)
         await run.decided("g0", "kept")
-        assert await run.sampler.publish_batch(batch_of(one.keys, 1, ["g0"]), snapshot_at(1))
-        await one.send(one.keys.batches, raws[:1])
+        assert await run.sampler.publish_batch(batch_of(item.keys, 1, ["g0"]), snapshot_at(1))
+        await item.send(item.keys.batches, raws[:1])
         found = await run.learner.batches()
         accepted = [logged for logged in found if await run.learner.accepts(logged, 1)]
-        await one.check(one.keys.batches, [])
+        await item.check(item.keys.batches, [])
         [logged] = accepted
-        assert logged.entry not in one.hostile, "only what the sampler wrote is trained"
+        assert logged.entry not in item.hostile, "only what the sampler wrote is trained"
         assert await run.learner.batches() == accepted, "what is no batch is no longer in the log"
         assert await run.learner.commit_step(record_of(logged.batch, await run.learner.announce(1, "w1")), logged.entry)
         assert await run.counts() == {"dispatched": 1, "trained": 1}
@@ -240,7 +240,7 @@ def test_hostile_batches(fuzz):
 
 EVALUATION = EvaluationRecord(
     name=BEFORE, version=0, prompts=1, samples_per_prompt=1, accuracy=0.5, standard_error=0.1, unknown=0
-)  # fmt: skip
+)
 TAILED = {
     "weight_plans": WeightPlan(generation=1, version=0, host="h", port=1, world=2, members={"a": 1}, timeout_s=1.0),
     "weight_acks": WeightAck(member="a", generation=1, version=0, phase="applied"),
@@ -248,44 +248,44 @@ TAILED = {
     "steps": record_of(batch_of(R, 1, ["g0"]), 1),
     "evaluations": EVALUATION,
 }
-"""The streams that are read by everybody who cares, and acked by nobody; with a message of each."""
+"""The streams without a consumer group, with a message of each."""
 
 
 @pytest.mark.parametrize("stream", TAILED)
 def test_hostile_entries_of_streams_that_nobody_acks(fuzz, stream):
     message = TAILED[stream]
 
-    async def scenario(one, raws):
-        key = getattr(one.keys, stream)
-        [first] = await one.run.append(key, message)
-        await one.send(key, raws)
-        [last] = await one.run.append(key, message)
-        found = await tail_messages(one.run.redis, one.keys, key, type(message), "0-0")
+    async def scenario(item, raws):
+        key = getattr(item.keys, stream)
+        [first] = await item.run.append(key, message)
+        await item.send(key, raws)
+        [last] = await item.run.append(key, message)
+        found = await tail_messages(item.run.redis, item.keys, key, type(message), "0-0")
         entries = [entry for entry, _ in found]
         assert {first, last} <= set(entries)
-        again = await read_all(one.run.redis, one.keys, key, type(message))
+        again = await read_all(item.run.redis, item.keys, key, type(message))
         assert [entry for entry, _ in again] == entries, "what was no message is gone"
-        await one.check(key, entries)
+        await item.check(key, entries)
 
     fuzz(message, scenario)
 
 
 def test_hostile_dead_letters(fuzz):
-    async def scenario(one, raws):
-        run = one.run
+    async def scenario(item, raws):
+        run = item.run
         await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
-        await run.append(one.keys.dead, LETTER)
-        await one.send(one.keys.dead, raws)
-        event_log = EventLog(run.redis, one.keys, "test")
-        shown = await letters(run.redis, one.keys)
+        await run.append(item.keys.dead, LETTER)
+        await item.send(item.keys.dead, raws)
+        event_log = EventLog(run.redis, item.keys, "test")
+        shown = await letters(run.redis, item.keys)
         assert len(shown) == len(raws) + 1, "what is no letter is shown all the same"
         await event_log.dead_letters()
         read = [letter for _, letter in await event_log.dead_letters()]
         assert len(read) == len(raws) + 1, "and becomes one that says so"
-        one.met.update("dead" if letter.stream == one.keys.dead else "let in" for letter in read)
-        for letter in await letters(run.redis, one.keys):
+        item.met.update("dead" if letter.stream == item.keys.dead else "let in" for letter in read)
+        for letter in await letters(run.redis, item.keys):
             with pytest.raises(NotRedrivableError):
-                await redrive(run.redis, one.keys, letter, event_log)
+                await redrive(run.redis, item.keys, letter, event_log)
         assert await run.counts() == {"dispatched": 1, "pending": 1}
 
     fuzz(LETTER, scenario)
@@ -298,45 +298,45 @@ def test_hostile_dead_letters(fuzz):
 )
 def test_bytes_that_are_no_message_and_an_entry_without_one(loop, lane, stream, group, model):
     async def work(redis):
-        one = await Fuzzed.open(redis)
-        key = getattr(one.keys.lane(lane), stream)
-        consumer = Consumer(one.run.redis, one.keys, key, group, "c", model, 30.0, 2)
+        item = await Fuzzed.open(redis)
+        key = getattr(item.keys.lane(lane), stream)
+        consumer = Consumer(item.run.redis, item.keys, key, group, "c", model, 30.0, 2)
         await consumer.open()
-        await one.send(key, RAW)
-        one.hostile[(await redis.xadd(key, {"n": b"{}"})).decode()] = b""
-        assert await one.read_all(consumer, None) == []
-        await one.check(key, [])
-        await one.close()
+        await item.send(key, RAW)
+        item.hostile[(await redis.xadd(key, {"n": b"{}"})).decode()] = b""
+        assert await item.read_all(consumer, None) == []
+        await item.check(key, [])
+        await item.close()
 
     loop(work)
 
 
-def test_a_message_just_above_the_limit_is_given_up_and_its_letter_is_small(loop):
+def test_message_above_the_limit_gets_a_small_dead_letter(loop):
     async def work(redis):
-        one = await Fuzzed.open(redis)
-        run, raw = one.run, TASK.model_dump_json().encode()
+        item = await Fuzzed.open(redis)
+        run, raw = item.run, TASK.model_dump_json().encode()
         [entry] = await run.append(run.streams.tasks, raw.replace(b'"p0"', b'"' + b"x" * LARGEST_MESSAGE + b'"'))
         await run.sampler.dispatch(Lane.TRAIN, task_of("g1"), STATE)
         [delivery] = await run.rollout().read(4, 0.01)
         assert delivery.message.group == "g1"
-        [shown] = await letters(redis, one.keys)
+        [shown] = await letters(redis, item.keys)
         assert shown.letter.reason == f"{LARGEST_MESSAGE + len(raw) - 2} bytes; a Task has at most {LARGEST_MESSAGE}"
         assert (shown.letter.entry, len(shown.letter.body), shown.letter.whole) == (entry, LARGEST_LETTER, False)
         with pytest.raises(NotRedrivableError):
-            await redrive(redis, one.keys, shown, EventLog(redis, one.keys, "test"))
-        await one.close()
+            await redrive(redis, item.keys, shown, EventLog(redis, item.keys, "test"))
+        await item.close()
 
     loop(work)
 
 
 @pytest.mark.parametrize("stream", ["events", "steps", "evaluations"])
-def test_a_page_of_hostile_entries_does_not_hide_what_is_behind_it(loop, stream):
+def test_page_of_hostile_entries_does_not_hide_later_ones(loop, stream):
     async def work(redis):
-        one = await Fuzzed.open(redis)
-        key, message = getattr(one.keys, stream), TAILED[stream]
-        await one.run.append(key, *[b"{}"] * 600, message)
-        found = await read_all(redis, one.keys, key, type(message))
+        item = await Fuzzed.open(redis)
+        key, message = getattr(item.keys, stream), TAILED[stream]
+        await item.run.append(key, *[b"{}"] * 600, message)
+        found = await read_all(redis, item.keys, key, type(message))
         assert [body for _, body in found] == [message]
-        await one.close()
+        await item.close()
 
     loop(work)

@@ -18,17 +18,26 @@ from services.contracts import (
     Verdict,
     WeightAck,
     WeightPlan,
-)  # fmt: skip
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 OLDER = sorted((GOLDEN / "older").iterdir())
 KINDS = {
     kind.model_fields["kind"].default: kind
     for kind in (
-        Batch, DeadLetter, EvaluationRecord, Event, Sample, SamplerSnapshot, StepRecord, Task, Verdict, WeightAck,
+        Batch,
+        DeadLetter,
+        EvaluationRecord,
+        Event,
+        Sample,
+        SamplerSnapshot,
+        StepRecord,
+        Task,
+        Verdict,
+        WeightAck,
         WeightPlan,
     )
-}  # fmt: skip
+}
 
 
 def test_every_kind_has_a_golden_file():
@@ -51,9 +60,10 @@ def test_golden_file_shows_every_field_with_a_value_of_its_own(name):
     silent = {
         field
         for field, about in kind.model_fields.items()
-        if field not in ("kind", "schema_version") and not about.is_required()
+        if field not in ("kind", "schema_version")
+        and not about.is_required()
         and message[field] == json.loads(json.dumps(about.get_default(call_default_factory=True)))
-    }  # fmt: skip
+    }
     assert silent == set()
 
 
@@ -73,7 +83,7 @@ ABSENT = object()
 def lacking(part, whole, at=""):
     """The places of `part` that `whole` does not have, or has another value at."""
     if isinstance(part, dict) and isinstance(whole, dict):
-        return [one for key, value in part.items() for one in lacking(value, whole.get(key, ABSENT), f"{at}.{key}")]
+        return [item for key, value in part.items() for item in lacking(value, whole.get(key, ABSENT), f"{at}.{key}")]
     if isinstance(part, list) and isinstance(whole, list) and len(part) == len(whole):
-        return [one for pair in zip(part, whole, strict=True) for one in lacking(*pair, f"{at}[]")]
+        return [item for pair in zip(part, whole, strict=True) for item in lacking(*pair, f"{at}[]")]
     return [] if part == whole else [at]

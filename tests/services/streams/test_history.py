@@ -51,7 +51,7 @@ async def payload_groups(redis, keys):
     return {name.split("payload:")[1].split(":")[0] for name in found}
 
 
-async def test_weights_keep_the_version_that_they_have_and_others_get_a_new_one(run):
+async def test_weights_keep_their_version_and_others_get_a_new_one(run):
     learner = run.learner
     assert await learner.policy() is None
     assert await learner.announce(0, "w0") == 0
@@ -62,7 +62,7 @@ async def test_weights_keep_the_version_that_they_have_and_others_get_a_new_one(
     assert await learner.announce(0, "w0") == 0, "a successor has bit-equal weights"
     assert await learner.announce(1, "w1") == 1
     successor = await History.fenced(run.redis, run.keys, "learner")
-    assert await successor.announce(1, "other bits") == 2, "version 1 may have reached somebody"
+    assert await successor.announce(1, "other bits") == 2, "version 1 may have reached a replica"
     assert await successor.announce(1, "w1") == 3, "a version is never used again"
     assert (await successor.policy()) == CommittedPolicy(version=0, step=0, weights="w0", announced=3)
     with pytest.raises(FencedError):
@@ -93,7 +93,7 @@ async def test_a_step_is_committed_once_and_trains_its_groups(run, redis, keys):
     assert standing(await run.learner.policy()) == (0, 1, "w1")
     event_log = EventLog(redis, keys, "test")
     assert (await policy_version(redis, keys), await committed_step(redis, keys)) == (0, 1)
-    assert [one for _, one in await event_log.steps()] == [record]
+    assert [item for _, item in await event_log.steps()] == [record]
     fields = await redis.hmget(keys.group("g0"), "state", "step", "staleness")
     assert fields == [b"trained", b"1", b"1"]
     before = await contents(redis, keys)
@@ -103,7 +103,7 @@ async def test_a_step_is_committed_once_and_trains_its_groups(run, redis, keys):
 
 
 @pytest.mark.parametrize("again", [["g0", "g2"], ["g0", "g1"]])
-async def test_a_batch_that_was_taken_back_while_it_was_trained_is_not_committed(run, redis, keys, again):
+async def test_batch_reclaimed_during_training_is_not_committed(run, redis, keys, again):
     first = await run.batched(1, "g0", "g1")
     await run.decided("g2", "kept")
     version = await run.learner.announce(1, "w1")
@@ -123,7 +123,7 @@ async def test_a_batch_that_was_taken_back_while_it_was_trained_is_not_committed
     assert not await run.sampler.reclaim_batch(1, second.entry, again), "it was trained"
 
 
-async def test_a_later_batch_is_left_until_its_turn_and_taken_back_with_the_one_before_it(run, redis, keys):
+async def test_later_batch_waits_and_is_reclaimed_with_its_predecessor(run, redis, keys):
     first = await run.batched(1, "g0")
     second = await run.batched(2, "g1")
     assert not await run.learner.accepts(second, 1)
@@ -135,7 +135,7 @@ async def test_a_later_batch_is_left_until_its_turn_and_taken_back_with_the_one_
     assert [event.phase for _, event in await EventLog(redis, keys, "test").events()] == ["batch-lost"]
 
 
-async def test_of_forgotten_evaluations_nothing_stays_that_would_count_as_published(run, redis, keys):
+async def test_deleted_evaluations_leave_nothing_published(run, redis, keys):
     group = f"{EVALUATION_GROUP}held-out.step-2.000000"
     await redis.hset(keys.group(group), mapping={"state": "pending", "samples": 2})
     await redis.hset(keys.payload(group, 0), mapping={"text": "42"})
@@ -153,7 +153,7 @@ async def test_a_server_that_forgot_an_epoch_is_told_it_again(run, redis, keys):
     assert await owner_epoch(redis, keys, "learner") == run.learner.epoch
 
 
-async def test_a_learner_that_died_before_it_committed_is_followed_by_one_that_trains_the_same_batch(run):
+async def test_restarted_learner_trains_the_uncommitted_batch_again(run):
     logged = await run.batched(1, "g0")
     assert await run.learner.announce(1, "w1") == 0
     successor = await History.fenced(run.redis, run.keys, "learner")
@@ -167,7 +167,7 @@ async def test_a_learner_that_died_before_it_committed_is_followed_by_one_that_t
     assert await run.counts() == {"dispatched": 1, "trained": 1}
 
 
-async def test_a_batch_stays_with_its_payloads_until_a_checkpoint_covers_it(run, redis, keys):
+async def test_batch_keeps_its_payloads_until_a_checkpoint_covers_it(run, redis, keys):
     first, second = await run.trained(1, "g0"), await run.trained(2, "g1", "g2")
     assert await run.learner.batches() == [first, second]
     assert await payload_groups(redis, keys) == {"g0", "g1", "g2"}
@@ -184,32 +184,35 @@ async def test_a_batch_stays_with_its_payloads_until_a_checkpoint_covers_it(run,
     assert await run.counts() == {"dispatched": 3, "trained": 3}
 
 
-async def test_only_the_batch_that_the_sampler_published_for_a_step_is_accepted(run, redis, keys):
+async def test_only_the_samplers_batch_of_a_step_is_accepted(run, redis, keys):
     first = await run.batched(1, "g0")
     doubled = first.batch.model_copy(update={"groups": first.batch.groups * 2})
     await run.append(keys.batches, batch_of(keys, 2, ["g0"]), batch_of(keys, 1, ["never"]), doubled, first.batch)
     _, wrong_step, *others = await run.learner.batches()
     assert not await run.learner.accepts(wrong_step, 2)
-    for one in others:
-        assert not await run.learner.accepts(one, 1)
+    for item in others:
+        assert not await run.learner.accepts(item, 1)
     assert await run.learner.accepts(first, 1)
     assert await run.learner.batches() == [first]
     letters = [letter for _, letter in await EventLog(redis, keys, "test").dead_letters()]
     assert [letter.reason.removeprefix("not the batch of rollout step ") for letter in letters] == [
-        "2: g0", "1: never", "1: g0", "1: g0"
-    ]  # fmt: skip
+        "2: g0",
+        "1: never",
+        "1: g0",
+        "1: g0",
+    ]
     assert await run.learner.commit_step(record_of(first.batch, await run.learner.announce(1, "w1")), first.entry)
     assert not await run.learner.accepts(first, 1), "it was trained"
 
 
-async def test_a_batch_that_came_twice_or_is_not_the_samplers_takes_nothing_with_it(run, redis, keys):
+async def test_covering_a_foreign_or_copied_batch_deletes_nothing_else(run, redis, keys):
     first = await run.trained(1, "g0")
     await run.decided("g1", "kept")
     await run.append(keys.batches, batch_of(keys, 1, ["g1"]), batch_of(keys, 7, ["g0"]), first.batch)
     _, foreign, later, again = await run.learner.batches()
     before = await contents(redis, keys)
-    for one in (foreign, later):
-        assert await run.learner.cover_batch(one)
+    for item in (foreign, later):
+        assert await run.learner.cover_batch(item)
     assert await run.learner.batches() == [first, again]
     after = await contents(redis, keys)
     assert {name for name in before if after.get(name) != before[name]} == {keys.batches}
@@ -219,7 +222,7 @@ async def test_a_batch_that_came_twice_or_is_not_the_samplers_takes_nothing_with
     assert await payload_groups(redis, keys) == {"g1"}
 
 
-async def test_hostile_entries_leave_the_log_of_batches_for_the_dead_letters(run, redis, keys):
+async def test_hostile_entries_of_the_batch_log_are_dead_lettered(run, redis, keys):
     good = await run.batched(1, "g0")
     another = batch_of(RunKeys("another-run"), 1, ["g0"])
     empty = good.batch.model_copy(update={"groups": ()})
@@ -253,14 +256,21 @@ class TestRewind:
         return run
 
     async def back(self, run, step, resumption=1, posteriors=(), response_tokens=None):
-        pending = sorted(one.decode() for one in await run.redis.smembers(run.streams.pending))
-        records = [one for _, one in await EventLog(run.redis, run.keys, "test").steps() if one.step > step]
+        pending = sorted(item.decode() for item in await run.redis.smembers(run.streams.pending))
+        records = [item for _, item in await EventLog(run.redis, run.keys, "test").steps() if item.step > step]
         groups = [ReopenedGroup(task_of(name), trained=False) for name in pending]
-        groups += [ReopenedGroup(task_of(name), trained=True) for one in records for name in one.groups]
+        groups += [ReopenedGroup(task_of(name), trained=True) for item in records for name in item.groups]
         return await rewind(
-            run.redis, run.keys, "sampler", run.sampler.epoch, resumption=resumption, step=step, groups=groups,
-            posteriors=dict(posteriors), response_tokens=response_tokens,
-        )  # fmt: skip
+            run.redis,
+            run.keys,
+            "sampler",
+            run.sampler.epoch,
+            resumption=resumption,
+            step=step,
+            groups=groups,
+            posteriors=dict(posteriors),
+            response_tokens=response_tokens,
+        )
 
     async def test_later_steps_leave_and_their_groups_are_asked_for_again(self, long_run, redis, keys):
         run = long_run
@@ -276,10 +286,10 @@ class TestRewind:
         assert await redis.hgetall(keys.posteriors) == {b"p0": b"2:1:0", b"p1": b"1:2:0"}
         assert [await redis.hget(keys.queue, name) for name in ("step", "last")] == [b"1", b"0"]
         tasks = [Task.model_validate_json(fields[b"m"]) for _, fields in await redis.xrange(run.streams.tasks)]
-        assert {one.group for one in tasks} == {"g2", "g3", "g4", "g5", "g7", "g8"}
-        assert all(one.stop is None for one in tasks), "no screen is left half way"
-        for one in tasks:
-            assert await missing_samples(redis, keys, one) == [0, 1], "nothing that was generated stays"
+        assert {item.group for item in tasks} == {"g2", "g3", "g4", "g5", "g7", "g8"}
+        assert all(item.stop is None for item in tasks), "no screen is left half way"
+        for item in tasks:
+            assert await missing_samples(redis, keys, item) == [0, 1], "nothing that was generated stays"
 
     async def test_letters_of_the_former_life_are_marked(self, long_run, redis, keys):
         await redis.xadd(keys.dead, {"m": "{}"})
@@ -292,9 +302,16 @@ class TestRewind:
         before = await contents(redis, keys)
         with pytest.raises(GroupsChangedError):
             await rewind(
-                redis, keys, "sampler", long_run.sampler.epoch, resumption=1, step=1, posteriors={},
-                response_tokens=None, groups=[ReopenedGroup(task_of("g4"), trained=False)],
-            )  # fmt: skip
+                redis,
+                keys,
+                "sampler",
+                long_run.sampler.epoch,
+                resumption=1,
+                step=1,
+                posteriors={},
+                response_tokens=None,
+                groups=[ReopenedGroup(task_of("g4"), trained=False)],
+            )
         assert await contents(redis, keys) == before
 
     async def test_once_per_resumption(self, long_run, redis, keys):
@@ -325,16 +342,18 @@ class TestRewind:
         assert await self.back(run, 1)
         assert await run.learner.announce(1, "w1") == 3
         await run.learner.commit_policy(3, 1, "w1")
-        assert await run.rollout("r1").read(1, 0.01) == [], "the consumer group is made anew"
-        [delivery] = [one for one in await run.rollout("r1").read(6, 0.01) if one.message.group == "g2"]
+        assert await run.rollout("r1").read(1, 0.01) == [], "the consumer group is created again"
+        [delivery] = [item for item in await run.rollout("r1").read(6, 0.01) if item.message.group == "g2"]
         for index in range(2):
             assert await run.publish(delivery.lease, sample_of(keys, "g2", index, started_at=9.0))
         await run.verifier().open()
-        for one in await run.verifier().read(4, 0.01):
-            await run.transitions.publish_verdict(Lane.TRAIN, one.lease, verdict_on(one.message))
+        for item in await run.verifier().read(4, 0.01):
+            await run.transitions.publish_verdict(Lane.TRAIN, item.lease, verdict_on(item.message))
         await run.judge().open()
-        for one in await run.judge().read(4, 0.01):
-            await run.sampler.record_verdict(Lane.TRAIN, one.lease, one.message, "kept" if one.message.index else "", 2)
+        for item in await run.judge().read(4, 0.01):
+            await run.sampler.record_verdict(
+                Lane.TRAIN, item.lease, item.message, "kept" if item.message.index else "", 2
+            )
         assert await run.sampler.publish_batch(batch_of(keys, 2, ["g2"]), snapshot_at(2))
         [logged] = await run.learner.batches()
         version = await run.learner.announce(2, "w2")
@@ -350,8 +369,8 @@ class TestRewind:
         run = long_run
         logged = (await run.learner.batches())[0]
         await run.append(keys.batches, logged.batch)
-        for one in [logged, (await run.learner.batches())[-1]]:
-            assert await run.learner.cover_batch(one)
+        for item in [logged, (await run.learner.batches())[-1]]:
+            assert await run.learner.cover_batch(item)
         assert await self.back(run, 1)
         for number in range(600):
             await run.sampler.dispatch(Lane.TRAIN, task_of(f"h{number}"), STATE)

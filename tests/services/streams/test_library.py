@@ -105,7 +105,7 @@ async def test_a_call_whose_reply_was_lost_is_repeated_without_harm(redis, keys,
     between, after = run.redis.between[name], run.redis.after[name]
     if name == "become_owner":
         epochs = [found.pop(keys.epoch("sampler")) for found in (before, between, after)]
-        assert epochs == [("string", b"1"), ("string", b"2"), ("string", b"3")], "one too many fences nobody else"
+        assert epochs == [("string", b"1"), ("string", b"2"), ("string", b"3")], "an extra epoch fences no other owner"
     elif name != "renew_lease":
         assert between != before, "the first call changes something"
     assert after == between
@@ -136,7 +136,7 @@ async def test_when_redis_is_full_only_what_grows_it_is_refused(full, keys, name
         assert await contents(client, keys) != before
 
 
-async def test_a_full_redis_lets_a_run_drain_although_every_process_is_replaced(full, keys):
+async def test_run_drains_on_a_full_redis_with_replaced_processes(full, keys):
     client, limit = full
     run = await DrivenRun.open(client, keys)
     for group in ("g0", "g1"):
@@ -168,7 +168,7 @@ async def test_a_full_redis_lets_a_run_drain_although_every_process_is_replaced(
 
 def names(listed):
     """The libraries' names in a reply to FUNCTION LIST."""
-    return [dict(zip(one[::2], one[1::2], strict=True))[b"library_name"].decode() for one in listed]
+    return [dict(zip(item[::2], item[1::2], strict=True))[b"library_name"].decode() for item in listed]
 
 
 async def test_library_is_loaded_once_per_code_and_again_after_a_flush(own_server, keys):
@@ -176,16 +176,16 @@ async def test_library_is_loaded_once_per_code_and_again_after_a_flush(own_serve
     others = [await connect(f"redis://127.0.0.1:{server.port}/0") for _ in range(8)]
     try:
         assert names(await client.function_list()) == []
-        epochs = await asyncio.gather(*(become_owner(one, keys, "sampler") for one in [client, *others]))
-        assert sorted(epochs) == list(range(1, 10)), "nobody's call is lost among nine that find no library"
+        epochs = await asyncio.gather(*(become_owner(item, keys, "sampler") for item in [client, *others]))
+        assert sorted(epochs) == list(range(1, 10)), "no call is lost among nine that find no library"
         assert names(await client.function_list()) == [library().name]
         await client.function_flush()
-        epochs = await asyncio.gather(*(become_owner(one, keys, "sampler") for one in [client, *others]))
+        epochs = await asyncio.gather(*(become_owner(item, keys, "sampler") for item in [client, *others]))
         assert sorted(epochs) == list(range(10, 19))
         assert names(await client.function_list()) == [library().name]
     finally:
-        for one in others:
-            await one.aclose()
+        for item in others:
+            await item.aclose()
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ async def test_the_flags_of_a_function_are_part_of_the_code(monkeypatch, another
     assert library().name != before
 
 
-async def test_an_error_of_a_function_is_not_taken_for_a_fence_or_a_full_redis(redis, keys):
+async def test_other_errors_are_not_reported_as_fence_or_full_redis(redis, keys):
     await redis.set(keys.lane(Lane.TRAIN).tasks, "not a stream")
     with pytest.raises(ResponseError, match="WRONGTYPE"):
         await (await DrivenRun.open(redis, keys)).dispatched("g0")

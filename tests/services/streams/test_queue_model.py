@@ -1,7 +1,7 @@
-"""Any interleaving of what services do to a run's groups keeps the queue's promises, on a real server, without waiting.
+"""Any interleaving of the services' actions on a run's groups keeps the queue's promises, on a real server.
 
-And the model can fail: each fault of the table, put into the library of functions, is noticed. Most examples and most
-faults are slow; those that are not notice the same kinds of mistake, less thoroughly.
+The test can fail: it detects each fault of the table in the library of functions. Most examples and faults are slow;
+the quick ones detect the same kinds of error, less thoroughly.
 """
 
 import asyncio
@@ -43,9 +43,9 @@ SITUATIONS = """
     a verdict for a group that has ended; a verdict for a group that is kept or batched;
     a verdict of an abandoned history; a verdict on a sample of a group that has ended; announce by a former owner;
     commit_step by a former owner; cover_batch by a former owner; decided: dead; decided: filtered; decided: kept;
-    decided: more; dispatch by a former owner; given up after too many deliveries;
+    decided: more; dispatch by a former owner; dead-lettered after too many deliveries;
     a duplicate of task; a duplicate of sample;
-    a duplicate of verdict; given up by one who no longer holds it; missing_samples for a group that left no trace;
+    a duplicate of verdict; not dead-lettered by a former consumer; missing_samples for a group that left no trace;
     publish_batch by a former owner; publish_sample for a group that left no trace;
     publish_verdict for a group that left no trace; record_verdict by a former owner;
     record_verdict for a group that left no trace; release of a batched group; release of a dead group;
@@ -53,9 +53,9 @@ SITUATIONS = """
     rewound to a step that was not covered; trimmed behind a lease; trimmed up to a lease;
     trimmed up to what was delivered
 """
-"""What the run must have met, lest it holds because nothing happened."""
+"""The situations that the run must have met: otherwise the test may pass because nothing happened."""
 FEW, RARE = 40, 8
-"""A number of examples, and how many of the situations so few may lack: which ones depends on the order of sets."""
+"""A small number of examples, and how many situations they may miss: which ones depends on the order of sets."""
 QUICK = {
     "a batch leaves its groups kept",
     "a batched group is released",
@@ -63,7 +63,7 @@ QUICK = {
     "a former owner writes",
     "a group is dispatched twice",
     "a late renewal steals the lease",
-    "a message is given up without a letter",
+    "a message is dropped without a dead letter",
     "a recorded verdict is not acked",
     "a rewind leaves what was judged",
     "a task is never acked",
@@ -71,7 +71,7 @@ QUICK = {
     "a verdict of an abandoned history counts",
     "trimming drops what was not delivered",
 }
-"""One fault of almost every function, soon noticed; the others are slow."""
+"""One quickly detected fault of almost every function; the others are slow."""
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def _quiet(caplog):
 
 @pytest.fixture
 def give_code(monkeypatch):
-    """Call it to put faults into the library; few tombstones are kept, so that groups without one are met."""
+    """Puts faults into the library; few released groups keep their hash, so that groups without one occur."""
     original = function_library._sources()
 
     def give(*faults):
@@ -111,7 +111,7 @@ def give_code(monkeypatch):
 @pytest.mark.parametrize(
     ("thoroughness", "examples", "lacking"),
     [
-        # What it finds is told as it was found: to shrink it takes minutes, and is left to the slow one.
+        # A failure is reported without shrinking, which takes minutes; the slow test shrinks.
         (settings(WHOLE, phases=set(Phase) - {Phase.shrink, Phase.explain}), FEW, RARE),
         pytest.param(WHOLE, WHOLE.max_examples, 0, marks=pytest.mark.slow),
     ],
@@ -121,7 +121,7 @@ def test_any_interleaving_keeps_the_promises(server, give_code, thoroughness, ex
     give_code()
     server.met.clear()
     run_state_machine_as_test(lambda: QueueMachine(server), settings=settings(thoroughness, max_examples=examples))
-    situations = {" ".join(one.split()) for one in SITUATIONS.split(";")}
+    situations = {" ".join(item.split()) for item in SITUATIONS.split(";")}
     never_met = {name for name in situations if not server.met[name]}
     assert len(never_met) <= lacking, never_met
 

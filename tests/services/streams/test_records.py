@@ -37,9 +37,14 @@ async def test_transitions_are_a_history_with_times_and_reasons(records, run_id)
     began = time.time()
     for state in (RunState.STARTING, RunState.RUNNING, RunState.PAUSED, RunState.RUNNING, RunState.FAILED):
         record = await records.transition(run_id, state, f'because "{state}" \\ [é]]')
-    assert [one.state.value for one in record.history] == [
-        "queued", "starting", "running", "paused", "running", "failed",
-    ]  # fmt: skip
+    assert [item.state.value for item in record.history] == [
+        "queued",
+        "starting",
+        "running",
+        "paused",
+        "running",
+        "failed",
+    ]
     assert record.reason == 'because "failed" \\ [é]]'
     assert began <= record.history[1].at <= record.history[-1].at <= time.time()
     with pytest.raises(EndedRunError, match="has ended: it is failed"):
@@ -51,7 +56,7 @@ async def test_changes_at_once_are_all_kept(records, run_id):
     changes = [records.transition(run_id, RunState.RUNNING, f"change {number}") for number in range(40)]
     await asyncio.gather(*changes, *(records.scale(run_id, 1 + number) for number in range(40)))
     record = await records.get(run_id)
-    assert sorted(one.reason for one in record.history[1:]) == sorted(f"change {number}" for number in range(40))
+    assert sorted(item.reason for item in record.history[1:]) == sorted(f"change {number}" for number in range(40))
 
 
 async def test_a_former_controller_is_fenced(redis, records, run_id):
@@ -90,7 +95,7 @@ async def test_a_change_whose_reply_was_lost_can_be_repeated(redis, records, run
         )
         assert reply == 1
     record = await records.get(run_id)
-    assert ([one.state.value for one in record.history], record.resumptions) == (["queued", "failed"], 1)
+    assert ([item.state.value for item in record.history], record.resumptions) == (["queued", "failed"], 1)
 
 
 async def test_creation_is_whole_and_can_be_repeated(redis, records, run_id):
@@ -107,10 +112,15 @@ async def test_creation_is_whole_and_can_be_repeated(redis, records, run_id):
 @pytest.mark.parametrize("run", ["missing", "UPPER", "a}b"])
 async def test_unknown_runs_are_named(records, run):
     for change in (
-        records.get(run), records.transition(run, RunState.RUNNING, ""), records.request_pause(run),
-        records.request_cancel(run), records.resume(run), records.scale(run, 2), records.set_paths(run, model_path=""),
+        records.get(run),
+        records.transition(run, RunState.RUNNING, ""),
+        records.request_pause(run),
+        records.request_cancel(run),
+        records.resume(run),
+        records.scale(run, 2),
+        records.set_paths(run, model_path=""),
         records.set_summary(run, {}),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UnknownRunError, match="does not exist"):
             await change
 
@@ -120,7 +130,7 @@ async def in_state(records, run, state):
         await records.transition(run, state, "test")
 
 
-@pytest.mark.parametrize("state", [one for one in RunState if one is not RunState.RUNNING])
+@pytest.mark.parametrize("state", [item for item in RunState if item is not RunState.RUNNING])
 async def test_only_a_running_run_can_be_paused(records, run_id, state):
     await in_state(records, run_id, state)
     with pytest.raises(RunStateError, match=f"is {state.value}; only a running one can be paused"):
@@ -206,9 +216,9 @@ async def test_a_run_that_neither_waits_nor_failed_cannot_be_resumed(records, ru
 async def test_of_many_resumptions_at_once_one_counts(records, run_id):
     await records.transition(run_id, RunState.CANCELLED, "test")
     results = await asyncio.gather(*(records.resume(run_id) for _ in range(20)), return_exceptions=True)
-    assert sum(isinstance(one, RunStateError) for one in results) == 19
+    assert sum(isinstance(item, RunStateError) for item in results) == 19
     record = await records.get(run_id)
-    assert ([one.state.value for one in record.history], record.resumptions) == (["queued", "cancelled", "queued"], 1)
+    assert ([item.state.value for item in record.history], record.resumptions) == (["queued", "cancelled", "queued"], 1)
 
 
 async def test_a_full_redis_takes_every_change_but_no_new_run(own_server, run_id):

@@ -97,14 +97,32 @@ def test_what_is_set(open_path):
 @pytest.mark.parametrize(
     ("user", "allowed", "denied"),
     [
-        ("penstock", ["SET penstock:{r}:record 1", "SCAN 0", "XLEN penstock:{r}:tasks"],
-         ["SET other 1", "GET RAYns@KV", "CONFIG GET *", "FLUSHALL", "KEYS *", "ACL LIST", "EVAL return 0",
-          "PUBLISH a b", "SHUTDOWN", "MONITOR", "CLIENT LIST", "FUNCTION DELETE x"]),
-        ("ray", ["HSET RAYns@KV a b", "DEL DUMMY", "INFO SENTINEL"],
-         ["HSET RAYother@KV a b", "HGET penstock:{r}:record a", "SET RAYns@KV 1", "KEYS *", "FLUSHALL", "SHUTDOWN"]),
+        (
+            "penstock",
+            ["SET penstock:{r}:record 1", "SCAN 0", "XLEN penstock:{r}:tasks"],
+            [
+                "SET other 1",
+                "GET RAYns@KV",
+                "CONFIG GET *",
+                "FLUSHALL",
+                "KEYS *",
+                "ACL LIST",
+                "EVAL return 0",
+                "PUBLISH a b",
+                "SHUTDOWN",
+                "MONITOR",
+                "CLIENT LIST",
+                "FUNCTION DELETE x",
+            ],
+        ),
+        (
+            "ray",
+            ["HSET RAYns@KV a b", "DEL DUMMY", "INFO SENTINEL"],
+            ["HSET RAYother@KV a b", "HGET penstock:{r}:record a", "SET RAYns@KV 1", "KEYS *", "FLUSHALL", "SHUTDOWN"],
+        ),
         ("probe", ["PING"], ["INFO", "HGET RAYns@KV a", "GET penstock:x"]),
     ],
-)  # fmt: skip
+)
 def test_each_user_can_do_its_own_and_no_more(open_path, user, allowed, denied):
     with scripted_server(open_path, REDIS_RAY_NAMESPACE="ns") as server:
         mine = server.client(username=user, password=PASSWORDS.get(user, "any"))
@@ -129,7 +147,7 @@ def test_each_user_can_do_its_own_and_no_more(open_path, user, allowed, denied):
         (None, None, {"REDIS_MAXMEMORY": "1Gi"}, "REDIS_MAXMEMORY: '1Gi' is not accepted; a size such as 900mb, below"),
         (None, None, {"REDIS_RAY_NAMESPACE": "a*"}, "REDIS_RAY_NAMESPACE: 'a*' is not accepted; A-Z a-z 0-9 _ . - are"),
     ],
-)  # fmt: skip
+)
 def test_what_it_refuses_is_one_line(open_path, shell, secret, content, changes, says):
     environment, _ = script_settings(open_path, **changes)
     if secret is not None:

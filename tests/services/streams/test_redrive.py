@@ -28,8 +28,8 @@ async def test_a_full_redis_redrives_nothing_until_it_has_room(own_server, run_i
     with pytest.raises(RedisFullError, match=told):
         await pipeline.redriven(letter)
     attempts = await redrive_all(redis, pipeline.keys, pipeline.event_log)
-    assert [one.redriven for one in attempts] == [None, None]
-    assert all(one.reason.startswith(told) and one.reason.endswith("(2 groups are left)") for one in attempts)
+    assert [item.redriven for item in attempts] == [None, None]
+    assert all(item.reason.startswith(told) and item.reason.endswith("(2 groups are left)") for item in attempts)
     assert await pipeline.counts() == {"dispatched": 2, "dead": 2}
     assert await pipeline.event_log.events() == []
     await redis.config_set("maxmemory", 0)
@@ -37,35 +37,37 @@ async def test_a_full_redis_redrives_nothing_until_it_has_room(own_server, run_i
     assert await pipeline.counts() == {"dispatched": 3, "dead": 2, "pending": 1}
 
 
-async def test_no_more_redriven_groups_are_pending_than_the_memory_bound_counts(pipeline):
+async def test_pending_redriven_groups_stay_within_the_memory_bound(pipeline):
     redis, keys = pipeline.redis, pipeline.keys
     groups = [f"g{number:02}" for number in range(REDRIVEN_PENDING + 3)]
     for group in groups:
         await pipeline.dead_task(group)
     nameless = await given_up(pipeline, pipeline.lane.verdicts, "{", group=None)
     attempts = await redrive_all(redis, keys, pipeline.event_log)
-    assert [one.entry for one in attempts] == [one.entry for one in await letters(redis, keys)], "in their order"
-    assert [one.redriven for one in attempts] == [f"{group}-r1" for group in groups[:-3]] + [None] * 4
+    assert [item.entry for item in attempts] == [item.entry for item in await letters(redis, keys)], "in their order"
+    assert [item.redriven for item in attempts] == [f"{group}-r1" for group in groups[:-3]] + [None] * 4
     told = f"{REDRIVEN_PENDING} redriven groups are pending, the most at once; redrive it when some"
-    for one in attempts[-4:-1]:
-        assert one.reason.startswith(told)
-        assert one.reason.endswith("(3 groups are left)")
+    for item in attempts[-4:-1]:
+        assert item.reason.startswith(told)
+        assert item.reason.endswith("(3 groups are left)")
     assert "it names no group" in attempts[-1].reason, "that no room would help"
     assert await pipeline.counts() == {
-        "dispatched": 2 * len(groups) - 3, "dead": len(groups), "pending": REDRIVEN_PENDING
-    }  # fmt: skip
+        "dispatched": 2 * len(groups) - 3,
+        "dead": len(groups),
+        "pending": REDRIVEN_PENDING,
+    }
     last = (await letters(redis, keys))[-2]
     assert told in await pipeline.refused(last)
 
     await pipeline.transitions.release(Lane.TRAIN, "g00-r1", Release.STALE, SAMPLES)
     await pipeline.dispatch("other")
     attempts = await redrive_all(redis, keys, pipeline.event_log)
-    assert [one.redriven for one in attempts] == [f"{groups[-3]}-r1", None, None, None], "others take no such place"
+    assert [item.redriven for item in attempts] == [f"{groups[-3]}-r1", None, None, None], "others take no such place"
     assert attempts[1].reason.endswith("(2 groups are left)")
     assert attempts[-1].entry == nameless.entry
 
 
-async def test_names_of_redriven_groups_that_no_letter_asks_for_any_more_are_forgotten(pipeline, monkeypatch):
+async def test_obsolete_names_of_redriven_groups_are_deleted(pipeline, monkeypatch):
     monkeypatch.setattr(dead_letters, "REDRIVEN_KEPT", 3)
     redis, keys = pipeline.redis, pipeline.keys
 
@@ -90,4 +92,4 @@ async def test_names_of_redriven_groups_that_no_letter_asks_for_any_more_are_for
     await pipeline.transitions.release(Lane.TRAIN, "g0-r1", Release.STALE, SAMPLES)
     await drawn_again("g5")
     assert await known() == {"g1", "g2", "g3", "g4", "g5"}
-    assert [one.redriven for one in await letters(redis, keys)] == [f"g{number}-r1" for number in range(1, 6)]
+    assert [item.redriven for item in await letters(redis, keys)] == [f"g{number}-r1" for number in range(1, 6)]

@@ -30,7 +30,7 @@ class Watched:
 
     @property
     def url(self):
-        return f"redis+sentinel://{','.join(f'127.0.0.1:{one.port}' for one in self.sentinels)}/{SERVICE}/0"
+        return f"redis+sentinel://{','.join(f'127.0.0.1:{sentinel.port}' for sentinel in self.sentinels)}/{SERVICE}/0"
 
     def until(self, holds, what, deadline_s=90.0):
         ends = time.monotonic() + deadline_s
@@ -54,8 +54,8 @@ def wait_until_watched(watched):
         found = sentinel.client().sentinel_master(SERVICE)
         return (found["num-slaves"], found["num-other-sentinels"]) == (1, 2)
 
-    for one in watched.sentinels:
-        watched.until(lambda one=one: known(one), "the Sentinels do not know each other")
+    for item in watched.sentinels:
+        watched.until(lambda item=item: known(item), "the Sentinels do not know each other")
 
 
 @pytest.fixture
@@ -108,11 +108,11 @@ async def test_what_a_replica_confirmed_survives_the_masters_death(watched, redi
     took = time.monotonic() - began
     over.set()
     count, longest = await counting
-    held = [int(one) for one in await redis.lrange("numbers", 0, -1)]
+    held = [int(item) for item in await redis.lrange("numbers", 0, -1)]
     assert set(confirmed) >= set(range(50)), "the replica was in sync"
     assert set(confirmed) <= set(held)
     assert set(range(50, 100)) <= set(held), "a command that came back without an error was done on the new master"
-    assert longest > 0.5, "it was under way when the master died"
+    assert longest > 0.5, "it was in flight when the master died"
     assert int(await redis.get("counter")) >= count - 1, "only what the master had not passed on may be lost"
     assert watched.servers[1].client().info("replication")["role"] == "master"
     await redis.xadd("news", {"m": "told"})
@@ -122,7 +122,7 @@ async def test_what_a_replica_confirmed_survives_the_masters_death(watched, redi
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("watched", [[HANDOVER_MS, "--min-replicas-to-write", "1"]], indirect=True)
-async def test_a_handover_loses_nothing_where_a_master_needs_its_replica(watched, redis):
+async def test_failover_loses_nothing_if_the_master_needs_its_replica(watched, redis):
     await load(redis)
     keys = RunKeys("run")
     over = asyncio.Event()
@@ -146,7 +146,7 @@ async def test_a_handover_loses_nothing_where_a_master_needs_its_replica(watched
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("watched", [[HANDOVER_MS]], indirect=True)
-async def test_a_former_master_that_still_takes_writes_is_left_before_it_is_told(watched, redis):
+async def test_former_master_that_accepts_writes_is_left_early(watched, redis):
     """The Sentinels tell it after some eight seconds; of those, samples are taken."""
     old, new = watched.servers
     over = asyncio.Event()
@@ -170,13 +170,13 @@ def counts_while_master(server, deadline_s):
         if role != "master":
             assert counts, "it was told before anybody could look"
             return counts
-        assert time.monotonic() < ends, f"nobody has told it within {deadline_s:g} s"
+        assert time.monotonic() < ends, f"no Sentinel reported it within {deadline_s:g} s"
         counts.append(count)
         time.sleep(0.1)
 
 
 @pytest.mark.timeout(240)
-async def test_a_new_client_finds_the_new_master_while_a_sentinel_is_dead(watched, redis):
+async def test_new_client_finds_the_new_master_with_a_dead_sentinel(watched, redis):
     watched.sentinels[0].kill()
     watched.servers[0].kill()
     assert await redis.set("key", "value")
@@ -194,7 +194,7 @@ async def test_a_new_client_finds_the_new_master_while_a_sentinel_is_dead(watche
 @pytest.mark.timeout(240)
 async def test_many_connections_ask_the_sentinels_once(watched, redis):
     def connected():
-        return sum(one.client().info("stats")["total_connections_received"] for one in watched.sentinels)
+        return sum(item.client().info("stats")["total_connections_received"] for item in watched.sentinels)
 
     before = connected()
     await asyncio.gather(*(redis.incr("counter") for _ in range(200)))
@@ -247,7 +247,7 @@ async def test_a_master_that_misses_its_replicas_is_waited_for(tmp_path):
             asyncio.create_task(call(redis, "become_owner", epoch_key=RunKeys("run").epoch("sampler"))),
         ]
         await asyncio.sleep(0.7)
-        assert not any(one.done() for one in writing)
+        assert not any(item.done() for item in writing)
         with start_server(tmp_path, "--replicaof", "127.0.0.1", server.port):
             assert await asyncio.wait_for(asyncio.gather(*writing), 20.0) == [True, 1]
         await redis.aclose()
@@ -256,8 +256,8 @@ async def test_a_master_that_misses_its_replicas_is_waited_for(tmp_path):
 @pytest.mark.timeout(240)
 async def test_patience_ends_when_no_sentinel_answers(watched):
     redis = client(watched.url, patience_s=2.0)
-    for one in watched.sentinels:
-        one.kill()
+    for item in watched.sentinels:
+        item.kill()
     with pytest.raises(RedisConnectionError, match=r"has been away for 2 s: No master found for 'penstock' : Sentinel"):
         await redis.ping()
     await redis.aclose()

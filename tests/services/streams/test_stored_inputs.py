@@ -47,14 +47,14 @@ def test_questions_are_read_from_the_store(store: S3Server, tmp_path: Path) -> N
     (tmp_path / "set").mkdir()
     pq.write_table(pa.Table.from_pylist(rows[:3]), tmp_path / "set/test-00000-of-00001.parquet")
     put_folder(parse_address(url("data/aime"), "x"), tmp_path / "set")
-    one = EvaluationSet(name="aime", source="hf", path=url("data/aime"), split="test", layout="fields")
-    assert len(load_set(one, None)) == 3
-    gone = one.model_copy(update={"path": url("data/gone")})
+    item = EvaluationSet(name="aime", source="hf", path=url("data/aime"), split="test", layout="fields")
+    assert len(load_set(item, None)) == 3
+    gone = item.model_copy(update={"path": url("data/gone")})
     with pytest.raises(DataError, match=r"evaluation\.sets 'aime'\.path: 's3://.*/data/gone' is not valid"):
         load_set(gone, None)
 
 
-def test_the_model_of_a_recipe_is_looked_for_before_anything_starts(store: S3Server, tmp_path: Path) -> None:
+def test_model_of_a_recipe_is_checked_before_the_start(store: S3Server, tmp_path: Path) -> None:
     recipe = parse_recipe(recipe_document(url("models/tiny")))
     with pytest.raises((StoreError, StackError), match=r"model\.path: 's3://.*config\.json' is not valid"):
         check_model(recipe)

@@ -63,7 +63,7 @@ async def test_life_of_a_group_reconciles_at_every_step(run):
     assert await run.state("g0") == "batched"
 
 
-async def test_payloads_go_with_the_release_and_the_group_stays_as_a_tombstone(run, redis, keys):
+async def test_release_deletes_payloads_and_keeps_the_hash(run, redis, keys):
     for group, release in [("g0", Release.FILTERED), ("g1", Release.DEAD)]:
         await run.decided(group, release)
     await run.decided("g2", "kept")
@@ -106,7 +106,7 @@ async def test_second_delivery_generates_only_what_is_missing(run, redis, keys):
     assert (await redis.xpending(run.streams.tasks, "rollout"))["pending"] == 0
 
 
-async def test_a_late_result_of_a_lapsed_lease_counts_if_it_is_the_first(run, redis, keys):
+async def test_late_result_of_a_lapsed_lease_counts_if_first(run, redis, keys):
     first = await run.dispatched("g0")
     await run.lapse(first.lease)
     [second] = await run.rollout("r1").read(1, 1)
@@ -126,8 +126,8 @@ async def test_the_first_of_two_results_at_once_wins(run, redis, keys):
     fresh = await attempts(lambda index, at: run.publish(delivery.lease, sample_of(keys, "g0", index, at)))
     assert sum(fresh) == 2
     samples = await run.verifier().read(20, 0.01)
-    assert sorted(one.message.index for one in samples) == [0, 1]
-    leases = {one.message.index: one.lease for one in samples}
+    assert sorted(item.message.index for item in samples) == [0, 1]
+    leases = {item.message.index: item.lease for item in samples}
 
     def judge(index, at):
         verdict = verdict_on(sample_of(keys, "g0", index, at), Outcome.WRONG if at else Outcome.CORRECT)
@@ -135,10 +135,10 @@ async def test_the_first_of_two_results_at_once_wins(run, redis, keys):
 
     assert sum(await attempts(judge)) == 2
     verdicts = await run.judge().read(20, 0.01)
-    assert sorted(one.message.index for one in verdicts) == [0, 1]
+    assert sorted(item.message.index for item in verdicts) == [0, 1]
 
 
-async def test_late_results_of_an_ended_group_change_nothing_but_their_own_message(run, redis, keys):
+async def test_late_results_of_an_ended_group_only_ack_their_message(run, redis, keys):
     task = await run.dispatched("g0")
     assert await run.publish(task.lease, sample_of(keys, "g0", 0))
     [sample] = await run.verifier().read(1, 0.01)
@@ -157,10 +157,14 @@ async def test_late_results_of_an_ended_group_change_nothing_but_their_own_messa
         assert (await redis.xpending(stream, group))["pending"] == 0, f"{stream} is not delivered again"
 
 
-@pytest.mark.parametrize(("group", "index", "says"), [
-    ("g9", 0, "group 'g9' is not a group of this run"), ("g0", 2, "index 2 is not a sample of group 'g0'"),
-])  # fmt: skip
-async def test_what_fits_nothing_in_the_run_is_refused_and_changes_nothing(run, redis, keys, group, index, says):
+@pytest.mark.parametrize(
+    ("group", "index", "says"),
+    [
+        ("g9", 0, "group 'g9' is not a group of this run"),
+        ("g0", 2, "index 2 is not a sample of group 'g0'"),
+    ],
+)
+async def test_messages_that_fit_no_group_change_nothing(run, redis, keys, group, index, says):
     task = await run.dispatched("g0")
     sample = sample_of(keys, group, index)
     before = await contents(redis, keys)
@@ -182,7 +186,7 @@ async def test_a_task_that_asks_for_more_than_its_group_has_is_refused(run, redi
     assert await missing_samples(redis, keys, task_of("g0", samples=3, stop=1)) == [0]
 
 
-async def test_a_screened_group_is_asked_for_the_rest_once_and_keeps_what_it_has(run, redis, keys):
+async def test_screened_group_draws_the_rest_once_and_keeps_samples(run, redis, keys):
     screen = await run.dispatched("g0", samples=3, stop=1)
     assert await missing_samples(redis, keys, screen.message) == [0]
     assert await run.publish(screen.lease, sample_of(keys, "g0", 0), wanted=1)
@@ -193,7 +197,7 @@ async def test_a_screened_group_is_asked_for_the_rest_once_and_keeps_what_it_has
     for _ in range(2):
         await run.sampler.record_verdict(
             Lane.TRAIN, verdict.lease, verdict.message, MORE, 3, rest=task_of("g0", samples=3)
-        )  # fmt: skip
+        )
     assert await run.state("g0") == "pending"
     [rest] = await run.rollout().read(4, 0.01)
     assert await missing_samples(redis, keys, rest.message) == [1, 2]
@@ -203,7 +207,7 @@ async def test_a_screened_group_is_asked_for_the_rest_once_and_keeps_what_it_has
     assert await run.counts() == {"dispatched": 1, "pending": 1}
 
 
-async def test_an_evaluated_group_is_counted_apart_and_can_be_forgotten(run, redis, keys):
+async def test_evaluated_group_is_counted_apart_and_can_be_deleted(run, redis, keys):
     streams = keys.lane(Lane.EVALUATION)
     consumers = [
         Consumer(redis, keys, stream, group, "c", model, 30.0, 2)
@@ -230,7 +234,7 @@ async def test_an_evaluated_group_is_counted_apart_and_can_be_forgotten(run, red
     assert await run.state("e0") is None
 
 
-async def test_a_decision_teaches_the_posterior_and_counts_tokens_and_order(run, redis, keys):
+async def test_decision_updates_posterior_tokens_and_order(run, redis, keys):
     for group in ("g0", "g1"):
         first, second = await run.judged(group)
         await run.sampler.record_verdict(Lane.TRAIN, first.lease, first.message, "", 2, posterior=("p0", "lost"))
@@ -265,12 +269,12 @@ async def test_a_batch_of_a_group_that_is_not_kept_is_not_published(run, redis, 
     assert await contents(redis, keys) == before
 
 
-async def test_renewed_lease_is_not_taken_over_and_a_lost_one_not_stolen_back(redis, keys):
+async def test_renewal_keeps_a_lease_and_does_not_steal_a_lost_one(redis, keys):
     run = await DrivenRun.open(redis, keys, lease_s=0.3)
-    one = run.rollout("r0")
+    item = run.rollout("r0")
     await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
-    [held] = await one.read(1, 1)
-    async with one.renewing(held.lease):
+    [held] = await item.read(1, 1)
+    async with item.renewing(held.lease):
         await asyncio.sleep(0.8)
         assert await run.rollout("r1").read(1, 0.05) == []
     await asyncio.sleep(0.4)
@@ -278,11 +282,11 @@ async def test_renewed_lease_is_not_taken_over_and_a_lost_one_not_stolen_back(re
     [taken] = await other.read(1, 1)
     assert taken.lease.entry == held.lease.entry
     before = await contents(redis, keys)
-    assert not await one.renew_lease(held.lease)
+    assert not await item.renew_lease(held.lease)
     assert await contents(redis, keys) == before, "the lease is still the other's"
     assert await other.renew_lease(taken.lease)
     await other.ack(taken.lease)
-    assert not await other.renew_lease(taken.lease), "an acked entry is nobody's"
+    assert not await other.renew_lease(taken.lease), "an acked entry has no owner"
 
 
 async def test_a_lapsed_lease_is_found_behind_many_that_are_alive(run, redis):
@@ -324,7 +328,7 @@ async def test_a_consumer_whose_streams_began_anew_goes_on(run, redis, keys):
     consumer = run.rollout()
     await redis.delete(run.streams.tasks)
     assert not await consumer.renew_lease(held.lease)
-    assert await consumer.read(1, 0.01) == [], "it makes its group anew"
+    assert await consumer.read(1, 0.01) == [], "it creates its group again"
     await run.sampler.dispatch(Lane.TRAIN, task_of("g1"), STATE)
     [delivery] = await consumer.read(2, 0.01)
     assert delivery.message.group == "g1"
@@ -334,10 +338,10 @@ async def test_a_consumer_whose_streams_began_anew_goes_on(run, redis, keys):
     assert not await consumer.renew_lease(held.lease), "a stream without its group"
     async with consumer.renewing(held.lease):
         pass
-    assert [one.message.group for _ in range(2) for one in await consumer.read(2, 0.01)] == ["g2"]
+    assert [item.message.group for _ in range(2) for item in await consumer.read(2, 0.01)] == ["g2"]
 
 
-async def test_results_under_a_lease_of_streams_that_are_gone_do_not_count(run, redis, keys):
+async def test_results_under_leases_of_deleted_streams_do_not_count(run, redis, keys):
     task = await run.dispatched("g0")
     assert await run.publish(task.lease, sample_of(keys, "g0", 0))
     [sample] = await run.verifier().read(1, 0.01)

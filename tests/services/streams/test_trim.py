@@ -45,9 +45,9 @@ async def acked(run, count, *held):
     await send(run, count)
     found = await run.rollout().read(count, 0.01)
     assert len(found) == count
-    for number, one in enumerate(found):
+    for number, item in enumerate(found):
         if number not in held:
-            await run.rollout().ack(one.lease)
+            await run.rollout().ack(item.lease)
     return [found[number].lease for number in held]
 
 
@@ -65,7 +65,7 @@ async def test_what_nobody_was_given_yet_stays(run, redis, keys):
     assert len(await run.rollout().read(5, 0.01)) == 5
 
 
-async def test_everything_before_the_oldest_lease_goes_and_nothing_behind_it_while_the_stream_is_short(run):
+async def test_short_stream_loses_only_entries_before_the_oldest_lease(run):
     await send(run, 6)
     held = await run.rollout().read(5, 0.01)
     for number in (0, 1, 3):
@@ -75,10 +75,10 @@ async def test_everything_before_the_oldest_lease_goes_and_nothing_behind_it_whi
     await run.lapse(held[2].lease)
     await run.lapse(held[4].lease)
     again = await run.rollout("r1").read(5, 0.01) + await run.rollout("r1").read(5, 0.01)
-    assert sorted(one.message.group for one in again) == ["g2", "g4", "g5"], "no message was lost"
+    assert sorted(item.message.group for item in again) == ["g2", "g4", "g5"], "no message was lost"
 
 
-async def test_of_a_long_stream_what_is_acked_behind_the_oldest_lease_goes_too_the_oldest_first(run):
+async def test_long_stream_loses_oldest_acked_entries_behind_the_lease(run):
     held = await acked(run, 10, 1, 4, 7)
     await send(run, 2)
     assert await cut(run, longest=8) == 4
@@ -89,16 +89,16 @@ async def test_of_a_long_stream_what_is_acked_behind_the_oldest_lease_goes_too_t
     for lease in held:
         await run.lapse(lease)
     again = await run.rollout("r1").read(5, 0.01) + await run.rollout("r1").read(5, 0.01)
-    assert sorted(one.message.group for one in again) == ["g1", "g10", "g11", "g4", "g7"], "no message was lost"
+    assert sorted(item.message.group for item in again) == ["g1", "g10", "g11", "g4", "g7"], "no message was lost"
 
 
-async def test_a_stream_is_as_long_as_what_is_unacked_where_that_is_more_than_its_limit(run):
+async def test_stream_above_its_limit_keeps_all_unacked_entries(run):
     await acked(run, 300, *range(0, 300, 2))
     assert await cut(run, longest=20) == 149
     assert await left(run) == [*(f"g{number}" for number in range(0, 300, 2)), "g299"]
 
 
-async def test_a_call_drops_no_more_behind_a_lease_than_it_is_told_and_trimming_goes_on(run, monkeypatch):
+async def test_trim_is_limited_per_call_and_continues(run, monkeypatch):
     monkeypatch.setattr(consumer, "TRIMMED_AT_ONCE", 30)
     monkeypatch.setattr(consumer, "TRIM_CALLS", 4)
     await acked(run, 302, 0, 150)
@@ -110,7 +110,7 @@ async def test_a_call_drops_no_more_behind_a_lease_than_it_is_told_and_trimming_
     assert await left(run) == ["g0", "g150", "g301"]
 
 
-async def test_leases_on_entries_that_somebody_deleted_hide_none_of_those_that_are_there(run, redis):
+async def test_leases_on_deleted_entries_hide_no_others(run, redis):
     """A page of entries may hold more leases than entries."""
     held = await acked(run, 400, *range(350), 380)
     for lease in held[1:340]:
@@ -119,7 +119,7 @@ async def test_leases_on_entries_that_somebody_deleted_hide_none_of_those_that_a
     assert await left(run) == ["g0", *(f"g{number}" for number in range(340, 350)), "g380", "g399"]
 
 
-async def test_whoever_tails_a_stream_sees_all_of_it_however_long_one_lease_lasts(run, redis):
+async def test_tailing_reader_sees_all_entries_despite_a_long_lease(run, redis):
     """A reader that is behind by no more than the limit misses nothing."""
     seen, after = [], "0-0"
     await acked(run, 1, 0)
@@ -135,13 +135,13 @@ async def test_whoever_tails_a_stream_sees_all_of_it_however_long_one_lease_last
 
 async def test_the_last_delivered_entry_goes_once_another_is_behind_it(run):
     await send(run, 3)
-    for one in await run.rollout().read(3, 0.01):
-        await run.rollout().ack(one.lease)
+    for item in await run.rollout().read(3, 0.01):
+        await run.rollout().ack(item.lease)
     assert await cut(run) == 2
     assert await cut(run) == 0
     await send(run, 1)
-    [one] = await run.rollout().read(3, 0.01)
-    await run.rollout().ack(one.lease)
+    [item] = await run.rollout().read(3, 0.01)
+    await run.rollout().ack(item.lease)
     assert await cut(run) == 1
     assert await there(run) == 1, "a stream never holds more than one entry that is done with"
 
@@ -157,14 +157,14 @@ async def test_a_lease_that_lapsed_and_was_taken_over_is_kept(run):
     assert await cut(run) == 1
 
 
-async def test_consumers_long_gone_are_forgotten_unless_they_hold_a_lease(run, redis):
+async def test_gone_consumers_are_deleted_unless_they_hold_a_lease(run, redis):
     await send(run, 2)
     [held] = await run.rollout("holder").read(1, 0.01)
     [done] = await run.rollout("idler").read(1, 0.01)
     await run.rollout("idler").ack(done.lease)
 
     async def known():
-        return {one["name"].decode() for one in await redis.xinfo_consumers(run.streams.tasks, "rollout")}
+        return {item["name"].decode() for item in await redis.xinfo_consumers(run.streams.tasks, "rollout")}
 
     await cut(run)
     assert await known() == {"holder", "idler"}
@@ -173,18 +173,18 @@ async def test_consumers_long_gone_are_forgotten_unless_they_hold_a_lease(run, r
     assert await known() == {"holder"}
     assert (await redis.xpending(run.streams.tasks, "rollout"))["pending"] == 1
     await send(run, 1)
-    assert [one.message.group for one in await run.rollout("idler").read(1, 0.01)] == ["g2"], "it may come back"
+    assert [item.message.group for item in await run.rollout("idler").read(1, 0.01)] == ["g2"], "it may come back"
     await run.lapse(held.lease)
-    assert [one.message.group for one in await run.rollout("idler").read(1, 0.01)] == ["g0"]
+    assert [item.message.group for item in await run.rollout("idler").read(1, 0.01)] == ["g0"]
 
 
-async def test_a_stream_that_is_not_there_or_is_read_by_others_is_left_alone(run, redis, keys):
+async def test_missing_or_shared_stream_is_not_trimmed(run, redis, keys):
     assert await trim(redis, keys.lane(Lane.EVALUATION).tasks, "rollout", GONE_S, 0) == 0
     await redis.xadd(keys.lane(Lane.EVALUATION).samples, {"m": "x"})
     assert await trim(redis, keys.lane(Lane.EVALUATION).samples, "verifier", GONE_S, 0) == 0
     await send(run, 2)
-    for one in await run.rollout().read(2, 0.01):
-        await run.rollout().ack(one.lease)
+    for item in await run.rollout().read(2, 0.01):
+        await run.rollout().ack(item.lease)
     assert await trim(redis, run.streams.tasks, "verifier", GONE_S, 0) == 0
     for name in ("another", "zzz"):
         await redis.xgroup_create(run.streams.tasks, name, id="0")

@@ -49,12 +49,12 @@ def test_a_wait_keeps_its_beginning_while_its_text_changes():
     )
     assert describe_wait("sampler-1", wait, clock.now) == (
         "sampler-1: waits for 3 groups (verdicts) for 10 s of at most 90 s"
-    )  # fmt: skip
+    )
     waits.done("verdicts")
     waits.done("verdicts")
     waits.pending("verdicts", "3 groups", 90)
     assert waits.current(clock.now) == ()
-    assert [one.since for one in waits.current(clock.now + 1)] == [1010]
+    assert [item.since for item in waits.current(clock.now + 1)] == [1010]
 
 
 def test_waits_are_shown_oldest_first_once_they_last_a_second():
@@ -63,8 +63,8 @@ def test_waits_are_shown_oldest_first_once_they_last_a_second():
     for name in ("b", "a", "c"):
         waits.pending(name, "x", 60)
         clock.now += 1
-    assert [one.name for one in waits.current(clock.now)] == ["b", "a", "c"]
-    assert [one.name for one in waits.current(clock.now - 1)] == ["b", "a"]
+    assert [item.name for item in waits.current(clock.now)] == ["b", "a", "c"]
+    assert [item.name for item in waits.current(clock.now - 1)] == ["b", "a"]
 
 
 def test_a_stall_is_reported_once_a_wait():
@@ -80,7 +80,7 @@ def test_a_stall_is_reported_once_a_wait():
     waits.done("sync")
     clock.now += 60
     waits.pending("sync", "replica 2", 10)
-    assert [one.waits_for for one in waits.newly_stalled(clock.now + 11)] == ["replica 2"]
+    assert [item.waits_for for item in waits.newly_stalled(clock.now + 11)] == ["replica 2"]
 
 
 def test_what_lasts_is_told_within_a_minute_unless_it_is_idle():
@@ -90,9 +90,9 @@ def test_what_lasts_is_told_within_a_minute_unless_it_is_idle():
     waits.pending("tasks", "work", 600, idle=True)
     assert LONG_AFTER_S + heartbeat_module.HEARTBEAT_S + heartbeat_module.PATIENCE_S < 60
     assert waits.newly_long(clock.now + LONG_AFTER_S) == []
-    assert [one.name for one in waits.newly_long(clock.now + LONG_AFTER_S + 0.1)] == ["batch"]
+    assert [item.name for item in waits.newly_long(clock.now + LONG_AFTER_S + 0.1)] == ["batch"]
     assert waits.newly_long(clock.now + 100) == []
-    assert {one.name for one in waits.newly_stalled(clock.now + 601)} == {"batch", "tasks"}
+    assert {item.name for item in waits.newly_stalled(clock.now + 601)} == {"batch", "tasks"}
 
 
 def test_a_wait_ends_with_its_body_whatever_happens_there():
@@ -100,7 +100,7 @@ def test_a_wait_ends_with_its_body_whatever_happens_there():
 
     def fail():
         with waits.on("sync", "replica", 5):
-            assert [one.name for one in waits.current(1001)] == ["sync"]
+            assert [item.name for item in waits.current(1001)] == ["sync"]
             raise RuntimeError("broken")
 
     with pytest.raises(RuntimeError, match="broken"):
@@ -108,7 +108,7 @@ def test_a_wait_ends_with_its_body_whatever_happens_there():
     assert waits.current(1001) == ()
 
 
-def test_bodies_that_wait_under_one_name_wait_until_the_last_one_ends():
+def test_wait_with_one_name_lasts_until_the_last_body_ends():
     clock = Clock()
     waits = Waits(clock)
     with waits.on("memory", "sample 1", 5):
@@ -126,7 +126,7 @@ def test_a_body_does_not_end_the_wait_that_followed_its_own():
     with waits.on("sync", "replica 1", 5):
         waits.done("sync")
         waits.pending("sync", "replica 2", 5)
-    assert [one.waits_for for one in waits.current(1001)] == ["replica 2"]
+    assert [item.waits_for for item in waits.current(1001)] == ["replica 2"]
 
 
 @pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("inf"), float("nan")])
@@ -183,7 +183,7 @@ async def test_the_heartbeat_announces_waits_and_tells_of_stalls(redis, run_id, 
     async with Heartbeat(redis, info_of(run_id), waits, event_log):
         await until(lambda: _at_least(event_log, 2))
         [found] = await live_processes(redis, run_id)
-        assert {one.name: one.deadline_s for one in found.waits} == {"batch": 600, "sync": 20}
+        assert {item.name: item.deadline_s for item in found.waits} == {"batch": 600, "sync": 20}
         assert metric("penstock_wait_seconds", run_id, "sync") == pytest.approx(50, abs=10)
         assert metric("penstock_stalled_waits", run_id, "sync") == 1
         assert metric("penstock_stalled_waits", run_id, "batch") == 0
@@ -207,7 +207,7 @@ async def _at_least(event_log, count):
 
 async def _announced(redis, run, names):
     [found] = await live_processes(redis, run)
-    return {one.name for one in found.waits} <= names
+    return {item.name for item in found.waits} <= names
 
 
 async def test_the_heartbeat_survives_redis_and_tells_what_it_missed(own_server, run_id, quick, monkeypatch, caplog):
@@ -224,7 +224,7 @@ async def test_the_heartbeat_survives_redis_and_tells_what_it_missed(own_server,
         server.start(60)
         [(_, event)] = await until(event_log.events)
         assert (event.phase, event.text[:47]) == ("stalled", "learner-1: waits for Redis to come back (redis)")
-        assert [one.id for one in await live_processes(redis, run_id)] == ["learner-1"]
+        assert [item.id for item in await live_processes(redis, run_id)] == ["learner-1"]
 
 
 async def test_a_redis_that_hangs_does_not_silence_the_log(own_server, run_id, quick, monkeypatch, caplog):
@@ -259,7 +259,7 @@ async def test_a_full_redis_still_takes_heartbeats_and_events(own_server, run_id
         assert event.phase == "stalled"
         await heartbeat.update(state="ready", version=3)
         [found] = await live_processes(redis, run_id)
-        assert (found.state, [one.name for one in found.waits]) == ("ready", ["redis-memory"])
+        assert (found.state, [item.name for item in found.waits]) == ("ready", ["redis-memory"])
 
 
 async def test_an_announcement_that_cannot_be_read_is_left_out(redis, run_id):
@@ -267,7 +267,7 @@ async def test_an_announcement_that_cannot_be_read_is_left_out(redis, run_id):
     async with Heartbeat(redis, info_of(run_id)):
         await redis.set(keys.process("broken"), b'{"id": 7}')
         await redis.sadd(keys.processes, "broken")
-        assert [one.id for one in await live_processes(redis, run_id)] == ["learner-1"]
+        assert [item.id for item in await live_processes(redis, run_id)] == ["learner-1"]
 
 
 async def test_a_service_names_its_waits_in_its_context(redis, redis_url, run_id, quick):
@@ -275,7 +275,7 @@ async def test_a_service_names_its_waits_in_its_context(redis, redis_url, run_id
         name = "waiter"
 
         async def run(self, context):
-            with context.waits.on("work", "somebody to stop this", 600, idle=True):
+            with context.waits.on("work", "a request to stop", 600, idle=True):
                 await context.stopping.wait()
 
     await RunRecords(redis).create(run_id, parse_recipe(recipe_document("/model")))
@@ -283,10 +283,10 @@ async def test_a_service_names_its_waits_in_its_context(redis, redis_url, run_id
     serving = asyncio.create_task(host_service(Waiter(), run_id, redis_url, stopping))
 
     async def announced():
-        return [wait for one in await live_processes(redis, run_id) for wait in one.waits]
+        return [wait for item in await live_processes(redis, run_id) for wait in item.waits]
 
     [wait] = await until(announced)
-    assert (wait.name, wait.waits_for, wait.idle) == ("work", "somebody to stop this", True)
+    assert (wait.name, wait.waits_for, wait.idle) == ("work", "a request to stop", True)
     stopping.set()
     await asyncio.wait_for(serving, 60)
     assert await live_processes(redis, run_id) == []
