@@ -77,7 +77,7 @@ def _add_changes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
         try:
             record = await records.create(run, recipe)
         except ValueError as error:
-            raise RecipeError(f"id: {error}") from None
+            raise RecipeError(str(error).removeprefix("run ")) from None  # the request's field is `id`
         return await _view(redis, record)
 
     @app.post("/v1/runs/{run}/cancel", status_code=202)

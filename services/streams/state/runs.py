@@ -168,7 +168,7 @@ class RunRecords:
             self._redis, "create_record", record_key=key, created_at=repr(now), field_list=_flat(fields)
         )
         if not created:
-            raise ValueError(f"run id {run!r} is in use")
+            raise ValueError(f"run id: {run!r} is not valid: expected an id that is not in use")
         return await self.get(run)
 
     async def get(self, run: str) -> RunRecord:

@@ -53,7 +53,7 @@ async def test_an_id_is_generated_from_the_name(api):
             ["learner.ranks: 0 is not valid: expected a number", "than 0"],
         ),
         ({"recipe": []}, ["recipe: [] is not valid: expected a mapping"]),
-        ({"recipe": recipe_document("/m"), "id": "Not OK"}, ["id", "'Not OK'", "lower-case"]),
+        ({"recipe": recipe_document("/m"), "id": "Not OK"}, ["id: 'Not OK' is not valid: expected lower-case letters"]),
         ({"recipe": recipe_document("/m"), "idd": "x"}, ["idd: 'x' is not valid: expected no such field"]),
         ({}, ["recipe: missing: this field is required"]),
     ],
@@ -68,7 +68,10 @@ async def test_bad_submission_names_field_and_value(api, body, says):
 async def test_a_second_submission_under_an_id_is_rejected(api, run_id):
     body = {"id": run_id, "recipe": recipe_document("/model")}
     await api.post("/v1/runs", json=body)
-    assert "in use" in (await api.post("/v1/runs", json=body)).json()["detail"]
+    assert (
+        f"id: {run_id!r} is not valid: expected an id that is not in use"
+        in (await api.post("/v1/runs", json=body)).json()["detail"]
+    )
 
 
 async def test_scale_and_cancel_change_the_desired_state(api, redis, run_id):
