@@ -1,4 +1,4 @@
-"""Owns the rule that every conformance test, here or elsewhere, says which formula and which setting it checks.
+"""Owns the rule that every conformance test, in any folder, names the formula and the setting that it checks.
 
 Must not select or skip tests.
 """
@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a conformance test that the table could not name, before any is deselected."""
+    """Reject a conformance test without a complete marker, before any test is deselected."""
     for item in items:
         mark = item.get_closest_marker("conformance")
         if mark is None and HERE not in item.path.parents:

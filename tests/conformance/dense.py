@@ -1,6 +1,6 @@
 """Owns the loss as the papers write it: whole logits, log_softmax, one response at a time, means of means.
 
-Must not import the learner, whose gradient is judged by it, nor be used outside tests.
+Must not import the learner, whose gradient is compared with it, or be used outside tests.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from services.settings import AlgorithmSettings, Recipe
 from services.streams.delivery.payloads import SamplePayload
 
 Proximal = Callable[[SamplePayload, Tensor], Tensor]
-"""(payload, the policy's log-probs [n] without gradient) -> what the ratio compares with, [n]."""
+"""(payload, the policy's log-probs [n] without gradient) -> the proximal log-probs [n]."""
 
 PerToken = dict[str, tuple[Tensor, Tensor]]
-"""By payload key: (log-probs, entropies) of a response's n tokens, [n] each."""
+"""By payload key: (log-probs, entropies) of the n tokens of a response, [n] each."""
 
 
 def load(folder: Path) -> Any:
-    """The policy in `folder`, in float64 throughout: Hugging Face's own norm rounds to float32."""
+    """Load the policy in `folder` in float64 throughout. The norm of Hugging Face, which rounds, is replaced."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
@@ -38,17 +38,17 @@ def load(folder: Path) -> Any:
 
 
 def own(payload: SamplePayload, current: Tensor) -> Tensor:
-    """The current policy is the proximal one: the first optimizer step of a rollout step."""
+    """The current policy is the proximal one, as in the first optimizer step of a rollout step."""
     return current
 
 
 def behaviour(payload: SamplePayload, current: Tensor) -> Tensor:
-    """The log-probs the response was sampled with."""
+    """The log-probs with which the response was sampled."""
     return torch.from_numpy(payload.behaviour_logprobs).to(current.dtype)
 
 
 def response(model: Any, payload: SamplePayload, temperature: float) -> tuple[Tensor, Tensor]:
-    """(log-probs, entropies) of a response's n tokens, [n] each."""
+    """(log-probs, entropies) of the n tokens of a response, [n] each."""
     prompt, answer = (torch.from_numpy(part.astype("int64")) for part in (payload.prompt_ids, payload.response_ids))
     logits = model(torch.cat([prompt, answer])[None]).logits[0, len(prompt) - 1 : -1]
     distribution = torch.log_softmax(logits / temperature, -1)
@@ -80,13 +80,13 @@ def _mean(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _reduce(name: str, groups: list[list[Tensor]], longest: int) -> Tensor:
-    samples = [one for group in groups for one in group]
+    samples = [response for group in groups for response in group]
     reductions: dict[str, Callable[[], Tensor]] = {
         "token": lambda: torch.cat(samples).mean(),
         "group_token": lambda: _mean([torch.cat(group).mean() for group in groups]),
-        "sample": lambda: _mean([one.mean() for one in samples]),
-        "sequence_sum": lambda: _mean([one.sum() for one in samples]),
-        "constant_length": lambda: _mean([one.sum() / longest for one in samples]),
+        "sample": lambda: _mean([response.mean() for response in samples]),
+        "sequence_sum": lambda: _mean([response.sum() for response in samples]),
+        "constant_length": lambda: _mean([response.sum() / longest for response in samples]),
     }
     return reductions[name]()
 
@@ -94,12 +94,12 @@ def _reduce(name: str, groups: list[list[Tensor]], longest: int) -> Tensor:
 def evaluated(
     model: Any, groups: Sequence[BatchGroup], payloads: dict[str, SamplePayload], temperature: float
 ) -> PerToken:
-    """What `model` tells of every response that counts."""
+    """The log-probs and entropies of every response that counts, according to `model`."""
     return {
-        one.payload: response(model, payloads[one.payload], temperature)
+        sample.payload: response(model, payloads[sample.payload], temperature)
         for group in groups
-        for one in group.samples
-        if not one.masked and one.tokens
+        for sample in group.samples
+        if not sample.masked and sample.tokens
     }
 
 
@@ -111,22 +111,22 @@ def terms(
     proximal: Proximal,
     reference: PerToken | None = None,
 ) -> list[list[Tensor]]:
-    """What each token is worth, before any mean: [n] for each response that counts, by group."""
+    """The term of each token before any mean: [n] per response that counts, in a list per group."""
     algorithm = recipe.algorithm
     counted = []
     for group in groups:
         worth = []
-        for one in group.samples:
-            if one.payload not in policy:
+        for sample in group.samples:
+            if sample.payload not in policy:
                 continue
-            payload = payloads[one.payload]
-            logprobs, entropy = policy[one.payload]
+            payload = payloads[sample.payload]
+            logprobs, entropy = policy[sample.payload]
             before = proximal(payload, logprobs.detach())
             importance = torch.exp(before - behaviour(payload, before))
             weight = _importance_weight(recipe.correction, importance, algorithm)
-            gain = weight * _objective(torch.exp(logprobs - before), one.advantage, algorithm)
+            gain = weight * _objective(torch.exp(logprobs - before), sample.advantage, algorithm)
             if reference is not None:
-                gap = reference[one.payload][0].detach() - logprobs
+                gap = reference[sample.payload][0].detach() - logprobs
                 gain = gain - algorithm.kl_coefficient * (torch.exp(gap) - gap - 1)
             worth.append(gain + algorithm.entropy_coefficient * entropy)
         counted += [worth] if worth else []
@@ -134,16 +134,20 @@ def terms(
 
 
 def reduced(worth: list[list[Tensor]], recipe: Recipe) -> Tensor:
-    """The mean that the recipe's reduction takes of `terms`: a scalar."""
+    """Reduce the result of `terms` to a scalar, as the recipe says."""
     longest = recipe.algorithm.constant_length or recipe.rollout.max_new_tokens
     return _reduce(recipe.algorithm.reduction, worth, longest)
 
 
 def loss(
-    model: Any, groups: Sequence[BatchGroup], payloads: dict[str, SamplePayload], recipe: Recipe, proximal: Proximal,
+    model: Any,
+    groups: Sequence[BatchGroup],
+    payloads: dict[str, SamplePayload],
+    recipe: Recipe,
+    proximal: Proximal,
     reference: Any = None,
-) -> Tensor:  # fmt: skip
-    """What one optimizer step minimises over `groups` (DAPO Eq. 8, and what each setting makes of it): a scalar."""
+) -> Tensor:
+    """The scalar that one optimizer step minimises over `groups` (DAPO Eq. 8, as modified by each setting)."""
     temperature = recipe.rollout.temperature
     policy = evaluated(model, groups, payloads, temperature)
     anchor = None

@@ -1,6 +1,6 @@
-"""Owns the smallest faults that matter in a loss, each planted into the dense computation of it.
+"""Owns the smallest faults in a loss that matter, each as a faulty variant of the dense computation.
 
-Must not be caught here: the tests that compare with the dense computation plant one, and must refuse it.
+Must not compare anything: the tests compare the trainer with a faulty computation, and the comparison must fail.
 """
 
 from __future__ import annotations
@@ -17,43 +17,50 @@ Terms = list[list[Tensor]]
 
 
 def token_off(problem: Problem) -> Exact:
-    """The token whose share of the loss is the median one counts 0.1 % too much, as with its advantage off by that."""
-    sizes = torch.cat([one.detach().abs() for group in problem.terms(problem.policy) for one in group])
+    """The token with the median share of the loss counts 0.1 % too much, as if its advantage were off by that."""
+    sizes = torch.cat([terms.detach().abs() for group in problem.terms(problem.policy) for terms in group])
     median = sizes.median()
 
+    def faulty(terms: Tensor) -> Tensor:
+        return torch.where(terms.detach().abs() == median, 1.001 * terms, terms)
+
     def change(worth: Terms) -> Terms:
-        return [[torch.where(one.detach().abs() == median, 1.001 * one, one) for one in group] for group in worth]
+        return [[faulty(terms) for terms in group] for group in worth]
 
     return problem.exact(change)
 
 
 def uncounted(problem: Problem) -> Exact:
-    """A token of the longest response, or of the largest group where groups are averaged, is not in the normaliser."""
+    """The normaliser omits one token of the longest response, or of the largest group if groups are averaged."""
     of_groups = problem.recipe.algorithm.reduction == "group_token"
 
     def change(worth: Terms) -> Terms:
         counts = [sum(map(len, group)) if of_groups else max(map(len, group)) for group in worth]
         most = max(counts)
-        return [
-            [one * most / (most - 1) if count == most and (of_groups or len(one) == most) else one for one in group]
-            for count, group in zip(counts, worth, strict=True)
-        ]
+
+        def faulty(terms: Tensor, count: int) -> Tensor:
+            return terms * most / (most - 1) if count == most and (of_groups or len(terms) == most) else terms
+
+        return [[faulty(terms, count) for terms in group] for count, group in zip(counts, worth, strict=True)]
 
     return problem.exact(change)
 
 
 def counted_by_two_ranks(problem: Problem) -> Exact:
-    """The micro-batch that matters least, a single response, is weighted by 1 + 1 / (2 ranks)."""
+    """The response with the smallest share of the loss is weighted by 1 + 1 / (2 ranks)."""
+
+    def size(terms: Tensor) -> float:
+        return float(terms.detach().abs().sum())
 
     def change(worth: Terms) -> Terms:
-        least = min(float(one.detach().abs().sum()) for group in worth for one in group)
-        return [[1.5 * one if float(one.detach().abs().sum()) == least else one for one in group] for group in worth]
+        least = min(size(terms) for group in worth for terms in group)
+        return [[1.5 * terms if size(terms) == least else terms for terms in group] for group in worth]
 
     return problem.exact(change)
 
 
 def setting_off(**distances: float) -> Callable[[Problem], Exact]:
-    """Numbers of the recipe are off by so much."""
+    """Settings of the recipe are off by these distances."""
 
     def faulty(problem: Problem) -> Exact:
         algorithm = problem.recipe.algorithm

@@ -1,6 +1,6 @@
-"""Owns the ways in which the trainer is made to compute one and the same gradient; run as a program it is one rank.
+"""Owns the cases in which the trainer must compute the same gradient. Run as a program, it is one rank.
 
-Must not say what that gradient is; `dense` does. Not used outside tests.
+Must not compute the expected gradient; `dense` does. Not used outside tests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from learner.training.trainer import leave
 from tests.learner.cases import EVERYTHING, ICEPOP, Case, run_case
 
 DOUBLE = Case("", stage=0, dtype="float64")
-"""DeepSpeed's ZeRO keeps its weights in float32, so float64 runs without it but for WIDENED."""
+"""ZeRO of DeepSpeed keeps its weights in float32, so float64 runs without ZeRO, except in WIDENED."""
 
 IN_DOUBLE = (
     replace(DOUBLE, name="whole"),
@@ -27,8 +27,8 @@ IN_DOUBLE = (
     replace(DOUBLE, name="backwards", budget=40, backwards=True),
     replace(DOUBLE, name="checkpointed", budget=64, checkpointing=True, share_prompts=False),
     *(
-        replace(DOUBLE, name=one.replace("_", "-"), budget=60, algorithm={"reduction": one})
-        for one in ("sequence_sum", "constant_length")
+        replace(DOUBLE, name=reduction.replace("_", "-"), budget=60, algorithm={"reduction": reduction})
+        for reduction in ("sequence_sum", "constant_length")
     ),
     replace(DOUBLE, name="everything", budget=40, algorithm=EVERYTHING, given_proximal=True, checkpointing=True),
     replace(DOUBLE, name="icepop", budget=40, algorithm=ICEPOP, given_proximal=True, share_prompts=False),
@@ -42,7 +42,7 @@ ZERO = (
     Case("lopsided", budget=90, data="lopsided", algorithm=ICEPOP, given_proximal=True, share_prompts=False),
     Case("single", data="single", algorithm=EVERYTHING, given_proximal=True),
 )
-"""At every stage: rows that share prompts, layers that run twice, ranks with few tokens, a rank with none."""
+"""For every stage: rows with shared prompts, layers that run twice, ranks with few tokens, a rank without tokens."""
 
 IN_SINGLE = tuple(
     replace(case, name=f"zero-{stage}-{case.name}", stage=stage) for stage in range(1, 4) for case in ZERO
@@ -54,32 +54,41 @@ WIDENED = tuple(
     for case in ZERO
 )
 
-CASES = {one.name: one for one in IN_DOUBLE + IN_SINGLE + WIDENED}
+CASES = {case.name: case for case in IN_DOUBLE + IN_SINGLE + WIDENED}
 """One optimizer step each."""
 
 STEPS = {
-    one.name: one
-    for one in (
+    case.name: case
+    for case in (
         replace(DOUBLE, name="two-steps", data="four", budget=40, mini_batch_groups=2, algorithm=EVERYTHING),
         replace(
             DOUBLE, name="partial", data="four", budget=40, mini_batch_groups=3, algorithm=ICEPOP, gradient_clip=0.1
         ),
     )
 }
-"""Two each; the last mini-batch of `partial` holds one group instead of three."""
+"""Two optimizer steps each. The last mini-batch of `partial` has one group instead of three."""
 
-EVERY_COMMIT_ONE_RANK = {one.name for one in IN_DOUBLE} | {
-    "zero-1-everything", "zero-2-everything", "zero-3-everything", "zero-1-lopsided", "zero-3-everything-widened",
-}  # fmt: skip
+EVERY_COMMIT_ONE_RANK = {case.name for case in IN_DOUBLE} | {
+    "zero-1-everything",
+    "zero-2-everything",
+    "zero-3-everything",
+    "zero-1-lopsided",
+    "zero-3-everything-widened",
+}
 EVERY_COMMIT_TWO_RANKS = {
-    "everything", "lopsided", "zero-1-everything", "zero-2-everything", "zero-3-lopsided", "zero-3-everything-widened",
+    "everything",
+    "lopsided",
+    "zero-1-everything",
+    "zero-2-everything",
+    "zero-3-lopsided",
+    "zero-3-everything-widened",
     "two-steps",
-}  # fmt: skip
-"""The others are slow: they add no code, only each stage with each kind of data."""
+}
+"""The other cases are marked slow. They cover no other code, only each stage with each kind of data."""
 
 
 def main(folder: str, rank: str, world: str, port: str, out: str, *names: str) -> None:
-    """Run the cases of these names as one rank among `world`; rank 0 writes what it found, per case."""
+    """Run the named cases as one rank of `world`. Rank 0 writes the results of each case."""
     torch.set_num_threads(1)
     ranks = Ranks(int(rank), int(world), "127.0.0.1", int(port), timeout_s=300)
     for name in names:

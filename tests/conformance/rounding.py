@@ -1,13 +1,13 @@
-"""Owns how far rounding may take the trainer's loss and gradient from the dense float64 ones, and the check of both.
+"""Owns the rounding bounds: how far the trainer's loss and gradient may be from the dense float64 ones, and the check.
 
-Must not import the learner: the bounds follow from the dense computation alone, whatever the processor and the cut.
+Must not import the learner: the bounds follow from the dense computation alone, for any processor and any cut.
 
-A bound is u x sqrt(roundings in sequence) x what a rounding of relative size u is worth, summed without signs: what
-cancels in the loss must not shrink its bound. u is the dtype's unit roundoff, eps / 2. n roundings in sequence are
-worth gamma_n = n u / (1 - n u) if all conspire (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., 3.1),
-and a small multiple of sqrt(n) u if their signs are independent (Higham and Mary, SIAM J. Sci. Comput. 41, 2019,
-A2815). An inner product counts as one rounding: each processor sums it in lanes and blocks of its own. Layers are taken
-to hand an error on as large as it came, as those with small weights do; a model of large ones needs other bounds.
+A bound is u x sqrt(roundings in sequence) x the effect of a rounding of relative size u, summed without signs, so that
+terms that cancel in the loss do not shrink its bound. u is the unit roundoff of the dtype, eps / 2. The effect of n
+roundings in sequence is at most gamma_n = n u / (1 - n u) (Higham, Accuracy and Stability of Numerical Algorithms,
+2nd ed., 3.1), and a small multiple of sqrt(n) u if their signs are independent (Higham and Mary, SIAM J. Sci. Comput.
+41, 2019, A2815). An inner product counts as one rounding: each processor sums it in its own lanes and blocks. The
+bounds assume that layers do not amplify an error, which holds for small weights; large weights need other bounds.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from tests.conformance import dense
 
 LAYER_ROUNDINGS = 25
 """In sequence: two norms (4 each), two residual sums, the first product, rotation (2), scores and their scale, softmax
-(3), two products, gate, SiLU (2), their product and the last one."""
+(3), two products, gate, SiLU (2), their product and the last product."""
 HEAD_ROUNDINGS = 10
 """The last norm (4), the head, the temperature, log-sum-exp (3), the difference."""
 TERM_ROUNDINGS = 10
-"""From a token's log-prob to its share of the loss: ratio, clip, correction, KL, entropy, weight."""
+"""From the log-prob of a token to its share of the loss: ratio, clip, correction, KL, entropy, weight."""
 ROOM = {torch.float32: 2.0, torch.float64: 2000.0}
-"""The small multiple. With AVX-512, with AVX2 and without either, float32 stays within a sixth of its bounds. Where
-float64 stands for exact, no fault is as small as even so much."""
+"""The small multiple. With AVX-512, with AVX2 and without either, float32 stays within a sixth of its bounds. In
+float64, which is compared as exact, every fault is larger than even this bound."""
 DRAWS = 8
 
 Gradient = dict[str, Tensor]
 Change = Callable[[list[list[Tensor]]], list[list[Tensor]]]
-"""What a fault makes of the tokens' terms."""
+"""A fault: it changes the terms of tokens."""
 
 
 class Bound(NamedTuple):
-    """`nats`: of a log-prob; `loss`: absolute; `gradient`: of |dg| / |g|."""
+    """The bounds. `nats`: of a log-prob; `loss`: absolute; `gradient`: of |dg| / |g|."""
 
     nats: float
     loss: float
@@ -53,7 +53,7 @@ class Bound(NamedTuple):
 
 
 class Exact(NamedTuple):
-    """A mini-batch's loss, and its gradient by parameter."""
+    """The loss of a mini-batch, and its gradient by parameter."""
 
     loss: float
     gradient: Gradient
@@ -61,7 +61,7 @@ class Exact(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """What one optimizer step minimises, in float64."""
+    """The function that one optimizer step minimises, in float64."""
 
     model: Any
     groups: Sequence[BatchGroup]
@@ -85,7 +85,7 @@ class Problem:
         return dense.terms(policy, self.groups, self.payloads, recipe or self.recipe, self.proximal, self.anchor)
 
     def exact(self, change: Change = lambda worth: worth, recipe: Recipe | None = None) -> Exact:
-        """The loss and its gradient; of a faulty computation with `change`, or with another `recipe`."""
+        """The loss and its gradient; with `change` or another `recipe`, those of a faulty computation."""
         loss = -dense.reduced(change(self.terms(self.policy, recipe)), self.recipe)
         return Exact(float(loss.detach()), self._gradient(loss))
 
@@ -94,53 +94,55 @@ class Problem:
         return dict(zip(names, torch.autograd.grad(scalar, parameters, retain_graph=True), strict=True))
 
     def bound(self, dtype: torch.dtype) -> Bound:
-        """How far a computation in `dtype` may come out from `exact`.
+        """How far a computation in `dtype` may be from `exact`.
 
-        The loss L answers an error of the log-probs l with dL/dl of it, and its gradient with both dL/dl and d2L/dl2.
+        An error of the log-probs l changes the loss L by dL/dl times the error, and its gradient by dL/dl and d2L/dl2.
         """
         nats = self._nats(dtype)
-        leaves = {key: tuple(one.detach().requires_grad_() for one in pair) for key, pair in self.policy.items()}
+        leaves = {key: tuple(values.detach().requires_grad_() for values in pair) for key, pair in self.policy.items()}
         flat = [leaf for pair in leaves.values() for leaf in pair]
         worth = self.terms(leaves)
         slopes = torch.autograd.grad(dense.reduced(worth, self.recipe), flat, create_graph=True, materialize_grads=True)
-        bends = torch.autograd.grad(sum(one.sum() for one in slopes), flat, materialize_grads=True)
-        # A token's term depends on no other token, so the slopes of the sum of slopes are the curvatures.
-        steep = [one.detach().abs() for one in slopes]
-        loss = nats * sum(float(one.sum()) for one in steep) + self._of_the_sum(worth, dtype)
-        shares = [one + bend.abs() for one, bend in zip(steep, bends, strict=True)]
+        bends = torch.autograd.grad(sum(slope.sum() for slope in slopes), flat, materialize_grads=True)
+        # The term of a token depends on no other token, so the slopes of the sum of slopes are the curvatures.
+        steep = [slope.detach().abs() for slope in slopes]
+        loss = nats * sum(float(size.sum()) for size in steep) + self._of_the_sum(worth, dtype)
+        shares = [size + bend.abs() for size, bend in zip(steep, bends, strict=True)]
         return Bound(nats, loss, nats * self._without_cancelling(shares) / length(self.exact().gradient))
 
     def _nats(self, dtype: torch.dtype) -> float:
-        """The error of a log-prob: each rounding is worth u of a logit's size.
+        """The error of a log-prob: each rounding has an effect of u times the size of a logit.
 
-        The largest |log-prob| is no less than that, for logits are spread around 0.
+        The largest |log-prob| is at least that size, because logits are spread around 0.
         """
         roundings = LAYER_ROUNDINGS * self.model.config.num_hidden_layers + HEAD_ROUNDINGS
-        largest = max(float(one.detach().abs().max()) for one, _ in self.policy.values())
+        largest = max(float(logprobs.detach().abs().max()) for logprobs, _ in self.policy.values())
         return ROOM[dtype] * unit(dtype) * math.sqrt(roundings) * largest
 
     def _of_the_sum(self, worth: list[list[Tensor]], dtype: torch.dtype) -> float:
-        """The error of adding up the terms, in pairs of pairs (Higham, 4.2)."""
-        summed = float(dense.reduced([[one.detach().abs() for one in group] for group in worth], self.recipe))
-        tokens = sum(len(one) for one, _ in self.policy.values())
+        """The error of summing the terms, pairwise (Higham, 4.2)."""
+        summed = float(dense.reduced([[terms.detach().abs() for terms in group] for group in worth], self.recipe))
+        tokens = sum(len(logprobs) for logprobs, _ in self.policy.values())
         return ROOM[dtype] * unit(dtype) * (TERM_ROUNDINGS + math.log2(tokens)) * summed
 
     def _without_cancelling(self, shares: Sequence[Tensor]) -> float:
-        """The length of the gradients of all log-probs and entropies, each times its share, added up at right angles.
+        """The root of the summed squares of the gradients of all log-probs and entropies, each times its share.
 
-        Signs drawn at random for each token give that length on average, its square to be exact.
+        With a random sign for each token, the squared length of the sum has this square as its mean.
         """
         draw = torch.Generator().manual_seed(0)
-        outputs = [one for pair in self.policy.values() for one in pair]
+        outputs = [output for pair in self.policy.values() for output in pair]
         squares = []
         for _ in range(DRAWS):
-            signs = [torch.randint(0, 2, one.shape, generator=draw) * 2 - 1 for one in outputs]
-            mixed = sum((one * sign * share).sum() for one, sign, share in zip(outputs, signs, shares, strict=True))
+            signs = [torch.randint(0, 2, output.shape, generator=draw) * 2 - 1 for output in outputs]
+            mixed = sum(
+                (output * sign * share).sum() for output, sign, share in zip(outputs, signs, shares, strict=True)
+            )
             squares.append(length(self._gradient(mixed)) ** 2)
         return math.sqrt(sum(squares) / DRAWS)
 
     def margin(self) -> float:
-        """How close (nats) any token comes to where its clip or mask jumps, or its response's cap begins to bind."""
+        """The smallest distance (nats) of a token to a bound of its clip or mask, or of a response to its cap."""
         algorithm = self.recipe.algorithm
         clips = [1 - algorithm.clip_low, 1 + algorithm.clip_high, *filter(None, [algorithm.dual_clip])]
         masks = [algorithm.icepop_low, algorithm.icepop_high] if self.recipe.correction == "icepop" else []
@@ -150,8 +152,8 @@ class Problem:
             before = self.proximal(self.payloads[key], logprobs.detach())
             gap = before - dense.behaviour(self.payloads[key], before)
             for gaps, limits in ((logprobs.detach() - before, clips), (gap, masks)):
-                distances += [float((gaps - math.log(one)).abs().min()) for one in limits]
-            distances += [abs(float(gap.sum()) - math.log(one)) / len(gap) for one in caps]
+                distances += [float((gaps - math.log(limit)).abs().min()) for limit in limits]
+            distances += [abs(float(gap.sum()) - math.log(limit)) / len(gap) for limit in caps]
         return min(distances)
 
 
@@ -161,16 +163,16 @@ def unit(dtype: torch.dtype) -> float:
 
 
 def length(gradient: Gradient) -> float:
-    return float(torch.cat([one.flatten() for one in gradient.values()]).norm())
+    return float(torch.cat([tensor.flatten() for tensor in gradient.values()]).norm())
 
 
 def difference(found: Gradient, exact: Gradient) -> float:
     """|found - exact| / |exact| over all tensors."""
-    return length({name: found[name].double() - one for name, one in exact.items()}) / length(exact)
+    return length({name: found[name].double() - tensor for name, tensor in exact.items()}) / length(exact)
 
 
 def check(loss: float, gradient: Gradient, exact: Exact, bound: Bound) -> None:
-    """Fail unless both are as near to the exact ones as rounding leaves them."""
+    """Fail unless loss and gradient are within the rounding bound of the exact ones."""
     apart = difference(gradient, exact.gradient)
     print(f"|dL| = {abs(loss - exact.loss):.1e} of {bound.loss:.1e}, |dg| / |g| = {apart:.1e} of {bound.gradient:.1e}")
     assert loss == pytest.approx(exact.loss, rel=0.0, abs=bound.loss)

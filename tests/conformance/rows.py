@@ -1,6 +1,6 @@
-"""Owns a pytest plugin: one JSON line per conformance test, for `penstock conformance` to make a table of.
+"""Owns a pytest plugin: it writes one JSON line per conformance test, for the table of `penstock conformance`.
 
-Must not decide anything; load it with `-p tests.conformance.rows --rows FILE`.
+Must not affect the tests. Load it with `-p tests.conformance.rows --rows FILE`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 RANKING = ("passed", "skipped", "failed")
-"""What a test's phases (set-up, call, tear-down) came to: the last of these that any of them had."""
+"""The status of a test is the last of these among its phases (set-up, call, tear-down)."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,4 +1,4 @@
-"""Group-relative advantages by hand, for every estimator of the table, and what must not change them."""
+"""Group-relative advantages by hand for every estimator of the table, and their invariances."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SINGLE_WINNER = {
     "leave_one_out": (2.0, -2 / 3),  # 1 - (-1); -1 - (1 - 1 - 1) / 3
 }
 UNEVEN = {
-    # rewards 1, -2, -1.5, as the punishment makes them: mean -5/6; deviations 11/6, -7/6, -4/6
+    # rewards 1, -2, -1.5, as after a punishment: mean -5/6; deviations 11/6, -7/6, -4/6
     "group_std": (11 / 6 / 1.607276, -7 / 6 / 1.607276, -4 / 6 / 1.607276),  # sqrt(186 / 36 / 2) = 1.607275
     "group_std_biased": (11 / 6 / 1.312336, -7 / 6 / 1.312336, -4 / 6 / 1.312336),  # sqrt(186 / 36 / 3) = 1.312335
     "group_mean": (11 / 6, -7 / 6, -4 / 6),
@@ -57,39 +57,42 @@ def test_unbiased_against_biased(size: int, factor: float) -> None:
 
 
 @pytest.mark.parametrize("name", ESTIMATED)
-@pytest.mark.parametrize(
-    "rewards", [[1.0] * 4, [-1.0] * 16, [0.1, 0.1, 0.1], [-2.0], [None, 1.0], [None, None], []]
-)  # fmt: skip
+@pytest.mark.parametrize("rewards", [[1.0] * 4, [-1.0] * 16, [0.1, 0.1, 0.1], [-2.0], [None, 1.0], [None, None], []])
 def test_a_degenerate_group_has_no_advantage(name: str, rewards: list[float | None]) -> None:
-    """All alike, one known, none known: 0, and no division by zero."""
+    """With equal rewards, one known reward or none, advantages are 0, without a division by zero."""
     assert advantages(name, rewards) == pytest.approx([0.0] * len(rewards), abs=1e-9)
 
 
 @pytest.mark.parametrize("name", ESTIMATED)
-def test_unknown_rewards_leave_the_statistics(name: str) -> None:
+def test_unknown_rewards_do_not_enter_the_statistics(name: str) -> None:
     found = advantages(name, [1.0, None, -1.0, None])
     assert [found[1], found[3]] == [0.0, 0.0]
-    assert [found[0], found[2]] == pytest.approx(
-        {"group_std": [0.707106, -0.707106], "group_std_biased": [1, -1], "group_mean": [1, -1],
-         "leave_one_out": [2, -2]}[name], rel=2e-6,
-    )  # fmt: skip
+    expected = {
+        "group_std": [0.707106, -0.707106],
+        "group_std_biased": [1, -1],
+        "group_mean": [1, -1],
+        "leave_one_out": [2, -2],
+    }
+    assert [found[0], found[2]] == pytest.approx(expected[name], rel=2e-6)
 
 
-REWARDS = st.lists(st.floats(-2, 1), min_size=2, max_size=16).filter(lambda one: max(one) - min(one) > 0.05)
+REWARDS = st.lists(st.floats(-2, 1), min_size=2, max_size=16).filter(lambda rewards: max(rewards) - min(rewards) > 0.05)
 
 
 @pytest.mark.parametrize("name", ESTIMATED)
 @given(rewards=REWARDS, shift=st.floats(-10, 10))
 def test_a_shift_of_all_rewards_changes_nothing(name: str, rewards: list[float], shift: float) -> None:
-    assert advantages(name, [one + shift for one in rewards]) == pytest.approx(advantages(name, rewards), abs=1e-9)
+    assert advantages(name, [reward + shift for reward in rewards]) == pytest.approx(
+        advantages(name, rewards), abs=1e-9
+    )
 
 
 @pytest.mark.parametrize("name", ESTIMATED)
 @given(rewards=REWARDS, scale=st.floats(0.5, 8))
-def test_scaling_all_rewards(name: str, rewards: list[float], scale: float) -> None:
-    """Divided by std the scale is gone, but for the 1e-6; else it stays."""
-    expected = [one * (1 if "std" in name else scale) for one in advantages(name, rewards)]
-    assert advantages(name, [one * scale for one in rewards]) == pytest.approx(expected, rel=1e-3, abs=1e-9)
+def test_the_effect_of_scaling_all_rewards(name: str, rewards: list[float], scale: float) -> None:
+    """Estimators that divide by the std remove the scale, except for the 1e-6. The others keep it."""
+    expected = [advantage * (1 if "std" in name else scale) for advantage in advantages(name, rewards)]
+    assert advantages(name, [reward * scale for reward in rewards]) == pytest.approx(expected, rel=1e-3, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", ESTIMATED)
@@ -102,7 +105,7 @@ def test_order_does_not_matter(name: str, rewards: list[float], data: st.DataObj
 
 @pytest.mark.parametrize("name", ESTIMATED)
 @given(rewards=REWARDS)
-def test_a_groups_advantages_sum_to_nothing(name: str, rewards: list[float]) -> None:
+def test_the_advantages_of_a_group_sum_to_0(name: str, rewards: list[float]) -> None:
     assert math.fsum(advantages(name, rewards)) == pytest.approx(0.0, abs=1e-8)
 
 
@@ -110,5 +113,5 @@ def test_a_groups_advantages_sum_to_nothing(name: str, rewards: list[float]) -> 
 @given(rewards=REWARDS)
 def test_leave_one_out_is_the_centred_reward_scaled(rewards: list[float]) -> None:
     factor = len(rewards) / (len(rewards) - 1)
-    expected = [factor * one for one in advantages("group_mean", rewards)]
+    expected = [factor * advantage for advantage in advantages("group_mean", rewards)]
     assert advantages("leave_one_out", rewards) == pytest.approx(expected, abs=1e-9)

@@ -1,4 +1,4 @@
-"""The clipped surrogate at its corners: sign of the advantage x side of the ratio, for every entry of the table."""
+"""The clipped surrogate for both signs of the advantage on both sides of the ratio, for every entry of the table."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ UPPER = {"clip_higher": 1.28, "symmetric": 1.2}
 @pytest.mark.parametrize(
     ("ratio", "advantage", "low", "high", "slope"),
     [
-        (1.5, 2.0, False, True, 0.0),    # likelier, rewarded: cut at the upper bound
-        (0.5, 2.0, False, False, 2.0),   # unlikelier, rewarded: free to rise back
-        (0.5, -2.0, True, False, 0.0),   # unlikelier, punished: cut at the lower bound
-        (1.5, -2.0, False, False, -2.0), # likelier, punished: free, and without any bound
+        (1.5, 2.0, False, True, 0.0),  # more likely, positive advantage: clipped at the upper bound
+        (0.5, 2.0, False, False, 2.0),  # less likely, positive advantage: may rise again
+        (0.5, -2.0, True, False, 0.0),  # less likely, negative advantage: clipped at the lower bound
+        (1.5, -2.0, False, False, -2.0),  # more likely, negative advantage: not bounded
         (1.0, 2.0, False, False, 2.0),
         (1.1, -2.0, False, False, -2.0),
     ],
-)  # fmt: skip
+)
 def test_four_corners(name: str, ratio: float, advantage: float, low: bool, high: bool, slope: float) -> None:
-    one = torch.tensor([ratio], requires_grad=True)
-    found = CLIPPINGS[name](one, torch.tensor([advantage]), 0.2, 0.28)
+    ratios = torch.tensor([ratio], requires_grad=True)
+    found = CLIPPINGS[name](ratios, torch.tensor([advantage]), 0.2, 0.28)
     objective = {1.5: UPPER[name], 0.5: 0.8}[ratio] * advantage if low or high else ratio * advantage
     assert found.objective.item() == pytest.approx(objective)
     assert (found.low.item(), found.high.item(), found.dual.item()) == (low, high, False)
     found.objective.sum().backward()
-    assert one.grad is not None
-    assert one.grad.item() == pytest.approx(slope)
+    assert ratios.grad is not None
+    assert ratios.grad.item() == pytest.approx(slope)
 
 
 @pytest.mark.conformance(formula="the rise of 0.01 ends at 0.0128, not 0.012 (DAPO 3.1)", setting="clip_high = 0.28")
 @pytest.mark.parametrize(("name", "high", "limit"), [("clip_higher", 0.28, 0.0128), ("symmetric", 0.2, 0.012)])
 def test_how_far_an_unlikely_token_may_rise(name: str, high: float, limit: float) -> None:
-    """A token of probability 0.01 is pushed up until it reaches the limit, and not beyond; likewise 0.9 to 1.152."""
+    """A token of probability 0.01 has a gradient up to the bound (0.0128 or 0.012) and none beyond it."""
     settings = LossSettings(name, 0.2, high, None, "none", 2.0, 0.5, 5.0, 0.0, 0.0)
     slopes = []
     for probability in (limit - 1e-6, limit + 1e-6):
         proximal = torch.tensor([math.log(0.01)], dtype=torch.float64)
         logprobs = torch.tensor([math.log(probability)], dtype=torch.float64, requires_grad=True)
-        one = torch.ones(1, dtype=torch.float64)
-        data = TokenData(proximal, one, one, torch.zeros(1, dtype=torch.int64))
-        token_loss(logprobs, one, proximal, data, settings).loss.backward()
+        ones = torch.ones(1, dtype=torch.float64)
+        data = TokenData(proximal, ones, ones, torch.zeros(1, dtype=torch.int64))
+        token_loss(logprobs, ones, proximal, data, settings).loss.backward()
         assert logprobs.grad is not None
         slopes.append(logprobs.grad.item())
     assert slopes == [pytest.approx(-limit / 0.01, rel=1e-3), 0.0]
@@ -65,28 +65,28 @@ def test_how_far_an_unlikely_token_may_rise(name: str, high: float, limit: float
 @pytest.mark.parametrize(
     ("ratio", "advantage", "objective", "slope", "dual"),
     [
-        (4.0, -2.0, -6.0, 0.0, True),    # -8 without it
+        (4.0, -2.0, -6.0, 0.0, True),  # -8 without the dual clip
         (2.9, -2.0, -5.8, -2.0, False),
-        (0.5, -2.0, -1.6, 0.0, False),   # the lower clip bound is none of its business
-        (4.0, 2.0, 2.56, 0.0, False),    # nor is a positive advantage
+        (0.5, -2.0, -1.6, 0.0, False),  # the dual clip does not affect the lower bound
+        (4.0, 2.0, 2.56, 0.0, False),  # nor a positive advantage
     ],
-)  # fmt: skip
+)
 def test_dual_clip(ratio: float, advantage: float, objective: float, slope: float, dual: bool) -> None:
-    one = torch.tensor([ratio], requires_grad=True)
+    ratios = torch.tensor([ratio], requires_grad=True)
     gained = torch.tensor([advantage])
-    found = dual_clip(CLIPPINGS["clip_higher"](one, gained, 0.2, 0.28), one, gained, 3.0)
+    found = dual_clip(CLIPPINGS["clip_higher"](ratios, gained, 0.2, 0.28), ratios, gained, 3.0)
     assert found.objective.item() == pytest.approx(objective)
     assert found.dual.item() is dual
     found.objective.sum().backward()
-    assert one.grad is not None
-    assert one.grad.item() == pytest.approx(slope)
+    assert ratios.grad is not None
+    assert ratios.grad.item() == pytest.approx(slope)
 
 
 @pytest.mark.conformance(formula="A < 0: max(min(r A, clip(r) A), c A) (Ye et al. 2019)", setting="dual_clip = null")
 @pytest.mark.parametrize(("bound", "expected"), [(None, 8.0), (3.0, 6.0)])
 def test_dual_clip_is_off_unless_set(bound: float | None, expected: float) -> None:
     settings = LossSettings("clip_higher", 0.2, 0.28, bound, "none", 2.0, 0.5, 5.0, 0.0, 0.0)
-    one = torch.ones(1)
-    data = TokenData(-one, -2 * one, one, torch.zeros(1, dtype=torch.int64))
-    found = token_loss(torch.tensor([math.log(4.0)]) - 1, one, -one, data, settings)
+    ones = torch.ones(1)
+    data = TokenData(-ones, -2 * ones, ones, torch.zeros(1, dtype=torch.int64))
+    found = token_loss(torch.tensor([math.log(4.0)]) - 1, ones, -ones, data, settings)
     assert found.loss.item() == pytest.approx(expected)

@@ -1,4 +1,4 @@
-"""Off-policy weights by hand and against float64 numpy, and the metrics that tell whether they bite."""
+"""Off-policy weights by hand and against float64 numpy, and the metrics that show their effect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMULAS = {
     "importance": "w = pi_prox / pi_behav (decoupled PPO)",
     "truncated_is": "w = min(pi_prox / pi_behav, C)",
     "truncated_is_sequence": "w = min(prod_t pi_prox / pi_behav, C)",
-    "icepop": "w = k if a <= k <= b else 0 (IcePop)",
+    "icepop": "w = k if low <= k <= high, else 0; k = pi_prox / pi_behav (IcePop)",
 }
 
 
@@ -43,7 +43,7 @@ BY_HAND: dict[str, tuple[list[float], list[bool], list[bool]]] = {
 @pytest.mark.parametrize("name", CORRECTED)
 def test_weights_by_hand(name: str) -> None:
     behaviour = torch.tensor([-9.0, -8.0, -7.5, -9.25, -9.0], dtype=torch.float64)
-    # A hair inside the bounds at 2 and 0.5, so that rounding decides nothing.
+    # Slightly inside the limits at 2 and 0.5, so that rounding does not decide.
     gap = torch.tensor(IMPORTANCE, dtype=torch.float64).log() + torch.tensor(
         [-1e-9, 0, 0, 1e-9, 0], dtype=torch.float64
     )
@@ -53,7 +53,7 @@ def test_weights_by_hand(name: str) -> None:
     assert found.weighted.weight.tolist() == pytest.approx(weight)
     assert found.weighted.capped.tolist() == capped
     assert found.weighted.masked.tolist() == masked
-    assert found.importance.tolist() == pytest.approx(IMPORTANCE), "the gap is measured whatever is made of it"
+    assert found.importance.tolist() == pytest.approx(IMPORTANCE), "every correction measures the same gap"
     assert not found.weighted.weight.requires_grad
 
 
@@ -65,7 +65,7 @@ def test_weights_against_float64_numpy(name: str, dtype: torch.dtype, tolerance:
     proximal = -draw.exponential(2.0, len(sample))
     behaviour = proximal + draw.normal(0.0, 0.6, len(sample))
     ratio = np.exp(proximal - behaviour)
-    product = np.array([np.prod(ratio[sample == one]) for one in sample])
+    product = np.array([np.prod(ratio[sample == response]) for response in sample])
     expected = {
         "none": np.ones_like(ratio),
         "importance": ratio,
@@ -80,21 +80,21 @@ def test_weights_against_float64_numpy(name: str, dtype: torch.dtype, tolerance:
 
 
 @conformance("truncated_is")
-def test_the_weight_is_the_proximal_policys_not_the_current_ones() -> None:
-    """Decoupled: importance 3 (cut at 2) from proximal over behaviour; the clipped ratio 1.1 from current over it."""
+def test_the_weight_depends_on_the_proximal_policy_only() -> None:
+    """Importance 3 (capped at 2) is proximal over behaviour; the clipped ratio 1.1 is current over proximal."""
     settings = LossSettings("clip_higher", 0.2, 0.28, None, "truncated_is", 2.0, 0.5, 5.0, 0.0, 0.0)
     logprobs = torch.tensor([math.log(0.33)], requires_grad=True)
-    one = torch.ones(1)
-    data = TokenData(torch.tensor([math.log(0.1)]), one, one, torch.zeros(1, dtype=torch.int64))
-    found = token_loss(logprobs, one, torch.tensor([math.log(0.3)]), data, settings)
+    ones = torch.ones(1)
+    data = TokenData(torch.tensor([math.log(0.1)]), ones, ones, torch.zeros(1, dtype=torch.int64))
+    found = token_loss(logprobs, ones, torch.tensor([math.log(0.3)]), data, settings)
     assert found.loss.item() == pytest.approx(-2.2)
     found.loss.backward()
     assert logprobs.grad is not None
-    assert logprobs.grad.item() == pytest.approx(-2.2), "the weight itself carries no gradient"
+    assert logprobs.grad.item() == pytest.approx(-2.2), "the weight carries no gradient"
 
 
 @conformance("truncated_is_sequence")
-def test_a_product_of_many_stays_finite() -> None:
+def test_the_product_of_many_ratios_is_finite() -> None:
     gap = torch.full((2000,), 0.5)
     found = CORRECTIONS["truncated_is_sequence"](torch.cat([gap, -gap]), torch.arange(4000) // 2000, BOUNDS)
     assert found.weight.unique().tolist() == pytest.approx([math.exp(-20.0), 2.0])
@@ -117,12 +117,12 @@ def test_effective_share_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", CORRECTED)
-def test_the_metrics_say_whether_it_bites(name: str) -> None:
+def test_the_metrics_show_the_effect_of_a_correction(name: str) -> None:
     settings = LossSettings("clip_higher", 0.2, 0.28, None, name, 2.0, 0.5, 5.0, 0.0, 0.0)
     behaviour = torch.full((5,), -9.0, dtype=torch.float64)
     gap = torch.tensor([2.0 - 1e-9, 3.0, 0.4, 0.5 + 1e-9, 6.0], dtype=torch.float64).log()
-    one = torch.ones(5, dtype=torch.float64)
-    result = token_loss(behaviour + gap, one, behaviour + gap, TokenData(behaviour, one, one, SAMPLE), settings)
+    ones = torch.ones(5, dtype=torch.float64)
+    result = token_loss(behaviour + gap, ones, behaviour + gap, TokenData(behaviour, ones, ones, SAMPLE), settings)
     found = means(result.sums, result.histograms)
     _, capped, masked = BY_HAND[name]
     assert found["capped_share"] == pytest.approx(sum(capped) / 5)
@@ -130,9 +130,12 @@ def test_the_metrics_say_whether_it_bites(name: str) -> None:
     # sum 11.9, sum of squares 4 + 9 + 0.16 + 0.25 + 36 = 49.41
     assert found["effective_sample_size"] == pytest.approx(11.9**2 / (5 * 49.41))
     of_weights = {
-        "none": 1.0, "importance": 11.9**2 / (5 * 49.41), "truncated_is": 6.9**2 / (5 * 12.41),
-        "truncated_is_sequence": 7.6**2 / (5 * 12.32), "icepop": 5.5**2 / (5 * 13.25),
-    }  # fmt: skip
+        "none": 1.0,
+        "importance": 11.9**2 / (5 * 49.41),
+        "truncated_is": 6.9**2 / (5 * 12.41),
+        "truncated_is_sequence": 7.6**2 / (5 * 12.32),
+        "icepop": 5.5**2 / (5 * 13.25),
+    }
     assert found["weight_effective_sample_size"] == pytest.approx(of_weights[name])
     assert found["mismatch_kl"] == pytest.approx((11.9 - 5 - math.log(2 * 3 * 0.4 * 0.5 * 6)) / 5)
 
@@ -141,7 +144,7 @@ def test_the_metrics_say_whether_it_bites(name: str) -> None:
     formula="nearest-rank percentiles of pi_prox / pi_behav and of r", setting="importance_p*, ratio_p*"
 )
 def test_percentiles_of_many_micro_batches() -> None:
-    """200 tokens: importance 0.5 twice, 1 195 times, 4 three times; the clipped ratio 1.25 throughout, in two parts."""
+    """200 tokens in two parts: importance 0.5 twice, 1 in 195 cases, 4 three times; the ratio is always 1.25."""
     settings = LossSettings("clip_higher", 0.2, 0.28, None, "none", 2.0, 0.5, 5.0, 0.0, 0.0)
     gap = torch.tensor([4.0] + [1.0] * 100 + [0.5] + [4.0] + [1.0] * 95 + [0.5, 4.0]).log()
     ones = torch.ones(100)
@@ -156,14 +159,14 @@ def test_percentiles_of_many_micro_batches() -> None:
     expected |= dict.fromkeys(("ratio_p1", "ratio_p50", "ratio_p99"), 1.25)
     for name, value in expected.items():
         assert math.log(found[name]) == pytest.approx(math.log(value), rel=0.022), name
-    assert found["importance_p50"] == 1.0, "no gap at all is seen exactly"
+    assert found["importance_p50"] == 1.0, "a gap of 0 is represented exactly"
 
 
 @pytest.mark.conformance(
     formula="nearest-rank percentiles of pi_prox / pi_behav and of r", setting="importance_p*, ratio_p*"
 )
 @pytest.mark.parametrize("gap", [0.0, 1e-6, -3e-5, 1e-4, -1e-3, 0.01, -0.3, 1.0, -7.0, 20.0, -20.0])
-def test_the_resolution_is_as_stated(gap: float) -> None:
+def test_a_percentile_is_within_its_stated_resolution(gap: float) -> None:
     counts = histogram(torch.tensor([gap]))
     assert counts.shape == (BINS,)
     assert int(counts.sum()) == 1

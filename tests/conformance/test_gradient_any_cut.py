@@ -1,4 +1,4 @@
-"""Property: any way to cut a mini-batch into rows, micro-batches and ranks gives the dense gradient, in float64."""
+"""Property: any cut of a mini-batch into rows, micro-batches and ranks gives the dense gradient, in float64."""
 
 from __future__ import annotations
 
@@ -44,20 +44,28 @@ LOSSES = {
 }
 GROUPS = st.lists(
     st.tuples(st.integers(1, 8), st.lists(st.tuples(st.integers(0, 12), st.booleans()), min_size=2, max_size=4)),
-    min_size=1, max_size=4,
-)  # fmt: skip
+    min_size=1,
+    max_size=4,
+)
 Groups = list[tuple[int, list[tuple[int, bool]]]]
 """(prompt tokens, [(response tokens, masked)]) of each group."""
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of some thousand parameters whose layers and norms are ordinary ones."""
+    """A Llama of a few thousand parameters with ordinary layers and norms."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=True, initializer_range=0.3,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+    )
     folder = tmp_path_factory.mktemp("small")
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
@@ -82,7 +90,7 @@ def reference_of(model: torch.nn.Module) -> torch.nn.Module:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Threads only stand in each other's way where tensors are this small."""
+    """With tensors this small, more threads are slower."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -90,7 +98,7 @@ def one_thread() -> Iterator[None]:
 
 
 def drawn(groups: Groups, seed: int) -> tuple[list[BatchGroup], dict[str, SamplePayload]]:
-    """The groups, filled with random ids, advantages and log-probs."""
+    """The groups with random token ids, advantages and log-probs."""
     draw = np.random.default_rng(seed)
     payloads = {}
     members = []
@@ -101,49 +109,67 @@ def drawn(groups: Groups, seed: int) -> tuple[list[BatchGroup], dict[str, Sample
             key = f"{number}:{index}"
             answer, behaviour = draw.integers(0, VOCABULARY, tokens, dtype=np.int32), draw.normal(-4.5, 0.6, tokens)
             payloads[key] = SamplePayload(prompt, answer, behaviour.astype(np.float32), "", "stop", ())
-            samples.append(BatchSample(
-                payload=key, tokens=tokens, advantage=float(draw.normal()), reward=0.0, correct=False, masked=masked,
+            sample = BatchSample(
+                payload=key,
+                tokens=tokens,
+                advantage=float(draw.normal()),
+                reward=0.0,
+                correct=False,
+                masked=masked,
                 staleness=0,
-            ))  # fmt: skip
+            )
+            samples.append(sample)
         members.append(BatchGroup(group=f"g{number}", samples=tuple(samples)))
     return members, payloads
 
 
 def shuffled(groups: list[BatchGroup], seed: int) -> Batch:
     draw = np.random.default_rng(seed)
-    members = [
-        BatchGroup(group=group.group, samples=tuple(group.samples[one] for one in draw.permutation(len(group.samples))))
-        for group in (groups[one] for one in draw.permutation(len(groups)))
-    ]
+    members = []
+    for place in draw.permutation(len(groups)):
+        group = groups[place]
+        samples = tuple(group.samples[index] for index in draw.permutation(len(group.samples)))
+        members.append(BatchGroup(group=group.group, samples=samples))
     return Batch(
-        step=0, version=0, groups=tuple(members), sampler_state=SamplerState(cursor=0, next_group=0),
-        sampling_metrics={}, generation_started_at=0.0, generation_finished_at=0.0,
-    )  # fmt: skip
+        step=0,
+        version=0,
+        groups=tuple(members),
+        sampler_state=SamplerState(cursor=0, next_group=0),
+        sampling_metrics={},
+        generation_started_at=0.0,
+        generation_finished_at=0.0,
+    )
 
 
 def accumulated(policy: PolicyModel, work: list[MicroBatch], settings: LossSettings, case: Case) -> Tensor:
     """The gradient of a mini-batch as a plain sum over micro-batches, without any engine: [parameters]."""
     reference = reference_of(policy) if settings.kl_coefficient else None
     policy.zero_grad()
-    for one in work:
-        logprobs, entropy = policy(**inputs(one))
-        before = one.data.behaviour if case.algorithm.get("proximal") == "behaviour" else logprobs.detach()
-        before = shifted(one.data.behaviour) if case.given_proximal else before
+    for batch in work:
+        logprobs, entropy = policy(**inputs(batch))
+        before = batch.data.behaviour if case.algorithm.get("proximal") == "behaviour" else logprobs.detach()
+        before = shifted(batch.data.behaviour) if case.given_proximal else before
         with torch.no_grad():
-            anchor = None if reference is None else reference(**inputs(one))[0]
-        token_loss(logprobs, entropy, before, one.data, settings, anchor).loss.backward()
-    return torch.cat([one.grad.flatten() for one in policy.parameters()])
+            anchor = None if reference is None else reference(**inputs(batch))[0]
+        token_loss(logprobs, entropy, before, batch.data, settings, anchor).loss.backward()
+    return torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
 
 
 DRAWN = given(
-    loss=st.sampled_from(sorted(LOSSES)), groups=GROUPS, seed=st.integers(0, 2**32 - 1), budget=st.integers(1, 150),
-    ranks=st.integers(1, 3), share_prompts=st.booleans(), checkpointing=st.booleans(), chunks=st.integers(1, 4),
+    loss=st.sampled_from(sorted(LOSSES)),
+    groups=GROUPS,
+    seed=st.integers(0, 2**32 - 1),
+    budget=st.integers(1, 150),
+    ranks=st.integers(1, 3),
+    share_prompts=st.booleans(),
+    checkpointing=st.booleans(),
+    chunks=st.integers(1, 4),
     fillers=st.integers(0, 2),
-)  # fmt: skip
-# Examples are small as they are drawn; to shrink one takes minutes.
+)
+# The examples are small already, and shrinking one takes minutes.
 PHASES = (Phase.explicit, Phase.generate)
 any_cut = pytest.mark.conformance(
-    formula="g = dL/dw of the mini-batch (float64: 1e-10)",
+    formula="gradient = dL/dw of the mini-batch (float64: to 1e-10)",
     setting="any groups, masks, order, budget, layout, ranks, chunks, checkpointing",
 )
 
@@ -168,9 +194,18 @@ def test_any_of_many_cuts(small: Path, reduction: str, **example: Any) -> None:
 
 
 def check_cut(
-    small: Path, reduction: str, loss: str, groups: Groups, seed: int, budget: int, ranks: int, share_prompts: bool,
-    checkpointing: bool, chunks: int, fillers: int,
-) -> None:  # fmt: skip
+    small: Path,
+    reduction: str,
+    loss: str,
+    groups: Groups,
+    seed: int,
+    budget: int,
+    ranks: int,
+    share_prompts: bool,
+    checkpointing: bool,
+    chunks: int,
+    fillers: int,
+) -> None:
     case = replace(LOSSES[loss], algorithm={**LOSSES[loss].algorithm, "reduction": reduction})
     document = recipe(small, case)
     wanted = loss_settings(document)
@@ -180,13 +215,13 @@ def check_cut(
     )
     assume(plan.trainable)
     cut = [micro_batches(share, payloads, budget, share_prompts=share_prompts) for share in plan.shares]
-    work = [replace(one, chunks=chunks) for part in cut for one in [*part, *[filler()] * fillers]]
+    work = [replace(batch, chunks=chunks) for part in cut for batch in [*part, *[filler()] * fillers]]
     found = accumulated(policy_of(small, checkpointing, wanted.entropy_coefficient > 0), work, wanted, case)
     model = model_of(small)
     model.zero_grad()
     reference = reference_of(model) if wanted.kl_coefficient else None
     dense.loss(model, members, payloads, document, proximal_of(case), reference).backward()
-    gradient = torch.cat([one.grad.flatten() for one in model.parameters()])
+    gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
     difference, norm = float((found - gradient).norm()), float(gradient.norm())
     print(f"{reduction}, {loss}: |dg| / |g| = {difference / norm if norm else 0.0:.1e}")
     assert difference <= 1e-10 * norm

@@ -1,4 +1,4 @@
-"""The trainer's gradient is the loss's own, as a dense float64 computation gives it, however the work is cut up."""
+"""The gradient of the trainer equals that of a dense float64 computation, for any cut of the work."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from tests.learner.cases import (
 
 ROOT = Path(__file__).parents[2]
 RANKS_S = 800
-"""What two ranks may take for all cases, many times what they need."""
+"""Time limit for two ranks to run all cases: many times what they need."""
 
-# DeepSpeed imports and calls parts of torch that announce their end; neither is ours to change.
+# DeepSpeed uses deprecated parts of torch.
 pytestmark = [
     pytest.mark.xdist_group("gradient-invariance"),
     pytest.mark.timeout(RANKS_S + 100),
@@ -53,7 +53,7 @@ Single = Callable[[str], tuple[Found, Trained]]
 
 
 class Expected(NamedTuple):
-    """What a case's loss and gradient are, and by how much each dtype may miss them."""
+    """The loss and gradient of a case, and the rounding bound of each dtype."""
 
     problem: Problem
     exact: Exact
@@ -64,21 +64,20 @@ Known = Callable[[str], Expected]
 
 
 def named(every_commit: set[str]) -> list[object]:
-    return [
-        pytest.param(name, marks=[
-            pytest.mark.conformance(
-                formula=f"g = dL/dw of the mini-batch ({case.dtype}: to its rounding)",
-                setting=f"ZeRO {case.stage}, {name}",
-            ),
-            *([] if name in every_commit else [pytest.mark.slow]),
-        ])
-        for name, case in CASES.items()
-    ]  # fmt: skip
+    """The cases as parameters; those not in `every_commit` are marked slow."""
+    parameters = []
+    for name, case in CASES.items():
+        formula = f"gradient = dL/dw of the mini-batch ({case.dtype}: to its rounding)"
+        marks = [pytest.mark.conformance(formula=formula, setting=f"ZeRO {case.stage}, {name}")]
+        if name not in every_commit:
+            marks.append(pytest.mark.slow)
+        parameters.append(pytest.param(name, marks=marks))
+    return parameters
 
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """All that is computed from it here is small: a second thread would only stand in the way of the first."""
+    """The tiny policy, with one thread: for tensors this small a second thread is slower."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield write_tiny_model(tmp_path_factory.mktemp("policy"), scale=0.1)
@@ -87,7 +86,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def single(policy: Path) -> Iterator[Single]:
-    """What one rank found."""
+    """The results of one rank."""
     ranks = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
     yield cache(lambda name: run_case(policy, (CASES | STEPS)[name], ranks))
     leave(ranks)
@@ -95,24 +94,30 @@ def single(policy: Path) -> Iterator[Single]:
 
 @pytest.fixture(scope="module")
 def double(policy: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Found]:
-    """What two real ranks found, in one pair of processes, of the cases that tests of this run ask for."""
-    asking = [one for one in request.session.items if one.path == request.path and "double" in one.fixturenames]
-    names = sorted({one.callspec.params["name"] for one in asking})
+    """The results of two real ranks, in one pair of processes, for the cases that the selected tests need."""
+    asking = [item for item in request.session.items if item.path == request.path and "double" in item.fixturenames]
+    names = sorted({item.callspec.params["name"] for item in asking})
     out = tmp_path_factory.mktemp("two-ranks")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "TORCH_EXTENSIONS_DIR": str(out / "extensions"), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TORCH_EXTENSIONS_DIR": str(out / "extensions"),
+        "OMP_NUM_THREADS": "1",
+    }
     program = str(ROOT / "tests/conformance/invariance.py")
     ranks = [
         subprocess.Popen(
             [sys.executable, program, str(policy), str(rank), "2", str(port), str(out), *names],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     try:
         outputs = [rank.communicate(timeout=RANKS_S)[0] for rank in ranks]
     finally:
@@ -125,7 +130,7 @@ def double(policy: Path, tmp_path_factory: pytest.TempPathFactory, request: pyte
 
 @pytest.fixture(scope="module")
 def expected(policy: Path) -> Known:
-    """A case, written down densely; rank, stage, dtype, budget and layout do not enter."""
+    """The dense result of a case. It does not depend on rank, stage, dtype, budget or layout."""
 
     @cache
     def of_data(data: str, algorithm: tuple[tuple[str, object], ...], given_proximal: bool) -> Expected:
@@ -143,8 +148,8 @@ def expected(policy: Path) -> Known:
 
 
 def gradient_of(found: Found) -> Gradient:
-    """Adam's first moments after one step are a tenth of the gradient."""
-    return {name.removeprefix("moment."): 10 * one for name, one in found.items() if name.startswith("moment.")}
+    """The gradient, from Adam's first moments, which are a tenth of it after one step."""
+    return {name.removeprefix("moment."): 10 * moment for name, moment in found.items() if name.startswith("moment.")}
 
 
 @pytest.mark.parametrize("name", named(EVERY_COMMIT_ONE_RANK))
@@ -162,54 +167,57 @@ def test_two_ranks(name: str, single: Single, double: dict[str, Found], expected
     check_metrics(found, single(name)[1], 10 * bound.nats, 2 * bound.loss)
 
 
-REFUSED = [
+DETECTED = [
     *(("everything", fault) for fault in FAULTS),
     *(("lopsided", fault) for fault in FAULTS),
     *(("zero-1-everything", fault) for fault in FAULTS),
-    # With 190 tokens, a thousandth of one, or of the few that are clipped high, is as small as float32's rounding.
+    # With 190 tokens, a thousandth of one, or of the few that are clipped high, is within the rounding of float32.
     *(("zero-1-lopsided", fault) for fault in FAULTS if fault not in ("token-off", "clip-high-off")),
 ]
 
 
-@pytest.mark.conformance(formula="the comparison above notices the smallest faults that matter", setting="dtype")
-@pytest.mark.parametrize(("name", "fault"), REFUSED)
-def test_a_fault_is_refused(name: str, fault: str, single: Single, expected: Known) -> None:
+@pytest.mark.conformance(formula="the comparison of gradients detects the smallest faults that matter", setting="dtype")
+@pytest.mark.parametrize(("name", "fault"), DETECTED)
+def test_a_fault_is_detected(name: str, fault: str, single: Single, expected: Known) -> None:
     known = expected(name)
     found, trained = single(name)
-    refuse(trained.optimizer[0].loss, gradient_of(found), known, name, fault)
+    check_detected(trained.optimizer[0].loss, gradient_of(found), known, name, fault)
 
 
-@pytest.mark.conformance(formula="the comparison of two ranks notices them too", setting="learner.ranks")
+@pytest.mark.conformance(
+    formula="the comparison of two ranks detects the smallest faults that matter", setting="learner.ranks"
+)
 @pytest.mark.parametrize(("name", "fault"), [("everything", fault) for fault in FAULTS])
-def test_a_fault_is_refused_of_two_ranks(name: str, fault: str, double: dict[str, Found], expected: Known) -> None:
+def test_a_fault_is_detected_on_two_ranks(name: str, fault: str, double: dict[str, Found], expected: Known) -> None:
     found = double[name]
-    refuse(float(found["metric.first_loss"]), gradient_of(found), expected(name), name, fault)
+    check_detected(float(found["metric.first_loss"]), gradient_of(found), expected(name), name, fault)
 
 
-def refuse(loss: float, gradient: Gradient, known: Expected, name: str, fault: str) -> None:
-    """The loss and, by itself, the gradient are beyond their bounds from those of a faulty computation."""
+def check_detected(loss: float, gradient: Gradient, known: Expected, name: str, fault: str) -> None:
+    """Check that the loss, and the gradient by itself, are beyond their bounds from those of a faulty computation."""
     bound, faulty = known.bounds[CASES[name].dtype], FAULTS[fault](known.problem)
     with pytest.raises(AssertionError):
         check(loss, gradient, faulty, bound)
-    # A clipped token's share of the loss is a number, whose gradient is zero wherever the limit is.
+    # The share of a clipped token in the loss is constant, so its gradient is zero for any clip bound.
     if fault not in ("clip-low-off", "clip-high-off"):
         assert difference(gradient, faulty.gradient) > bound.gradient
 
 
 @pytest.mark.conformance(
-    formula="no token is so near a limit that rounding decides", setting="clip_*, dual_clip, icepop_*"
+    formula="no token is so close to a bound that rounding decides", setting="clip_*, dual_clip, icepop_*"
 )
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.given_proximal and case.stage == 1])
-def test_no_token_is_near_a_limit(name: str, expected: Known) -> None:
+def test_no_token_is_close_to_a_bound(name: str, expected: Known) -> None:
     known = expected(name)
     assert known.problem.margin() > 5 * known.bounds["float32"].nats
 
 
 def check_metrics(found: Found, trained: Trained, tolerance: float, loss: float) -> None:
-    """All but the loss, whose terms cancel, are means of one sign, a few times as far off as a log-prob at most."""
-    # A rounded log-ratio may fall into the next bin of the histogram that a percentile comes from; and DeepSpeed gives
-    # the norm in float32, whatever the gradient's dtype.
-    rounded = dict.fromkeys([f"{name}_p{one}" for name in HISTOGRAMS for one in PERCENTILES], 0.05)
+    """Compare all metrics. Except for the loss, whose terms cancel, they are means of one sign, with errors of the size
+    of those of log-probs."""
+    # A rounded log-ratio may fall into the next bin of the histogram behind a percentile, and DeepSpeed reports the
+    # norm in float32 for any dtype of the gradient.
+    rounded = dict.fromkeys([f"{name}_p{rank}" for name in HISTOGRAMS for rank in PERCENTILES], 0.05)
     rounded["gradient_norm"] = 1e-6
     assert float(found["metric.loss"]) == pytest.approx(trained.metrics["loss"], rel=0.0, abs=loss)
     for metric in trained.metrics.keys() - {"learning_seconds", "loss"}:
@@ -217,9 +225,9 @@ def check_metrics(found: Found, trained: Trained, tolerance: float, loss: float)
         assert float(found[f"metric.{metric}"]) == pytest.approx(trained.metrics[metric], rel=loose, abs=1e-6), metric
 
 
-@pytest.mark.conformance(formula="the comparison of metrics notices a thousandth of each", setting="metrics")
+@pytest.mark.conformance(formula="the comparison of metrics detects an error of 0.1 % in each", setting="metrics")
 @pytest.mark.parametrize("metric", ["entropy", "kl_reference", "loss", "mismatch_kl", "ratio_mean", "trained_tokens"])
-def test_a_fault_in_a_metric_is_refused(metric: str, single: Single, expected: Known) -> None:
+def test_a_fault_in_a_metric_is_detected(metric: str, single: Single, expected: Known) -> None:
     name = "zero-1-everything"
     metrics = single(name)[1].metrics
     bound = expected(name).bounds["float32"]
@@ -230,34 +238,40 @@ def test_a_fault_in_a_metric_is_refused(metric: str, single: Single, expected: K
         check_metrics(found, single(name)[1], 10 * bound.nats, 2 * bound.loss)
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=[
-        pytest.mark.conformance(
-            formula="one optimizer step per mini-batch of whole groups", setting=f"mini_batch_groups, 2 ranks, {name}"
-        ),
-        *([] if name in EVERY_COMMIT_TWO_RANKS else [pytest.mark.slow]),
-    ])
-    for name in STEPS
-])  # fmt: skip
+def steps() -> list[object]:
+    """The cases with two optimizer steps as parameters."""
+    parameters = []
+    for name in STEPS:
+        formula = "one optimizer step per mini-batch of whole groups"
+        marks = [pytest.mark.conformance(formula=formula, setting=f"mini_batch_groups, 2 ranks, {name}")]
+        if name not in EVERY_COMMIT_TWO_RANKS:
+            marks.append(pytest.mark.slow)
+        parameters.append(pytest.param(name, marks=marks))
+    return parameters
+
+
+@pytest.mark.parametrize("name", steps())
 def test_two_ranks_take_the_same_optimizer_steps(name: str, single: Single, double: dict[str, Found]) -> None:
-    """What one rank's steps come to is judged by tests/learner/test_gradients.py."""
+    """tests/learner/test_gradients.py checks the optimizer steps of one rank."""
     found, trained = single(name)
     assert trained.optimizer_steps == 2
     assert double[name].keys() >= found.keys()
-    left, right = (torch.cat([one[key].flatten() for key in sorted(found)]) for one in (double[name], found))
+    left, right = (torch.cat([tensors[key].flatten() for key in sorted(found)]) for tensors in (double[name], found))
     assert float((left - right).norm() / right.norm()) <= 1e-10
     check_metrics(double[name], trained, 1e-8, 1e-8)
 
 
-@pytest.mark.conformance(formula="the cases above differ as they are meant to", setting="micro_batch_tokens, ranks")
-def test_the_cases_differ_as_meant(policy: Path, single: Single) -> None:
+@pytest.mark.conformance(
+    formula="the cases of the gradient comparison differ as intended", setting="micro_batch_tokens, ranks"
+)
+def test_the_cases_differ_as_intended(policy: Path, single: Single) -> None:
     def counts(name: str, ranks: int) -> list[int]:
         return micro_batch_counts(policy, CASES[name], ranks)
 
     def chunks(name: str) -> list[list[int]]:
-        """Per rank and micro-batch, how often the head would run if the ranks did not agree on it."""
+        """Per rank and micro-batch, the number of head calls if the ranks did not agree on it."""
         parts = micro_batches_of(policy, CASES[name], 2)
-        return [[-(-one.targets.numel() // CHUNK_TOKENS) for one in part] for part in parts]
+        return [[-(-batch.targets.numel() // CHUNK_TOKENS) for batch in part] for part in parts]
 
     assert counts("whole", 1) == [1]
     assert counts("split", 1) == [2]

@@ -21,13 +21,13 @@ def test_by_hand() -> None:
     assert found.tolist() == pytest.approx([0.193147, 0.306853, 0.0], abs=1e-6)
     found.sum().backward()
     assert logprobs.grad is not None
-    # 1 - ref / pi: pulled down where the policy is likelier than the reference, up where it is less
+    # 1 - ref / pi: down where the policy is likelier than the reference, up where it is less likely
     assert logprobs.grad.tolist() == pytest.approx([0.5, -1.0, 0.0], abs=1e-6)
 
 
 @k3_conformance
-def test_its_mean_under_the_policy_is_the_divergence() -> None:
-    """The three outcomes enumerated; the reverse divergence, 0.6758, would be another number."""
+def test_the_mean_of_k3_under_the_policy_is_the_divergence() -> None:
+    """All three outcomes are summed. The reverse divergence would be 0.6758."""
     policy = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
     reference = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     # 0.7 ln 3.5 + 0.2 ln (2/3) + 0.1 ln 0.2 = 0.876934 - 0.081093 - 0.160944
@@ -36,7 +36,7 @@ def test_its_mean_under_the_policy_is_the_divergence() -> None:
 
 @k3_conformance
 def test_a_tiny_difference_is_not_lost_in_float32() -> None:
-    """d^2 / 2 at d = 1e-6; (exp(d) - 1) - d in float32 is a tenth off, or 0."""
+    """The exact value at d = 1e-6 is d^2 / 2. In float32, (exp(d) - 1) - d is off by a tenth, or 0."""
     found = k3(torch.tensor([0.0]), torch.tensor([1e-6]))
     assert found.dtype == torch.float32
     assert found.item() == pytest.approx(5e-13, rel=1e-4, abs=0.0)

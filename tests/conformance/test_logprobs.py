@@ -1,4 +1,4 @@
-"""Log-probs and entropies in chunks equal the full softmax, gradients included, and stay within a chunk's memory."""
+"""Log-probs and entropies in chunks equal those of the full softmax, including the gradients."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_any_chunking_is_the_full_softmax(chunks: int | None, dtype: torch.dtype
     if entropy_gradient:
         loss, wanted = loss + (entropy * other).sum(), wanted + (entropies * other).sum()
     gradients = torch.autograd.grad(loss, [hidden, head.weight])
-    for one, reference in zip(gradients, torch.autograd.grad(wanted, [hidden, head.weight]), strict=True):
-        torch.testing.assert_close(one, reference, atol=10 * tolerance, rtol=10 * tolerance)
+    for gradient, reference in zip(gradients, torch.autograd.grad(wanted, [hidden, head.weight]), strict=True):
+        torch.testing.assert_close(gradient, reference, atol=10 * tolerance, rtol=10 * tolerance)
 
 
 @chunked
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_logits_are_summed_in_float32(dtype: torch.dtype) -> None:
-    """4,096 equal logits: each has probability 1 / 4096, whose logarithm half precision would not hold."""
+    """4,096 equal logits have probability 1 / 4096 each. Half precision cannot represent its logarithm."""
     found, entropy = token_logprobs(torch.ones(1, 4096, dtype=dtype), torch.tensor([7]), torch.nn.Identity())
     assert found.dtype == entropy.dtype == torch.float32
     assert found.item() == pytest.approx(-8.317766, abs=1e-5)
@@ -62,8 +62,8 @@ def test_half_precision_logits_are_summed_in_float32(dtype: torch.dtype) -> None
 
 
 @chunked
-def test_the_number_of_head_calls_is_as_told() -> None:
-    """Where weights are partitioned each call is a collective: also a rank with fewer tokens than chunks makes all."""
+def test_chunks_sets_the_number_of_head_calls() -> None:
+    """With partitioned weights each call is a collective, so a rank with fewer tokens than chunks makes all calls."""
     head = torch.nn.Linear(2, 3)
     calls: list[int] = []
     head.register_forward_hook(lambda _module, inputs, _output: calls.append(len(inputs[0])))

@@ -1,4 +1,4 @@
-"""From a batch to weights per token: groups stay whole, and counts are the mini-batch's, over all ranks."""
+"""From a batch to token weights: groups stay whole, and weights follow from the mini-batch over all ranks."""
 
 from __future__ import annotations
 
@@ -16,26 +16,38 @@ from tests.conformance.reduction_formulas import REDUCED
 
 def batch_of(*groups: list[tuple[int, bool]]) -> Batch:
     """Groups g0, g1, ... of responses as (tokens, masked)."""
-    members = tuple(
-        BatchGroup(group=f"g{number}", samples=tuple(
-            BatchSample(payload=f"g{number}:{index}", tokens=tokens, advantage=1.0, reward=1.0, correct=True,
-                        masked=masked, staleness=0)
-            for index, (tokens, masked) in enumerate(samples)
-        ))
-        for number, samples in enumerate(groups)
-    )  # fmt: skip
+    members = []
+    for number, sizes in enumerate(groups):
+        samples = tuple(
+            BatchSample(
+                payload=f"g{number}:{index}",
+                tokens=tokens,
+                advantage=1.0,
+                reward=1.0,
+                correct=True,
+                masked=masked,
+                staleness=0,
+            )
+            for index, (tokens, masked) in enumerate(sizes)
+        )
+        members.append(BatchGroup(group=f"g{number}", samples=samples))
     return Batch(
-        step=0, version=0, groups=members, sampler_state=SamplerState(cursor=0, next_group=0), sampling_metrics={},
-        generation_started_at=0.0, generation_finished_at=0.0,
-    )  # fmt: skip
+        step=0,
+        version=0,
+        groups=tuple(members),
+        sampler_state=SamplerState(cursor=0, next_group=0),
+        sampling_metrics={},
+        generation_started_at=0.0,
+        generation_finished_at=0.0,
+    )
 
 
 def planned(plan: MiniBatch) -> list[PlannedSample]:
-    return [one for share in plan.shares for one in share]
+    return [sample for share in plan.shares for sample in share]
 
 
 RESPONSES = st.tuples(st.integers(0, 30), st.booleans())
-# First mini-batch: 2 + 6, and 4 beside a masked 8; second: 1 + 1, 3 + 5.
+# First mini-batch: 2 + 6, and 4 next to a masked 8; second: 1 + 1, 3 + 5.
 BATCH = batch_of([(2, False), (6, False)], [(8, True), (4, False)], [(1, False), (1, False)], [(3, False), (5, False)])
 WEIGHTS = {
     "token": [[1 / 12] * 3, [1 / 10] * 4],
@@ -49,9 +61,9 @@ WEIGHTS = {
 @pytest.mark.parametrize("name", REDUCED)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_weights_count_the_tokens_of_all_ranks(name: str, ranks: int) -> None:
-    """Two mini-batches by hand; how many ranks share them changes no weight, though each holds fewer tokens."""
+    """Two mini-batches by hand. The number of ranks changes no weight, although each rank has fewer tokens."""
     plans = plan_step(BATCH, 2, name, ranks, longest=20)
-    found = [{one.payload: one.weight for one in planned(plan)} for plan in plans]
+    found = [{sample.payload: sample.weight for sample in planned(plan)} for plan in plans]
     keys = [["g0:0", "g0:1", "g1:1"], ["g2:0", "g2:1", "g3:0", "g3:1"]]
     for weights, names, expected in zip(found, keys, WEIGHTS[name], strict=True):
         assert sorted(weights) == names
@@ -61,18 +73,19 @@ def test_weights_count_the_tokens_of_all_ranks(name: str, ranks: int) -> None:
 @pytest.mark.parametrize("name", REDUCED)
 @given(
     groups=st.lists(st.lists(RESPONSES, min_size=2, max_size=6), min_size=1, max_size=9),
-    size=st.integers(1, 4), ranks=st.integers(1, 5),
-)  # fmt: skip
+    size=st.integers(1, 4),
+    ranks=st.integers(1, 5),
+)
 def test_a_group_is_never_split_between_optimizer_steps(
     name: str, groups: list[list[tuple[int, bool]]], size: int, ranks: int
 ) -> None:
-    """Mini-batches are consecutive whole groups; their shares hold each response that counts once, and no other."""
+    """Mini-batches are consecutive whole groups. Their shares contain each response that counts once, and no other."""
     plans = plan_step(batch_of(*groups), size, name, ranks, longest=30)
     homes = defaultdict(set)
     for step, plan in enumerate(plans):
         assert len(plan.shares) == ranks
-        for one in planned(plan):
-            homes[one.group].add(step)
+        for sample in planned(plan):
+            homes[sample.group].add(step)
     assert all(len(steps) == 1 for steps in homes.values())
     assert all(steps == {int(group[1:]) // size} for group, steps in homes.items())
     expected = [
@@ -81,20 +94,20 @@ def test_a_group_is_never_split_between_optimizer_steps(
         for i, (tokens, masked) in enumerate(group)
         if tokens and not masked
     ]
-    assert sorted(one.payload for plan in plans for one in planned(plan)) == sorted(expected)
+    assert sorted(sample.payload for plan in plans for sample in planned(plan)) == sorted(expected)
 
 
-@pytest.mark.conformance(formula="a partial mini-batch is normalised by what it holds", setting="mini_batch_groups")
-def test_the_last_mini_batch_counts_only_itself() -> None:
+@pytest.mark.conformance(formula="a partial mini-batch is normalised by its own size", setting="mini_batch_groups")
+def test_a_partial_mini_batch_is_normalised_by_its_size() -> None:
     first, last = plan_step(BATCH, 3, "token", 1, longest=20)
-    assert {one.weight for one in planned(first)} == {1 / 14}
-    assert {one.weight for one in planned(last)} == {1 / 8}
+    assert {sample.weight for sample in planned(first)} == {1 / 14}
+    assert {sample.weight for sample in planned(last)} == {1 / 8}
 
 
-@pytest.mark.conformance(formula="groups stay whole on a rank where there are enough", setting="ranks")
+@pytest.mark.conformance(formula="groups stay whole on a rank if there is one per rank", setting="ranks")
 def test_ranks_share_groups_not_responses() -> None:
     batch = batch_of(*[[(tokens, False)] * 4 for tokens in (9, 8, 7, 6)])
     (plan,) = plan_step(batch, 4, "token", 2, longest=20)
-    assert [{one.group for one in share} for share in plan.shares] == [{"g0", "g3"}, {"g1", "g2"}]
-    loads = [sum(one.tokens for one in share) for share in plan.shares]
-    assert all(one == other for one, other in pairwise(loads))
+    assert [{sample.group for sample in share} for share in plan.shares] == [{"g0", "g3"}, {"g1", "g2"}]
+    loads = [sum(sample.tokens for sample in share) for share in plan.shares]
+    assert all(load == following for load, following in pairwise(loads))

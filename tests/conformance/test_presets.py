@@ -1,4 +1,4 @@
-"""What each preset makes of a bare recipe, against the values that the papers and the script state."""
+"""The values that each preset sets in a minimal recipe are those that the papers and the script state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PAPER: dict[str, Any] = {
     "evaluation.temperature": 1.0,
     "evaluation.top_p": 0.7,
 }
-# verl, run_dapo_qwen2.5_32b.sh: where it departs from the paper.
+# verl, run_dapo_qwen2.5_32b.sh: its departures from the paper.
 SCRIPT: dict[str, Any] = PAPER | {
     "algorithm.dual_clip": 10.0,
     "algorithm.correction": "none",
@@ -78,16 +78,18 @@ def _value(recipe: Any, path: str) -> Any:
 
 
 @pytest.mark.parametrize(("name", "path", "expected"), CASES)
-def test_a_preset_is_what_its_source_states(name: str, path: str, expected: Any) -> None:
+def test_a_preset_has_the_values_of_its_source(name: str, path: str, expected: Any) -> None:
     bare = {
-        "name": "bare", "model": {"path": "/m"}, "algorithm": {"preset": name},
+        "name": "bare",
+        "model": {"path": "/m"},
+        "algorithm": {"preset": name},
         "limits": {"rollout_steps": 1, "max_inflight_groups": 1000},
-    }  # fmt: skip
+    }
     assert _value(parse_recipe(bare), path) == expected
 
 
 @pytest.mark.conformance(formula="every value has a source", setting="algorithm.preset")
-def test_no_preset_holds_more_than_is_stated_here() -> None:
+def test_every_value_of_a_preset_is_checked_here() -> None:
     assert {name: set(settings) for name, settings in PRESETS.items()} == {
         name: set(stated) for name, stated in STATED.items()
     }
@@ -112,5 +114,5 @@ def test_no_preset_holds_more_than_is_stated_here() -> None:
         ("learner.warmup_rollout_steps", 20),
     ],
 )
-def test_the_paper_s_recipe(path: str, expected: float) -> None:
+def test_the_recipe_of_the_paper(path: str, expected: float) -> None:
     assert _value(load_recipe(RECIPES / "qwen2.5-32b-dapo.yaml"), path) == expected

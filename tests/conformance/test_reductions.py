@@ -1,4 +1,4 @@
-"""How token losses become one number: two groups worked by hand, for every entry of the table."""
+"""Every reduction on two groups, computed by hand, and properties that every reduction has."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from learner.algorithm.reductions import REDUCTIONS, SampleSize
 from tests.conformance.reduction_formulas import REDUCED
 
 LONGEST = 10
-# Group a: 2 tokens worth 3 each, 6 worth 1. Group b: 8 tokens that are masked, 4 worth 2, and an empty response.
+# Group a: 2 tokens of value 3 and 6 of value 1. Group b: 8 masked tokens, 4 of value 2, and an empty response.
 SAMPLES = [
-    SampleSize("a", 2), SampleSize("a", 6), SampleSize("b", 8, masked=True), SampleSize("b", 4), SampleSize("b", 0),
-]  # fmt: skip
+    SampleSize("a", 2),
+    SampleSize("a", 6),
+    SampleSize("b", 8, masked=True),
+    SampleSize("b", 4),
+    SampleSize("b", 0),
+]
 WORTH = [3.0, 1.0, 100.0, 2.0, 50.0]
 BY_HAND = {
     "token": 20 / 12,  # (6 + 6 + 8) / (2 + 6 + 4)
@@ -29,9 +33,9 @@ PLAIN = LossSettings("clip_higher", 0.2, 0.28, None, "none", 2.0, 0.5, 5.0, 0.0,
 
 @pytest.mark.parametrize("name", REDUCED)
 def test_two_groups_by_hand(name: str) -> None:
-    """At ratio 1 a token's objective is its advantage, so minus the loss is the reduction of WORTH."""
+    """At ratio 1 the objective of a token is its advantage, so minus the loss is the reduction of WORTH."""
     reduced = REDUCTIONS[name](SAMPLES, LONGEST)
-    tokens = torch.tensor([one.tokens for one in SAMPLES])
+    tokens = torch.tensor([sample.tokens for sample in SAMPLES])
     weight = torch.tensor(reduced.weights).repeat_interleave(tokens) / reduced.normaliser
     advantage = torch.tensor(WORTH).repeat_interleave(tokens)
     logprobs = torch.full((20,), -1.0)
@@ -41,7 +45,7 @@ def test_two_groups_by_hand(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REDUCED)
-def test_nothing_that_counts_has_no_normaliser(name: str) -> None:
+def test_the_normaliser_is_0_if_no_sample_counts(name: str) -> None:
     found = REDUCTIONS[name]([SampleSize("a", 3, masked=True), SampleSize("a", 0)], LONGEST)
     assert (found.weights, found.normaliser) == ((0.0, 0.0), 0.0)
 
@@ -49,17 +53,17 @@ def test_nothing_that_counts_has_no_normaliser(name: str) -> None:
 MEMBERS = st.lists(
     st.builds(SampleSize, st.sampled_from("abc"), st.integers(0, 50), st.booleans()), min_size=1, max_size=12
 )
-MEANS = [one for one in REDUCED if one.values[0] in ("token", "group_token", "sample")]
+MEANS = [entry for entry in REDUCED if entry.values[0] in ("token", "group_token", "sample")]
 
 
 @pytest.mark.parametrize("name", MEANS)
 @given(samples=MEMBERS, constant=st.floats(-5, 5))
 def test_the_mean_of_a_constant_is_the_constant(name: str, samples: list[SampleSize], constant: float) -> None:
     found = REDUCTIONS[name](samples, LONGEST)
-    if not any(one.counted for one in samples):
+    if not any(sample.counted for sample in samples):
         assert found.normaliser == 0
         return
-    total = sum(weight * one.tokens * constant for weight, one in zip(found.weights, samples, strict=True))
+    total = sum(weight * sample.tokens * constant for weight, sample in zip(found.weights, samples, strict=True))
     assert total / found.normaliser == pytest.approx(constant, abs=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""What a response earns, which truncated ones are trained, and which groups carry signal."""
+"""The reward of a response, the masking of truncated responses, and the filtering of groups."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.services.judged import group_of, recipe
 
 C, W, U = Outcome.CORRECT, Outcome.WRONG, Outcome.UNKNOWN
 FORMULAS = {
-    "paper": "0; (L_max - L_cache - |y|) / L_cache; -1 (DAPO Eq. 13)",
-    "published": "max(-f, min(-(|y| - L_exp) / L_cache f, 0)) (code)",
+    "paper": "0, then (L_max - L_cache - |y|) / L_cache, then -1 (DAPO Eq. 13)",
+    "published": "max(-f, min(-(|y| - L_exp) / L_cache x f, 0)) (code)",
 }
 
 
@@ -29,9 +29,18 @@ SHAPED = [pytest.param(name, marks=conformance(name)) for name in PUNISHMENTS]
 @pytest.mark.parametrize("name", SHAPED)
 @pytest.mark.parametrize(
     ("tokens", "expected"),
-    [(0, 0.0), (16383, 0.0), (16384, 0.0), (16385, -1 / 4096), (18432, -0.5), (20479, -4095 / 4096), (20480, -1.0),
-     (20481, -1.0), (30000, -1.0)],
-)  # fmt: skip
+    [
+        (0, 0.0),
+        (16383, 0.0),
+        (16384, 0.0),
+        (16385, -1 / 4096),
+        (18432, -0.5),
+        (20479, -4095 / 4096),
+        (20480, -1.0),
+        (20481, -1.0),
+        (30000, -1.0),
+    ],
+)
 def test_the_ramp_at_its_corners(name: str, tokens: int, expected: float) -> None:
     """L_max 20480, L_cache 4096: the two shapes agree where the factor is 1."""
     assert PUNISHMENTS[name](tokens, Ramp(20480, 4096, 1.0)) == pytest.approx(expected, abs=1e-12)
@@ -46,9 +55,16 @@ def test_the_published_shape_scales_with_its_factor(tokens: int, expected: float
 @pytest.mark.conformance(formula="R = +1 or -1 (DAPO Eq. 7) + soft punishment", setting="overlong.punishment")
 @pytest.mark.parametrize(
     ("outcome", "tokens", "punished", "expected"),
-    [(C, 10, True, 1.0), (W, 10, True, -1.0), (W, 24, True, -2.0), (C, 20, True, 0.5), (C, 20, False, 1.0),
-     (U, 20, True, None), (U, 20, False, None)],
-)  # fmt: skip
+    [
+        (C, 10, True, 1.0),
+        (W, 10, True, -1.0),
+        (W, 24, True, -2.0),
+        (C, 20, True, 0.5),
+        (C, 20, False, 1.0),
+        (U, 20, True, None),
+        (U, 20, False, None),
+    ],
+)
 def test_reward(outcome: Outcome, tokens: int, punished: bool, expected: float | None) -> None:
     assert reward(outcome, tokens, ("paper", Ramp(24, 8, 1.0)) if punished else None) == expected
 
@@ -68,12 +84,14 @@ GROUP = group_of((C, 4, False, 3), (W, 16, True, 2), (W, 12, False, 3), (U, 4, F
         ({"shape": "published", "factor": 0.5}, [1.0, -1.5, -1.25, 0.0], [False, False, False, True]),
     ],
 )
-def test_each_switch_does_its_own(overlong: dict[str, Any], rewards: list[float], masked: list[bool]) -> None:
+def test_filtering_and_punishment_are_independent(
+    overlong: dict[str, Any], rewards: list[float], masked: list[bool]
+) -> None:
     made = batch_group(recipe(**overlong), "g", GROUP, version=3)
-    assert [one.reward for one in made.samples] == rewards
-    assert [one.masked for one in made.samples] == masked
-    assert [one.staleness for one in made.samples] == [0, 1, 0, 0]
-    assert [one.tokens for one in made.samples] == [4, 16, 12, 4], "response tokens, as the reductions count them"
+    assert [sample.reward for sample in made.samples] == rewards
+    assert [sample.masked for sample in made.samples] == masked
+    assert [sample.staleness for sample in made.samples] == [0, 1, 0, 0]
+    assert [sample.tokens for sample in made.samples] == [4, 16, 12, 4], "response tokens, as the reductions count them"
 
 
 @pytest.mark.conformance(formula="a masked response stays in its group's mean and std", setting="overlong.filtering")
@@ -86,9 +104,9 @@ def test_each_switch_does_its_own(overlong: dict[str, Any], rewards: list[float]
         ({"punishment": True, "filtering": True}, [11 / 6 / 1.607276, -7 / 6 / 1.607276, -4 / 6 / 1.607276, 0.0]),
     ],
 )
-def test_a_masked_response_leaves_the_loss_but_not_the_group(overlong: dict[str, Any], expected: list[float]) -> None:
+def test_a_masked_response_stays_in_its_groups_statistics(overlong: dict[str, Any], expected: list[float]) -> None:
     made = batch_group(recipe(**overlong), "g", GROUP, version=3)
-    assert [one.advantage for one in made.samples] == pytest.approx(expected, rel=1e-6)
+    assert [sample.advantage for sample in made.samples] == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.conformance(formula="0 < correct < G (DAPO Eq. 11)", setting="dynamic_sampling")
@@ -108,7 +126,7 @@ def test_a_masked_response_leaves_the_loss_but_not_the_group(overlong: dict[str,
         ([U, U, U, U], 1, False, "dead"),
     ],
 )
-def test_dynamic_sampling_is_decided_on_accuracy(
+def test_dynamic_sampling_depends_on_accuracy_alone(
     outcomes: list[Outcome], min_known: int, enabled: bool, expected: str
 ) -> None:
     assert decide(outcomes, min_known, enabled) == expected

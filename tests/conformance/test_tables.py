@@ -1,4 +1,4 @@
-"""What the settings accept and what the tables hold are the same, so that no setting is without code or the reverse."""
+"""The tables have exactly the entries that the settings accept, so no setting is without code, and no code unused."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ def _literals(section: type, field: str) -> set[Any]:
     return set(get_args(get_type_hints(section)[field]))
 
 
-@pytest.mark.conformance(formula="every table entry has a setting", setting="algorithm.*")
+@pytest.mark.conformance(formula="the code has an entry for every accepted value", setting="algorithm.*")
 @pytest.mark.parametrize(
     ("section", "field", "table"),
     [
         (AlgorithmSettings, "reduction", REDUCTIONS),
         (AlgorithmSettings, "clipping", CLIPPINGS),
-        (AlgorithmSettings, "correction", [*CORRECTIONS, "auto"]),  # which the recipe resolves into one of the others
+        (AlgorithmSettings, "correction", [*CORRECTIONS, "auto"]),  # the recipe replaces `auto` with one of the others
         (AlgorithmSettings, "advantage", ADVANTAGES),
         (AlgorithmSettings, "preset", PRESETS),
         (OverlongSettings, "shape", PUNISHMENTS),
     ],
 )
-def test_the_table_offers_what_the_setting_accepts(section: type, field: str, table: Iterable[str]) -> None:
+def test_a_table_has_the_values_its_setting_accepts(section: type, field: str, table: Iterable[str]) -> None:
     assert _literals(section, field) == set(table)
 
 
-@pytest.mark.conformance(formula="every table entry has a setting", setting="algorithm.correction = auto")
-def test_what_auto_becomes_is_in_the_table() -> None:
+@pytest.mark.conformance(
+    formula="the code has an entry for every accepted value", setting="algorithm.correction = auto"
+)
+def test_auto_becomes_an_entry_of_the_table() -> None:
     assert set(get_args(get_type_hints(Recipe.correction.fget)["return"])) == set(CORRECTIONS)  # type: ignore[attr-defined]

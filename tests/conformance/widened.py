@@ -1,7 +1,8 @@
-"""Owns DeepSpeed's ZeRO with float64 in place of float32, so that its gradients can be compared beyond rounding.
+"""Owns DeepSpeed's ZeRO with float64 instead of float32, so that gradients can be compared without its rounding.
 
-Must not change what is partitioned, gathered or accumulated, nor be used outside tests; written for the deepspeed that
-pyproject.toml pins. Gradients are all-reduced whole, for it reduce-scatters nothing wider than float32.
+Must not change what is partitioned, gathered or accumulated, or be used outside tests. Written for the DeepSpeed
+version that pyproject.toml pins. Gradients are all-reduced whole, because DeepSpeed reduce-scatters nothing wider than
+float32.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 @contextmanager
 def in_float64() -> Iterator[None]:
-    """Engines made and used inside keep weights, gradients and optimizer states in float64 at every ZeRO stage."""
+    """Engines created and used in the body keep weights, gradients and optimizer state in float64 at every stage."""
     from deepspeed.runtime import base_optimizer, engine
     from deepspeed.runtime.zero import partition_parameters
 
@@ -30,14 +31,14 @@ def in_float64() -> Iterator[None]:
         patch.setattr(made, "zero_reduce_scatter", lambda self: False)
         patch.setattr(made, "_do_optimizer_sanity_check", lambda self, optimizer: engine.ZERO_OPTIMIZATION)
         patch.setattr(base_optimizer.ZeROOptimizer, "_configure_master_weights", lambda self, **asked: wide)
-        # Only asked whether it is one that stage 3 knows; parameters that exist keep their own.
+        # Stage 3 only checks that it supports this dtype. Existing parameters keep their own.
         zero_init = partition_parameters.InsertPostInitMethodToModuleSubClasses
         patch.setattr(zero_init, "_set_dtype", lambda self, config, dtype: setattr(self, "dtype", torch.float32))
         yield
 
 
 def full_moment(parameter: Any) -> Tensor:
-    """Adam's first moment of a whole parameter at stage 1 or 2, float64; DeepSpeed's own function rounds it."""
+    """Adam's first moment of a whole parameter at stage 1 or 2, in float64. DeepSpeed's own function rounds it."""
     whole = torch.zeros(parameter.numel(), dtype=torch.float64)
     mapping = parameter._hp_mapping
     if mapping is not None:

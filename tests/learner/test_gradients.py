@@ -79,7 +79,9 @@ def by_hand(folder: Path, case: Case) -> tuple[Found, Found, list[tuple[float, f
     return initial, {name: parameter.detach() for name, parameter in model.named_parameters()}, steps
 
 
-@pytest.mark.conformance(formula="AdamW on each mini-batch's exact gradient, its norm clipped", setting="learner.*")
+@pytest.mark.conformance(
+    formula="AdamW on the exact gradient of each mini-batch, its norm clipped", setting="learner.*"
+)
 @pytest.mark.parametrize("name", STEPS)
 def test_a_rollout_step_by_hand(name: str, policy: Path, ranks: Ranks) -> None:
     """Two optimizer steps: their losses, their gradient norms before clipping, and where the weights end."""
@@ -178,7 +180,7 @@ def test_behaviour_as_proximal_measures_the_current_policy(policy: Path, ranks: 
     assert trained.metrics["importance_p99"] > 1.5
 
 
-@pytest.mark.conformance(formula="pi_ref: the policy the run began with", setting="algorithm.kl_coefficient")
+@pytest.mark.conformance(formula="pi_ref: the initial policy of the run", setting="algorithm.kl_coefficient")
 def test_the_reference_stays_where_the_run_began(policy: Path, ranks: Ranks) -> None:
     """k3 against it is 0 for the initial policy and not after a rollout step; without a coefficient there is none."""
     case = replace(EXACT, algorithm={"kl_coefficient": 0.1}, mini_batch_groups=4)

@@ -18,13 +18,13 @@ def arguments(**rollout):
     return _engine_arguments(parse_recipe(recipe_document("/m", rollout=rollout)), "/m", "rollout-0", 16)
 
 
-@pytest.mark.conformance(formula="no CUDA graphs where they are in doubt", setting="rollout.eager")
+@pytest.mark.conformance(formula="rollout without CUDA graphs", setting="rollout.eager")
 @pytest.mark.parametrize(("eager", "gpus", "expected"), [(False, 1, False), (True, 1, True), (False, 0, True)])
 def test_eager(eager, gpus, expected):
     assert arguments(eager=eager, gpus=gpus)["enforce_eager"] is expected
 
 
-@pytest.mark.conformance(formula="behaviour log-probs: of the distribution drawn from", setting="rollout")
+@pytest.mark.conformance(formula="behaviour log-probs are those of the sampling distribution", setting="rollout")
 def test_log_probs_and_sampling_are_the_recipe_s_alone():
     found = arguments()
     assert found["logprobs_mode"] == "processed_logprobs"

@@ -10,7 +10,7 @@ from tests.services.judged import group_of, recipe
 C, W, U = Outcome.CORRECT, Outcome.WRONG, Outcome.UNKNOWN
 
 
-@pytest.mark.conformance(formula="accuracy of all that was judged, before filtering", setting="dynamic_sampling")
+@pytest.mark.conformance(formula="accuracy over all judged samples, before filtering", setting="dynamic_sampling")
 def test_window_measures_the_policy_before_filtering():
     window = Window(recipe(punishment=False))
     window.judged(group_of((C, 4, False, 3), (W, 16, True, 2), (W, 12, False, 3), (U, 4, False, 3)), "kept")

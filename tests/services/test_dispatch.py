@@ -185,7 +185,7 @@ def by_generation_batches(max_staleness=0, steps=3, **rule):
 
 
 @pytest.mark.conformance(
-    formula="surplus groups wait for the next batch (Algorithm 1); on-policy they are thrown away (code)",
+    formula="surplus groups wait for the next batch (Algorithm 1); on-policy they are discarded (code)",
     setting="refill = generation_batches, limits.max_staleness",
 )
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ async def test_generation_batches_come_whole_and_what_becomes_of_their_surplus(
 
 
 @pytest.mark.conformance(
-    formula="at most max_num_gen_batches (code), then a partial batch or a pause in place of its ValueError",
+    formula="at most max_num_gen_batches (code), then a partial batch or a pause instead of its ValueError",
     setting="dynamic_sampling.max_generation_batches",
 )
 @pytest.mark.parametrize("skill", [0.0, pytest.param(0.5, marks=pytest.mark.slow)])

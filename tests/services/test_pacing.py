@@ -69,7 +69,7 @@ def test_continuous_widened(flow, steps_left, expected):
 
 
 @pytest.mark.conformance(
-    formula="k x N groups at once, then judge them all (code)", setting="refill = generation_batches"
+    formula="k x N groups at once, then all are judged (code)", setting="refill = generation_batches"
 )
 @pytest.mark.parametrize(
     ("flow", "max_staleness", "steps_left", "expected"),

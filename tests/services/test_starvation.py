@@ -13,7 +13,7 @@ from services.sampler.queue.starvation import Ladder, Rung, Starvation
 from services.settings import sampling
 
 pytestmark = pytest.mark.conformance(
-    formula="what is done when kept groups come too slowly",
+    formula="response to a lack of kept groups",
     setting="dynamic_sampling.starvation",
 )
 

@@ -77,7 +77,7 @@ def test_an_invalid_reply_with_the_right_mark_is_rejected(forger, says):
 
 
 @pytest.mark.conformance(
-    formula="a judgement counts for the text that was asked about", setting="verifier/sandbox/process.py: Reply.to"
+    formula="a verdict counts only for the text in its request", setting="verifier/sandbox/process.py: Reply.to"
 )
 @pytest.mark.parametrize("mark", ["0123456789abcdef", "LAST", ""])
 def test_a_reply_with_another_mark_is_rejected(forger, mark):

@@ -90,7 +90,7 @@ async def test_long_answers_are_shortened_and_stay_distinct(sandbox):
 
 
 @pytest.mark.conformance(
-    formula="a judgement ends in time; unknown is neither right nor wrong", setting="verifier.timeout_s"
+    formula="a judgement ends by its deadline; unknown is neither correct nor wrong", setting="verifier.timeout_s"
 )
 async def test_an_endless_judgement_is_killed_and_the_next_succeeds():
     with Sandbox(processes=1, timeout_s=20.0) as sandbox:

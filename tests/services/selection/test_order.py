@@ -12,7 +12,7 @@ from services.sampler.selection.order import CONSUMPTION, Waiting, in_order
 from services.settings.sampling import DynamicSamplingSettings
 
 pytestmark = pytest.mark.conformance(
-    formula="which kept group is trained first",
+    formula="order in which kept groups are trained",
     setting="dynamic_sampling.consumption",
 )
 

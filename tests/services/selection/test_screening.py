@@ -11,7 +11,7 @@ from services.sampler.advantage.filtering import KEPT, decide
 from services.sampler.selection.screening import COMPLETE, screen
 
 pytestmark = pytest.mark.conformance(
-    formula="a screened group is completed iff its first samples are not all alike",
+    formula="a screened group is completed unless its first verdicts are all equal",
     setting="selection.strategy = screen",
 )
 

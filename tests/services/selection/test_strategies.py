@@ -17,7 +17,7 @@ from services.sampler.selection.strategies import STRATEGIES, Place, Rule, Selec
 from services.settings import sampling
 
 pytestmark = pytest.mark.conformance(
-    formula="which prompt is drawn next",
+    formula="choice of the next prompt",
     setting="selection.strategy",
 )
 
