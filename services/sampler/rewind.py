@@ -16,7 +16,7 @@ from services.sampler.queue.dispatch import task_of
 from services.streams.state.events import read_all
 from services.streams.state.group_state import GroupTransitions
 from services.streams.state.policy_history import read_policy
-from services.streams.state.rewind import GroupsChangedError, ReopenedGroup, delete_evaluations, rewind
+from services.streams.state.rewind import GroupsChangedError, ReopenedGroup, RewindTarget, delete_evaluations, rewind
 from services.streams.state.snapshots import read_snapshot
 
 log = logging.getLogger(__name__)
@@ -44,9 +44,18 @@ async def resume(context: Context, transitions: GroupTransitions, prompts: tuple
         groups = await _open_groups(context) + await _trained_after(context, step, {one.id: one for one in prompts})
         try:
             done = await rewind(
-                context.redis, context.keys, "sampler", transitions.epoch, resumption=record.resumptions, step=step,
-                groups=groups, posteriors=snapshot.posteriors, response_tokens=snapshot.response_tokens,
-            )  # fmt: skip
+                context.redis,
+                context.keys,
+                "sampler",
+                transitions.epoch,
+                RewindTarget(
+                    resumption=record.resumptions,
+                    step=step,
+                    groups=groups,
+                    posteriors=snapshot.posteriors,
+                    response_tokens=snapshot.response_tokens,
+                ),
+            )
             break
         except GroupsChangedError as error:
             log.warning("attempt %d of %d: %s", attempt, ATTEMPTS, error)

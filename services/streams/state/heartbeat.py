@@ -44,7 +44,7 @@ class Heartbeat:
     """One process's announcement. `update` changes what is announced; the heartbeat keeps it from lapsing.
 
     With `waits` each heartbeat announces them too; with an `event_log` a wait past its deadline becomes an event
-    `stalled`, a long one an event `waiting`. `told` is called with each change of state, in this process.
+    `stalled`, a long one an event `waiting`. `on_change` is called with each change of state, in this process.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class Heartbeat:
         info: ProcessInfo,
         waits: Waits | None = None,
         event_log: EventLog | None = None,
-        told: Callable[[ProcessInfo], None] = lambda _: None,
+        on_change: Callable[[ProcessInfo], None] = lambda _: None,
     ) -> None:
         self._redis = redis
         self.info = info
         self._waits = waits or Waits()
         self._event_log = event_log
-        self._told = told
+        self._told = on_change
         self._gauges = _Gauges(info.run or "", info.service)
         self._unsent: deque[tuple[str, str]] = deque(maxlen=UNSENT_KEPT)
         self._heart: asyncio.Task[None] | None = None

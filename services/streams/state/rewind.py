@@ -52,23 +52,27 @@ class ReopenedGroup:
     trained: bool
 
 
-async def rewind(
-    redis: Redis,
-    keys: RunKeys,
-    role: str,
-    epoch: int,
-    *,
-    resumption: int,
-    step: int,
-    groups: list[ReopenedGroup],
-    posteriors: dict[str, str],
-    response_tokens: int | None,
-) -> bool:
-    """Rewind a run to rollout step `step`, once per `resumption`. False if that was done before.
+@dataclass(frozen=True)
+class RewindTarget:
+    """Where a run is rewound to: rollout step `step`, for its `resumption`, counted from 1.
 
-    Later steps leave the history, `groups` are drawn again, and the sampler's posteriors are replaced by those given,
-    as is the count of response tokens unless that is None. Raises FencedError, GroupsChangedError.
+    `groups` are drawn again; `posteriors` replace the sampler's, by prompt id, as `response_tokens` replaces the count
+    of response tokens unless it is None.
     """
+
+    resumption: int
+    step: int
+    groups: list[ReopenedGroup]
+    posteriors: dict[str, str]
+    response_tokens: int | None
+
+
+async def rewind(redis: Redis, keys: RunKeys, role: str, epoch: int, target: RewindTarget) -> bool:
+    """Rewind a run, once per resumption: later steps leave the history. False if that was done before.
+
+    Raises FencedError, GroupsChangedError.
+    """
+    step, groups = target.step, target.groups
     streams = keys.lane(Lane.TRAIN)
     dropped = [entry for entry, record in await EventLog(redis, keys, role).steps() if record.step > step]
     logged = [batch for _, batch in await read_all(redis, keys, keys.batches, Batch)]
@@ -92,15 +96,15 @@ async def rewind(
         dead_key=keys.dead,
         obsolete_keys=[*snapshots, *(sample.payload for group in stay for sample in group.samples)],
         epoch=epoch,
-        resumption=resumption,
+        resumption=target.resumption,
         step=step,
         group_prefix=keys.group(""),
         payload_prefix=keys.payload("", 0).removesuffix(":0"),
-        response_tokens="" if response_tokens is None else response_tokens,
+        response_tokens="" if target.response_tokens is None else target.response_tokens,
         open_groups=sum(not group.trained for group in groups),
         step_entry_list=dropped,
-        prompt_list=list(posteriors),
-        posterior_list=list(posteriors.values()),
+        prompt_list=list(target.posteriors),
+        posterior_list=list(target.posteriors.values()),
         stay_trained_list=[group.group for group in stay],
         group_list=[group.task.group for group in groups],
         task_list=[group.task.model_dump_json() for group in groups],

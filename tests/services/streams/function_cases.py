@@ -14,7 +14,7 @@ from services.streams.state.dead_letters import letters, redrive
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.ownership import become_owner
-from services.streams.state.rewind import ReopenedGroup, delete_evaluations, rewind
+from services.streams.state.rewind import ReopenedGroup, RewindTarget, delete_evaluations, rewind
 from services.streams.state.runs import OWNER, RunRecords
 from tests.harness.small_run import recipe_document
 from tests.services.driven import (
@@ -165,11 +165,13 @@ async def rewound(run):
         run.keys,
         "sampler",
         run.sampler.epoch,
-        resumption=1,
-        step=1,
-        groups=[ReopenedGroup(task_of("g1"), trained=True), ReopenedGroup(task_of("g2"), trained=False)],
-        posteriors={"p0": "2:1:0"},
-        response_tokens=20,
+        RewindTarget(
+            resumption=1,
+            step=1,
+            groups=[ReopenedGroup(task_of("g1"), trained=True), ReopenedGroup(task_of("g2"), trained=False)],
+            posteriors={"p0": "2:1:0"},
+            response_tokens=20,
+        ),
     )
 
 

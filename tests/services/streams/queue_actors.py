@@ -19,7 +19,7 @@ from services.streams.state.dead_letters import NotRedrivableError, letters, red
 from services.streams.state.events import EventLog
 from services.streams.state.group_state import GroupTransitions, RefusedMessageError, missing_samples
 from services.streams.state.policy_history import History
-from services.streams.state.rewind import ReopenedGroup, rewind
+from services.streams.state.rewind import ReopenedGroup, RewindTarget, rewind
 from tests.services.driven import (
     BODY,
     STATE,
@@ -366,11 +366,13 @@ class Actors:
             self.keys,
             "sampler",
             self.samplers[-1].epoch,
-            resumption=self.model.rewinds + 1,
-            step=step,
-            groups=groups,
-            posteriors={},
-            response_tokens=None,
+            RewindTarget(
+                resumption=self.model.rewinds + 1,
+                step=step,
+                groups=groups,
+                posteriors={},
+                response_tokens=None,
+            ),
         )
         assert self.do(done)
         uncovered = [item.step for item in self.model.log if item.trained]

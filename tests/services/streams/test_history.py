@@ -16,7 +16,7 @@ from services.streams.state.policy_history import (
     policy_version,
     read_policy,
 )
-from services.streams.state.rewind import GroupsChangedError, ReopenedGroup, delete_evaluations, rewind
+from services.streams.state.rewind import GroupsChangedError, ReopenedGroup, RewindTarget, delete_evaluations, rewind
 from services.streams.state.snapshots import read_snapshot
 from tests.services.driven import (
     EVENT,
@@ -265,11 +265,13 @@ class TestRewind:
             run.keys,
             "sampler",
             run.sampler.epoch,
-            resumption=resumption,
-            step=step,
-            groups=groups,
-            posteriors=dict(posteriors),
-            response_tokens=response_tokens,
+            RewindTarget(
+                resumption=resumption,
+                step=step,
+                groups=groups,
+                posteriors=dict(posteriors),
+                response_tokens=response_tokens,
+            ),
         )
 
     async def test_later_steps_leave_and_their_groups_are_asked_for_again(self, long_run, redis, keys):
@@ -306,11 +308,13 @@ class TestRewind:
                 keys,
                 "sampler",
                 long_run.sampler.epoch,
-                resumption=1,
-                step=1,
-                posteriors={},
-                response_tokens=None,
-                groups=[ReopenedGroup(task_of("g4"), trained=False)],
+                RewindTarget(
+                    resumption=1,
+                    step=1,
+                    posteriors={},
+                    response_tokens=None,
+                    groups=[ReopenedGroup(task_of("g4"), trained=False)],
+                ),
             )
         assert await contents(redis, keys) == before
 
