@@ -274,7 +274,7 @@ class TestRewind:
             ),
         )
 
-    async def test_later_steps_leave_and_their_groups_are_asked_for_again(self, long_run, redis, keys):
+    async def test_later_steps_leave_and_their_groups_are_drawn_again(self, long_run, redis, keys):
         run = long_run
         assert await response_tokens(redis, keys) == 24
         assert await self.back(run, 1, posteriors={"p0": "2:1:0", "p1": "1:2:0"}.items(), response_tokens=8)
@@ -339,7 +339,7 @@ class TestRewind:
         assert not await run.sampler.publish_batch(batch_of(keys, 3, ["g5"]), snapshot_at(3)), "it is no longer kept"
         assert await contents(redis, keys) == before
 
-    async def test_the_steps_are_trained_again_under_versions_that_nobody_held(self, long_run, redis, keys):
+    async def test_steps_are_trained_again_under_new_versions(self, long_run, redis, keys):
         run = long_run
         policy = await run.learner.policy()
         assert (policy.version, policy.announced) == (2, 2)
@@ -367,9 +367,7 @@ class TestRewind:
         steps = [record.groups for _, record in await EventLog(redis, keys, "test").steps()]
         assert steps == [("g1",), ("g2",)], "each group once within the history that survives"
 
-    async def test_a_batch_that_came_twice_leaves_no_tombstone_of_a_group_that_is_open_again(
-        self, long_run, redis, keys
-    ):
+    async def test_copied_batch_does_not_retire_a_reopened_group(self, long_run, redis, keys):
         run = long_run
         logged = (await run.learner.batches())[0]
         await run.append(keys.batches, logged.batch)
@@ -381,7 +379,7 @@ class TestRewind:
             await run.sampler.release(Lane.TRAIN, f"h{number}", Release.DEAD, 2)
         assert await run.state("g2") == "pending"
 
-    async def test_a_batch_that_stays_trained_and_was_not_covered_leaves_nothing_behind(self, long_run, redis, keys):
+    async def test_uncovered_batch_that_stays_trained_is_cleaned_up(self, long_run, redis, keys):
         assert await self.back(long_run, 2)
         assert await payload_groups(redis, keys) == set()
         assert [key async for key in redis.scan_iter(match=keys.key("sampler-snapshot:*"))] == []
