@@ -84,7 +84,7 @@ class Campaign:
 
     def open_to(self, shape: Shape) -> list[str]:
         """The faults left that a run of this shape can have, each as often as it is left."""
-        return [one for one in self.left().elements() if FAULTS[one].needs in ("", shape.redis, DISK)]
+        return [name for name in self.left().elements() if FAULTS[name].needs in ("", shape.redis, DISK)]
 
     def deck(self, shape: Shape, number: int) -> list[str]:
         """What may strike the run of this number, in order; it takes as much of it as it lasts for."""
@@ -96,14 +96,18 @@ class Campaign:
         """One run; its results are in the file afterwards."""
         run = f"chaos-{self._seed}-{number:03d}-{int(time.time()) % 100_000}"
         document = recipe(
-            self._model, self._questions, steps=self._steps, replicas=shape.replicas, ranks=shape.ranks,
+            self._model,
+            self._questions,
+            steps=self._steps,
+            replicas=shape.replicas,
+            ranks=shape.ranks,
             staleness=shape.staleness,
-        )  # fmt: skip
+        )
         deck = self.deck(shape, number)
         wants_disk = any(FAULTS[name].needs == DISK for name in deck)
         episode = Episode(
             stack, run, document, hash_of(self._seed, number), direct_url, proxy, own_disk=wants_disk, say=say
-        )  # fmt: skip
+        )
         try:
             played = episode.play(deck, AT_ONCE[number % len(AT_ONCE)])
         except Exception as error:
@@ -195,8 +199,8 @@ def main() -> int:
     found = results.read(folder)
     print(results.table(found))
     wrong = results.shortcomings(found, asked.faults, asked.engine_kills)
-    for one in wrong:
-        print(f"NOT SHOWN: {one}")
+    for shortcoming in wrong:
+        print(f"NOT SHOWN: {shortcoming}")
     if not wrong:
         print(f"{len(found.runs)} runs, every one succeeded; nothing was lost, nothing came twice")
     return 1 if wrong else 0

@@ -61,10 +61,16 @@ class Played:
     def told(self) -> dict[str, Any]:
         """As a line of the results."""
         return {
-            "kind": "run", "run": self.run, "state": self.state, "reason": self.reason, "seconds": self.seconds,
-            "lost": self.judgement.lost, "duplicated": self.judgement.duplicated,
-            "findings": [str(one) for one in self.judgement.findings], "figures": self.judgement.figures,
-        }  # fmt: skip
+            "kind": "run",
+            "run": self.run,
+            "state": self.state,
+            "reason": self.reason,
+            "seconds": self.seconds,
+            "lost": self.judgement.lost,
+            "duplicated": self.judgement.duplicated,
+            "findings": [str(finding) for finding in self.judgement.findings],
+            "figures": self.judgement.figures,
+        }
 
 
 @dataclass
@@ -86,9 +92,7 @@ class Episode:
         folder.mkdir(parents=True)
         began = time.monotonic()
         server = lookups.client(self.direct_url)
-        scene = Scene(
-            self.run, server, self.stack, folder, self.recipe, random.Random(self.seed), self.proxy
-        )  # fmt: skip
+        scene = Scene(self.run, server, self.stack, folder, self.recipe, random.Random(self.seed), self.proxy)
         with ExitStack() as held:
             held.callback(server.close)
             if self.own_disk:

@@ -71,11 +71,11 @@ class Evidence:
 
     def own(self, stream: str) -> list[Entry]:
         """The entries of a stream that the run itself wrote."""
-        return [one for one in self.entries[stream] if one.id not in self.injected.get(stream, ())]
+        return [entry for entry in self.entries[stream] if entry.id not in self.injected.get(stream, ())]
 
     def bodies(self, stream: str) -> list[dict[str, Any]]:
         """The messages that the run itself wrote to a stream."""
-        return [one.body for one in self.own(stream) if one.body is not None]
+        return [entry.body for entry in self.own(stream) if entry.body is not None]
 
 
 def read_tail(path: Path) -> tuple[dict[str, list[Entry]], dict[str, int]]:
@@ -93,12 +93,12 @@ def read_tail(path: Path) -> tuple[dict[str, list[Entry]], dict[str, int]]:
 
 def collect(
     server: Any, run: str, tail: Path, watch: Watch, folder: Path, injected: Iterable[tuple[str, str]] = ()
-) -> Evidence:  # fmt: skip
+) -> Evidence:
     """Read everything, after the run has ended and its tail and watch were closed. `folder`: the run's."""
     entries, read = read_tail(tail)
-    added = {name: one.added for name, one in watch.seen.items()} if read else dict.fromkeys(STREAMS, -1)
+    added = {name: seen.added for name, seen in watch.seen.items()} if read else dict.fromkeys(STREAMS, -1)
     filled = {name: _filled(server, run, name, entries) for name in STREAMS if read.get(name, 0) < added[name]}
-    dispatched = {one.body["group"] for lane in LANES.values() for one in entries[f"{lane}tasks"] if _named(one)}
+    dispatched = {entry.body["group"] for lane in LANES.values() for entry in entries[f"{lane}tasks"] if _named(entry)}
     record = texts(server.hgetall(key(run, "record")))
     by_stream: dict[str, set[str]] = {}
     for stream, entry in injected:
@@ -108,7 +108,7 @@ def collect(
         state=record["state"],
         entries=entries,
         added=added,
-        restarted={name for name, one in watch.seen.items() if one.restarted},
+        restarted={name for name, seen in watch.seen.items() if seen.restarted},
         read={name: read.get(name, 0) + filled.get(name, 0) for name in STREAMS},
         filled=sum(filled.values()),
         unacked={name: _unacked(watch.seen[name], entries[name]) for name in READERS},
@@ -129,9 +129,9 @@ def collect(
 
 def _filled(server: Any, run: str, name: str, entries: dict[str, list[Entry]]) -> int:
     """Take in what was trimmed before the tail saw it, as far as the server has logged it; how many entries."""
-    missed = redis_log.missed(server, key(run, name), {one.id for one in entries[name]})
+    missed = redis_log.missed(server, key(run, name), {entry.id for entry in entries[name]})
     found = [*entries[name], *(Entry(entry, message(fields)) for entry, fields in missed)]
-    entries[name] = sorted(found, key=lambda one: one.order)
+    entries[name] = sorted(found, key=lambda entry: entry.order)
     return len(missed)
 
 
@@ -150,7 +150,7 @@ def _object(text: str) -> dict[str, Any] | None:
 def _lane(server: Any, run: str, prefix: str) -> Lane:
     counters = texts(server.hgetall(key(run, f"{prefix}counters")))
     members = server.smembers(key(run, f"{prefix}pending"))
-    return Lane({name: int(value) for name, value in counters.items()}, {one.decode() for one in members})
+    return Lane({name: int(value) for name, value in counters.items()}, {member.decode() for member in members})
 
 
 def _group(server: Any, run: str, name: str) -> dict[str, str]:
@@ -159,7 +159,7 @@ def _group(server: Any, run: str, name: str) -> dict[str, str]:
 
 def _unacked(seen: Seen, entries: list[Entry]) -> set[str]:
     """What was unacked when the stream was last looked at, and what came after that look."""
-    return seen.unacked | {one.id for one in entries if one.order[0] >= seen.at}
+    return seen.unacked | {entry.id for entry in entries if entry.order[0] >= seen.at}
 
 
 def _numbered(folder: Path) -> dict[int, dict[str, Any]]:

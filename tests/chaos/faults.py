@@ -61,9 +61,7 @@ FAULTS: Mapping[str, Fault] = {
     "kill gateway": Fault(moments.keeping, strikes.kill, _GATEWAY, 12),
     "kill Ray": Fault(moments.hosting, strikes.kill_ray, _HOSTS, 4),
     "kill Redis": Fault(moments.serving, strikes.kill_redis, _EVERYBODY, 12, EMBEDDED),
-    "stop engine core": Fault(
-        moments.inside(moments.working("rollout")), strikes.stop, _BACK["rollout"], 6
-    ),
+    "stop engine core": Fault(moments.inside(moments.working("rollout")), strikes.stop, _BACK["rollout"], 6),
     "stop rollout replica": Fault(moments.working("rollout"), strikes.stop, _BACK["rollout"], 8),
     "stop verifier": Fault(moments.working("verifier"), strikes.stop, _BACK["verifier"], 8),
     "stop sampler": Fault(moments.working("sampler"), strikes.stop, _BACK["sampler"], 8),
@@ -79,5 +77,5 @@ FAULTS: Mapping[str, Fault] = {
     "damaged payload": Fault(moments.payload_waiting, strikes.spoil_payload, recovery.group_ended, 8),
     "damaged message": Fault(_MESSAGES, strikes.spoil_message, recovery.refused, 14),
     "duplicated message": Fault(_MESSAGES, strikes.duplicate_message, recovery.entry_dealt_with, 14),
-}  # fmt: skip
+}
 """Every fault by name."""

@@ -55,7 +55,7 @@ def _may_be_buried(story: Story) -> bool:
 def every_prompt_was_answered(story: Story) -> Iterator[Finding]:
     """Each evaluation group was judged or given up, is pending, or belongs to an evaluation that is on record."""
     evidence = story.evidence
-    recorded = {(one["set"], one["name"]) for one in evidence.bodies("evaluations")}
+    recorded = {(record["set"], record["name"]) for record in evidence.bodies("evaluations")}
     pending = evidence.lanes["evaluation"].pending
     for name in story.dispatched("evaluation"):
         state = evidence.groups.get(name, {}).get("state")
@@ -90,20 +90,20 @@ def _stranded(story: Story, lane: str, prefix: str, name: str, asked: Asked) -> 
     evidence = story.evidence
     # A rewind began the training streams anew: what was on them, or given up, says nothing of a group asked for again.
     life = len(story.rewinds) if lane == "train" else 0
-    if letters := [one for one in evidence.own("dead") if _ends(one, name) and story.life(one) >= life]:
+    if letters := [letter for letter in evidence.own("dead") if _ends(letter, name) and story.life(letter) >= life]:
         unheard_s = (_sampled_until(story, lane) - letters[0].order[0]) / 1000
         return f"it was given up {unheard_s:.0f} s before the end, and not ended" if unheard_s > HEARD_S else None
 
     def waiting(stream: str) -> set[int | None]:
         """What of the group a consumer still has to deal with on a stream: indices, None for a task."""
-        found = [one for one in evidence.entries[stream] if one.id in evidence.unacked[stream] and one.body]
-        return {one.body.get("index") for one in found if one.body and one.body.get("group") == name}
+        found = [entry for entry in evidence.entries[stream] if entry.id in evidence.unacked[stream] and entry.body]
+        return {entry.body.get("index") for entry in found if entry.body and entry.body.get("group") == name}
 
     def told(stream: str) -> set[int]:
-        return {one["index"] for at, one in story.told(f"{prefix}{stream}") if one["group"] == name and at >= life}
+        return {body["index"] for at, body in story.told(f"{prefix}{stream}") if body["group"] == name and at >= life}
 
     published, judged = told("samples"), told("verdicts")
-    recorded = {int(one.removeprefix("verdict:")) for one in evidence.groups[name] if one.startswith("verdict:")}
+    recorded = {int(field.removeprefix("verdict:")) for field in evidence.groups[name] if field.startswith("verdict:")}
     missing = set(range(asked.wanted)) - published
     if missing and not waiting(f"{prefix}tasks"):
         return f"samples {sorted(missing)} were never drawn, and its task was acked"
@@ -125,8 +125,8 @@ def _sampled_until(story: Story, lane: str) -> int:
     """Until when the lane's groups were looked after (ms): until the run's end, in training until its last step."""
     evidence = story.evidence
     if lane == "train" and evidence.state == "succeeded" and evidence.entries["steps"]:
-        return max(one.order for one in evidence.entries["steps"])[0]
-    return max(one.order for entries in evidence.entries.values() for one in entries)[0]
+        return max(entry.order for entry in evidence.entries["steps"])[0]
+    return max(entry.order for entries in evidence.entries.values() for entry in entries)[0]
 
 
 def nothing_came_twice(story: Story) -> Iterator[Finding]:
@@ -146,10 +146,10 @@ def nothing_came_twice(story: Story) -> Iterator[Finding]:
 def _each_once(story: Story, stream: str, verb: str) -> Iterator[Finding]:
     seen: set[tuple[int, str, int]] = set()
     for life, body in story.told(stream):
-        one = (life, body["group"], body["index"])
-        if one in seen:
+        sample = (life, body["group"], body["index"])
+        if sample in seen:
             yield Finding(Kind.DUPLICATED, body["group"], f"sample {body['index']} was {verb} more than once")
-        seen.add(one)
+        seen.add(sample)
 
 
 def groups_were_judged_by_the_rule(story: Story) -> Iterator[Finding]:

@@ -94,7 +94,7 @@ def steps_train_their_batches(story: Story) -> Iterator[Finding]:
 
 def _differs(story: Story, archived: dict[str, Any], published: dict[str, Any]) -> str | None:
     """What an archived batch says otherwise; None when nothing. Samples whose payload was damaged are masked in it."""
-    told = [one["text"] for one in story.evidence.bodies("events") if one["phase"] == DAMAGED]
+    told = [event["text"] for event in story.evidence.bodies("events") if event["phase"] == DAMAGED]
     archived = deepcopy(archived)
     for group, original in zip(archived["groups"], published["groups"], strict=False):
         for sample, whole in zip(group["samples"], original["samples"], strict=False):
@@ -104,7 +104,7 @@ def _differs(story: Story, archived: dict[str, Any], published: dict[str, Any]) 
 
 
 def _names(batch: dict[str, Any]) -> list[str]:
-    return [one["group"] for one in batch["groups"]]
+    return [group["group"] for group in batch["groups"]]
 
 
 def payloads_are_archived_once(story: Story) -> Iterator[Finding]:
@@ -161,10 +161,10 @@ def evaluations_are_complete(story: Story) -> Iterator[Finding]:
         asked[which, when] = asked.get((which, when), 0) + 1
     seen = set()
     for record in story.evidence.bodies("evaluations"):
-        one = (record["set"], record["name"])
-        if one in seen:
-            yield Finding(Kind.DUPLICATED, " ".join(one), "evaluated more than once")
-        seen.add(one)
-        if record["prompts"] + record["dropped"] != asked.get(one, 0):
-            text = f"{asked.get(one, 0)} prompts were asked, {record['prompts']} answered, {record['dropped']} dropped"
-            yield Finding(Kind.COUNTERS, " ".join(one), text)
+        evaluation = (record["set"], record["name"])
+        if evaluation in seen:
+            yield Finding(Kind.DUPLICATED, " ".join(evaluation), "evaluated more than once")
+        seen.add(evaluation)
+        if record["prompts"] + record["dropped"] != asked.get(evaluation, 0):
+            text = f"{asked.get(evaluation, 0)} prompts were asked, {record['prompts']} answered, {record['dropped']} dropped"
+            yield Finding(Kind.COUNTERS, " ".join(evaluation), text)

@@ -74,7 +74,7 @@ def processes(server: Any, run: str, service: str | None = None) -> list[Process
         if body is not None:
             told = json.loads(body)
             found.append(Process(*(told[name] for name in ("id", "service", "pid", "state", "version"))))
-    return [one for one in found if service in (None, one.service)]
+    return [process for process in found if service in (None, process.service)]
 
 
 @dataclass(frozen=True)
@@ -98,18 +98,18 @@ def leases(server: Any, run: str, service: str | None = None, consumer: str | No
             if not str(error).startswith("NOGROUP"):
                 raise
             continue  # nobody has read it yet
-        found += [Held(stream, one["message_id"].decode(), one["consumer"].decode()) for one in pending]
+        found += [Held(stream, entry["message_id"].decode(), entry["consumer"].decode()) for entry in pending]
     return found
 
 
 def still_leased(server: Any, run: str, held: tuple[Held, ...]) -> list[Held]:
     """Those of `held` that nobody has acked yet, whoever has them now."""
-    return [one for one in held if _leased(server, run, one)]
+    return [lease for lease in held if _leased(server, run, lease)]
 
 
-def _leased(server: Any, run: str, one: Held) -> bool:
+def _leased(server: Any, run: str, lease: Held) -> bool:
     try:
-        return bool(server.xpending_range(key(run, one.stream), READERS[one.stream], one.entry, one.entry, 1))
+        return bool(server.xpending_range(key(run, lease.stream), READERS[lease.stream], lease.entry, lease.entry, 1))
     except redis.exceptions.ResponseError as error:
         if not str(error).startswith("NOGROUP"):
             raise

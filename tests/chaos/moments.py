@@ -21,7 +21,7 @@ OPEN = (b"pending", b"kept", b"batched")
 
 def _chosen(scene: Scene, service: str) -> list[Process]:
     """The service's processes in a random order, those that are still there."""
-    found = [one for one in lookups.processes(scene.server, scene.run, service) if exists(one.pid)]
+    found = [process for process in lookups.processes(scene.server, scene.run, service) if exists(process.pid)]
     scene.rng.shuffle(found)
     return found
 
@@ -30,9 +30,9 @@ def working(service: str) -> Look:
     """A process of the service that has entries under lease."""
 
     def look(scene: Scene) -> Moment | None:
-        for one in _chosen(scene, service):
-            if held := lookups.leases(scene.server, scene.run, service, one.id):
-                return Moment(one.id, one.pid, leases=tuple(held))
+        for process in _chosen(scene, service):
+            if held := lookups.leases(scene.server, scene.run, service, process.id):
+                return Moment(process.id, process.pid, leases=tuple(held))
         return None
 
     return look
@@ -41,9 +41,9 @@ def working(service: str) -> Look:
 def syncing(scene: Scene) -> Moment | None:
     """A rollout replica that a weight plan names and that has not answered it."""
     sync = lookups.open_sync(scene.server, scene.run)
-    for one in _chosen(scene, "rollout") if sync else ():
-        if sync and one.id in sync.missing:
-            return Moment(one.id, one.pid, sync=sync)
+    for process in _chosen(scene, "rollout") if sync else ():
+        if sync and process.id in sync.missing:
+            return Moment(process.id, process.pid, sync=sync)
     return None
 
 
@@ -64,17 +64,17 @@ def inside(look: Look) -> Look:
 def learning(scene: Scene) -> Moment | None:
     """A learner rank while a batch is in the log that is not committed."""
     batch = lookups.batch_in_hand(scene.server, scene.run)
-    for one in _chosen(scene, "learner") if batch else ():
-        if batch and one.state == lookups.READY:
-            return Moment(one.id, one.pid, batch=batch[1])
+    for process in _chosen(scene, "learner") if batch else ():
+        if batch and process.state == lookups.READY:
+            return Moment(process.id, process.pid, batch=batch[1])
     return None
 
 
 def publishing(scene: Scene) -> Moment | None:
     """A learner rank in the middle of a weight sync."""
     sync = lookups.open_sync(scene.server, scene.run)
-    for one in _chosen(scene, "learner") if sync else ():
-        return Moment(one.id, one.pid, sync=sync)
+    for process in _chosen(scene, "learner") if sync else ():
+        return Moment(process.id, process.pid, sync=sync)
     return None
 
 
@@ -92,7 +92,7 @@ def confirmed(scene: Scene, moment: Moment) -> Moment | None:
     """What the victim of an earlier look holds now. Asked while it is stopped, so that the answer stays true."""
     if moment.sync is not None:
         sync = lookups.open_sync(scene.server, scene.run)
-        sender = any(one.id == moment.process for one in lookups.processes(scene.server, scene.run, "learner"))
+        sender = any(process.id == moment.process for process in lookups.processes(scene.server, scene.run, "learner"))
         return replace(moment, sync=sync) if sync and (sender or moment.process in sync.missing) else None
     if moment.batch is not None:
         batch = lookups.batch_in_hand(scene.server, scene.run)
@@ -187,7 +187,7 @@ def _entry(scene: Scene, stream: str) -> Moment | None:
         batch = lookups.batch_in_hand(scene.server, scene.run)
         entry, held, step = (batch[0], (), batch[1]) if batch else (None, (), None)
     else:
-        leases = [one for one in lookups.leases(scene.server, scene.run, READERS[stream]) if one.stream == stream]
+        leases = [lease for lease in lookups.leases(scene.server, scene.run, READERS[stream]) if lease.stream == stream]
         entry, held, step = (leases[0].entry, (leases[0],), None) if leases else (None, (), None)
     if entry is None:
         return None

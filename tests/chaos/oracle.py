@@ -42,17 +42,17 @@ class Judgement:
 
     def of(self, kind: Kind) -> list[Finding]:
         """The findings of one kind."""
-        return [one for one in self.findings if one.kind is kind]
+        return [finding for finding in self.findings if finding.kind is kind]
 
     @property
     def lost(self) -> int:
         """How many groups are lost."""
-        return len({one.subject for one in self.of(Kind.LOST)})
+        return len({finding.subject for finding in self.of(Kind.LOST)})
 
     @property
     def duplicated(self) -> int:
         """How many groups, steps or evaluations came twice."""
-        return len({one.subject for one in self.of(Kind.DUPLICATED)})
+        return len({finding.subject for finding in self.of(Kind.DUPLICATED)})
 
     def __str__(self) -> str:
         counts = ", ".join(f"{name} {value}" for name, value in self.figures.items())

@@ -30,14 +30,14 @@ def _synced(scene: Scene, version: int) -> bool:
     policy = lookups.policy(scene.server, scene.run)
     if policy is None or policy[0] < version:
         return False
-    return all((one.version or 0) >= version for one in scene.ready("rollout"))
+    return all((process.version or 0) >= version for process in scene.ready("rollout"))
 
 
 def manned(service: str) -> Recovered:
     """As many processes of the service as the run wants are ready, and none of them is the one that was killed."""
 
     def look(scene: Scene, struck: Struck) -> bool:
-        return sum(not same(one, struck) for one in scene.ready(service)) >= scene.wanted(service)
+        return sum(not same(process, struck) for process in scene.ready(service)) >= scene.wanted(service)
 
     return look
 
@@ -46,7 +46,9 @@ def back(service: str) -> Recovered:
     """The process that was stopped is ready, or was replaced."""
 
     def look(scene: Scene, struck: Struck) -> bool:
-        return any(one.id == struck.moment.process for one in scene.ready(service)) or manned(service)(scene, struck)
+        return any(process.id == struck.moment.process for process in scene.ready(service)) or manned(service)(
+            scene, struck
+        )
 
     return look
 
@@ -86,7 +88,7 @@ def entry_dealt_with(scene: Scene, struck: Struck) -> bool:
     if stream == "batches":
         return refused(scene, struck) or scene.step() > (struck.moment.batch or 0)
     reader = READERS[stream]
-    groups = [one for one in scene.server.xinfo_groups(name) if one["name"].decode() == reader]
+    groups = [group for group in scene.server.xinfo_groups(name) if group["name"].decode() == reader]
     delivered = groups[0]["last-delivered-id"].decode() if groups else "0-0"
     if _order(delivered) < _order(entry):
         return False
@@ -99,7 +101,7 @@ def refused(scene: Scene, struck: Struck) -> bool:
     stream, entry = struck.entry
     letters = [message(fields) for _, fields in scene.server.xrange(key(scene.run, "dead"))]
     about = (key(scene.run, stream), entry, "invalid")
-    return any(one and (one["stream"], one["entry"], one["cause"]) == about for one in letters)
+    return any(letter and (letter["stream"], letter["entry"], letter["cause"]) == about for letter in letters)
 
 
 def _order(entry: str) -> tuple[int, int]:
@@ -109,4 +111,4 @@ def _order(entry: str) -> tuple[int, int]:
 
 def all_of(*conditions: Recovered) -> Recovered:
     """Every one of the conditions, at the same moment."""
-    return lambda scene, struck: all(one(scene, struck) for one in conditions)
+    return lambda scene, struck: all(condition(scene, struck) for condition in conditions)

@@ -31,7 +31,7 @@ class Results:
     @property
     def counted(self) -> Counter[str]:
         """How often each fault has counted."""
-        return Counter(one["fault"] for one in self.faults if one["counted"])
+        return Counter(fault["fault"] for fault in self.faults if fault["counted"])
 
     @property
     def engine_kills(self) -> int:
@@ -43,9 +43,9 @@ def read(folder: Path) -> Results:
     """The results in a folder; none where there is no file."""
     path = folder / FILE
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    by_kind = {kind: [one for one in lines if one["kind"] == kind] for kind in ("run", "fault")}
-    judged = {one["run"] for one in by_kind["run"]}
-    return Results(by_kind["run"], [one for one in by_kind["fault"] if one["run"] in judged])
+    by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in ("run", "fault")}
+    judged = {line["run"] for line in by_kind["run"]}
+    return Results(by_kind["run"], [line for line in by_kind["fault"] if line["run"] in judged])
 
 
 def add(folder: Path, played: Played) -> None:
@@ -56,10 +56,22 @@ def add(folder: Path, played: Played) -> None:
 
 def add_broken(folder: Path, run: str, reason: str) -> None:
     """Append a run that could not be judged, because its stack broke or it never began."""
-    _append(folder, [
-        {"kind": "run", "run": run, "state": "broken", "reason": reason, "seconds": 0.0, "lost": 0, "duplicated": 0,
-         "findings": [], "figures": {}}
-    ])  # fmt: skip
+    _append(
+        folder,
+        [
+            {
+                "kind": "run",
+                "run": run,
+                "state": "broken",
+                "reason": reason,
+                "seconds": 0.0,
+                "lost": 0,
+                "duplicated": 0,
+                "findings": [],
+                "figures": {},
+            }
+        ],
+    )
 
 
 def _append(folder: Path, lines: Iterable[dict[str, Any]]) -> None:
@@ -76,18 +88,18 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def rows(results: Results) -> list[tuple[str, ...]]:
     """The table's rows. A group that was lost, or came twice, stands against every fault that its run had."""
-    by_run = {one["run"]: one for one in results.runs}
+    by_run = {run["run"]: run for run in results.runs}
     table = []
     for name in FAULTS:
-        mine = [one for one in results.faults if one["fault"] == name and one["counted"]]
+        mine = [fault for fault in results.faults if fault["fault"] == name and fault["counted"]]
         if mine:
-            table.append(_row(name, mine, [by_run[run] for run in {one["run"] for one in mine}]))
-    total = [one for one in results.faults if one["counted"]]
+            table.append(_row(name, mine, [by_run[run] for run in {fault["run"] for fault in mine}]))
+    total = [fault for fault in results.faults if fault["counted"]]
     return [*table, _row("all", total, results.runs)]
 
 
 def _row(name: str, faults: list[dict[str, Any]], runs: list[dict[str, Any]]) -> tuple[str, ...]:
-    seconds = [one["seconds"] for one in faults if one["seconds"] is not None]
+    seconds = [fault["seconds"] for fault in faults if fault["seconds"] is not None]
     times = [f"{percentile(seconds, share):.1f}" for share in (0.5, 0.95)]
     sums = [str(sum(run[what] for run in runs)) for what in ("lost", "duplicated")]
     return (name, str(len(faults)), str(len(seconds)), *times, *sums)
@@ -98,10 +110,12 @@ def table(results: Results) -> str:
     lines = [HEAD, *rows(results)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
     return "\n".join(
-        " | ".join(cell.ljust(width) if column == 0 else cell.rjust(width)
-                   for column, (cell, width) in enumerate(zip(line, widths, strict=True)))
+        " | ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
         for line in lines
-    )  # fmt: skip
+    )
 
 
 def shortcomings(results: Results, wanted: int, engine_kills: int) -> list[str]:
@@ -112,8 +126,8 @@ def shortcomings(results: Results, wanted: int, engine_kills: int) -> list[str]:
         found.append(f"{counted} faults counted, {wanted} are wanted")
     if results.engine_kills < engine_kills:
         found.append(f"{results.engine_kills} engines were killed, {engine_kills} are wanted")
-    hurt = [one for one in results.faults if one["counted"] and one["seconds"] is None]
-    found += [f"{one['run']}: no recovery from {one['fault']!r}" for one in hurt]
+    hurt = [fault for fault in results.faults if fault["counted"] and fault["seconds"] is None]
+    found += [f"{fault['run']}: no recovery from {fault['fault']!r}" for fault in hurt]
     for run in results.runs:
         if run["state"] != SUCCEEDED:
             found.append(f"{run['run']} {run['state']}: {run['reason'].splitlines()[0] if run['reason'] else ''}")

@@ -49,7 +49,9 @@ class Scene:
 
     def ready(self, service: str) -> list[Process]:
         """The service's processes that say they are ready."""
-        return [one for one in lookups.processes(self.server, self.run, service) if one.state == lookups.READY]
+        return [
+            process for process in lookups.processes(self.server, self.run, service) if process.state == lookups.READY
+        ]
 
     def ended(self) -> bool:
         """Whether the run has come to an end, good or bad, or nobody wants to see it."""
@@ -92,7 +94,7 @@ class Moment:
         return {
             "process": self.process,
             "pid": self.pid,
-            "leases": [[one.stream, one.entry, one.consumer] for one in self.leases[:20]],
+            "leases": [[lease.stream, lease.entry, lease.consumer] for lease in self.leases[:20]],
             "batch": self.batch,
             "sync": [self.sync.generation, self.sync.version, sorted(self.sync.missing)] if self.sync else None,
             **{name: value for name, value in self.facts.items() if isinstance(value, str | int | float)},

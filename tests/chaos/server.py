@@ -43,11 +43,25 @@ class Server:
     def start(self) -> None:
         """Start it, and wait until it answers."""
         # With `everysec` the server answers before it writes while the disk is slow; kill -9 would lose what it told.
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder), "--save", "",
-                   "--appendonly", "yes", "--appendfsync", "always", "--logfile", "valkey.log"]  # fmt: skip
+        options = [
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--dir",
+            str(self._folder),
+            "--save",
+            "",
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            "always",
+            "--logfile",
+            "valkey.log",
+        ]
         self._process = subprocess.Popen(
             [get_binary_path(), *options], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=end_with_us
-        )  # fmt: skip
+        )
         with client(self.url) as probe:
             probe.ping()
 

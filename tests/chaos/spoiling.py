@@ -21,8 +21,10 @@ def _overwrite(field: str, change: Callable[[bytes, random.Random], bytes]) -> D
         if not value:
             return False
         # Only where it is still there: HSET would make a new payload out of nothing.
-        script = "if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end " \
-                 "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) return 1"  # fmt: skip
+        script = (
+            "if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end "
+            "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) return 1"
+        )
         return bool(server.eval(script, 1, name, field, change(value, rng)))
 
     return damage
@@ -70,9 +72,14 @@ def _bytes(body: bytes, rng: random.Random) -> bytes:
 
 
 FOREIGN = {
-    "payload": "penstock:{another}:payload:g00000000:0", "tokens": 1, "advantage": 0.5, "reward": 1.0, "correct": True,
-    "masked": False, "staleness": 0,
-}  # fmt: skip
+    "payload": "penstock:{another}:payload:g00000000:0",
+    "tokens": 1,
+    "advantage": 0.5,
+    "reward": 1.0,
+    "correct": True,
+    "masked": False,
+    "staleness": 0,
+}
 
 MESSAGES: Mapping[str, Callable[[bytes, random.Random], bytes]] = {
     "truncated": _truncated,

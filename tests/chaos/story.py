@@ -63,7 +63,9 @@ class Story:
 
     def told_between(self, stream: str, phase: str) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
         """As `told`, and how many events of a phase had been written by then."""
-        events = [one.order for one in self.evidence.own("events") if one.body and one.body.get("phase") == phase]
+        events = [
+            event.order for event in self.evidence.own("events") if event.body and event.body.get("phase") == phase
+        ]
         for entry in self.evidence.own(stream):
             if entry.body is not None:
                 yield (self.life(entry), sum(order <= entry.order for order in events)), entry.body
@@ -122,7 +124,7 @@ class Story:
     def letters(self) -> dict[str, dict[str, Any]]:
         """By group: the dead letter that ends it. A message that was no message of this run ends nothing."""
         letters = self.evidence.bodies("dead")
-        return {one["group"]: one for one in letters if one.get("group") and one["cause"] != "invalid"}
+        return {letter["group"]: letter for letter in letters if letter.get("group") and letter["cause"] != "invalid"}
 
     @cached_property
     def orphaned(self) -> dict[str, str]:
@@ -154,7 +156,7 @@ class Story:
         if len(known) < asked.samples:
             return None
         rule = self.evidence.recipe["algorithm"]["dynamic_sampling"]
-        outcomes = [one["outcome"] for one in known.values()]
+        outcomes = [verdict["outcome"] for verdict in known.values()]
         correct, wrong = outcomes.count("correct"), outcomes.count("wrong")
         if correct + wrong < (rule.get("min_known") or asked.samples):
             return "dead"

@@ -77,9 +77,12 @@ def stop(scene: Scene, moment: Moment) -> Struck | None:
     def stopped(pid: int, held: Moment) -> Struck:
         ends = time.monotonic() + seconds
         return _now(
-            scene, held, release=lambda: _continue(pid), due=lambda: time.monotonic() >= ends,
+            scene,
+            held,
+            release=lambda: _continue(pid),
+            due=lambda: time.monotonic() >= ends,
             facts={"stopped_s": seconds},
-        )  # fmt: skip
+        )
 
     return _on_stopped(scene, moment, stopped)
 
@@ -138,7 +141,7 @@ def spoil_checkpoint(scene: Scene, moment: Moment) -> Struck | None:
 def flip_a_bit(folder: Path, where: float) -> bool:
     """Flip a bit of the checkpoint's biggest file, at this share of its length; False when it is gone."""
     try:
-        path = max(folder.glob("*.safetensors"), key=lambda one: one.stat().st_size)
+        path = max(folder.glob("*.safetensors"), key=lambda file: file.stat().st_size)
         with path.open("r+b") as file:
             offset = int(where * (path.stat().st_size - 1))
             file.seek(offset)
@@ -170,9 +173,12 @@ def fill_disk(scene: Scene, moment: Moment) -> Struck | None:
         return _told(scene, "", "checkpoint-failed", since)
 
     return _now(
-        scene, moment, release=lambda: filler.unlink(missing_ok=True), bitten=failed,
+        scene,
+        moment,
+        release=lambda: filler.unlink(missing_ok=True),
+        bitten=failed,
         due=lambda: failed() or time.monotonic() >= ends,
-    )  # fmt: skip
+    )
 
 
 def _fill(filler: Path) -> None:
@@ -212,9 +218,12 @@ def delay_connections(scene: Scene, moment: Moment) -> Struck | None:
     ends = time.monotonic() + lasting
     _proxy(scene).delay(seconds)
     return _now(
-        scene, moment, release=lambda: _proxy(scene).delay(0.0), due=lambda: time.monotonic() >= ends,
+        scene,
+        moment,
+        release=lambda: _proxy(scene).delay(0.0),
+        due=lambda: time.monotonic() >= ends,
         facts={"delay_s": seconds, "lasting_s": lasting},
-    )  # fmt: skip
+    )
 
 
 def swallow_connections(scene: Scene, moment: Moment) -> Struck | None:
@@ -263,6 +272,6 @@ def _append(scene: Scene, moment: Moment, body: bytes) -> Struck:
     return struck
 
 
-def same(one: Process, struck: Struck) -> bool:
+def same(process: Process, struck: Struck) -> bool:
     """Whether a process is one that a kill has ended, or that sits on one: a replica whose engine core is gone."""
-    return one.pid in struck.dead or (bool(struck.dead) and one.id == struck.moment.process)
+    return process.pid in struck.dead or (bool(struck.dead) and process.id == struck.moment.process)

@@ -51,12 +51,22 @@ def payload(group: str, index: int) -> str:
 
 
 def batch(step: int, groups: tuple[str, ...], last: bool) -> dict[str, Any]:
-    return {"kind": "batch", "step": step, "version": step - 1, "last": last, "groups": [
-        {"group": name, "samples": [
-            {"payload": payload(name, index), "tokens": 3, "masked": False, "staleness": step - 1}
-            for index in range(SAMPLES)
-        ]} for name in groups
-    ]}  # fmt: skip
+    return {
+        "kind": "batch",
+        "step": step,
+        "version": step - 1,
+        "last": last,
+        "groups": [
+            {
+                "group": name,
+                "samples": [
+                    {"payload": payload(name, index), "tokens": 3, "masked": False, "staleness": step - 1}
+                    for index in range(SAMPLES)
+                ],
+            }
+            for name in groups
+        ],
+    }
 
 
 def record(step: int, groups: tuple[str, ...]) -> dict[str, Any]:

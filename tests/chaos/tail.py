@@ -50,9 +50,7 @@ class Tail:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Tail:
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
-        )  # fmt: skip
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], BEGIN_S)
         if not ready or not self._process.stdout.readline():
@@ -112,7 +110,7 @@ class Follower:
     def _keep(self, stream: bytes, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> int:
         name = self._names[stream]
         for entry, fields in entries:
-            more = {one.decode(errors="replace"): len(value) for one, value in fields.items() if one != BODY}
+            more = {field.decode(errors="replace"): len(value) for field, value in fields.items() if field != BODY}
             body = fields.get(BODY, b"").decode(errors="surrogateescape")
             self._write({"stream": name, "id": entry.decode(), "at": time.time(), "m": body, "more": more})
         self._after[stream.decode()] = entries[-1][0]

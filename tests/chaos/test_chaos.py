@@ -33,9 +33,13 @@ FAULTS = (
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     folder = tmp_path_factory.mktemp("chaos")
     document = recipe(
-        write_model(folder / "model"), write_questions(folder / "questions.jsonl"), steps=STEPS, replicas=2, ranks=1,
+        write_model(folder / "model"),
+        write_questions(folder / "questions.jsonl"),
+        steps=STEPS,
+        replicas=2,
+        ranks=1,
         staleness=1,
-    )  # fmt: skip
+    )
     with Stack(folder / "runs") as stack:
         run = f"chaos-{random.Random(SEED).getrandbits(32):08x}"
         episode = Episode(stack, run, document, SEED, stack.redis_url, say=print)
@@ -44,15 +48,15 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 
 @pytest.mark.timeout(900)
 def test_a_run_survives_a_handful_of_faults(played: Played):
-    told = "\n".join(json.dumps(one.told()) for one in played.outcomes)
+    told = "\n".join(json.dumps(outcome.told()) for outcome in played.outcomes)
     assert played.state == "succeeded", f"{played.reason}\n{told}"
     assert not played.judgement.findings, f"{played.judgement}\n{told}"
     assert (played.judgement.lost, played.judgement.duplicated) == (0, 0)
 
 
 def test_every_fault_counted_and_was_recovered_from(played: Played):
-    assert sorted(one.fault for one in played.outcomes if one.counted) == sorted(FAULTS)
-    assert [one.fault for one in played.outcomes if not one.recovered] == []
+    assert sorted(outcome.fault for outcome in played.outcomes if outcome.counted) == sorted(FAULTS)
+    assert [outcome.fault for outcome in played.outcomes if not outcome.recovered] == []
 
 
 def test_the_oracle_saw_the_whole_run(played: Played):

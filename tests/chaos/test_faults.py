@@ -170,9 +170,14 @@ def a_batch() -> Batch:
     payload = RunKeys(RUN).payload("g0", 0)
     sample = BatchSample(payload=payload, tokens=3, advantage=0.1, reward=1, correct=True, masked=False, staleness=0)
     return Batch(
-        step=1, version=0, groups=(BatchGroup(group="g0", samples=(sample,)),), sampling_metrics={},
-        sampler_state=SamplerState(cursor=0, next_group=1), generation_started_at=0.0, generation_finished_at=1.0,
-    )  # fmt: skip
+        step=1,
+        version=0,
+        groups=(BatchGroup(group="g0", samples=(sample,)),),
+        sampling_metrics={},
+        sampler_state=SamplerState(cursor=0, next_group=1),
+        generation_started_at=0.0,
+        generation_finished_at=1.0,
+    )
 
 
 @pytest.mark.parametrize("how", sorted(MESSAGES))

@@ -324,12 +324,12 @@ WRONGS: tuple[tuple[Callable[[Evidence], None], Kind, str], ...] = (
 """What is done to the clean run, and what must be found about whom."""
 
 
-@pytest.mark.parametrize(("wrong", "kind", "subject"), WRONGS, ids=[one[0].__name__ for one in WRONGS])
+@pytest.mark.parametrize(("wrong", "kind", "subject"), WRONGS, ids=[wrong[0].__name__ for wrong in WRONGS])
 def test_what_must_not_be_is_found(wrong: Callable[[Evidence], None], kind: Kind, subject: str):
     run = clean_run()
     wrong(run)
     found = judge(run).of(kind)
-    assert any(one.subject.startswith(subject) for one in found), judge(run)
+    assert any(finding.subject.startswith(subject) for finding in found), judge(run)
 
 
 def test_every_check_can_fail():

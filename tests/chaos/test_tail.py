@@ -53,8 +53,8 @@ def test_every_entry_is_kept_although_the_server_is_killed_twice(server, redis_c
                 redis_client.ping()
         tail.close()
     entries, end = read_tail(tmp_path / "tail.jsonl")
-    assert [one.body["group"] for one in entries["tasks"] if one.body] == [f"g{number}" for number in range(300)]
-    assert [one.body for one in entries["events"]] == [None, None, None]
+    assert [entry.body["group"] for entry in entries["tasks"] if entry.body] == [f"g{number}" for number in range(300)]
+    assert [entry.body for entry in entries["events"]] == [None, None, None]
     assert (end["tasks"], end["events"], end["steps"]) == (300, 3, 0)
     outages = [line for line in (tmp_path / "tail.jsonl").read_text().splitlines() if "outage" in line]
     assert len(outages) == 2
@@ -63,8 +63,11 @@ def test_every_entry_is_kept_although_the_server_is_killed_twice(server, redis_c
 def write_to(redis_client: Any, folder: Path) -> None:
     """The made-up run of the oracle's tests, as a real one leaves it: in Redis and on disk."""
     run = clean_run()
-    for reader, streams in {"rollout": ["tasks", "evaluation:tasks"], "verifier": ["samples", "evaluation:samples"],
-                            "sampler": ["verdicts", "evaluation:verdicts"]}.items():  # fmt: skip
+    for reader, streams in {
+        "rollout": ["tasks", "evaluation:tasks"],
+        "verifier": ["samples", "evaluation:samples"],
+        "sampler": ["verdicts", "evaluation:verdicts"],
+    }.items():
         for stream in streams:
             redis_client.xgroup_create(key(RUN, stream), reader, id="0", mkstream=True)
     redis_client.hset(key(RUN, "record"), mapping={"recipe": json.dumps(run.recipe), "state": run.state})
@@ -129,7 +132,7 @@ def test_evidence_is_collected_from_redis_and_disk(left):
 
 def test_what_is_missing_in_redis_is_found(left, redis_client):
     redis_client.delete(key(RUN, "group:g4"))
-    assert [one.subject for one in judge(left()).of(Kind.LOST)] == ["g4"]
+    assert [finding.subject for finding in judge(left()).of(Kind.LOST)] == ["g4"]
 
 
 def test_streams_that_a_finished_run_deletes_were_seen_before(left, watch, redis_client):
@@ -155,14 +158,14 @@ def test_what_was_trimmed_too_early_is_found_in_the_servers_log_or_noticed(serve
     with Tail(server.url, RUN, tmp_path / "tail.jsonl") as tail:
         tail.close()
     collected = collect(redis_client, RUN, tmp_path / "tail.jsonl", watch, tmp_path / RUN)
-    whole = [one.body for one in clean_run().entries["samples"]]
+    whole = [entry.body for entry in clean_run().entries["samples"]]
     if logged:
         assert collected.filled == len(whole) - 2
-        assert [one.body for one in collected.entries["samples"]] == whole
+        assert [entry.body for entry in collected.entries["samples"]] == whole
         assert judge(collected).findings == ()
     else:
         assert collected.filled == 0
-        assert [one.subject for one in judge(collected).of(Kind.GAP)] == ["samples"]
+        assert [finding.subject for finding in judge(collected).of(Kind.GAP)] == ["samples"]
 
 
 def test_a_stream_that_begins_anew_is_counted_on(redis_client):

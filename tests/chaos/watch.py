@@ -90,8 +90,8 @@ class Watch:
     def _unacked(self, stream: str) -> set[str]:
         """Entries that were delivered and not acked, and those that nobody was given yet."""
         name, reader = key(self._run, stream), READERS[stream]
-        groups = [one for one in self._server.xinfo_groups(name) if one["name"].decode() == reader]
+        groups = [group for group in self._server.xinfo_groups(name) if group["name"].decode() == reader]
         after = f"({groups[0]['last-delivered-id'].decode()}" if groups else "-"
         new = {entry.decode() for entry, _ in self._server.xrange(name, min=after)}
         held = self._server.xpending_range(name, reader, "-", "+", MOST) if groups else []
-        return new | {one["message_id"].decode() for one in held}
+        return new | {entry["message_id"].decode() for entry in held}

@@ -43,7 +43,7 @@ def each(
                 pytest.fail("\n\n".join([summary, *(f"{name}:\n{told}" for name, told in failed)]), pytrace=False)
 
         signature = inspect.signature(test)
-        kept = [one for name, one in signature.parameters.items() if name not in parameters]
+        kept = [parameter for name, parameter in signature.parameters.items() if name not in parameters]
         over_all.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
         return over_all
 

@@ -49,9 +49,13 @@ class HandFleet:
 
     def payload(self, text):
         return SamplePayload(
-            np.zeros(3, np.int32), np.zeros(4, np.int32), np.zeros(4, np.float32), text, "stop",
+            np.zeros(3, np.int32),
+            np.zeros(4, np.int32),
+            np.zeros(4, np.float32),
+            text,
+            "stop",
             (VersionSpan(version=self.version, start=0, end=4),),
-        )  # fmt: skip
+        )
 
     async def answer(self, lane, delivery):
         task = delivery.message
@@ -62,13 +66,23 @@ class HandFleet:
             now = time.time()
             body = self.payload(text)
             facts = SampleFacts(
-                payload=self.keys.payload(task.group, index), prompt_tokens=len(body.prompt_ids),
-                response_tokens=len(body.response_ids), truncated=False,
-                mean_logprob=0.0, oldest_version=self.version, newest_version=self.version, started_at=now,
+                payload=self.keys.payload(task.group, index),
+                prompt_tokens=len(body.prompt_ids),
+                response_tokens=len(body.response_ids),
+                truncated=False,
+                mean_logprob=0.0,
+                oldest_version=self.version,
+                newest_version=self.version,
+                started_at=now,
                 finished_at=now,
-            )  # fmt: skip
-            sample = Sample(group=task.group, index=index, verifier=task.prompt.verifier,
-                            reference=task.prompt.reference, facts=facts)  # fmt: skip
+            )
+            sample = Sample(
+                group=task.group,
+                index=index,
+                verifier=task.prompt.verifier,
+                reference=task.prompt.reference,
+                facts=facts,
+            )
             await self.transitions.publish_sample(lane, delivery.lease, task.wanted, sample, body)
 
 
@@ -94,14 +108,19 @@ class HandLearner:
                 self.batches.append(batch)
                 self.fleet.version = await history.announce(batch.step, f"w{batch.step}")
                 record = StepRecord(
-                    step=batch.step, version=self.fleet.version, weights=f"w{batch.step}", optimizer_steps=2,
-                    groups=tuple(group.group for group in batch.groups), metrics=batch.sampling_metrics,
+                    step=batch.step,
+                    version=self.fleet.version,
+                    weights=f"w{batch.step}",
+                    optimizer_steps=2,
+                    groups=tuple(group.group for group in batch.groups),
+                    metrics=batch.sampling_metrics,
                     prompts=tuple(group.prompt for group in batch.groups),
                     staleness=tuple(group.staleness for group in batch.groups),
                     generation_started_at=batch.generation_started_at,
-                    generation_finished_at=batch.generation_finished_at, learning_started_at=0.0,
+                    generation_finished_at=batch.generation_finished_at,
+                    learning_started_at=0.0,
                     learning_finished_at=0.0,
-                )  # fmt: skip
+                )
                 assert await history.commit_step(record, logged.entry)
                 await self.cover(history, logged)
 

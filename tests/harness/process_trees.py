@@ -22,12 +22,12 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
     """
     below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     process.kill()  # the first, lest it start others in place of those that end
-    for one in below:
+    for process in below:
         with suppress(psutil.NoSuchProcess):
-            one.kill()
+            process.kill()
     process.wait(GONE_S)
     ends = time.monotonic() + GONE_S
-    while left := [one for one in below if alive(one)]:
+    while left := [process for process in below if alive(process)]:
         assert time.monotonic() < ends, f"still there: {left}"
         time.sleep(0.05)
 

@@ -28,7 +28,9 @@ def recipe_document(folder: Path | str, /, **sections: dict[str, Any]) -> dict[s
         "name": "tiny",
         "model": {"path": str(folder), "max_model_len": 256},
         "data": {
-            "task": "chain_sum", "train": 32, "held_out": 8,
+            "task": "chain_sum",
+            "train": 32,
+            "held_out": 8,
             "options": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
         },
         "algorithm": {"group_size": 4},
@@ -36,7 +38,7 @@ def recipe_document(folder: Path | str, /, **sections: dict[str, Any]) -> dict[s
         "learner": {"mini_batch_groups": 2, "learning_rate": 1e-3, "warmup_rollout_steps": 0},
         "limits": {"rollout_steps": 3, "groups_per_step": 4, "lease_s": 5.0, "max_inflight_groups": 32},
         "evaluation": {"samples": 2},
-    }  # fmt: skip
+    }
     for name, values in sections.items():
         document[name] = {**document.get(name, {}), **values} if isinstance(values, dict) else values
     return document
@@ -50,8 +52,9 @@ async def service_context(redis: Any, run: str, document: dict[str, Any], servic
         record = await records.get(run)
     except LookupError:
         record = await records.create(run, parse_recipe(document))
-    info = ProcessInfo(id=f"{service}-{uuid.uuid4().hex[:6]}", service=service, run=run, host="127.0.0.1", pid=0,
-                       metrics="127.0.0.1:0")  # fmt: skip
+    info = ProcessInfo(
+        id=f"{service}-{uuid.uuid4().hex[:6]}", service=service, run=run, host="127.0.0.1", pid=0, metrics="127.0.0.1:0"
+    )
     keys = RunKeys(run)
     event_log, waits = EventLog(redis, keys, service), Waits()
     async with Heartbeat(redis, info, waits, event_log) as heartbeat:

@@ -53,7 +53,7 @@ class Stack:
             self._begins = log.tell()
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, preexec_fn=end_with_us
-            )  # fmt: skip
+            )
         self.left: list[str] = []
         self.api = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20)
 
@@ -142,11 +142,11 @@ class Stack:
     def cancel_all(self) -> None:
         """Cancel the runs that an interrupted stack has left in its Redis, and wait for their end."""
         ends = time.monotonic() + CANCEL_S
-        while left := [one for one in self.api.get("/v1/runs").json()["runs"] if one["state"] not in ENDED]:
+        while left := [run for run in self.api.get("/v1/runs").json()["runs"] if run["state"] not in ENDED]:
             if time.monotonic() > ends:
-                raise StackDownError(f"not cancelled within {CANCEL_S:g} s: {[one['id'] for one in left]}")
-            for one in left:
-                self.api.post(f"/v1/runs/{one['id']}/cancel")
+                raise StackDownError(f"not cancelled within {CANCEL_S:g} s: {[run['id'] for run in left]}")
+            for run in left:
+                self.api.post(f"/v1/runs/{run['id']}/cancel")
             time.sleep(1.0)
 
     def below(self) -> list[psutil.Process]:
@@ -155,17 +155,17 @@ class Stack:
 
     def gateway(self) -> int | None:
         """The process of the controller and the API; None while there is none."""
-        return next((one.pid for one in self.below() if "ray::Gateway" in _title(one)), None)
+        return next((process.pid for process in self.below() if "ray::Gateway" in _title(process)), None)
 
     def head(self) -> int | None:
         """Ray's head process: all else but Redis hangs on it; None while there is none."""
         own = psutil.Process(self.process.pid).children()
-        return next((one.pid for one in own if "deploy.local.head" in _title(one)), None)
+        return next((process.pid for process in own if "deploy.local.head" in _title(process)), None)
 
     def redis(self) -> int | None:
         """The embedded server's process; None while it is down, or where the stack was given another one."""
         own = psutil.Process(self.process.pid).children()
-        return next((one.pid for one in own if "valkey-server" in _title(one)), None)
+        return next((process.pid for process in own if "valkey-server" in _title(process)), None)
 
     def stop(self) -> None:
         """End the stack. What it left behind is noted in `left`, and killed."""
@@ -179,10 +179,10 @@ class Stack:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait(STOP_S)
-        for one in everything:
-            if _alive(one):
-                self.left.append(f"pid {one.pid}: {_title(one)}")
-                send(one.pid, signal.SIGKILL)
+        for process in everything:
+            if _alive(process):
+                self.left.append(f"pid {process.pid}: {_title(process)}")
+                send(process.pid, signal.SIGKILL)
 
 
 def end_with_us() -> None:
@@ -194,7 +194,9 @@ def engine_core(replica: int) -> int | None:
     """vLLM's EngineCore below a rollout replica's process: the child that has a worker of its own."""
     try:
         children = psutil.Process(replica).children()
-        return next((one.pid for one in children if "EngineCore" in _title(one) or one.children()), None)
+        return next(
+            (process.pid for process in children if "EngineCore" in _title(process) or process.children()), None
+        )
     except psutil.NoSuchProcess:
         return None
 

@@ -27,9 +27,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
     characters.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     characters.decoder = decoders.Fuse()
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=characters, pad_token="<pad>", unk_token="<unk>", bos_token="<bos>", eos_token="<eos>",
+        tokenizer_object=characters,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        bos_token="<bos>",
+        eos_token="<eos>",
         additional_special_tokens=["<user>", "<assistant>", "<system>"],
-    )  # fmt: skip
+    )
     fast.chat_template = CHAT_TEMPLATE
     return fast
 
@@ -38,10 +42,20 @@ def write_tiny_model(folder: Path, *, tied: bool = True, seed: int = 0, scale: f
     """Create the model in `folder`. `scale` is the standard deviation of its weights: larger is less uniform."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=len(SPECIAL) + len(CHARACTERS), hidden_size=128, intermediate_size=256, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=1024, tie_word_embeddings=tied,
-        bos_token_id=2, eos_token_id=3, pad_token_id=0, initializer_range=scale, dtype="float32",
-    )  # fmt: skip
+        vocab_size=len(SPECIAL) + len(CHARACTERS),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=1024,
+        tie_word_embeddings=tied,
+        bos_token_id=2,
+        eos_token_id=3,
+        pad_token_id=0,
+        initializer_range=scale,
+        dtype="float32",
+    )
     model = LlamaForCausalLM(config).to(torch.float32)
     model.generation_config.eos_token_id = 3
     model.save_pretrained(folder)

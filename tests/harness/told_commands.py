@@ -63,13 +63,19 @@ def check_penstock(words: list[str], *, named: bool = False) -> None:
     if hasattr(node, "commands"):
         assert {*rest[:1]} & node.commands.keys(), f"{told}: one of {sorted(node.commands)} is missing"
         node, rest = node.commands[rest[0]], rest[1:]
-    options = {flag: one for one in node.params if one.param_type_name == "option" for flag in one.opts}
+    options = {
+        flag: parameter for parameter in node.params if parameter.param_type_name == "option" for flag in parameter.opts
+    }
     given = [word for word in rest if word.startswith("--")]
     assert set(given) <= options.keys() | {"--help"}, f"{told}: it knows {sorted(options)}"
     if named and len(rest) == len(given):
         return
-    lacking = [one.name for one in node.params if one.required and one.param_type_name == "option"]
-    assert set(lacking) <= {options[one].name for one in given if one in options}, f"{told}: needs {lacking}"
+    lacking = [
+        parameter.name for parameter in node.params if parameter.required and parameter.param_type_name == "option"
+    ]
+    assert set(lacking) <= {options[parameter].name for parameter in given if parameter in options}, (
+        f"{told}: needs {lacking}"
+    )
     valued = sum(1 for word in given if word in options and not options[word].is_flag)
-    arguments = [one.name for one in node.params if one.param_type_name == "argument"]
+    arguments = [parameter.name for parameter in node.params if parameter.param_type_name == "argument"]
     assert len(rest) - len(given) - valued == len(arguments), f"{told}: takes {arguments}"

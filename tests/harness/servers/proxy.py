@@ -21,8 +21,8 @@ class _Link:
         self.mute = False
 
     def abort(self) -> None:
-        for one in self._ends:
-            one.transport.abort()
+        for end in self._ends:
+            end.transport.abort()
 
 
 class Proxy:

@@ -20,7 +20,7 @@ def folder(server: Any) -> Path | None:
 def added_to(path: Path, stream: str) -> Iterator[tuple[str, dict[bytes, bytes]]]:
     """The entries that XADD has brought to a stream, oldest first, as far back as the log goes: (id, fields)."""
     wanted = stream.encode()
-    for file in sorted(path.glob("*.incr.aof"), key=lambda one: int(one.name.split(".")[-3])):
+    for file in sorted(path.glob("*.incr.aof"), key=lambda file: int(file.name.split(".")[-3])):
         with file.open("rb") as opened:
             for command in _commands(opened):
                 if len(command) > 4 and command[0].upper() == b"XADD" and command[1] == wanted:
@@ -33,7 +33,7 @@ def added_to(path: Path, stream: str) -> Iterator[tuple[str, dict[bytes, bytes]]
 def missed(server: Any, stream: str, known: Collection[str]) -> list[tuple[str, dict[bytes, bytes]]]:
     """The entries of a stream whose ids are not `known`, as far as the server has logged them."""
     path = folder(server)
-    return [] if path is None else [one for one in added_to(path, stream) if one[0] not in known]
+    return [] if path is None else [entry for entry in added_to(path, stream) if entry[0] not in known]
 
 
 def _commands(file: IO[bytes]) -> Iterator[list[bytes]]:

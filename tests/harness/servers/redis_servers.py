@@ -34,9 +34,13 @@ class Process:
     """A server's process on a loopback port of its own; leaving its context stops it. `log` holds what it said."""
 
     def __init__(
-        self, folder: Path, command: list[str], port: int, environment: dict[str, str] | None = None,
+        self,
+        folder: Path,
+        command: list[str],
+        port: int,
+        environment: dict[str, str] | None = None,
         user: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.port, self.log = port, folder / f"{port}.log"
         self._command, self._folder, self._environment, self._user = command, folder, environment, user
         self.start()
@@ -51,9 +55,15 @@ class Process:
         """Start it, or start it again, and wait until it listens; one that does not is killed."""
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._folder,
-                env=self._environment, user=self._user, extra_groups=[] if self._user else None,
-            )  # fmt: skip
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+                env=self._environment,
+                user=self._user,
+                extra_groups=[] if self._user else None,
+            )
         try:
             self._await_port()
         except BaseException:
@@ -106,25 +116,42 @@ def start_server(folder: Path, *arguments: object, binary: str | Path | None = N
     data = folder / str(port)
     data.mkdir(parents=True)
     command = [
-        binary or server_binary(), "--port", port, "--bind", "127.0.0.1", "--dir", data, "--appendonly", "yes",
-        "--save", "", *arguments,
-    ]  # fmt: skip
-    return Process(folder, [str(one) for one in command], port)
+        binary or server_binary(),
+        "--port",
+        port,
+        "--bind",
+        "127.0.0.1",
+        "--dir",
+        data,
+        "--appendonly",
+        "yes",
+        "--save",
+        "",
+        *arguments,
+    ]
+    return Process(folder, [str(word) for word in command], port)
 
 
 def start_sentinel(
     folder: Path, name: str, master: int, quorum: int, *lines: str, down_after_ms: int = 1500
-) -> Process:  # fmt: skip
+) -> Process:
     """A Sentinel that watches the master on port `master` under `name`, and calls it down after `down_after_ms`."""
     port = free_port()
     settings = folder / f"sentinel-{port}.conf"  # a Sentinel writes what it learns into it
     settings.write_text(
         "\n".join(
-            (f"port {port}", "bind 127.0.0.1", f"dir {folder}", f"sentinel monitor {name} 127.0.0.1 {master} {quorum}",
-             f"sentinel down-after-milliseconds {name} {down_after_ms}",
-             f"sentinel failover-timeout {name} {2 * down_after_ms}", *lines, "")
+            (
+                f"port {port}",
+                "bind 127.0.0.1",
+                f"dir {folder}",
+                f"sentinel monitor {name} 127.0.0.1 {master} {quorum}",
+                f"sentinel down-after-milliseconds {name} {down_after_ms}",
+                f"sentinel failover-timeout {name} {2 * down_after_ms}",
+                *lines,
+                "",
+            )
         )
-    )  # fmt: skip
+    )
     return Process(folder, [str(server_binary()), str(settings), "--sentinel"], port)
 
 
@@ -144,10 +171,15 @@ def script_settings(folder: Path, **changes: str) -> tuple[dict[str, str], int]:
         shutil.chown(folder, 999, 999)
     port = free_port()
     return {
-        "PATH": f"{folder / 'bin'}:/usr/bin:/bin", "REDIS_SECRET": str(folder / "secret"), "REDIS_PORT": str(port),
-        "REDIS_DATA": str(folder / "data"), "REDIS_USERS": str(folder / "users.acl"), "REDIS_MAXMEMORY": "90mb",
-        "REDIS_TLS": str(folder / "tls"), **changes,
-    }, port  # fmt: skip
+        "PATH": f"{folder / 'bin'}:/usr/bin:/bin",
+        "REDIS_SECRET": str(folder / "secret"),
+        "REDIS_PORT": str(port),
+        "REDIS_DATA": str(folder / "data"),
+        "REDIS_USERS": str(folder / "users.acl"),
+        "REDIS_MAXMEMORY": "90mb",
+        "REDIS_TLS": str(folder / "tls"),
+        **changes,
+    }, port
 
 
 def scripted_server(folder: Path, shell: tuple[str, ...] = ("sh",), **changes: str) -> Process:

@@ -46,9 +46,11 @@ class S3Server:
     def variables(self) -> dict[str, str]:
         """What a client needs."""
         return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._port}", "AWS_REGION": "us-east-1",
-            "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET,
-        }  # fmt: skip
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._port}",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+        }
 
     def object(self, key: str) -> Path:
         """The file behind an object, to be damaged."""
@@ -74,11 +76,24 @@ class S3Server:
         environment = os.environ | {"RCLONE_AUTH_KEY": f'"{KEY},{SECRET}"', "RCLONE_CONFIG": os.devnull}
         with (self._folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [program, "serve", "s3", "--addr", f"127.0.0.1:{self._port}", "--vfs-cache-mode", "off",
-                 "--dir-cache-time", f"{SEEN_S}s", "--cache-dir", str(self._folder / "cache"),
-                 str(self._folder / "data")],
-                env=environment, stdout=log, stderr=log,
-            )  # fmt: skip
+                [
+                    program,
+                    "serve",
+                    "s3",
+                    "--addr",
+                    f"127.0.0.1:{self._port}",
+                    "--vfs-cache-mode",
+                    "off",
+                    "--dir-cache-time",
+                    f"{SEEN_S}s",
+                    "--cache-dir",
+                    str(self._folder / "cache"),
+                    str(self._folder / "data"),
+                ],
+                env=environment,
+                stdout=log,
+                stderr=log,
+            )
         try:
             self._await_answer(self._process)
         except BaseException:
