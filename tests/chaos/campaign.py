@@ -1,4 +1,4 @@
-"""Owns the long suite: hundreds of faults over many runs, resumable, and the table at its end (`make chaos`).
+"""Owns the long suite (`make chaos`): hundreds of faults over many runs, resumable, with a table of results at the end.
 
 Must not end a process that it did not start. `python -m tests.chaos.campaign --seed N --runs DIR`
 """
@@ -25,16 +25,16 @@ from tests.harness.workload import recipe, write_model, write_questions
 FAULTS_WANTED = 200
 ENGINE_KILLS_WANTED = 20
 HOURS = 4.0
-RUNS_A_STACK = 3
-FAULTS_A_RUN = 16
+RUNS_PER_STACK = 3
+FAULTS_PER_RUN = 16
 AT_ONCE = (2, 3, 1, 3)
-"""How many faults overlap, run after run."""
+"""How many faults overlap, one number per run in turn."""
 STEPS = 60
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a run is set up: which Redis it has, its replicas and ranks, how stale its samples may be."""
+    """How a run is set up: its Redis, replicas and ranks, and limits.max_staleness."""
 
     redis: str
     replicas: int
@@ -50,15 +50,15 @@ SHAPES = (
     Shape(EMBEDDED, 1, 1, 0),
     Shape(PROXY, 2, 1, 0),
 )
-"""Run after run; a stack serves RUNS_A_STACK runs of one shape."""
+"""One per stack in turn; a stack serves RUNS_PER_STACK runs of its shape."""
 
 
 class BrokenRunError(RuntimeError):
-    """A run could not be played to its end, or not be judged; its results say why."""
+    """A run could not be finished or judged; its results have the reason."""
 
 
 class Campaign:
-    """The faults that are left, and where their results go."""
+    """The faults that remain, and the folder of their results."""
 
     def __init__(self, folder: Path, seed: int, steps: int) -> None:
         self._folder = folder
@@ -72,28 +72,28 @@ class Campaign:
 
     @property
     def disk_refusal(self) -> str | None:
-        """Why no disk can be filled here; None where one can."""
+        """Why a full disk cannot be tested here; None if it can."""
         return self._disk_refusal
 
     def left(self) -> Counter[str]:
-        """How often each fault is still to be struck here."""
+        """How often each fault still has to be injected here."""
         wanted = Counter({name: fault.times for name, fault in FAULTS.items()})
         if self._disk_refusal:
             wanted = Counter({name: count for name, count in wanted.items() if FAULTS[name].needs != DISK})
         return wanted - results.read(self._folder).counted
 
     def open_to(self, shape: Shape) -> list[str]:
-        """The faults left that a run of this shape can have, each as often as it is left."""
+        """The remaining faults that a run of this shape can have, each as often as it remains."""
         return [name for name in self.left().elements() if FAULTS[name].needs in ("", shape.redis, DISK)]
 
     def deck(self, shape: Shape, number: int) -> list[str]:
-        """What may strike the run of this number, in order; it takes as much of it as it lasts for."""
+        """The faults for run `number`, in order; the run takes as many of them as it has time for."""
         deck = self.open_to(shape)
         random.Random(f"deck {self._seed} {number}").shuffle(deck)
-        return deck[:FAULTS_A_RUN]
+        return deck[:FAULTS_PER_RUN]
 
     def play(self, stack: Stack, shape: Shape, number: int, direct_url: str, proxy: ProxyThread | None) -> None:
-        """One run; its results are in the file afterwards."""
+        """Play one run and write its results to the file."""
         run = f"chaos-{self._seed}-{number:03d}-{int(time.time()) % 100_000}"
         document = recipe(
             self._model,
@@ -119,48 +119,48 @@ class Campaign:
 
 
 def hash_of(seed: int, number: int) -> int:
-    """A run's own seed."""
+    """The seed of one run."""
     return random.Random(f"run {seed} {number}").getrandbits(32)
 
 
 def say(text: str) -> None:
-    """Progress, on standard output."""
+    """Print progress to standard output."""
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--runs", type=Path, default=Path("runs/chaos"), help="where runs and results are kept")
-    parser.add_argument("--faults", type=int, default=FAULTS_WANTED, help="how many have to count")
+    parser.add_argument("--runs", type=Path, default=Path("runs/chaos"), help="folder for runs and results")
+    parser.add_argument("--faults", type=int, default=FAULTS_WANTED, help="how many faults have to count")
     parser.add_argument("--engine-kills", type=int, default=ENGINE_KILLS_WANTED)
     parser.add_argument("--steps", type=int, default=STEPS, help="rollout steps of each run")
-    parser.add_argument("--hours", type=float, default=HOURS, help="begin no further run after so many hours")
+    parser.add_argument("--hours", type=float, default=HOURS, help="start no further run after this many hours")
     return parser.parse_args()
 
 
 def done(campaign: Campaign, folder: Path, asked: argparse.Namespace) -> bool:
-    """Whether as many faults have counted as were asked for."""
+    """Whether enough faults have counted, or none remain."""
     found = results.read(folder)
     enough = sum(found.counted.values()) >= asked.faults and found.engine_kills >= asked.engine_kills
     return enough or not campaign.left()
 
 
 def on_one_stack(campaign: Campaign, folder: Path, shape: Shape, number: int, enough: Callable[[], bool]) -> int:
-    """Up to RUNS_A_STACK runs on a stack of their own; the number of the run to come after them."""
+    """Play up to RUNS_PER_STACK runs on a new stack; returns the number of the next run."""
     with ExitStack() as held:
         direct, proxy = "", None
         if shape.redis == PROXY:
             direct, proxy = held.enter_context(proxied_server(folder / "valkey"))
         stack = held.enter_context(Stack(folder, proxy.url if proxy else None))
         stack.cancel_all()
-        for _ in range(RUNS_A_STACK):
+        for _ in range(RUNS_PER_STACK):
             number += 1
             try:
                 campaign.play(stack, shape, number - 1, direct or stack.redis_url, proxy)
             except BrokenRunError:
-                break  # the next run gets a stack of its own
+                break  # the next run gets a new stack
             if enough():
                 break
     if stack.left:
@@ -170,25 +170,25 @@ def on_one_stack(campaign: Campaign, folder: Path, shape: Shape, number: int, en
 
 
 def over(ends: float) -> bool:
-    """Whether that moment (monotonic seconds) has passed."""
+    """Whether `ends` (monotonic seconds) has passed."""
     return time.monotonic() > ends
 
 
 def run(campaign: Campaign, folder: Path, asked: argparse.Namespace) -> None:
-    """Stack after stack, run after run, until enough has counted or the time is over."""
+    """Play runs, stack after stack, until enough faults have counted or the time is over."""
     ends = time.monotonic() + 3600 * asked.hours
     number, shapes = len(results.read(folder).runs), 0
     while not done(campaign, folder, asked) and not over(ends):
-        shape = SHAPES[(number // RUNS_A_STACK + shapes) % len(SHAPES)]
+        shape = SHAPES[(number // RUNS_PER_STACK + shapes) % len(SHAPES)]
         if not campaign.open_to(shape):
             shapes += 1
             continue
-        say(f"a stack for {RUNS_A_STACK} runs: {shape}")
+        say(f"starting a stack for up to {RUNS_PER_STACK} runs: {shape}")
         number = on_one_stack(campaign, folder, shape, number, lambda: done(campaign, folder, asked) or over(ends))
 
 
 def main() -> int:
-    """Run what is left, print the table; 0 when nothing was lost, nothing came twice and every run succeeded."""
+    """Run what remains and print the table; 0 if every run succeeded and nothing was lost or duplicated."""
     asked = arguments()
     folder = asked.runs.absolute() / f"seed-{asked.seed}"
     disk.free(folder)
@@ -200,9 +200,9 @@ def main() -> int:
     print(results.table(found))
     wrong = results.shortcomings(found, asked.faults, asked.engine_kills)
     for shortcoming in wrong:
-        print(f"NOT SHOWN: {shortcoming}")
+        print(f"FAILED: {shortcoming}")
     if not wrong:
-        print(f"{len(found.runs)} runs, every one succeeded; nothing was lost, nothing came twice")
+        print(f"all {len(found.runs)} runs succeeded; nothing was lost, nothing was duplicated")
     return 1 if wrong else 0
 
 

@@ -1,4 +1,4 @@
-"""Owns the disk that a run's checkpoints are written to: a small one of its own, so that it can be full.
+"""Owns a small separate disk for a run's checkpoints, so that it can be filled.
 
 Must not leave a mount behind.
 """
@@ -21,7 +21,7 @@ COMMAND_S = 20
 
 
 class MountError(RuntimeError):
-    """This machine does not let us mount; the text says what it said."""
+    """Mounting failed on this machine; the text is the error of `mount`."""
 
 
 def _mount(folder: Path) -> None:
@@ -29,30 +29,30 @@ def _mount(folder: Path) -> None:
     try:
         done = subprocess.run(["mount", *options], capture_output=True, text=True, timeout=COMMAND_S, check=False)
     except FileNotFoundError:
-        raise MountError("there is no `mount`") from None
+        raise MountError("`mount` is not installed") from None
     if done.returncode:
         raise MountError(done.stderr.strip() or f"mount: {done.returncode}")
 
 
 def _unmount(folder: Path) -> None:
-    # Lazy: a process that still ends may hold a file open.
+    # Lazy: a process that is exiting may hold a file open.
     subprocess.run(["umount", "--lazy", str(folder)], capture_output=True, timeout=COMMAND_S, check=True)
 
 
 @cache
 def refusal() -> str | None:
-    """Why a disk of our own cannot be had on this machine (it takes root, or CAP_SYS_ADMIN); None where it can."""
+    """Why this machine cannot mount a disk (it needs root or CAP_SYS_ADMIN); None if it can."""
     with TemporaryDirectory() as folder:
         try:
             _mount(Path(folder))
         except MountError as error:
-            return f"a tmpfs cannot be mounted: {error}"
+            return f"mounting a tmpfs failed: {error}"
         _unmount(Path(folder))
     return None
 
 
 def free(folder: Path) -> None:
-    """Unmount what an interrupted campaign has left in the runs of `folder`."""
+    """Unmount the disks that an interrupted campaign left in the runs of `folder`."""
     for path in folder.glob("*/checkpoints"):
         if path.is_mount():
             log.warning("unmounting %s, left by an interrupted run", path)
@@ -61,11 +61,11 @@ def free(folder: Path) -> None:
 
 @contextmanager
 def own_disk(folder: Path) -> Iterator[None]:
-    """`folder` is a disk of MIB MiB while the body works. Nothing of it stays. Raises MountError."""
+    """Mount a disk of MIB MiB at `folder` while the body runs; its content is lost. Raises MountError."""
     folder.mkdir(parents=True, exist_ok=True)
     _mount(folder)
     try:
         yield
     finally:
         _unmount(folder)
-        log.info("%s is no disk of its own any more", folder)
+        log.info("%s is unmounted", folder)

@@ -1,6 +1,6 @@
-"""Owns one run under faults: submitted, struck, carried to its end, judged.
+"""Owns one run under faults: it is submitted, struck by faults, finished and judged.
 
-Must not decide which faults; whoever calls it does.
+Must not choose the faults; the caller does.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ log = logging.getLogger(__name__)
 
 START_S = 300.0
 SILENCE_S = 300.0
-"""A run in which nothing comes to an end for so long is taken for hung."""
+"""A run in which nothing finishes for this long counts as hung."""
 POLL_S = 0.3
 PAUSE_S = (0.2, 2.0)
 STEPS_TO_SPARE = 3
-"""So near to its end a run is left alone: nothing could be seen to come of a fault."""
+"""In its last steps a run gets no more faults: their recovery could not be observed."""
 Say = Callable[[str], None]
 
 
 class RunHungError(RuntimeError):
-    """The run did not get where it had to be in time, or failed; the text tells how it stands."""
+    """The run did not reach a state in time, or failed; the text has its view."""
 
 
 @dataclass
 class Played:
-    """A run that was played to its end. `reason`: of its state, as the run's record has it."""
+    """A finished run. `reason`: the reason of its state in the run's record."""
 
     run: str
     state: str
@@ -58,8 +58,8 @@ class Played:
         """Whether the run succeeded and the oracle found nothing."""
         return self.state == "succeeded" and not self.judgement.findings
 
-    def told(self) -> dict[str, Any]:
-        """As a line of the results."""
+    def as_json(self) -> dict[str, Any]:
+        """One line of the results."""
         return {
             "kind": "run",
             "run": self.run,
@@ -75,7 +75,7 @@ class Played:
 
 @dataclass
 class Episode:
-    """How a run is played. `own_disk`: its checkpoints go to a disk that can be full; `say` is told of progress."""
+    """How a run is played. `own_disk`: its checkpoints go to a disk that can be filled; `say` reports progress."""
 
     stack: Stack
     run: str
@@ -87,10 +87,10 @@ class Episode:
     say: Say = log.info
 
     def play(self, faults: Sequence[str], at_once: int) -> Played:
-        """Strike the faults in this order, `at_once` at any time, until the run nears its end; then judge it."""
+        """Inject the faults in this order, `at_once` at a time, until the run is near its end; then judge the run."""
         folder = self.stack.folder / self.run
         folder.mkdir(parents=True)
-        began = time.monotonic()
+        started = time.monotonic()
         server = lookups.client(self.direct_url)
         scene = Scene(self.run, server, self.stack, folder, self.recipe, random.Random(self.seed), self.proxy)
         with ExitStack() as held:
@@ -102,16 +102,16 @@ class Episode:
             self.stack.submit(self.recipe, self.run)
             self._until(scene, lambda: scene.step() >= 1, "its first rollout step", START_S)
             outcomes = self._strike(scene, faults, at_once)
-            self._to_the_end(scene)
+            self._finish(scene)
             tail.close()
             watch.close()
             (folder / "injected.json").write_text(json.dumps(scene.injected))
             evidence = collect(server, self.run, folder / "tail.jsonl", watch, folder, scene.injected)
             reason = json.loads(server.hget(lookups.key(self.run, "record"), "history"))[-1]["reason"]
-        return Played(self.run, evidence.state, reason, time.monotonic() - began, judge(evidence), outcomes)
+        return Played(self.run, evidence.state, reason, time.monotonic() - started, judge(evidence), outcomes)
 
     def _strike(self, scene: Scene, faults: Sequence[str], at_once: int) -> list[Outcome]:
-        """Each of `at_once` threads takes the next fault as soon as its last one has been recovered from."""
+        """Each of `at_once` threads takes the next fault as soon as the run has recovered from its previous one."""
         left = deque(enumerate(faults))
         last = self.recipe["limits"]["rollout_steps"]
         outcomes: list[Outcome] = []
@@ -120,27 +120,29 @@ class Episode:
             while not scene.ended() and scene.step() < last - STEPS_TO_SPARE:
                 try:
                     number, name = left.popleft()
-                except IndexError:  # another thread took the last one
+                except IndexError:  # another thread took the last fault
                     return
-                # A choice of its own: threads that shared one would make the seed worthless.
+                # A generator per fault: threads sharing one would make results independent of the seed.
                 rng = random.Random(f"{self.seed} {number} {name}")
                 time.sleep(rng.uniform(*PAUSE_S))
                 outcome = inject(replace(scene, rng=rng), name)
                 outcomes.append(outcome)
-                took = f"recovered from in {outcome.seconds:.1f} s" if outcome.recovered else "NOT RECOVERED FROM"
-                self.say(f"{self.run}: step {scene.step()}: {name}: {took if outcome.counted else outcome.why}")
+                result = f"recovered in {outcome.seconds:.1f} s" if outcome.recovered else "NOT RECOVERED"
+                self.say(
+                    f"{self.run}: step {scene.step()}: {name}: {result if outcome.counted else f'did not count: {outcome.why}'}"
+                )
 
         with ThreadPoolExecutor(at_once) as threads:
             try:
                 for done in [threads.submit(take) for _ in range(at_once)]:
                     done.result()
-            except BaseException:  # Ctrl-C too: the others must not go on for minutes
-                scene.given_up.set()
+            except BaseException:  # Ctrl-C too: the other threads must not run for minutes
+                scene.abandoned.set()
                 raise
         return outcomes
 
-    def _to_the_end(self, scene: Scene) -> None:
-        """Wait for the run's end, as long as something comes of it. A run that hangs is cancelled, and judged so."""
+    def _finish(self, scene: Scene) -> None:
+        """Wait for the run's end as long as it makes progress. A run that hangs is cancelled and judged as it is."""
         endings, since = scene.endings(), time.monotonic()
         while not scene.ended():
             self.stack.check()
@@ -148,9 +150,9 @@ class Episode:
             if now != endings:
                 endings, since = now, time.monotonic()
             if time.monotonic() - since > SILENCE_S:
-                self.say(f"{self.run}: HUNG: nothing has come to an end for {SILENCE_S:g} s; it is cancelled")
+                self.say(f"{self.run}: HUNG: nothing has finished for {SILENCE_S:g} s; cancelling it")
                 self.stack.api.post(f"/v1/runs/{self.run}/cancel")
-                self._until(scene, scene.ended, "its end by request", START_S)
+                self._until(scene, scene.ended, "its cancellation", START_S)
             time.sleep(POLL_S)
 
     def _until(self, scene: Scene, condition: Callable[[], bool], what: str, deadline_s: float) -> None:
@@ -159,6 +161,6 @@ class Episode:
             self.stack.check()
             if time.monotonic() > ends or scene.ended():
                 view = self.stack.api.get(f"/v1/runs/{self.run}").json()
-                told = json.dumps({**view, "recipe": None}, indent=1)[-6000:]
-                raise RunHungError(f"{self.run}: {what}: not within {deadline_s:g} s\n{told}")
+                view_text = json.dumps({**view, "recipe": None}, indent=1)[-6000:]
+                raise RunHungError(f"{self.run}: {what} did not happen within {deadline_s:g} s\n{view_text}")
             time.sleep(POLL_S)

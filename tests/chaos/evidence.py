@@ -1,6 +1,6 @@
-"""Owns what the oracle judges: the tail's file, what Redis holds at the end, and the run's folder, read side by side.
+"""Owns the evidence that the oracle judges: the tail's file, Redis' content at the end, and the run's folder.
 
-Must not import the code under test, nor judge.
+Must not import the code under test, or judge.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from tests.harness.servers import redis_log
 
 @dataclass(frozen=True)
 class Entry:
-    """A stream entry as the tail saw it; `body` is None where it was no JSON object."""
+    """A stream entry as the tail saw it; `body` is None if it was not a JSON object."""
 
     id: str
     body: dict[str, Any] | None
 
     @property
     def order(self) -> tuple[int, int]:
-        """Ids in the order of the stream."""
+        """A sort key: the order of the stream."""
         milliseconds, number = self.id.split("-")
         return int(milliseconds), int(number)
 
 
 @dataclass
 class Lane:
-    """Of one lane, when all was over: its counters, the ids that it counts as pending."""
+    """A lane's state after the run: its counters, and the ids that it counts as pending."""
 
     counters: dict[str, int] = field(default_factory=dict)
     pending: set[str] = field(default_factory=set)
@@ -42,12 +42,12 @@ class Lane:
 
 @dataclass
 class Evidence:
-    """Everything that is known of one run. Streams and lanes by name; `recipe` as the run's record has it.
+    """Everything that is known about one run. Streams and lanes by name; `recipe` is that of the run's record.
 
-    `added`: entries that each stream ever had, of `restarted` ones those that were seen, at least. `read`: those that
-    we have, of which `filled` were trimmed before the tail saw them and come from the server's append-only file.
-    `unacked`: entries that a consumer group still had to deal with. `groups`: the hashes of all groups that still have
-    one. `steps`: the step records that are the history now. `archive`, `records`, `shares` by rollout step; a share's
+    `added`: how many entries each stream ever had; for `restarted` streams a lower bound. `read`: how many of them are
+    here, of which `filled` were trimmed before the tail saw them and come from the server's append-only file.
+    `unacked`: entries that a consumer group had not acked. `groups`: the hashes of all groups that still have
+    one. `steps`: the step records of the surviving history. `archive`, `records`, `shares` by rollout step; a share's
     rows are (payload, group). `injected`: entries that the injector added, by stream.
     """
 
@@ -79,22 +79,22 @@ class Evidence:
 
 
 def read_tail(path: Path) -> tuple[dict[str, list[Entry]], dict[str, int]]:
-    """The tail's file: entries by stream, and how many it says they are ({} where it did not come to its end)."""
+    """The tail's file: entries by stream, and its own count of them ({} if the tail did not finish)."""
     entries: dict[str, list[Entry]] = {name: [] for name in STREAMS}
     end: dict[str, int] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
-        told = json.loads(line)
-        if "stream" in told:
-            entries[told["stream"]].append(Entry(told["id"], _object(told["m"])))
-        elif "end" in told:
-            end = told["end"]
+        parsed = json.loads(line)
+        if "stream" in parsed:
+            entries[parsed["stream"]].append(Entry(parsed["id"], _object(parsed["m"])))
+        elif "end" in parsed:
+            end = parsed["end"]
     return entries, end
 
 
 def collect(
     server: Any, run: str, tail: Path, watch: Watch, folder: Path, injected: Iterable[tuple[str, str]] = ()
 ) -> Evidence:
-    """Read everything, after the run has ended and its tail and watch were closed. `folder`: the run's."""
+    """Read all evidence after the run has ended and tail and watch are closed. `folder`: the run's."""
     entries, read = read_tail(tail)
     added = {name: seen.added for name, seen in watch.seen.items()} if read else dict.fromkeys(STREAMS, -1)
     filled = {name: _filled(server, run, name, entries) for name in STREAMS if read.get(name, 0) < added[name]}
@@ -128,7 +128,7 @@ def collect(
 
 
 def _filled(server: Any, run: str, name: str, entries: dict[str, list[Entry]]) -> int:
-    """Take in what was trimmed before the tail saw it, as far as the server has logged it; how many entries."""
+    """Add entries that were trimmed before the tail saw them, from the server's append-only file; returns how many."""
     missed = redis_log.missed(server, key(run, name), {entry.id for entry in entries[name]})
     found = [*entries[name], *(Entry(entry, message(fields)) for entry, fields in missed)]
     entries[name] = sorted(found, key=lambda entry: entry.order)
@@ -158,7 +158,7 @@ def _group(server: Any, run: str, name: str) -> dict[str, str]:
 
 
 def _unacked(seen: Seen, entries: list[Entry]) -> set[str]:
-    """What was unacked when the stream was last looked at, and what came after that look."""
+    """The entries that were unacked at the last look at the stream, and those added after it."""
     return seen.unacked | {entry.id for entry in entries if entry.order[0] >= seen.at}
 
 

@@ -1,6 +1,6 @@
-"""Owns the table of faults: who is struck, when it counts, what is done, when it is over, how often it is done.
+"""Owns the table of faults: victim, moment in which it counts, action, recovery, and how often it is injected.
 
-Must not do anything itself.
+Must not perform an action.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tests.chaos.recovery import Recovered
 from tests.chaos.strikes import Strike
 
 EMBEDDED, PROXY, DISK = "embedded", "proxy", "disk"
-"""What a fault needs: the stack's own Redis, a proxy before Redis, a disk for checkpoints that can be filled."""
+"""What a fault needs: the stack's own Redis, a proxy in front of Redis, or a checkpoint disk that can be filled."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`look` finds a moment in which it counts, `strike` does it, `recovered` says when it is over.
+    """`look` finds a moment in which the fault counts, `strike` injects it, `recovered` detects the recovery.
 
-    `times`: how often the long campaign does it. `engine`: whether it is a kill of an engine.
+    `times`: how often the long campaign injects it. `engine`: whether it kills an engine.
     """
 
     look: Look
@@ -33,17 +33,17 @@ class Fault:
 
 
 _REPLACED = {
-    service: recovery.all_of(recovery.work_done, recovery.manned(service))
+    service: recovery.all_of(recovery.work_done, recovery.replaced(service))
     for service in ("rollout", "verifier", "sampler", "learner")
 }
 _BACK = {
     service: recovery.all_of(recovery.work_done, recovery.back(service))
     for service in ("rollout", "verifier", "sampler", "learner")
 }
-_GATEWAY = recovery.all_of(recovery.answering, recovery.going_on)
-_HOSTS = recovery.all_of(recovery.work_done, recovery.answering, recovery.going_on)
-_EVERYBODY = recovery.all_of(recovery.work_done, recovery.going_on)
-_MESSAGES = moments.message_under_way("tasks", "samples", "verdicts", "batches", "evaluation:tasks")
+_GATEWAY = recovery.all_of(recovery.answering, recovery.progressing)
+_HOSTS = recovery.all_of(recovery.work_done, recovery.answering, recovery.progressing)
+_ALL_SERVICES = recovery.all_of(recovery.work_done, recovery.progressing)
+_MESSAGES = moments.message_in_flight("tasks", "samples", "verdicts", "batches", "evaluation:tasks")
 
 FAULTS: Mapping[str, Fault] = {
     "kill engine core at work": Fault(
@@ -58,20 +58,20 @@ FAULTS: Mapping[str, Fault] = {
     "kill sampler": Fault(moments.working("sampler"), strikes.kill, _REPLACED["sampler"], 18),
     "kill learner rank with a batch": Fault(moments.learning, strikes.kill, _REPLACED["learner"], 16),
     "kill learner rank in a sync": Fault(moments.publishing, strikes.kill, _REPLACED["learner"], 6),
-    "kill gateway": Fault(moments.keeping, strikes.kill, _GATEWAY, 12),
+    "kill gateway": Fault(moments.controlling, strikes.kill, _GATEWAY, 12),
     "kill Ray": Fault(moments.hosting, strikes.kill_ray, _HOSTS, 4),
-    "kill Redis": Fault(moments.serving, strikes.kill_redis, _EVERYBODY, 12, EMBEDDED),
+    "kill Redis": Fault(moments.serving, strikes.kill_redis, _ALL_SERVICES, 12, EMBEDDED),
     "stop engine core": Fault(moments.inside(moments.working("rollout")), strikes.stop, _BACK["rollout"], 6),
     "stop rollout replica": Fault(moments.working("rollout"), strikes.stop, _BACK["rollout"], 8),
     "stop verifier": Fault(moments.working("verifier"), strikes.stop, _BACK["verifier"], 8),
     "stop sampler": Fault(moments.working("sampler"), strikes.stop, _BACK["sampler"], 8),
     "stop learner rank": Fault(moments.learning, strikes.stop, _BACK["learner"], 8),
-    "stop gateway": Fault(moments.keeping, strikes.stop, _GATEWAY, 4),
-    "stop Redis": Fault(moments.serving, strikes.stop_redis, _EVERYBODY, 4, EMBEDDED),
-    "drop connections": Fault(moments.connected, strikes.drop_connections, _EVERYBODY, 10, PROXY),
-    "delay connections": Fault(moments.connected, strikes.delay_connections, _EVERYBODY, 6, PROXY),
-    "swallow connections": Fault(moments.connected, strikes.swallow_connections, _EVERYBODY, 4, PROXY),
-    "refuse connections": Fault(moments.connected, strikes.refuse_connections, _EVERYBODY, 6, PROXY),
+    "stop gateway": Fault(moments.controlling, strikes.stop, _GATEWAY, 4),
+    "stop Redis": Fault(moments.serving, strikes.stop_redis, _ALL_SERVICES, 4, EMBEDDED),
+    "drop connections": Fault(moments.connected, strikes.drop_connections, _ALL_SERVICES, 10, PROXY),
+    "delay connections": Fault(moments.connected, strikes.delay_connections, _ALL_SERVICES, 6, PROXY),
+    "swallow connections": Fault(moments.connected, strikes.swallow_connections, _ALL_SERVICES, 4, PROXY),
+    "refuse connections": Fault(moments.connected, strikes.refuse_connections, _ALL_SERVICES, 6, PROXY),
     "full disk": Fault(moments.checkpoint_coming, strikes.fill_disk, recovery.checkpoint_written, 6, DISK),
     "damaged checkpoint": Fault(moments.checkpointed, strikes.spoil_checkpoint, _REPLACED["learner"], 6),
     "damaged payload": Fault(moments.payload_waiting, strikes.spoil_payload, recovery.group_ended, 8),

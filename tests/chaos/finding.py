@@ -1,6 +1,6 @@
-"""Owns what the oracle says: findings by kind.
+"""Owns the oracle's findings and their kinds.
 
-Must not decide what is one.
+Must not check anything.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What a finding is about. Any of them fails a run; LOST and DUPLICATED are what the whole suite is for."""
+    """The kind of a finding. Any finding fails a run; LOST and DUPLICATED are the main purpose of the suite."""
 
     LOST = "lost"
     DUPLICATED = "duplicated"
@@ -24,7 +24,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that must not be: of which kind, what it is about (a group, a step, a stream), and what is wrong."""
+    """One violation: its kind, its subject (a group, a step, a stream), and what is wrong."""
 
     kind: Kind
     subject: str

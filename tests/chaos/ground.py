@@ -1,6 +1,6 @@
-"""Owns what a stack with a foreign Redis stands on: a server of the suite's own, and the proxy before it.
+"""Owns the Redis of a stack that does not start its own: the suite's server, and the proxy in front of it.
 
-Must not be used by stacks that bring their own.
+Must not be used by stacks with an embedded Redis.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ CALL_S = 20.0
 
 
 class ProxyThread:
-    """A proxy that works in a thread of its own, with methods that anybody may call. Use as a context manager."""
+    """A proxy in a separate thread; its methods may be called from any thread. Use as a context manager."""
 
     def __init__(self, port: int) -> None:
         self._proxy = Proxy("127.0.0.1", port)
         self._loop = asyncio.new_event_loop()
-        self._begun = threading.Event()
+        self._started = threading.Event()
         self._closing = asyncio.Event()
         self._thread = threading.Thread(target=self._main, name="proxy", daemon=True)
 
     def __enter__(self) -> ProxyThread:
         self._thread.start()
-        if not self._begun.wait(CALL_S):
-            raise RuntimeError(f"the proxy did not begin within {CALL_S:g} s")
+        if not self._started.wait(CALL_S):
+            raise RuntimeError(f"the proxy did not start within {CALL_S:g} s")
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -46,12 +46,12 @@ class ProxyThread:
 
     async def _serve(self) -> None:
         async with self._proxy:
-            self._begun.set()
+            self._started.set()
             await self._closing.wait()
 
     @property
     def url(self) -> str:
-        """Where the stack is to look for Redis."""
+        """The URL that the stack gets for Redis."""
         return f"redis://127.0.0.1:{self._proxy.port}/0"
 
     def _call(self, work: Callable[[], R]) -> R:
@@ -61,24 +61,24 @@ class ProxyThread:
         return asyncio.run_coroutine_threadsafe(there(), self._loop).result(CALL_S)
 
     def drop(self) -> int:
-        """Reset every connection; how many there were."""
+        """Reset every connection; returns how many there were."""
         return self._call(self._proxy.drop_all)
 
     def swallow(self) -> int:
-        """Let every connection that exists carry nothing any more; how many those are."""
+        """Stop the traffic of every existing connection, without closing it; returns how many there are."""
         return self._call(self._proxy.swallow)
 
     def delay(self, seconds: float) -> None:
-        """Hold every chunk back for that long; 0 ends it."""
+        """Delay every chunk by `seconds`; 0 ends the delay."""
         self._call(lambda: self._proxy.delay(seconds))
 
     def refuse(self, seconds: float) -> None:
-        """Reset whoever connects within that time."""
+        """Reset every new connection for `seconds`."""
         self._call(lambda: self._proxy.refuse(seconds))
 
 
 @contextmanager
 def proxied_server(folder: Path) -> Iterator[tuple[str, ProxyThread]]:
-    """The server's own address, and the proxy through which the stack is to reach it."""
+    """The server's own URL, and the proxy through which the stack reaches it."""
     with Server(folder) as server, ProxyThread(server.port) as proxy:
         yield server.url, proxy

@@ -1,4 +1,4 @@
-"""Owns the oracle's checks of a run's history: each batch trained once, steps and versions in order, the archive true.
+"""Owns the oracle's checks of a run's history: batches trained once, steps and versions in order, a correct archive.
 
 Must not import the code under test.
 """
@@ -15,35 +15,35 @@ from tests.chaos.finding import Finding, Kind
 from tests.chaos.story import Story
 
 DAMAGED = "payload-damaged"
-TAKEN_BACK = "batch-lost"
+BATCH_LOST = "batch-lost"
 PAYLOAD = re.compile(r":payload:(?P<group>[^:]+):(?P<index>\d+)$")
 
 
-def the_tail_is_whole(story: Story) -> Iterator[Finding]:
-    """Every entry that a stream ever had is in our file, and no entry of our file was forgotten by Redis."""
+def the_tail_is_complete(story: Story) -> Iterator[Finding]:
+    """Every entry that a stream ever had is in the tail's file, and Redis counts every entry of the file."""
     evidence = story.evidence
     for stream, added in evidence.added.items():
         read = evidence.read[stream]
         if added < 0:
-            yield Finding(Kind.GAP, stream, "the tail did not come to its end")
+            yield Finding(Kind.GAP, stream, "the tail did not finish")
         elif added > read:
             yield Finding(Kind.GAP, stream, f"{added} entries were added, the tail saw {read}")
         elif added < read and stream not in evidence.restarted:
-            yield Finding(Kind.GAP, stream, f"the tail saw {read} entries, Redis remembers {added}")
+            yield Finding(Kind.GAP, stream, f"the tail saw {read} entries, Redis counts {added}")
 
 
 def no_group_is_trained_twice(story: Story) -> Iterator[Finding]:
-    """In the surviving history a group is in one step, once."""
+    """In the surviving history a group is trained once, in one step."""
     for name, steps in story.trained.items():
         if len(steps) > 1:
             yield Finding(Kind.DUPLICATED, name, f"trained in steps {steps}")
 
 
 def each_batch_is_published_once(story: Story) -> Iterator[Finding]:
-    """Of each life: one batch a step, and no group in two batches. What the sampler took back begins anew."""
+    """In each life: one batch per step, and no group in two batches. An event batch-lost starts a new count."""
     published: dict[tuple[tuple[int, int], int], dict[str, Any]] = {}
     placed: dict[tuple[tuple[int, int], str], int] = {}
-    for life, batch in story.told_between("batches", TAKEN_BACK):
+    for life, batch in story.messages_between("batches", BATCH_LOST):
         earlier = published.setdefault((life, batch["step"]), batch)
         if earlier != batch:
             yield Finding(Kind.DUPLICATED, f"step {batch['step']}", "two different batches were published for it")
@@ -55,7 +55,7 @@ def each_batch_is_published_once(story: Story) -> Iterator[Finding]:
 
 
 def steps_and_versions_rise(story: Story) -> Iterator[Finding]:
-    """Steps are 1, 2, 3 ... to the committed one, each with a higher version; a run that succeeded came to its end."""
+    """Steps are 1, 2, 3 ... to the committed one, with rising versions; a run that succeeded trained its last batch."""
     evidence = story.evidence
     steps = [record["step"] for record in evidence.steps]
     if steps != list(range(1, len(steps) + 1)):
@@ -64,14 +64,14 @@ def steps_and_versions_rise(story: Story) -> Iterator[Finding]:
     if any(later <= earlier for earlier, later in pairwise(versions)):
         yield Finding(Kind.HISTORY, "versions", f"{versions} do not rise")
     if steps and (int(evidence.policy["step"]), int(evidence.policy["version"])) != (steps[-1], versions[-1]):
-        yield Finding(Kind.HISTORY, "policy", f"{evidence.policy} is not what the last step says")
+        yield Finding(Kind.HISTORY, "policy", f"{evidence.policy} does not match the last step")
     last = next((step for step, batch in story.batches.items() if batch["last"]), None)
     if evidence.state == "succeeded" and (not steps or steps[-1] != last):
         yield Finding(Kind.HISTORY, "steps", f"the run succeeded after step {steps[-1:]}, its last batch is of {last}")
 
 
 def steps_train_their_batches(story: Story) -> Iterator[Finding]:
-    """A step's groups are those of its published batch, of its archived one, and of its record on disk."""
+    """A step's groups are those of its published batch, its archived batch and its record on disk."""
     evidence = story.evidence
     covered = max(evidence.checkpoints, default=0)
     for record in evidence.steps:
@@ -79,26 +79,26 @@ def steps_train_their_batches(story: Story) -> Iterator[Finding]:
         where = f"step {step}"
         published = story.batches.get(step)
         if published is None or _names(published) != groups:
-            yield Finding(Kind.HISTORY, where, "its groups are not those of the batch that was published for it")
+            yield Finding(Kind.HISTORY, where, "its groups are not those of its published batch")
         archived = evidence.archive.get(step)
         if archived is None and step > covered:
-            yield Finding(Kind.ARCHIVE, where, "its batch is not archived, and no checkpoint covers it")
+            yield Finding(Kind.ARCHIVE, where, "its batch is not archived, and no checkpoint covers the step")
         if archived is not None and published is not None and (why := _differs(story, archived, published)):
-            yield Finding(Kind.ARCHIVE, where, f"the archived batch is not the published one: {why}")
+            yield Finding(Kind.ARCHIVE, where, f"the archived batch differs from the published one: {why}")
         written = evidence.records.get(step)
         if written is None:
-            yield Finding(Kind.ARCHIVE, where, "no record of it is in the run's folder")
+            yield Finding(Kind.ARCHIVE, where, "the run's folder has no record of it")
         elif any(written[name] != record[name] for name in ("step", "version", "groups")):
-            yield Finding(Kind.ARCHIVE, where, "its record in the run's folder is another one than in the stream")
+            yield Finding(Kind.ARCHIVE, where, "its record in the run's folder differs from the one in the stream")
 
 
 def _differs(story: Story, archived: dict[str, Any], published: dict[str, Any]) -> str | None:
-    """What an archived batch says otherwise; None when nothing. Samples whose payload was damaged are masked in it."""
-    told = [event["text"] for event in story.evidence.bodies("events") if event["phase"] == DAMAGED]
+    """How an archived batch differs; None if it does not. Samples with a damaged payload are masked in it."""
+    damages = [event["text"] for event in story.evidence.bodies("events") if event["phase"] == DAMAGED]
     archived = deepcopy(archived)
     for group, original in zip(archived["groups"], published["groups"], strict=False):
         for sample, whole in zip(group["samples"], original["samples"], strict=False):
-            if sample["masked"] and not whole["masked"] and any(sample["payload"] in text for text in told):
+            if sample["masked"] and not whole["masked"] and any(sample["payload"] in text for text in damages):
                 sample["masked"] = False
     return None if archived == published else "other groups, samples or masks"
 
@@ -108,7 +108,7 @@ def _names(batch: dict[str, Any]) -> list[str]:
 
 
 def payloads_are_archived_once(story: Story) -> Iterator[Finding]:
-    """The archived shares of a step hold each response of its batch that enters the loss, once, and no other."""
+    """The archived shares of a step hold each response that enters the loss exactly once, and no other response."""
     for step, batch in story.evidence.archive.items():
         if step not in {record["step"] for record in story.evidence.steps}:
             continue
@@ -125,7 +125,7 @@ def payloads_are_archived_once(story: Story) -> Iterator[Finding]:
 
 
 def staleness_is_kept(story: Story) -> Iterator[Finding]:
-    """No response was older than limits.max_staleness versions when it was trained, and the batch says its age."""
+    """No response exceeded limits.max_staleness when it was trained, and the batch states its staleness."""
     bound = story.evidence.recipe["limits"]["max_staleness"]
     consuming = 0
     for record in story.evidence.steps:
@@ -137,10 +137,10 @@ def staleness_is_kept(story: Story) -> Iterator[Finding]:
                 if oldest is None:
                     yield Finding(Kind.HISTORY, where, f"{sample['payload']} was trained without a verdict")
                 elif consuming - oldest > bound:
-                    text = f"{sample['payload']} of version {oldest} was trained at {consuming}; {bound} is the bound"
+                    text = f"{sample['payload']} of version {oldest} was trained at {consuming}: expected at most {bound} less"
                     yield Finding(Kind.STALENESS, where, text)
-                elif batch is not None and (age := batch["version"] - oldest) != sample["staleness"]:
-                    text = f"{sample['payload']} says staleness {sample['staleness']}, it is {age}"
+                elif batch is not None and (staleness := batch["version"] - oldest) != sample["staleness"]:
+                    text = f"{sample['payload']} has staleness {sample['staleness']}: expected {staleness}"
                     yield Finding(Kind.STALENESS, where, text)
         consuming = record["version"]
 
@@ -154,7 +154,7 @@ def _oldest(story: Story, payload: str) -> int | None:
 
 
 def evaluations_are_complete(story: Story) -> Iterator[Finding]:
-    """Each evaluation is on record once, and answers or drops every prompt that was asked for it."""
+    """Each evaluation is recorded once, and answers or drops every prompt dispatched for it."""
     asked: dict[tuple[str, str], int] = {}
     for name in story.dispatched("evaluation"):
         _, which, when, _ = name.split(".")
@@ -166,5 +166,6 @@ def evaluations_are_complete(story: Story) -> Iterator[Finding]:
             yield Finding(Kind.DUPLICATED, " ".join(evaluation), "evaluated more than once")
         seen.add(evaluation)
         if record["prompts"] + record["dropped"] != asked.get(evaluation, 0):
-            text = f"{asked.get(evaluation, 0)} prompts were asked, {record['prompts']} answered, {record['dropped']} dropped"
+            dispatched = asked.get(evaluation, 0)
+            text = f"{dispatched} prompts were dispatched, {record['prompts']} answered, {record['dropped']} dropped"
             yield Finding(Kind.COUNTERS, " ".join(evaluation), text)

@@ -1,6 +1,6 @@
-"""Owns one fault from the wait for its moment to its recovery, and the record of it.
+"""Owns one fault, from the wait for its moment to its recovery, and its record.
 
-Must not let anything it stopped, filled or delayed stay so, whatever happens.
+Must not leave anything stopped, filled or delayed, even after an error.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ POLL_S = 0.1
 
 @dataclass
 class Outcome:
-    """What came of one fault. It counts when its victim held something and it had an effect; `why` says why not.
+    """The outcome of one fault. It counts if its victim held something and it had an effect; `why`: why not.
 
-    `at`: Unix seconds; `seconds` from the strike until the fault was recovered from, None where it never was.
+    `at`: Unix seconds; `seconds`: from the strike to the recovery, None if there was none.
     """
 
     fault: str
@@ -39,29 +39,29 @@ class Outcome:
 
     @property
     def recovered(self) -> bool:
-        """Whether the system came back from it in time."""
+        """Whether the system recovered in time."""
         return self.seconds is not None
 
-    def told(self) -> dict[str, Any]:
-        """As a line of the results."""
+    def as_json(self) -> dict[str, Any]:
+        """One line of the results."""
         return {"kind": "fault", **asdict(self)}
 
 
 def inject(scene: Scene, name: str) -> Outcome:
-    """Wait for the fault's moment, strike, wait for the recovery."""
+    """Wait for the fault's moment, inject it, wait for the recovery."""
     fault = FAULTS[name]
     struck = _strike(scene, fault)
     if struck is None:
-        return Outcome(name, scene.run, False, f"nobody held anything within {MOMENT_S:g} s, or the run ended")
+        return Outcome(name, scene.run, False, f"no victim held anything within {MOMENT_S:g} s, or the run ended")
     try:
         seconds = _recovery(scene, fault, struck)
-        bitten = struck.bitten()
+        had_effect = struck.had_effect()
     finally:
         if struck.release is not None:
             struck.release()
-    evidence = struck.moment.told() | struck.facts | ({"entry": list(struck.entry)} if struck.entry else {})
-    why = "" if bitten else "it had no effect: what it was to hit was gone by then"
-    return Outcome(name, scene.run, bitten, why, struck.at, seconds, evidence)
+    evidence = struck.moment.as_json() | struck.facts | ({"entry": list(struck.entry)} if struck.entry else {})
+    why = "" if had_effect else "it had no effect: its target was gone by then"
+    return Outcome(name, scene.run, had_effect, why, struck.at, seconds, evidence)
 
 
 def _strike(scene: Scene, fault: Fault) -> Struck | None:
@@ -75,18 +75,18 @@ def _strike(scene: Scene, fault: Fault) -> Struck | None:
             if scene.ended():
                 return None
         except redis.exceptions.RedisError:
-            time.sleep(POLL_S)  # another fault has just struck Redis itself
+            time.sleep(POLL_S)  # another fault has just hit Redis itself
         time.sleep(LOOK_S)
     return None
 
 
 def _recovery(scene: Scene, fault: Fault, struck: Struck) -> float | None:
-    """Seconds from the strike to the recovery; None when it did not come in time."""
+    """Seconds from the strike to the recovery; None if it did not recover in time."""
     ends = time.monotonic() + RECOVERY_S
     while time.monotonic() < ends:
         try:
             if struck.release is not None:
-                # No question to Redis before that: it may be what is stopped.
+                # No command to Redis before the release: Redis may be the stopped process.
                 if struck.due():
                     struck.release()
                     struck.release = None

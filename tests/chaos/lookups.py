@@ -1,6 +1,6 @@
-"""Owns the chaos suite's own view of Redis: a run's key names, and who holds what, by raw commands.
+"""Owns the chaos suite's own view of Redis: a run's key names, and which process holds what, by raw commands.
 
-Must not import the code under test: what it says of itself is no evidence.
+Must not import the code under test: its own statements are no evidence.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ READERS = {
     "evaluation:samples": "verifier",
     "evaluation:verdicts": "sampler",
 }
-"""The streams that are worked on under leases, and the consumer group (which is also the service) that reads each."""
+"""The streams with leases, and the consumer group (the name of the service) that reads each."""
 STREAMS = (*READERS, "batches", "steps", "events", "dead", "evaluations", "weight-plans", "weight-acks")
 """Every stream of a run."""
 LANES = {"train": "", "evaluation": "evaluation:"}
-"""By lane: what stands before the names of its streams and counters."""
+"""By lane: the prefix of its streams and counters."""
 READY = "ready"
 DOWN = (redis.exceptions.ConnectionError, redis.exceptions.BusyLoadingError)
 
@@ -38,14 +38,14 @@ def key(run: str, name: str) -> str:
 
 
 def client(url: str, patience_s: float = 40.0) -> Any:
-    """A connection of our own, past every proxy; a server that is down is waited for `patience_s` seconds."""
+    """A direct connection, past every proxy; waits `patience_s` seconds for a server that is down."""
     pause = 0.1
     return redis.Redis.from_url(
         url,
         protocol=2,
         socket_connect_timeout=2,
         socket_timeout=15,
-        # One that is there and silent is stopped, and not asked again before the caller has looked after that.
+        # A server that accepts and stays silent is stopped: the caller has to release it first, so no retry.
         retry=Retry(ConstantBackoff(pause), int(patience_s / pause), supported_errors=DOWN),
     )
 
@@ -57,7 +57,7 @@ def texts(fields: dict[bytes, bytes]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Process:
-    """A process as it announces itself."""
+    """A process as its heartbeat announces it."""
 
     id: str
     service: str
@@ -67,19 +67,19 @@ class Process:
 
 
 def processes(server: Any, run: str, service: str | None = None) -> list[Process]:
-    """The run's live processes, those of one service where it is given."""
+    """The run's live processes, or those of `service`."""
     found = []
     for member in sorted(server.smembers(key(run, "processes"))):
         body = server.get(key(run, f"process:{member.decode()}"))
         if body is not None:
-            told = json.loads(body)
-            found.append(Process(*(told[name] for name in ("id", "service", "pid", "state", "version"))))
+            announced = json.loads(body)
+            found.append(Process(*(announced[name] for name in ("id", "service", "pid", "state", "version"))))
     return [process for process in found if service in (None, process.service)]
 
 
 @dataclass(frozen=True)
 class Held:
-    """An entry under lease: the stream's name in the run, the entry's id, who holds it."""
+    """An entry under lease: the stream's name in the run, the entry's id, the consumer."""
 
     stream: str
     entry: str
@@ -87,7 +87,7 @@ class Held:
 
 
 def leases(server: Any, run: str, service: str | None = None, consumer: str | None = None) -> list[Held]:
-    """The leases of one service (else of all), or of the process `consumer` alone; at most 50 a stream."""
+    """The leases of `service` (default: all), or only those of process `consumer`; at most 50 per stream."""
     found = []
     for stream, reader in READERS.items():
         if service not in (None, reader):
@@ -97,13 +97,13 @@ def leases(server: Any, run: str, service: str | None = None, consumer: str | No
         except redis.exceptions.ResponseError as error:
             if not str(error).startswith("NOGROUP"):
                 raise
-            continue  # nobody has read it yet
+            continue  # no consumer has read it yet
         found += [Held(stream, entry["message_id"].decode(), entry["consumer"].decode()) for entry in pending]
     return found
 
 
 def still_leased(server: Any, run: str, held: tuple[Held, ...]) -> list[Held]:
-    """Those of `held` that nobody has acked yet, whoever has them now."""
+    """Those of `held` that are not acked yet, under any consumer."""
     return [lease for lease in held if _leased(server, run, lease)]
 
 
@@ -122,8 +122,8 @@ def policy(server: Any, run: str) -> tuple[int, int] | None:
     return None if version is None else (int(version), int(step))
 
 
-def batch_in_hand(server: Any, run: str) -> tuple[str, int] | None:
-    """The oldest batch in the log behind the committed step: (entry, step); None when the learner has nothing to do."""
+def batch_in_flight(server: Any, run: str) -> tuple[str, int] | None:
+    """The oldest batch after the committed step: (entry, step); None when the learner has no work."""
     committed = policy(server, run)
     if committed is None:
         return None
@@ -136,7 +136,7 @@ def batch_in_hand(server: Any, run: str) -> tuple[str, int] | None:
 
 @dataclass(frozen=True)
 class Sync:
-    """A weight sync under way: the plan's group and version, and who has not answered it yet."""
+    """A weight sync in flight: the plan's group and version, and the members that have not acked it."""
 
     generation: int
     version: int
@@ -144,7 +144,7 @@ class Sync:
 
 
 def open_sync(server: Any, run: str) -> Sync | None:
-    """The newest weight plan, unless all of its members have answered it."""
+    """The newest weight plan, unless all of its members have acked it."""
     plans = server.xrevrange(key(run, "weight-plans"), count=1)
     plan = message(plans[0][1]) if plans else None
     if plan is None:
@@ -165,7 +165,7 @@ def state(server: Any, run: str) -> str:
 
 
 def message(fields: dict[bytes, bytes]) -> dict[str, Any] | None:
-    """The message of a stream entry; None where it is not a JSON object."""
+    """The message of a stream entry; None if it is not a JSON object."""
     try:
         body = json.loads(fields.get(BODY, b""))
     except ValueError:

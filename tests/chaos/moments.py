@@ -1,6 +1,6 @@
 """Owns when a fault counts: its victim holds a lease, a batch or a sync, as raw commands to Redis show.
 
-Must not harm anything; each look gives what it found, or None.
+Must not change anything; each look returns what it found, or None.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OPEN = (b"pending", b"kept", b"batched")
 
 
 def _chosen(scene: Scene, service: str) -> list[Process]:
-    """The service's processes in a random order, those that are still there."""
+    """The service's live processes in random order."""
     found = [process for process in lookups.processes(scene.server, scene.run, service) if exists(process.pid)]
     scene.rng.shuffle(found)
     return found
@@ -39,7 +39,7 @@ def working(service: str) -> Look:
 
 
 def syncing(scene: Scene) -> Moment | None:
-    """A rollout replica that a weight plan names and that has not answered it."""
+    """A rollout replica that a weight plan names and that has not acked it."""
     sync = lookups.open_sync(scene.server, scene.run)
     for process in _chosen(scene, "rollout") if sync else ():
         if sync and process.id in sync.missing:
@@ -48,7 +48,7 @@ def syncing(scene: Scene) -> Moment | None:
 
 
 def inside(look: Look) -> Look:
-    """The same, of the engine core below the replica."""
+    """The same for the engine core below the replica."""
 
     def deeper(scene: Scene) -> Moment | None:
         found = look(scene)
@@ -62,8 +62,8 @@ def inside(look: Look) -> Look:
 
 
 def learning(scene: Scene) -> Moment | None:
-    """A learner rank while a batch is in the log that is not committed."""
-    batch = lookups.batch_in_hand(scene.server, scene.run)
+    """A learner rank while an uncommitted batch is in the stream."""
+    batch = lookups.batch_in_flight(scene.server, scene.run)
     for process in _chosen(scene, "learner") if batch else ():
         if batch and process.state == lookups.READY:
             return Moment(process.id, process.pid, batch=batch[1])
@@ -79,69 +79,69 @@ def publishing(scene: Scene) -> Moment | None:
 
 
 def _running(scene: Scene) -> Moment | None:
-    """What all services together hold, while the run is running."""
+    """Everything that the services hold, while the run is running."""
     if lookups.state(scene.server, scene.run) != "running":
         return None
     held = lookups.leases(scene.server, scene.run)
-    batch = lookups.batch_in_hand(scene.server, scene.run)
+    batch = lookups.batch_in_flight(scene.server, scene.run)
     sync = lookups.open_sync(scene.server, scene.run)
     return Moment(leases=tuple(held), batch=batch[1] if batch else None, sync=sync) if held or batch or sync else None
 
 
 def confirmed(scene: Scene, moment: Moment) -> Moment | None:
-    """What the victim of an earlier look holds now. Asked while it is stopped, so that the answer stays true."""
+    """What the victim of an earlier look holds now. Called while it is stopped, so that the answer stays true."""
     if moment.sync is not None:
         sync = lookups.open_sync(scene.server, scene.run)
         sender = any(process.id == moment.process for process in lookups.processes(scene.server, scene.run, "learner"))
         return replace(moment, sync=sync) if sync and (sender or moment.process in sync.missing) else None
     if moment.batch is not None:
-        batch = lookups.batch_in_hand(scene.server, scene.run)
+        batch = lookups.batch_in_flight(scene.server, scene.run)
         return replace(moment, batch=batch[1]) if batch else None
     held = lookups.leases(scene.server, scene.run, consumer=moment.process)
     return replace(moment, leases=tuple(held)) if held else None
 
 
-def keeping(scene: Scene) -> Moment | None:
-    """The gateway while it keeps a run whose services hold something: it holds no lease of its own."""
+def controlling(scene: Scene) -> Moment | None:
+    """The gateway while it controls a run whose services hold something; it holds no lease itself."""
     found, pid = _running(scene), scene.stack.gateway()
     return Moment(None, pid, found.leases, found.batch, found.sync, {"keeps": scene.run}) if found and pid else None
 
 
 def hosting(scene: Scene) -> Moment | None:
-    """Ray's head process while the services that it hosts hold something: with it they all die."""
+    """Ray's head process while the services that it hosts hold something; they die with it."""
     found, pid = _running(scene), scene.stack.head()
     return Moment(None, pid, found.leases, found.batch, found.sync) if found and pid else None
 
 
 def serving(scene: Scene) -> Moment | None:
-    """The embedded Redis while it keeps somebody's lease, batch or sync."""
+    """The embedded Redis while a service holds a lease, batch or sync."""
     found, pid = _running(scene), scene.stack.redis()
     return Moment(None, pid, found.leases, found.batch, found.sync) if found and pid else None
 
 
 def connected(scene: Scene) -> Moment | None:
-    """All connections through the proxy, while somebody holds something over them."""
+    """All connections through the proxy, while a service holds something."""
     found = _running(scene)
     return Moment(None, None, found.leases, found.batch, found.sync) if found and scene.proxy else None
 
 
 def checkpoint_coming(scene: Scene) -> Moment | None:
-    """The disk that a checkpoint will be written to, while a batch that leads to it is in the learner's hands.
+    """The disk of the next checkpoint, while a batch that leads to it is in flight.
 
-    Only where it is one of its own (disk.py), which nobody else needs.
+    Only if the checkpoints have a separate disk (disk.py), which nothing else uses.
     """
     if not (scene.folder / "checkpoints").is_mount():
         return None
-    batch = lookups.batch_in_hand(scene.server, scene.run)
+    batch = lookups.batch_in_flight(scene.server, scene.run)
     every, last = scene.recipe["learner"]["checkpoint_every"], scene.recipe["limits"]["rollout_steps"]
-    # The last checkpoint of a run is written before its end, where nobody could see the next one succeed.
+    # After the last checkpoint of a run there is no next one that could succeed.
     if batch is None or batch[1] > last - 4 * every:
         return None
     return Moment(None, None, batch=batch[1])
 
 
 def checkpointed(scene: Scene) -> Moment | None:
-    """A learner rank with a batch in hand, and a newest checkpoint to go back to."""
+    """A learner rank with a batch in flight and a checkpoint to resume from."""
     found = learning(scene)
     if found is None:
         return None
@@ -150,13 +150,13 @@ def checkpointed(scene: Scene) -> Moment | None:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint of the highest step that has its manifest."""
+    """The checkpoint of the highest step that has a manifest."""
     whole = [path.parent for path in (folder / "checkpoints").glob("step-*/checkpoint.json")]
     return max(whole, key=lambda path: path.name, default=None)
 
 
 def payload_waiting(scene: Scene) -> Moment | None:
-    """A payload of a group that is on its way to a batch that nobody has trained."""
+    """A payload of a group that is not trained yet."""
     step = scene.step()
     prefix = key(scene.run, "payload:")
     for name in scene.server.scan_iter(match=f"{prefix}*", count=PAYLOADS_SCANNED):
@@ -169,8 +169,8 @@ def payload_waiting(scene: Scene) -> Moment | None:
     return None
 
 
-def message_under_way(*streams: str) -> Look:
-    """An entry under lease on one of the streams; of the batches, one that is not committed."""
+def message_in_flight(*streams: str) -> Look:
+    """An entry under lease on one of the streams; for batches, an uncommitted one."""
 
     def look(scene: Scene) -> Moment | None:
         for stream in scene.rng.sample(streams, len(streams)):
@@ -184,7 +184,7 @@ def message_under_way(*streams: str) -> Look:
 
 def _entry(scene: Scene, stream: str) -> Moment | None:
     if stream == "batches":
-        batch = lookups.batch_in_hand(scene.server, scene.run)
+        batch = lookups.batch_in_flight(scene.server, scene.run)
         entry, held, step = (batch[0], (), batch[1]) if batch else (None, (), None)
     else:
         leases = [lease for lease in lookups.leases(scene.server, scene.run, READERS[stream]) if lease.stream == stream]

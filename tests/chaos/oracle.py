@@ -1,4 +1,4 @@
-"""Owns the verdict on a run: every check there is, and what they found.
+"""Owns the judgement of a run: all checks, and their findings.
 
 Must not import the code under test: it judges by the streams' entries, Redis' raw content and the files on disk.
 """
@@ -15,11 +15,11 @@ from tests.chaos.finding import Finding, Kind
 from tests.chaos.story import Story
 
 CHECKS: tuple[Callable[[Story], Iterator[Finding]], ...] = (
-    history_checks.the_tail_is_whole,
-    group_checks.every_group_has_its_place,
+    history_checks.the_tail_is_complete,
+    group_checks.every_group_is_accounted_for,
     group_checks.every_prompt_was_answered,
     group_checks.nothing_is_stranded,
-    group_checks.nothing_came_twice,
+    group_checks.nothing_is_duplicated,
     history_checks.no_group_is_trained_twice,
     history_checks.each_batch_is_published_once,
     group_checks.counters_reconcile,
@@ -35,7 +35,7 @@ CHECKS: tuple[Callable[[Story], Iterator[Finding]], ...] = (
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the oracle found in one run; `figures` tell how much there was to look at."""
+    """The oracle's findings in one run; `figures` count what was checked."""
 
     findings: tuple[Finding, ...]
     figures: dict[str, int]
@@ -51,7 +51,7 @@ class Judgement:
 
     @property
     def duplicated(self) -> int:
-        """How many groups, steps or evaluations came twice."""
+        """How many groups, steps or evaluations are duplicated."""
         return len({finding.subject for finding in self.of(Kind.DUPLICATED)})
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class Judgement:
 
 
 def judge(evidence: Evidence) -> Judgement:
-    """Hold everything against everything."""
+    """Run all checks."""
     story = Story(evidence)
     return Judgement(tuple(found for check in CHECKS for found in check(story)), _figures(story))
 

@@ -1,6 +1,6 @@
-"""Owns when a fault is recovered from: what has to be seen in Redis, on disk or at the API, by raw commands.
+"""Owns when the system has recovered from a fault, as seen in Redis, on disk or at the API by raw commands.
 
-Must not do anything about it. A run that has ended well has recovered from everything.
+Must not change anything. A run that has succeeded has recovered from everything.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Recovered = Callable[[Scene, Struck], bool]
 
 
 def work_done(scene: Scene, struck: Struck) -> bool:
-    """What the victim held is done: its entries acked, its batch committed, its sync's version held by the fleet."""
+    """The victim's work is done: its entries are acked, its batch is committed, the fleet has its sync's version."""
     held = struck.moment
     if held.batch is not None and scene.step() < held.batch:
         return False
@@ -33,8 +33,8 @@ def _synced(scene: Scene, version: int) -> bool:
     return all((process.version or 0) >= version for process in scene.ready("rollout"))
 
 
-def manned(service: str) -> Recovered:
-    """As many processes of the service as the run wants are ready, and none of them is the one that was killed."""
+def replaced(service: str) -> Recovered:
+    """As many processes of the service as the run wants are ready, not counting the killed one."""
 
     def look(scene: Scene, struck: Struck) -> bool:
         return sum(not same(process, struck) for process in scene.ready(service)) >= scene.wanted(service)
@@ -43,45 +43,45 @@ def manned(service: str) -> Recovered:
 
 
 def back(service: str) -> Recovered:
-    """The process that was stopped is ready, or was replaced."""
+    """The stopped process is ready again, or was replaced."""
 
     def look(scene: Scene, struck: Struck) -> bool:
-        return any(process.id == struck.moment.process for process in scene.ready(service)) or manned(service)(
+        return any(process.id == struck.moment.process for process in scene.ready(service)) or replaced(service)(
             scene, struck
         )
 
     return look
 
 
-def going_on(scene: Scene, struck: Struck) -> bool:
-    """Something has come to its end since: a group, an evaluation's prompt, a rollout step."""
+def progressing(scene: Scene, struck: Struck) -> bool:
+    """A group, an evaluation prompt or a rollout step has finished since."""
     return scene.endings() > struck.endings
 
 
 def answering(scene: Scene, struck: Struck) -> bool:
-    """The API shows the run, from a process that is not the one that was killed."""
+    """The API serves the run, from another process than the killed one."""
     pid = scene.stack.gateway()
     return pid is not None and pid not in struck.dead and scene.stack.answers(f"/v1/runs/{scene.run}")
 
 
 def checkpoint_written(scene: Scene, struck: Struck) -> bool:
-    """A checkpoint is whole on disk that is newer than the step that was committed at the fault."""
+    """A complete checkpoint is on disk that is newer than the step committed at the fault."""
     for path in (scene.folder / "checkpoints").glob("step-*/checkpoint.json"):
         try:
             if json.loads(path.read_text())["step"] > struck.step:
                 return True
         except (OSError, ValueError):
-            continue  # it is being replaced by a newer one at this moment
+            continue  # it is being replaced by a newer one
     return False
 
 
 def group_ended(scene: Scene, struck: Struck) -> bool:
-    """The group of the payload was trained or released: it is not pending any more."""
+    """The payload's group was trained or released: it is no longer pending."""
     return not scene.server.sismember(key(scene.run, "pending"), str(struck.moment.facts["group"]))
 
 
 def entry_dealt_with(scene: Scene, struck: Struck) -> bool:
-    """The added entry was acked; one of the batches was refused, or a step behind it is committed."""
+    """The added entry was acked; for a batch: it was rejected, or its step or a later one is committed."""
     assert struck.entry is not None
     stream, entry = struck.entry
     name = key(scene.run, stream)
@@ -96,7 +96,7 @@ def entry_dealt_with(scene: Scene, struck: Struck) -> bool:
 
 
 def refused(scene: Scene, struck: Struck) -> bool:
-    """The added entry is in the dead-letter stream, as no message of this run."""
+    """The added entry is in the dead-letter stream, as an invalid message."""
     assert struck.entry is not None
     stream, entry = struck.entry
     letters = [message(fields) for _, fields in scene.server.xrange(key(scene.run, "dead"))]
@@ -110,5 +110,5 @@ def _order(entry: str) -> tuple[int, int]:
 
 
 def all_of(*conditions: Recovered) -> Recovered:
-    """Every one of the conditions, at the same moment."""
+    """All conditions hold at the same time."""
     return lambda scene, struck: all(condition(scene, struck) for condition in conditions)

@@ -1,4 +1,4 @@
-"""Owns the campaign's results: a file of JSON lines that survives interruptions, and the table made of it.
+"""Owns the campaign's results: a file of JSON lines that survives interruptions, and the table made from it.
 
 Must not run anything.
 """
@@ -23,7 +23,7 @@ HEAD = ("fault", "count", "recovered", "p50 s", "p95 s", "lost", "duplicated")
 
 @dataclass
 class Results:
-    """What is known so far. Faults of a run that was not judged are not in it: they are struck again."""
+    """The results so far. They leave out faults of a run that was not judged: those are injected again."""
 
     runs: list[dict[str, Any]] = field(default_factory=list)
     faults: list[dict[str, Any]] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Results:
 
 
 def read(folder: Path) -> Results:
-    """The results in a folder; none where there is no file."""
+    """The results in a folder; empty without a file."""
     path = folder / FILE
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in ("run", "fault")}
@@ -50,12 +50,12 @@ def read(folder: Path) -> Results:
 
 def add(folder: Path, played: Played) -> None:
     """Append a run and its faults; the run's line comes last and makes them count."""
-    lines = [*(outcome.told() for outcome in played.outcomes), played.told()]
+    lines = [*(outcome.as_json() for outcome in played.outcomes), played.as_json()]
     _append(folder, lines)
 
 
 def add_broken(folder: Path, run: str, reason: str) -> None:
-    """Append a run that could not be judged, because its stack broke or it never began."""
+    """Append a run that could not be judged, because its stack broke or it never started."""
     _append(
         folder,
         [
@@ -81,13 +81,13 @@ def _append(folder: Path, lines: Iterable[dict[str, Any]]) -> None:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of them does not exceed; NaN of none."""
+    """The smallest value that at least this share of `values` does not exceed; NaN without values."""
     ranked = sorted(values)
     return ranked[max(0, math.ceil(share * len(ranked)) - 1)] if ranked else math.nan
 
 
 def rows(results: Results) -> list[tuple[str, ...]]:
-    """The table's rows. A group that was lost, or came twice, stands against every fault that its run had."""
+    """The table's rows. A lost or duplicated group counts against every fault of its run."""
     by_run = {run["run"]: run for run in results.runs}
     table = []
     for name in FAULTS:
@@ -106,7 +106,7 @@ def _row(name: str, faults: list[dict[str, Any]], runs: list[dict[str, Any]]) ->
 
 
 def table(results: Results) -> str:
-    """The table for people."""
+    """The table as text."""
     lines = [HEAD, *rows(results)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
     return "\n".join(
@@ -119,13 +119,13 @@ def table(results: Results) -> str:
 
 
 def shortcomings(results: Results, wanted: int, engine_kills: int) -> list[str]:
-    """Why the campaign has not shown what it is to show; nothing when it has."""
+    """Why the campaign does not pass; empty if it does."""
     found = []
     counted = sum(results.counted.values())
     if counted < wanted:
-        found.append(f"{counted} faults counted, {wanted} are wanted")
+        found.append(f"{counted} faults counted: expected {wanted}")
     if results.engine_kills < engine_kills:
-        found.append(f"{results.engine_kills} engines were killed, {engine_kills} are wanted")
+        found.append(f"{results.engine_kills} engines were killed: expected {engine_kills}")
     hurt = [fault for fault in results.faults if fault["counted"] and fault["seconds"] is None]
     found += [f"{fault['run']}: no recovery from {fault['fault']!r}" for fault in hurt]
     for run in results.runs:

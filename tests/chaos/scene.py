@@ -1,4 +1,4 @@
-"""Owns what a fault is given to work with: the run, its Redis, the stack, the disk, a seeded choice.
+"""Owns the environment of a fault: the run, its Redis, the stack, the disk, a seeded random generator.
 
 Must not import the code under test.
 """
@@ -21,7 +21,7 @@ ENDINGS = ("trained", "filtered", "stale", "dead", "judged", "evaluated")
 
 @dataclass
 class Scene:
-    """One run under faults. `server`: Redis, past every proxy; `proxy`: what stands before it, where one does."""
+    """One run under faults. `server`: Redis, past every proxy; `proxy`: the one in front of it, if any."""
 
     run: str
     server: Any
@@ -31,15 +31,15 @@ class Scene:
     rng: random.Random
     proxy: ProxyThread | None = None
     injected: list[tuple[str, str]] = field(default_factory=list)
-    given_up: threading.Event = field(default_factory=threading.Event)
+    abandoned: threading.Event = field(default_factory=threading.Event)
 
     @property
     def lease_s(self) -> float:
-        """How long a lease lasts unrenewed."""
+        """How long a lease lasts without renewal."""
         return float(self.recipe["limits"]["lease_s"])
 
     def wanted(self, service: str) -> int:
-        """How many processes of a service the run is to have."""
+        """How many processes of a service the run should have."""
         per_service = {
             "rollout": self.recipe["rollout"]["replicas"],
             "verifier": self.recipe["verifier"]["replicas"],
@@ -48,17 +48,17 @@ class Scene:
         return int(per_service.get(service, 1))
 
     def ready(self, service: str) -> list[Process]:
-        """The service's processes that say they are ready."""
+        """The service's processes in state ready."""
         return [
             process for process in lookups.processes(self.server, self.run, service) if process.state == lookups.READY
         ]
 
     def ended(self) -> bool:
-        """Whether the run has come to an end, good or bad, or nobody wants to see it."""
-        return self.given_up.is_set() or lookups.state(self.server, self.run) in ENDED
+        """Whether the run has succeeded, failed or was cancelled, or the episode was abandoned."""
+        return self.abandoned.is_set() or lookups.state(self.server, self.run) in ENDED
 
     def succeeded(self) -> bool:
-        """Whether the run has come to a good end."""
+        """Whether the run has succeeded."""
         return lookups.state(self.server, self.run) == "succeeded"
 
     def step(self) -> int:
@@ -67,7 +67,7 @@ class Scene:
         return policy[1] if policy else 0
 
     def endings(self) -> int:
-        """A number that rises with everything that comes to an end: groups, evaluation prompts, steps."""
+        """A number that grows with everything that finishes: groups, evaluation prompts, steps."""
         total = self.step()
         for prefix in lookups.LANES.values():
             counters = lookups.texts(self.server.hgetall(lookups.key(self.run, f"{prefix}counters")))
@@ -77,9 +77,9 @@ class Scene:
 
 @dataclass(frozen=True)
 class Moment:
-    """What a victim holds: leases, a batch that is not committed (its step), or a sync that it has not answered.
+    """What a victim holds: leases, an uncommitted batch (its step), or a sync that it has not acked.
 
-    `process` and `pid` are None for victims that are no process. `facts`: what else a strike has to know.
+    `process` and `pid` are None for victims that are not processes. `facts`: other inputs of the strike.
     """
 
     process: str | None = None
@@ -89,8 +89,8 @@ class Moment:
     sync: Sync | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def told(self) -> dict[str, Any]:
-        """As evidence, for the record."""
+    def as_json(self) -> dict[str, Any]:
+        """Evidence for the record."""
         return {
             "process": self.process,
             "pid": self.pid,

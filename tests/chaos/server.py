@@ -1,6 +1,6 @@
-"""Owns a Valkey of the suite's own: on a fixed port, with an append-only file, to be killed and started at will.
+"""Owns the suite's own Valkey: on a fixed port, with an append-only file; tests kill and start it.
 
-Must not be used where the stack brings its own.
+Must not be used by stacks with an embedded Redis.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STOP_S = 20.0
 
 
 class Server:
-    """One server. Use as a context manager; what it holds stays in `folder`."""
+    """One server. Use as a context manager; its data stays in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -41,8 +41,8 @@ class Server:
                 self.kill()
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
-        # With `everysec` the server answers before it writes while the disk is slow; kill -9 would lose what it told.
+        """Start the server and wait until it answers."""
+        # With `everysec` the server answers before it writes on a slow disk; kill -9 would lose acknowledged data.
         options = [
             "--port",
             str(self.port),
@@ -66,7 +66,7 @@ class Server:
             probe.ping()
 
     def kill(self) -> None:
-        """kill -9, and collect it."""
+        """kill -9, and wait for its exit."""
         assert self._process is not None
         self._process.kill()
         self._process.wait(STOP_S)

@@ -1,4 +1,4 @@
-"""Owns how payloads and messages are damaged: each way by name.
+"""Owns the ways to damage payloads and messages, by name.
 
 Must not choose one; the strike does, by its seed.
 """
@@ -20,7 +20,7 @@ def _overwrite(field: str, change: Callable[[bytes, random.Random], bytes]) -> D
         value = server.hget(name, field)
         if not value:
             return False
-        # Only where it is still there: HSET would make a new payload out of nothing.
+        # Only if it still exists: HSET would create a new payload.
         script = (
             "if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end "
             "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) return 1"
@@ -53,7 +53,7 @@ PAYLOADS: Mapping[str, Damage] = {
     "behaviour_logprobs: not a number": _overwrite("behaviour_logprobs", _nan),
     "text: not UTF-8": _overwrite("text", _not_text),
 }
-"""What may be done to a payload's hash."""
+"""The ways to damage a payload's hash."""
 
 
 def _with(**fields: Any) -> Callable[[bytes, random.Random], bytes]:
@@ -91,4 +91,4 @@ MESSAGES: Mapping[str, Callable[[bytes, random.Random], bytes]] = {
     "of a wrong type": _with(group={"not": "a name"}, groups="none"),
     "of another run": _with(group="of-another-run", groups=[{"group": "of-another-run", "samples": [FOREIGN]}]),
 }
-"""What may be done to a message; each result is none of this run."""
+"""The ways to damage a message; no result is a message of this run."""

@@ -1,6 +1,6 @@
-"""Owns what follows from the streams alone: a run's rewinds, its groups and what each was told, recomputed.
+"""Owns what the streams alone imply: a run's rewinds, its groups, their verdicts and endings, recomputed.
 
-Must not import the code under test, nor look at what that says of a group's end.
+Must not import the code under test, or use its decision about a group.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ REWOUND, ORPHANED = "rewound", "group-orphaned"
 
 @dataclass(frozen=True)
 class Asked:
-    """What a group was dispatched for: how many samples at most, and how many its last task wants."""
+    """The size of a dispatched group: its samples, and how many of them its last task wants."""
 
     samples: int
     wanted: int
 
 
 class Story:
-    """Evidence with what can be derived from it. A life is the time between two rewinds; lives count from 0."""
+    """Evidence and what can be derived from it. A life is the time between two rewinds; lives count from 0."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
 
     @cached_property
     def rewinds(self) -> list[tuple[int, int]]:
-        """Where each rewind begins, in the order of entry ids: with the first task that is asked for once more."""
+        """The first entry after each rewind, as an entry id: the first task that is dispatched again."""
         marks: list[tuple[int, int]] = []
         for event in self.evidence.own("events"):
             if event.body is None or event.body.get("phase") != REWOUND:
@@ -55,14 +55,14 @@ class Story:
         """The life of the run in which an entry was written."""
         return sum(mark <= entry.order for mark in self.rewinds)
 
-    def told(self, stream: str) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The run's own messages on a stream, with the life each belongs to."""
+    def messages(self, stream: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The run's own messages on a stream, each with its life."""
         for entry in self.evidence.own(stream):
             if entry.body is not None:
                 yield self.life(entry), entry.body
 
-    def told_between(self, stream: str, phase: str) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
-        """As `told`, and how many events of a phase had been written by then."""
+    def messages_between(self, stream: str, phase: str) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
+        """Like `messages`, with the life and how many events of `phase` precede the message."""
         events = [
             event.order for event in self.evidence.own("events") if event.body and event.body.get("phase") == phase
         ]
@@ -71,7 +71,7 @@ class Story:
                 yield (self.life(entry), sum(order <= entry.order for order in events)), entry.body
 
     def dispatched(self, lane: str) -> dict[str, Asked]:
-        """The lane's groups and what their last task asks for."""
+        """The lane's groups and their sizes."""
         return self._dispatched[lane]
 
     @cached_property
@@ -84,7 +84,7 @@ class Story:
         return found
 
     def verdicts(self, lane: str) -> dict[str, dict[int, dict[str, Any]]]:
-        """By group: the first verdict of each sample, in the last life in which the group was judged at all."""
+        """By group: the first verdict of each sample, in the last life that has verdicts of the group."""
         return self._verdicts[lane]
 
     @cached_property
@@ -93,7 +93,7 @@ class Story:
 
     def _judged(self, lane: str) -> dict[str, dict[int, dict[str, Any]]]:
         found: dict[str, tuple[int, dict[int, dict[str, Any]]]] = {}
-        for life, body in self.told(f"{LANES[lane]}verdicts"):
+        for life, body in self.messages(f"{LANES[lane]}verdicts"):
             latest, known = found.get(body["group"], (life, {}))
             if life > latest:
                 known = {}
@@ -108,12 +108,12 @@ class Story:
 
     @cached_property
     def batches(self) -> dict[int, dict[str, Any]]:
-        """The batch of each step: the one published last."""
+        """The last published batch of each step."""
         return {body["step"]: body for body in self.evidence.bodies("batches")}
 
     @cached_property
     def trained(self) -> dict[str, list[int]]:
-        """By group: the steps of the surviving history that name it."""
+        """By group: the steps of the surviving history that trained it."""
         found: dict[str, list[int]] = {}
         for record in self.evidence.steps:
             for name in record["groups"]:
@@ -122,13 +122,13 @@ class Story:
 
     @cached_property
     def letters(self) -> dict[str, dict[str, Any]]:
-        """By group: the dead letter that ends it. A message that was no message of this run ends nothing."""
+        """By group: the dead letter that ends it. The letter of an invalid message ends nothing."""
         letters = self.evidence.bodies("dead")
         return {letter["group"]: letter for letter in letters if letter.get("group") and letter["cause"] != "invalid"}
 
     @cached_property
     def orphaned(self) -> dict[str, str]:
-        """By group: what the sampler said when it found that a group's messages are gone, and gave it up."""
+        """By group: the text of its event group-orphaned: its messages were gone, and it was released as dead."""
         found = {}
         for event in self.evidence.bodies("events"):
             if event.get("phase") == ORPHANED:
@@ -136,9 +136,9 @@ class Story:
         return found
 
     def ending(self, name: str) -> str | None:
-        """How a training group ended, None while it is open: as its hash says, or, where that is gone, as it must have.
+        """How a training group ended, None while it is open: by its hash or, if that is deleted, as derived.
 
-        A hash goes long after its group was released. One that was kept and not trained can only have grown stale.
+        A hash is deleted long after its group was released. A kept group that was not trained can only be stale.
         """
         if name in self.trained:
             return "trained"
@@ -151,7 +151,7 @@ class Story:
         return "stale" if decision == "kept" else decision
 
     def decision(self, name: str, asked: Asked) -> str | None:
-        """What the verdicts make of a training group by the rule of dynamic sampling; None while one is missing."""
+        """The decision on a training group by the rule of dynamic sampling; None while a verdict is missing."""
         known = self.judged.get(name, {})
         if len(known) < asked.samples:
             return None

@@ -1,6 +1,6 @@
-"""Owns what faults do: to processes, connections, the disk, payloads and messages.
+"""Owns the actions of faults on processes, connections, the disk, payloads and messages.
 
-Must not touch a process below another stack; gives None where the victim held nothing any more, and nothing happened.
+Must not touch a process of another stack. A strike returns None, without effect, if the victim no longer held anything.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from tests.chaos.scene import Moment, Scene
 from tests.chaos.spoiling import MESSAGES, PAYLOADS
 from tests.harness.stack import exists, freeze, send
 
-BITE_S = 30.0
-"""How long a full disk or a broken connection lasts where nothing else ends it."""
+EFFECT_S = 30.0
+"""How long a full disk lasts if no checkpoint fails."""
 FILLER = ".filler"
 CHUNK = bytes(64 * 1024)
 
 
 @dataclass
 class Struck:
-    """What was done to whom, when (Unix seconds), and how many endings the run had by then.
+    """A fault that was injected: its moment, when (Unix seconds), and how many endings the run had by then.
 
-    `release` undoes it as soon as `due` says so. `entry`: what was added, as (stream, id). `dead`: process ids that do
-    not come back. `facts`: more evidence; `bitten` tells, when it is over, whether the fault had an effect at all.
+    `release` undoes it as soon as `due` is true. `entry`: the added entry, as (stream, id). `dead`: ids of killed
+    processes. `facts`: more evidence; `had_effect`: after the recovery, whether the fault had an effect.
     """
 
     moment: Moment
@@ -43,7 +43,7 @@ class Struck:
     entry: tuple[str, str] | None = None
     dead: frozenset[int] = frozenset()
     facts: dict[str, Any] = field(default_factory=dict)
-    bitten: Callable[[], bool] = lambda: True
+    had_effect: Callable[[], bool] = lambda: True
 
 
 Strike = Callable[[Scene, Moment], Struck | None]
@@ -54,12 +54,12 @@ def _now(scene: Scene, moment: Moment, **more: Any) -> Struck:
 
 
 def kill(scene: Scene, moment: Moment) -> Struck | None:
-    """kill -9, in the moment: the victim is stopped first, so that what it holds is certain."""
+    """kill -9 in the moment: the victim is stopped first, so that it is certain what it holds."""
     return _on_stopped(scene, moment, lambda pid, held: _killed(scene, pid, held))
 
 
 def kill_ray(scene: Scene, moment: Moment) -> Struck | None:
-    """kill -9 of Ray's head process. The gateway dies with it, though a moment later: its answers do not count."""
+    """kill -9 of Ray's head process. The gateway dies with it, a moment later; until then its answers do not count."""
     gateway = scene.stack.gateway()
     return _on_stopped(scene, moment, lambda pid, held: _killed(scene, pid, held, gateway))
 
@@ -99,7 +99,7 @@ def _on_stopped(scene: Scene, moment: Moment, then: Callable[[int, Moment], Stru
         held = moment if moment.process is None else confirmed(scene, moment)
         if held is not None:
             return then(pid, held)
-    except BaseException:  # Redis may be down just now: nobody may stay stopped for that
+    except BaseException:  # Redis may be down: the victim must not stay stopped
         _continue(pid)
         raise
     _continue(pid)
@@ -107,7 +107,7 @@ def _on_stopped(scene: Scene, moment: Moment, then: Callable[[int, Moment], Stru
 
 
 def kill_redis(scene: Scene, moment: Moment) -> Struck | None:
-    """kill -9 of the embedded server; nobody could ask a stopped one what it holds."""
+    """kill -9 of the embedded server, without stopping it first: a stopped server cannot be queried."""
     assert moment.pid is not None
     struck = _now(scene, moment, dead=frozenset({moment.pid}))
     return struck if send(moment.pid, signal.SIGKILL) else None
@@ -124,22 +124,22 @@ def stop_redis(scene: Scene, moment: Moment) -> Struck | None:
 
 
 def spoil_checkpoint(scene: Scene, moment: Moment) -> Struck | None:
-    """Flip one bit of the newest checkpoint, and kill -9 the learner, which has to go back further."""
+    """Flip one bit of the newest checkpoint, and kill -9 the learner, which has to resume from an older one."""
     folder = scene.folder / "checkpoints" / str(moment.facts["checkpoint"])
 
-    def spoiled(pid: int, held: Moment) -> Struck:
+    def damaged(pid: int, held: Moment) -> Struck:
         if not flip_a_bit(folder, scene.rng.random()):
             _continue(pid)
-            return _now(scene, held, bitten=lambda: False)
+            return _now(scene, held, had_effect=lambda: False)
         struck = _killed(scene, pid, held)
-        struck.bitten = lambda: _told(scene, folder.name, "checkpoint-damaged")
+        struck.had_effect = lambda: _event_reports(scene, folder.name, "checkpoint-damaged")
         return struck
 
-    return _on_stopped(scene, moment, spoiled)
+    return _on_stopped(scene, moment, damaged)
 
 
 def flip_a_bit(folder: Path, where: float) -> bool:
-    """Flip a bit of the checkpoint's biggest file, at this share of its length; False when it is gone."""
+    """Flip a bit of the checkpoint's largest file, at share `where` of its length; False if it is gone."""
     try:
         path = max(folder.glob("*.safetensors"), key=lambda file: file.stat().st_size)
         with path.open("r+b") as file:
@@ -153,8 +153,8 @@ def flip_a_bit(folder: Path, where: float) -> bool:
     return True
 
 
-def _told(scene: Scene, word: str, phase: str | None = None, since: str = "-") -> bool:
-    """Whether an event (of this phase, behind that entry) has the word in its text."""
+def _event_reports(scene: Scene, word: str, phase: str | None = None, since: str = "-") -> bool:
+    """Whether an event (of `phase`, after entry `since`) has `word` in its text."""
     for _, fields in scene.server.xrange(key(scene.run, "events"), min=since):
         body = message(fields)
         if body and word in body.get("text", "") and phase in (None, body.get("phase")):
@@ -163,20 +163,20 @@ def _told(scene: Scene, word: str, phase: str | None = None, since: str = "-") -
 
 
 def fill_disk(scene: Scene, moment: Moment) -> Struck | None:
-    """Leave not one byte on the checkpoints' disk until a checkpoint has failed for it."""
+    """Fill the checkpoints' disk to the last byte until a checkpoint has failed because of it."""
     filler = scene.folder / "checkpoints" / FILLER
     since = f"({_last_event(scene)}"
     _fill(filler)
-    ends = time.monotonic() + BITE_S
+    ends = time.monotonic() + EFFECT_S
 
     def failed() -> bool:
-        return _told(scene, "", "checkpoint-failed", since)
+        return _event_reports(scene, "", "checkpoint-failed", since)
 
     return _now(
         scene,
         moment,
         release=lambda: filler.unlink(missing_ok=True),
-        bitten=failed,
+        had_effect=failed,
         due=lambda: failed() or time.monotonic() >= ends,
     )
 
@@ -198,12 +198,12 @@ def _last_event(scene: Scene) -> str:
 
 
 def _proxy(scene: Scene) -> ProxyThread:
-    assert scene.proxy is not None, "a moment is found only where there is one"
+    assert scene.proxy is not None, "moments of this fault need a proxy"
     return scene.proxy
 
 
 def drop_connections(scene: Scene, moment: Moment) -> Struck | None:
-    """Cut every connection to Redis, and again a few times in a row."""
+    """Cut every connection to Redis, one to four times in a row."""
     struck = _now(scene, moment)
     times = scene.rng.randint(1, 4)
     for _ in range(times):
@@ -213,7 +213,7 @@ def drop_connections(scene: Scene, moment: Moment) -> Struck | None:
 
 
 def delay_connections(scene: Scene, moment: Moment) -> Struck | None:
-    """Hold every byte to and from Redis back for a while, by 10 ms to 3 s."""
+    """Delay every byte to and from Redis for a while, by 10 ms to 3 s."""
     seconds, lasting = 10 ** scene.rng.uniform(-2.0, 0.5), scene.rng.uniform(2.0, 4.0) * scene.lease_s
     ends = time.monotonic() + lasting
     _proxy(scene).delay(seconds)
@@ -227,14 +227,14 @@ def delay_connections(scene: Scene, moment: Moment) -> Struck | None:
 
 
 def swallow_connections(scene: Scene, moment: Moment) -> Struck | None:
-    """Let every connection to Redis hang, open and silent, as behind a router that has lost its table."""
+    """Make every connection to Redis hang, open and silent, as behind a router that lost its state."""
     struck = _now(scene, moment)
     struck.facts["swallowed"] = _proxy(scene).swallow()
     return struck
 
 
 def refuse_connections(scene: Scene, moment: Moment) -> Struck | None:
-    """Cut every connection to Redis, and let nobody in again for longer than a lease."""
+    """Cut every connection to Redis, and refuse new ones for half a lease to two leases."""
     seconds = scene.lease_s * scene.rng.uniform(0.5, 2.0)
     struck = _now(scene, moment, facts={"refused_s": seconds})
     _proxy(scene).refuse(seconds)
@@ -243,7 +243,7 @@ def refuse_connections(scene: Scene, moment: Moment) -> Struck | None:
 
 
 def spoil_payload(scene: Scene, moment: Moment) -> Struck | None:
-    """Overwrite a part of one response's payload; None when it was let go meanwhile."""
+    """Overwrite a field of one payload; None if it was released meanwhile."""
     name = str(moment.facts["payload"])
     how = scene.rng.choice(sorted(PAYLOADS))
     struck = _now(scene, moment, facts={"how": how})
@@ -251,12 +251,12 @@ def spoil_payload(scene: Scene, moment: Moment) -> Struck | None:
 
 
 def duplicate_message(scene: Scene, moment: Moment) -> Struck | None:
-    """Append a copy of an entry that somebody works on."""
+    """Append a copy of an entry under lease."""
     return _append(scene, moment, moment.facts["body"])
 
 
 def spoil_message(scene: Scene, moment: Moment) -> Struck | None:
-    """Append a damaged copy of an entry that somebody works on."""
+    """Append a damaged copy of an entry under lease."""
     how = scene.rng.choice(sorted(MESSAGES))
     struck = _append(scene, moment, MESSAGES[how](moment.facts["body"], scene.rng))
     struck.facts["how"] = how
@@ -273,5 +273,5 @@ def _append(scene: Scene, moment: Moment, body: bytes) -> Struck:
 
 
 def same(process: Process, struck: Struck) -> bool:
-    """Whether a process is one that a kill has ended, or that sits on one: a replica whose engine core is gone."""
+    """Whether a process was killed, or is a replica whose engine core was killed."""
     return process.pid in struck.dead or (bool(struck.dead) and process.id == struck.moment.process)

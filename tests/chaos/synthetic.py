@@ -1,4 +1,4 @@
-"""Owns a made-up run for the oracle's tests: everything that a clean run leaves behind, small enough to break by hand.
+"""Owns a synthetic run for the oracle's tests: everything that a clean run leaves behind, small enough to edit.
 
 Must not be used outside tests.
 """
@@ -17,14 +17,14 @@ SAMPLES = 2
 
 
 class Writer:
-    """Gives entries ids that rise, as Redis does."""
+    """Gives entries increasing ids, as Redis does."""
 
     def __init__(self) -> None:
         self.entries: dict[str, list[Entry]] = {name: [] for name in STREAMS}
         self._clock = 1000
 
     def add(self, stream: str, body: dict[str, Any] | None) -> str:
-        """Append an entry; its id."""
+        """Append an entry; returns its id."""
         self._clock += 1
         self.entries[stream].append(Entry(f"{self._clock}-0", body))
         return f"{self._clock}-0"
@@ -132,14 +132,14 @@ def clean_run() -> Evidence:
 
 
 def append(evidence: Evidence, stream: str, body: dict[str, Any] | None, entry: str) -> None:
-    """Write one more entry, seen by the tail."""
+    """Add an entry that the tail has seen."""
     evidence.entries[stream].append(Entry(entry, body))
     evidence.added[stream] += 1
     evidence.read[stream] += 1
 
 
 def rewound_run() -> Evidence:
-    """Step 2 left the history: its groups are asked for, drawn, judged and trained once more."""
+    """Step 2 left the history: its groups are dispatched, generated, judged and trained again."""
     run = clean_run()
     writer = Writer()
     writer._clock = 9000

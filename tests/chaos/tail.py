@@ -1,11 +1,11 @@
 """Owns the oracle's own record of a run: every entry of every stream, read by XREAD into a file as it appears.
 
-Must not import the code under test, nor understand a message.
+Must not import the code under test, or interpret a message.
 
-A process of its own, ahead of all others where the machine lets it: the sampler drops a sample from its stream a few
-milliseconds after it was announced, once it was judged, and by then we must have read it. One JSON object a line: an
-entry {"stream", "id", "at", "m", "more"}, an outage {"outage", "from", "until"}, and last {"end": {STREAM: COUNT}}: how
-many entries of each stream are in this file.
+It is a separate process, with real-time priority if the machine permits: a judged sample is trimmed from its stream a
+few milliseconds after it was announced, and must be read before that. One JSON object per line: an entry {"stream",
+"id", "at", "m", "more"}, an outage {"outage", "from", "until"}, and last {"end": {STREAM: COUNT}}, the number of
+entries of each stream in this file.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tests.chaos.lookups import BODY, STREAMS, key
 
 BLOCK_MS = 200
 COUNT = 500
-AGAIN_S = 0.01
-"""Between two attempts to reach a server that is down: readers must not get far ahead of us when it is back."""
+RETRY_S = 0.01
+"""Between two attempts to reach a server that is down; short, so that other readers do not get ahead of the tail."""
 END_S = 60.0
-BEGIN_S = 30.0
+START_S = 30.0
 ROOT = Path(__file__).parents[2]
 DOWN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.BusyLoadingError)
 
@@ -52,10 +52,10 @@ class Tail:
     def __enter__(self) -> Tail:
         self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
         assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], BEGIN_S)
+        ready, _, _ = select.select([self._process.stdout], [], [], START_S)
         if not ready or not self._process.stdout.readline():
             self.__exit__()
-            raise TailBrokenError(f"the tail of {self._run} did not begin within {BEGIN_S:g} s")
+            raise TailBrokenError(f"the tail of {self._run} did not start within {START_S:g} s")
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -64,7 +64,7 @@ class Tail:
             self._process.communicate()
 
     def close(self) -> None:
-        """Read what is left. Raises TailBrokenError."""
+        """Read the remaining entries. Raises TailBrokenError."""
         assert self._process is not None
         try:
             self._process.communicate(timeout=2 * END_S)
@@ -75,7 +75,7 @@ class Tail:
 
 
 class Follower:
-    """The process's work. `file` gets the lines."""
+    """The work of the tail's process; it writes lines to `file`."""
 
     def __init__(self, url: str, run: str, file: IO[str]) -> None:
         self._url = url
@@ -88,7 +88,7 @@ class Follower:
         self._lost_at: float | None = None
 
     def step(self) -> int:
-        """Read once; how many entries came. A server that is down is tried again."""
+        """Read once; returns the number of entries. Retries a server that is down."""
         try:
             if self._server is None:
                 self._server = redis.Redis.from_url(
@@ -98,7 +98,7 @@ class Follower:
         except DOWN:
             self._lost_at = self._lost_at or time.time()
             self._disconnect()
-            time.sleep(AGAIN_S)
+            time.sleep(RETRY_S)
             return 0
         if self._lost_at is not None:
             self._write({"outage": True, "from": self._lost_at, "until": time.time()})
@@ -118,13 +118,13 @@ class Follower:
         return len(entries)
 
     def end(self) -> None:
-        """Read on until nothing comes any more, and count. Raises TailBrokenError."""
+        """Read until the streams have no more entries, then write the counts. Raises TailBrokenError."""
         ends = time.monotonic() + END_S
         while time.monotonic() < ends:
             if self.step() == 0 and self._server is not None:
                 self._write({"end": self._read})
                 return
-        raise TailBrokenError(f"the streams did not come to rest within {END_S:g} s, or Redis did not come back")
+        raise TailBrokenError(f"reading did not finish within {END_S:g} s: entries kept arriving, or Redis stayed down")
 
     def _disconnect(self) -> None:
         if self._server is not None:
@@ -135,8 +135,8 @@ class Follower:
         self._file.write(json.dumps(line) + "\n")
 
 
-def go_first() -> str | None:
-    """Be scheduled before every ordinary process; why that is not possible, or None."""
+def raise_priority() -> str | None:
+    """Get real-time priority; returns why that is not possible, or None."""
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     except (AttributeError, OSError) as error:
@@ -145,9 +145,9 @@ def go_first() -> str | None:
 
 
 def main(url: str, run: str, path: str) -> None:
-    """Follow until standard input is closed, which it also is when whoever started us has died."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
-    refusal = go_first()
+    """Follow until standard input is closed, which also happens when the parent dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    refusal = raise_priority()
     if refusal:
         print(f"tail: {refusal}; entries may be trimmed before they are read", file=sys.stderr, flush=True)
     with Path(path).open("a", encoding="utf-8") as file:

@@ -26,7 +26,7 @@ FAULTS = (
     "kill gateway",
     "kill Redis",
 )
-"""What strikes, two at any time; PENSTOCK_CHAOS_SEED chooses who exactly, and which message."""
+"""The faults, two at a time; PENSTOCK_CHAOS_SEED chooses victims and messages."""
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +48,9 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 
 @pytest.mark.timeout(900)
 def test_a_run_survives_a_handful_of_faults(played: Played):
-    told = "\n".join(json.dumps(outcome.told()) for outcome in played.outcomes)
-    assert played.state == "succeeded", f"{played.reason}\n{told}"
-    assert not played.judgement.findings, f"{played.judgement}\n{told}"
+    results = "\n".join(json.dumps(outcome.as_json()) for outcome in played.outcomes)
+    assert played.state == "succeeded", f"{played.reason}\n{results}"
+    assert not played.judgement.findings, f"{played.judgement}\n{results}"
     assert (played.judgement.lost, played.judgement.duplicated) == (0, 0)
 
 

@@ -1,4 +1,4 @@
-"""Faults on a real server: a moment counts only while something is held, and what is damaged is damaged."""
+"""Faults on a real server: a moment counts only while its victim holds something, and damage takes effect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from services.streams.keys import RunKeys
 from tests.chaos import disk, moments, strikes
 from tests.chaos.faults import FAULTS
 from tests.chaos.injector import inject
-from tests.chaos.lookups import Held, batch_in_hand, client, key, leases, open_sync, still_leased
+from tests.chaos.lookups import Held, batch_in_flight, client, key, leases, open_sync, still_leased
 from tests.chaos.recovery import entry_dealt_with, refused
 from tests.chaos.scene import Moment, Scene
 from tests.chaos.server import Server
@@ -36,15 +36,15 @@ RUN = "struck"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("valkey")) as one:
-        yield one
+    with Server(tmp_path_factory.mktemp("valkey")) as started:
+        yield started
 
 
 @pytest.fixture
 def raw(server: Server) -> Iterator[Any]:
-    with client(server.url) as one:
-        one.flushall()
-        yield one
+    with client(server.url) as connection:
+        connection.flushall()
+        yield connection
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def announce(raw: Any, service: str, pid: int, name: str = "victim", state: str = "ready") -> None:
-    told = {"id": name, "service": service, "pid": pid, "state": state, "version": 0}
-    raw.set(key(RUN, f"process:{name}"), json.dumps(told))
+    announced = {"id": name, "service": service, "pid": pid, "state": state, "version": 0}
+    raw.set(key(RUN, f"process:{name}"), json.dumps(announced))
     raw.sadd(key(RUN, "processes"), name)
 
 
@@ -87,25 +87,25 @@ def test_a_lease_is_seen_until_it_is_acked(raw):
     assert leases(raw, RUN) == still_leased(raw, RUN, (held,)) == []
 
 
-def test_a_batch_is_in_hand_until_its_step_is_committed(raw):
-    assert batch_in_hand(raw, RUN) is None
+def test_a_batch_is_in_flight_until_its_step_is_committed(raw):
+    assert batch_in_flight(raw, RUN) is None
     for step in (1, 2):
         raw.xadd(key(RUN, "batches"), {"m": json.dumps({"step": step})})
-    assert batch_in_hand(raw, RUN) is None, "the learner is not there yet"
+    assert batch_in_flight(raw, RUN) is None, "the learner has not started yet"
     raw.hset(key(RUN, "policy"), mapping={"version": 1, "step": 1})
-    assert batch_in_hand(raw, RUN)[1] == 2
+    assert batch_in_flight(raw, RUN)[1] == 2
     raw.hset(key(RUN, "policy"), mapping={"version": 2, "step": 2})
-    assert batch_in_hand(raw, RUN) is None
+    assert batch_in_flight(raw, RUN) is None
 
 
-def test_a_sync_is_open_until_all_members_have_answered(raw):
+def test_a_sync_is_open_until_all_members_have_acked(raw):
     assert open_sync(raw, RUN) is None
     raw.xadd(key(RUN, "weight-plans"), {"m": json.dumps({"generation": 5, "version": 3, "members": {"a": 1, "b": 2}})})
     assert open_sync(raw, RUN).missing == {"a", "b"}
     for member, generation in (("a", 5), ("b", 4)):
         ack = {"member": member, "generation": generation, "version": 3, "phase": "applied"}
         raw.xadd(key(RUN, "weight-acks"), {"m": json.dumps(ack)})
-    assert open_sync(raw, RUN).missing == {"b"}, "an answer to an older plan is none"
+    assert open_sync(raw, RUN).missing == {"b"}, "an ack of an older plan does not count"
     raw.xadd(key(RUN, "weight-acks"), {"m": json.dumps({"member": "b", "generation": 5, "version": 3})})
     assert open_sync(raw, RUN) is None
 
@@ -125,22 +125,22 @@ def test_a_victim_without_a_lease_is_not_killed(raw, scene, sleeper, monkeypatch
     assert exists(sleeper.pid)
 
 
-def test_a_victim_with_a_lease_is_killed_and_the_lease_is_the_evidence(raw, scene, sleeper):
+def test_a_victim_with_a_lease_is_killed_with_that_evidence(raw, scene, sleeper):
     announce(raw, "verifier", sleeper.pid)
     entry = lease(raw, "samples", "verifier", {"group": "g0"})
     struck = strikes.kill(scene, moments.working("verifier")(scene))
     assert sleeper.wait(10) == -9
-    assert struck.moment.told()["leases"] == [["samples", entry, "victim"]]
+    assert struck.moment.as_json()["leases"] == [["samples", entry, "victim"]]
     recovered = FAULTS["kill verifier"].recovered
     assert not recovered(scene, struck)
     raw.xack(key(RUN, "samples"), "verifier", entry)
-    assert not recovered(scene, struck), "the dead one's announcement does not count"
+    assert not recovered(scene, struck), "the killed process's heartbeat does not count"
     for name in ("another", "one-more"):
         announce(raw, "verifier", 1, name)
     assert recovered(scene, struck)
 
 
-def test_whoever_is_stopped_goes_on(raw, scene, sleeper):
+def test_a_stopped_victim_continues(raw, scene, sleeper):
     announce(raw, "verifier", sleeper.pid)
     lease(raw, "samples", "verifier", {"group": "g0"})
     struck = strikes.stop(scene, moments.working("verifier")(scene))
@@ -150,7 +150,7 @@ def test_whoever_is_stopped_goes_on(raw, scene, sleeper):
     assert psutil.Process(sleeper.pid).status() != psutil.STATUS_STOPPED
 
 
-def test_nobody_stays_stopped_when_redis_breaks_meanwhile(raw, scene, sleeper):
+def test_a_victim_does_not_stay_stopped_when_redis_fails(raw, scene, sleeper):
     announce(raw, "verifier", sleeper.pid)
     lease(raw, "samples", "verifier", {"group": "g0"})
     moment = moments.working("verifier")(scene)
@@ -182,35 +182,35 @@ def a_batch() -> Batch:
 
 @pytest.mark.parametrize("how", sorted(MESSAGES))
 @pytest.mark.parametrize("message", [a_task(), a_batch()], ids=["task", "batch"])
-def test_every_damaged_message_is_none_of_the_run(how: str, message: Task | Batch):
+def test_a_damaged_message_is_not_of_the_run(how: str, message: Task | Batch):
     body = message.model_dump_json().encode()
     assert not isinstance(admit(RunKeys(RUN), type(message), body), Malformed)
     for seed in range(20):
         admitted = admit(RunKeys(RUN), type(message), MESSAGES[how](body, random.Random(seed)))
-        # Whether a task's group is one of this run, only Redis can tell.
+        # Only Redis knows whether a task's group is one of this run.
         assert isinstance(admitted, Malformed) or admitted.group == "of-another-run"
 
 
 @pytest.mark.parametrize("how", sorted(PAYLOADS))
-def test_every_damage_changes_a_payload_that_is_there(raw, how: str):
+def test_every_damage_changes_an_existing_payload(raw, how: str):
     name = RunKeys(RUN).payload("g0", 0)
     ids = np.arange(3, dtype=np.int32)
     fields = pack(
         SamplePayload(ids, ids, np.zeros(3, np.float32), "abc", "stop", (VersionSpan(version=0, start=0, end=3),))
     )
     assert not PAYLOADS[how](raw, name, random.Random(1))
-    assert not raw.exists(name), "a payload that was let go does not come back"
+    assert not raw.exists(name), "a released payload is not created again"
     raw.hset(name, mapping=fields)
     unpack(name, raw.hgetall(name))
     assert PAYLOADS[how](raw, name, random.Random(1))
     found = raw.hgetall(name)
-    assert sum(found[one.encode()] != value for one, value in fields.items()) == 1
+    assert sum(found[field.encode()] != value for field, value in fields.items()) == 1
     with pytest.raises(PayloadMissingError):
         unpack(name, found)
 
 
-def test_a_message_is_copied_while_it_is_worked_on(raw, scene):
-    look = moments.message_under_way("tasks")
+def test_a_message_is_copied_while_it_is_leased(raw, scene):
+    look = moments.message_in_flight("tasks")
     assert look(scene) is None
     entry = lease(raw, "tasks", "rollout", {"group": "g0"})
     struck = strikes.duplicate_message(scene, look(scene))
@@ -224,9 +224,9 @@ def test_a_message_is_copied_while_it_is_worked_on(raw, scene):
     assert entry_dealt_with(scene, struck)
 
 
-def test_a_damaged_message_is_refused_by_name(raw, scene):
+def test_a_damaged_message_is_rejected_by_its_entry(raw, scene):
     lease(raw, "tasks", "rollout", {"group": "g0"})
-    struck = strikes.spoil_message(scene, moments.message_under_way("tasks")(scene))
+    struck = strikes.spoil_message(scene, moments.message_in_flight("tasks")(scene))
     stream, entry = struck.entry
     letter = {"stream": key(RUN, stream), "entry": entry, "cause": "deliveries"}
     raw.xadd(key(RUN, "dead"), {"m": json.dumps(letter)})
@@ -255,7 +255,7 @@ def test_a_bit_of_a_checkpoint_is_flipped(tmp_path):
 
 
 @pytest.mark.skipif(disk.refusal() is not None, reason=str(disk.refusal()))
-def test_a_disk_is_full_and_free_again(raw, scene):
+def test_a_disk_is_filled_and_emptied(raw, scene):
     checkpoints = scene.folder / "checkpoints"
     with disk.own_disk(checkpoints):
         started = time.monotonic()
@@ -263,9 +263,9 @@ def test_a_disk_is_full_and_free_again(raw, scene):
         assert time.monotonic() - started < 10
         with pytest.raises(OSError, match="No space left"), (checkpoints / "one-byte").open("wb", buffering=0) as file:
             file.write(b"1")
-        assert not struck.bitten()
+        assert not struck.had_effect()
         raw.xadd(key(RUN, "events"), {"m": json.dumps({"phase": "checkpoint-failed", "text": "no space"})})
-        assert struck.bitten()
+        assert struck.had_effect()
         assert struck.due()
         struck.release()
         (checkpoints / "a-megabyte").write_bytes(bytes(2**20))

@@ -1,4 +1,4 @@
-"""The oracle on a made-up run: a clean one passes, and everything that must not be is found, under its right name."""
+"""The oracle on a synthetic run: a clean run passes, and every violation is found under its kind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.chaos.synthetic import (
 )
 
 LATER = "9000-0"
-NOBODY = {"kind": "dead", "stream": "penstock:{run}:tasks", "reason": "not a valid Task", "group": None}
+LETTER = {"kind": "dead", "stream": "penstock:{run}:tasks", "reason": "not a valid Task", "group": None}
 
 
 def test_a_clean_run_has_no_finding():
@@ -66,45 +66,45 @@ def forget_to_decide(run: Evidence) -> None:
     run.groups[PENDING] |= {f"verdict:{index}": "{}" for index in range(synthetic.SAMPLES)}
 
 
-def give_up(run: Evidence, entry: str, group: str = PENDING) -> None:
-    """A letter says that nobody could deal with the group's task."""
+def dead_letter(run: Evidence, entry: str, group: str = PENDING) -> None:
+    """The group's task is in the dead letters."""
     run.unacked["tasks"].clear()
-    append(run, "dead", {**NOBODY, "cause": "deliveries", "group": group, "entry": "1-0"}, entry)
+    append(run, "dead", {**LETTER, "cause": "deliveries", "group": group, "entry": "1-0"}, entry)
 
 
 def train_the_last_step_at(run: Evidence, seconds: int) -> None:
     run.entries["steps"][-1] = Entry(f"{seconds * 1000}-0", run.entries["steps"][-1].body)
 
 
-def forget_what_was_given_up(run: Evidence) -> None:
-    give_up(run, LATER)
+def forget_a_dead_letter(run: Evidence) -> None:
+    dead_letter(run, LATER)
     train_the_last_step_at(run, 90)
 
 
-def forget_what_was_given_up_in_a_run_that_hangs(run: Evidence) -> None:
+def forget_a_dead_letter_in_a_run_that_hangs(run: Evidence) -> None:
     run.state = "cancelled"
-    give_up(run, LATER)
+    dead_letter(run, LATER)
     append(run, "events", {"phase": "stalled", "text": "no verdict comes"}, "90000-0")
 
 
-def forget_a_redriven_group_that_was_given_up_again(run: Evidence) -> None:
+def forget_the_second_dead_letter_of_a_redriven_group(run: Evidence) -> None:
     again = f"{FILTERED}-r1"
     append(run, "tasks", task(again), "8000-0")
     run.groups[again] = {"state": "pending"}
     run.lanes["train"].pending.add(again)
     run.lanes["train"].counters["dispatched"] += 1
-    give_up(run, LATER, again)
+    dead_letter(run, LATER, again)
     train_the_last_step_at(run, 90)
 
 
 def lose_the_task_of_a_redriven_group(run: Evidence) -> None:
-    """The letter of the group that it came from is no excuse."""
-    forget_a_redriven_group_that_was_given_up_again(run)
+    """The letter of the original group does not excuse it."""
+    forget_the_second_dead_letter_of_a_redriven_group(run)
     run.entries["dead"][-1].body["group"] = FILTERED
 
 
 def forget_in_a_long_run(run: Evidence) -> None:
-    """Hashes of old groups may be gone in a long run, but not before they have come to an end."""
+    """Hashes of old groups may be deleted in a long run, but only after the groups have ended."""
     run.lanes["train"].counters |= {"filtered": 1000, "dispatched": 1007}
     run.lanes["train"].pending.remove(PENDING)
     del run.groups[PENDING]
@@ -126,7 +126,7 @@ def lose_a_prompt(run: Evidence) -> None:
 def orphan_a_group(run: Evidence) -> None:
     run.groups[STALE]["state"] = "dead"
     run.lanes["train"].counters |= {"stale": 0, "dead": 1}
-    append(run, "events", {"phase": "group-orphaned", "text": f"{STALE}: what was on its way is gone"}, LATER)
+    append(run, "events", {"phase": "group-orphaned", "text": f"{STALE}: its messages are gone"}, LATER)
 
 
 def drop_a_prompt_without_a_letter(run: Evidence) -> None:
@@ -255,7 +255,7 @@ def die_without_a_letter(run: Evidence) -> None:
 
 
 def refuse_an_own_message(run: Evidence) -> None:
-    append(run, "dead", {**NOBODY, "cause": "invalid", "entry": run.entries["tasks"][0].id}, LATER)
+    append(run, "dead", {**LETTER, "cause": "invalid", "entry": run.entries["tasks"][0].id}, LATER)
 
 
 def train_too_late(run: Evidence) -> None:
@@ -277,9 +277,9 @@ WRONGS: tuple[tuple[Callable[[Evidence], None], Kind, str], ...] = (
     (lose_a_sample, Kind.LOST, PENDING),
     (lose_a_verdict, Kind.LOST, PENDING),
     (forget_to_decide, Kind.LOST, PENDING),
-    (forget_what_was_given_up, Kind.LOST, PENDING),
-    (forget_what_was_given_up_in_a_run_that_hangs, Kind.LOST, PENDING),
-    (forget_a_redriven_group_that_was_given_up_again, Kind.LOST, f"{FILTERED}-r1"),
+    (forget_a_dead_letter, Kind.LOST, PENDING),
+    (forget_a_dead_letter_in_a_run_that_hangs, Kind.LOST, PENDING),
+    (forget_the_second_dead_letter_of_a_redriven_group, Kind.LOST, f"{FILTERED}-r1"),
     (lose_the_task_of_a_redriven_group, Kind.LOST, f"{FILTERED}-r1"),
     (forget_in_a_long_run, Kind.LOST, PENDING),
     (lose_a_trained_group, Kind.LOST, "g9"),
@@ -321,11 +321,11 @@ WRONGS: tuple[tuple[Callable[[Evidence], None], Kind, str], ...] = (
     (lie_about_staleness, Kind.STALENESS, "step 2"),
     (drop_a_prompt_silently, Kind.COUNTERS, "held-out before"),
 )
-"""What is done to the clean run, and what must be found about whom."""
+"""What is done to the clean run; the kind and the subject of the finding."""
 
 
 @pytest.mark.parametrize(("wrong", "kind", "subject"), WRONGS, ids=[wrong[0].__name__ for wrong in WRONGS])
-def test_what_must_not_be_is_found(wrong: Callable[[Evidence], None], kind: Kind, subject: str):
+def test_a_violation_is_found(wrong: Callable[[Evidence], None], kind: Kind, subject: str):
     run = clean_run()
     wrong(run)
     found = judge(run).of(kind)
@@ -333,7 +333,7 @@ def test_what_must_not_be_is_found(wrong: Callable[[Evidence], None], kind: Kind
 
 
 def test_every_check_can_fail():
-    """Each check is the one that finds at least one of the wrongs."""
+    """Each check finds at least one of the violations."""
     from tests.chaos.story import Story
 
     finds = dict.fromkeys(CHECKS, 0)
@@ -349,10 +349,10 @@ def test_every_check_can_fail():
     ("stream", "body"),
     [("tasks", task("g0")), ("samples", sample("g0", 0)), ("verdicts", verdict("g0", 0, "wrong")), ("tasks", None)],
 )
-def test_what_the_injector_added_is_not_held_against_the_run(stream: str, body: dict[str, Any] | None):
+def test_injected_messages_do_not_count_against_the_run(stream: str, body: dict[str, Any] | None):
     run = clean_run()
     append(run, stream, body, LATER)
-    letter = {**NOBODY, "cause": "invalid", "stream": f"penstock:{{run}}:{stream}", "entry": LATER}
+    letter = {**LETTER, "cause": "invalid", "stream": f"penstock:{{run}}:{stream}", "entry": LATER}
     append(run, "dead", letter, "9001-0")
     run.injected = {stream: {LATER}}
     assert judge(run).findings == ()
@@ -366,20 +366,20 @@ def test_a_damaged_payload_may_be_left_out():
 
 
 @pytest.mark.parametrize("until_s", [1, 60])
-def test_what_was_given_up_just_before_the_last_step_is_pending(until_s: int):
-    """Nobody ends it any more once the last step is trained, however long the evaluation after it takes."""
+def test_a_dead_letter_just_before_the_last_step_may_be_pending(until_s: int):
+    """After the last step the sampler does not end it, however long the last evaluation takes."""
     run = clean_run()
-    give_up(run, LATER)
+    dead_letter(run, LATER)
     train_the_last_step_at(run, until_s)
     append(run, "events", {"phase": "evaluated", "text": "after"}, "990000-0")
     assert judge(run).findings == ()
 
 
-def test_what_was_drawn_or_given_up_in_a_first_life_says_nothing_of_a_second():
+def test_samples_and_letters_of_a_first_life_do_not_count_later():
     run = rewound_run()
     append(run, "samples", sample(PENDING, 0), "5000-0")
     append(run, "verdicts", verdict(PENDING, 0, "wrong"), "5001-0")
-    append(run, "dead", {**NOBODY, "cause": "deliveries", "group": PENDING, "entry": "1-0"}, "5002-0")
+    append(run, "dead", {**LETTER, "cause": "deliveries", "group": PENDING, "entry": "1-0"}, "5002-0")
     train_the_last_step_at(run, 90)
     assert judge(run).findings == ()
     lose_a_task(run)
@@ -388,7 +388,7 @@ def test_what_was_drawn_or_given_up_in_a_first_life_says_nothing_of_a_second():
 
 
 def test_a_rewind_opens_a_second_life():
-    """What was done once more is no duplicate."""
+    """Work repeated after a rewind is not a duplicate."""
     run = rewound_run()
     assert judge(run).findings == ()
     judge_twice(run)

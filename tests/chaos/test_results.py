@@ -1,4 +1,4 @@
-"""The campaign's results: an interrupted run is struck again, and the table counts what it should."""
+"""The campaign's results: faults of an interrupted run are injected again, and the table counts correctly."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_the_table_counts_and_names_what_is_wrong(tmp_path):
         ("all", "5", "4", "2.0", "40.0", "1", "0"),
     ]
     assert results.shortcomings(found, 6, 1) == [
-        "5 faults counted, 6 are wanted",
-        "0 engines were killed, 1 are wanted",
+        "5 faults counted: expected 6",
+        "0 engines were killed: expected 1",
         "two: no recovery from 'kill Redis'",
         "two: lost: g1: gone",
         "three broken: no stack",
@@ -45,20 +45,20 @@ def test_the_table_counts_and_names_what_is_wrong(tmp_path):
     assert "kill sampler" not in results.table(found)
 
 
-def test_a_campaign_without_fault_has_nothing_to_complain_of(tmp_path):
+def test_a_complete_campaign_has_no_shortcomings(tmp_path):
     results.add(tmp_path, played("one", struck("kill engine core at work", "one", 9.0)))
     assert results.shortcomings(results.read(tmp_path), 1, 1) == []
 
 
-def test_faults_of_a_run_that_was_not_judged_are_struck_again(tmp_path):
+def test_faults_of_a_run_that_was_not_judged_are_repeated(tmp_path):
     whole = played("one", struck("kill Redis", "one", 1.0))
     results.add(tmp_path, whole)
     with (tmp_path / results.FILE).open("a") as file:
-        file.write(json.dumps(struck("kill Redis", "two", 1.0).told()) + "\n")
+        file.write(json.dumps(struck("kill Redis", "two", 1.0).as_json()) + "\n")
     assert results.read(tmp_path).counted == {"kill Redis": 1}
 
 
-def test_a_campaign_goes_on_where_it_was_interrupted(tmp_path):
+def test_an_interrupted_campaign_is_resumed(tmp_path):
     campaign = Campaign(tmp_path, seed=5, steps=10)
     before = campaign.left()
     names = campaign.deck(SHAPES[0], 0)
@@ -69,7 +69,7 @@ def test_a_campaign_goes_on_where_it_was_interrupted(tmp_path):
     assert campaign.left().total() == before.total() - len(names)
 
 
-def test_the_campaign_strikes_often_enough():
-    """What the issue asks for: at least 200 faults, 20 of them engine kills, even where no disk can be filled."""
+def test_the_campaign_has_enough_faults():
+    """At least 200 faults, 20 of them engine kills, even if no disk can be filled."""
     assert sum(fault.times for fault in FAULTS.values() if fault.needs != "disk") >= 200
     assert sum(fault.times for fault in FAULTS.values() if fault.engine) >= 20

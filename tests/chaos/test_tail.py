@@ -1,4 +1,4 @@
-"""The tail on a real server: nothing missed over kill -9 of the server, and a gap is noticed."""
+"""The tail on a real server: it misses nothing when the server is killed, and reports a gap."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ RUN = "tailed"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    with Server(tmp_path / "valkey") as one:
-        yield one
+    with Server(tmp_path / "valkey") as started:
+        yield started
 
 
 @pytest.fixture
 def redis_client(server: Server) -> Iterator[Any]:
-    one = client(server.url)
-    yield one
-    one.close()
+    connection = client(server.url)
+    yield connection
+    connection.close()
 
 
 def add(redis_client: Any, stream: str, *numbers: int) -> None:
@@ -40,7 +40,7 @@ def add(redis_client: Any, stream: str, *numbers: int) -> None:
         redis_client.xadd(key(RUN, stream), {"m": json.dumps({"group": f"g{number}", "samples": 1})})
 
 
-def test_every_entry_is_kept_although_the_server_is_killed_twice(server, redis_client, tmp_path):
+def test_every_entry_is_kept_over_two_kills_of_the_server(server, redis_client, tmp_path):
     tail = Tail(server.url, RUN, tmp_path / "tail.jsonl")
     with tail:
         for start in (0, 100, 200):
@@ -61,7 +61,7 @@ def test_every_entry_is_kept_although_the_server_is_killed_twice(server, redis_c
 
 
 def write_to(redis_client: Any, folder: Path) -> None:
-    """The made-up run of the oracle's tests, as a real one leaves it: in Redis and on disk."""
+    """Write the synthetic run to Redis and disk, as a real run leaves it."""
     run = clean_run()
     for reader, streams in {
         "rollout": ["tasks", "evaluation:tasks"],
@@ -75,7 +75,7 @@ def write_to(redis_client: Any, folder: Path) -> None:
         for entry in entries:
             redis_client.xadd(key(RUN, stream), {"m": json.dumps(entry.body)}, id=entry.id)
     for stream, reader in (("tasks", "rollout"), ("samples", "verifier"), ("verdicts", "sampler")):
-        held = redis_client.xreadgroup(reader, "someone", {key(RUN, stream): ">"}, count=1000)[0][1]
+        held = redis_client.xreadgroup(reader, "consumer", {key(RUN, stream): ">"}, count=1000)[0][1]
         done = [entry for entry, _ in held if entry.decode() not in run.unacked[stream]]
         redis_client.xack(key(RUN, stream), reader, *done)
     for prefix, lane in (("", run.lanes["train"]), ("evaluation:", run.lanes["evaluation"])):
@@ -108,7 +108,7 @@ def watch(redis_client: Any) -> Watch:
 
 @pytest.fixture
 def left(server: Server, redis_client: Any, watch: Watch, tmp_path: Path) -> Iterator[Callable[[], Evidence]]:
-    """The made-up run is in Redis and on disk; the call closes tail and watch and collects the evidence."""
+    """The synthetic run is in Redis and on disk; the call closes tail and watch and collects the evidence."""
     write_to(redis_client, tmp_path / RUN)
     write_shares(tmp_path / RUN)
     with Tail(server.url, RUN, tmp_path / "tail.jsonl") as tail:
@@ -124,21 +124,21 @@ def left(server: Server, redis_client: Any, watch: Watch, tmp_path: Path) -> Ite
 
 def test_evidence_is_collected_from_redis_and_disk(left):
     collected = left()
-    # The made-up evaluation's streams were never read, and there is no checkpoint: neither hides nor makes a finding.
+    # The evaluation's streams were never read, and there is no checkpoint: neither changes the findings.
     assert judge(collected).findings == ()
     assert collected.unacked["tasks"] == clean_run().unacked["tasks"]
     assert collected.shares == clean_run().shares
 
 
-def test_what_is_missing_in_redis_is_found(left, redis_client):
+def test_a_hash_that_is_missing_in_redis_is_found(left, redis_client):
     redis_client.delete(key(RUN, "group:g4"))
     assert [finding.subject for finding in judge(left()).of(Kind.LOST)] == ["g4"]
 
 
-def test_streams_that_a_finished_run_deletes_were_seen_before(left, watch, redis_client):
+def test_streams_that_a_finished_run_deletes_are_seen_before(left, watch, redis_client):
     ends = time.monotonic() + 20
     while not (all(watch.seen[name].at for name in READERS) and watch.seen["batches"].added):
-        assert time.monotonic() < ends, f"not seen: {watch.seen}"
+        assert time.monotonic() < ends, f"not seen in time: {watch.seen}"
         time.sleep(0.1)
     redis_client.delete(*(key(RUN, name) for name in (*READERS, "batches")))
     collected = left()
@@ -148,7 +148,7 @@ def test_streams_that_a_finished_run_deletes_were_seen_before(left, watch, redis
 
 
 @pytest.mark.parametrize("logged", [True, False])
-def test_what_was_trimmed_too_early_is_found_in_the_servers_log_or_noticed(server, redis_client, tmp_path, logged):
+def test_entries_trimmed_too_early_are_recovered_or_a_gap(server, redis_client, tmp_path, logged):
     write_to(redis_client, tmp_path / RUN)
     write_shares(tmp_path / RUN)
     redis_client.xtrim(key(RUN, "samples"), maxlen=2, approximate=False)
@@ -168,7 +168,7 @@ def test_what_was_trimmed_too_early_is_found_in_the_servers_log_or_noticed(serve
         assert [finding.subject for finding in judge(collected).of(Kind.GAP)] == ["samples"]
 
 
-def test_a_stream_that_begins_anew_is_counted_on(redis_client):
+def test_entries_of_a_restarted_stream_are_added_up(redis_client):
     watch = Watch(redis_client, RUN)
     add(redis_client, "tasks", 1, 2, 3)
     watch.look()

@@ -1,6 +1,6 @@
-"""Owns what has to be seen of a run's streams while they are there: how many entries each had, and what is unacked.
+"""Owns what has to be read while a run's streams exist: how many entries each ever had, and which are unacked.
 
-Must not import the code under test. A run that succeeds deletes most of its streams, and a rewind begins them anew.
+Must not import the code under test. A run that succeeds deletes most of its streams, and a rewind restarts them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MOST = 100_000
 
 @dataclass
 class Seen:
-    """One stream, as it was last seen. `added`: entries that it ever had, over all of its beginnings.
+    """One stream, as last seen. `added`: how many entries it ever had, restarts included.
 
-    `restarted`: whether it was deleted, at its end or for a new beginning; then `added` is what was seen of it, at
-    least. `unacked`: entries that its consumer group had still to deal with at `at` (milliseconds of Redis' clock).
+    `restarted`: whether it was deleted, at the run's end or by a rewind; then `added` is a lower bound. `unacked`:
+    entries that its consumer group had not acked at `at` (milliseconds of Redis' clock).
     """
 
     added: int = 0
@@ -34,8 +34,8 @@ class Seen:
     at: int = 0
     current: int = 0
 
-    def take_in(self, added: int) -> None:
-        """Note how many entries the stream says it had; None of an earlier beginning are among them."""
+    def note(self, added: int) -> None:
+        """Note how many entries the stream has had since its last restart."""
         if added < self.current:
             self.restarted = True
             self.current = 0
@@ -44,7 +44,7 @@ class Seen:
 
 
 class Watch:
-    """Looks at the streams of a run twice a second, in a thread, until it is closed."""
+    """Reads the streams of a run twice a second, in a thread, until it is closed."""
 
     def __init__(self, server: Any, run: str) -> None:
         self._server = server
@@ -62,7 +62,7 @@ class Watch:
         self._thread.join(JOIN_S)
 
     def close(self) -> None:
-        """Look a last time."""
+        """Stop, and look one last time."""
         self.__exit__()
         self.look()
 
@@ -71,24 +71,24 @@ class Watch:
             try:
                 self.look()
             except redis.exceptions.RedisError:
-                time.sleep(EVERY_S)  # a fault has struck Redis; the last look holds
+                time.sleep(EVERY_S)  # a fault has hit Redis; the last look stays valid
 
     def look(self) -> None:
-        """See how every stream stands."""
+        """Read the state of every stream."""
         for name, seen in self.seen.items():
             seconds, micros = self._server.time()
             try:
-                seen.take_in(int(self._server.xinfo_stream(key(self._run, name))["entries-added"]))
+                seen.note(int(self._server.xinfo_stream(key(self._run, name))["entries-added"]))
                 if name in READERS:
                     seen.unacked = self._unacked(name)
                     seen.at = seconds * 1000 + micros // 1000
             except redis.exceptions.ResponseError as error:
                 if "no such key" not in str(error):
                     raise
-                seen.take_in(0)
+                seen.note(0)
 
     def _unacked(self, stream: str) -> set[str]:
-        """Entries that were delivered and not acked, and those that nobody was given yet."""
+        """Entries that are delivered and not acked, and those not delivered yet."""
         name, reader = key(self._run, stream), READERS[stream]
         groups = [group for group in self._server.xinfo_groups(name) if group["name"].decode() == reader]
         after = f"({groups[0]['last-delivered-id'].decode()}" if groups else "-"
