@@ -128,9 +128,8 @@ class Episode:
                 outcome = inject(replace(scene, rng=rng), name)
                 outcomes.append(outcome)
                 result = f"recovered in {outcome.seconds:.1f} s" if outcome.recovered else "NOT RECOVERED"
-                self.say(
-                    f"{self.run}: step {scene.step()}: {name}: {result if outcome.counted else f'did not count: {outcome.why}'}"
-                )
+                shown = result if outcome.counted else f"did not count: {outcome.why}"
+                self.say(f"{self.run}: step {scene.step()}: {name}: {shown}")
 
         with ThreadPoolExecutor(at_once) as threads:
             try:

@@ -137,7 +137,7 @@ def staleness_is_kept(story: Story) -> Iterator[Finding]:
                 if oldest is None:
                     yield Finding(Kind.HISTORY, where, f"{sample['payload']} was trained without a verdict")
                 elif consuming - oldest > bound:
-                    text = f"{sample['payload']} of version {oldest} was trained at {consuming}: expected at most {bound} less"
+                    text = f"{sample['payload']} of version {oldest} was trained at {consuming}; the bound is {bound}"
                     yield Finding(Kind.STALENESS, where, text)
                 elif batch is not None and (staleness := batch["version"] - oldest) != sample["staleness"]:
                     text = f"{sample['payload']} has staleness {sample['staleness']}: expected {staleness}"

@@ -1,6 +1,6 @@
-"""Owns the choice of a port on which a test lets something listen.
+"""Owns the choice of a free port for a test's server.
 
-Must not listen there itself, nor import the code under test: the chaos runs use it.
+Must not listen on it, or import the code under test: the chaos runs use it.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import os
 import secrets
 import socket
 
-# Below those that the system gives to outgoing connections: while a server is away, who knocks must not get its port.
+# Below the system's ephemeral ports: while a server is down, a client's connection must not get its port.
 ALL_PORTS = range(20000, 32000)
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 PORTS = ALL_PORTS[_WORKER :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
-"""A share for each process that pytest-xdist runs tests in: what one has given, another does not know."""
+"""A separate share for each pytest-xdist worker: workers do not know each other's ports."""
 _given: set[int] = set()
 
 
 def free_port() -> int:
-    """A port of PORTS that nobody listens on and that was not given before: whoever got it may not listen yet."""
-    # Not from `random`, whose seed tests set: those that run at the same time would all try the same ports.
+    """A free port of PORTS that was not returned before: its server may not listen yet."""
+    # Not from `random`: tests set its seed, and parallel tests would try the same ports.
     for port in secrets.SystemRandom().sample(PORTS, 100):
         with socket.socket() as probe:
             try:

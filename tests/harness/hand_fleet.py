@@ -1,4 +1,4 @@
-"""Owns a fleet and a learner that tests play by hand beside a real sampler and verifier, and how tests wait for them.
+"""Owns a simulated fleet and learner next to a real sampler and verifier, and how tests wait for them.
 
 Must not be used outside tests.
 """
@@ -23,15 +23,15 @@ DEADLINE_S = 150
 
 
 class HandFleet:
-    """Answers tasks: each response is right with probability `skill`, and carries the current version."""
+    """Answers tasks: each response is correct with probability `skill`, and has the current version."""
 
     def __init__(self, redis, keys, skill=0.5):
         self.redis, self.keys, self.skill = redis, keys, skill
         self.version = 0
         self.tasks: list[Task] = []
-        """Every training task that was delivered, once each; the stream itself is trimmed."""
+        """Every delivered training task, once; the stream itself is trimmed."""
         self.transitions = GroupTransitions(redis, keys, "rollout")
-        # Dice for each lane: how the lanes' answers interleave is chance.
+        # A generator per lane: the order in which the lanes are answered varies.
         self.random, self.evaluation_random = random.Random(5), random.Random(6)
 
     async def run(self):
@@ -87,7 +87,7 @@ class HandFleet:
 
 
 class HandLearner:
-    """Consumes batches and publishes versions, remembering the batches."""
+    """Consumes batches, publishes versions, and keeps the batches."""
 
     def __init__(self, redis, keys, fleet):
         self.redis, self.keys, self.fleet = redis, keys, fleet

@@ -1,6 +1,6 @@
-"""Owns how a test ends a process with all below it, and tells or waits whether others have ended.
+"""Owns how a test kills a process tree, and how it waits for processes to exit.
 
-Must not touch a process that the test did not start, directly or through others.
+Must not touch a process that the test did not start, directly or indirectly.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ GONE_S = 10.0
 
 
 def end_tree(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all below it, and wait until they are gone; harmless where it has ended.
+    """Kill a process and its descendants, and wait until they are gone; no effect if it has exited.
 
-    Raises AssertionError naming what is still there at the deadline, TimeoutExpired where that is the process itself.
+    Raises AssertionError with the processes left at the deadline, TimeoutExpired if the process itself is left.
     """
     below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-    process.kill()  # the first, lest it start others in place of those that end
+    process.kill()  # first, so that it does not start replacements
     for process in below:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     process.wait(GONE_S)
     ends = time.monotonic() + GONE_S
     while left := [process for process in below if alive(process)]:
-        assert time.monotonic() < ends, f"still there: {left}"
+        assert time.monotonic() < ends, f"still running: {left}"
         time.sleep(0.05)
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether it runs. No zombie does: an orphan's is for the machine's first process to collect, if there is one."""
+    """Whether it runs. A zombie does not: an orphan stays one where no init process collects it."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -41,7 +41,7 @@ def alive(process: psutil.Process) -> bool:
 
 
 def _runs(pid: int) -> bool:
-    """Whether the process is there and no zombie."""
+    """Whether the process exists and is not a zombie."""
     try:
         return alive(psutil.Process(pid))
     except psutil.NoSuchProcess:
@@ -49,8 +49,8 @@ def _runs(pid: int) -> bool:
 
 
 async def until_gone(pids: list[int], deadline_s: float) -> None:
-    """Wait for processes to end; fails when one stays."""
+    """Wait for processes to exit; fails if one does not."""
     ends = time.monotonic() + deadline_s
     while left := [pid for pid in pids if _runs(pid)]:
-        assert time.monotonic() < ends, f"still there: {left}"
+        assert time.monotonic() < ends, f"still running: {left}"
         await asyncio.sleep(0.1)

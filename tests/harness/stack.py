@@ -1,6 +1,6 @@
-"""Owns `penstock up` as tests run it: the process, its API and runs, and which process below it plays which part.
+"""Owns `penstock up` as tests run it: the process, its API and runs, and which of its descendants is which.
 
-Must not end a process that it did not start, nor import the code under test.
+Must not end a process that it did not start, or import the code under test.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ REDIS_URL = re.compile(r"redis://[^, ]+")
 
 
 class StackDownError(RuntimeError):
-    """The stack did not come up, or ended by itself; the text is its log."""
+    """The stack did not start, or stopped by itself; the text is its log."""
 
 
 class Stack:
-    """One stack in a process of its own. Use as a context manager. `folder` keeps its runs and its log."""
+    """One stack in its own process. Use as a context manager. `folder` has its runs and its log."""
 
     def __init__(self, folder: Path, redis_url: str | None = None) -> None:
         self.port = free_port()
@@ -60,7 +60,7 @@ class Stack:
     def __enter__(self) -> Stack:
         try:
             self._await_ready()
-        except BaseException:  # Ctrl-C too: what was started must end
+        except BaseException:  # Ctrl-C too: started processes must be stopped
             self.stop()
             raise
         return self
@@ -75,7 +75,7 @@ class Stack:
 
     @property
     def redis_url(self) -> str:
-        """The address that `penstock up` says it uses."""
+        """The Redis URL that `penstock up` prints."""
         match = REDIS_URL.search(self.output)
         if match is None:
             raise StackDownError(self.output)
@@ -90,44 +90,44 @@ class Stack:
             time.sleep(0.2)
 
     def check(self) -> None:
-        """Raises StackDownError when the stack has ended."""
+        """Raises StackDownError if the stack has stopped."""
         if self.process.poll() is not None:
-            raise StackDownError(f"`penstock up` ended with {self.process.returncode}\n{self.output[-4000:]}")
+            raise StackDownError(f"`penstock up` exited with {self.process.returncode}\n{self.output[-4000:]}")
 
     def answers(self, path: str = "/readyz") -> bool:
-        """Whether the API answers this request well now."""
+        """Whether the API answers this request with 200 now."""
         try:
             return self.api.get(path).status_code == 200
         except httpx.TransportError:
             return False
 
     def submit(self, document: dict[str, Any], run: str | None = None) -> str:
-        """Add a run, under this id if one is given; its id."""
+        """Submit a run, under id `run` if given; returns its id."""
         answer = self.api.post("/v1/runs", json={"recipe": document} | ({"id": run} if run else {}))
         if answer.status_code != 201:
-            raise StackDownError(f"the run was not taken: {answer.status_code} {answer.text}")
+            raise StackDownError(f"submitting the run failed: {answer.status_code} {answer.text}")
         return str(answer.json()["id"])
 
     def view(self, run: str) -> dict[str, Any]:
-        """What the API says of a run."""
+        """The API's view of a run."""
         found: dict[str, Any] = self.api.get(f"/v1/runs/{run}").raise_for_status().json()
         return found
 
     def until(
         self, run: str, holds: Callable[[dict[str, Any]], bool], what: str, deadline_s: float = RUN_S
     ) -> dict[str, Any]:
-        """Wait until the run's view `holds`; the view. One that fails or is cancelled meanwhile fails the test."""
+        """Wait until `holds` is true of the run's view; that view. A run that fails or is cancelled fails the test."""
         ends = time.monotonic() + deadline_s
         while not holds(view := self.view(run)):
-            told = json.dumps({**view, "recipe": None}, indent=1)[-6000:]
-            assert view["state"] not in ("failed", "cancelled"), f"{what}: the run {view['state']}\n{told}"
-            assert time.monotonic() < ends, f"{what}: not within {deadline_s} s\n{told}"
+            shown = json.dumps({**view, "recipe": None}, indent=1)[-6000:]
+            assert view["state"] not in ("failed", "cancelled"), f"{what}: the run {view['state']}\n{shown}"
+            assert time.monotonic() < ends, f"{what} did not happen within {deadline_s} s\n{shown}"
             time.sleep(0.3)
         return view
 
     @contextmanager
     def paused(self, run: str) -> Iterator[None]:
-        """Keep a run from its end meanwhile: a short one may be over before a replica has started."""
+        """Pause a run meanwhile: a short one may end before a replica has started."""
         self.api.post(f"/v1/runs/{run}/pause").raise_for_status()
         try:
             yield
@@ -140,7 +140,7 @@ class Stack:
         return found
 
     def cancel_all(self) -> None:
-        """Cancel the runs that an interrupted stack has left in its Redis, and wait for their end."""
+        """Cancel the runs that an interrupted stack left in its Redis, and wait until they have ended."""
         ends = time.monotonic() + CANCEL_S
         while left := [run for run in self.api.get("/v1/runs").json()["runs"] if run["state"] not in ENDED]:
             if time.monotonic() > ends:
@@ -150,25 +150,25 @@ class Stack:
             time.sleep(1.0)
 
     def below(self) -> list[psutil.Process]:
-        """Every process of the stack but the supervisor."""
+        """Every process of the stack except the supervisor."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def gateway(self) -> int | None:
-        """The process of the controller and the API; None while there is none."""
+        """The process of the controller and the API; None while it is down."""
         return next((process.pid for process in self.below() if "ray::Gateway" in _title(process)), None)
 
     def head(self) -> int | None:
-        """Ray's head process: all else but Redis hangs on it; None while there is none."""
+        """Ray's head process, which owns all others except Redis; None while it is down."""
         own = psutil.Process(self.process.pid).children()
         return next((process.pid for process in own if "deploy.local.head" in _title(process)), None)
 
     def redis(self) -> int | None:
-        """The embedded server's process; None while it is down, or where the stack was given another one."""
+        """The embedded server's process; None while it is down, or if the stack uses another server."""
         own = psutil.Process(self.process.pid).children()
         return next((process.pid for process in own if "valkey-server" in _title(process)), None)
 
     def stop(self) -> None:
-        """End the stack. What it left behind is noted in `left`, and killed."""
+        """Stop the stack. Processes that it left behind are listed in `left` and killed."""
         self.api.close()
         if self.process.poll() is not None:
             return
@@ -186,12 +186,12 @@ class Stack:
 
 
 def end_with_us() -> None:
-    """In a child, before it executes: have SIGTERM sent to it when its parent dies, however it dies (Linux)."""
+    """In a child before exec: have the kernel send it SIGTERM when its parent dies (Linux)."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def engine_core(replica: int) -> int | None:
-    """vLLM's EngineCore below a rollout replica's process: the child that has a worker of its own."""
+    """vLLM's EngineCore below a rollout replica's process: the child that has a worker."""
     try:
         children = psutil.Process(replica).children()
         return next(
@@ -202,7 +202,7 @@ def engine_core(replica: int) -> int | None:
 
 
 def send(pid: int, number: signal.Signals) -> bool:
-    """Send a signal; False when the process is gone."""
+    """Send a signal; False if the process is gone."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -211,7 +211,7 @@ def send(pid: int, number: signal.Signals) -> bool:
 
 
 def freeze(pid: int) -> bool:
-    """Stop a process and wait until it has stopped; False when it is gone, or does not within FREEZE_S seconds."""
+    """Stop a process and wait until it has stopped; False if it is gone, or does not stop within FREEZE_S seconds."""
     if not send(pid, signal.SIGSTOP):
         return False
     ends = time.monotonic() + FREEZE_S
@@ -227,7 +227,7 @@ def freeze(pid: int) -> bool:
 
 
 def exists(pid: int) -> bool:
-    """Whether the process is there and no zombie."""
+    """Whether the process exists and is not a zombie."""
     try:
         return _alive(psutil.Process(pid))
     except psutil.NoSuchProcess:

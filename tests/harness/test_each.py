@@ -1,11 +1,11 @@
-"""One test over many cases: each is checked, every failure is told with its name, and none is swallowed."""
+"""One test over many cases: each is checked, and every failure is reported by name."""
 
 import pytest
 
 from tests.harness.each import each
 
 
-def test_every_failure_is_told_by_name_with_its_values():
+def test_every_failure_is_reported_by_name_with_its_values():
     looked_at = []
 
     @each("number", [1, 2, 3, 4], called=lambda number: f"number {number}")
@@ -15,15 +15,15 @@ def test_every_failure_is_told_by_name_with_its_values():
 
     with pytest.raises(pytest.fail.Exception) as raised:
         even()
-    told = str(raised.value)
-    assert told.startswith("2 of 4 fail: number 1; number 3\n")
-    assert told.count("AssertionError: is odd\nassert (1 % 2) == 0") == 1
-    assert told.count("assert (3 % 2) == 0") == 1
-    assert "test_each.py" in told
+    report = str(raised.value)
+    assert report.startswith("2 of 4 fail: number 1; number 3\n")
+    assert report.count("AssertionError: is odd\nassert (1 % 2) == 0") == 1
+    assert report.count("assert (3 % 2) == 0") == 1
+    assert "test_each.py" in report
     assert looked_at == [1, 2, 3, 4]
 
 
-def test_cases_of_one_name_are_all_told():
+def test_cases_with_the_same_name_are_all_reported():
     @each("number", [1, 2], called=lambda _: "same")
     def none(number):
         raise ValueError(f"the {number}")
@@ -32,7 +32,7 @@ def test_cases_of_one_name_are_all_told():
         none()
 
 
-def test_an_error_and_what_was_not_raised_are_failures_too():
+def test_errors_and_missing_exceptions_are_failures_too():
     @each("what", ["key", "raises", "fine"])
     def mixed(what):
         if what == "key":
@@ -45,7 +45,7 @@ def test_an_error_and_what_was_not_raised_are_failures_too():
         mixed()
 
 
-def test_a_case_that_skips_fails_and_hides_no_other():
+def test_a_case_that_skips_fails_and_hides_no_other_case():
     @each("number", [1, 2, 3])
     def skipping(number):
         if number == 2:
@@ -70,12 +70,12 @@ def test_a_timeout_ends_the_test():
 
 
 @each("number, word", lambda: [(1, "one"), (2, "two")])
-def test_fixtures_stand_beside_the_cases(number, word, tmp_path):
+def test_cases_can_be_combined_with_fixtures(number, word, tmp_path):
     assert {1: "one", 2: "two"}[number] == word
     assert tmp_path.is_dir()
 
 
-def test_what_could_not_fail_is_refused():
+def test_a_test_that_could_not_fail_is_rejected():
     for nothing in ([], lambda: iter(())):
         with pytest.raises(AssertionError, match="there are no cases"):
             each("number", nothing)(lambda number: None)()
@@ -83,7 +83,7 @@ def test_what_could_not_fail_is_refused():
     async def later(number):
         raise AssertionError
 
-    with pytest.raises(TypeError, match="nothing would await"):
+    with pytest.raises(TypeError, match="would not be awaited"):
         each("number", [1])(later)
     with pytest.raises(pytest.fail.Exception, match=r"argument 2 is longer"):
         each("a, b", [(1, 2, 3)])(lambda a, b: None)()

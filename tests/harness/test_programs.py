@@ -1,4 +1,4 @@
-"""Where programs come from: PATH, else the unpacked package; without either the package is named, and nothing fails."""
+"""Programs come from PATH, else from the unpacked package; without either, the message names the package."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def executable(path, text="#!/bin/sh\n"):
 
 @pytest.fixture
 def bare(tmp_path, monkeypatch):
-    """A PATH with nothing on it, and a folder for packages."""
+    """An empty PATH, and a folder for packages."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr("sys.argv", ["programs", str(tmp_path / "tools")])
     return tmp_path
@@ -29,7 +29,7 @@ def test_path_comes_before_the_unpacked_package(bare, place):
     assert programs.find("promtool", bare / "tools") == on_path
 
 
-def test_who_lacks_a_program_is_told_its_package(bare, monkeypatch):
+def test_the_message_for_a_missing_program_names_its_package(bare, monkeypatch):
     monkeypatch.setattr(programs, "FOLDER", bare / "tools")
     with pytest.raises(
         pytest.skip.Exception, match=r"busybox is not on PATH: apt-get install busybox-static, or `make"
@@ -39,7 +39,7 @@ def test_who_lacks_a_program_is_told_its_package(bare, monkeypatch):
         programs.demanded("redis-cli")
 
 
-def test_without_apt_one_line_a_package_says_why_and_it_goes_on(bare, capsys):
+def test_without_apt_one_line_per_package_has_the_reason(bare, capsys):
     assert programs.main() == 0
     assert capsys.readouterr().err.splitlines() == [
         "tools: no busybox: install Debian's busybox-static (apt-get is not installed); tests that need it are skipped",
@@ -54,7 +54,7 @@ def test_an_apt_that_fails_is_quoted(bare, capsys):
     assert "(apt-get update: E: no network)" in capsys.readouterr().err
 
 
-def test_what_is_there_is_not_fetched_again(bare, capsys):
+def test_an_existing_program_is_not_downloaded_again(bare, capsys):
     executable(bare / "bin" / "apt-get", f"#!/bin/sh\necho called >> {bare}/called\nexit 100\n")
     executable(bare / "bin" / "busybox")
     for program in ("prometheus", "promtool"):
@@ -64,7 +64,7 @@ def test_what_is_there_is_not_fetched_again(bare, capsys):
     assert not (bare / "called").exists()
 
 
-def test_a_package_that_is_cut_short_is_not_taken_for_whole(bare, capsys):
+def test_a_truncated_package_is_not_taken_as_complete(bare, capsys):
     executable(bare / "bin" / "apt-get", '#!/bin/sh\nfor last; do :; done\n: > "${last}_1_all.deb"\n')
     unpacking = 'mkdir -p "$3/usr/bin"\n: > "$3/usr/bin/busybox"\n: > "$3/usr/bin/promtool"\n'
     dpkg = executable(

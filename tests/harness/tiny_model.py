@@ -1,4 +1,4 @@
-"""Owns the tests' policy: a random Llama of some hundred thousand parameters with a character tokenizer.
+"""Owns the tests' policy: a random Llama with a few hundred thousand parameters and a character tokenizer.
 
 Must not be used outside tests.
 """
@@ -39,7 +39,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def write_tiny_model(folder: Path, *, tied: bool = True, seed: int = 0, scale: float = 0.02) -> Path:
-    """Create the model in `folder`. `scale` is the standard deviation of its weights: larger is less uniform."""
+    """Create the model in `folder`. `scale`: standard deviation of its weights; larger is less uniform."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(SPECIAL) + len(CHARACTERS),

@@ -1,6 +1,6 @@
-"""Owns a TCP proxy that loses, delays and refuses connections when it is told to.
+"""Owns a TCP proxy that drops, delays and refuses connections on request.
 
-Must not look at what it carries.
+Must not interpret the bytes.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class _Link:
 
 
 class Proxy:
-    """Carries bytes between a port of its own and `host:port`. Use as an asynchronous context manager.
+    """Forwards bytes between its own port and `host:port`. Use as an asynchronous context manager.
 
-    Faults hold until they are taken back, or for the seconds given; all may hold at once.
+    Faults last until they are undone, or for the given seconds; several can be active at once.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -52,24 +52,24 @@ class Proxy:
         await self._server.wait_closed()
 
     def drop_all(self) -> int:
-        """Reset every connection; how many there were. New ones are let in."""
+        """Reset every connection; returns how many there were. New ones are accepted."""
         links = list(self._links)
         for link in links:
             link.abort()
         return len(links)
 
     def swallow(self) -> int:
-        """From now on every connection that exists carries nothing, and stays open; how many those are."""
+        """Stop the traffic of every existing connection, which stays open; returns how many there are."""
         for link in self._links:
             link.mute = True
         return len(self._links)
 
     def delay(self, seconds: float) -> None:
-        """Hold every chunk back for that long, either way; 0 ends it."""
+        """Delay every chunk by `seconds`, in both directions; 0 ends the delay."""
         self._delay_s = seconds
 
     def refuse(self, seconds: float) -> None:
-        """Reset whoever connects within that time; connections that exist go on."""
+        """Reset new connections for `seconds`; existing connections continue."""
         self._refuses_until = time.monotonic() + seconds
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -84,7 +84,7 @@ class Proxy:
             return
         try:
             far_reader, far_writer = await asyncio.open_connection(*self._target)
-        except OSError:  # nobody listens there: whoever connects to us sees the same
+        except OSError:  # the target does not listen: the client sees the same
             writer.transport.abort()
             return
         link = _Link(writer, far_writer)
@@ -96,7 +96,7 @@ class Proxy:
             self._links.discard(link)
 
     async def _pump(self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry one direction to its end; one end's end is the other's too."""
+        """Forward one direction until it is closed, then close the other end."""
         try:
             while chunk := await reader.read(CHUNK):
                 if self._delay_s:

@@ -1,6 +1,6 @@
 """Owns real Redis servers and Sentinels that a test starts, kills and stops.
 
-Must not decide what a test expects of them.
+Must not decide what a test expects.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ ROOT = Path(__file__).parents[3]
 START_SCRIPT = ROOT / "helm/penstock/files/redis-start.sh"
 READY_S = 20.0
 PASSWORDS = {"penstock": f"pen-Se%cret:{secrets.token_hex(4)}", "ray": f"ray-Se%cret@{secrets.token_hex(4)}"}
-"""Of the users that the start script makes; with characters that an address would have to escape. Each test session has
-its own: what one looks for must not be found in another's processes."""
+"""Of the users that the start script creates, with characters that a URL has to escape. Each test session has different
+ones: a search for them must not find another session's processes."""
 
 
 class Process:
-    """A server's process on a loopback port of its own; leaving its context stops it. `log` holds what it said."""
+    """A server's process on its own loopback port; leaving its context stops it. `log` has its output."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Process:
         self.stop()
 
     def start(self) -> None:
-        """Start it, or start it again, and wait until it listens; one that does not is killed."""
+        """Start or restart the server, and wait until it listens; if it does not, kill it."""
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
                 self._command,
@@ -87,7 +87,7 @@ class Process:
         self.process.wait(READY_S)
 
     def stop(self) -> None:
-        """End it in order, if it has not ended."""
+        """Terminate it cleanly, if it still runs."""
         self.process.terminate()
         try:
             self.process.wait(READY_S)
@@ -95,7 +95,7 @@ class Process:
             self.kill()
 
     def client(self, **options: Any) -> Any:
-        """A plain client of it, for what the test itself has to ask or do."""
+        """A plain client for the test's own commands."""
         return redis.Redis(host="127.0.0.1", port=self.port, decode_responses=True, socket_timeout=60, **options)
 
 
@@ -107,11 +107,11 @@ def embedded_server() -> Iterator[ValkeyServer]:
         server.start(timeout=60)
         yield server
     finally:
-        server.terminate()  # which bears that a test has stopped it
+        server.terminate()  # which tolerates that a test has stopped it
 
 
 def start_server(folder: Path, *arguments: object, binary: str | Path | None = None) -> Process:
-    """A server with an append-only file in a folder of its own."""
+    """A server with an append-only file in its own folder."""
     port = free_port()
     data = folder / str(port)
     data.mkdir(parents=True)
@@ -135,7 +135,7 @@ def start_server(folder: Path, *arguments: object, binary: str | Path | None = N
 def start_sentinel(
     folder: Path, name: str, master: int, quorum: int, *lines: str, down_after_ms: int = 1500
 ) -> Process:
-    """A Sentinel that watches the master on port `master` under `name`, and calls it down after `down_after_ms`."""
+    """A Sentinel that watches the master on port `master` as `name`, and reports it down after `down_after_ms`."""
     port = free_port()
     settings = folder / f"sentinel-{port}.conf"  # a Sentinel writes what it learns into it
     settings.write_text(

