@@ -12,7 +12,7 @@ from services.contracts.events import COMMON_PHASES, PHASES
 from services.metrics import families
 from services.settings import Recipe
 from services.streams.delivery.payloads import SamplePayload
-from tests.harness.told_commands import COMMANDS
+from tests.harness.documented_commands import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 GLOSSARY = ROOT / "docs" / "glossary.md"

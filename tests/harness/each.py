@@ -20,7 +20,7 @@ TIMED_OUT = "Timeout "
 def each(
     names: str, cases: Iterable[Any] | Callable[[], Iterable[Any]], called: Callable[[Any], object] = str
 ) -> Callable[[Any], Any]:
-    """Like pytest.mark.parametrize, but as one test: collecting thousands of cases takes longer than the checks.
+    """Like pytest.mark.parametrize, but as one test: collecting thousands of cases takes longer than checks.
 
     `names`: the parameters, separated by commas; with several, a case is a tuple. `cases`: the cases, or a function that
     makes them when the test runs. `called` returns a case's name.

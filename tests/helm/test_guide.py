@@ -15,8 +15,8 @@ from deploy.cli.planning import checkpoint_bytes, sync_bytes
 from learner.model.shape import model_shape
 from services.memory_bound import footprint
 from services.settings import ClusterLimits, Recipe, load_recipe, resource_requests
+from tests.harness.documented_commands import check_penstock, commands_of, console_commands, inline_commands
 from tests.harness.each import each
-from tests.harness.told_commands import check_penstock, commands_of, console_commands, inline_commands
 from tests.helm.cases import CPU, DIGEST
 from tests.helm.quantities import quantity
 from tests.helm.rendering import CHART, NEWEST, PROMETHEUS_API, RAY_API, ROOT, Case, helm, render

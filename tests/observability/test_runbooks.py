@@ -6,8 +6,8 @@ import promql_parser
 from pydantic import BaseModel
 
 from services.settings import Recipe
+from tests.harness.documented_commands import check_penstock, console_commands, inline_commands
 from tests.harness.each import each
-from tests.harness.told_commands import check_penstock, console_commands, inline_commands
 from tests.observability.reading import (
     OF_PROMETHEUS,
     ROOT,
