@@ -22,8 +22,8 @@ def each(
 ) -> Callable[[Any], Any]:
     """Like pytest.mark.parametrize, but as one test: collecting thousands of cases takes longer than checks.
 
-    `names`: the parameters, separated by commas; with several, a case is a tuple. `cases`: the cases, or a function that
-    makes them when the test runs. `called` returns a case's name.
+    `names`: the parameters, separated by commas; with several, a case is a tuple. `cases`: the cases, or a function
+    that makes them when the test runs. `called` returns a case's name.
     """
     parameters = [name.strip() for name in names.split(",")]
     given = cases if callable(cases) else list(cases)
