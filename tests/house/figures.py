@@ -1,4 +1,4 @@
-"""Owns the figures of the house: sizes, documentation, types, circles of imports.
+"""Owns the figures of the house: sizes, documentation, types, cycles of imports.
 
 Must not judge them; test_house.py does. `python -m tests.house.figures` prints them.
 """
@@ -8,12 +8,11 @@ from __future__ import annotations
 import ast
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
 
-import grimp
+from tests.house.cycles import import_cycles
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("services", "rollout", "verifier", "learner", "deploy")
@@ -95,33 +94,6 @@ def _typed(function: Function) -> bool:
     return function.returns is not None and all(argument.annotation for argument in free)
 
 
-def circle(graph: grimp.ImportGraph) -> list[str]:
-    """The modules of a circle of imports, imports inside functions included; empty when there is none."""
-    return _circle({module: graph.find_modules_directly_imported_by(module) for module in graph.modules})
-
-
-def circle_of_packages(graph: grimp.ImportGraph) -> list[str]:
-    """The same between the modules and packages of one folder, each package taken as a whole."""
-    for package in sorted(graph.modules):
-        owner = {module: child for child in graph.find_children(package) for module in graph.find_descendants(child)}
-        owner |= {child: child for child in graph.find_children(package)}
-        edges: dict[str, set[str]] = {child: set() for child in owner.values()}
-        for module, child in owner.items():
-            imported = graph.find_modules_directly_imported_by(module)
-            edges[child] |= {owner[other] for other in imported if other in owner} - {child}
-        if found := _circle(edges):
-            return found
-    return []
-
-
-def _circle(edges: Mapping[str, set[str]]) -> list[str]:
-    try:
-        TopologicalSorter(edges).prepare()
-    except CycleError as error:
-        return list(error.args[1])
-    return []
-
-
 def unformatted() -> int:
     """How often the formatter is switched off."""
     return sum((ROOT / file).read_text().count("# fmt: " + "skip") for file in tracked() if file.endswith(".py"))
@@ -130,7 +102,6 @@ def unformatted() -> int:
 def main() -> None:
     """Print every figure."""
     product = list(python_files(*PACKAGES))
-    graph = grimp.build_graph(*PACKAGES)
     largest = max(definitions(product, ast.ClassDef), key=lambda found: found.lines)
     longest = max(definitions(product, ast.FunctionDef, ast.AsyncFunctionDef), key=lambda found: found.lines)
     file = max(product, key=lines_of)
@@ -138,8 +109,8 @@ def main() -> None:
     folders = entries_per_folder([path for path in tracked() if not path.startswith("tests/")])
     folder, entries = folders.most_common(1)[0]
     print(f"files, lines            {len(product)}, {sum(map(lines_of, product))}")
-    print(f"circle of modules       {' -> '.join(circle(graph)) or 'none'}")
-    print(f"circle of packages      {' -> '.join(circle_of_packages(graph)) or 'none'}")
+    cycles = import_cycles(*PACKAGES)
+    print(f"cycles of imports       {len(cycles)} {cycles or ''}")
     print(f"fullest folder          {entries} entries, {folder}")
     print(f"longest file            {lines_of(file)} lines, {file}")
     print(f"largest class           {largest.lines} lines, {largest.name} in {largest.file}")

@@ -1,15 +1,11 @@
-"""The house keeps its shape: no circles, small folders, files, classes and functions; documented, typed, formatted."""
+"""The house keeps its shape: small folders, files, classes and functions; documented, typed, formatted."""
 
 from __future__ import annotations
 
 import ast
 
-import grimp
-
 from tests.house.figures import (
     PACKAGES,
-    circle,
-    circle_of_packages,
     definitions,
     entries_per_folder,
     lines_of,
@@ -22,34 +18,6 @@ from tests.house.figures import (
 ENTRIES, FILE_LINES, CLASS_LINES, FUNCTION_LINES, NAME_LENGTH = 13, 400, 250, 50, 60
 DOCUMENTED = 0.93
 UNFORMATTED = 20
-
-
-def test_no_module_imports_itself_by_a_detour() -> None:
-    assert circle(grimp.build_graph(*PACKAGES)) == []
-
-
-def test_no_package_imports_itself_by_a_detour() -> None:
-    assert circle_of_packages(grimp.build_graph(*PACKAGES)) == []
-
-
-def test_a_circle_through_a_function_is_found(tmp_path, monkeypatch) -> None:
-    package = tmp_path / "planted"
-    (package / "low").mkdir(parents=True)
-    for file, text in {
-        "__init__.py": "",
-        "low/__init__.py": "",
-        "low/first.py": "def load():\n    from planted import high\n",
-        "low/second.py": "",
-        "high.py": "from planted.low import second\n",
-    }.items():
-        (package / file).write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    graph = grimp.build_graph("planted", cache_dir=None)
-    assert circle(graph) == [], "no module imports itself"
-    assert set(circle_of_packages(graph)) == {"planted.high", "planted.low"}
-    (package / "low/second.py").write_text("def load():\n    from planted.low import first\n")
-    found = circle(grimp.build_graph("planted", cache_dir=None))
-    assert set(found) == {"planted.high", "planted.low.first", "planted.low.second"}
 
 
 def test_no_folder_is_crowded() -> None:

@@ -5,7 +5,6 @@ import-linter checks the packages on each level; a cycle between a package and i
 
 from __future__ import annotations
 
-import graphlib
 import subprocess
 import sys
 import tomllib
@@ -13,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grimp
 import pytest
+
+from tests.house.cycles import import_cycles
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = "No cycle of imports"
@@ -24,38 +24,6 @@ def linter_settings() -> dict[str, Any]:
     """import-linter's settings in pyproject.toml."""
     settings: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     return settings
-
-
-def cycle(edges: dict[str, set[str]]) -> list[str]:
-    """The nodes of a cycle, the first one repeated at the end; empty if there is none."""
-    try:
-        graphlib.TopologicalSorter(edges).prepare()
-    except graphlib.CycleError as error:
-        return list(error.args[1])
-    return []
-
-
-def import_cycles(*packages: str) -> list[list[str]]:
-    """A cycle between the modules of these packages, and one between the children of each package, if there are any."""
-    graph = grimp.build_graph(*packages, cache_dir=None)
-    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
-    graphs = [imports, *(edges for package in imports if (edges := sibling_edges(package, imports)))]
-    return [found for edges in graphs if (found := cycle(edges))]
-
-
-def sibling_edges(package: str, imports: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Which children of a package import each other, through any module inside them."""
-    depth = package.count(".") + 2
-
-    def child(module: str) -> str | None:
-        return ".".join(module.split(".")[:depth]) if module.startswith(f"{package}.") else None
-
-    edges: dict[str, set[str]] = {}
-    for module, imported in imports.items():
-        if importer := child(module):
-            edges.setdefault(importer, set()).update(other for name in imported if (other := child(name)))
-            edges[importer].discard(importer)
-    return edges
 
 
 def test_our_packages_have_no_import_cycle() -> None:
