@@ -103,7 +103,7 @@ class Staging:
         self._buffers = []
 
     def _run(self) -> None:
-        began = time.monotonic()
+        started = time.monotonic()
         try:
             channel = self.channel or self._join()
             try:
@@ -112,9 +112,9 @@ class Staging:
                 self.channel = None
                 channel.abort()
                 raise
-            outcome = Progress("staged", seconds=time.monotonic() - began)
+            outcome = Progress("staged", seconds=time.monotonic() - started)
         except Exception as error:  # noqa: BLE001 - the service has to see every failure
-            outcome = Progress("failed", f"{type(error).__name__}: {error}", time.monotonic() - began)
+            outcome = Progress("failed", f"{type(error).__name__}: {error}", time.monotonic() - started)
         self.progress = outcome
 
     def _join(self) -> Channel:

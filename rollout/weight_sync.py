@@ -150,9 +150,9 @@ class WeightFollower:
         if plan.version == self.version:
             await self._engine.call_workers("abandon_staging", deadline_s=plan.timeout_s)
             return SyncTimes(staging_s, 0.0)
-        began = time.monotonic()
+        started = time.monotonic()
         await self._engine.apply_staged(plan.version, plan.timeout_s)
-        return SyncTimes(staging_s, time.monotonic() - began)
+        return SyncTimes(staging_s, time.monotonic() - started)
 
     async def _stage(self, plan: WeightPlan, manifest: str) -> float:
         """Receive into the workers' staging buffers; returns the seconds it took. Raises PlanFailedError."""

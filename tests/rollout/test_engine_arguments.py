@@ -33,13 +33,13 @@ def test_log_probs_and_sampling_are_the_recipe_s_alone():
 
 @pytest.mark.parametrize("given", [None, "/elsewhere"])
 def test_compiled_code_is_cached_per_instruction_set(given):
-    """The folder's last part; with ATEN_CPU_CAPABILITY=default no processor has a set of its own."""
-    told = "import os, rollout.engine as e\nwith e._environment(1, 9): print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+    """The folder's last part; ATEN_CPU_CAPABILITY=default gives the same on every processor."""
+    code = "import os, rollout.engine as e\nwith e._environment(1, 9): print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": str(ROOT)}
     environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
     if given:
         environment["TORCHINDUCTOR_CACHE_DIR"] = given
-    told = subprocess.run([sys.executable, "-c", told], env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    folder = Path(told.stdout.strip())
+    done = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    folder = Path(done.stdout.strip())
     assert folder.name == "DEFAULT"
     assert given is None or folder.parent == Path(given)

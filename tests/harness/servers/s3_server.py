@@ -124,12 +124,12 @@ class S3Server:
             self._process = None
 
     def hang(self) -> None:
-        """Let it answer nobody until `go_on`."""
+        """Stop the server from answering until `resume`."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         os.waitpid(self._process.pid, os.WUNTRACED)  # until every thread has stopped: before, it may still answer
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Undo `hang`."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)

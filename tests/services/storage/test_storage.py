@@ -347,7 +347,7 @@ def test_a_server_that_hangs_is_an_error_in_time(
                 ask()
             assert time.monotonic() - began < 20
     finally:
-        own_store.go_on()
+        own_store.resume()
         objects._connected.cache_clear()
     assert mirror.listed() == {"config.json": 2}
 
