@@ -50,7 +50,7 @@ class ResponseGenerator:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
 
-    def prompt_ids(self, task: Task) -> NDArray[np.int32]:
+    def encoded_prompt(self, task: Task) -> NDArray[np.int32]:
         """The task's prompt under the chat template: int32 [P].
 
         Raises PromptError for a prompt that cannot be answered, RefusedMessageError when the longest response that

@@ -158,7 +158,7 @@ class GroupWorker:
         if not missing:
             await task.ack()
             return
-        prompt_ids = self._generator.prompt_ids(task.message)
+        prompt_ids = self._generator.encoded_prompt(task.message)
         samples = [asyncio.create_task(self._publish_sample(task, index, prompt_ids)) for index in missing]
         try:
             await asyncio.gather(*samples)
