@@ -1,4 +1,4 @@
-"""Owns the learner: batches in, policy versions out.
+"""Owns the learner: it trains on batches and publishes policy versions.
 
-Must not import anything but services; it is the only importer of deepspeed.
+Must not import any other service's package than `services`. It is the only importer of deepspeed.
 """

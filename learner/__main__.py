@@ -1,6 +1,6 @@
 """Owns `python -m learner --run ID --redis URL`: a learner of one rank, for debugging.
 
-Must not know more ranks; the host starts those.
+Must not start more ranks; the host does.
 """
 
 from learner.service import LearnerService

@@ -1,6 +1,6 @@
-"""Owns waiting for room on a full disk, and for a store that is away: what has to be done is tried again until it can.
+"""Owns retries of storage operations while the disk is full or the store is unavailable.
 
-Must not decide what is written, nor delete anything to make room.
+Must not decide what is written, nor delete anything to free space.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-WAIT, STORE_WAIT = "disk", "store"
+DISK_WAIT, STORE_WAIT = "disk", "store"
 RETRY_S = 2.0
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-async def written(write: Callable[[], R], what: str, waits: Waits, patience_s: float) -> R:
-    """The result of `write`, called in a thread, and again every RETRY_S seconds while disk or store do not take it.
+async def retry_storage(operation: Callable[[], R], what: str, waits: Waits, patience_s: float) -> R:
+    """Run blocking `operation` in a thread and return its result.
 
-    That is a full disk, and a store that is away. Raises OSError once that has lasted for `patience_s` seconds, and at
-    once whatever else goes wrong.
+    Retries every RETRY_S seconds while the disk is full or the store is unavailable; `what` names the operation in the
+    wait. Raises OSError after `patience_s` seconds of that, and any other error at once.
     """
     ends = time.monotonic() + patience_s
     try:
         while True:
             try:
-                return await asyncio.to_thread(write)
+                return await asyncio.to_thread(operation)
             except OSError as error:
-                wait = _wait(error)
+                wait = _wait_for(error)
                 if wait is None or time.monotonic() > ends:
                     raise
-                name, lacking = wait
-                log.warning("%s: %s; trying again in %g s", what, error, RETRY_S)
-                waits.pending(name, f"{lacking} for {what}: {error}", patience_s)
+                name, resource = wait
+                log.warning("%s: %s; retrying in %g s", what, error, RETRY_S)
+                waits.pending(name, f"{resource} for {what}: {error}", patience_s)
             await asyncio.sleep(RETRY_S)
     finally:
-        waits.done(WAIT)
+        waits.done(DISK_WAIT)
         waits.done(STORE_WAIT)
 
 
-def _wait(error: OSError) -> tuple[str, str] | None:
-    """What an error has to be waited out for; None where that is of no use."""
+def _wait_for(error: OSError) -> tuple[str, str] | None:
+    """The name of the wait and the resource that `error` lacks. None if a retry does not help."""
     if isinstance(error, StoreAwayError):
         return STORE_WAIT, "the store"
-    return (WAIT, "room on the disk") if error.errno in FULL else None
+    return (DISK_WAIT, "room on the disk") if error.errno in DISK_FULL else None

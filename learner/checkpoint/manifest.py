@@ -1,6 +1,6 @@
-"""Owns the files of one checkpoint: what each says, how they are written to the disk itself, and how they are checked.
+"""Owns the files of one checkpoint: the manifest, durable writes, and the comparison of files with the manifest.
 
-Must not know where checkpoints lie or which of them is used, nor import torch.
+Must not know where checkpoints are stored or which one is used, nor import torch.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ CHECKING_THREADS = 4
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written. The earlier ones stay, and training may go on."""
+    """A checkpoint could not be written. Earlier ones stay, and training can continue."""
 
 
-class Cut(Value):
-    """Where a checkpoint stands: behind rollout `step`, whose weights were published as policy `version`.
+class CheckpointHeader(Value):
+    """The position of a checkpoint: after rollout `step`, whose weights were published as policy `version`.
 
-    `weights`: the digest of those weights, "" where nobody computed it. `ranks`, `zero_stage` and `dtype` of the
-    learner that wrote it; only `dtype` binds the one that reads it.
+    `weights`: the digest of those weights, "" if unknown. `ranks`, `zero_stage` and `dtype`: of the learner that wrote
+    it; the learner that reads it must have the same `dtype`.
     """
 
     step: int
@@ -43,33 +43,35 @@ class Cut(Value):
     weights: str = ""
 
 
-Consumed: TypeAlias = dict[int, tuple[str, ...]]
+ConsumedGroups: TypeAlias = dict[int, tuple[str, ...]]
 """The ids of the groups that each rollout step trained."""
 
 
-class Checkpoint(Cut):
-    """checkpoint.json. `consumed`: the ids of the groups trained in each step since the checkpoint before it, which
-    with the records of the steps before is all that the policy has seen. `digest`: SHA-256 of the other fields.
+class Checkpoint(CheckpointHeader):
+    """checkpoint.json. `digest`: SHA-256 of the other fields.
+
+    `consumed`: the ids of the groups trained in each step since the previous checkpoint. Together with the records of
+    the earlier steps, that is all that the policy was trained on.
     """
 
     name: str
-    consumed: Consumed
+    consumed: ConsumedGroups
     files: dict[str, FileFacts]
     digest: str = ""
 
     @property
     def size(self) -> int:
-        """Bytes of its files."""
+        """The size of its files in bytes."""
         return sum(facts.size for facts in self.files.values())
 
 
 def write_hashed(path: Path, chunks: Iterable[memoryview], stop: threading.Event) -> FileFacts:
-    """Write a file to the disk itself, and hash it on the way. Raises OSError; CheckpointError once `stop` is set."""
+    """Write a file, sync it to the disk, and hash it. Raises OSError; CheckpointError once `stop` is set."""
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file:
         for chunk in chunks:
             if stop.is_set():
-                raise CheckpointError("the learner stops")
+                raise CheckpointError("the learner is stopping")
             file.write(chunk)
             digest.update(chunk)
             size += len(chunk)
@@ -78,53 +80,53 @@ def write_hashed(path: Path, chunks: Iterable[memoryview], stop: threading.Event
     return FileFacts(size=size, sha256=digest.hexdigest())
 
 
-def write_manifest(folder: Path, unsealed: Checkpoint) -> Checkpoint:
-    """Put the manifest beside its files, with its own digest, all of it on the disk itself. Raises OSError."""
-    checkpoint = unsealed.model_copy(update={"digest": _seal(unsealed.model_dump_json())})
+def write_manifest(folder: Path, unsigned: Checkpoint) -> Checkpoint:
+    """Write the manifest beside its files, with its own digest, and sync both to the disk. Raises OSError."""
+    checkpoint = unsigned.model_copy(update={"digest": _digest_of(unsigned.model_dump_json())})
     write_message(folder / MANIFEST, checkpoint)
     sync_folder(folder)
     return checkpoint
 
 
 def read_manifest(folder: Path) -> Checkpoint:
-    """The reverse of `write_manifest`. Raises ArchiveError, naming the file."""
+    """Read what `write_manifest` wrote. Raises ArchiveError, naming the file."""
     path = folder / MANIFEST
     checkpoint = read_message(path, Checkpoint)
     try:
-        sealed = checkpoint.digest == _seal(path.read_text())
+        matching = checkpoint.digest == _digest_of(path.read_text())
     except OSError as error:
         raise ArchiveError(f"{path}: cannot be read ({error.strerror})") from None
-    if not sealed or checkpoint.name != folder.name:
+    if not matching or checkpoint.name != folder.name:
         raise ArchiveError(f"{path}: damaged (its content does not match its digest or its folder)")
     return checkpoint
 
 
-def _seal(document: str) -> str:
-    """Of the fields as they stand there, so that a newer writer's additions count."""
+def _digest_of(document: str) -> str:
+    """The digest of the fields in the document, including those that a newer release added."""
     fields = {name: value for name, value in json.loads(document).items() if name != "digest"}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def check_files(folder: Path, files: dict[str, FileFacts]) -> None:
-    """Read all of them and compare. Raises ArchiveError, naming the file."""
+    """Read all files and compare their sizes and digests. Raises ArchiveError, naming the file."""
     with ThreadPoolExecutor(CHECKING_THREADS) as threads:
-        # Consumed for what it raises.
+        # The results are read because that raises the errors.
         list(threads.map(lambda name: _check(folder / name, files[name]), files))
 
 
 def _check(path: Path, facts: FileFacts) -> None:
     try:
-        whole = matches(path, facts)
+        intact = matches(path, facts)
     except FileNotFoundError:
         raise ArchiveError(f"{path}: missing") from None
     except OSError as error:
         raise ArchiveError(f"{path}: cannot be read ({error.strerror})") from None
-    if not whole:
+    if not intact:
         raise ArchiveError(f"{path}: damaged (its content does not match {MANIFEST})")
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power cut. Raises OSError."""
+    """Sync the names in a folder to the disk, so that they survive a power cut. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,6 +1,6 @@
-"""Owns a run's checkpoints beyond this node: which there are, their files brought here, put, set aside and deleted.
+"""Owns a run's checkpoints in the store: list, fetch, upload, set aside and delete them.
 
-Must not decide which of them is used. Without a store there are none, and nothing is done.
+Must not decide which one is used. Without a store, its methods do nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DAMAGED = "damaged-"
 
 
 class StoredCheckpoints:
-    """The store's side of `Checkpoints`. A checkpoint is one there once its manifest is. Raises StoreError."""
+    """The store's side of `Checkpoints`. A checkpoint exists there once its manifest does. Raises StoreError."""
 
     def __init__(self, archive: RunArchive) -> None:
         self.mirror = archive.mirror
@@ -26,11 +26,14 @@ class StoredCheckpoints:
 
     @property
     def remote(self) -> bool:
-        """Whether there is a store."""
+        """Whether the run has a store."""
         return self.mirror.remote
 
-    def take_in(self) -> None:
-        """Know here which checkpoints the store holds, and no others; their files stay where they are."""
+    def fetch_manifests(self) -> None:
+        """Make this node's list of checkpoints that of the store: fetch manifests, and delete all other checkpoints.
+
+        The ranks' files stay in the store until `fetch`.
+        """
         if not self.remote:
             return
         stored = self.mirror.listed(CHECKPOINTS)
@@ -40,34 +43,36 @@ class StoredCheckpoints:
                 (path / MANIFEST).unlink(missing_ok=True)
             else:
                 shutil.rmtree(path, ignore_errors=True)
-        told = {f: size for f, size in stored.items() if _name(f) in names and f.endswith((MANIFEST, SAMPLER))}
-        self.mirror.fetch(told, self._run)
+        small = {
+            file: size for file, size in stored.items() if _name(file) in names and file.endswith((MANIFEST, SAMPLER))
+        }
+        self.mirror.fetch(small, self._run)
 
     def put(self, name: str, path: Path, stop: threading.Event | None = None) -> None:
-        """Put a file of a checkpoint."""
+        """Upload a file of a checkpoint."""
         self.mirror.put(f"{CHECKPOINTS}/{name}/{path.name}", path, stop)
 
     def fetch(self, name: str) -> None:
-        """Bring all files of a checkpoint to this node. Raises ArchiveError if one is not whole."""
+        """Fetch all files of a checkpoint to this node. Raises ArchiveError if one is missing or damaged."""
         if not self.remote:
             return
         folder, under = self._folder / name, f"{CHECKPOINTS}/{name}"
         try:
             stored = self.mirror.listed(under)
-            told = {file: size for file, size in stored.items() if file == f"{under}/{MANIFEST}"}
-            self.mirror.fetch(told, self._run)
+            manifest = {file: size for file, size in stored.items() if file == f"{under}/{MANIFEST}"}
+            self.mirror.fetch(manifest, self._run)
             files = {f"{under}/{file}": facts for file, facts in read_manifest(folder).files.items()}
             for file, facts in files.items():
                 if stored.get(file) != facts.size:
                     fault = f"damaged (it has {stored[file]} bytes)" if file in stored else "missing"
                     raise ArchiveError(f"{self.mirror.location(file, self._run)}: {fault}")
-            brought = self.mirror.fetch({file: facts.size for file, facts in files.items()}, self._run)
+            fetched = self.mirror.fetch({file: facts.size for file, facts in files.items()}, self._run)
         except MissingObjectError as error:
             raise ArchiveError(str(error)) from None
-        check_files(self._run, {file: files[file] for file in brought})
+        check_files(self._run, {file: files[file] for file in fetched})
 
-    def clear(self) -> list[str]:
-        """Delete what is no checkpoint and was not set aside, and return the names."""
+    def clear_interrupted(self) -> list[str]:
+        """Delete what interrupted writes left, and return the names. Keeps checkpoints, also those set aside."""
         stored = self.mirror.listed(CHECKPOINTS)
         known = {_name(file) for file in stored if file.endswith(MANIFEST)}
         left = sorted({_name(file) for file in stored} - known)
@@ -75,18 +80,18 @@ class StoredCheckpoints:
         return left
 
     def set_aside(self, name: str) -> None:
-        """Have it count no more, and keep it."""
+        """Keep the files of a damaged checkpoint, but no longer count it as one."""
         if self.remote:
             self.mirror.put_bytes(f"{CHECKPOINTS}/{name}/{DAMAGED}{MANIFEST}", b"{}")
             self.mirror.delete([f"{CHECKPOINTS}/{name}/{MANIFEST}"])
 
-    def set_asides(self) -> list[str]:
-        """The names of those."""
+    def names_set_aside(self) -> list[str]:
+        """The names of the checkpoints that were set aside."""
         marks = [file for file in self.mirror.listed(CHECKPOINTS) if file.endswith(f"/{DAMAGED}{MANIFEST}")]
         return [_name(file) for file in marks]
 
     def delete(self, name: str) -> None:
-        """Its manifest goes first: without it what is left is no checkpoint."""
+        """Delete a checkpoint, its manifest first, so that an interruption leaves no incomplete checkpoint."""
         under = f"{CHECKPOINTS}/{name}"
         self.mirror.delete([f"{under}/{MANIFEST}"])
         self.mirror.delete(self.mirror.listed(under))

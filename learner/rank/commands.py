@@ -1,6 +1,6 @@
-"""Owns what rank 0 tells the other ranks.
+"""Owns the commands that rank 0 sends to the other ranks.
 
-Must not carry it out.
+Must not carry them out.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from services.contracts import Batch, Value
 
 
 class Command(Value):
-    """rank 0 -> all ranks: what to do next, together.
+    """What all ranks do next, together. Rank 0 sends it to the others.
 
-    `train` and `retrain` (from the archive) come with a batch, `save` with a step, `load` with a checkpoint's name.
+    `train` and `retrain` (from the archive) have a batch, `save` a step, `load` the name of a checkpoint.
     """
 
     do: Literal["idle", "train", "retrain", "snapshot", "save", "load", "stop"]

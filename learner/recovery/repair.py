@@ -1,6 +1,6 @@
-"""Owns bringing archived batches back that are damaged or gone, from Redis, which keeps what no checkpoint covers yet.
+"""Owns the repair of archived batches that are damaged or missing, from Redis, which keeps what no checkpoint covers.
 
-Must not train, nor touch a batch that the archive holds whole.
+Must not train, nor change a batch that the archive holds intact.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from services.streams.keys import RunKeys
 from services.streams.state.policy_history import published_batches
 
 
-async def repair(redis: Redis, keys: RunKeys, archive: RunArchive, steps: Collection[int]) -> list[int]:
-    """Archive the batches of these committed steps anew, as one rank's share; the steps of those that Redis still has.
+async def repair_batches(redis: Redis, keys: RunKeys, archive: RunArchive, steps: Collection[int]) -> list[int]:
+    """Archive the batches of these committed steps again, as the share of one rank.
 
-    A payload that is damaged in Redis was so when the batch was trained, and is left out as it was then.
+    Returns the steps that Redis still holds. A payload that is damaged in Redis was already damaged when the batch was
+    trained, so it is masked again.
     """
     repaired = []
     for batch in await published_batches(redis, keys, steps):
-        whole, damaged = await fetch(redis, trained_payloads(batch))
-        await asyncio.to_thread(_archive, archive, masked(batch, damaged.keys()), whole)
+        intact, damaged = await fetch(redis, trained_payloads(batch))
+        await asyncio.to_thread(_archive, archive, masked(batch, damaged.keys()), intact)
         repaired.append(batch.step)
     return repaired
 
 
 def _archive(archive: RunArchive, batch: Batch, payloads: dict[str, SamplePayload]) -> None:
-    archive.forget_batch(batch.step)
+    archive.delete_batch(batch.step)
     archive.write_share(batch, 0, payloads)
     archive.write_batch(batch)

@@ -1,7 +1,7 @@
-"""Owns replay: recorded optimizer steps run again from a run's folder alone, and compared with what they gave.
+"""Owns replay: run recorded optimizer steps again from a run's folder alone, and compare the results with the records.
 
-Must not need a gateway, Redis or the run's other services. As a program it is one rank; `replay` starts all of them on
-this machine. Nothing of the run's folder is written to; what a store holds of the run is fetched to another one.
+Must not need a gateway, Redis or the run's other services. As a program, it is one rank; `replay` starts all ranks on
+this machine. Does not write to the run's folder; files of a run in a store are fetched to a folder of their own.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ if TYPE_CHECKING:
     from learner.training.trainer import Trainer
 
 RELATIVE_TOLERANCE = {"float32": 1e-5, "float64": 1e-10, "bfloat16": 1e-2}
-"""What may differ from the recorded value, as a share of it or of 0.1: a loss may be near zero where its terms are not.
+"""The tolerated difference as a share of the recorded value, or of SMALLEST_SCALE if that is larger, by learner.dtype.
 
-By learner.dtype: sums over ranks and on a GPU may come in another order.
+Sums over ranks and on a GPU may be computed in another order.
 """
 SMALLEST_SCALE = 0.1
+"""A loss may be near zero although its terms are not."""
 POLL_S = 0.1
-ENDING_S = 10.0
+EXIT_S = 10.0
 
 
 class ReplayError(RuntimeError):
-    """A replay that cannot be begun or did not come to its end; one line for people."""
+    """A replay could not start or did not finish. The text is one line for the user."""
 
 
 class ReplayedStep(Value):
-    """rank 0 -> its parent: what one rollout step gave this time."""
+    """The result of one replayed rollout step, from rank 0 to its parent process."""
 
     step: int
     optimizer: tuple[OptimizerStepRecord, ...]
@@ -53,30 +54,30 @@ class ReplayedStep(Value):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run again: `steps`, beginning at the `start` checkpoint or, without one, at the run's model."""
+    """The `steps` to replay, from the `start` checkpoint, or from the run's model if it is None."""
 
     facts: RunFacts
     start: Checkpoint | None
     steps: tuple[int, ...]
-    passed_over: tuple[str, ...]
-    """Nearer checkpoints that are damaged, a line each."""
+    skipped: tuple[str, ...]
+    """Nearer checkpoints that are damaged, one line per checkpoint."""
     recorded_ranks: int = 1
-    """The most ranks that trained one of the steps; a run may go on with fewer than it began with."""
+    """The maximum number of ranks that trained one of the steps; a run may resume with another number."""
 
     @property
     def exact(self) -> bool:
-        """Whether loss and norm must be equal bit by bit: on one CPU rank, then and now."""
+        """Whether loss and norm must be equal bit by bit, because both trainings use one CPU rank."""
         return self.facts.ranks == self.recorded_ranks == 1 and self.facts.device == "cpu"
 
     @property
     def tolerance(self) -> float:
-        """Largest difference, as a share of the recorded value or of SMALLEST_SCALE; 0 where it must be equal."""
+        """The tolerated difference, as in RELATIVE_TOLERANCE; 0 if the values must be equal."""
         return 0.0 if self.exact else RELATIVE_TOLERANCE[self.facts.recipe.learner.dtype]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One optimizer step (counted from 1 in its rollout step), recorded and replayed; None where there was none."""
+    """One optimizer step, counted from 1 in its rollout step, recorded and replayed; None if it does not exist."""
 
     step: int
     index: int
@@ -85,60 +86,64 @@ class Comparison:
     equal: bool
 
 
-def run_at_hand(runs: Path, run: str) -> tuple[Path, Mirror]:
-    """The folder with a run's archive, and where what it lacks is fetched from: `runs`' own, or without a share in
-    the run's work what the store holds. Raises ReplayError, StoreError.
+def open_run(runs: Path, run: str) -> tuple[Path, Mirror]:
+    """The folder with a run's archive, and the mirror from which missing files are fetched.
+
+    Without a store it is the run's folder below `runs`; with one, a folder of its own. Raises ReplayError, StoreError.
     """
     mirror, folder = run_mirror(run), runs / "replays" / run
     if not mirror.remote:
         return runs / run, mirror
-    (folder / FACTS).unlink(missing_ok=True)  # of an earlier replay
+    (folder / FACTS).unlink(missing_ok=True)  # from an earlier replay
     archive = RunArchive(folder, mirror)
-    archive.forget_scratch()
-    archive.take_in()
-    Checkpoints(archive).stored.take_in()
+    archive.clear_scratch()
+    archive.sync_with_store()
+    Checkpoints(archive).stored.fetch_manifests()
     if not (folder / FACTS).is_file():
-        raise ReplayError(f"RUN: {run!r} has no archive in {mirror.location('', folder)} (PENSTOCK_STORE)")
+        place = mirror.location("", folder)
+        raise ReplayError(f"RUN: {run!r} is not valid: expected a run with an archive in {place} (PENSTOCK_STORE)")
     return folder, mirror
 
 
 def plan_replay(folder: Path, step: int, mirror: Mirror = NO_MIRROR) -> Plan:
-    """Find out how to get to rollout step `step`, and fetch what that takes.
+    """Find the nearest intact start of a replay of rollout step `step`, and fetch the files that it needs.
 
     Raises ArchiveError, ReplayError, StoreError.
     """
     archive = RunArchive(folder, mirror)
     if not (folder / "run.json").is_file():
-        known = ", ".join(sorted(one.parent.name for one in folder.parent.glob("*/run.json"))) or "none"
-        raise ReplayError(f"RUN: {folder.name!r} has no archive in {folder.parent}; accepted here: {known}")
+        known = ", ".join(sorted(path.parent.name for path in folder.parent.glob("*/run.json"))) or "none"
+        raise ReplayError(
+            f"RUN: {folder.name!r} is not valid: expected a run with an archive in {folder.parent} ({known})"
+        )
     facts = archive.facts()
     try:
         model = local_model(facts.model_path, models_folder())
     except (ModelUnavailableError, StoreError) as error:
-        raise ReplayError(f"run {facts.run!r} began with the model {facts.model_path}: {error}") from None
+        raise ReplayError(f"the model of run {facts.run!r} cannot be loaded from {facts.model_path}: {error}") from None
     if not (model / "config.json").is_file():
-        raise ReplayError(f"run {facts.run!r} began with the model in {facts.model_path}, which is gone")
+        raise ReplayError(f"the model of run {facts.run!r} is missing: {facts.model_path} has no config.json")
     archived = set(archive.steps())
     starts: list[Checkpoint | None] = [None, *Checkpoints(archive).complete()]
-    if not any(_leads_to(step, one, archived) for one in starts):
-        accepted = _ranges(sorted(s for s in archived if any(_leads_to(s, one, archived) for one in starts)))
-        expected = f"a step with its batch in run {facts.run!r}: {accepted}"
-        raise ReplayError(f"STEP: {step} is not valid: expected {expected}")
-    passed_over: list[str] = []
+    reachable = {found for found in archived if any(_leads_to(found, start, archived) for start in starts)}
+    if step not in reachable:
+        accepted = _ranges(sorted(reachable))
+        raise ReplayError(f"STEP: {step} is not valid: expected a step that run {facts.run!r} has archived: {accepted}")
+    skipped: list[str] = []
     for start in reversed(starts):
         if not _leads_to(step, start, archived):
             continue
         try:
             if start is not None:
-                Checkpoints(archive).check(start)  # which fetches it
+                Checkpoints(archive).check(start)  # also fetches it
         except ArchiveError as error:
-            passed_over.append(str(error))
+            skipped.append(str(error))
             continue
         steps = tuple(range(_first(start), step + 1))
         _check_batches(archive, steps)
-        ranks = max(len(archiving_ranks(archive, one)) for one in steps)
-        return Plan(facts, start, steps, tuple(passed_over), ranks)
-    raise ArchiveError("; ".join(passed_over))
+        ranks = max(len(archiving_ranks(archive, replayed)) for replayed in steps)
+        return Plan(facts, start, steps, tuple(skipped), ranks)
+    raise ArchiveError("; ".join(skipped))
 
 
 def _first(start: Checkpoint | None) -> int:
@@ -157,19 +162,20 @@ def _ranges(steps: list[int]) -> str:
             runs[-1][1:] = [step]
         else:
             runs.append([step])
-    return ", ".join("-".join(str(one) for one in run) for run in runs) or "none"
+    return ", ".join("-".join(map(str, run)) for run in runs) or "none"
 
 
 def _check_batches(archive: RunArchive, steps: tuple[int, ...]) -> None:
-    """Raise ArchiveError before any rank starts: one that fails alone would leave the others waiting."""
+    """Raise ArchiveError before any rank starts, because the others would wait for a rank that fails alone."""
     for step in steps:
         archived_payloads(archive, archive.batch(step))
 
 
-def replay(folder: Path, plan: Plan, deadline_s: float, say: Callable[[str], None]) -> list[Comparison]:
-    """Run the planned steps again, on as many rank processes as the run had. Raises ReplayError, ArchiveError.
+def replay(folder: Path, plan: Plan, deadline_s: float, report: Callable[[str], None]) -> list[Comparison]:
+    """Replay the planned steps on as many rank processes as the run had, and compare them with the records.
 
-    `say` is told each step as it is done. All ranks are ended at the latest after `deadline_s` seconds.
+    Calls `report` with one line per replayed step. Kills all ranks after `deadline_s` seconds at the latest. Raises
+    ReplayError, ArchiveError.
     """
     archive = RunArchive(folder)
     with tempfile.TemporaryDirectory(prefix="penstock-replay-") as scratch:
@@ -178,11 +184,11 @@ def replay(folder: Path, plan: Plan, deadline_s: float, say: Callable[[str], Non
         ranks = _start(folder, plan, out, logs, deadline_s)
         try:
             for done in _follow(ranks, out, logs, deadline_s):
-                say(f"step {done.step} of {plan.steps[0]}-{plan.steps[-1]} replayed")
+                report(f"step {done.step} of {plan.steps[0]}-{plan.steps[-1]} replayed")
         finally:
-            _end(ranks)
+            _kill(ranks)
         replayed = _read(out)
-    return [row for one in replayed for row in _compare(archive.record(one.step), one, plan.tolerance)]
+    return [row for result in replayed for row in _compare(archive.record(result.step), result, plan.tolerance)]
 
 
 def _start(folder: Path, plan: Plan, out: Path, logs: list[Path], deadline_s: float) -> list[subprocess.Popen[bytes]]:
@@ -194,7 +200,7 @@ def _start(folder: Path, plan: Plan, out: Path, logs: list[Path], deadline_s: fl
         *("--steps", str(plan.steps[0]), str(plan.steps[-1])),
         *("--port", str(port), "--out", str(out), "--deadline", str(deadline_s)),
         *(("--start", plan.start.name) if plan.start else ()),
-    ]  # fmt: skip
+    ]
     ranks = []
     for rank, path in enumerate(logs):
         with path.open("wb") as log:
@@ -205,63 +211,65 @@ def _start(folder: Path, plan: Plan, out: Path, logs: list[Path], deadline_s: fl
 
 
 def _environment(facts: RunFacts, rank: int) -> dict[str, str]:
-    """A rank's variables: the run's threads, and one device of its own or none, as the run had it."""
+    """A rank's environment: the run's number of threads, and its own device if the run used devices."""
     threads = str(facts.recipe.learner.threads)
-    devices = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    devices = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
     own = devices[rank] if rank < len(devices) else str(rank)
-    root = str(Path(__file__).parents[2])
+    paths = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))
     return os.environ | {
-        "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": own if facts.device == "cuda" else "",
-        "PYTHONPATH": os.pathsep.join(one for one in (root, os.environ.get("PYTHONPATH")) if one),
-    }  # fmt: skip
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+    }
 
 
 def _follow(
     ranks: list[subprocess.Popen[bytes]], out: Path, logs: list[Path], deadline_s: float
 ) -> Iterator[ReplayedStep]:
-    """Each step as rank 0 writes it, until all ranks have ended well. Raises ReplayError."""
+    """Each step once rank 0 has written it, until all ranks have exited with 0. Raises ReplayError."""
     ends = time.monotonic() + deadline_s
-    told = 0
+    reported = 0
     while True:
         running = [rank.poll() is None for rank in ranks]
         found = _read(out)
-        yield from found[told:]
-        told = len(found)
+        yield from found[reported:]
+        reported = len(found)
         faults = [_fault(number, rank.returncode, logs[number]) for number, rank in enumerate(ranks) if rank.returncode]
         if faults:
             raise ReplayError("; ".join(faults))
         if not any(running):
             return
         if time.monotonic() > ends:
-            raise ReplayError(f"the replay was not done within {deadline_s:g} s (--timeout)")
+            raise ReplayError(f"the replay did not finish within {deadline_s:g} s (--timeout)")
         time.sleep(POLL_S)
 
 
 def _fault(number: int, status: int, path: Path) -> str:
     lines = path.read_text(errors="replace").strip().splitlines()
-    return f"rank {number} of the replay ended with status {status}: {lines[-1] if lines else 'it wrote nothing'}"
+    return f"rank {number} of the replay exited with status {status}: {lines[-1] if lines else 'its log is empty'}"
 
 
 def _read(out: Path) -> list[ReplayedStep]:
     if not out.exists():
         return []
-    # The last line may be half written.
+    # The last line may be incomplete.
     lines = out.read_text().split("\n")[:-1]
     return [ReplayedStep.model_validate_json(line) for line in lines]
 
 
-def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
+def _kill(ranks: list[subprocess.Popen[bytes]]) -> None:
     for rank in ranks:
         if rank.poll() is None:
             rank.kill()
     for rank in ranks:
-        rank.wait(ENDING_S)
+        rank.wait(EXIT_S)
 
 
 def _compare(record: StepRecord | None, replayed: ReplayedStep, tolerance: float) -> Iterator[Comparison]:
     recorded = record.optimizer if record else ()
-    # A rollout step without any optimizer step has a row too: all its responses were masked, or nobody recorded it.
+    # A rollout step without optimizer steps has a row too: all its responses were masked, or it has no record.
     for index in range(max(len(recorded), len(replayed.optimizer), 1)):
         before = recorded[index] if index < len(recorded) else None
         after = replayed.optimizer[index] if index < len(replayed.optimizer) else None
@@ -273,8 +281,8 @@ def _equal(recorded: OptimizerStepRecord | None, replayed: OptimizerStepRecord |
     if recorded is None or replayed is None:
         return recorded is replayed
     return recorded.applied == replayed.applied and all(
-        _close(one, other, tolerance)
-        for one, other in ((recorded.loss, replayed.loss), (recorded.gradient_norm, replayed.gradient_norm))
+        _close(before, after, tolerance)
+        for before, after in ((recorded.loss, replayed.loss), (recorded.gradient_norm, replayed.gradient_norm))
     )
 
 
@@ -287,7 +295,7 @@ def _close(recorded: float | None, replayed: float | None, tolerance: float) -> 
 def run_rank(
     folder: Path, start: str | None, steps: tuple[int, int], rank: int, port: int, out: Path, deadline_s: float
 ) -> None:
-    """One rank of a replay: load the `start` checkpoint, train the steps, report them from rank 0."""
+    """One rank of a replay: load the `start` checkpoint and train the steps. Rank 0 writes the results to `out`."""
     from learner.training.process_group import Ranks, keep_freed_memory
     from learner.training.trainer import Trainer, leave
 
@@ -297,7 +305,7 @@ def run_rank(
     ranks = Ranks(rank, facts.ranks, "127.0.0.1", port, timeout_s=deadline_s)
     try:
         if ranks.device.type != facts.device:
-            raise ReplayError(f"the run trained on {facts.device}, this machine offers {ranks.device.type}")
+            raise ReplayError(f"the run trained on {facts.device}, but this machine has only {ranks.device.type}")
         trainer = Trainer(local_model(facts.model_path, models_folder()), facts.recipe, ranks)
         if start is not None:
             Checkpoints(archive).load(trainer, start)
@@ -312,7 +320,7 @@ def _train(trainer: Trainer, archive: RunArchive, steps: tuple[int, int], rank: 
         batch = archive.batch(step)
         plans = trainer.plan(batch)
         payloads = archived_payloads(archive, batch)
-        own = {one.payload: payloads[one.payload] for plan in plans for one in plan.shares[rank]}
+        own = {sample.payload: payloads[sample.payload] for plan in plans for sample in plan.shares[rank]}
         trained = trainer.train(plans, own)
         if rank == 0:
             with out.open("a") as file:
@@ -324,7 +332,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m learner.recovery.replay", description="One rank of a replay.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, nargs=2, required=True, metavar=("FIRST", "LAST"))
-    parser.add_argument("--start", metavar="CHECKPOINT", help="its folder's name; without it, the run's model")
+    parser.add_argument("--start", metavar="CHECKPOINT", help="the name of its folder; default: the run's model")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)

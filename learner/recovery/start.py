@@ -1,4 +1,4 @@
-"""Owns where a learner begins that takes over a run, and what it trains again: the way back to the last committed step.
+"""Owns the start point of a learner that resumes a run: a checkpoint, and the archived steps to retrain after it.
 
 Must not train, write or delete anything, nor import torch.
 """
@@ -19,37 +19,37 @@ SHARE_RANK = re.compile(r"rank-(\d+)\.parquet")
 
 
 class MissingBatchesError(ArchiveError):
-    """Steps have to be trained again whose batches the archive does not hold whole: `reasons` by step."""
+    """The archive does not hold the batches of steps that must be retrained. `reasons`: why, by step."""
 
-    def __init__(self, start: Checkpoint | None, reasons: dict[int, str], passed_over: dict[str, str]) -> None:
+    def __init__(self, checkpoint: Checkpoint | None, reasons: dict[int, str], skipped: dict[str, str]) -> None:
         self.reasons = reasons
-        begun = f"the checkpoint of step {start.step}" if start else "the run's model"
-        lines = [*reasons.values(), *passed_over.values()]
-        super().__init__(f"{len(reasons)} steps after {begun} cannot be trained again: {'; '.join(lines)}")
+        start = f"the checkpoint of step {checkpoint.step}" if checkpoint else "the run's model"
+        lines = [*reasons.values(), *skipped.values()]
+        super().__init__(f"{len(reasons)} steps after {start} cannot be retrained: {'; '.join(lines)}")
 
 
 @dataclass(frozen=True)
-class Recovery:
-    """From the `start` checkpoint, or without one from the run's model, the archived `steps` lead to the last one.
+class StartPoint:
+    """The `checkpoint` to load, or None for the run's model, and the archived `steps` to retrain after it.
 
-    `passed_over`: the newer checkpoints that are damaged or half-written, by name, and why. `repaired`: the steps
-    whose batches were missing or damaged in the archive, and are back from Redis, and why.
+    `skipped`: newer checkpoints that are damaged or incomplete, by name, with the reason. `repaired`: the steps whose
+    batches were missing or damaged in the archive and were repaired from Redis, with the reason.
     """
 
-    start: Checkpoint | None
+    checkpoint: Checkpoint | None
     steps: tuple[int, ...]
-    passed_over: dict[str, str]
+    skipped: dict[str, str]
     repaired: Mapping[int, str] = field(default_factory=dict)
 
 
-def recover(archive: RunArchive, checkpoints: Checkpoints, committed: int) -> Recovery:
-    """How to come back to the policy behind rollout step `committed` (0: the run's model).
+def find_start_point(archive: RunArchive, checkpoints: Checkpoints, committed: int) -> StartPoint:
+    """How to restore the policy after rollout step `committed` (0: the run's model).
 
-    Later checkpoints are not considered: who rewound the run has discarded them. Reads all that it returns once.
-    Raises MissingBatchesError.
+    Ignores later checkpoints, because the run was rewound to before them. Reads and checks all files that the start
+    point needs. Raises MissingBatchesError.
     """
-    start, passed_over = checkpoints.newest_whole(committed)
-    steps = tuple(range(start.step + 1 if start else FIRST_STEP, committed + 1))
+    checkpoint, skipped = checkpoints.newest_intact(committed)
+    steps = tuple(range(checkpoint.step + 1 if checkpoint else FIRST_STEP, committed + 1))
     reasons = {}
     for step in steps:
         try:
@@ -57,12 +57,12 @@ def recover(archive: RunArchive, checkpoints: Checkpoints, committed: int) -> Re
         except ArchiveError as error:
             reasons[step] = str(error)
     if reasons:
-        raise MissingBatchesError(start, reasons, passed_over)
-    return Recovery(start, steps, passed_over)
+        raise MissingBatchesError(checkpoint, reasons, skipped)
+    return StartPoint(checkpoint, steps, skipped)
 
 
 def archived_payloads(archive: RunArchive, batch: Batch) -> dict[str, SamplePayload]:
-    """The payloads that training takes of a batch, by key, of however many ranks archived it. Raises ArchiveError."""
+    """The payloads that training needs for a batch, by key, from any number of ranks' shares. Raises ArchiveError."""
     found: dict[str, SamplePayload] = {}
     archive.fetch_shares(batch.step)
     for rank in archiving_ranks(archive, batch.step) or [0]:
@@ -76,12 +76,13 @@ def archived_payloads(archive: RunArchive, batch: Batch) -> dict[str, SamplePayl
 
 
 def trained_payloads(batch: Batch) -> list[str]:
-    """Masked and empty responses are trained by nobody, so nobody archives them."""
-    return [one.payload for group in batch.groups for one in group.samples if one.tokens and not one.masked]
+    """The keys of the payloads that are trained, and therefore archived: neither masked nor empty."""
+    samples = (sample for group in batch.groups for sample in group.samples)
+    return [sample.payload for sample in samples if sample.tokens and not sample.masked]
 
 
 def archiving_ranks(archive: RunArchive, step: int) -> list[int]:
-    """Which ranks' shares of a step are archived; a run may go on with another number of them."""
+    """The ranks whose shares of a step are archived. Their number may differ between steps of a run."""
     folder = archive.share_path(step, 0).parent
     names = [path.name for path in folder.glob(f"{step_name(step)}.rank-*.parquet")]
     return sorted(int(match[1]) for match in map(SHARE_RANK.search, names) if match)

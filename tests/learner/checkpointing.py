@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from learner.archive import RunArchive
-from learner.checkpoint.manager import Checkpoints, Writable
-from learner.checkpoint.manifest import Checkpoint, Cut
+from learner.checkpoint.manager import Checkpoints
+from learner.checkpoint.manifest import Checkpoint, CheckpointHeader
+from learner.checkpoint.partial import Writable
 from learner.training.process_group import Ranks
 from learner.training.tensor_files import HostBlock, TensorLayout
 from learner.training.trainer import Trainer
@@ -125,13 +126,14 @@ def names(archive: RunArchive) -> list[str]:
     return sorted(path.name for path in archive.checkpoints.iterdir())
 
 
-def cut(step: int, ranks: int = 1, version: int | None = None) -> Cut:
-    return Cut(step=step, version=step if version is None else version, ranks=ranks, zero_stage=1, dtype="float32")
+def header(step: int, ranks: int = 1, version: int | None = None) -> CheckpointHeader:
+    version = step if version is None else version
+    return CheckpointHeader(step=step, version=version, ranks=ranks, zero_stage=1, dtype="float32")
 
 
-def save(checkpoints: Checkpoints, at: Cut, *states: Writable, sampler: str | None = None) -> Checkpoint:
+def save(checkpoints: Checkpoints, at: CheckpointHeader, *states: Writable, sampler: str | None = None) -> Checkpoint:
     """A whole checkpoint, of as many ranks as there are states."""
-    name = checkpoints.begin(at.step)
+    name = checkpoints.partial.start(at.step)
     for rank, state in enumerate(states):
-        checkpoints.write(name, rank, state, NEVER)
+        checkpoints.partial.write(name, rank, state, NEVER)
     return checkpoints.commit(name, at.model_copy(update={"ranks": len(states)}), NEVER, sampler=sampler)

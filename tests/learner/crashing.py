@@ -15,7 +15,7 @@ from typing import Any
 
 from learner.archive import RunArchive
 from learner.checkpoint.manager import Checkpoints
-from learner.checkpoint.manifest import Cut
+from learner.checkpoint.manifest import CheckpointHeader
 
 CALLS = ("fsync", "mkdir", "rename", "replace", "rmdir", "unlink")
 DIED = 9
@@ -35,10 +35,10 @@ class Bytes:
 def write(folder: Path, step: int, ranks: int = 2) -> None:
     """A whole checkpoint, and those before the last two deleted."""
     checkpoints = Checkpoints(RunArchive(folder))
-    name = checkpoints.begin(step)
+    name = checkpoints.partial.start(step)
     for rank in range(ranks):
-        checkpoints.write(name, rank, Bytes(step), NEVER)
-    cut = Cut(step=step, version=step, ranks=ranks, zero_stage=1, dtype="float32")
+        checkpoints.partial.write(name, rank, Bytes(step), NEVER)
+    cut = CheckpointHeader(step=step, version=step, ranks=ranks, zero_stage=1, dtype="float32")
     checkpoints.commit(name, cut, NEVER, sampler="{}")
     checkpoints.prune(2)
 
@@ -65,13 +65,13 @@ def check(folder: Path) -> str:
     steps = [one.step for one in checkpoints.complete()]
     for one in checkpoints.complete():
         checkpoints.check(one)
-    newest, _ = checkpoints.newest_whole(3)
+    newest, _ = checkpoints.newest_intact(3)
     assert steps in ([1, 2], [1, 2, 3], [2, 3]), steps
     assert newest is not None
     assert newest.step == steps[-1], newest
     # Replay goes on from the oldest, so the batches after it must be there.
     assert RunArchive(folder).steps()[-3 + steps[0] :] == list(range(steps[0] + 1, 4))
-    checkpoints.clear()
+    checkpoints.clear_interrupted()
     write(folder, 3)
     assert [one.step for one in checkpoints.complete()] == [2, 3]
     left = sorted(path.name for path in (folder / "checkpoints").iterdir())

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.archive import ArchiveError, RunArchive, RunFacts, whole_file
+from learner.archive import ArchiveError, RunArchive, RunFacts, atomic_file
 from services.contracts import Batch, BatchGroup, BatchSample, OptimizerStepRecord, SamplerState, StepRecord
 from services.settings import parse_recipe
 from services.streams.delivery.payloads import SamplePayload
@@ -121,7 +121,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     path.write_text("before")
 
     def write(text: str) -> None:
-        with whole_file(path) as partial:
+        with atomic_file(path) as partial:
             partial.write_text(text[:3])
             raise RuntimeError("in the middle")
 
@@ -133,13 +133,13 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_an_archive_begins_once(archive: RunArchive) -> None:
     recipe = parse_recipe(recipe_document("/model"))
     facts = RunFacts(run="run", recipe=recipe, model_path="/model", ranks=2, device="cpu", versions={"torch": "2"})
-    archive.begin(facts)
+    archive.start(facts)
     archive.write_batch(batch(1))
-    archive.begin(facts)  # a learner that died before its first commit
+    archive.start(facts)  # a learner that died before its first commit
     assert archive.facts() == facts
     archive.write_record(record(1))
     with pytest.raises(ArchiveError, match="an earlier run"):
-        archive.begin(facts)
+        archive.start(facts)
 
 
 def files(archive: RunArchive) -> list[str]:
@@ -152,10 +152,10 @@ def test_steps_are_forgotten_at_either_end_with_all_their_shares(archive: RunArc
         archive.write_share(batch(step), 0, {})
         archive.write_share(batch(step), 1, {})
         archive.write_record(record(step))
-    archive.forget_batches(2)
+    archive.delete_batches(2)
     assert archive.steps() == [3, 4, 5, 6]
     assert all(archive.record(step) for step in range(1, 7)), "records stay"
-    archive.forget_after(4)
+    archive.delete_after(4)
     assert archive.steps() == [3, 4]
     assert [archive.record(step) is not None for step in range(1, 7)] == [True, True, True, True, False, False]
     assert files(archive) == [

@@ -19,7 +19,7 @@ from learner.archive import RunArchive
 from learner.checkpoint.manager import Checkpoints
 from learner.checkpoint.manifest import CheckpointError
 from tests.learner import crashing
-from tests.learner.checkpointing import NEVER, Endless, archive_with, block_of, cut, names, save
+from tests.learner.checkpointing import NEVER, Endless, archive_with, block_of, header, names, save
 from tests.learner.running import ROOT
 
 pytestmark = pytest.mark.timeout(400)
@@ -55,24 +55,24 @@ def test_a_full_disk_fails_the_checkpoint_and_nothing_else(tmp_path: Path) -> No
     with small_disk(tmp_path / "run", 4):
         archive = archive_with(tmp_path / "run", 3)
         checkpoints = Checkpoints(archive)
-        one = save(checkpoints, cut(1), block_of(400_000))
-        name = checkpoints.begin(2)
+        one = save(checkpoints, header(1), block_of(400_000))
+        name = checkpoints.partial.start(2)
         with pytest.raises(CheckpointError, match=r"rank-0001.*could not be written \(No space left on device\)"):
-            checkpoints.write(name, 1, block_of(800_000), NEVER)
+            checkpoints.partial.write(name, 1, block_of(800_000), NEVER)
         # Rank 0 hears of it from the other rank's word, long before its deadline.
-        checkpoints.write(name, 0, block_of(100), NEVER)
+        checkpoints.partial.write(name, 0, block_of(100), NEVER)
         with pytest.raises(CheckpointError, match=r"rank-0001.*No space left on device"):
-            checkpoints.commit(name, cut(2, ranks=2), NEVER)
-        assert (names(archive), checkpoints.newest_whole(3)) == ([one.name], (one, {}))
+            checkpoints.commit(name, header(2, ranks=2), NEVER)
+        assert (names(archive), checkpoints.newest_intact(3)) == ([one.name], (one, {}))
         fill(tmp_path / "run/full")
         with pytest.raises(CheckpointError, match="No space left on device"):
-            save(checkpoints, cut(2), block_of(100_000))
+            save(checkpoints, header(2), block_of(100_000))
         left = set(names(archive)) - {one.name}
         (tmp_path / "run/full").unlink()
         # Not even a word can be written to a disk this full: the rank's own service gives it up.
         for partial in left:
-            checkpoints.abandon(partial.removeprefix("."))
-        another = save(checkpoints, cut(3), block_of(1000))
+            checkpoints.partial.abandon(partial.removeprefix("."))
+        another = save(checkpoints, header(3), block_of(1000))
         assert names(archive) == [one.name, another.name]
 
 
@@ -87,15 +87,15 @@ def _write_on(file: Any) -> None:
 
 
 def test_a_file_that_grows_too_large_fails_the_checkpoint_too(archive: RunArchive, checkpoints: Checkpoints) -> None:
-    one = save(checkpoints, cut(1), block_of(10))
+    one = save(checkpoints, header(1), block_of(10))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
-        name = checkpoints.begin(2)
+        name = checkpoints.partial.start(2)
         with pytest.raises(CheckpointError, match=r"could not be written \(File too large\)"):
-            checkpoints.write(name, 0, block_of(1_000_000), NEVER)
+            checkpoints.partial.write(name, 0, block_of(1_000_000), NEVER)
         with pytest.raises(CheckpointError, match=r"could not be written \(File too large\)"):
-            checkpoints.commit(name, cut(2), NEVER)
+            checkpoints.commit(name, header(2), NEVER)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert names(archive) == [one.name]
@@ -105,11 +105,11 @@ def test_a_folder_that_cannot_be_made_fails_the_checkpoint(archive: RunArchive, 
     shutil.rmtree(archive.checkpoints)
     archive.checkpoints.write_text("in the way")
     with pytest.raises(CheckpointError, match=r"could not be written \(Not a directory\)"):
-        checkpoints.begin(2)
+        checkpoints.partial.start(2)
 
 
 def test_killed_in_the_middle_of_writing_the_former_one_is_used(archive: RunArchive, checkpoints: Checkpoints) -> None:
-    before = save(checkpoints, cut(2), block_of(1000))
+    before = save(checkpoints, header(2), block_of(1000))
     code = f"from tests.learner.test_checkpoint_failures import write_for_ever; write_for_ever({str(archive.folder)!r})"
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -127,18 +127,18 @@ def test_killed_in_the_middle_of_writing_the_former_one_is_used(archive: RunArch
     finally:
         process.kill()
         process.communicate(timeout=60)
-    assert checkpoints.newest_whole(STEPS) == (before, {})
-    assert checkpoints.clear() == [f".{name}"]
-    after = save(checkpoints, cut(4), block_of(1000))
+    assert checkpoints.newest_intact(STEPS) == (before, {})
+    assert checkpoints.clear_interrupted() == [f".{name}"]
+    after = save(checkpoints, header(4), block_of(1000))
     assert names(archive) == [before.name, after.name]
 
 
 def write_for_ever(folder: str) -> None:
     """The process that is killed."""
     checkpoints = Checkpoints(RunArchive(Path(folder)))
-    name = checkpoints.begin(4)
+    name = checkpoints.partial.start(4)
     print(name, flush=True)
-    checkpoints.write(name, 0, Endless(), NEVER)
+    checkpoints.partial.write(name, 0, Endless(), NEVER)
 
 
 def test_dying_at_any_moment_leaves_the_old_checkpoints_or_the_new_one_as_well(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.learner.checkpointing import (
     archive_with,
     bits,
     block_of,
-    cut,
+    header,
     names,
     open_trainer,
     save,
@@ -57,10 +57,10 @@ def groups(archive: RunArchive, step: int) -> tuple[str, ...]:
 
 
 def test_what_is_written_is_found_again(archive: RunArchive, checkpoints: Checkpoints) -> None:
-    assert checkpoints.newest_whole(STEPS) == (None, {})
-    first = save(checkpoints, cut(2), block_of(1000), block_of(10, seed=1))
+    assert checkpoints.newest_intact(STEPS) == (None, {})
+    first = save(checkpoints, header(2), block_of(1000), block_of(10, seed=1))
     sampler = json.dumps({"cursor": 7, "text": "é"})
-    second = save(checkpoints, cut(5, version=8), block_of(1000, seed=2), sampler=sampler)
+    second = save(checkpoints, header(5, version=8), block_of(1000, seed=2), sampler=sampler)
     assert (second.step, second.version, second.ranks, second.zero_stage, second.dtype) == (5, 8, 1, 1, "float32")
     assert first.consumed == {step: groups(archive, step) for step in (1, 2)}
     assert second.consumed == {step: groups(archive, step) for step in (3, 4, 5)}
@@ -72,8 +72,8 @@ def test_what_is_written_is_found_again(archive: RunArchive, checkpoints: Checkp
     for name, facts in first.files.items():
         data = (folder / name).read_bytes()
         assert (facts.size, facts.sha256) == (len(data), hashlib.sha256(data).hexdigest())
-    assert checkpoints.newest_whole(STEPS) == (second, {})
-    assert checkpoints.newest_whole(4) == (first, {})
+    assert checkpoints.newest_intact(STEPS) == (second, {})
+    assert checkpoints.newest_intact(4) == (first, {})
     assert checkpoints.complete() == [first, second]
     assert (checkpoints.sampler(first), checkpoints.sampler(second)) == (None, sampler)
     assert torch.equal(tensors_of(checkpoints.path(second))["master.weight"], block_of(1000, seed=2)["master.weight"])
@@ -108,43 +108,43 @@ def count_on(path: Path) -> None:
         (MANIFEST, Path.unlink, "missing"),
     ],
 )
-def test_a_damaged_one_is_passed_over_and_reported(
+def test_a_damaged_one_is_skipped_and_reported(
     archive: RunArchive, checkpoints: Checkpoints, file: str, harm: Callable[[Path], None], reason: str
 ) -> None:
-    good = save(checkpoints, cut(2), block_of(1000), block_of(1000), sampler="{}")
-    bad = save(checkpoints, cut(4), block_of(1000), block_of(1000), sampler="{}")
+    good = save(checkpoints, header(2), block_of(1000), block_of(1000), sampler="{}")
+    bad = save(checkpoints, header(4), block_of(1000), block_of(1000), sampler="{}")
     path = checkpoints.path(bad) / file
     harm(path)
-    found, passed_over = checkpoints.newest_whole(STEPS)
-    assert (found, list(passed_over)) == (good, [bad.name])
-    assert passed_over[bad.name].startswith(f"{path}: {reason}")
+    found, skipped = checkpoints.newest_intact(STEPS)
+    assert (found, list(skipped)) == (good, [bad.name])
+    assert skipped[bad.name].startswith(f"{path}: {reason}")
     # Set aside, it no longer takes the place of one that could be used.
-    checkpoints.set_aside(passed_over)
-    save(checkpoints, cut(5), block_of(10))
+    checkpoints.set_aside(skipped)
+    save(checkpoints, header(5), block_of(10))
     checkpoints.prune(2)
     assert [one.step for one in checkpoints.complete()] == [2, 5]
     assert archive.steps() == [3, 4, 5, 6]
     assert f"damaged-{bad.name}" in names(archive)
-    save(checkpoints, cut(6), block_of(10))
+    save(checkpoints, header(6), block_of(10))
     checkpoints.prune(2)
     assert [name[:11] for name in names(archive)] == ["step-000005", "step-000006"]
 
 
 def test_a_renamed_folder_is_no_checkpoint(archive: RunArchive, checkpoints: Checkpoints) -> None:
-    one = save(checkpoints, cut(2), block_of(10))
+    one = save(checkpoints, header(2), block_of(10))
     checkpoints.path(one).rename(archive.checkpoints / one.name.replace("000002", "000004"))
-    found, passed_over = checkpoints.newest_whole(STEPS)
+    found, skipped = checkpoints.newest_intact(STEPS)
     assert found is None
-    assert ["does not match its digest or its folder" in reason for reason in passed_over.values()] == [True]
+    assert ["does not match its digest or its folder" in reason for reason in skipped.values()] == [True]
 
 
 def test_of_several_of_a_step_the_latest_version_counts(archive: RunArchive, checkpoints: Checkpoints) -> None:
-    save(checkpoints, cut(2, version=2), block_of(10))
-    later = save(checkpoints, cut(2, version=7), block_of(10, seed=1))
-    earlier = save(checkpoints, cut(2, version=3), block_of(10))
-    assert checkpoints.newest_whole(STEPS) == (later, {})
+    save(checkpoints, header(2, version=2), block_of(10))
+    later = save(checkpoints, header(2, version=7), block_of(10, seed=1))
+    earlier = save(checkpoints, header(2, version=3), block_of(10))
+    assert checkpoints.newest_intact(STEPS) == (later, {})
     flip(checkpoints.path(later) / "rank-0000.safetensors")
-    assert checkpoints.newest_whole(STEPS)[0] == earlier
+    assert checkpoints.newest_intact(STEPS)[0] == earlier
     checkpoints.set_aside([later.name])
     checkpoints.prune(1)
     assert names(archive) == [f"damaged-{later.name}", earlier.name]
@@ -153,33 +153,33 @@ def test_of_several_of_a_step_the_latest_version_counts(archive: RunArchive, che
 def test_only_the_last_are_kept_and_what_is_being_written_is_left_alone(
     archive: RunArchive, checkpoints: Checkpoints
 ) -> None:
-    under_way = checkpoints.begin(6)
-    checkpoints.write(under_way, 0, block_of(10), NEVER)
+    under_way = checkpoints.partial.start(6)
+    checkpoints.partial.write(under_way, 0, block_of(10), NEVER)
     for step in (1, 2):
-        save(checkpoints, cut(step), block_of(10))
+        save(checkpoints, header(step), block_of(10))
         checkpoints.prune(3)
     assert archive.steps() == [1, 2, 3, 4, 5, 6]
     for step in (3, 4):
-        save(checkpoints, cut(step), block_of(10))
+        save(checkpoints, header(step), block_of(10))
         checkpoints.prune(3)
     assert [one.step for one in checkpoints.complete()] == [2, 3, 4]
     assert archive.steps() == [3, 4, 5, 6]
-    checkpoints.discard_after(3)
+    checkpoints.delete_after(3)
     assert [one.step for one in checkpoints.complete()] == [2, 3]
-    checkpoints.commit(under_way, cut(6), NEVER)
+    checkpoints.commit(under_way, header(6), NEVER)
     assert [one.step for one in checkpoints.complete()] == [2, 3, 6]
-    assert checkpoints.clear() == []
+    assert checkpoints.clear_interrupted() == []
 
 
 def test_rank_0_waits_for_the_others_without_reading_what_they_wrote(
     archive: RunArchive, checkpoints: Checkpoints
 ) -> None:
     late = Slow(block_of(1000, seed=1), threading.Event(), threading.Event())
-    name = checkpoints.begin(2)
+    name = checkpoints.partial.start(2)
     with ThreadPoolExecutor(2) as threads:
-        other = threads.submit(checkpoints.write, name, 1, late, NEVER)
-        checkpoints.write(name, 0, block_of(1000), NEVER)
-        committing = threads.submit(checkpoints.commit, name, cut(2, ranks=2), NEVER)
+        other = threads.submit(checkpoints.partial.write, name, 1, late, NEVER)
+        checkpoints.partial.write(name, 0, block_of(1000), NEVER)
+        committing = threads.submit(checkpoints.commit, name, header(2, ranks=2), NEVER)
         assert late.begun.wait(120)
         time.sleep(0.3)
         assert (committing.done(), checkpoints.complete()) == (False, [])
@@ -189,19 +189,19 @@ def test_rank_0_waits_for_the_others_without_reading_what_they_wrote(
         other.result(120)
         checkpoint = committing.result(120)
     assert checkpoint.ranks == 2
-    assert checkpoints.newest_whole(STEPS)[0] is None
+    assert checkpoints.newest_intact(STEPS)[0] is None
 
 
 def test_a_rank_that_never_writes_is_named_at_the_deadline(archive: RunArchive, checkpoints: Checkpoints) -> None:
-    before = save(checkpoints, cut(2), block_of(10))
-    name = checkpoints.begin(4)
-    checkpoints.write(name, 0, block_of(10), NEVER)
+    before = save(checkpoints, header(2), block_of(10))
+    name = checkpoints.partial.start(4)
+    checkpoints.partial.write(name, 0, block_of(10), NEVER)
     with pytest.raises(CheckpointError, match=r"ranks \[1, 2\] did not write their files within 0\.3 s"):
-        checkpoints.commit(name, cut(4, ranks=3), NEVER, deadline_s=0.3)
+        checkpoints.commit(name, header(4, ranks=3), NEVER, deadline_s=0.3)
     assert names(archive) == [before.name]
     # One that wakes up later cannot bring it back.
-    with pytest.raises(CheckpointError, match="given up by rank 0"):
-        checkpoints.write(name, 1, block_of(10), NEVER)
+    with pytest.raises(CheckpointError, match="abandoned by rank 0"):
+        checkpoints.partial.write(name, 1, block_of(10), NEVER)
     assert names(archive) == [before.name]
 
 
@@ -209,49 +209,49 @@ def test_one_that_is_given_up_while_ranks_write_leaves_nothing(
     archive: RunArchive, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = Slow(block_of(10_000_000), threading.Event(), threading.Event())
-    name = checkpoints.begin(2)
+    name = checkpoints.partial.start(2)
     remove = shutil.rmtree
 
     def late(path: Path, **given: Any) -> None:
-        with pytest.raises(CheckpointError, match="given up by rank 0"):
-            checkpoints.write(name, 2, block_of(10), NEVER)
+        with pytest.raises(CheckpointError, match="abandoned by rank 0"):
+            checkpoints.partial.write(name, 2, block_of(10), NEVER)
         remove(path, **given)
 
     monkeypatch.setattr(shutil, "rmtree", late)
     with ThreadPoolExecutor(1) as threads:
-        writing = threads.submit(checkpoints.write, name, 1, slow, NEVER)
+        writing = threads.submit(checkpoints.partial.write, name, 1, slow, NEVER)
         assert slow.begun.wait(120)
-        checkpoints.abandon(name)
+        checkpoints.partial.abandon(name)
         slow.go.set()
-        with pytest.raises(CheckpointError, match="given up by rank 0"):
+        with pytest.raises(CheckpointError, match="abandoned by rank 0"):
             writing.result(120)
     assert names(archive) == []
 
 
 def test_a_learner_that_stops_does_not_wait(archive: RunArchive, checkpoints: Checkpoints) -> None:
     stop = threading.Event()
-    name = checkpoints.begin(2)
+    name = checkpoints.partial.start(2)
     with ThreadPoolExecutor(1) as threads:
-        committing = threads.submit(checkpoints.commit, name, cut(2), stop)
+        committing = threads.submit(checkpoints.commit, name, header(2), stop)
         time.sleep(0.2)
         stop.set()
-        with pytest.raises(CheckpointError, match="the learner stops"):
+        with pytest.raises(CheckpointError, match="the learner is stopping"):
             committing.result(120)
-    with pytest.raises(CheckpointError, match="given up by rank 0"):
-        checkpoints.write(name, 0, block_of(10), stop)
+    with pytest.raises(CheckpointError, match="abandoned by rank 0"):
+        checkpoints.partial.write(name, 0, block_of(10), stop)
     assert names(archive) == []
-    name = checkpoints.begin(2)
-    with pytest.raises(CheckpointError, match="the learner stops"):
-        checkpoints.write(name, 0, block_of(10), stop)
+    name = checkpoints.partial.start(2)
+    with pytest.raises(CheckpointError, match="the learner is stopping"):
+        checkpoints.partial.write(name, 0, block_of(10), stop)
 
 
 def test_a_batch_that_is_missing_fails_the_checkpoint_and_names_it(
     archive: RunArchive, checkpoints: Checkpoints
 ) -> None:
     archive.batch_path(3).unlink()
-    save(checkpoints, cut(2), block_of(10))
+    save(checkpoints, header(2), block_of(10))
     with pytest.raises(CheckpointError, match=r"step-000003\.json: missing"):
-        save(checkpoints, cut(4), block_of(10))
+        save(checkpoints, header(4), block_of(10))
     assert [one.step for one in checkpoints.complete()] == [2]
 
 
@@ -265,16 +265,16 @@ def test_training_goes_on_while_a_checkpoint_is_written(
         captured = one.capture()
         same = one.capture()
         slow = Slow(captured, threading.Event(), threading.Event())
-        name = checkpoints.begin(1)
+        name = checkpoints.partial.start(1)
         with ThreadPoolExecutor(1) as threads:
-            writing = threads.submit(checkpoints.write, name, 0, slow, NEVER)
+            writing = threads.submit(checkpoints.partial.write, name, 0, slow, NEVER)
             assert slow.begun.wait(120)
             # The header is written; the tensors are while these steps change every one of them.
             trained = [train(one, version, 0) for version in (1, 2)]
             assert not writing.done()
             slow.go.set()
             writing.result(120)
-        checkpoint = checkpoints.commit(name, cut(1), NEVER)
+        checkpoint = checkpoints.commit(name, header(1), NEVER)
         kept = tensors_of(checkpoints.path(checkpoint))
         now = one.capture()
         assert all(torch.equal(bits(tensor), bits(same[key])) for key, tensor in kept.items())
@@ -299,7 +299,7 @@ def test_groups_that_the_learner_knows_are_not_read_from_the_archive(
     archive: RunArchive, checkpoints: Checkpoints
 ) -> None:
     archive.batch_path(2).unlink()
-    name = checkpoints.begin(3)
-    checkpoints.write(name, 0, block_of(10), NEVER)
-    made = checkpoints.commit(name, cut(3), NEVER, consumed={2: ("a", "b"), 3: ("c",), 4: ("later",)})
+    name = checkpoints.partial.start(3)
+    checkpoints.partial.write(name, 0, block_of(10), NEVER)
+    made = checkpoints.commit(name, header(3), NEVER, consumed={2: ("a", "b"), 3: ("c",), 4: ("later",)})
     assert made.consumed == {1: groups(archive, 1), 2: ("a", "b"), 3: ("c",)}

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from learner.coordinator import coordinator
-from learner.coordinator.coordinator import Lead
+from learner.coordinator import run_end, waiting
 from learner.rank import worker
-from learner.rank.worker import RankWork
+from learner.rank.worker import RankWorker
 from services.storage.errors import StoreError
 from tests.harness.small_run import recipe_document, service_context
 from tests.learner.running import end_ranks, start_programs
@@ -71,7 +70,7 @@ async def test_ranks_are_waited_for_as_long_as_they_may_take_to_start(
     document = recipe_document(tiny_model, limits={"startup_timeout_s": 5000.0})
     async with service_context(redis, run_id, document, "learner") as context:
         with pytest.raises(ConnectionError):
-            RankWork(context, 0, 2, ("127.0.0.1", 1))._open()
+            RankWorker(context, 0, 2, ("127.0.0.1", 1))._open()
     assert (given["timeout_s"], given["meet_s"]) == (600.0, 5000.0)
 
 
@@ -89,11 +88,12 @@ async def test_the_others_hear_that_rank_0_lives_while_it_waits_for_the_chat_tem
             time.sleep(0.05)
         raise StoreError("the store refuses")
 
-    monkeypatch.setattr(coordinator, "TICK_S", 0.1)
-    monkeypatch.setattr(coordinator, "tokenizer_of", away)
+    monkeypatch.setattr(waiting, "TICK_S", 0.1)
+    monkeypatch.setattr(run_end, "tokenizer_of", away)
     ours: Any = SimpleNamespace(send=send, model_folder=tiny_model)
+    unused: Any = None
     async with service_context(redis, run_id, recipe_document(tiny_model), "learner") as context:
         with pytest.raises(StoreError, match="the store refuses"):
-            await Lead(context, ours, 2)._export([])
+            await run_end.RunEnd(context, ours, unused)._export([])
     assert len(said) > 2
     assert set(said) == {"idle"}

@@ -14,11 +14,11 @@ import torch
 
 from learner.archive import ArchiveError, RunArchive
 from learner.checkpoint.manager import Checkpoints
-from learner.recovery.start import MissingBatchesError, Recovery, archived_payloads, recover
+from learner.recovery.start import MissingBatchesError, StartPoint, archived_payloads, find_start_point
 from learner.training.process_group import Ranks
 from learner.training.trainer import leave
 from services.streams.keys import RunKeys
-from tests.learner.checkpointing import archive_with, bits, block_of, cut, open_trainer, put_down, save, tensors_of
+from tests.learner.checkpointing import archive_with, bits, block_of, header, open_trainer, put_down, save, tensors_of
 from tests.learner.running import ROOT, draw_batch
 
 pytestmark = [
@@ -42,43 +42,43 @@ def checkpoints(archive: RunArchive) -> Checkpoints:
     return Checkpoints(archive)
 
 
-def test_from_the_newest_whole_checkpoint_to_the_last_step(archive: RunArchive, checkpoints: Checkpoints) -> None:
-    assert recover(archive, checkpoints, 0) == Recovery(None, (), {})
-    assert recover(archive, checkpoints, 2) == Recovery(None, (1, 2), {})
-    second = save(checkpoints, cut(2), block_of(10))
-    fourth = save(checkpoints, cut(4), block_of(10))
-    assert recover(archive, checkpoints, 6) == Recovery(fourth, (5, 6), {})
-    assert recover(archive, checkpoints, 4) == Recovery(fourth, (), {})
+def test_from_the_newest_intact_checkpoint_to_the_last_step(archive: RunArchive, checkpoints: Checkpoints) -> None:
+    assert find_start_point(archive, checkpoints, 0) == StartPoint(None, (), {})
+    assert find_start_point(archive, checkpoints, 2) == StartPoint(None, (1, 2), {})
+    second = save(checkpoints, header(2), block_of(10))
+    fourth = save(checkpoints, header(4), block_of(10))
+    assert find_start_point(archive, checkpoints, 6) == StartPoint(fourth, (5, 6), {})
+    assert find_start_point(archive, checkpoints, 4) == StartPoint(fourth, (), {})
     # Rewound to step 3: what lies behind it is of no use.
-    assert recover(archive, checkpoints, 3) == Recovery(second, (3,), {})
+    assert find_start_point(archive, checkpoints, 3) == StartPoint(second, (3,), {})
     (checkpoints.path(fourth) / "rank-0000.safetensors").unlink()
-    damaged = recover(archive, checkpoints, 6)
-    assert (damaged.start, damaged.steps, list(damaged.passed_over)) == (second, (3, 4, 5, 6), [fourth.name])
+    damaged = find_start_point(archive, checkpoints, 6)
+    assert (damaged.checkpoint, damaged.steps, list(damaged.skipped)) == (second, (3, 4, 5, 6), [fourth.name])
     (checkpoints.path(second) / "checkpoint.json").write_text("{")
-    from_the_model = recover(archive, checkpoints, 6)
-    assert (from_the_model.start, from_the_model.steps) == (None, (1, 2, 3, 4, 5, 6))
-    assert list(from_the_model.passed_over) == [fourth.name, second.name]
+    from_the_model = find_start_point(archive, checkpoints, 6)
+    assert (from_the_model.checkpoint, from_the_model.steps) == (None, (1, 2, 3, 4, 5, 6))
+    assert list(from_the_model.skipped) == [fourth.name, second.name]
 
 
 def test_batches_that_are_missing_or_damaged_are_named(archive: RunArchive, checkpoints: Checkpoints) -> None:
-    save(checkpoints, cut(2), block_of(10))
-    damaged = save(checkpoints, cut(3), block_of(10))
+    save(checkpoints, header(2), block_of(10))
+    damaged = save(checkpoints, header(3), block_of(10))
     (checkpoints.path(damaged) / "rank-0000.safetensors").unlink()
     archive.batch_path(3).unlink()
     archive.share_path(5, 0).write_bytes(archive.share_path(5, 0).read_bytes()[:-20])
     archive.share_path(6, 0).unlink()
     with pytest.raises(MissingBatchesError) as found:
-        recover(archive, checkpoints, 6)
+        find_start_point(archive, checkpoints, 6)
     assert list(found.value.reasons) == [3, 5, 6]
     text = str(found.value)
-    assert text.startswith("3 steps after the checkpoint of step 2 cannot be trained again: ")
+    assert text.startswith("3 steps after the checkpoint of step 2 cannot be retrained: ")
     for part in (
         "step-000003.json: missing", "step-000005.rank-0.parquet: damaged", "step-000006.rank-0.parquet: missing",
         f"{damaged.name}/rank-0000.safetensors: missing",
     ):  # fmt: skip
         assert part in text
     # What comes before and after is there.
-    assert recover(archive, checkpoints, 2).steps == ()
+    assert find_start_point(archive, checkpoints, 2).steps == ()
 
 
 def test_shares_of_any_number_of_ranks_make_a_whole_batch(archive: RunArchive) -> None:
@@ -110,13 +110,13 @@ def work(folder: str, model: str, last: int) -> None:
     checkpoints = Checkpoints(archive)
     committed = archive.folder / COMMITTED
     at = int(committed.read_text()) if committed.exists() else 0
-    checkpoints.clear()
-    way = recover(archive, checkpoints, at)
+    checkpoints.clear_interrupted()
+    point = find_start_point(archive, checkpoints, at)
     ranks = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
     one = open_trainer(Path(model), 1, "float32", ranks)
-    if way.start:
-        checkpoints.load(one, way.start.name)
-    for step in [*way.steps, *range(at + 1, STEPS + 1)]:
+    if point.checkpoint:
+        checkpoints.load(one, point.checkpoint.name)
+    for step in [*point.steps, *range(at + 1, STEPS + 1)]:
         batch = archive.batch(step)
         one.train(one.plan(batch), archived_payloads(archive, batch))
         if step == last + 1:
@@ -125,9 +125,9 @@ def work(folder: str, model: str, last: int) -> None:
         if step > at:
             committed.with_suffix(".new").write_text(str(step))
             committed.with_suffix(".new").replace(committed)
-            print(step, way.start.step if way.start else 0, flush=True)
+            print(step, point.checkpoint.step if point.checkpoint else 0, flush=True)
         if step % 2 == 0:
-            save(checkpoints, cut(step), one.capture())
+            save(checkpoints, header(step), one.capture())
             checkpoints.prune(2)
     put_down(one.capture(), archive.folder / "end", 0)
     one.close()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from learner.archive import RunArchive
-from learner.recovery.repair import repair
+from learner.recovery.repair import repair_batches
 from learner.recovery.start import archived_payloads
 from services.streams.delivery.payloads import fetch
 from services.streams.keys import RunKeys
@@ -34,7 +34,7 @@ async def test_what_redis_still_has_is_archived_anew(redis: Any, run_id: str, ar
         archive.write_share(logged[0].batch, rank, {})
     archive.batch_path(3).write_text("{")
 
-    assert await repair(redis, keys, archive, [1, 2, 3, 4]) == [2, 3]
+    assert await repair_batches(redis, keys, archive, [1, 2, 3, 4]) == [2, 3]
     assert archive.batch(2) == logged[0].batch
     assert [path.name for path in archive.share_path(2, 0).parent.glob("*2.rank*")] == ["step-000002.rank-0.parquet"]
     assert [group.group for group in archive.batch(3).groups] == ["g3", "h3"]

@@ -103,10 +103,10 @@ def test_from_the_model_every_bit_is_the_same(trained: Trained, copy: Path) -> N
     assert [line.split(" of ")[0] for line in told] == ["step 1", "step 2", "step 3"]
 
 
-def test_from_a_checkpoint_every_bit_is_the_same_and_a_damaged_one_is_passed_over(trained: Trained, copy: Path) -> None:
+def test_from_a_checkpoint_every_bit_is_the_same_and_a_damaged_one_is_skipped(trained: Trained, copy: Path) -> None:
     nearest = plan_replay(copy, 5)
     assert nearest.start is not None
-    assert (nearest.start.step, nearest.steps, nearest.passed_over) == (4, (5,), ())
+    assert (nearest.start.step, nearest.steps, nearest.skipped) == (4, (5,), ())
     state = copy / "checkpoints" / nearest.start.name / "rank-0000.safetensors"
     data = bytearray(state.read_bytes())
     data[len(data) // 2] ^= 1
@@ -153,15 +153,15 @@ def test_a_damaged_share_is_named(copy: Path) -> None:
 def test_what_cannot_be_replayed_is_refused(copy: Path, tmp_path: Path) -> None:
     status, output = penstock(tmp_path / "no-such-run", 1)
     assert (status, output) == (
-        2, f"penstock: RUN: 'no-such-run' has no archive in {tmp_path}; accepted here: replayed\n",
+        2, f"penstock: RUN: 'no-such-run' is not valid: expected a run with an archive in {tmp_path} (replayed)\n",
     )  # fmt: skip
     status, output = penstock(copy, 6)
-    assert (status, "STEP: 6 is not valid: expected" in output, ": 1-5" in output) == (2, True, True)
-    RunArchive(copy).forget_batches(2)
-    with pytest.raises(ReplayError, match=r"STEP: 2 is not valid.*: 3-5"):
+    assert (status, "STEP: 6 is not valid" in output, "archived: 1-5" in output) == (2, True, True)
+    RunArchive(copy).delete_batches(2)
+    with pytest.raises(ReplayError, match=r"STEP: 2 is not valid.*archived: 3-5"):
         plan_replay(copy, 2)
     RunArchive(copy).batch_path(4).unlink()
-    with pytest.raises(ReplayError, match=r"STEP: 4 is not valid.*: 3, 5"):
+    with pytest.raises(ReplayError, match=r"STEP: 4 is not valid.*archived: 3, 5"):
         plan_replay(copy, 4)
 
 
@@ -169,14 +169,14 @@ def test_a_model_that_is_gone_is_named(copy: Path, tmp_path: Path) -> None:
     path = copy / "run.json"
     facts = RunArchive(copy).facts()
     path.write_text(facts.model_copy(update={"model_path": str(tmp_path / "gone")}).model_dump_json())
-    with pytest.raises(ReplayError, match=r"the model in .*gone, which is gone"):
+    with pytest.raises(ReplayError, match=r"the model of run .* is missing: .*gone has no config.json"):
         plan_replay(copy, 1)
 
 
 @pytest.mark.slow
 def test_a_replay_ends_at_its_deadline(trained: Trained) -> None:
     started = time.monotonic()
-    with pytest.raises(ReplayError, match=r"not done within 0\.5 s"):
+    with pytest.raises(ReplayError, match=r"did not finish within 0\.5 s"):
         replay(trained.folder, plan_replay(trained.folder, 1), 0.5, lambda _: None)
     assert time.monotonic() - started < 60
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from learner import storage_retry
-from learner.storage_retry import written
+from learner.storage_retry import retry_storage
 from services.waits import Waits
 
 FULL = Path("/dev/full")
@@ -24,7 +24,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_what_finds_no_room_is_written_once_there_is_some(tmp_path: Path) -> None:
     path, waits = tmp_path / "file", Waits()
     path.symlink_to(FULL)
-    task = asyncio.create_task(written(lambda: path.write_text("text"), "the batch", waits, 60.0))
+    task = asyncio.create_task(retry_storage(lambda: path.write_text("text"), "the batch", waits, 60.0))
     ends = time.monotonic() + 30
     while not (found := waits.current(time.time() + 60)):
         assert time.monotonic() < ends, "no wait is told within 30 s"
@@ -43,14 +43,14 @@ def test_the_writer_of_shares_tells_a_full_disk_like_others(tmp_path: Path) -> N
     path.symlink_to(FULL)
     with pytest.raises(OSError, match="No space left") as found:
         pq.write_table(pa.table({"numbers": list(range(100))}), path)
-    assert found.value.errno in storage_retry.FULL
+    assert found.value.errno in storage_retry.DISK_FULL
 
 
 async def test_patience_ends_and_other_faults_are_told_at_once(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(OSError, match="No space left") as found:
-        await written(lambda: FULL.write_text("text"), "the batch", Waits(), 0.5)
+        await retry_storage(lambda: FULL.write_text("text"), "the batch", Waits(), 0.5)
     assert found.value.errno == errno.ENOSPC
     assert 0.4 < time.monotonic() - began < 60.0
     with pytest.raises(FileNotFoundError):
-        await written(lambda: (tmp_path / "no" / "file").write_text(""), "the batch", Waits(), 60.0)
+        await retry_storage(lambda: (tmp_path / "no" / "file").write_text(""), "the batch", Waits(), 60.0)

@@ -156,7 +156,7 @@ async def test_a_batch_that_other_bits_have_made_too_old_is_given_back(
         await stop(thread)
         await cancel_and_wait(receiving)
     assert text.startswith(
-        "step 1 was made for policy version 0; at version 1 its oldest response is 1 versions old, 0 is"
+        "step 1 was made for policy version 0; at version 1 its oldest response has a staleness of 1"
     )
     assert (await EventLog(redis, keys, "test").steps(), await redis.xlen(keys.dead)) == ([], 0)
     assert await redis.hget(keys.group("v0g0"), "state") == b"batched", "the sampler's to keep again"

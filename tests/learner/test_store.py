@@ -17,13 +17,13 @@ from transformers import AutoModelForCausalLM
 
 from learner import storage_retry
 from learner.archive import ArchiveError, RunArchive
-from learner.checkpoint import shards
+from learner.checkpoint import reports
 from learner.checkpoint.manager import Checkpoints
 from learner.checkpoint.manifest import CheckpointError
-from learner.recovery.replay import ReplayError, plan_replay, replay, run_at_hand
-from learner.recovery.start import archived_payloads, recover
+from learner.recovery.replay import ReplayError, open_run, plan_replay, replay
+from learner.recovery.start import archived_payloads, find_start_point
 from learner.service import LearnerService
-from learner.storage_retry import written
+from learner.storage_retry import retry_storage
 from services.process import ServiceThread
 from services.storage.errors import StoreAwayError
 from services.storage.folders import local_copy
@@ -33,7 +33,7 @@ from services.streams.state.events import EventLog
 from services.streams.state.runs import RunRecords
 from services.waits import Waits
 from tests.harness.servers.s3_server import S3Server
-from tests.learner.checkpointing import NEVER, bits, block_of, cut, save
+from tests.learner.checkpointing import NEVER, bits, block_of, header, save
 from tests.learner.running import (
     drain_ranks,
     draw_batch,
@@ -59,10 +59,10 @@ LEARNER = {"warmup_rollout_steps": 8, "checkpoint_every": 2, "checkpoints_kept":
 def node(folder: Path, run: str = "run") -> tuple[RunArchive, Checkpoints]:
     """A run's files as rank 0 of a new learner finds them on a node with that scratch folder."""
     archive = RunArchive(folder / run, run_mirror(run))
-    archive.forget_scratch()
-    archive.take_in()
+    archive.clear_scratch()
+    archive.sync_with_store()
     checkpoints = Checkpoints(archive)
-    checkpoints.stored.take_in()
+    checkpoints.stored.fetch_manifests()
     archive.prepare()
     return archive, checkpoints
 
@@ -78,68 +78,66 @@ def fill(archive: RunArchive, steps: int) -> None:
 def test_another_node_finds_what_one_has_written(store: S3Server, tmp_path: Path) -> None:
     archive, checkpoints = node(tmp_path / "a")
     fill(archive, STEPS)
-    first = save(checkpoints, cut(2), block_of(100), block_of(5 << 20, 1), sampler="{}")
-    last = save(checkpoints, cut(3), block_of(100, 2))
+    first = save(checkpoints, header(2), block_of(100), block_of(5 << 20, 1), sampler="{}")
+    last = save(checkpoints, header(3), block_of(100, 2))
     shutil.rmtree(tmp_path / "a")
     archive, checkpoints = node(tmp_path / "b")
     assert archive.steps() == [1, 2, 3, 4]
     assert checkpoints.complete() == [first, last]
     assert list(archive.checkpoints.glob("*/*.safetensors")) == [], "files come when they are needed"
-    way = recover(archive, checkpoints, STEPS)
-    assert (way.start, way.steps) == (last, (4,))
-    assert recover(archive, checkpoints, 2).start == first
+    point = find_start_point(archive, checkpoints, STEPS)
+    assert (point.checkpoint, point.steps) == (last, (4,))
+    assert find_start_point(archive, checkpoints, 2).checkpoint == first
     assert checkpoints.sampler(first) == "{}"
     assert archived_payloads(archive, archive.batch(4)).keys() == draw_batch(RunKeys("run"), 3)[1].keys()
     # What one deletes the other does not find again, nor what it has not written to its end.
-    archive.forget_after(3)
-    checkpoints.begin(4)
-    checkpoints.write(checkpoints.begin(4), 0, block_of(10), NEVER)
+    archive.delete_after(3)
+    checkpoints.partial.start(4)
+    checkpoints.partial.write(checkpoints.partial.start(4), 0, block_of(10), NEVER)
     archive, checkpoints = node(tmp_path / "c")
     assert archive.steps() == [1, 2, 3]
-    assert len(checkpoints.clear()) == 1
+    assert len(checkpoints.clear_interrupted()) == 1
     assert len({name.split("/")[1] for name in run_mirror("run").listed("checkpoints")}) == 2
     checkpoints.prune(1)
     archive, checkpoints = node(tmp_path / "d")
     assert (archive.steps(), checkpoints.complete()) == ([], [last])
-    assert checkpoints.discard_after(0) == [last.name]
+    assert checkpoints.delete_after(0) == [last.name]
     assert run_mirror("run").listed("checkpoints") == {}
 
 
-def test_what_is_damaged_in_the_store_is_passed_over_and_on_the_node_fetched_again(
-    store: S3Server, tmp_path: Path
-) -> None:
+def test_what_is_damaged_in_the_store_is_skipped_and_on_the_node_fetched_again(store: S3Server, tmp_path: Path) -> None:
     archive, checkpoints = node(tmp_path / "a")
     fill(archive, STEPS)
-    first, second, third = (save(checkpoints, cut(step), block_of(100, step), sampler="{}") for step in (1, 2, 3))
+    first, second, third = (save(checkpoints, header(step), block_of(100, step), sampler="{}") for step in (1, 2, 3))
     file = checkpoints.path(third) / "rank-0000.safetensors"
     whole = file.read_bytes()
     file.write_bytes(bytes(len(whole)))
-    assert checkpoints.newest_whole(STEPS) == (third, {})
+    assert checkpoints.newest_intact(STEPS) == (third, {})
     assert file.read_bytes() == whole
     under = os.environ["PENSTOCK_STORE"].partition("penstock-test/")[2] + "/run/checkpoints"
     store.damaged(f"{under}/{third.name}/rank-0000.safetensors", bytes(len(whole)))
     store.damaged(f"{under}/{second.name}/rank-0000.safetensors", whole[:-1])
     archive, checkpoints = node(tmp_path / "b")
-    way = recover(archive, checkpoints, STEPS)
-    assert (way.start, way.steps) == (first, (2, 3, 4))
-    assert "does not match" in way.passed_over[third.name]
-    assert "damaged (it has" in way.passed_over[second.name]
-    checkpoints.set_aside(way.passed_over)
+    point = find_start_point(archive, checkpoints, STEPS)
+    assert (point.checkpoint, point.steps) == (first, (2, 3, 4))
+    assert "does not match" in point.skipped[third.name]
+    assert "damaged (it has" in point.skipped[second.name]
+    checkpoints.set_aside(point.skipped)
     left = [path for path in (tmp_path / "b").rglob("*.safetensors*") if path.parent.name != first.name]
     assert left == [], "there is room for one"
     _, again = node(tmp_path / "c")
     assert again.complete() == [first]
-    assert again.clear() == [], "they are kept for somebody to look at"
+    assert again.clear_interrupted() == [], "the damaged ones are kept for inspection"
     kept = archive.mirror.listed("checkpoints")
     again.prune(1)
     assert archive.mirror.listed("checkpoints") == kept, "as long as what came before them"
     store.damaged(f"{under}/{first.name}/rank-0000.safetensors", None)
-    start, passed_over = node(tmp_path / "d")[1].newest_whole(STEPS)
+    start, skipped = node(tmp_path / "d")[1].newest_intact(STEPS)
     assert start is None
-    assert passed_over[first.name].endswith("rank-0000.safetensors: missing")
+    assert skipped[first.name].endswith("rank-0000.safetensors: missing")
     # Another node than the one that set them aside deletes them.
     archive, checkpoints = node(tmp_path / "e")
-    last = save(checkpoints, cut(4), block_of(100))
+    last = save(checkpoints, header(4), block_of(100))
     checkpoints.prune(1)
     assert {name.split("/")[1] for name in archive.mirror.listed("checkpoints")} == {last.name}
 
@@ -147,11 +145,11 @@ def test_what_is_damaged_in_the_store_is_passed_over_and_on_the_node_fetched_aga
 def test_a_moment_without_the_store_does_not_undo_a_checkpoint(
     store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "AGAIN_S", 0.05)
+    monkeypatch.setattr(reports, "RETRY_EVERY_S", 0.05)
     archive, checkpoints = node(tmp_path / "a")
     fill(archive, 1)
-    name = checkpoints.begin(1)
-    checkpoints.write(name, 0, block_of(10), NEVER)
+    name = checkpoints.partial.start(1)
+    checkpoints.partial.write(name, 0, block_of(10), NEVER)
     done, tried = (archive.mirror.put, archive.mirror.delete), list[Any]()
 
     def failing_once(do: Any) -> Any:
@@ -165,23 +163,23 @@ def test_a_moment_without_the_store_does_not_undo_a_checkpoint(
 
     for ask, do in zip(("put", "delete"), done, strict=True):
         monkeypatch.setattr(archive.mirror, ask, failing_once(do))
-    found = checkpoints.commit(name, cut(1), NEVER, sampler="{}")
+    found = checkpoints.commit(name, header(1), NEVER, sampler="{}")
     assert len(tried) == 6, "the ranks' words, sampler.json and the manifest"
-    assert node(tmp_path / "b")[1].newest_whole(1) == (found, {})
+    assert node(tmp_path / "b")[1].newest_intact(1) == (found, {})
 
 
 def test_ranks_of_several_nodes_write_one_checkpoint(store: S3Server, tmp_path: Path) -> None:
     archive, checkpoints = node(tmp_path / "a")
     fill(archive, 1)
     _, other = node(tmp_path / "b")
-    before = save(checkpoints, cut(1), block_of(10))
+    before = save(checkpoints, header(1), block_of(10))
     other.stored.fetch(before.name)
-    name = checkpoints.begin(1)
-    assert (checkpoints.elsewhere(name), other.elsewhere(name)) == (False, True)
-    checkpoints.write(name, 0, block_of(10, 1), NEVER)
-    writing = threading.Timer(0.5, lambda: other.write(name, 1, block_of(10, 2), NEVER, elsewhere=True))
+    name = checkpoints.partial.start(1)
+    assert (checkpoints.partial.started_on_other_node(name), other.partial.started_on_other_node(name)) == (False, True)
+    checkpoints.partial.write(name, 0, block_of(10, 1), NEVER)
+    writing = threading.Timer(0.5, lambda: other.write(name, 1, block_of(10, 2), NEVER, on_other_node=True))
     writing.start()
-    found = checkpoints.commit(name, cut(1, ranks=2), NEVER, deadline_s=20)
+    found = checkpoints.commit(name, header(1, ranks=2), NEVER, deadline_s=20)
     writing.join()
     assert sorted(found.files) == ["rank-0000.safetensors", "rank-0001.safetensors"]
     left = [path for path in (tmp_path / "b").rglob("*") if path.is_file() and "checkpoints" in path.parts]
@@ -189,18 +187,18 @@ def test_ranks_of_several_nodes_write_one_checkpoint(store: S3Server, tmp_path: 
     other.stored.fetch(found.name)
     other.check(found)
     # One that fails is heard of long before the deadline, and one that is silent at it.
-    name = checkpoints.begin(1)
-    checkpoints.write(name, 0, block_of(10), NEVER)
+    name = checkpoints.partial.start(1)
+    checkpoints.partial.write(name, 0, block_of(10), NEVER)
     stopped = threading.Event()
     stopped.set()
     with pytest.raises(CheckpointError):
-        other.write(name, 1, block_of(10), stopped, elsewhere=True)
-    with pytest.raises(CheckpointError, match="the learner stops"):
-        checkpoints.commit(name, cut(1, ranks=2), NEVER, deadline_s=60)
-    name = checkpoints.begin(1)
-    checkpoints.write(name, 0, block_of(10), NEVER)
+        other.write(name, 1, block_of(10), stopped, on_other_node=True)
+    with pytest.raises(CheckpointError, match="the learner is stopping"):
+        checkpoints.commit(name, header(1, ranks=2), NEVER, deadline_s=60)
+    name = checkpoints.partial.start(1)
+    checkpoints.partial.write(name, 0, block_of(10), NEVER)
     with pytest.raises(CheckpointError, match=r"ranks \[1\] did not write their files within 0\.1 s"):
-        checkpoints.commit(name, cut(1, ranks=2), NEVER, deadline_s=0.1)
+        checkpoints.commit(name, header(1, ranks=2), NEVER, deadline_s=0.1)
     assert {one.split("/")[1] for one in run_mirror("run").listed("checkpoints")} == {before.name, found.name}
 
 
@@ -211,11 +209,11 @@ def test_a_run_that_began_without_a_store_is_taken_along(store: S3Server, tmp_pa
     batch, payloads = draw_batch(RunKeys("run"), 0)
     local.write_share(batch, 0, payloads)
     local.write_batch(batch)
-    kept = save(fill_local, cut(1), block_of(10))
+    kept = save(fill_local, header(1), block_of(10))
     (tmp_path / "run/run.json").write_text("{}")
     node(tmp_path)
     archive, checkpoints = node(tmp_path / "other")
-    assert (archive.steps(), checkpoints.newest_whole(1)) == ([1], (kept, {}))
+    assert (archive.steps(), checkpoints.newest_intact(1)) == ([1], (kept, {}))
 
 
 async def test_a_store_that_is_away_is_waited_for_by_name(
@@ -226,7 +224,7 @@ async def test_a_store_that_is_away_is_waited_for_by_name(
     archive.prepare()
     own_store.kill()
     batch, payloads = draw_batch(RunKeys("run"), 0)
-    task = asyncio.create_task(written(lambda: archive.write_share(batch, 0, payloads), "the batch", waits, 60.0))
+    task = asyncio.create_task(retry_storage(lambda: archive.write_share(batch, 0, payloads), "the batch", waits, 60.0))
     ends = time.monotonic() + 120  # the store's own attempts come first
     while not (waiting := waits.current(time.time() + 60)):
         assert time.monotonic() < ends
@@ -238,13 +236,13 @@ async def test_a_store_that_is_away_is_waited_for_by_name(
     assert list(run_mirror("run").listed()) == ["batches/step-000001.rank-0.parquet"]
     own_store.kill()
     with pytest.raises(StoreAwayError):
-        await written(lambda: archive.write_batch(batch), "the batch", waits, 0.5)
+        await retry_storage(lambda: archive.write_batch(batch), "the batch", waits, 0.5)
     # Of what rank 0 writes it hears at once, and tries anew later, as with a full disk.
     checkpoints = Checkpoints(archive)
-    name = checkpoints.begin(1)
+    name = checkpoints.partial.start(1)
     with pytest.raises(CheckpointError, match="could not be written"):
-        checkpoints.write(name, 0, block_of(10), NEVER)
-    checkpoints.abandon(name)
+        checkpoints.partial.write(name, 0, block_of(10), NEVER)
+    checkpoints.partial.abandon(name)
     assert list(archive.checkpoints.iterdir()) == []
 
 
@@ -301,12 +299,12 @@ async def test_killed_on_one_node_it_ends_on_another_with_the_same_bits(
         exports.append(AutoModelForCausalLM.from_pretrained(local_copy(path, "MODEL", tmp_path / "eval")).state_dict())
     assert all(torch.equal(bits(tensor), bits(exports[1][name])) for name, tensor in exports[0].items())
     monkeypatch.setenv("PENSTOCK_RUNS", str(tmp_path / "node-c"))
-    folder, mirror = run_at_hand(tmp_path / "node-c", killed.run)
+    folder, mirror = open_run(tmp_path / "node-c", killed.run)
     rows = await asyncio.to_thread(lambda: replay(folder, plan_replay(folder, 4, mirror), 300.0, lambda _: None))
     assert rows
     assert all(row.equal for row in rows)
-    with pytest.raises(ReplayError, match=r"RUN: 'none' has no archive in s3://"):
-        run_at_hand(tmp_path / "node-c", "none")
+    with pytest.raises(ReplayError, match=r"RUN: 'none' is not valid: expected a run with an archive in s3://"):
+        open_run(tmp_path / "node-c", "none")
 
 
 @pytest.mark.slow

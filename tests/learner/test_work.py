@@ -15,7 +15,7 @@ import pytest
 from learner.archive import RunArchive
 from learner.checkpoint.manager import Checkpoints
 from learner.checkpoint.manifest import CheckpointError
-from learner.rank.worker import RankWork
+from learner.rank.worker import RankWorker
 from learner.recovery.start import MissingBatchesError
 from services.contracts import Batch
 from services.streams.keys import RunKeys
@@ -33,19 +33,19 @@ LEARNER = {"warmup_rollout_steps": 8, "checkpoint_every": 1, "checkpoints_kept":
 
 
 @asynccontextmanager
-async def working(redis: Any, run: str) -> AsyncIterator[RankWork]:
+async def working(redis: Any, run: str) -> AsyncIterator[RankWorker]:
     """The only rank of a submitted run."""
     async with service_context(redis, run, {}, "learner") as context:
-        work = RankWork(context, 0, 1, ("127.0.0.1", 0))
+        worker = RankWorker(context, 0, 1, ("127.0.0.1", 0))
         try:
-            await work.open()
-            yield work
+            await worker.open()
+            yield worker
         finally:
-            await work.close()
+            await worker.close()
 
 
-async def train(work: RankWork, batch: Batch, *, archived: bool = False) -> Any:
-    trained = await work.train(batch, archived=archived)
+async def train(worker: RankWorker, batch: Batch, *, archived: bool = False) -> Any:
+    trained = await worker.training.train(batch, archived=archived)
     assert trained is not None
     return trained.optimizer
 
@@ -56,65 +56,65 @@ async def test_steps_are_trained_beside_a_write_and_again_from_the_archive(
     keys = RunKeys(run_id)
     await submit(redis, run_id, tiny_model, learner=LEARNER)
     batches = [await put_batch(redis, keys, version) for version in range(4)]
-    async with working(redis, run_id) as work:
-        recorded = [await train(work, batches[0])]
-        slow = slowed(work, monkeypatch)
-        await work.save(1)
-        committing = asyncio.create_task(work.commit_checkpoint(1, 1, weights="ab", sampler="{}"))
+    async with working(redis, run_id) as worker:
+        recorded = [await train(worker, batches[0])]
+        slow = slowed(worker, monkeypatch)
+        await worker.checkpoint_writer.save(1)
+        committing = asyncio.create_task(worker.checkpoint_writer.commit(1, 1, weights="ab", sampler="{}"))
         assert await asyncio.to_thread(slow.begun.wait, 120)
-        recorded += [await train(work, batch) for batch in batches[1:]]
-        assert (work.saving, committing.done()) == (True, False)
+        recorded += [await train(worker, batch) for batch in batches[1:]]
+        assert (worker.checkpoint_writer.saving, committing.done()) == (True, False)
         with pytest.raises(RuntimeError, match=r"step 4 cannot be saved while step-000001-.* is being written"):
-            await work.save(4)
+            await worker.checkpoint_writer.save(4)
         slow.go.set()
         checkpoint = await committing
-        assert (work.saving, checkpoint.weights, checkpoint.step) == (False, "ab", 1)
-        assert work.checkpoints.sampler(checkpoint) == "{}"
+        assert (worker.checkpoint_writer.saving, checkpoint.weights, checkpoint.step) == (False, "ab", 1)
+        assert worker.checkpoints.sampler(checkpoint) == "{}"
     # What the archive holds is all that is needed.
     for batch in batches:
         await redis.delete(*[one.payload for group in batch.groups for one in group.samples])
-    async with working(redis, run_id) as work:
-        way = await work.recover(4)
-        assert (way.start, way.steps) == (checkpoint, (2, 3, 4))
-        await work.restore(checkpoint.name)
-        again = [await train(work, work.archive.batch(step), archived=True) for step in way.steps]
+    async with working(redis, run_id) as worker:
+        point = await worker.resume.find_start_point(4)
+        assert (point.checkpoint, point.steps) == (checkpoint, (2, 3, 4))
+        await worker.resume.restore(checkpoint.name)
+        again = [await train(worker, worker.archive.batch(step), archived=True) for step in point.steps]
     assert again == recorded[1:]
 
 
-def slowed(work: RankWork, monkeypatch: pytest.MonkeyPatch) -> Slow:
+def slowed(worker: RankWorker, monkeypatch: pytest.MonkeyPatch) -> Slow:
     """Let the next state that is captured be written to its end only when told."""
-    capture = work._trainer.capture
+    capture = worker._rank.trainer.capture
     slow = Slow(None, threading.Event(), threading.Event())  # type: ignore[arg-type]
 
     def captured() -> Slow:
         slow.state = capture()
         return slow
 
-    monkeypatch.setattr(work._trainer, "capture", captured)
+    monkeypatch.setattr(worker._rank.trainer, "capture", captured)
     return slow
 
 
 async def test_what_cannot_be_written_is_told_and_the_next_can(redis: Any, run_id: str, tiny_model: Path) -> None:
     keys = RunKeys(run_id)
     await submit(redis, run_id, tiny_model, learner=LEARNER)
-    async with working(redis, run_id) as work:
-        await train(work, await put_batch(redis, keys, 0))
-        folder = work.archive.checkpoints
+    async with working(redis, run_id) as worker:
+        await train(worker, await put_batch(redis, keys, 0))
+        folder = worker.archive.checkpoints
         shutil.rmtree(folder)
         folder.write_text("in the way")
         with pytest.raises(CheckpointError, match="Not a directory"):
-            await work.save(1)
+            await worker.checkpoint_writer.save(1)
         folder.unlink()
-        assert not work.saving
-        await work.save(1)
+        assert not worker.checkpoint_writer.saving
+        await worker.checkpoint_writer.save(1)
         # The folder vanishes under the write, or before its commit.
         shutil.rmtree(folder)
         with pytest.raises(CheckpointError):
-            await work.commit_checkpoint(1, 1)
+            await worker.checkpoint_writer.commit(1, 1)
         folder.mkdir()
-        await train(work, await put_batch(redis, keys, 1))
-        await work.save(2)
-        assert (await work.commit_checkpoint(2, 2)).step == 2
+        await train(worker, await put_batch(redis, keys, 1))
+        await worker.checkpoint_writer.save(2)
+        assert (await worker.checkpoint_writer.commit(2, 2)).step == 2
         assert [path.name[:11] for path in folder.iterdir()] == ["step-000002"]
 
 
@@ -123,42 +123,42 @@ async def test_a_write_under_way_is_given_up_when_the_learner_ends(
 ) -> None:
     keys = RunKeys(run_id)
     await submit(redis, run_id, tiny_model, learner=LEARNER)
-    async with working(redis, run_id) as work:
-        await train(work, await put_batch(redis, keys, 0))
-        monkeypatch.setattr(work._trainer, "capture", Endless)
-        await work.save(1)
-        assert len(list(work.archive.checkpoints.iterdir())) == 1
-    assert list(work.archive.checkpoints.iterdir()) == []
+    async with working(redis, run_id) as worker:
+        await train(worker, await put_batch(redis, keys, 0))
+        monkeypatch.setattr(worker._rank.trainer, "capture", Endless)
+        await worker.checkpoint_writer.save(1)
+        assert len(list(worker.archive.checkpoints.iterdir())) == 1
+    assert list(worker.archive.checkpoints.iterdir()) == []
 
 
 async def test_recovery_clears_up(redis: Any, run_id: str, tiny_model: Path) -> None:
     keys = RunKeys(run_id)
     await submit(redis, run_id, tiny_model, learner=LEARNER)
-    async with working(redis, run_id) as work:
+    async with working(redis, run_id) as worker:
         written = []
         for version in range(3):
-            await train(work, await put_batch(redis, keys, version))
-            await work.save(version + 1)
-            written.append(await work.commit_checkpoint(version + 1, version + 1))
-        work.checkpoints.begin(3)  # and then it died
-        (work.checkpoints.path(written[2]) / "rank-0000.safetensors").write_bytes(b"")
-        way = await work.recover(3)
-        assert (way.start, way.steps, list(way.passed_over)) == (written[1], (3,), [written[2].name])
+            await train(worker, await put_batch(redis, keys, version))
+            await worker.checkpoint_writer.save(version + 1)
+            written.append(await worker.checkpoint_writer.commit(version + 1, version + 1))
+        worker.checkpoints.partial.start(3)  # and then it died
+        (worker.checkpoints.path(written[2]) / "rank-0000.safetensors").write_bytes(b"")
+        point = await worker.resume.find_start_point(3)
+        assert (point.checkpoint, point.steps, list(point.skipped)) == (written[1], (3,), [written[2].name])
         aside = f"damaged-{written[2].name}"
-        assert sorted(path.name for path in work.archive.checkpoints.iterdir()) == [aside, written[1].name]
-        await train(work, await put_batch(redis, keys, 2))
-        await work.save(3)
-        again = await work.commit_checkpoint(3, 3)
-        (work.checkpoints.path(written[1]) / "rank-0000.safetensors").write_bytes(b"")
+        assert sorted(path.name for path in worker.archive.checkpoints.iterdir()) == [aside, written[1].name]
+        await train(worker, await put_batch(redis, keys, 2))
+        await worker.checkpoint_writer.save(3)
+        again = await worker.checkpoint_writer.commit(3, 3)
+        (worker.checkpoints.path(written[1]) / "rank-0000.safetensors").write_bytes(b"")
         # The batches up to the oldest kept are gone, step 3 is rewound, and the checkpoint of step 2 is damaged.
-        assert work.archive.steps() == [3]
+        assert worker.archive.steps() == [3]
         with pytest.raises(MissingBatchesError, match=r"2 steps after the run's model .*: .*step-000001\.json"):
-            await work.recover(2)
-        assert work.checkpoints.complete() == [written[1], again], "nothing goes before the way back has been found"
-        await work.forget_after(2, [])
-        assert work.checkpoints.complete() == [written[1]]
-        assert work.archive.steps() == []
-        assert sorted(path.name for path in work.archive.checkpoints.iterdir()) == [aside, written[1].name]
+            await worker.resume.find_start_point(2)
+        assert worker.checkpoints.complete() == [written[1], again], "nothing is deleted before a start point is found"
+        await worker.resume.delete_after(2, [])
+        assert worker.checkpoints.complete() == [written[1]]
+        assert worker.archive.steps() == []
+        assert sorted(path.name for path in worker.archive.checkpoints.iterdir()) == [aside, written[1].name]
 
 
 @pytest.mark.slow

@@ -34,13 +34,13 @@ def replay(
     otherwise. 1 if one differs or was never recorded, 2 for any other error.
     """
     from learner.archive import ArchiveError
-    from learner.recovery.replay import ReplayError, plan_replay, run_at_hand
+    from learner.recovery.replay import ReplayError, open_run, plan_replay
     from learner.recovery.replay import replay as run_again
     from services.storage.errors import StoreError
 
     os.environ["PENSTOCK_RUNS"] = str(runs.absolute())  # the ranks keep the model there as well
     try:
-        folder, mirror = run_at_hand(runs.absolute(), run)
+        folder, mirror = open_run(runs.absolute(), run)
         plan = plan_replay(folder, step, mirror)
         for line in _opening(plan):
             print_line(line)
@@ -67,7 +67,7 @@ def _opening(plan: Plan) -> list[str]:
         for name, recorded in plan.facts.versions.items()
         if version(name) != recorded
     ]
-    damaged = [f"skipped: {line}" for line in plan.passed_over]
+    damaged = [f"skipped: {line}" for line in plan.skipped]
     return [*damaged, *changed, f"steps {plan.steps[0]}-{plan.steps[-1]} from {start} on {ranks}; equal means {equal}"]
 
 

@@ -1,0 +1,138 @@
+"""Owns checkpoints that are being written: their folder, the files of all ranks in it, and what is left on failure.
+
+Must not complete a checkpoint, nor touch a complete one, except in scratch space.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from learner.archive import CHECKPOINTS, RunArchive, step_name
+from learner.checkpoint.manifest import CheckpointError, write_hashed
+from learner.checkpoint.remote import StoredCheckpoints
+from learner.checkpoint.reports import (
+    RETRY_FOR_S,
+    FolderReports,
+    RankReport,
+    RankReports,
+    StoredReports,
+    retry_while_away,
+    state_file,
+)
+from services.storage.errors import StoreError
+from services.storage.objects import UploadCancelledError
+
+log = logging.getLogger(__name__)
+
+
+class Writable(Protocol):
+    """A copy of one rank's state, which no longer changes."""
+
+    def chunks(self) -> Iterator[memoryview]:
+        """The content of the rank's file, in order."""
+
+
+class PartialCheckpoints:
+    """The checkpoints of one run that are not committed. Methods block, and with a store raise StoreError."""
+
+    def __init__(self, archive: RunArchive, stored: StoredCheckpoints) -> None:
+        self._folder = archive.checkpoints
+        self._stored = stored
+
+    def path(self, name: str) -> Path:
+        """The folder of a checkpoint until its commit."""
+        return self._folder / f".{name}"
+
+    def reports(self, name: str) -> RankReports:
+        """The place of the ranks' reports on a checkpoint."""
+        if self._stored.remote:
+            return StoredReports(self._stored.mirror, f"{CHECKPOINTS}/{name}")
+        return FolderReports(self.path(name))
+
+    def start(self, step: int) -> str:
+        """Create the folder of a checkpoint after `step`. Returns its name, for `write`. Raises CheckpointError."""
+        name = f"{step_name(step)}-{secrets.token_hex(4)}"
+        try:
+            self.path(name).mkdir(parents=True)
+        except OSError as error:
+            raise checkpoint_error(self.path(name), error) from None
+        return name
+
+    def started_on_other_node(self, name: str) -> bool:
+        """Whether rank 0 started this checkpoint on another node. Call it while rank 0 cannot abandon it."""
+        return self._stored.remote and not self.path(name).is_dir()
+
+    def write(
+        self, name: str, rank: int, state: Writable, stop: threading.Event, *, on_other_node: bool = False
+    ) -> None:
+        """Write a rank's file and report success, or delete the file and report why it failed. Raises CheckpointError.
+
+        Fails once `stop` is set. `on_other_node`: this node is not that of rank 0, which cleans only its own node's
+        scratch space, so no file is left here.
+        """
+        file, reports = self.path(name) / state_file(rank), self.reports(name)
+        # Rank 0 notices its own failure at once; that of another rank through the store, which that rank must reach.
+        bound_s = RETRY_FOR_S if rank else 0.0
+        try:
+            if on_other_node:
+                self._clear_scratch(name)
+            facts = write_hashed(file, state.chunks(), stop)
+            retry_while_away(lambda: self._stored.put(name, file, stop), stop, bound_s)
+            if on_other_node:
+                file.unlink()
+            report = RankReport(files={file.name: facts})
+            retry_while_away(lambda: reports.write(rank, report), stop, bound_s)
+        except FileNotFoundError:
+            raise CheckpointError(f"{file}: abandoned by rank 0") from None
+        except (OSError, CheckpointError, UploadCancelledError) as error:
+            failure = checkpoint_error(file, error)
+            try:
+                file.unlink(missing_ok=True)
+                reports.write(rank, RankReport(error=str(failure)))
+            except OSError as second:
+                log.warning("rank 0 notices the failure only at its deadline, reporting it failed: %s", second)
+            raise failure from None
+
+    def _clear_scratch(self, name: str) -> None:
+        for path in self._folder.glob("*step-*"):
+            if path != self.path(name):
+                shutil.rmtree(path, ignore_errors=True)  # other ranks on this node do the same
+        self.path(name).mkdir(parents=True, exist_ok=True)
+
+    def abandon(self, name: str) -> None:
+        """Delete what was written of an incomplete checkpoint. A rank that still writes to it will fail."""
+        self._abandon_folder(name)
+        try:
+            self._stored.delete(name)
+        except StoreError as error:
+            log.warning("files of an abandoned checkpoint stay in the store until the run is resumed: %s", error)
+
+    def _abandon_folder(self, name: str) -> None:
+        gone = self._folder / f".abandoned-{name}"
+        try:
+            # After this, no rank can create a file in it.
+            self.path(name).rename(gone)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            log.warning("an abandoned checkpoint is not deleted: %s", error)
+        else:
+            delete_folder(gone)
+
+
+def checkpoint_error(path: Path, error: Exception) -> CheckpointError:
+    """The error of writing `path` as a CheckpointError."""
+    if isinstance(error, OSError):
+        return CheckpointError(f"{path}: could not be written ({error.strerror})")
+    return error if isinstance(error, CheckpointError) else CheckpointError(str(error))
+
+
+def delete_folder(path: Path) -> None:
+    """Delete a folder that is no checkpoint. Failures are logged; a later call can retry them."""
+    shutil.rmtree(path, onerror=lambda _, where, error: log.warning("not deleted: %s: %s", where, error[1]))

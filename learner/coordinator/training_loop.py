@@ -1,0 +1,181 @@
+"""Owns rank 0's training loop: read the next batch, train it on all ranks, commit the step, save checkpoints.
+
+Must not start or end a run, nor touch the policy.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+
+from learner.coordinator.checkpoint_schedule import CheckpointSchedule
+from learner.coordinator.publication import Publication
+from learner.coordinator.waiting import POLL_S, TICK_S, LearnerStoppingError, idle_during
+from learner.rank.batch_training import NonFiniteGradientError
+from learner.rank.commands import Command
+from learner.rank.worker import RankWorker
+from learner.storage_retry import retry_storage
+from learner.training.trainer import Trained
+from services.contracts import Batch, StepRecord
+from services.metric_tables import show_step
+from services.metrics import DAMAGED_PAYLOADS, SKIPPED_OPTIMIZER_STEPS
+from services.process import Context
+from services.streams.state.policy_history import LoggedBatch
+
+log = logging.getLogger(__name__)
+
+
+class StateLostError(RuntimeError):
+    """Redis lost writes that it had acknowledged. A restarted learner resumes at the step that Redis holds."""
+
+
+class TrainingLoop:
+    """The loop over the stream of batches, until the run's rollout steps are done or `stopping` is set."""
+
+    def __init__(
+        self,
+        context: Context,
+        worker: RankWorker,
+        publication: Publication,
+        schedule: CheckpointSchedule,
+        *,
+        done: bool,
+        world: int,
+    ) -> None:
+        self._context = context
+        self._recipe = context.record.recipe
+        self._worker = worker
+        self._publication = publication
+        self._history = publication.history
+        self._schedule = schedule
+        self._done = done
+        self._block_s = TICK_S if world > 1 else POLL_S
+        self._after = "0-0"
+
+    async def run(self) -> None:
+        """Train every batch that comes.
+
+        Raises LearnerStoppingError, StateLostError, NonFiniteGradientError, and the errors of the History.
+        """
+        waits, patience_s = self._context.waits, self._recipe.limits.stall_timeout_s
+        while not self._done and not self._context.stopping.is_set():
+            self._publication.check()
+            step = self._publication.policy.step + 1
+            waits.pending("batches", f"the batch of rollout step {step}", patience_s, idle=True)
+            found = await self._history.batches(self._after, self._block_s)
+            if not found:
+                await self._check_redis()
+                await self._worker.send(Command(do="idle"))
+            for logged in found:
+                waits.done("batches")
+                self._after = logged.entry
+                await self._handle(logged)
+            if self._publication.record and self._schedule.overdue:
+                await self._save(self._publication.record)
+
+    async def _check_redis(self) -> None:
+        """Raise StateLostError if Redis lost a committed step."""
+        policy, committed = await self._history.policy(), self._publication.policy.step
+        found = policy.step if policy else 0
+        if found < committed:
+            raise StateLostError(
+                f"Redis lost acknowledged writes: it is at rollout step {found}, but step {committed} was committed; "
+                "set appendfsync to always, which keeps them"
+            )
+
+    async def _handle(self, logged: LoggedBatch) -> None:
+        batch, committed = logged.batch, self._publication.policy.step
+        if batch.step > committed:
+            if not await self._history.accepts(logged, committed + 1):
+                return
+            if too_old := self._too_old(batch):
+                await self._context.event_log.write("batch-too-old", too_old)
+                await self._history.return_batch(logged)
+                return
+        record = await self._train(logged) if batch.step == committed + 1 else None
+        if record is None:
+            log.info("step %d was already trained", batch.step)
+        await self._schedule.add(logged, new=record is not None)
+        if record and self._worker.checkpoint_writer.due(batch.step) and not self._done:
+            await self._save(record)
+
+    def _too_old(self, batch: Batch) -> str | None:
+        """Why a batch must not be trained any more: the weights that it was made for have a later version now."""
+        version, bound = self._publication.policy.version, self._recipe.limits.max_staleness
+        late = version - batch.version
+        oldest = max(sample.staleness for group in batch.groups for sample in group.samples) + late
+        if late <= 0 or oldest <= bound:
+            return None
+        return (
+            f"step {batch.step} was made for policy version {batch.version}; at version {version} its oldest response "
+            f"has a staleness of {oldest} versions, above limits.max_staleness = {bound}; returned to the sampler"
+        )
+
+    async def _save(self, record: StepRecord) -> None:
+        await idle_during(self._worker, self._schedule.settle())
+        await self._worker.send(Command(do="save", step=record.step))
+        await self._schedule.save(record, self._context.keys.snapshot(record.step))
+
+    async def _train(self, logged: LoggedBatch) -> StepRecord:
+        batch, started_at = logged.batch, time.time()
+        patience_s = self._recipe.limits.stall_timeout_s
+        with self._context.waits.on("training", f"the optimizer steps of rollout step {batch.step}", patience_s):
+            await self._worker.send(Command(do="train", batch=batch))
+            trained = await self._worker.training.train(batch)
+        if trained is None:
+            raise LearnerStoppingError
+        if trained.damaged:
+            DAMAGED_PAYLOADS.labels(run=self._context.record.id, service="learner").inc(len(trained.damaged))
+            await self._context.event_log.write("payload-damaged", f"step {batch.step}: {'; '.join(trained.damaged)}")
+        unpublished = step_record(batch, trained, self._publication.policy.version, started_at)
+        await self._check_gradients(unpublished, trained)
+        record = await self._publication.commit_step(unpublished, logged.entry)
+        self._done = batch.last or batch.step >= self._recipe.limits.rollout_steps
+        await self._context.heartbeat.update(version=record.version)
+        show_step(self._context.record.id, record.metrics)
+        write = partial(self._worker.archive.write_record, record)
+        what = f"the record of rollout step {record.step}"
+        await idle_during(self._worker, retry_storage(write, what, self._context.waits, patience_s))
+        return record
+
+    async def _check_gradients(self, record: StepRecord, trained: Trained) -> None:
+        """Report skipped optimizer steps. Raises NonFiniteGradientError after archiving the record as a failure."""
+        if not trained.skipped:
+            return
+        training = self._worker.training
+        SKIPPED_OPTIMIZER_STEPS.labels(run=self._context.record.id).inc(trained.skipped)
+        await self._context.event_log.write(
+            "non-finite-gradient",
+            f"step {record.step}: {trained.skipped} of {len(trained.optimizer)} optimizer steps skipped because of a "
+            f"non-finite gradient; {training.non_finite_in_a_row} consecutive ones so far",
+        )
+        try:
+            training.check_gradients(record.step)
+        except NonFiniteGradientError:
+            write = partial(self._worker.archive.write_failure, record)
+            what, patience_s = f"the record of rollout step {record.step}", self._recipe.limits.stall_timeout_s
+            await idle_during(self._worker, retry_storage(write, what, self._context.waits, patience_s))
+            raise
+
+
+def step_record(batch: Batch, trained: Trained, trained_at: int, started_at: float) -> StepRecord:
+    """The record of a step that is not published yet. Its `version` is `trained_at`, from which the step started.
+
+    `started_at`: when its training started, Unix seconds.
+    """
+    late = trained_at - batch.version
+    return StepRecord(
+        step=batch.step,
+        version=trained_at,
+        optimizer_steps=trained.optimizer_steps,
+        groups=tuple(group.group for group in batch.groups),
+        prompts=tuple(group.prompt for group in batch.groups),
+        staleness=tuple(group.staleness + late for group in batch.groups),
+        metrics=batch.sampling_metrics | trained.metrics,
+        optimizer=trained.optimizer,
+        generation_started_at=batch.generation_started_at,
+        generation_finished_at=batch.generation_finished_at,
+        learning_started_at=started_at,
+        learning_finished_at=time.time(),
+    )

@@ -1,0 +1,132 @@
+"""Owns how one rank trains its share of a batch: fetch the payloads, agree on damaged ones, archive, train.
+
+Must not read a stream, nor commit a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from learner.rank.context import RankContext
+from learner.recovery.start import archived_payloads
+from learner.training.minibatches import masked
+from learner.training.trainer import InterruptedTrainingError, Trained
+from services.contracts import Batch
+from services.streams.delivery.payloads import SamplePayload, fetch
+
+log = logging.getLogger(__name__)
+
+
+class NonFiniteGradientError(RuntimeError):
+    """Too many consecutive optimizer steps had a non-finite gradient."""
+
+
+class BatchTraining:
+    """The training of one rank."""
+
+    def __init__(self, rank: RankContext) -> None:
+        self._rank = rank
+
+    async def train(self, batch: Batch, *, archived: bool = False) -> Trained | None:
+        """Train one rollout step. None if `stopping` was set meanwhile and interrupted it. Collective.
+
+        With `archived` the payloads come from the archive, where the first training of the step wrote them.
+        """
+        work = asyncio.ensure_future(self._train(batch, archived))
+        stopping = asyncio.create_task(self._rank.service.stopping.wait())
+        try:
+            await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done():
+                self._rank.trainer.interrupt()
+            return await work
+        except InterruptedTrainingError:
+            log.info("stopping: the batch stays in the stream for the next learner")
+            return None
+        finally:
+            stopping.cancel()
+
+    async def _train(self, batch: Batch, archived: bool) -> Trained:
+        trainer = self._rank.trainer
+        damaged: dict[str, str] = {}
+        while True:
+            plans = trainer.plan(batch)
+            keys = [sample.payload for plan in plans for sample in plan.shares[self._rank.rank]]
+            payloads, found, error = await self._payloads(batch, keys, archived)
+            unusable = await self._exchange(batch, found, error)
+            if not unusable:
+                break
+            # All ranks leave out what one rank cannot train, because they agree on the weight of every token.
+            damaged |= {key: found.get(key, f"payload {key} is damaged") for key in unusable}
+            batch = masked(batch, unusable)
+        error = None if archived else await self._archive(batch, payloads)
+        await self._exchange(batch, {}, error)
+        trained = await self._rank.in_order(lambda: trainer.train(plans, payloads))
+        return replace(trained, damaged=tuple(damaged.values()))
+
+    async def _payloads(
+        self, batch: Batch, keys: list[str], archived: bool
+    ) -> tuple[dict[str, SamplePayload], dict[str, str], Exception | None]:
+        """The payloads of this rank's share: (intact ones, the reasons why others are damaged, any other error)."""
+        try:
+            if archived:
+                what = f"the archived batch of rollout step {batch.step}"
+                found = await self._rank.retry_storage(partial(archived_payloads, self._rank.archive, batch), what)
+                return {key: found[key] for key in keys}, {}, None
+            intact, damaged = await fetch(self._rank.service.redis, keys)
+        except Exception as error:  # noqa: BLE001 - the other ranks must learn of any error; then it is raised
+            return {}, {}, error
+        return intact, damaged, None
+
+    async def _exchange(self, batch: Batch, damaged: Mapping[str, str], error: Exception | None) -> list[str]:
+        """The payloads that any rank found damaged. Collective. Raises `error`, or RuntimeError for another rank's.
+
+        If one rank failed without this exchange, the others would wait for it until the timeout of the group.
+        """
+        keys = [sample.payload for group in batch.groups for sample in group.samples]
+        flags = torch.tensor([int(error is not None), *(int(key in damaged) for key in keys)])
+        failures, *found = (await self._rank.in_order(lambda: self._rank.ranks.all_reduce(flags))).tolist()
+        if error:
+            raise error
+        if failures:
+            raise RuntimeError(f"{failures} other ranks could not fetch or archive their share of step {batch.step}")
+        return [key for key, count in zip(keys, found, strict=True) if count]
+
+    async def _archive(self, batch: Batch, payloads: dict[str, SamplePayload]) -> Exception | None:
+        """Archive the batch and this rank's share before training, so that the step can be replayed. Its error."""
+        try:
+            write = partial(self._write_archive, batch, payloads)
+            await self._rank.retry_storage(write, f"the batch of rollout step {batch.step}")
+        except Exception as error:  # noqa: BLE001 - as above
+            return error
+        return None
+
+    def _write_archive(self, batch: Batch, payloads: dict[str, SamplePayload]) -> None:
+        archive, rank = self._rank.archive, self._rank.rank
+        archive.write_share(batch, rank, payloads)
+        if rank == 0:
+            archive.write_batch(batch)
+        elif archive.mirror.remote:
+            archive.share_path(batch.step, rank).unlink()  # only rank 0 cleans the scratch space of its node
+
+    @property
+    def non_finite_in_a_row(self) -> int:
+        """Consecutive optimizer steps with a non-finite gradient so far, across rollout steps."""
+        return self._rank.trainer.non_finite_in_a_row
+
+    def check_gradients(self, step: int) -> None:
+        """Raise NonFiniteGradientError, on all ranks alike, if consecutive non-finite steps reached the limit."""
+        limit, archive = self._rank.settings.max_non_finite_steps, self._rank.archive
+        if self.non_finite_in_a_row < limit:
+            return
+        run = self._rank.service.record.id
+        raise NonFiniteGradientError(
+            f"{limit} consecutive optimizer steps had a non-finite gradient (learner.max_non_finite_steps), the last "
+            f"one in rollout step {step}; its batch is {archive.batch_path(step)}; "
+            f"`penstock replay {run} {step} --runs {archive.folder.parent}` replays it"
+        )

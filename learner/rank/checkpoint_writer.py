@@ -1,0 +1,138 @@
+"""Owns how one rank writes its file of a checkpoint in the background, and how rank 0 commits the checkpoint.
+
+Must not decide when a checkpoint is written beyond the recipe's interval.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from learner.checkpoint.manifest import Checkpoint, CheckpointError, CheckpointHeader, ConsumedGroups
+from learner.rank.context import RankContext
+from learner.training.tensor_files import HostBlock
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointWriter:
+    """The checkpoints that one rank writes, one at a time. The writing itself does not use the training thread."""
+
+    def __init__(self, rank: RankContext) -> None:
+        self._rank = rank
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._closing = threading.Event()
+        self._saving: tuple[str, asyncio.Future[None]] | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether this run writes checkpoints."""
+        return self._rank.settings.checkpoint_every > 0
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is due after `step`."""
+        return self.wanted and step % self._rank.settings.checkpoint_every == 0
+
+    @property
+    def saving(self) -> bool:
+        """Whether a checkpoint is being written; on rank 0 until `commit` is done with it."""
+        return self._saving is not None
+
+    async def save(self, step: int) -> None:
+        """Copy this rank's state and start to write it while training continues. Collective; rank 0 then commits.
+
+        Rank 0 calls it while it is not `saving`, and gets a CheckpointError if nothing can be written.
+        """
+        if self._rank.rank == 0 and self._saving is not None:
+            raise RuntimeError(f"step {step} cannot be saved while {self._saving[0]} is being written")
+        with self._rank.waiting("checkpoint-copy", f"all ranks to copy their state after rollout step {step}"):
+            captured = await self._rank.in_order(lambda: self._capture(step))
+        if captured is None:
+            return
+        name, state, other_node = captured
+        write = partial(
+            self._rank.checkpoints.partial.write, name, self._rank.rank, state, self._closing, on_other_node=other_node
+        )
+        writing = asyncio.get_running_loop().run_in_executor(self._thread, write)
+        self._saving = name, writing
+        if self._rank.rank:
+            writing.add_done_callback(self._written)
+
+    def _capture(self, step: int) -> tuple[str, HostBlock, bool] | None:
+        """(the checkpoint's name, the copied state, whether rank 0 is on another node); None if rank 0 failed."""
+        rank, started, failure = self._rank, "", None
+        if rank.rank == 0:
+            try:
+                started = rank.checkpoints.partial.start(step)
+            except CheckpointError as error:
+                failure = error
+        # The other ranks wait for a name, even for an empty one.
+        name = rank.ranks.broadcast_bytes(None if rank.rank else started.encode()).decode()
+        if failure:
+            raise failure
+        other_node = bool(name) and rank.rank > 0 and rank.checkpoints.partial.started_on_other_node(name)
+        return (name, rank.trainer.capture(), other_node) if name else None
+
+    def _written(self, writing: asyncio.Future[None]) -> None:
+        self._saving = None
+        if not writing.cancelled() and (error := writing.exception()):
+            log.warning("rank %d: %s", self._rank.rank, error)
+
+    async def commit(
+        self,
+        step: int,
+        version: int,
+        *,
+        weights: str = "",
+        sampler: str | None = None,
+        consumed: ConsumedGroups | None = None,
+    ) -> Checkpoint:
+        """Wait for the files of all ranks, commit the checkpoint and delete what it replaces. Rank 0, after `save`.
+
+        It does not use the training thread. `weights`: the digest of the weights published as `version`; `sampler` and
+        `consumed`: see Checkpoints.commit. Raises CheckpointError, after which the next `save` is possible.
+        """
+        assert self._saving is not None, "save() comes first"
+        name, writing = self._saving
+        settings = self._rank.settings
+        header = CheckpointHeader(
+            step=step,
+            version=version,
+            ranks=self._rank.world,
+            zero_stage=settings.zero_stage,
+            dtype=settings.dtype,
+            weights=weights,
+        )
+        try:
+            await writing
+            checkpoint = await asyncio.to_thread(self._commit, name, header, sampler, consumed)
+        except CheckpointError:
+            await asyncio.to_thread(self._rank.checkpoints.partial.abandon, name)
+            self._saving = None
+            raise
+        self._saving = None
+        return checkpoint
+
+    def _commit(
+        self, name: str, header: CheckpointHeader, sampler: str | None, consumed: ConsumedGroups | None
+    ) -> Checkpoint:
+        checkpoints = self._rank.checkpoints
+        checkpoint = checkpoints.commit(name, header, self._closing, sampler=sampler, consumed=consumed)
+        try:
+            checkpoints.prune(self._rank.settings.checkpoints_kept)
+        except OSError as error:
+            log.warning("older checkpoints are not deleted before the next one is written: %s", error)
+        return checkpoint
+
+    def stop(self) -> None:
+        """Make the write in progress fail soon."""
+        self._closing.set()
+
+    async def close(self) -> None:
+        """Wait until the stopped write has ended, and delete what it left; after `stop`."""
+        await asyncio.to_thread(self._thread.shutdown)
+        if self._saving is not None and self._rank.rank == 0:
+            await asyncio.to_thread(self._rank.checkpoints.partial.abandon, self._saving[0])
