@@ -177,7 +177,7 @@ def test_ranks_of_several_nodes_write_one_checkpoint(store: S3Server, tmp_path: 
     name = checkpoints.partial.start(1)
     assert (checkpoints.partial.started_on_other_node(name), other.partial.started_on_other_node(name)) == (False, True)
     checkpoints.partial.write(name, 0, block_of(10, 1), NEVER)
-    writing = threading.Timer(0.5, lambda: other.write(name, 1, block_of(10, 2), NEVER, on_other_node=True))
+    writing = threading.Timer(0.5, lambda: other.partial.write(name, 1, block_of(10, 2), NEVER, on_other_node=True))
     writing.start()
     found = checkpoints.commit(name, header(1, ranks=2), NEVER, deadline_s=20)
     writing.join()
@@ -192,7 +192,7 @@ def test_ranks_of_several_nodes_write_one_checkpoint(store: S3Server, tmp_path: 
     stopped = threading.Event()
     stopped.set()
     with pytest.raises(CheckpointError):
-        other.write(name, 1, block_of(10), stopped, on_other_node=True)
+        other.partial.write(name, 1, block_of(10), stopped, on_other_node=True)
     with pytest.raises(CheckpointError, match="the learner is stopping"):
         checkpoints.commit(name, header(1, ranks=2), NEVER, deadline_s=60)
     name = checkpoints.partial.start(1)
