@@ -92,7 +92,7 @@ def test_an_existing_secret_that_lacks_a_key_is_one_clear_message(tmp_path: Path
 def test_an_operator_that_is_too_old_is_one_clear_message(tmp_path: Path, namespace: bool) -> None:
     """Helm 4 would tell of an unknown field, and Helm 3 send a cluster whose autoscaler never comes back."""
     for options in [("image",), ("command",), ("args",)]:
-        with pytest.raises(HelmError, match=r"KubeRay is too old .*1\.7 or newer is accepted.*helm show crds"):
+        with pytest.raises(HelmError, match=r"KubeRay is too old .*expected 1\.7 or newer.*helm show crds"):
             against(tmp_path, DEFAULTS, ray_definition(*options), namespace=namespace)
 
 
@@ -119,7 +119,7 @@ def test_a_missing_operator_is_told_before_there_is_a_namespace(tmp_path: Path) 
 
 def test_cilium_without_its_kind_is_one_clear_message(tmp_path: Path) -> None:
     case = DEFAULTS.but({"networkPolicy": {"cilium": True}})
-    with pytest.raises(HelmError, match=r"networkPolicy\.cilium = true: .*CiliumNetworkPolicy"):
+    with pytest.raises(HelmError, match=r"networkPolicy\.cilium: true is not valid: .*CiliumNetworkPolicy"):
         against(tmp_path, case, without=("cilium.io/v2",))
     assert against(tmp_path, case).has("CiliumNetworkPolicy")
 
@@ -150,9 +150,9 @@ def live_redis(**changed: object) -> Document:
 @each(
     "live, words",
     [
-        ({"size": "10Gi"}, ("redis.persistence.size = 20Gi", "10Gi is accepted", "patch pvc data-demo-penstock-redis-0",
+        ({"size": "10Gi"}, ("redis.persistence.size: 20Gi is not valid", "expected 10Gi", "patch pvc data-demo-penstock-redis-0",
                             '"storage":"20Gi"')),
-        ({"storageClassName": "fast"}, ("redis.persistence.storageClass", '"fast" is accepted')),
+        ({"storageClassName": "fast"}, ("redis.persistence.storageClass", 'expected "fast"')),
     ],
 )  # fmt: skip
 def test_what_cannot_be_changed_in_redis_is_one_clear_message(

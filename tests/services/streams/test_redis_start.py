@@ -136,16 +136,16 @@ def test_each_user_can_do_its_own_and_no_more(open_path, user, allowed, denied):
 @pytest.mark.parametrize(
     ("secret", "content", "changes", "says"),
     [
-        ("penstock-password", None, {}, "cannot be read; the Secret must have the key penstock-password"),
-        ("ray-password", None, {}, "ray-password cannot be read; the Secret must have the key ray-password"),
-        ("penstock-password", b"", {}, "penstock-password is empty; a password is accepted"),
-        ("ray-password", b"\n\n", {}, "ray-password is empty; a password is accepted"),
-        ("ray-password", b"s3c ret", {}, "holds a character that is not accepted; printable ASCII without"),
-        ("ray-password", b"s3cret\r\n", {}, "holds a character that is not accepted; printable ASCII without"),
-        (None, None, {"REDIS_MAXMEMORY": ""}, "REDIS_MAXMEMORY: '' is not accepted; a size such as 900mb, below"),
-        (None, None, {"REDIS_MAXMEMORY": "0"}, "REDIS_MAXMEMORY: '0' is not accepted; a size such as 900mb, below"),
-        (None, None, {"REDIS_MAXMEMORY": "1Gi"}, "REDIS_MAXMEMORY: '1Gi' is not accepted; a size such as 900mb, below"),
-        (None, None, {"REDIS_RAY_NAMESPACE": "a*"}, "REDIS_RAY_NAMESPACE: 'a*' is not accepted; A-Z a-z 0-9 _ . - are"),
+        ("penstock-password", None, {}, "cannot be read: expected the key penstock-password in the Secret"),
+        ("ray-password", None, {}, "ray-password cannot be read: expected the key ray-password in the Secret"),
+        ("penstock-password", b"", {}, "penstock-password is not valid: expected a password"),
+        ("ray-password", b"\n\n", {}, "ray-password is not valid: expected a password"),
+        ("ray-password", b"s3c ret", {}, "ray-password is not valid: expected printable ASCII without"),
+        ("ray-password", b"s3cret\r\n", {}, "ray-password is not valid: expected printable ASCII without"),
+        (None, None, {"REDIS_MAXMEMORY": ""}, "REDIS_MAXMEMORY: '' is not valid: expected a size such as 900mb, below"),
+        (None, None, {"REDIS_MAXMEMORY": "0"}, "REDIS_MAXMEMORY: '0' is not valid: expected a size such as 900mb, below"),
+        (None, None, {"REDIS_MAXMEMORY": "1Gi"}, "REDIS_MAXMEMORY: '1Gi' is not valid: expected a size such as 900mb, below"),
+        (None, None, {"REDIS_RAY_NAMESPACE": "a*"}, "REDIS_RAY_NAMESPACE: 'a*' is not valid: expected only A-Z a-z 0-9 _ . -"),
     ],
 )
 def test_what_it_refuses_is_one_line(open_path, shell, secret, content, changes, says):
@@ -166,8 +166,8 @@ def test_what_it_refuses_is_one_line(open_path, shell, secret, content, changes,
 @pytest.mark.parametrize(
     ("arguments", "path", "says"),
     [
-        (["nope"], None, "command 'nope' is not accepted; start, ping and alive are"),
-        ([], "/nowhere", "none of the programs redis-server valkey-server is there"),
+        (["nope"], None, "command: 'nope' is not valid: expected start, ping or alive"),
+        ([], "/nowhere", "none of the programs redis-server valkey-server exists"),
     ],
 )
 def test_a_wrong_command_and_a_wrong_image_are_told(open_path, arguments, path, says):

@@ -1,15 +1,15 @@
-{{/* What a schema cannot say: values against each other, and against the cluster where one can be reached. */}}
+{{/* Checks beyond the schema: values against each other, and against the cluster if it can be reached. */}}
 
 {{- define "penstock.validate" -}}
 {{- $faults := list -}}
 {{- range list "groups" "volumes" "redis" "storage" "api" -}}
 {{- $faults = concat $faults (include (printf "penstock.validate.%s" .) $ | fromJsonArray) -}}
 {{- end -}}
-{{- /* Every API server has this group, and Helm does not assume it: without a cluster nothing is known of its APIs. */ -}}
+{{- /* Every API server has this group, and Helm does not assume it. Without a cluster its APIs are not known. */ -}}
 {{- if .Capabilities.APIVersions.Has "apiregistration.k8s.io/v1" -}}
 {{- $faults = concat $faults (include "penstock.validate.apis" . | fromJsonArray) -}}
 {{- end -}}
-{{- /* Kubernetes puts this ConfigMap into every namespace: without it there is none yet, or `lookup` asks no cluster. */ -}}
+{{- /* Kubernetes adds this ConfigMap to every namespace. Without it the namespace is missing, or `lookup` has no cluster. */ -}}
 {{- if lookup "v1" "ConfigMap" .Release.Namespace "kube-root-ca.crt" -}}
 {{- $faults = concat $faults (include "penstock.validate.objects" . | fromJsonArray) -}}
 {{- end -}}
@@ -29,71 +29,71 @@
 {{- range $role := list "head" "cpu" "verifier" "rollout" "learner" -}}
 {{- $of := get $.Values $role -}}
 {{- if gt (int $of.minReplicas) (int ($of.maxReplicas | default $of.minReplicas)) -}}
-{{- $faults = append $faults (printf "%s.minReplicas = %v: at most %s.maxReplicas = %v is accepted" $role $of.minReplicas $role $of.maxReplicas) -}}
+{{- $faults = append $faults (printf "%s.minReplicas: %v is not valid: expected at most %s.maxReplicas (%v)" $role $of.minReplicas $role $of.maxReplicas) -}}
 {{- end -}}
 {{- $most := ternary 1 (int $of.maxReplicas) (eq $role "head") -}}
 {{- if gt (int $of.minAvailable) $most -}}
-{{- $faults = append $faults (printf "%s.minAvailable = %v: at most %s.maxReplicas = %d is accepted; 0 is no budget" $role $of.minAvailable $role $most) -}}
+{{- $faults = append $faults (printf "%s.minAvailable: %v is not valid: expected at most %s.maxReplicas (%d), or 0 for no budget" $role $of.minAvailable $role $most) -}}
 {{- end -}}
 {{- $shm := include "penstock.bytes" $of.shmSize | int64 -}}
 {{- if ge $shm (include "penstock.bytes" $of.memory | int64) -}}
-{{- $faults = append $faults (printf "%s.shmSize = %s: less than %s.memory = %s is accepted, of which it is a part" $role $of.shmSize $role $of.memory) -}}
+{{- $faults = append $faults (printf "%s.shmSize: %s is not valid: expected less than %s.memory (%s), which includes it" $role $of.shmSize $role $of.memory) -}}
 {{- end -}}
 {{- if gt (int64 $store) $shm -}}
-{{- $faults = append $faults (printf "%s.shmSize = %s: at least ray.objectStoreMiB = %v MiB is accepted" $role $of.shmSize $.Values.ray.objectStoreMiB) -}}
+{{- $faults = append $faults (printf "%s.shmSize: %s is not valid: expected at least ray.objectStoreMiB (%v MiB)" $role $of.shmSize $.Values.ray.objectStoreMiB) -}}
 {{- end -}}
 {{- end -}}
 {{- $all := dict "api" .Values.api "redis" .Values.redis "ray.autoscaler" .Values.ray.autoscaler "head" .Values.head "cpu" .Values.cpu "verifier" .Values.verifier "rollout" .Values.rollout "learner" .Values.learner -}}
 {{- range $path, $of := $all -}}
 {{- with $of.requests.memory -}}
 {{- if gt (include "penstock.bytes" . | int64) (include "penstock.bytes" $of.memory | int64) -}}
-{{- $faults = append $faults (printf "%s.requests.memory = %v: at most %s.memory = %v is accepted" $path . $path $of.memory) -}}
+{{- $faults = append $faults (printf "%s.requests.memory: %v is not valid: expected at most %s.memory (%v)" $path . $path $of.memory) -}}
 {{- end -}}
 {{- end -}}
 {{- with $of.requests.cpu -}}
 {{- if gt (include "penstock.cores" . | float64) (float64 $of.cpus) -}}
-{{- $faults = append $faults (printf "%s.requests.cpu = %v: at most %s.cpus = %v is accepted" $path . $path $of.cpus) -}}
+{{- $faults = append $faults (printf "%s.requests.cpu: %v is not valid: expected at most %s.cpus (%v)" $path . $path $of.cpus) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- range $path, $env := dict "api.env" .Values.api.env "ray.env" .Values.ray.env "head.env" .Values.head.env "cpu.env" .Values.cpu.env "verifier.env" .Values.verifier.env "rollout.env" .Values.rollout.env "learner.env" .Values.learner.env -}}
-{{- range $at, $one := $env -}}
-{{- if regexMatch "^(PENSTOCK_|KUBERAY_|REDIS_|RAY_(AUTH|REDIS|ADDRESS|CLUSTER|CLOUD|NODE_TYPE|external)|HOME$|AWS_(REGION|ENDPOINT_URL|ACCESS_KEY_ID|SECRET_ACCESS_KEY)$)" $one.name -}}
-{{- $faults = append $faults (printf "%s[%d].name = %q: the chart or KubeRay sets it; other names are accepted" $path $at $one.name) -}}
+{{- range $at, $variable := $env -}}
+{{- if regexMatch "^(PENSTOCK_|KUBERAY_|REDIS_|RAY_(AUTH|REDIS|ADDRESS|CLUSTER|CLOUD|NODE_TYPE|external)|HOME$|AWS_(REGION|ENDPOINT_URL|ACCESS_KEY_ID|SECRET_ACCESS_KEY)$)" $variable.name -}}
+{{- $faults = append $faults (printf "%s[%d].name: %q is not valid: expected a name that neither the chart nor KubeRay sets" $path $at $variable.name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- range $label, $_ := .Values.commonLabels -}}
 {{- if regexMatch "^(app[.]kubernetes[.]io|helm[.]sh|ray[.]io|penstock[.]dev)/" $label -}}
-{{- $faults = append $faults (printf "commonLabels: %q is the chart's or KubeRay's own; labels with other prefixes are accepted" $label) -}}
+{{- $faults = append $faults (printf "commonLabels: %q is not valid: expected a prefix other than those of the chart and of KubeRay" $label) -}}
 {{- end -}}
 {{- end -}}
 {{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" (include "penstock.fullname" .)) -}}
-{{- $faults = append $faults (printf "release name = %q: KubeRay accepts small letters, digits and '-', a letter first; or set fullnameOverride" .Release.Name) -}}
+{{- $faults = append $faults (printf "release name: %q is not valid: expected lower-case letters, digits and '-', starting with a letter; otherwise set fullnameOverride" .Release.Name) -}}
 {{- end -}}
 {{ toJson $faults }}
 {{- end }}
 
 {{- define "penstock.validate.volumes" -}}
-{{- /* Kubernetes would tell at the first pod only, and KubeRay in its log: a pod inside a RayCluster is not looked at. */ -}}
+{{- /* Kubernetes does not check a pod template inside a RayCluster: the error would appear at the first pod, in KubeRay's log. */ -}}
 {{- $faults := list -}}
 {{- $own := list "autoscaler-tmp" "bounds" "kubernetes-token" "ray-logs" "redis-auth" "redis-ca" "runs" "shm" "tmp" -}}
 {{- $names := list -}}
-{{- range $at, $one := .Values.ray.extraVolumes -}}
-{{- if or (has $one.name $own) (has $one.name $names) -}}
-{{- $faults = append $faults (printf "ray.extraVolumes[%d].name = %q: given twice, or the chart's own; other names than %s are accepted" $at $one.name (join ", " $own)) -}}
+{{- range $at, $volume := .Values.ray.extraVolumes -}}
+{{- if or (has $volume.name $own) (has $volume.name $names) -}}
+{{- $faults = append $faults (printf "ray.extraVolumes[%d].name: %q is not valid: expected a unique name other than the chart's own (%s)" $at $volume.name (join ", " $own)) -}}
 {{- end -}}
-{{- $names = append $names $one.name -}}
+{{- $names = append $names $volume.name -}}
 {{- end -}}
 {{- $taken := list "/dev/shm" "/etc/penstock/bounds" "/etc/penstock/redis-auth" "/etc/penstock/redis-ca" "/tmp" "/tmp/ray" "/var/lib/penstock" -}}
-{{- range $at, $one := .Values.ray.extraVolumeMounts -}}
-{{- if not (has $one.name $names) -}}
-{{- $faults = append $faults (printf "ray.extraVolumeMounts[%d].name = %q: there is no such volume; those of ray.extraVolumes are accepted: %s" $at $one.name (join ", " $names | default "none")) -}}
+{{- range $at, $mount := .Values.ray.extraVolumeMounts -}}
+{{- if not (has $mount.name $names) -}}
+{{- $faults = append $faults (printf "ray.extraVolumeMounts[%d].name: %q is not valid: expected a volume of ray.extraVolumes (%s)" $at $mount.name (join ", " $names | default "none")) -}}
 {{- end -}}
-{{- if has (clean $one.mountPath) $taken -}}
-{{- $faults = append $faults (printf "ray.extraVolumeMounts[%d].mountPath = %q: given twice, or the chart's own; other paths than %s are accepted" $at $one.mountPath (join ", " $taken)) -}}
+{{- if has (clean $mount.mountPath) $taken -}}
+{{- $faults = append $faults (printf "ray.extraVolumeMounts[%d].mountPath: %q is not valid: expected a unique path other than the chart's own (%s)" $at $mount.mountPath (join ", " $taken)) -}}
 {{- end -}}
-{{- $taken = append $taken (clean $one.mountPath) -}}
+{{- $taken = append $taken (clean $mount.mountPath) -}}
 {{- end -}}
 {{ toJson $faults }}
 {{- end }}
@@ -102,26 +102,26 @@
 {{- $faults := list -}}
 {{- $external := .Values.redis.external -}}
 {{- if not (or $external.enabled .Values.redis.image.tag .Values.redis.image.digest) -}}
-{{- $faults = append $faults "redis.image.tag = \"\": a tag is required, or redis.image.digest" -}}
+{{- $faults = append $faults "redis.image.tag: \"\" is not valid: expected a tag, or redis.image.digest" -}}
 {{- end -}}
 {{- if $external.enabled -}}
 {{- if not .Values.redis.existingSecret -}}
-{{- $faults = append $faults "redis.existingSecret = \"\": with redis.external.enabled a Secret with the keys penstock-password and ray-password is required" -}}
+{{- $faults = append $faults "redis.existingSecret: \"\" is not valid: expected a Secret with the keys penstock-password and ray-password, because redis.external.enabled is true" -}}
 {{- end -}}
 {{- if and (empty $external.address) (empty $external.sentinel.addresses) -}}
-{{- $faults = append $faults "redis.external.address = \"\": with redis.external.enabled host:port is required, or redis.external.sentinel.addresses" -}}
+{{- $faults = append $faults "redis.external.address: \"\" is not valid: expected host:port, or redis.external.sentinel.addresses, because redis.external.enabled is true" -}}
 {{- end -}}
 {{- if and $external.sentinel.addresses (empty $external.sentinel.service) -}}
-{{- $faults = append $faults "redis.external.sentinel.service = \"\": the name of the service that the Sentinels watch is required" -}}
+{{- $faults = append $faults "redis.external.sentinel.service: \"\" is not valid: expected the name of the service that the Sentinels monitor" -}}
 {{- end -}}
 {{- if and $external.sentinel.addresses (empty $external.rayAddress) -}}
-{{- $faults = append $faults "redis.external.rayAddress = \"\": with Sentinels host:port of the primary (a Service that follows it) is required, or of a Sentinel that accepts Ray's user and password" -}}
+{{- $faults = append $faults "redis.external.rayAddress: \"\" is not valid: expected host:port of a Service that follows the primary, or of a Sentinel that accepts Ray's user and password, because Sentinels are configured" -}}
 {{- end -}}
 {{- if and $external.caSecret (not $external.tls) -}}
-{{- $faults = append $faults (printf "redis.external.caSecret = %q: accepted with redis.external.tls = true only" $external.caSecret) -}}
+{{- $faults = append $faults (printf "redis.external.caSecret: %q is not valid: expected \"\", because redis.external.tls is false" $external.caSecret) -}}
 {{- end -}}
 {{- else if gt (mul .Values.redis.maxMemoryMiB 4 1048576) (mul 3 (include "penstock.bytes" .Values.redis.memory | int64)) -}}
-{{- $faults = append $faults (printf "redis.maxMemoryMiB = %v: at most three quarters of redis.memory = %s are accepted" .Values.redis.maxMemoryMiB .Values.redis.memory) -}}
+{{- $faults = append $faults (printf "redis.maxMemoryMiB: %v is not valid: expected at most three quarters of redis.memory (%s)" .Values.redis.maxMemoryMiB .Values.redis.memory) -}}
 {{- end -}}
 {{ toJson $faults }}
 {{- end }}
@@ -132,17 +132,17 @@
 {{- $pods := add 1 .Values.cpu.maxReplicas .Values.rollout.maxReplicas .Values.learner.maxReplicas -}}
 {{- if eq .Values.storage.kind "s3" -}}
 {{- if not .Values.storage.s3.url -}}
-{{- $faults = append $faults "storage.s3.url = \"\": with storage.kind = \"s3\" a URL s3://bucket/prefix is required" -}}
+{{- $faults = append $faults "storage.s3.url: \"\" is not valid: expected s3://bucket/prefix, because storage.kind is \"s3\"" -}}
 {{- end -}}
 {{- else if eq $claim.accessMode "ReadWriteOnce" -}}
 {{- if not $claim.sameNode -}}
-{{- $faults = append $faults (printf "storage.claim.sameNode = false: up to %d pods write to a ReadWriteOnce volume, which only one node can mount; accepted are storage.claim.sameNode = true (they share one node), storage.claim.accessMode = \"ReadWriteMany\" (the storage class must offer it), or storage.kind = \"s3\"" $pods) -}}
+{{- $faults = append $faults (printf "storage.claim.sameNode: false is not valid: expected true, because up to %d pods write to a ReadWriteOnce volume, which only one node can mount; otherwise set storage.claim.accessMode to \"ReadWriteMany\" (the storage class must support it) or storage.kind to \"s3\"" $pods) -}}
 {{- end -}}
 {{- $seen := dict -}}
 {{- range $role := include "penstock.storage.roles" . | fromJsonArray -}}
 {{- range $key, $value := merge (deepCopy (get $.Values $role).nodeSelector) $.Values.ray.nodeSelector -}}
 {{- if and (hasKey $seen $key) (ne (get $seen $key) $value) -}}
-{{- $faults = append $faults (printf "%s.nodeSelector: %s = %q against %q in another group: pods that share a ReadWriteOnce volume need one node; accepted are the same value in head, cpu, rollout and learner, storage.claim.accessMode = \"ReadWriteMany\", or storage.kind = \"s3\"" $role $key $value (get $seen $key)) -}}
+{{- $faults = append $faults (printf "%s.nodeSelector: %s = %q is not valid: expected %q as in another group, because head, cpu, rollout and learner share a ReadWriteOnce volume and need one node; otherwise set storage.claim.accessMode to \"ReadWriteMany\" or storage.kind to \"s3\"" $role $key $value (get $seen $key)) -}}
 {{- end -}}
 {{- $_ := set $seen $key $value -}}
 {{- end -}}
@@ -155,10 +155,10 @@
 {{- $faults := list -}}
 {{- if .Values.api.ingress.enabled -}}
 {{- if not .Values.api.ingress.host -}}
-{{- $faults = append $faults "api.ingress.host = \"\": with api.ingress.enabled a host name is required" -}}
+{{- $faults = append $faults "api.ingress.host: \"\" is not valid: expected a host name, because api.ingress.enabled is true" -}}
 {{- end -}}
 {{- if and .Values.networkPolicy.enabled (empty .Values.networkPolicy.clients) -}}
-{{- $faults = append $faults "networkPolicy.clients = []: with api.ingress.enabled the peers of the Ingress controller are required, which could not reach the API" -}}
+{{- $faults = append $faults "networkPolicy.clients: [] is not valid: expected the peers of the Ingress controller, which otherwise cannot reach the API" -}}
 {{- end -}}
 {{- end -}}
 {{ toJson $faults }}

@@ -1,33 +1,33 @@
-{{/* What the cluster must have before anything is made: one line each, with the command that cures it. */}}
+{{/* Requirements on the cluster, checked before any object is created: one line per fault, with the command that fixes it. */}}
 
 {{- define "penstock.validate.apis" -}}
 {{- $faults := list -}}
 {{- $repository := "https://ray-project.github.io/kuberay-helm/" -}}
 {{- if not (.Capabilities.APIVersions.Has "ray.io/v1/RayCluster") -}}
-{{- $faults = append $faults (printf "KubeRay is missing (no ray.io/v1): helm install kuberay-operator kuberay-operator --repo %s --namespace kuberay-system --create-namespace; 1.7 or newer is accepted" $repository) -}}
+{{- $faults = append $faults (printf "KubeRay is missing (no ray.io/v1): expected 1.7 or newer; helm install kuberay-operator kuberay-operator --repo %s --namespace kuberay-system --create-namespace" $repository) -}}
 {{- else if .Values.ray.checkOperator -}}
-{{- /* Nothing is found where `lookup` asks no cluster. The fields lie below the version's schema. */ -}}
+{{- /* `lookup` finds nothing without a cluster. The fields are below the version's schema. */ -}}
 {{- range dig "spec" "versions" list (lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "rayclusters.ray.io" | default dict) -}}
 {{- $options := dig "schema" "openAPIV3Schema" "properties" "spec" "properties" "autoscalerOptions" "properties" dict . -}}
 {{- if and (eq .name "v1") (not (and (hasKey $options "command") (hasKey $options "args"))) -}}
-{{- $faults = append $faults (printf "KubeRay is too old (its RayCluster has no autoscalerOptions.command): 1.7 or newer is accepted. Helm does not renew CRDs, so apply those of the new version first: helm show crds kuberay-operator --repo %s | kubectl apply --server-side --force-conflicts -f -, then helm upgrade kuberay-operator kuberay-operator --repo %s --namespace kuberay-system" $repository $repository) -}}
+{{- $faults = append $faults (printf "KubeRay is too old (its RayCluster has no autoscalerOptions.command): expected 1.7 or newer. Helm does not upgrade CRDs, so apply those of the new version first: helm show crds kuberay-operator --repo %s | kubectl apply --server-side --force-conflicts -f -, then helm upgrade kuberay-operator kuberay-operator --repo %s --namespace kuberay-system" $repository $repository) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $wanted := dict "serviceMonitor" "v1/ServiceMonitor" "scrapeConfig" "v1alpha1/ScrapeConfig" "rules" "v1/PrometheusRule" -}}
 {{- range $value, $kind := $wanted -}}
 {{- if and (get $.Values.metrics $value).enabled (not ($.Capabilities.APIVersions.Has (printf "monitoring.coreos.com/%s" $kind))) -}}
-{{- $faults = append $faults (printf "metrics.%s.enabled = true: the cluster has no monitoring.coreos.com/%s: helm install prometheus-operator-crds prometheus-operator-crds --repo https://prometheus-community.github.io/helm-charts, or set it to false" $value $kind) -}}
+{{- $faults = append $faults (printf "metrics.%s.enabled: true is not valid: expected false, because the cluster has no monitoring.coreos.com/%s; to add it: helm install prometheus-operator-crds prometheus-operator-crds --repo https://prometheus-community.github.io/helm-charts" $value $kind) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.networkPolicy.enabled .Values.networkPolicy.cilium (not (.Capabilities.APIVersions.Has "cilium.io/v2/CiliumNetworkPolicy")) -}}
-{{- $faults = append $faults "networkPolicy.cilium = true: the cluster has no cilium.io/v2/CiliumNetworkPolicy, so its network plug-in is not Cilium or keeps that kind to itself; false is accepted" -}}
+{{- $faults = append $faults "networkPolicy.cilium: true is not valid: expected false, because the cluster has no cilium.io/v2/CiliumNetworkPolicy: its network plug-in is not Cilium, or does not serve that kind" -}}
 {{- end -}}
 {{ toJson $faults }}
 {{- end }}
 
 {{- define "penstock.validate.secrets" -}}
-{{- /* By the value that names it, as JSON: Secret, keys, and its kind for `kubectl create secret`. */ -}}
+{{- /* By the value that names it, as JSON: the Secret, its keys, and its kind for `kubectl create secret`. */ -}}
 {{- $wanted := dict -}}
 {{- $sentinel := .Values.redis.external.enabled | ternary .Values.redis.external.sentinel.passwordKey "" -}}
 {{- $_ := set $wanted "redis.existingSecret" (dict "name" .Values.redis.existingSecret "keys" (compact (list "penstock-password" "ray-password" $sentinel))) -}}
@@ -41,14 +41,14 @@
 {{- $_ := set $wanted "api.ingress.tlsSecret" (dict "name" .Values.api.ingress.tlsSecret "keys" (list "tls.crt" "tls.key") "kind" "tls") -}}
 {{- end -}}
 {{- $_ := set $wanted "ray.authSecret" (dict "name" .Values.ray.authSecret "keys" (list "auth_token")) -}}
-{{- range $at, $one := .Values.imagePullSecrets -}}
-{{- $_ := set $wanted (printf "imagePullSecrets[%d].name" $at) (dict "name" $one.name "keys" (list ".dockerconfigjson") "kind" "docker-registry" "type" "kubernetes.io/dockerconfigjson") -}}
+{{- range $at, $secret := .Values.imagePullSecrets -}}
+{{- $_ := set $wanted (printf "imagePullSecrets[%d].name" $at) (dict "name" $secret.name "keys" (list ".dockerconfigjson") "kind" "docker-registry" "type" "kubernetes.io/dockerconfigjson") -}}
 {{- end -}}
 {{ toJson $wanted }}
 {{- end }}
 
-{{- define "penstock.validate.cure" -}}
-{{- /* (dict "namespace" "n" "wanted" $wanted): the command that makes such a Secret. */ -}}
+{{- define "penstock.validate.remedy" -}}
+{{- /* (dict "namespace" "n" "wanted" $wanted): the command that creates such a Secret. */ -}}
 {{- $sources := list -}}
 {{- range .wanted.keys -}}{{- $sources = append $sources (printf "--from-file=%s=FILE" .) -}}{{- end -}}
 {{- if eq (.wanted.kind | default "") "tls" -}}{{- $sources = list "--cert=FILE" "--key=FILE" -}}{{- end -}}
@@ -65,30 +65,30 @@ kubectl --namespace {{ .namespace }} create secret {{ .wanted.kind | default "ge
 {{- range $wanted.keys -}}
 {{- if not (hasKey (get ($secret | default dict) "data" | default dict) .) -}}{{- $missing = append $missing . -}}{{- end -}}
 {{- end -}}
-{{- $cure := include "penstock.validate.cure" (dict "namespace" $namespace "wanted" $wanted) -}}
+{{- $remedy := include "penstock.validate.remedy" (dict "namespace" $namespace "wanted" $wanted) -}}
 {{- if not $secret -}}
-{{- $faults = append $faults (printf "%s = %q: there is no such Secret in namespace %s: %s" $value $wanted.name $namespace $cure) -}}
+{{- $faults = append $faults (printf "%s: %q is not valid: expected a Secret in namespace %s; to create it: %s" $value $wanted.name $namespace $remedy) -}}
 {{- else if and $wanted.type (ne $secret.type $wanted.type) -}}
-{{- /* Nodes pass over one of another type, whatever its keys; and a type cannot be changed. */ -}}
-{{- $faults = append $faults (printf "%s = %q: the Secret is of type %s; %s is accepted: kubectl --namespace %s delete secret %s && %s" $value $wanted.name $secret.type $wanted.type $namespace $wanted.name $cure) -}}
+{{- /* Nodes ignore a Secret of another type, whatever its keys, and a type cannot be changed. */ -}}
+{{- $faults = append $faults (printf "%s: %q is not valid: its type is %s, expected %s; to replace it: kubectl --namespace %s delete secret %s && %s" $value $wanted.name $secret.type $wanted.type $namespace $wanted.name $remedy) -}}
 {{- else if $missing -}}
-{{- $faults = append $faults (printf "%s = %q: the Secret has no key %s: %s --dry-run=client -o yaml | kubectl apply -f -" $value $wanted.name (join ", " $missing) $cure) -}}
+{{- $faults = append $faults (printf "%s: %q is not valid: expected the key %s in the Secret; to add it: %s --dry-run=client -o yaml | kubectl apply -f -" $value $wanted.name (join ", " $missing) $remedy) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $claim := .Values.storage.claim.existingClaim -}}
 {{- if and (eq .Values.storage.kind "claim") $claim (not (lookup "v1" "PersistentVolumeClaim" $namespace $claim)) -}}
-{{- $faults = append $faults (printf "storage.claim.existingClaim = %q: there is no such PersistentVolumeClaim in namespace %s: make it with kubectl --namespace %s apply, or leave the value empty" $claim $namespace $namespace) -}}
+{{- $faults = append $faults (printf "storage.claim.existingClaim: %q is not valid: expected a PersistentVolumeClaim in namespace %s; create it with kubectl --namespace %s apply, or leave the value empty" $claim $namespace $namespace) -}}
 {{- end -}}
 {{ concat $faults (include "penstock.validate.redisVolume" . | fromJsonArray) | toJson }}
 {{- end }}
 
 {{- define "penstock.validate.redisVolume" -}}
-{{- /* What Kubernetes refuses to change in a StatefulSet, told with the way round it. */ -}}
+{{- /* Fields that Kubernetes does not change in a StatefulSet, with the commands that change them anyway. */ -}}
 {{- $faults := list -}}
 {{- $name := printf "%s-redis" (include "penstock.fullname" .) -}}
 {{- $kubectl := printf "kubectl --namespace %s" .Release.Namespace -}}
-{{- $again := printf "%s delete statefulset %s --cascade=orphan, and upgrade again (Redis goes on meanwhile)" $kubectl $name -}}
+{{- $again := printf "%s delete statefulset %s --cascade=orphan, then upgrade again (Redis keeps running)" $kubectl $name -}}
 {{- $wanted := .Values.redis.persistence -}}
 {{- $live := dict -}}
 {{- if not .Values.redis.external.enabled -}}{{- $live = lookup "apps/v1" "StatefulSet" .Release.Namespace $name | default dict -}}{{- end -}}
@@ -97,10 +97,10 @@ kubectl --namespace {{ .namespace }} create secret {{ .wanted.kind | default "ge
 {{- $class := dig "spec" "storageClassName" "" . -}}
 {{- if ne (include "penstock.bytes" $size) (include "penstock.bytes" $wanted.size) -}}
 {{- $grow := printf "%s patch pvc data-%s-0 --patch '{\"spec\":{\"resources\":{\"requests\":{\"storage\":\"%s\"}}}}'" $kubectl $name $wanted.size -}}
-{{- $faults = append $faults (printf "redis.persistence.size = %s: the StatefulSet was made with %s, which cannot be changed in it. %s is accepted, or a larger one (where the storage class can grow volumes) after: %s && %s" $wanted.size $size $size $grow $again) -}}
+{{- $faults = append $faults (printf "redis.persistence.size: %s is not valid: expected %s, which the StatefulSet was created with. For a larger volume, if the storage class can grow it, first run: %s && %s" $wanted.size $size $grow $again) -}}
 {{- end -}}
 {{- if ne $class $wanted.storageClass -}}
-{{- $faults = append $faults (printf "redis.persistence.storageClass = %q: the StatefulSet was made with %q, which cannot be changed in it. %q is accepted, or another after: %s; the volume that is there stays what it is, only one that is made anew has the new class" $wanted.storageClass $class $class $again) -}}
+{{- $faults = append $faults (printf "redis.persistence.storageClass: %q is not valid: expected %q, which the StatefulSet was created with. For another class, first run: %s; the existing volume keeps its class, only a new volume gets the new one" $wanted.storageClass $class $again) -}}
 {{- end -}}
 {{- end -}}
 {{ toJson $faults }}

@@ -65,7 +65,7 @@
 {{- end }}
 
 {{- define "penstock.net.toKubernetes" -}}
-{{- /* Nothing with Cilium, which takes the API server for no address: networkpolicy-cilium.yaml lets these pods out. */ -}}
+{{- /* Empty with Cilium, which does not match the API server by address: see networkpolicy-cilium.yaml. */ -}}
 {{- if not .Values.networkPolicy.cilium }}
 - to:
     {{- toYaml .Values.networkPolicy.kubernetesApi.peers | nindent 4 }}
@@ -84,7 +84,7 @@
 {{- end }}
 
 {{- define "penstock.net.opening" -}}
-{{- /* The opening of a policy: (dict "root" $ "component" "api") */ -}}
+{{- /* The first lines of a policy: (dict "root" $ "component" "api") */ -}}
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata:

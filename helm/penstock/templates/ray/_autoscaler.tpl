@@ -4,8 +4,8 @@ idleTimeoutSeconds: {{ .Values.ray.autoscaler.idleTimeoutSeconds }}
 upscalingMode: {{ .Values.ray.autoscaler.upscalingMode }}
 image: {{ include "penstock.image" (dict "root" . "flavour" "cpu") }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
-# Autoscaler v2 forbids the pod to restart containers, and the autoscaler exits at a fault of the Kubernetes API:
-# without this loop the cluster would never scale again.
+# Autoscaler v2 does not allow the pod to restart containers, and the autoscaler exits on an error of the Kubernetes
+# API: without this loop the cluster would not scale again.
 command: [sh, -c]
 args:
   - |-
@@ -29,6 +29,6 @@ volumeMounts:
     mountPath: /tmp
   - name: ray-logs
     mountPath: /tmp/ray
-  # Besides the Job of `helm uninstall`, the only container that holds a token of the Kubernetes API.
+  # The only container with a token for the Kubernetes API, except the Job of `helm uninstall`.
   {{- include "penstock.tokenMount" . | nindent 2 }}
 {{- end }}

@@ -1,4 +1,4 @@
-{{/* What every pod has in common: security, environment, resources, probes. */}}
+{{/* Shared by all pods: security, environment, resources, probes. */}}
 
 {{- define "penstock.podSecurity" -}}
 {{- /* (dict "uid" 10001) */ -}}
@@ -12,7 +12,7 @@ seccompProfile:
 {{- end }}
 
 {{- define "penstock.containerSecurity" -}}
-{{- /* (dict "uid" 10001). In full, though the pod says much of it: KubeRay copies it into its own containers. */ -}}
+{{- /* (dict "uid" 10001). Complete, although the pod sets much of it: KubeRay copies it to its own containers. */ -}}
 runAsNonRoot: true
 runAsUser: {{ .uid }}
 runAsGroup: {{ .uid }}
@@ -25,7 +25,7 @@ seccompProfile:
 {{- end }}
 
 {{- define "penstock.resources" -}}
-{{- /* (dict "of" .Values.api "more" (dict "nvidia.com/gpu" 1)): requests are the limits unless told otherwise. */ -}}
+{{- /* (dict "of" .Values.api "more" (dict "nvidia.com/gpu" 1)): requests default to the limits. */ -}}
 {{- $limits := merge (dict "cpu" (toString .of.cpus) "memory" .of.memory) (.more | default dict) -}}
 {{- $requests := merge (deepCopy (.of.requests | default dict)) $limits -}}
 limits:
@@ -35,7 +35,7 @@ requests:
 {{- end }}
 
 {{- define "penstock.env" -}}
-{{- /* Of every Penstock process. */ -}}
+{{- /* For every Penstock process. */ -}}
 {{ include "penstock.redis.env" . }}
 - name: PENSTOCK_HOST
   valueFrom:
@@ -43,7 +43,7 @@ requests:
       fieldPath: status.podIP
 - name: PENSTOCK_LOG_LEVEL
   value: {{ .Values.logLevel }}
-# The root file system is read-only: all that libraries would write to a home goes to /tmp.
+# The root file system is read-only: libraries write to a home in /tmp.
 - name: HOME
   value: /tmp/home
 {{- end }}
@@ -92,17 +92,17 @@ failureThreshold: {{ .failures }}
 {{- end }}
 
 {{- define "penstock.bytes" -}}
-{{- /* A quantity of memory in bytes: Ki, Mi, Gi, Ti, k, M, G, T, or none. */ -}}
+{{- /* A memory quantity in bytes; suffixes: Ki, Mi, Gi, Ti, k, M, G, T, or none. */ -}}
 {{- $units := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "" 1 -}}
 {{- $text := toString . -}}
 {{- mulf (regexFind "^[0-9.]+" $text | float64) (get $units (regexFind "[A-Za-z]*$" $text)) | floor | int64 -}}
 {{- end }}
 
 {{- define "penstock.tokenVolume" -}}
-{{- /* A token of the Kubernetes API for the one container that mounts it, where the pod itself mounts none. */ -}}
+{{- /* A token for the Kubernetes API, for the one container that mounts it; the pod itself mounts none. */ -}}
 - name: kubernetes-token
   projected:
-    # Readable by the pod's group only.
+    # Readable only by the pod's group.
     defaultMode: 0440
     sources:
       - serviceAccountToken:

@@ -1,4 +1,4 @@
-{{/* The pods of the RayCluster: one template for the head and the four worker groups. */}}
+{{/* Parts of the RayCluster's pods, shared by the head and the four worker groups. */}}
 
 {{- define "penstock.ray.groupName" -}}
 {{- /* (dict "role" "rollout" "of" .Values.rollout) */ -}}
@@ -6,10 +6,10 @@
 {{- end }}
 
 {{- define "penstock.ray.startParams" -}}
-{{- /* All that `ray start` would otherwise choose: the NetworkPolicies name these ports. Every value is a string. */ -}}
+{{- /* Every port that `ray start` would otherwise choose: the NetworkPolicies name them. Every value is a string. */ -}}
 num-cpus: {{ eq .role "head" | ternary 0 .of.cpus | toString | quote }}
 num-gpus: {{ .of.gpus | default 0 | toString | quote }}
-# In single quotes: KubeRay, the autoscaler and the shell each take one pair off.
+# In single quotes: KubeRay, the autoscaler and the shell each remove one pair.
 resources: {{ printf `'{"penstock-%s": 1000}'` .role | quote }}
 object-store-memory: {{ mul .root.Values.ray.objectStoreMiB 1048576 | toString | quote }}
 object-manager-port: "8076"
@@ -36,13 +36,13 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
 - name: PENSTOCK_BOUNDS
   value: /etc/penstock/bounds/bounds.json
 {{- if and .root.Values.redis.external.enabled .root.Values.redis.external.caSecret }}
-# Ray's own variable for the authority of its connection to Redis.
+# Ray's own variable for the certificate authority of its Redis connection.
 - name: RAY_REDIS_CA_CERT
   value: /etc/penstock/redis-ca/ca.crt
 {{- end }}
 {{- end }}
 {{ include "penstock.storage.env" . }}
-{{- /* A name twice would be an error of server-side apply: the group's wins, then Ray's, then these. */ -}}
+{{- /* Server-side apply rejects duplicate names. Priority: the group's variables, then Ray's, then these. */ -}}
 {{- $own := dict -}}
 {{- range concat .root.Values.ray.env .of.env -}}{{- $_ := set $own .name . -}}{{- end -}}
 {{- range $name, $folder := dict "XDG_CACHE_HOME" "cache" "XDG_CONFIG_HOME" "config" "TORCH_EXTENSIONS_DIR" "torch-extensions" "TORCHINDUCTOR_CACHE_DIR" "torchinductor" "TRITON_CACHE_DIR" "triton" "CUDA_CACHE_PATH" "cuda" "NUMBA_CACHE_DIR" "numba" "MPLCONFIGDIR" "matplotlib" "HF_HOME" "huggingface" "VLLM_CACHE_ROOT" "vllm" "VLLM_CONFIG_ROOT" "vllm-config" }}
@@ -95,10 +95,10 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
   mountPath: /var/lib/penstock
 {{ include "penstock.redis.mounts" .root }}
 {{- if eq .role "head" }}
-# The autoscaler writes its log into Ray's session folder.
+# The autoscaler writes its log to Ray's session folder.
 - name: ray-logs
   mountPath: /tmp/ray
-# The folder, not the file: only then does a new version arrive in a running pod.
+# The folder, not the file: otherwise a running pod would not see a new version.
 - name: bounds
   mountPath: /etc/penstock/bounds
   readOnly: true
@@ -111,7 +111,7 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
 {{- end }}
 
 {{- define "penstock.ray.tolerations" -}}
-{{- /* As JSON. Nodes are tainted with the name of whole GPUs, also where they offer slices of them. */ -}}
+{{- /* As JSON. The taint names whole GPUs, even on nodes that offer slices of them. */ -}}
 {{- $tolerations := concat .root.Values.ray.tolerations .of.tolerations -}}
 {{- $resource := .root.Values.ray.gpuResource -}}
 {{- if or (gt (int .of.gpus) 0) (include "penstock.ray.onGpuNodes" .) -}}
@@ -123,13 +123,13 @@ dashboard-host: {{ .root.Values.ray.dashboard | ternary "0.0.0.0" "127.0.0.1" | 
 {{- end }}
 
 {{- define "penstock.ray.nodeSelector" -}}
-{{- /* (dict "root" $ "of" .Values.rollout): as JSON; the group's own wins. */ -}}
+{{- /* (dict "root" $ "of" .Values.rollout): as JSON; the group's own values take precedence. */ -}}
 {{ merge (deepCopy .of.nodeSelector) .root.Values.ray.nodeSelector | toJson }}
 {{- end }}
 
 {{- define "penstock.ray.onGpuNodes" -}}
-{{- /* "true" where a pod without GPUs may be bound to their nodes, and so has to bear the same taint: by the volume, by
-       a label that such nodes have, or by a selector that a group with GPUs has too. */ -}}
+{{- /* "true" if a pod without GPUs may be bound to a GPU node and so needs its toleration: by the shared volume, by a
+       node label of such nodes, or by a node selector that a group with GPUs has too. */ -}}
 {{- if include "penstock.anyGpus" .root -}}
 {{- $found := include "penstock.storage.shared" . | list | compact -}}
 {{- $selector := include "penstock.ray.nodeSelector" . | fromJson -}}

@@ -17,7 +17,7 @@ metadata:
     {{- end }}
     {{- end }}
   annotations:
-    # No checksum of the bounds: they are read anew at each use.
+    # No checksum of the bounds: they are read at each use.
     checksum/redis-auth: {{ include "penstock.redis.checksum" $root }}
     {{- if and $files (eq $root.Values.storage.kind "s3") $root.Values.storage.s3.existingSecret }}
     checksum/store-auth: {{ include "penstock.storage.checksum" $root }}
@@ -26,7 +26,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  # What autoscaler v2 demands: it replaces pods, and a restarted container would keep the dead node's name.
+  # Autoscaler v2 requires it: it replaces pods, and a restarted container would keep the name of the dead Ray node.
   restartPolicy: Never
   serviceAccountName: {{ include "penstock.fullname" $root }}{{ eq .role "head" | ternary "-head" ($files | ternary "-files" "") }}
   automountServiceAccountToken: false
@@ -52,11 +52,11 @@ spec:
       ports:
         - name: node
           containerPort: 8471
-        # Ray's own metrics. The NetworkPolicies let nobody in: Penstock's are at 9400 to 9499.
+        # Ray's own metrics. The NetworkPolicies allow no client; Penstock's metrics are on ports 9400 to 9499.
         - name: metrics
           containerPort: 8080
         {{- if eq .role "head" }}
-        # KubeRay makes the head's Service from these names.
+        # KubeRay builds the head's Service from these names.
         - name: gcs-server
           containerPort: 6379
         {{- if $root.Values.ray.dashboard }}
@@ -70,7 +70,7 @@ spec:
         {{- include "penstock.probe" (dict "path" "/healthz" "port" "node" "period" 5 "failures" 60) | nindent 8 }}
       livenessProbe:
         {{- include "penstock.probe" (dict "path" "/healthz" "port" "node" "period" 10 "failures" 6) | nindent 8 }}
-      # For a rollout pod: every replica in it holds a verified version of the policy.
+      # A rollout pod is ready when every replica in it holds a verified policy version.
       readinessProbe:
         {{- include "penstock.probe" (dict "path" "/readyz" "port" "node" "period" 5 "failures" 3) | nindent 8 }}
       resources:

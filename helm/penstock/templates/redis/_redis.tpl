@@ -1,11 +1,11 @@
-{{/* Where Redis is and how to sign in: the chart's own, or yours. */}}
+{{/* Address and credentials of Redis: the chart's own, or an external one. */}}
 
 {{- define "penstock.redis.secretName" -}}
 {{ .Values.redis.existingSecret | default (printf "%s-redis" (include "penstock.fullname" .)) }}
 {{- end }}
 
 {{- define "penstock.redis.url" -}}
-{{- /* Without credentials: those are files. */ -}}
+{{- /* Without credentials, which are files. */ -}}
 {{- $external := .Values.redis.external -}}
 {{- if not $external.enabled -}}
 redis://{{ include "penstock.fullname" . }}-redis:6379/0
@@ -37,7 +37,7 @@ redis://{{ include "penstock.fullname" . }}-redis:6379
 {{- end }}
 
 {{- define "penstock.redis.passwords" -}}
-{{- /* Base64, as YAML. Made once a rendering, and never again while the Secret is there. */ -}}
+{{- /* Base64, as YAML. Generated once per rendering; an existing Secret is kept. */ -}}
 {{- if not (hasKey .Values "redisPasswords") -}}
 {{- $found := lookup "v1" "Secret" .Release.Namespace (include "penstock.redis.secretName" .) | default dict -}}
 {{- $made := dict -}}
@@ -50,7 +50,7 @@ redis://{{ include "penstock.fullname" . }}-redis:6379
 {{- end }}
 
 {{- define "penstock.redis.checksum" -}}
-{{- /* Passwords and authorities are read once, at the start. */ -}}
+{{- /* Passwords and certificate authorities are read once, at the start. */ -}}
 {{- $data := include "penstock.redis.passwords" . -}}
 {{- if .Values.redis.existingSecret -}}
 {{- $data = get (lookup "v1" "Secret" .Release.Namespace .Values.redis.existingSecret | default dict) "data" | toJson -}}

@@ -1,16 +1,16 @@
-{{/* Where runs keep their files, and which pods share one node for it. */}}
+{{/* Storage of runs, and the pods that share one node for it. */}}
 
 {{- define "penstock.storage.claimName" -}}
 {{ .Values.storage.claim.existingClaim | default (printf "%s-runs" (include "penstock.fullname" .)) }}
 {{- end }}
 
 {{- define "penstock.storage.roles" -}}
-{{- /* The roles that keep files, as JSON. A verifier only writes its log. */ -}}
+{{- /* The roles with storage, as JSON. A verifier writes only its log. */ -}}
 ["head","cpu","rollout","learner"]
 {{- end }}
 
 {{- define "penstock.storage.shared" -}}
-{{- /* (dict "root" $ "role" "cpu"): "true" where the pod mounts the volume that keeps all such pods on one node. */ -}}
+{{- /* (dict "root" $ "role" "cpu"): "true" if the pod mounts the volume that keeps these pods on one node. */ -}}
 {{- $storage := .root.Values.storage -}}
 {{- if and (eq $storage.kind "claim") (eq $storage.claim.accessMode "ReadWriteOnce") $storage.claim.sameNode (has .role (include "penstock.storage.roles" .root | fromJsonArray)) -}}true{{- end -}}
 {{- end }}
@@ -70,12 +70,12 @@
 {{- end }}
 
 {{- define "penstock.storage.checksum" -}}
-{{- /* Credentials are variables, and so read once, at the start. */ -}}
+{{- /* Credentials are environment variables, which are read once, at the start. */ -}}
 {{ get (lookup "v1" "Secret" .Release.Namespace .Values.storage.s3.existingSecret | default dict) "data" | toJson | sha256sum }}
 {{- end }}
 
 {{- define "penstock.storage.ports" -}}
-{{- /* Ports for the NetworkPolicy, as JSON: as given, else the endpoint's. */ -}}
+{{- /* Ports for the NetworkPolicy, as JSON: the configured ones, otherwise the endpoint's. */ -}}
 {{- $url := urlParse .Values.storage.s3.endpoint -}}
 {{- $port := regexFind "[0-9]+$" (regexFind ":[0-9]+$" $url.host) | default (eq $url.scheme "http" | ternary "80" "443") -}}
 {{ .Values.networkPolicy.objectStore.ports | default (list (int $port)) | toJson }}
