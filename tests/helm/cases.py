@@ -32,12 +32,17 @@ def _placement(name: str) -> dict[str, Any]:
         "nodeSelector": {"pool": name},
         "tolerations": [{"key": "pool", "operator": "Equal", "value": name, "effect": "NoSchedule"}],
         "priorityClassName": f"priority-{name}",
-        "topologySpreadConstraints": [{
-            "maxSkew": 1, "topologyKey": f"topology.example/{name}", "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": {"app.kubernetes.io/component": name,
-                                              "app.kubernetes.io/instance": "demo"}},
-        }],
-    }  # fmt: skip
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": f"topology.example/{name}",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {
+                    "matchLabels": {"app.kubernetes.io/component": name, "app.kubernetes.io/instance": "demo"}
+                },
+            }
+        ],
+    }
 
 
 PLACED = ("api", *GROUPS)
@@ -58,11 +63,14 @@ INGRESS: dict[str, Any] = {
     "networkPolicy": {"clients": [CONTROLLER]},
     "api": {
         "ingress": {
-            "enabled": True, "className": "nginx", "host": "penstock.example.org", "tlsSecret": "own-tls",
+            "enabled": True,
+            "className": "nginx",
+            "host": "penstock.example.org",
+            "tlsSecret": "own-tls",
             "annotations": {"nginx.ingress.kubernetes.io/auth-url": "https://sign-in.example.org"},
         }
     },
-}  # fmt: skip
+}
 S3: dict[str, Any] = {
     "storage": {
         "kind": "s3",
@@ -72,11 +80,16 @@ S3: dict[str, Any] = {
 }
 SENTINEL: dict[str, Any] = {
     "redis": _redis(
-        tls=True, caSecret="own-ca", rayAddress="redis-primary.data:6380",
-        sentinel={"addresses": ["sentinel-0.data:26379", "sentinel-1.data:26379"], "service": "penstock",
-                  "passwordKey": "sentinel-password"},
+        tls=True,
+        caSecret="own-ca",
+        rayAddress="redis-primary.data:6380",
+        sentinel={
+            "addresses": ["sentinel-0.data:26379", "sentinel-1.data:26379"],
+            "service": "penstock",
+            "passwordKey": "sentinel-password",
+        },
     )
-}  # fmt: skip
+}
 
 DEFAULTS = Case("defaults")
 CPU = Case("cpu profile", files=("values-cpu.yaml",))
@@ -100,10 +113,12 @@ OBJECT_STORE_BY_ROLE = Case(
     "object store by the account's role, a volume per pod",
     {
         "storage": {"kind": "s3", "s3": {"url": "s3://bucket", "scratch": {"storageClass": "fast", "size": "300Gi"}}},
-        "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/penstock"},
-                           "podLabels": {"azure.workload.identity/use": "true"}},
+        "serviceAccount": {
+            "annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/penstock"},
+            "podLabels": {"azure.workload.identity/use": "true"},
+        },
     },
-)  # fmt: skip
+)
 SHARED_CLAIM = Case(
     "own claim for many nodes",
     {"storage": {"claim": {"existingClaim": "own-claim", "accessMode": "ReadWriteMany"}}},
@@ -156,44 +171,69 @@ SELECTED_PEERS = Case(
         "networkPolicy": {
             "clients": [CONTROLLER],
             "kubernetesApi": {"peers": [{"ipBlock": {"cidr": "10.96.0.1/32"}}], "ports": [443]},
-            "extraEgress": [{"to": [{"ipBlock": {"cidr": "198.51.100.0/24"}}],
-                             "ports": [{"port": 443, "protocol": "TCP"}]}],
+            "extraEgress": [
+                {"to": [{"ipBlock": {"cidr": "198.51.100.0/24"}}], "ports": [{"port": 443, "protocol": "TCP"}]}
+            ],
         },
         "ray": {"dashboard": True},
     },
-)  # fmt: skip
+)
 OPEN_NETWORK = Case("no network policies", {"networkPolicy": {"enabled": False}})
 RDMA = Case(
     "RDMA between learner and rollout",
     {
         "storage": {"claim": {"accessMode": "ReadWriteMany"}},
         **{
-            role: {"extraResources": {"vpc.amazonaws.com/efa": 4, "hugepages-2Mi": "5120Mi"},
-                   "runtimeClassName": "nvidia", "env": [{"name": "NCCL_SOCKET_IFNAME", "value": "eth0"}]}
+            role: {
+                "extraResources": {"vpc.amazonaws.com/efa": 4, "hugepages-2Mi": "5120Mi"},
+                "runtimeClassName": "nvidia",
+                "env": [{"name": "NCCL_SOCKET_IFNAME", "value": "eth0"}],
+            }
             for role in ("rollout", "learner")
         },
     },
-)  # fmt: skip
+)
 EVERYTHING = Case(
     "everything at once",
-    merged(merged(MONITORING, INGRESS), {
-        **S3, "networkPolicy": {"objectStore": {"ports": [9000]}, "clients": [CONTROLLER]},
-        "imagePullSecrets": [{"name": "own-registry"}], "ray": {"authSecret": "own-ray"},
-        "commonLabels": {"team": "red"},
-    }),
+    merged(
+        merged(MONITORING, INGRESS),
+        {
+            **S3,
+            "networkPolicy": {"objectStore": {"ports": [9000]}, "clients": [CONTROLLER]},
+            "imagePullSecrets": [{"name": "own-registry"}],
+            "ray": {"authSecret": "own-ray"},
+            "commonLabels": {"team": "red"},
+        },
+    ),
     external={
-        **PUBLISHED.external, **OBJECT_STORE.external,
+        **PUBLISHED.external,
+        **OBJECT_STORE.external,
         ("Secret", "own-ray"): frozenset({"auth_token"}),
         ("Secret", "own-registry"): frozenset({".dockerconfigjson"}),
     },
     api_versions=(*RAY_API, *PROMETHEUS_API),
-)  # fmt: skip
+)
 
 CASES = [
-    DEFAULTS, CPU, EXTERNAL_REDIS, EXTERNAL_REDIS_TLS, SENTINELS, OBJECT_STORE, OBJECT_STORE_BY_ROLE, SHARED_CLAIM,
-    NEW_SHARED_CLAIM, EXISTING_SECRETS, MONITORED, PUBLISHED, PLACEMENT, PINNED, SELECTED_PEERS, OPEN_NETWORK, RDMA,
+    DEFAULTS,
+    CPU,
+    EXTERNAL_REDIS,
+    EXTERNAL_REDIS_TLS,
+    SENTINELS,
+    OBJECT_STORE,
+    OBJECT_STORE_BY_ROLE,
+    SHARED_CLAIM,
+    NEW_SHARED_CLAIM,
+    EXISTING_SECRETS,
+    MONITORED,
+    PUBLISHED,
+    PLACEMENT,
+    PINNED,
+    SELECTED_PEERS,
+    OPEN_NETWORK,
+    RDMA,
     EVERYTHING,
-]  # fmt: skip
+]
 
 
 def values_of(case: Case) -> Document:

@@ -36,8 +36,12 @@ OF_THE_CLUSTER = ("APIService", "CustomResourceDefinition")
 """Kinds whose objects lie in no namespace."""
 
 
-ROOT_CA: Document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kube-root-ca.crt"},
-                     "data": {"ca.crt": "-----BEGIN CERTIFICATE-----"}}  # fmt: skip
+ROOT_CA: Document = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "kube-root-ca.crt"},
+    "data": {"ca.crt": "-----BEGIN CERTIFICATE-----"},
+}
 """What Kubernetes puts into every namespace."""
 
 
@@ -45,15 +49,16 @@ def ray_definition(*options: str) -> Document:
     """KubeRay's definition of RayCluster, as far as the chart looks at it: these fields has `autoscalerOptions`."""
 
     def version(name: str, fields: tuple[str, ...]) -> Document:
-        inner = {"autoscalerOptions": {"type": "object", "properties": {one: {"type": "array"} for one in fields}}}
+        inner = {"autoscalerOptions": {"type": "object", "properties": {field: {"type": "array"} for field in fields}}}
         spec = {"type": "object", "properties": inner}
         return {"name": name, "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": spec}}}}
 
     return {
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
         "metadata": {"name": "rayclusters.ray.io"},
         "spec": {"group": "ray.io", "versions": [version("v1", options), version("v1alpha1", ())]},
-    }  # fmt: skip
+    }
 
 
 def _plural(kind: str) -> str:
@@ -66,12 +71,20 @@ def _plural(kind: str) -> str:
 
 def _resources(version: str) -> Document:
     return {
-        "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version,
-        "resources": [{"name": _plural(kind), "singularName": kind.lower(), "kind": kind,
-                       "namespaced": kind not in OF_THE_CLUSTER,
-                       "verbs": ["create", "delete", "get", "list", "patch", "update", "watch"]}
-                      for kind in KINDS[version]],
-    }  # fmt: skip
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": version,
+        "resources": [
+            {
+                "name": _plural(kind),
+                "singularName": kind.lower(),
+                "kind": kind,
+                "namespaced": kind not in OF_THE_CLUSTER,
+                "verbs": ["create", "delete", "get", "list", "patch", "update", "watch"],
+            }
+            for kind in KINDS[version]
+        ],
+    }
 
 
 def _groups(served: Iterable[str]) -> Document:
@@ -80,10 +93,13 @@ def _groups(served: Iterable[str]) -> Document:
         if "/" in version:
             groups.setdefault(version.split("/")[0], []).append(version)
     described = [
-        {"name": name, "versions": [{"groupVersion": one, "version": one.split("/")[1]} for one in versions],
-         "preferredVersion": {"groupVersion": versions[0], "version": versions[0].split("/")[1]}}
+        {
+            "name": name,
+            "versions": [{"groupVersion": version, "version": version.split("/")[1]} for version in versions],
+            "preferredVersion": {"groupVersion": versions[0], "version": versions[0].split("/")[1]},
+        }
         for name, versions in groups.items()
-    ]  # fmt: skip
+    ]
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": described}
 
 
@@ -96,8 +112,8 @@ def answers(objects: Iterable[Document], without: Iterable[str] = ()) -> dict[st
         "/apis": _groups(served),
         **{_root(version): _resources(version) for version in served},
     }
-    for one in (ray_definition("args", "command", "image"), *objects):
-        found[_path(one["apiVersion"], one["kind"], one["metadata"]["name"])] = one
+    for document in (ray_definition("args", "command", "image"), *objects):
+        found[_path(document["apiVersion"], document["kind"], document["metadata"]["name"])] = document
     return found
 
 
@@ -118,9 +134,14 @@ def _handler(found: dict[str, Document], forbidden: Iterable[str]) -> type[BaseH
         def do_GET(self) -> None:
             path = self.path.split("?")[0]
             code = 403 if any(word in path.split("/") for word in forbidden) else 200 if path in found else 404
-            refused: dict[str, Any] = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
-                                       "reason": {403: "Forbidden"}.get(code, "NotFound"),
-                                       "message": f"{path}: {code}"}  # fmt: skip
+            refused: dict[str, Any] = {
+                "kind": "Status",
+                "apiVersion": "v1",
+                "status": "Failure",
+                "code": code,
+                "reason": {403: "Forbidden"}.get(code, "NotFound"),
+                "message": f"{path}: {code}",
+            }
             body = json.dumps(found[path] if code == 200 else refused).encode()
             self.send_response(code)
             self.send_header("Content-Type", "application/json")
@@ -148,11 +169,19 @@ def kube_api(
     try:
         config = folder / "kubeconfig"
         address = f"http://127.0.0.1:{server.server_address[1]}"
-        config.write_text(yaml.safe_dump({
-            "apiVersion": "v1", "kind": "Config", "current-context": "it", "users": [{"name": "it", "user": {}}],
-            "clusters": [{"name": "it", "cluster": {"server": address}}],
-            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-        }), encoding="utf-8")  # fmt: skip
+        config.write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "current-context": "it",
+                    "users": [{"name": "it", "user": {}}],
+                    "clusters": [{"name": "it", "cluster": {"server": address}}],
+                    "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+                }
+            ),
+            encoding="utf-8",
+        )
         yield config
     finally:
         server.shutdown()
@@ -173,18 +202,33 @@ def against(
     Without `namespace` there is not even what Kubernetes puts into each.
     """
     with kube_api(folder, (*objects, *([ROOT_CA] if namespace else [])), without, forbidden) as config:
-        arguments = ("--is-upgrade", "--validate", "--dry-run=server", "--disable-openapi-validation",
-                     "--kubeconfig", str(config))  # fmt: skip
+        arguments = (
+            "--is-upgrade",
+            "--validate",
+            "--dry-run=server",
+            "--disable-openapi-validation",
+            "--kubeconfig",
+            str(config),
+        )
         return parse(template(case, *arguments))
 
 
 def of_cluster(case: Case) -> list[Document]:
     """The objects that a case says exist."""
-    return [{"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "data": dict.fromkeys(keys, "eA=="),
-             **({"type": TYPES.get(keys, "Opaque")} if kind == "Secret" else {})}
-            for (kind, name), keys in case.external.items()]  # fmt: skip
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": kind,
+            "metadata": {"name": name},
+            "data": dict.fromkeys(keys, "eA=="),
+            **({"type": TYPES.get(keys, "Opaque")} if kind == "Secret" else {}),
+        }
+        for (kind, name), keys in case.external.items()
+    ]
 
 
-TYPES = {frozenset({".dockerconfigjson"}): "kubernetes.io/dockerconfigjson",
-         frozenset({"tls.crt", "tls.key"}): "kubernetes.io/tls"}  # fmt: skip
+TYPES = {
+    frozenset({".dockerconfigjson"}): "kubernetes.io/dockerconfigjson",
+    frozenset({"tls.crt", "tls.key"}): "kubernetes.io/tls",
+}
 """Keys of a Secret -> its type, where that is not Opaque."""

@@ -105,8 +105,15 @@ def let_in(
     return _passing(policies, "Ingress", destination, source, destination, ports, protocol)
 
 
-def _passing(policies: Sequence[Policy], direction: Direction, held: Endpoint, peer: Endpoint, destination: Endpoint,
-             ports: Ports, protocol: str) -> Ports:  # fmt: skip
+def _passing(
+    policies: Sequence[Policy],
+    direction: Direction,
+    held: Endpoint,
+    peer: Endpoint,
+    destination: Endpoint,
+    ports: Ports,
+    protocol: str,
+) -> Ports:
     closing = [policy for policy in policies if direction in policy.directions and policy.selects(held)]
     side = {"Ingress": "from", "Egress": "to"}[direction]
     passing = ports if not closing else frozenset()

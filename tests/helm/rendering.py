@@ -224,8 +224,12 @@ def _autoscaler(cluster: Manifest, ray: Document) -> list[Document]:
         return []
     options = deepcopy(cluster.at("spec", "autoscalerOptions", default={}))
     keys = ("image", "resources", "securityContext", "env", "envFrom", "volumeMounts", "command", "args")
-    standard = {"name": "autoscaler", "image": ray["image"],
-                "command": ["/bin/bash", "-c", "--"], "args": ["$(KUBERAY_GEN_AUTOSCALER_START_CMD)"]}  # fmt: skip
+    standard = {
+        "name": "autoscaler",
+        "image": ray["image"],
+        "command": ["/bin/bash", "-c", "--"],
+        "args": ["$(KUBERAY_GEN_AUTOSCALER_START_CMD)"],
+    }
     return [standard | {key: options[key] for key in keys if options.get(key)}]
 
 
@@ -234,8 +238,12 @@ def _ray_pod(cluster: Manifest, group: str, kind: str, template: Document) -> Po
     document = deepcopy(template)
     metadata = document.setdefault("metadata", {})
     fixed = {"ray.io/node-type": kind, "ray.io/group": group, "ray.io/cluster": cluster.name}
-    standard = {"ray.io/is-ray-node": "yes", "ray.io/identifier": f"{cluster.name}-{kind}",
-                "app.kubernetes.io/name": "kuberay", "app.kubernetes.io/created-by": "kuberay-operator"}  # fmt: skip
+    standard = {
+        "ray.io/is-ray-node": "yes",
+        "ray.io/identifier": f"{cluster.name}-{kind}",
+        "app.kubernetes.io/name": "kuberay",
+        "app.kubernetes.io/created-by": "kuberay-operator",
+    }
     metadata["labels"] = standard | (metadata.get("labels") or {}) | fixed
     return PodTemplate(cluster, document, group)
 
@@ -272,11 +280,13 @@ class Rendering:
 
     def all(self, kind: str, component: str = "") -> list[Manifest]:
         """The objects of a kind, and of a component where one is named."""
-        return [one for one in self.manifests if one.kind == kind and component in ("", one.component)]
+        return [
+            manifest for manifest in self.manifests if manifest.kind == kind and component in ("", manifest.component)
+        ]
 
     def one(self, kind: str, component: str = "", name: str = "") -> Manifest:
         """The only object of a kind (with this component, with this name); AssertionError where it is not one."""
-        found = [one for one in self.all(kind, component) if name in ("", one.name)]
+        found = [manifest for manifest in self.all(kind, component) if name in ("", manifest.name)]
         assert len(found) == 1, f"{kind} {component or name}: expected one, found {found} in {self.manifests}"
         return found[0]
 
@@ -287,7 +297,11 @@ class Rendering:
     @cached_property
     def pods(self) -> tuple[PodTemplate, ...]:
         """What every workload makes its pods from, Ray's groups and test pods included."""
-        return tuple(pod for one in self.manifests for pod in _POD_TEMPLATES.get(one.kind, lambda _: iter(()))(one))
+        return tuple(
+            pod
+            for manifest in self.manifests
+            for pod in _POD_TEMPLATES.get(manifest.kind, lambda _: iter(()))(manifest)
+        )
 
     @property
     def lasting_pods(self) -> tuple[PodTemplate, ...]:
@@ -306,8 +320,11 @@ class Rendering:
 
     def group(self, role: str) -> Document:
         """The worker group whose pods bear a component's label."""
-        found = [group for group in self.cluster.at("spec", "workerGroupSpecs")
-                 if group["template"]["metadata"]["labels"].get(COMPONENT) == role]  # fmt: skip
+        found = [
+            group
+            for group in self.cluster.at("spec", "workerGroupSpecs")
+            if group["template"]["metadata"]["labels"].get(COMPONENT) == role
+        ]
         assert len(found) == 1, f"worker group of {role}: {[group['groupName'] for group in found]}"
         return dict(found[0])
 
@@ -320,10 +337,15 @@ def helm(*arguments: str) -> str:
     """What the real Helm prints, offline; HelmError with its own message where it exits with an error."""
     with tempfile.TemporaryDirectory() as cache:  # of what an API server said, by its address; not in the home folder
         done = subprocess.run(
-            [HELM, *arguments], capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=ROOT,
+            [HELM, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+            cwd=ROOT,
             # Helm lives for a tenth of a second: collecting its garbage would take a good part of that.
             env={**os.environ, "KUBECACHEDIR": cache, "GOGC": "400"},
-        )  # fmt: skip
+        )
     if done.returncode:
         raise HelmError((done.stderr + done.stdout).strip())
     return done.stdout

@@ -65,7 +65,7 @@ def _validator(kind: str, api_version: str) -> jsonschema.Draft202012Validator:
     group, _, version = api_version.partition("/")
     text = (CRDS / f"{group}_{kind.lower()}s.yaml").read_text(encoding="utf-8")
     versions = yaml.load(text, Loader=yaml.CSafeLoader)["spec"]["versions"]
-    schema = next(one["schema"]["openAPIV3Schema"] for one in versions if one["name"] == version)
+    schema = next(entry["schema"]["openAPIV3Schema"] for entry in versions if entry["name"] == version)
     # The API server checks the object's own metadata by itself; a CRD only says that there is some.
     schema["properties"]["metadata"] = {"type": "object", OPEN: True}
     return jsonschema.Draft202012Validator(closed(schema))
@@ -108,7 +108,7 @@ def monitoring_errors(document: Document) -> list[str]:
     try:
         model = getattr(module, document["kind"]).model_validate_json(json.dumps(document))
     except ValidationError as error:
-        return [f"{_path(one['loc'])}: {one['msg']}" for one in error.errors()]
+        return [f"{_path(detail['loc'])}: {detail['msg']}" for error_entry in error.errors()]
     return list(_lost(document, model.model_dump(mode="json", by_alias=True, exclude_unset=True), ()))
 
 
@@ -121,8 +121,8 @@ def _lost(given: Any, kept: Any, path: tuple[str | int, ...]) -> Iterable[str]:
             else:
                 yield from _lost(value, kept[key], (*path, key))
     elif isinstance(given, list) and isinstance(kept, list):
-        for index, (one, other) in enumerate(zip(given, kept, strict=True)):
-            yield from _lost(one, other, (*path, index))
+        for index, (mine, other) in enumerate(zip(given, kept, strict=True)):
+            yield from _lost(mine, other, (*path, index))
 
 
 def _path(steps: Iterable[str | int]) -> str:

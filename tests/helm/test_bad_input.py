@@ -20,9 +20,9 @@ Set = tuple[str, ...]
 def arguments(settings: Set) -> list[str]:
     flags = {"json:": "--set-json", "text:": "--set-string"}
     found: list[str] = []
-    for one in settings:
-        prefix = next((prefix for prefix in flags if one.startswith(prefix)), "")
-        found += [flags.get(prefix, "--set"), one.removeprefix(prefix)]
+    for setting in settings:
+        prefix = next((prefix for prefix in flags if setting.startswith(prefix)), "")
+        found += [flags.get(prefix, "--set"), setting.removeprefix(prefix)]
     return found
 
 
@@ -43,12 +43,16 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     (("redis.maxMemoryMiB=8192",), ("redis.maxMemoryMiB: 8192 is not valid", "three quarters of redis.memory (8Gi)")),
     (("networkPolicy.dns.ports={99999}",), ("networkPolicy.dns.ports", "65535")),
     # Where a policy leads to: an empty list would open it to everybody, or on every port.
-    *(((f"json:networkPolicy.{name}={empty}",), (f"networkPolicy.{name.split('.')[0]}", word))
-      for name in ("kubernetesApi.peers", "kubernetesApi.ports", "dns.peers", "dns.ports")
-      for empty, word in (("[]", "at least 1 items"), ("null", f"{name.split('.')[1]} is required"))),
-    *(((f"json:networkPolicy.{name}.peers={empty}",), (f"networkPolicy.{name}", word))
-      for name in ("objectStore", "externalRedis")
-      for empty, word in (("[]", "at least 1 items"), ("null", "peers is required"))),
+    *(
+        ((f"json:networkPolicy.{name}={empty}",), (f"networkPolicy.{name.split('.')[0]}", word))
+        for name in ("kubernetesApi.peers", "kubernetesApi.ports", "dns.peers", "dns.ports")
+        for empty, word in (("[]", "at least 1 items"), ("null", f"{name.split('.')[1]} is required"))
+    ),
+    *(
+        ((f"json:networkPolicy.{name}.peers={empty}",), (f"networkPolicy.{name}", word))
+        for name in ("objectStore", "externalRedis")
+        for empty, word in (("[]", "at least 1 items"), ("null", "peers is required"))
+    ),
     (("networkPolicy.kubernetesApi=null",), ("networkPolicy", "kubernetesApi is required")),
     (("networkPolicy.enabled=null",), ("networkPolicy", "enabled is required")),
     (("networkPolicy.prometheus.podSelector=null",), ("networkPolicy.prometheus", "podSelector is required")),
@@ -69,7 +73,7 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     (("cpu.requests.memory=500m",), ("cpu.requests.memory", "pattern")),
     (("cpu.requests.cpus=500m",), ("cpu.requests", "cpus is not allowed")),
     (("rollout.requests.nvidia\\.com/gpu=0",), ("rollout.requests", "nvidia.com/gpu is not allowed")),
-    (("json:rollout.extraResources={\"rdma/x\":1.5}",), ("rollout.extraResources", "integer")),
+    (('json:rollout.extraResources={"rdma/x":1.5}',), ("rollout.extraResources", "integer")),
     (("text:rollout.extraResources.rdma/x=1.5",), ("rollout.extraResources", "pattern")),
     (("rollout.extraResources.rdma=1",), ("rollout.extraResources", "rdma is not allowed")),
     (("head.minAvailable=5",), ("head.minAvailable", "less than or equal to 1")),
@@ -87,11 +91,15 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     (("head.affinity.nodeAfinity.a=b",), ("head.affinity", "nodeAfinity")),
     (("learner.env[0].name=A", "learner.env[0].vale=b"), ("learner.env.0", "vale is not allowed")),
     (("learner.env[0].name=A", "learner.env[0].valueFrom.secretRef.name=b"), ("learner.env.0.valueFrom", "secretRef")),
-    (("ray.extraVolumeMounts[0].name=data", "ray.extraVolumeMounts[0].mountPath=/data"),
-     ("ray.extraVolumeMounts[0].name: \"data\" is not valid", "ray.extraVolumes")),
+    (
+        ("ray.extraVolumeMounts[0].name=data", "ray.extraVolumeMounts[0].mountPath=/data"),
+        ('ray.extraVolumeMounts[0].name: "data" is not valid', "ray.extraVolumes"),
+    ),
     (("ray.extraVolumeMounts[0].name=data",), ("ray.extraVolumeMounts.0", "mountPath is required")),
-    (("ray.extraVolumes[0].name=d", "ray.extraVolumeMounts[0].name=d", "ray.extraVolumeMounts[0].mountPath=/tmp/"),
-     ("ray.extraVolumeMounts[0].mountPath", "chart's own")),
+    (
+        ("ray.extraVolumes[0].name=d", "ray.extraVolumeMounts[0].name=d", "ray.extraVolumeMounts[0].mountPath=/tmp/"),
+        ("ray.extraVolumeMounts[0].mountPath", "chart's own"),
+    ),
     (("ray.extraVolumes[0].name=tmp",), ("ray.extraVolumes[0].name", "chart's own")),
     # Images.
     (("image.repository=",), ("image.repository", "pattern")),
@@ -100,18 +108,24 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     (("image.gpu.digest=sha256:abc",), ("image.gpu.digest", "sha256")),
     (("image.pullPolicy=Sometimes",), ("image.pullPolicy", "IfNotPresent")),
     # Redis.
-    (("redis.external.enabled=true", "redis.external.address=r:6379"),
-     ("redis.existingSecret", "penstock-password", "ray-password")),
+    (
+        ("redis.external.enabled=true", "redis.external.address=r:6379"),
+        ("redis.existingSecret", "penstock-password", "ray-password"),
+    ),
     (EXTERNAL, ("redis.external.address", "host:port")),
     ((*EXTERNAL, "redis.external.address=no-port"), ("redis.external.address", "pattern")),
-    ((*EXTERNAL, "redis.external.sentinel.addresses={a:26379}", "redis.external.rayAddress=r:6379"),
-     ("redis.external.sentinel.service",)),
-    ((*EXTERNAL, "redis.external.address=r:6379", "redis.external.caSecret=ca"),
-     ("redis.external.caSecret", "redis.external.tls")),
+    (
+        (*EXTERNAL, "redis.external.sentinel.addresses={a:26379}", "redis.external.rayAddress=r:6379"),
+        ("redis.external.sentinel.service",),
+    ),
+    (
+        (*EXTERNAL, "redis.external.address=r:6379", "redis.external.caSecret=ca"),
+        ("redis.external.caSecret", "redis.external.tls"),
+    ),
     (("redis.external.address=redis://user:password@host:6379",), ("redis.external.address",)),
     (("redis.external.address=h:99999",), ("redis.external.address", "pattern")),
     (("redis.external.sentinel.addresses={h:0}",), ("redis.external.sentinel.addresses.0", "pattern")),
-    (("json:redis.external.sentinel.addresses=[\"\"]",), ("redis.external.sentinel.addresses.0", "equal to 1")),
+    (('json:redis.external.sentinel.addresses=[""]',), ("redis.external.sentinel.addresses.0", "equal to 1")),
     # Storage.
     (("storage.kind=nfs",), ("storage.kind", "claim", "s3")),
     (("storage.kind=s3",), ("storage.s3.url", "s3://bucket/prefix")),
@@ -119,10 +133,12 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     (("storage.kind=s3", "storage.s3.url=https://bucket.example"), ("storage.s3.url", "pattern")),
     (("storage.claim.accessMode=ReadWriteOften",), ("storage.claim.accessMode", "ReadWriteMany")),
     (("storage.claim.sameNode=false",), ("storage.claim.sameNode", "ReadWriteMany", "storage.kind")),
-    (("rollout.nodeSelector.pool=a", "learner.nodeSelector.pool=b"),
-     ("nodeSelector", "ReadWriteOnce", "ReadWriteMany")),
+    (
+        ("rollout.nodeSelector.pool=a", "learner.nodeSelector.pool=b"),
+        ("nodeSelector", "ReadWriteOnce", "ReadWriteMany"),
+    ),
     # The API.
-    (("api.ingress.enabled=true", "json:networkPolicy.clients=[{\"podSelector\":{}}]"), ("api.ingress.host",)),
+    (("api.ingress.enabled=true", 'json:networkPolicy.clients=[{"podSelector":{}}]'), ("api.ingress.host",)),
     (("api.ingress.enabled=true", "api.ingress.host=a.example"), ("networkPolicy.clients", "Ingress controller")),
     (("api.service.type=External",), ("api.service.type", "ClusterIP")),
     # Ray.
@@ -138,11 +154,11 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     (("fullnameOverride=Upper",), ("fullnameOverride", "pattern")),
     (("fullnameOverride=a-name-of-more-than-forty-characters-is-too-long",), ("fullnameOverride",)),
     (("metrics.serviceMonitor.interval=often",), ("metrics.serviceMonitor.interval", "pattern")),
-]  # fmt: skip
+]
 
 
-@each("settings, words", REFUSED, called=lambda one: " ".join(one[0]))
-def test_a_wrong_value_is_refused_with_its_path_and_what_is_accepted(settings: Set, words: tuple[str, ...]) -> None:
+@each("settings, words", REFUSED, called=lambda case: " ".join(case[0]))
+def test_a_wrong_value_is_rejected_with_its_path(settings: Set, words: tuple[str, ...]) -> None:
     case = DEFAULTS.with_arguments(*arguments(settings))
     with pytest.raises(HelmError) as refused:
         template(case)
@@ -153,18 +169,18 @@ def test_a_wrong_value_is_refused_with_its_path_and_what_is_accepted(settings: S
 
 
 @each("settings", [("rollout.maxReplicas=-1",), ("rolout.maxReplicas=2",), ("image.cpu.tag=latest",)])
-def test_lint_refuses_it_too(settings: Set) -> None:
+def test_lint_rejects_it_too(settings: Set) -> None:
     with pytest.raises(HelmError, match="schema"):
         helm("lint", "--strict", str(CHART), *arguments(settings))
 
 
 @each("role", [*GROUPS, "api", "redis"])
-def test_every_component_refuses_a_key_it_does_not_know(role: str) -> None:
+def test_every_component_rejects_an_unknown_key(role: str) -> None:
     with pytest.raises(HelmError, match=rf"{role}.*nodeSelectors"):
         template(DEFAULTS.but({role: {"nodeSelectors": {"a": "b"}}}))
 
 
-def test_several_faults_are_told_at_once() -> None:
+def test_several_faults_are_reported_at_once() -> None:
     values: dict[str, Any] = {role: {"minReplicas": 9, "maxReplicas": 3} for role in ROLES}
     with pytest.raises(HelmError) as refused:
         template(DEFAULTS.but(values))
@@ -199,13 +215,13 @@ GOOD: list[dict[str, Any]] = [
 
 
 @each("values", GOOD)
-def test_values_at_the_edge_of_what_is_accepted_pass(values: dict[str, Any]) -> None:
+def test_values_at_the_limit_are_accepted(values: dict[str, Any]) -> None:
     assert template(DEFAULTS.but(values))
 
 
 @pytest.mark.slow
 @each("values", GOOD)
-def test_lint_accepts_values_at_the_edge_too(values: dict[str, Any]) -> None:
+def test_lint_accepts_values_at_the_limit_too(values: dict[str, Any]) -> None:
     assert lint(Case("edge", values))
 
 
@@ -226,6 +242,6 @@ def test_only_supported_versions_of_kubernetes_are_accepted(version: str, accept
             helm(*run)
 
 
-def test_a_release_name_that_makes_no_lawful_name_is_refused() -> None:
+def test_an_invalid_release_name_is_rejected() -> None:
     with pytest.raises(HelmError, match="fullnameOverride"):
         template_as("1-digit", DEFAULTS)

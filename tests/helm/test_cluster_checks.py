@@ -27,12 +27,12 @@ from tests.helm.rendering import Case, Document, HelmError, render
 from tests.helm.schemas import CRDS, needs_crds
 
 
-@each("case", [one for one in CASES if "PriorityClass" not in {kind for kind, _ in one.external}])
+@each("case", [case for case in CASES if "PriorityClass" not in {kind for kind, _ in case.external}])
 def test_a_cluster_that_has_what_a_case_names_is_accepted(tmp_path: Path, case: Case) -> None:
     assert against(tmp_path, case, *of_cluster(case)).cluster
 
 
-def test_a_missing_custom_resource_definition_is_one_clear_message(tmp_path: Path) -> None:
+def test_a_missing_kuberay_is_one_clear_message(tmp_path: Path) -> None:
     with pytest.raises(HelmError) as refused:
         against(tmp_path, DEFAULTS, without=("ray.io/v1",))
     assert "KubeRay is missing" in str(refused.value)
@@ -63,12 +63,12 @@ def test_missing_prometheus_definitions_are_one_clear_message(tmp_path: Path, pa
         (PUBLISHED, "api.ingress.tlsSecret", "own-tls", ("secret tls own-tls --cert=FILE --key=FILE",)),
         (SHARED_CLAIM, "storage.claim.existingClaim", "own-claim", ()),
     ],
-    called=lambda one: f"{one[0]}: {one[1]}",
+    called=lambda case: f"{case[0]}: {case[1]}",
 )
 def test_a_missing_object_is_one_clear_message(
     tmp_path: Path, case: Case, path: str, name: str, keys: tuple[str, ...]
 ) -> None:
-    others = [one for one in of_cluster(case) if one["metadata"]["name"] != name]
+    others = [document for document in of_cluster(case) if document["metadata"]["name"] != name]
     with pytest.raises(HelmError) as refused:
         against(tmp_path, case, *others)
     message = str(refused.value)
@@ -77,7 +77,7 @@ def test_a_missing_object_is_one_clear_message(
     assert all(key in message for key in keys), message
 
 
-def test_an_existing_secret_that_lacks_a_key_is_one_clear_message(tmp_path: Path) -> None:
+def test_a_secret_without_a_key_is_one_clear_message(tmp_path: Path) -> None:
     half = {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -102,7 +102,7 @@ def test_kuberays_own_definition_is_new_enough(tmp_path: Path) -> None:
     assert against(tmp_path, DEFAULTS, yaml.load(text, Loader=yaml.CSafeLoader)).cluster
 
 
-def test_who_may_not_read_definitions_installs_without_that_check(tmp_path: Path) -> None:
+def test_the_operator_check_can_be_switched_off(tmp_path: Path) -> None:
     forbidden = ("customresourcedefinitions",)
     with pytest.raises(HelmError, match="customresourcedefinitions"):
         against(tmp_path, DEFAULTS, forbidden=forbidden)
@@ -110,7 +110,7 @@ def test_who_may_not_read_definitions_installs_without_that_check(tmp_path: Path
     assert against(tmp_path, unchecked, ray_definition("image"), forbidden=forbidden).cluster
 
 
-def test_a_missing_operator_is_told_before_there_is_a_namespace(tmp_path: Path) -> None:
+def test_a_missing_operator_is_reported_without_a_namespace(tmp_path: Path) -> None:
     """With `--create-namespace` Helm renders first; what lies in the namespace cannot be looked at then."""
     with pytest.raises(HelmError, match="KubeRay is missing"):
         against(tmp_path, DEFAULTS, without=("ray.io/v1",), namespace=False)
@@ -126,12 +126,22 @@ def test_cilium_without_its_kind_is_one_clear_message(tmp_path: Path) -> None:
 
 def test_a_registry_secret_of_another_type_is_one_clear_message(tmp_path: Path) -> None:
     """Nodes pass over such a one without a word."""
-    opaque = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "own-registry"}, "type": "Opaque",
-              "data": {".dockerconfigjson": "e30="}}  # fmt: skip
+    opaque = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "own-registry"},
+        "type": "Opaque",
+        "data": {".dockerconfigjson": "e30="},
+    }
     with pytest.raises(HelmError) as refused:
         against(tmp_path, EXISTING_SECRETS, *of_cluster(EXISTING_SECRETS), opaque)
-    for word in ("imagePullSecrets[0].name", "Opaque", "kubernetes.io/dockerconfigjson", "delete secret own-registry",
-                 "create secret docker-registry own-registry --from-file=.dockerconfigjson=FILE"):  # fmt: skip
+    for word in (
+        "imagePullSecrets[0].name",
+        "Opaque",
+        "kubernetes.io/dockerconfigjson",
+        "delete secret own-registry",
+        "create secret docker-registry own-registry --from-file=.dockerconfigjson=FILE",
+    ):
         assert word in str(refused.value), refused.value
 
 
@@ -150,12 +160,19 @@ def live_redis(**changed: object) -> Document:
 @each(
     "live, words",
     [
-        ({"size": "10Gi"}, ("redis.persistence.size: 20Gi is not valid", "expected 10Gi", "patch pvc data-demo-penstock-redis-0",
-                            '"storage":"20Gi"')),
+        (
+            {"size": "10Gi"},
+            (
+                "redis.persistence.size: 20Gi is not valid",
+                "expected 10Gi",
+                "patch pvc data-demo-penstock-redis-0",
+                '"storage":"20Gi"',
+            ),
+        ),
         ({"storageClassName": "fast"}, ("redis.persistence.storageClass", 'expected "fast"')),
     ],
-)  # fmt: skip
-def test_what_cannot_be_changed_in_redis_is_one_clear_message(
+)
+def test_an_immutable_field_of_redis_is_one_clear_message(
     tmp_path: Path, live: dict[str, object], words: tuple[str, ...]
 ) -> None:
     with pytest.raises(HelmError) as refused:
@@ -165,10 +182,10 @@ def test_what_cannot_be_changed_in_redis_is_one_clear_message(
 
 
 @each("live", [{}, {"size": "20480Mi"}])
-def test_an_upgrade_that_changes_nothing_of_redis_volume_passes(tmp_path: Path, live: dict[str, object]) -> None:
+def test_an_upgrade_with_the_same_redis_volume_passes(tmp_path: Path, live: dict[str, object]) -> None:
     assert against(tmp_path, DEFAULTS, live_redis(**live)).has("StatefulSet", "redis")
 
 
-def test_redis_of_ones_own_has_no_volume_to_look_at(tmp_path: Path) -> None:
+def test_an_external_redis_has_no_volume_to_check(tmp_path: Path) -> None:
     objects = (*of_cluster(EXTERNAL_REDIS), live_redis(size="1Gi"))
     assert not against(tmp_path, EXTERNAL_REDIS, *objects).has("StatefulSet", "redis")

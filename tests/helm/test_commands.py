@@ -97,8 +97,11 @@ def test_a_modules_command_line_is_one_it_accepts(line: tuple[str, ...]) -> None
     assert find_spec(module), f"there is no module {module}"
     status, text = helps()[subcommand_of(line)]
     assert status == 0, text[-2000:]
-    missing = [word for word in rest if word.startswith("--") and word.split("=")[0] not in text.split()
-               and f"{word} " not in text.replace(",", " ")]  # fmt: skip
+    missing = [
+        word
+        for word in rest
+        if word.startswith("--") and word.split("=")[0] not in text.split() and f"{word} " not in text.replace(",", " ")
+    ]
     assert missing == [], text
 
 
@@ -138,7 +141,7 @@ def flags_of_ray(command: str) -> frozenset[str]:
 
 def test_rays_autoscaler_has_the_flags_it_is_started_with() -> None:
     script = next(
-        one for line in every_command() if line[:2] == ("sh", "-c") for one in line if "kuberay-autoscaler" in one
+        word for line in every_command() if line[:2] == ("sh", "-c") for word in line if "kuberay-autoscaler" in word
     )
     flags = set(re.findall(r"--[\w-]+", script))
     assert flags == {"--cluster-name", "--cluster-namespace"}
@@ -154,9 +157,12 @@ def test_rays_start_knows_every_parameter_of_the_groups() -> None:
 @each("case", CASES)
 def test_the_run_of_helm_test_is_a_valid_recipe(case: Case) -> None:
     rendering = render(case)
-    pod = next(one for one in rendering.pods if "test" in one.owner.hooks)
-    mount, volume = next((path, pod.volumes[mount["name"]]) for path, mount in pod.main.mounts.items()
-                         if "configMap" in pod.volumes[mount["name"]])  # fmt: skip
+    pod = next(pod for pod in rendering.pods if "test" in pod.owner.hooks)
+    mount, volume = next(
+        (path, pod.volumes[mount["name"]])
+        for path, mount in pod.main.mounts.items()
+        if "configMap" in pod.volumes[mount["name"]]
+    )
     path = next(word for word in pod.main.command if word.startswith(mount))
     text = rendering.one("ConfigMap", name=volume["configMap"]["name"]).at("data", path.removeprefix(f"{mount}/"))
     recipe = parse_recipe(yaml.safe_load(text))

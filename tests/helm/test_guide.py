@@ -68,12 +68,13 @@ def test_checkpoints_fit_on_the_disk_and_through_the_memory(case: Case, name: st
     if rendering.has("PersistentVolumeClaim"):
         room = quantity(rendering.one("PersistentVolumeClaim").at("spec", "resources", "requests", "storage"))
     else:
-        learner = next(one for one in rendering.pods if one.component == "learner")
+        learner = next(pod for pod in rendering.pods if pod.component == "learner")
         room = quantity(learner.volumes["runs"]["emptyDir"]["sizeLimit"])
     assert room > kept * checkpoint + sync_bytes(wanted, shape)
-    ranks_a_pod = wanted.learner.ranks / json.loads(
-        rendering.one("ConfigMap", name=BOUNDS).at("data", "bounds.json")
-    )["learner"]["pods"]  # fmt: skip
+    ranks_a_pod = (
+        wanted.learner.ranks
+        / json.loads(rendering.one("ConfigMap", name=BOUNDS).at("data", "bounds.json"))["learner"]["pods"]
+    )
     assert memory(rendering.group("learner")) > 2 * checkpoint * ranks_a_pod / wanted.learner.ranks
     if wanted.weights.staging == "host":
         per_pod = wanted.rollout.tensor_parallel * sync_bytes(wanted, shape)
@@ -111,7 +112,7 @@ def guide_s_helm() -> list[tuple[str, ...]]:
     for page in (GUIDE, ROOT / "README.md"):
         for words in console_commands(page.read_text()):
             if words[0] == "helm" and words[1] in ("install", "upgrade") and "helm/penstock" in words:
-                pairs = [(one, value) for one, value in pairwise(words) if one in ("-f", "--set")]
+                pairs = [(flag, value) for flag, value in pairwise(words) if flag in ("-f", "--set")]
                 given = tuple(word.replace("SUBSTITUTED", DIGEST) for pair in pairs for word in pair)
                 if "--reuse-values" in words:
                     given = ("-f", "deploy/values/qwen2.5-7b.yaml", *given)
@@ -138,7 +139,7 @@ def test_the_guide_s_node_sizes_are_what_the_pods_request(case: Case, name: str)
         (row,) = [
             row.split(" | ")
             for row in re.findall(rf"^\| {case.name} \| (.+) \|$", GUIDE.read_text(), re.M)
-            if {one.lower() for one in row.split(" | ")[1].split(", ")} == components
+            if {component.lower() for component in row.split(" | ")[1].split(", ")} == components
         ]
         assert row[2:] == [requested(case, components, "minReplicas"), requested(case, components, "maxReplicas")]
 

@@ -16,16 +16,24 @@ LONGEST_NAME = 53
 """KubeRay's own limit: it appends up to ten characters for a Service."""
 FIRST_WITH_TOKENS = (2, 52)
 OF_KUBERAY = {
-    "RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME", "KUBERAY_GEN_RAY_START_CMD", "RAY_CLUSTER_NAME",
-    "RAY_CLUSTER_NAMESPACE", "FQ_RAY_IP", "RAY_AUTH_TOKEN", "RAY_AUTH_MODE", "RAY_enable_autoscaler_v2",
-}  # fmt: skip
+    "RAY_REDIS_ADDRESS",
+    "REDIS_PASSWORD",
+    "REDIS_USERNAME",
+    "KUBERAY_GEN_RAY_START_CMD",
+    "RAY_CLUSTER_NAME",
+    "RAY_CLUSTER_NAMESPACE",
+    "FQ_RAY_IP",
+    "RAY_AUTH_TOKEN",
+    "RAY_AUTH_MODE",
+    "RAY_enable_autoscaler_v2",
+}
 """Variables that KubeRay sets by itself; it refuses some of them, and the others would be there twice."""
 
 
 def refusals(cluster: Document) -> list[str]:
     """Why KubeRay would refuse a cluster, or quietly not do what is asked."""
     spec = cluster["spec"]
-    groups = {"head": spec["headGroupSpec"], **{one["groupName"]: one for one in spec["workerGroupSpecs"]}}
+    groups = {"head": spec["headGroupSpec"], **{group["groupName"]: group for group in spec["workerGroupSpecs"]}}
     version = tuple(int(part) for part in spec["rayVersion"].split(".")[:2])
     checks: dict[str, bool] = {
         "name": bool(re.fullmatch(rf"[a-z]([-a-z0-9]{{0,{LONGEST_NAME - 2}}}[a-z0-9])?", cluster["metadata"]["name"])),
@@ -63,7 +71,7 @@ def test_kuberay_accepts_the_cluster(case: Case) -> None:
 def test_a_long_or_odd_release_name_still_makes_a_lawful_cluster(release: str) -> None:
     rendering = parse(template_as(release, DEFAULTS))
     assert refusals(rendering.cluster.document) == []
-    assert all(len(one.name) <= 63 for one in rendering.manifests)
+    assert all(len(manifest.name) <= 63 for manifest in rendering.manifests)
 
 
 @each("case", CASES)
@@ -86,7 +94,7 @@ def test_rays_autoscaler_reads_the_groups_as_meant(case: Case) -> None:
 
 
 @each("case", CASES)
-def test_the_cluster_survives_the_loss_of_its_head_and_wants_a_token(case: Case) -> None:
+def test_the_cluster_survives_its_head_and_requires_a_token(case: Case) -> None:
     cluster = render(case).cluster
     options = cluster.at("spec", "gcsFaultToleranceOptions")
     assert options["redisPassword"]["valueFrom"]["secretKeyRef"]["key"] == "ray-password"
@@ -95,16 +103,20 @@ def test_the_cluster_survives_the_loss_of_its_head_and_wants_a_token(case: Case)
 
 
 def test_ray_reaches_the_same_redis_with_its_own_user() -> None:
-    address = {case.name: render(case).cluster.at("spec", "gcsFaultToleranceOptions", "redisAddress")
-               for case in (DEFAULTS, EXTERNAL_REDIS_TLS, SENTINELS)}  # fmt: skip
+    address = {
+        case.name: render(case).cluster.at("spec", "gcsFaultToleranceOptions", "redisAddress")
+        for case in (DEFAULTS, EXTERNAL_REDIS_TLS, SENTINELS)
+    }
     assert address[DEFAULTS.name] == f"redis://{FULLNAME}-redis:6379"
     assert address[EXTERNAL_REDIS_TLS.name] == "rediss://redis.data:6380"
     assert address[SENTINELS.name] == "rediss://redis-primary.data:6380"
 
 
 def test_penstocks_redis_address_is_the_agreed_one() -> None:
-    address = {case.name: render(case).pod("api").main.env["PENSTOCK_REDIS"]["value"]
-               for case in (DEFAULTS, EXTERNAL_REDIS_TLS, SENTINELS)}  # fmt: skip
+    address = {
+        case.name: render(case).pod("api").main.env["PENSTOCK_REDIS"]["value"]
+        for case in (DEFAULTS, EXTERNAL_REDIS_TLS, SENTINELS)
+    }
     assert address[DEFAULTS.name] == f"redis://{FULLNAME}-redis:6379/0"
     assert address[EXTERNAL_REDIS_TLS.name] == "rediss://redis.data:6380/3"
     assert address[SENTINELS.name] == "rediss+sentinel://sentinel-0.data:26379,sentinel-1.data:26379/penstock/0"
@@ -121,13 +133,17 @@ def test_how_an_upgrade_replaces_pods_is_a_value(strategy: str) -> None:
     assert cluster.at("spec", "upgradeStrategy", "type") == strategy
 
 
-def test_the_accounts_are_the_charts_own_and_kuberay_adds_no_wider_role() -> None:
+def test_kuberay_adds_no_wider_role_to_the_accounts() -> None:
     """KubeRay makes a role and a binding of the cluster's name, where there are none."""
     rendering = render(DEFAULTS)
     assert rendering.one("Role", name=FULLNAME)
     binding = rendering.one("RoleBinding", name=FULLNAME)
-    assert [one["name"] for one in binding.at("subjects")] == [rendering.pod("head").spec["serviceAccountName"]]
-    verbs = {(resource, verb) for rule in rendering.one("Role", name=FULLNAME).at("rules")
-             for resource in rule["resources"] for verb in rule["verbs"]}  # fmt: skip
+    assert [subject["name"] for subject in binding.at("subjects")] == [rendering.pod("head").spec["serviceAccountName"]]
+    verbs = {
+        (resource, verb)
+        for rule in rendering.one("Role", name=FULLNAME).at("rules")
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
     assert {("rayclusters", "get"), ("rayclusters", "patch"), ("pods", "list"), ("pods", "get")} <= verbs
     assert {resource for resource, _ in verbs} == {"rayclusters", "pods"}

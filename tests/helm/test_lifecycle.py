@@ -45,7 +45,7 @@ from tests.helm.rendering import (
 @each("case", CASES)
 def test_an_upgrade_renders_as_an_install_does(case: Case) -> None:
     rendering = parse(template(case, "--is-upgrade"))
-    assert [str(one) for one in rendering.manifests] == [str(one) for one in render(case).manifests]
+    assert [str(manifest) for manifest in rendering.manifests] == [str(manifest) for manifest in render(case).manifests]
 
 
 def live_cluster(**counts: int) -> Document:
@@ -79,13 +79,13 @@ def test_a_lower_bound_ends_no_replica_that_runs(tmp_path: Path) -> None:
     assert group["maxReplicas"] >= 3
 
 
-def test_a_higher_floor_adds_replicas_and_one_that_does_not_matter_changes_nothing(tmp_path: Path) -> None:
+def test_a_higher_minimum_adds_replicas_only_if_needed(tmp_path: Path) -> None:
     raised = DEFAULTS.but({"rollout": {"minReplicas": 2}})
     assert against(tmp_path, raised, live_cluster(**{"rollout-gpu": 0})).group("rollout")["replicas"] == 2
     assert against(tmp_path, raised, live_cluster(**{"rollout-gpu": 3})).group("rollout")["replicas"] == 3
 
 
-def test_an_idle_group_stays_at_nothing(tmp_path: Path) -> None:
+def test_an_idle_group_stays_at_zero(tmp_path: Path) -> None:
     """0 is a count like any other, not the absence of one."""
     assert against(tmp_path, DEFAULTS, live_cluster(**{"rollout-gpu": 0})).group("rollout")["replicas"] == 0
 
@@ -96,19 +96,23 @@ def test_an_upgrade_keeps_the_generated_passwords(tmp_path: Path) -> None:
     again = against(tmp_path, DEFAULTS, secret.document, live_cluster())
     assert again.one("Secret").at("data") == secret.at("data")
     for pod in first.lasting_pods:
-        later = next(one for one in again.lasting_pods if one.component == pod.component)
+        later = next(other_pod for other_pod in again.lasting_pods if other_pod.component == pod.component)
         assert later.document == pod.document, f"{pod} would be replaced by an upgrade that changes nothing"
 
 
-def test_another_password_replaces_the_pods_that_read_it_once(tmp_path: Path) -> None:
+def test_a_new_password_replaces_the_pods_that_read_it(tmp_path: Path) -> None:
     def secret(value: str) -> Document:
-        return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "own-redis", "namespace": "training"},
-                "data": {"penstock-password": value, "ray-password": value}}  # fmt: skip
+        return {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "own-redis", "namespace": "training"},
+            "data": {"penstock-password": value, "ray-password": value},
+        }
 
     before = against(tmp_path, EXTERNAL_REDIS, secret("b25l"))
     after = against(tmp_path, EXTERNAL_REDIS, secret("dHdv"))
     for pod in before.lasting_pods:
-        later = next(one for one in after.lasting_pods if one.component == pod.component)
+        later = next(other_pod for other_pod in after.lasting_pods if other_pod.component == pod.component)
         assert checksums(pod.annotations) != checksums(later.annotations), pod
 
 
@@ -139,7 +143,7 @@ def test_a_change_replaces_exactly_the_pods_it_concerns(
     assert changed == replaced, change
 
 
-def test_what_a_config_map_says_is_in_the_checksum_of_the_pods_that_read_it_once() -> None:
+def test_pods_have_checksums_of_config_maps_they_read_once() -> None:
     """All but the bounds, which are read anew: their pods must not restart."""
     rendering, looked_at = render(DEFAULTS), set()
     for pod in rendering.lasting_pods:
@@ -149,15 +153,15 @@ def test_what_a_config_map_says_is_in_the_checksum_of_the_pods_that_read_it_once
                 (text,) = rendering.one("ConfigMap", name=mounted).at("data").values()
                 assert pod.annotations[f"checksum/{name}"] == hashlib.sha256(text.encode()).hexdigest(), (pod, name)
                 looked_at.add(pod.component)
-        assert not any("bounds" in one for one in pod.annotations), pod
+        assert not any("bounds" in name for name in pod.annotations), pod
     assert looked_at == {"redis"}
 
 
 def test_helm_test_submits_a_run_and_leaves_nothing_behind() -> None:
-    tests = [one for one in render(DEFAULTS).manifests if "test" in one.hooks]
-    assert [one.kind for one in tests] == ["Pod"]
+    tests = [manifest for manifest in render(DEFAULTS).manifests if "test" in manifest.hooks]
+    assert [hook.kind for hook in tests] == ["Pod"]
     assert {"before-hook-creation", "hook-succeeded"} <= policies(tests[0].annotations)
-    pod = next(one for one in render(DEFAULTS).pods if one.owner is tests[0])
+    pod = next(pod for pod in render(DEFAULTS).pods if pod.owner is tests[0])
     assert pod.spec["restartPolicy"] == "Never"
     assert "submit" in pod.main.command
     assert "--wait" in pod.main.command
@@ -167,17 +171,17 @@ def test_helm_test_submits_a_run_and_leaves_nothing_behind() -> None:
 
 
 def policies(annotations: dict[str, str]) -> set[str]:
-    return {one.strip() for one in annotations.get("helm.sh/hook-delete-policy", "").split(",")}
+    return {policy.strip() for policy in annotations.get("helm.sh/hook-delete-policy", "").split(",")}
 
 
 def test_uninstall_drains_the_cluster_before_redis_goes() -> None:
-    hooks = [one for one in render(DEFAULTS).manifests if "pre-delete" in one.hooks]
-    job = next(one for one in hooks if one.kind == "Job")
-    weights = {str(one): int(one.annotations.get("helm.sh/hook-weight", "0")) for one in hooks}
+    hooks = [manifest for manifest in render(DEFAULTS).manifests if "pre-delete" in manifest.hooks]
+    job = next(hook for hook in hooks if hook.kind == "Job")
+    weights = {str(hook): int(hook.annotations.get("helm.sh/hook-weight", "0")) for hook in hooks}
     assert all(weight < weights[str(job)] for name, weight in weights.items() if name != str(job)), weights
-    for one in hooks:
-        assert "before-hook-creation" in policies(one.annotations), f"{one}: a second try would fail on it"
-        assert "hook-succeeded" in policies(one.annotations), f"{one} would stay for ever"
+    for hook in hooks:
+        assert "before-hook-creation" in policies(hook.annotations), f"{hook}: a second try would fail on it"
+        assert "hook-succeeded" in policies(hook.annotations), f"{hook} would stay for ever"
     limit = job.at("spec", "activeDeadlineSeconds")
     waits = default_values()["uninstall"]["timeoutSeconds"]
     assert waits < limit < 300, "Helm's own time limit is five minutes"
@@ -186,29 +190,32 @@ def test_uninstall_drains_the_cluster_before_redis_goes() -> None:
 
 def test_uninstall_without_draining_has_no_hook() -> None:
     rendering = render(DEFAULTS.but({"uninstall": {"drain": False}}))
-    assert not [one for one in rendering.manifests if "pre-delete" in one.hooks]
+    assert not [manifest for manifest in rendering.manifests if "pre-delete" in manifest.hooks]
 
 
 @each("case", CASES)
 def test_nothing_but_test_and_uninstall_is_a_hook(case: Case) -> None:
     """A hook is not upgraded, not owned by the release and not removed with it."""
-    for one in render(case).manifests:
-        assert one.hooks <= {"test", "pre-delete"}, one
-        assert not (one.hooks and one.kept), one
+    for manifest in render(case).manifests:
+        assert manifest.hooks <= {"test", "pre-delete"}, manifest
+        assert not (manifest.hooks and manifest.kept), manifest
 
 
 def test_only_data_is_kept() -> None:
-    assert {one.kind for one in render(EVERYTHING).manifests if one.kept} <= {"PersistentVolumeClaim", "Secret"}
+    assert {manifest.kind for manifest in render(EVERYTHING).manifests if manifest.kept} <= {
+        "PersistentVolumeClaim",
+        "Secret",
+    }
 
 
 def test_two_releases_in_one_namespace_share_no_name() -> None:
-    mine = {str(one) for one in render(DEFAULTS).manifests}
-    theirs = {str(one) for one in parse(template_as("other", DEFAULTS)).manifests}
+    mine = {str(manifest) for manifest in render(DEFAULTS).manifests}
+    theirs = {str(manifest) for manifest in parse(template_as("other", DEFAULTS)).manifests}
     assert not mine & theirs
 
 
 def test_a_release_called_penstock_does_not_stutter() -> None:
-    names = {one.name for one in parse(template_as("penstock", DEFAULTS)).manifests}
+    names = {manifest.name for manifest in parse(template_as("penstock", DEFAULTS)).manifests}
     assert "penstock-api" in names
     assert not [name for name in names if "penstock-penstock" in name]
 
@@ -226,7 +233,7 @@ def test_the_notes_give_commands_that_exist(tmp_path: Path) -> None:
 
 
 @each("repository, warned", [("penstock", True), ("registry.example.org/penstock", False), ("team/penstock", False)])
-def test_an_image_without_a_registry_is_warned_of(tmp_path: Path, repository: str, warned: bool) -> None:
+def test_an_image_without_a_registry_gives_a_warning(tmp_path: Path, repository: str, warned: bool) -> None:
     notes = notes_of(tmp_path, DEFAULTS.but({"image": {"repository": repository}}))
     assert (f"image.repository = {repository} names no registry" in notes) is warned
 
@@ -237,7 +244,16 @@ def notes_of(folder: Path, case: Case) -> str:
     values.write_text(json.dumps(case.values), encoding="utf-8")
     with kube_api(folder, [ROOT_CA]) as config:
         printed = helm(
-            "install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--values", str(values),
-            "--dry-run=server", "--disable-openapi-validation", "--kubeconfig", str(config),
-        )  # fmt: skip
+            "install",
+            RELEASE,
+            str(CHART),
+            "--namespace",
+            NAMESPACE,
+            "--values",
+            str(values),
+            "--dry-run=server",
+            "--disable-openapi-validation",
+            "--kubeconfig",
+            str(config),
+        )
     return printed.partition("\nNOTES:\n")[2]

@@ -31,7 +31,7 @@ def test_there_are_rules_and_dashboards_to_ship() -> None:
 
 def test_every_rule_file_is_shipped_whole() -> None:
     """Helm's own braces must not take what is Prometheus' template."""
-    shipped = {one.name: one.at("spec", "groups") for one in render(MONITORED).all("PrometheusRule")}
+    shipped = {rule.name: rule.at("spec", "groups") for rule in render(MONITORED).all("PrometheusRule")}
     assert set(shipped) == {f"{FULLNAME}-{path.stem}" for path in RULES}
     for path in RULES:
         groups = load_all(path.read_text(encoding="utf-8"))[0]["groups"]
@@ -60,7 +60,7 @@ def test_every_alert_links_to_its_own_runbook(base: str) -> None:
 
 
 def test_no_name_of_an_alert_or_a_group_is_given_twice() -> None:
-    groups = [group for one in render(MONITORED).all("PrometheusRule") for group in one.at("spec", "groups")]
+    groups = [group for rule in render(MONITORED).all("PrometheusRule") for group in rule.at("spec", "groups")]
     names = [group["name"] for group in groups]
     alerts = [rule["alert"] for rule in rules_of(groups) if "alert" in rule]
     assert len(names) == len(set(names))
@@ -68,27 +68,37 @@ def test_no_name_of_an_alert_or_a_group_is_given_twice() -> None:
 
 
 def test_every_dashboard_is_shipped_whole_where_grafana_looks() -> None:
-    maps = [one for one in render(MONITORED).all("ConfigMap") if one.labels.get("grafana_dashboard") == "1"]
-    shipped = {key: text for one in maps for key, text in one.at("data").items()}
+    maps = [
+        config_map
+        for config_map in render(MONITORED).all("ConfigMap")
+        if config_map.labels.get("grafana_dashboard") == "1"
+    ]
+    shipped = {key: text for config_map in maps for key, text in config_map.at("data").items()}
     assert set(shipped) == {path.name for path in DASHBOARDS}
     for path in DASHBOARDS:
         assert json.loads(shipped[path.name]) == json.loads(path.read_text(encoding="utf-8")), path.name
         assert len(shipped[path.name]) < LARGEST, path.name
-    assert all(one.annotations["folder"] == "Penstock" for one in maps)
-    assert all("grafana_dashboard" not in one.labels for one in render(MONITORED).all("ConfigMap") if one not in maps)
+    assert all(config_map.annotations["folder"] == "Penstock" for config_map in maps)
+    assert all(
+        "grafana_dashboard" not in config_map.labels
+        for config_map in render(MONITORED).all("ConfigMap")
+        if config_map not in maps
+    )
 
 
-def test_monitors_are_found_by_the_labels_given_and_scrape_as_often_as_told() -> None:
+def test_monitors_have_the_given_labels_and_intervals() -> None:
     rendering = render(MONITORED)
     for kind in ("ServiceMonitor", "ScrapeConfig", "PrometheusRule"):
-        assert all(one.labels["release"] == "watch" for one in rendering.all(kind)), kind
+        assert all(manifest.labels["release"] == "watch" for manifest in rendering.all(kind)), kind
     assert rendering.one("ServiceMonitor").at("spec", "endpoints", 0, "interval") == "20s"
     assert rendering.one("ScrapeConfig").at("spec", "scrapeInterval") == "25s"
 
 
 @each("case", [case for case in CASES if case not in (MONITORED, EVERYTHING)])
 def test_nothing_needs_prometheus_operator_unless_enabled(case: Case) -> None:
-    assert [str(one) for one in render(case).manifests if one.api_version.startswith("monitoring.coreos.com")] == []
+    assert [
+        str(manifest) for manifest in render(case).manifests if manifest.api_version.startswith("monitoring.coreos.com")
+    ] == []
 
 
 @each("part", ["serviceMonitor", "scrapeConfig", "rules", "dashboards"])
@@ -100,6 +110,8 @@ def test_each_part_is_enabled_alone(part: str) -> None:
         "dashboards": "ConfigMap",
     }
     rendering = render(DEFAULTS.but({"metrics": {part: {"enabled": True}}}))
-    added = {str(one) for one in rendering.manifests} - {str(one) for one in render(DEFAULTS).manifests}
+    added = {str(manifest) for manifest in rendering.manifests} - {
+        str(manifest) for manifest in render(DEFAULTS).manifests
+    }
     assert added
-    assert {one.split("/")[0] for one in added} == {kinds[part]}
+    assert {name.split("/")[0] for name in added} == {kinds[part]}

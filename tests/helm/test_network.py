@@ -32,16 +32,28 @@ API_SERVERS = frozenset({443, 6443, 8443, 16443})
 STORE, REDIS_TLS = 9000, 6380
 OPEN_TO_RAY = RAY | {16443}
 """With a port between the first and the last of its workers."""
-PROBED = frozenset({DNS, GCS, REDIS, REDIS_TLS, DASHBOARD, API, NODE, FREE, STORE, 22, 8080, 9399,
-                    9500, 10001, 20000}) | RAY | METRICS | API_SERVERS  # fmt: skip
+PROBED = (
+    frozenset({DNS, GCS, REDIS, REDIS_TLS, DASHBOARD, API, NODE, FREE, STORE, 22, 8080, 9399, 9500, 10001, 20000})
+    | RAY
+    | METRICS
+    | API_SERVERS
+)
 """Every port that anything listens on, those beside the ranges, and some that nothing uses."""
 
 OTHERS = {
-    one.name: one
-    for one in (
+    endpoint.name: endpoint
+    for endpoint in (
         Endpoint("stranger", {"app": "other"}, NAMESPACE, ip="10.1.0.90"),
-        Endpoint("another release", {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/instance": "other",
-                                     "app.kubernetes.io/component": "head"}, NAMESPACE, ip="10.1.0.91"),
+        Endpoint(
+            "another release",
+            {
+                "app.kubernetes.io/name": "penstock",
+                "app.kubernetes.io/instance": "other",
+                "app.kubernetes.io/component": "head",
+            },
+            NAMESPACE,
+            ip="10.1.0.91",
+        ),
         Endpoint("foreign", {"app.kubernetes.io/name": "prometheus"}, "elsewhere", ip="10.2.0.1"),
         Endpoint("prometheus", {"app.kubernetes.io/name": "prometheus"}, "monitoring", ip="10.3.0.1"),
         Endpoint("grafana", {"app.kubernetes.io/name": "grafana"}, "monitoring", ip="10.3.0.2"),
@@ -55,12 +67,23 @@ OTHERS = {
         Endpoint("internet, IPv6", ip="2001:db8::7"),
         Endpoint("agent", ip="198.51.100.9"),
     )
-}  # fmt: skip
+}
 PENSTOCK = ("api", *GROUPS)
 KEEPING_FILES = ("head", "cpu", "rollout", "learner")
 OWN = (*PENSTOCK, "redis", "test", "uninstall")
-REACHED_BY_ADDRESS = ("foreign", "stranger", "another release", "prometheus", "grafana", "operator", "ingress", "dns",
-                      "kubernetes", "internet", "agent")  # fmt: skip
+REACHED_BY_ADDRESS = (
+    "foreign",
+    "stranger",
+    "another release",
+    "prometheus",
+    "grafana",
+    "operator",
+    "ingress",
+    "dns",
+    "kubernetes",
+    "internet",
+    "agent",
+)
 """What 0.0.0.0/0 is, besides the release's own pods; a cloud's metadata service is always left out."""
 
 Arrows = dict[tuple[str, str], frozenset[int]]
@@ -77,7 +100,7 @@ def joined(*tables: Arrows) -> Arrows:
 
 def fan(sources: tuple[str, ...], destinations: tuple[str, ...], *ports: int) -> Arrows:
     """The same arrow between each source and each destination."""
-    return {(one, other): frozenset(ports) for one, other in product(sources, destinations)}
+    return {(endpoint, other): frozenset(ports) for endpoint, other in product(sources, destinations)}
 
 
 ALWAYS = joined(
@@ -106,20 +129,25 @@ EXPECTED: list[tuple[Case, Arrows, Arrows]] = [
     (MONITORED, joined(ALWAYS, OWN_REDIS), ANYWHERE),
     (OBJECT_STORE, joined(ALWAYS, OWN_REDIS), joined(ANYWHERE, by_address(KEEPING_FILES, STORE))),
     (EXTERNAL_REDIS_TLS, ALWAYS, joined(ANYWHERE, by_address(PENSTOCK, REDIS_TLS))),
-    (SELECTED_PEERS, joined(
-        ALWAYS, OWN_REDIS,
-        fan(("head", "uninstall"), ("kubernetes",), HTTPS),
-        fan(("ingress",), ("api",), API),
-        fan(("operator",), ("head",), DASHBOARD),
-        fan(KEEPING_FILES, ("agent",), HTTPS),
-    ), {}),
-]  # fmt: skip
+    (
+        SELECTED_PEERS,
+        joined(
+            ALWAYS,
+            OWN_REDIS,
+            fan(("head", "uninstall"), ("kubernetes",), HTTPS),
+            fan(("ingress",), ("api",), API),
+            fan(("operator",), ("head",), DASHBOARD),
+            fan(KEEPING_FILES, ("agent",), HTTPS),
+        ),
+        {},
+    ),
+]
 """Case, the drawn arrows, and what is let out by address besides."""
-every_case = each("case, drawn, outwards", EXPECTED, called=lambda one: one[0])
+every_case = each("case, drawn, outwards", EXPECTED, called=lambda case: case[0])
 
 
 def policies(case: Case) -> list[Policy]:
-    return [Policy(NAMESPACE, one.document) for one in render(case).all("NetworkPolicy")]
+    return [Policy(NAMESPACE, policy.document) for policy in render(case).all("NetworkPolicy")]
 
 
 def endpoint(pod: PodTemplate, number: int) -> Endpoint:
@@ -130,7 +158,7 @@ def endpoint(pod: PodTemplate, number: int) -> Endpoint:
 def everybody(case: Case) -> dict[str, Endpoint]:
     """All pods of a release, hooks included, and all others."""
     own = [endpoint(pod, number) for number, pod in enumerate(render(case).pods, start=10)]
-    return {one.name: one for one in own} | OTHERS
+    return {endpoint.name: endpoint for endpoint in own} | OTHERS
 
 
 def sides(case: Case, rules: list[Policy], protocol: str = "TCP", only: Policy | None = None) -> tuple[Arrows, Arrows]:
@@ -141,10 +169,12 @@ def sides(case: Case, rules: list[Policy], protocol: str = "TCP", only: Policy |
     there = everybody(case)
     own = [name for name in there if name not in OTHERS and (only is None or only.selects(there[name]))]
     outwards = {
-        (one, other): let_out(rules, there[one], there[other], PROBED, protocol) for one, other in product(own, there)
+        (endpoint, other): let_out(rules, there[endpoint], there[other], PROBED, protocol)
+        for endpoint, other in product(own, there)
     }
     inwards = {
-        (other, one): let_in(rules, there[other], there[one], PROBED, protocol) for one, other in product(own, there)
+        (other, endpoint): let_in(rules, there[other], there[endpoint], PROBED, protocol)
+        for endpoint, other in product(own, there)
     }
     return present(outwards), present(inwards)
 
@@ -152,11 +182,13 @@ def sides(case: Case, rules: list[Policy], protocol: str = "TCP", only: Policy |
 def arrows(case: Case, rules: list[Policy], protocol: str = "TCP") -> Arrows:
     """Every connection that is allowed between a pod of the release and anybody: let out and let in."""
     outwards, inwards = sides(case, rules, protocol)
-    return present({
-        arrow: outwards.get(arrow, PROBED if arrow[0] in OTHERS else frozenset())
-        & inwards.get(arrow, PROBED if arrow[1] in OTHERS else frozenset())
-        for arrow in (*outwards, *inwards)
-    })  # fmt: skip
+    return present(
+        {
+            arrow: outwards.get(arrow, PROBED if arrow[0] in OTHERS else frozenset())
+            & inwards.get(arrow, PROBED if arrow[1] in OTHERS else frozenset())
+            for arrow in (*outwards, *inwards)
+        }
+    )
 
 
 def present(table: Arrows) -> Arrows:
@@ -230,44 +262,54 @@ def test_kuberays_clean_up_of_redis_passes_as_the_head() -> None:
     assert allowed(policies(DEFAULTS), cleaner, everybody(DEFAULTS)["redis"], REDIS)
 
 
-def test_a_pod_of_the_release_with_no_policy_of_its_own_is_closed() -> None:
+def test_a_pod_without_a_policy_of_its_own_is_closed() -> None:
     labels = {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/instance": "demo"}
     new = Endpoint("new", labels, NAMESPACE, ip="10.1.0.81")
     rules, there = policies(DEFAULTS), everybody(DEFAULTS)
-    assert not [one.name for one in there.values() for port in PROBED
-                if allowed(rules, new, one, port) or allowed(rules, one, new, port)]  # fmt: skip
+    assert not [
+        endpoint.name
+        for endpoint in there.values()
+        for port in PROBED
+        if allowed(rules, new, endpoint, port) or allowed(rules, endpoint, new, port)
+    ]
 
 
 CILIUM = DEFAULTS.but({"networkPolicy": {"cilium": True, "kubernetesApi": {"ports": [6443]}}}, name="Cilium")
 
 
 def test_with_cilium_only_its_own_kind_leads_to_the_api_server() -> None:
-    found = {one.component: one for one in render(CILIUM).all("CiliumNetworkPolicy")}
+    found = {policy.component: policy for policy in render(CILIUM).all("CiliumNetworkPolicy")}
     assert set(found) == {"head", "uninstall"}
     for component, policy in found.items():
         assert policy.api_version == "cilium.io/v2"
         own = [pod for pod in render(CILIUM).pods if matches(policy.at("spec", "endpointSelector"), pod.labels)]
         assert [pod.component for pod in own] == [component]
-        assert policy.at("spec", "egress") == [{
-            "toEntities": ["kube-apiserver"], "toPorts": [{"ports": [{"port": "6443", "protocol": "TCP"}]}],
-        }]  # fmt: skip
+        assert policy.at("spec", "egress") == [
+            {
+                "toEntities": ["kube-apiserver"],
+                "toPorts": [{"ports": [{"port": "6443", "protocol": "TCP"}]}],
+            }
+        ]
         assert set(policy.document["spec"]) == {"endpointSelector", "egress"}
     assert differences(arrows(CILIUM, policies(CILIUM)), joined(ALWAYS, OWN_REDIS)) == []
 
 
-def test_without_the_drain_or_without_policies_nothing_more_is_let_out_by_cilium() -> None:
+def test_cilium_allows_only_what_drain_and_policies_need() -> None:
     undrained = render(CILIUM.but({"uninstall": {"drain": False}}))
-    assert [one.component for one in undrained.all("CiliumNetworkPolicy")] == ["head"]
+    assert [policy.component for policy in undrained.all("CiliumNetworkPolicy")] == ["head"]
     assert not render(CILIUM.but({"networkPolicy": {"enabled": False}})).has("CiliumNetworkPolicy")
 
 
-def test_the_agent_that_gives_a_role_can_be_let_in_by_an_extra_rule() -> None:
+def test_extra_egress_allows_the_agent_of_a_cloud_role() -> None:
     """EKS Pod Identity: a link-local address, which the object store's peers leave out."""
     rule = {"to": [{"ipBlock": {"cidr": "169.254.170.23/32"}}], "ports": [{"port": 80, "protocol": "TCP"}]}
     case = OBJECT_STORE.but({"networkPolicy": {"extraEgress": [rule]}})
     agent = Endpoint("pod identity", ip="169.254.170.23")
-    reaching = [one.name for one in everybody(case).values() if one.name in OWN
-                and let_out(policies(case), one, agent, frozenset({80}))]  # fmt: skip
+    reaching = [
+        endpoint.name
+        for endpoint in everybody(case).values()
+        if endpoint.name in OWN and let_out(policies(case), endpoint, agent, frozenset({80}))
+    ]
     assert set(reaching) == set(KEEPING_FILES)
 
 
@@ -292,7 +334,7 @@ def mutations(rules: list[Policy]) -> Iterator[tuple[str, Policy, list[Policy]]]
                         looser[number].pop(part)
                         without = swapped(rules, index, direction, looser)
                         yield f"{name}: {direction} {number} without {part}", policy, without
-                fewer = [one for one in policy.spec[direction] if one is not rule]
+                fewer = [entry for entry in policy.spec[direction] if entry is not rule]
                 yield f"{name}: no {direction} {number}", policy, swapped(rules, index, direction, fewer)
 
 

@@ -48,10 +48,27 @@ FROM_WEB = {"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}
         ([into_store({"from": [{"podSelector": {}, "namespaceSelector": {}}]})], THEIRS, True),
         ([into_store({"from": [{"namespaceSelector": {"matchLabels": {"team": "red"}}}]})], THEIRS, True),
         ([into_store({"from": [{"namespaceSelector": {"matchLabels": {"team": "blue"}}}]})], THEIRS, False),
-        ([into_store({"from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "theirs"}},
-                                "podSelector": {"matchLabels": {"app": "db"}}}]})], THEIRS, False),
-        ([into_store({"from": [{"namespaceSelector": {}}, {"podSelector": {"matchLabels": {"app": "db"}}}]})],
-         THEIRS, True),
+        (
+            [
+                into_store(
+                    {
+                        "from": [
+                            {
+                                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "theirs"}},
+                                "podSelector": {"matchLabels": {"app": "db"}},
+                            }
+                        ]
+                    }
+                )
+            ],
+            THEIRS,
+            False,
+        ),
+        (
+            [into_store({"from": [{"namespaceSelector": {}}, {"podSelector": {"matchLabels": {"app": "db"}}}]})],
+            THEIRS,
+            True,
+        ),
         ([into_store({"from": [{"namespaceSelector": {}}]})], OUTSIDE, False),  # selectors name pods alone
         ([into_store({"from": [{"ipBlock": {"cidr": "203.0.113.0/24"}}]})], OUTSIDE, True),
         ([into_store({"from": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["203.0.113.0/24"]}}]})], OUTSIDE, False),
@@ -65,18 +82,21 @@ FROM_WEB = {"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}
         ([into_store(FROM_WEB | {"ports": [{"protocol": "TCP"}]})], WEB, True),
         ([out_of_web()], WEB, False),
         ([out_of_web({"to": [{"podSelector": {"matchLabels": {"app": "store"}}}]})], WEB, True),
-        ([out_of_web({"to": [{"podSelector": {"matchLabels": {"app": "store"}}}]}), DENY_ALL],
-         WEB, False),  # let out, not let in
+        (
+            [out_of_web({"to": [{"podSelector": {"matchLabels": {"app": "store"}}}]}), DENY_ALL],
+            WEB,
+            False,
+        ),  # let out, not let in
         ([out_of_web({"to": [{"podSelector": {"matchLabels": {"app": "api"}}}]})], WEB, False),
         ([out_of_web({"to": [{"podSelector": {}}], "ports": [{"port": "redis"}]})], WEB, True),
         ([out_of_web()], THEIRS, True),  # a policy ends at its namespace
     ],
-)  # fmt: skip
+)
 def test_each_rule_of_the_semantics(specs: list[dict[str, Any]], source: Endpoint, expected: bool) -> None:
     assert allowed(policies(*specs), source, STORE, 6379) is expected
 
 
-def test_directions_follow_from_the_rules_where_they_are_not_stated() -> None:
+def test_directions_follow_from_rules_if_not_stated() -> None:
     selector = {"podSelector": {"matchLabels": {"app": "web"}}}
     assert Policy("ours", {"spec": selector}).directions == {"Ingress"}
     assert Policy("ours", {"spec": {**selector, "egress": [{}]}}).directions == {"Ingress", "Egress"}

@@ -43,29 +43,31 @@ GUIDE = [Case(name, files=(f"../../deploy/values/{name}.yaml",)) for name in ("q
 def bears(tolerations: list[Document], taint: str) -> bool:
     """Whether a pod may be on a node with a taint that refuses new pods."""
     return any(
-        one.get("key") in (None, taint)
-        and one.get("operator") == "Exists"
-        and one.get("effect") in (None, "NoSchedule")
-        for one in tolerations
+        toleration.get("key") in (None, taint)
+        and toleration.get("operator") == "Exists"
+        and toleration.get("effect") in (None, "NoSchedule")
+        for toleration in tolerations
     )
 
 
 def bound_to_gpus(case: Case) -> set[str]:
     """The components that can only run where GPUs are: they have some, or a selector asks for such a node."""
     return {
-        pod.component for pod in render(case).lasting_pods
+        pod.component
+        for pod in render(case).lasting_pods
         if "nvidia.com/gpu" in pod.main.document["resources"]["limits"]
         or any(label.startswith("nvidia.com/") for label in pod.spec.get("nodeSelector", {}))
-    }  # fmt: skip
+    }
 
 
 @each("case", GUIDE)
-def test_on_the_guides_clusters_whatever_is_bound_to_gpu_nodes_bears_their_taint(case: Case) -> None:
+def test_pods_bound_to_gpu_nodes_tolerate_their_taint(case: Case) -> None:
     bound = bound_to_gpus(case)
     assert {"rollout", "learner"} <= bound
     pods = render(case).lasting_pods
-    assert [pod for pod in pods if pod.component in bound
-            and not bears(pod.spec.get("tolerations", []), "nvidia.com/gpu")] == []  # fmt: skip
+    assert [
+        pod for pod in pods if pod.component in bound and not bears(pod.spec.get("tolerations", []), "nvidia.com/gpu")
+    ] == []
 
 
 @each(
@@ -75,16 +77,19 @@ def test_on_the_guides_clusters_whatever_is_bound_to_gpu_nodes_bears_their_taint
         ({"ray": {"nodeSelector": GPU_LABEL}, "rollout": {"nodeSelector": {"pool": "a"}}}, set(GROUPS)),
         ({"ray": {"nodeSelector": {"kubernetes.io/hostname": "box"}}}, set(GROUPS)),
         ({"verifier": {"nodeSelector": {"accelerator": "h100"}}}, {"rollout", "learner", "verifier"}),
-        ({"rollout": {"nodeSelector": {"pool": "a"}}, "verifier": {"nodeSelector": {"pool": "b"}}},
-         {"rollout", "learner"}),
+        (
+            {"rollout": {"nodeSelector": {"pool": "a"}}, "verifier": {"nodeSelector": {"pool": "b"}}},
+            {"rollout", "learner"},
+        ),
         ({}, {"rollout", "learner"}),
         ({"ray": {"nodeSelector": GPU_LABEL}, "rollout": {"gpus": 0}, "learner": {"gpus": 0}}, set()),
     ],
-)  # fmt: skip
+)
 def test_who_bears_the_taint_of_gpu_nodes(values: Document, bearing: set[str]) -> None:
     rendering = render(NEW_SHARED_CLAIM.but(values))
-    assert {pod.component for pod in rendering.lasting_pods
-            if bears(pod.spec.get("tolerations", []), "nvidia.com/gpu")} == bearing  # fmt: skip
+    assert {
+        pod.component for pod in rendering.lasting_pods if bears(pod.spec.get("tolerations", []), "nvidia.com/gpu")
+    } == bearing
 
 
 def test_pods_with_a_slice_of_a_gpu_bear_the_taint_of_whole_ones() -> None:
@@ -118,7 +123,11 @@ def test_rdma_goes_to_the_groups_it_is_given_for() -> None:
 
 def test_the_accounts_role_and_label_reach_head_and_workers() -> None:
     rendering = render(OBJECT_STORE_BY_ROLE)
-    accounts = {one.name for one in rendering.all("ServiceAccount") if "eks.amazonaws.com/role-arn" in one.annotations}
+    accounts = {
+        account.name
+        for account in rendering.all("ServiceAccount")
+        if "eks.amazonaws.com/role-arn" in account.annotations
+    }
     assert accounts
     for component in ("head", "cpu", "rollout", "learner"):
         pod = rendering.pod(component)
@@ -146,4 +155,4 @@ def test_replicas_of_the_api_are_spread_over_nodes(case: Case) -> None:
 
 def test_labels_for_every_object_reach_every_object() -> None:
     rendering = render(DEFAULTS.but({"commonLabels": {"team": "red"}}))
-    assert [str(one) for one in rendering.manifests if one.labels.get("team") != "red"] == []
+    assert [str(manifest) for manifest in rendering.manifests if manifest.labels.get("team") != "red"] == []

@@ -123,8 +123,8 @@ def test_no_two_ports_of_a_pod_collide_and_none_is_a_host_port(case: Case) -> No
 def test_an_ingress_and_the_monitors_name_ports_that_exist(case: Case) -> None:
     rendering = render(case)
     services = {
-        one.name: {port.get("name"): port["port"] for port in one.at("spec", "ports")}
-        for one in rendering.all("Service")
+        service.name: {port.get("name"): port["port"] for port in service.at("spec", "ports")}
+        for service in rendering.all("Service")
     }
     for ingress in rendering.all("Ingress"):
         for rule in ingress.at("spec", "rules"):
@@ -135,9 +135,11 @@ def test_an_ingress_and_the_monitors_name_ports_that_exist(case: Case) -> None:
                     backend
                 )
     for monitor in rendering.all("ServiceMonitor"):
-        chosen = [one for one in rendering.all("Service") if matches(monitor.at("spec", "selector"), one.labels)]
+        chosen = [
+            service for service in rendering.all("Service") if matches(monitor.at("spec", "selector"), service.labels)
+        ]
         for endpoint in monitor.at("spec", "endpoints"):
-            assert all(endpoint["port"] in services[one.name] for one in chosen), (monitor, endpoint)
+            assert all(endpoint["port"] in services[service.name] for service in chosen), (monitor, endpoint)
             assert endpoint["path"] == "/metrics"
     assert (rendering.has("Ingress"), rendering.has("ServiceMonitor")) == (
         case in (PUBLISHED, EVERYTHING),
@@ -148,11 +150,11 @@ def test_an_ingress_and_the_monitors_name_ports_that_exist(case: Case) -> None:
 def service_of_host(rendering: Rendering, host: str) -> bool:
     """Whether a host name is that of a rendered Service, in this namespace."""
     name, *domain = host.split(".")
-    return any(one.name == name for one in rendering.all("Service")) and (not domain or domain[0] == NAMESPACE)
+    return any(service.name == name for service in rendering.all("Service")) and (not domain or domain[0] == NAMESPACE)
 
 
 @each("case", CASES)
-def test_discovery_asks_a_route_of_the_api_for_all_but_the_api_itself(case: Case) -> None:
+def test_discovery_finds_all_processes_except_the_api(case: Case) -> None:
     for config in render(case).all("ScrapeConfig"):
         for discovery in config.at("spec", "httpSDConfigs"):
             address = urlsplit(discovery["url"])
@@ -166,7 +168,7 @@ def test_discovery_asks_a_route_of_the_api_for_all_but_the_api_itself(case: Case
 
 
 @each("case", CASES)
-def test_addresses_in_variables_and_commands_are_those_of_services(case: Case) -> None:
+def test_variables_and_commands_use_addresses_of_services(case: Case) -> None:
     rendering = render(case)
     for pod in rendering.pods:
         for container in pod.containers:

@@ -16,7 +16,7 @@ OF_KUBERNETES = {("ConfigMap", "kube-root-ca.crt"): frozenset({"ca.crt"})}
 
 def provided(case: Case, rendering: Rendering) -> dict[tuple[str, str], frozenset[str]]:
     """Every object that is there once the case is installed, with its keys."""
-    there = {(one.kind, one.name): keys_of(one) for one in rendering.manifests}
+    there = {(manifest.kind, manifest.name): keys_of(manifest) for manifest in rendering.manifests}
     for workload in rendering.all("StatefulSet"):
         for claim in workload.at("spec", "volumeClaimTemplates", default=[]):
             there[("PersistentVolumeClaim", claim["metadata"]["name"])] = frozenset()
@@ -34,37 +34,45 @@ def unsatisfied(case: Case, rendering: Rendering) -> list[Reference]:
     """What is named and would not be there."""
     there = provided(case, rendering)
     return [
-        one
+        reference
         for manifest in rendering.manifests
-        for one in references(manifest)
-        if not one.optional
-        and ((one.kind, one.name) not in there
-             or (one.kind in KEYED and one.key and one.key not in there[(one.kind, one.name)]))
-    ]  # fmt: skip
+        for reference in references(manifest)
+        if not reference.optional
+        and (
+            (reference.kind, reference.name) not in there
+            or (
+                reference.kind in KEYED
+                and reference.key
+                and reference.key not in there[(reference.kind, reference.name)]
+            )
+        )
+    ]
 
 
 @each("case", CASES)
 def test_what_is_named_exists(case: Case) -> None:
-    assert [str(one) for one in unsatisfied(case, render(case))] == []
+    assert [str(reference) for reference in unsatisfied(case, render(case))] == []
 
 
 def test_a_missing_object_and_a_missing_key_are_noticed() -> None:
     rendering = render(DEFAULTS)
     for gone in ("Secret", "ConfigMap", "ServiceAccount"):
-        without = Rendering(tuple(one for one in rendering.manifests if one.kind != gone))
-        assert any(one.kind == gone for one in unsatisfied(DEFAULTS, without)), gone
-    keyless = Rendering(tuple(
-        Manifest({**one.document, "data": {}, "stringData": {}}) if one.kind == "Secret" else one
-        for one in rendering.manifests
-    ))  # fmt: skip
-    assert any(one.key for one in unsatisfied(DEFAULTS, keyless))
+        without = Rendering(tuple(manifest for manifest in rendering.manifests if manifest.kind != gone))
+        assert any(reference.kind == gone for reference in unsatisfied(DEFAULTS, without)), gone
+    keyless = Rendering(
+        tuple(
+            Manifest({**manifest.document, "data": {}, "stringData": {}}) if manifest.kind == "Secret" else manifest
+            for manifest in rendering.manifests
+        )
+    )
+    assert any(reference.key for reference in unsatisfied(DEFAULTS, keyless))
 
 
 @each("case", CASES)
 def test_what_is_declared_external_is_not_rendered_but_used(case: Case) -> None:
     rendering = render(case)
-    rendered = {(one.kind, one.name) for one in rendering.manifests}
-    named = {(one.kind, one.name) for manifest in rendering.manifests for one in references(manifest)}
+    rendered = {(manifest.kind, manifest.name) for manifest in rendering.manifests}
+    named = {(reference.kind, reference.name) for manifest in rendering.manifests for reference in references(manifest)}
     assert not rendered & set(case.external), "an object that exists already would be overwritten"
     assert set(case.external) <= named, "a value that declares an object has no effect"
 
@@ -83,7 +91,7 @@ def test_every_mount_has_its_volume_and_every_volume_a_mount(case: Case) -> None
 @each("case", CASES)
 def test_no_two_objects_share_a_name_and_all_names_are_lawful(case: Case) -> None:
     rendering = render(case)
-    named = [(one.kind, one.name) for one in rendering.manifests]
-    assert len(named) == len(set(named)), [one for one in named if named.count(one) > 1]
-    too_long = [str(one) for one in rendering.manifests if len(one.name) > 63]
+    named = [(manifest.kind, manifest.name) for manifest in rendering.manifests]
+    assert len(named) == len(set(named)), [reference for reference in named if named.count(reference) > 1]
+    too_long = [str(manifest) for manifest in rendering.manifests if len(manifest.name) > 63]
     assert too_long == []

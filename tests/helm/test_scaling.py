@@ -14,8 +14,12 @@ from tests.harness.each import each
 from tests.helm.cases import CASES, CPU, DEFAULTS, EXISTING_SECRETS, ROLES, values_of
 from tests.helm.rendering import FULLNAME, Case, Document, Rendering, render
 
-GROUP_NAMES = {"cpu": ("cpu", "cpu"), "verifier": ("verifier", "verifier"),
-               "rollout": ("rollout", "rollout-gpu"), "learner": ("learner", "learner-gpu")}  # fmt: skip
+GROUP_NAMES = {
+    "cpu": ("cpu", "cpu"),
+    "verifier": ("verifier", "verifier"),
+    "rollout": ("rollout", "rollout-gpu"),
+    "learner": ("learner", "learner-gpu"),
+}
 """Role -> its group's name without and with GPUs."""
 
 
@@ -26,8 +30,10 @@ def bounds(rendering: Rendering) -> dict[str, dict[str, Any]]:
 @each("case", CASES)
 def test_groups_and_bounds_are_what_the_values_say(case: Case) -> None:
     rendering, values = render(case), values_of(case)
-    expected = {role: {"pods": values[role]["maxReplicas"], "cpus": values[role]["cpus"], "gpus": values[role]["gpus"]}
-                for role in ROLES}  # fmt: skip
+    expected = {
+        role: {"pods": values[role]["maxReplicas"], "cpus": values[role]["cpus"], "gpus": values[role]["gpus"]}
+        for role in ROLES
+    }
     assert bounds(rendering) == expected
     for role in ROLES:
         group = rendering.group(role)
@@ -41,7 +47,7 @@ def test_groups_and_bounds_are_what_the_values_say(case: Case) -> None:
 
 
 @each("case", CASES)
-def test_every_group_announces_its_role_and_the_head_books_no_cpu(case: Case) -> None:
+def test_groups_announce_their_role_and_the_head_no_cpu(case: Case) -> None:
     cluster = render(case).cluster
     head = announced(cluster.at("spec", "headGroupSpec"))
     assert head["CPU"] == 0
@@ -69,13 +75,13 @@ def announced(group: Document) -> dict[str, float]:
 def without_bounds(rendering: Rendering) -> list[Document]:
     """All objects, without what a bound may change."""
     found = []
-    for one in rendering.manifests:
-        document = deepcopy(one.document)
-        if one.kind == "RayCluster":
+    for manifest in rendering.manifests:
+        document = deepcopy(manifest.document)
+        if manifest.kind == "RayCluster":
             for group in document["spec"]["workerGroupSpecs"]:
                 for field in ("minReplicas", "maxReplicas", "replicas"):
                     group.pop(field)
-        if one.name != f"{FULLNAME}-bounds":
+        if manifest.name != f"{FULLNAME}-bounds":
             found.append(document)
     return found
 
@@ -83,7 +89,7 @@ def without_bounds(rendering: Rendering) -> list[Document]:
 @each(
     "case, role",
     list(product([EXISTING_SECRETS, CPU.but({"redis": {"existingSecret": "own-redis"}})], ROLES)),
-    called=lambda one: f"{one[0]}: {one[1]}",
+    called=lambda case: f"{case[0]}: {case[1]}",
 )
 def test_another_bound_changes_no_pod(case: Case, role: str) -> None:
     before, after = render(case), render(case.but({role: {"minReplicas": 1, "maxReplicas": 9}}))

@@ -24,14 +24,13 @@ def test_lint_finds_nothing(case: Case) -> None:
     assert "1 chart(s) linted, 0 chart(s) failed" in lint(case)
 
 
-@each("case, version", list(product(CASES, [OLDEST, NEWEST])), called=lambda one: f"{one[0]}, Kubernetes {one[1]}")
-def test_every_object_is_valid_in_the_oldest_and_newest_kubernetes(case: Case, version: str) -> None:
+@each("case, version", list(product(CASES, [OLDEST, NEWEST])), called=lambda case: f"{case[0]}, Kubernetes {case[1]}")
+def test_objects_are_valid_in_oldest_and_newest_kubernetes(case: Case, version: str) -> None:
     rendering = render(replace(case, kube_version=version))
-    ours = [one for one in rendering.manifests if not one.api_version.startswith("ray.io/")]
-    found = [f"{one} {error}" for one in ours for error in errors(one, version)]
+    ours = [manifest for manifest in rendering.manifests if not manifest.api_version.startswith("ray.io/")]
+    found = [f"{manifest} {error}" for manifest in ours for error in errors(manifest, version)]
     # A Ray pod is a pod: what Kubernetes says of pods holds for it, whatever the CRD says.
-    found += [f"{pod} {error}" for pod in rendering.pods
-              for error in kubernetes_errors(as_pod(pod.document), version)]  # fmt: skip
+    found += [f"{pod} {error}" for pod in rendering.pods for error in kubernetes_errors(as_pod(pod.document), version)]
     assert found == []
 
 
@@ -44,9 +43,9 @@ def as_pod(template: Document) -> Document:
 @needs_crds
 @each("case", CASES)
 def test_the_cluster_is_what_its_crd_names(case: Case) -> None:
-    for one in render(case).manifests:
-        if one.api_version.startswith("ray.io/"):
-            assert custom_errors(one.document) == []
+    for manifest in render(case).manifests:
+        if manifest.api_version.startswith("ray.io/"):
+            assert custom_errors(manifest.document) == []
 
 
 def misspelt(document: Document) -> Iterator[tuple[str, Document]]:
@@ -64,15 +63,15 @@ def misspelt(document: Document) -> Iterator[tuple[str, Document]]:
 
 def every_kind() -> list[Manifest]:
     """One object of each kind that the chart can render, but Cilium's, of which no schema is here."""
-    return list({one.kind: one for one in render(EVERYTHING).manifests}.values())
+    return list({manifest.kind: manifest for manifest in render(EVERYTHING).manifests}.values())
 
 
 def test_a_misspelt_field_is_found_in_every_kind() -> None:
     missed = [
-        f"{one}: {name}"
-        for one in every_kind()
-        for name, wrong in misspelt(one.document)
-        if not (one.kind == "RayCluster" and not HAS_CRDS) and not errors(Manifest(wrong), NEWEST)
+        f"{manifest}: {name}"
+        for manifest in every_kind()
+        for name, wrong in misspelt(manifest.document)
+        if not (manifest.kind == "RayCluster" and not HAS_CRDS) and not errors(Manifest(wrong), NEWEST)
     ]
     assert missed == []
 

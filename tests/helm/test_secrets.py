@@ -25,15 +25,15 @@ def test_a_secret_variable_has_no_value_of_its_own(case: Case) -> None:
                 if TELLING.search(name) and not HARMLESS.search(name):
                     assert "value" not in entry, f"{pod} {container.name} {name}"
                     assert "secretKeyRef" in entry["valueFrom"], f"{pod} {container.name} {name}"
-            twice = [one["name"] for one in container.document.get("env", [])]
+            twice = [variable["name"] for variable in container.document.get("env", [])]
             assert len(twice) == len(set(twice)), f"{pod} {container.name}: a variable is given twice: {twice}"
 
 
 @each("case", CASES)
 def test_no_address_carries_credentials(case: Case) -> None:
-    for one in render(case).manifests:
-        if one.kind != "Secret":
-            assert not WITH_CREDENTIALS.search(str(one.document)), one
+    for manifest in render(case).manifests:
+        if manifest.kind != "Secret":
+            assert not WITH_CREDENTIALS.search(str(manifest.document)), manifest
 
 
 def generated(rendering: Rendering) -> set[str]:
@@ -50,11 +50,14 @@ def test_generated_passwords_are_long_and_are_nowhere_else() -> None:
     passwords = generated(rendering)
     assert len(passwords) == 2
     assert all(len(password) >= 24 for password in passwords)
-    for one in rendering.manifests:
-        if one.kind != "Secret":
-            text = str(one.document)
-            assert not [True for password in passwords
-                        if password in text or base64.b64encode(password.encode()).decode() in text], one  # fmt: skip
+    for manifest in rendering.manifests:
+        if manifest.kind != "Secret":
+            text = str(manifest.document)
+            assert not [
+                True
+                for password in passwords
+                if password in text or base64.b64encode(password.encode()).decode() in text
+            ], manifest
 
 
 @each("case", CASES)
@@ -65,7 +68,7 @@ def test_password_files_are_keys_of_mounted_secrets(case: Case) -> None:
                 if not re.fullmatch(r"PENSTOCK_\w+_FILE", name):
                     continue
                 folder, _, key = entry["value"].rpartition("/")
-                mount = next((one for path, one in container.mounts.items() if path == folder), None)
+                mount = next((mount for path, mount in container.mounts.items() if path == folder), None)
                 assert mount, f"{pod} {container.name}: nothing is mounted at {folder} for {name}"
                 assert mount.get("readOnly") is True, f"{pod} {container.name} {folder}"
                 assert key in keys_at(pod.volumes[mount["name"]]), f"{pod} {name}: no {key} in {mount['name']}"
@@ -73,9 +76,14 @@ def test_password_files_are_keys_of_mounted_secrets(case: Case) -> None:
 
 def keys_at(volume: dict[str, object]) -> set[str]:
     """The file names that a Secret volume (or projection of Secrets) makes."""
-    sources = [volume.get("secret")] if "secret" in volume else [
-        source.get("secret") for source in volume["projected"]["sources"]  # type: ignore[index]
-    ]  # fmt: skip
+    sources = (
+        [volume.get("secret")]
+        if "secret" in volume
+        else [
+            source.get("secret")
+            for source in volume["projected"]["sources"]  # type: ignore[index]
+        ]
+    )
     return {item["path"] for source in sources if source for item in source.get("items", [])}  # type: ignore[union-attr, attr-defined]
 
 
@@ -107,6 +115,10 @@ def test_the_verifier_holds_no_credentials_of_the_object_store(case: Case) -> No
 def test_the_clouds_role_reaches_only_the_pods_that_keep_files() -> None:
     """A cloud hands the token of an account's role to every pod of the account, whatever is mounted otherwise."""
     rendering = render(OBJECT_STORE_BY_ROLE)
-    accounts = {one.name for one in rendering.all("ServiceAccount") if "eks.amazonaws.com/role-arn" in one.annotations}
+    accounts = {
+        account.name
+        for account in rendering.all("ServiceAccount")
+        if "eks.amazonaws.com/role-arn" in account.annotations
+    }
     holding = {pod.component for pod in rendering.pods if pod.spec["serviceAccountName"] in accounts}
     assert holding == {"head", "cpu", "rollout", "learner"}

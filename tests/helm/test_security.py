@@ -45,15 +45,22 @@ def faults(pod: PodTemplate, container: Container) -> list[str]:
 
 @each("case", CASES)
 def test_every_container_is_confined(case: Case) -> None:
-    assert [one for pod in render(case).pods for container in pod.containers for one in faults(pod, container)] == []
+    assert [
+        fault for pod in render(case).pods for container in pod.containers for fault in faults(pod, container)
+    ] == []
 
 
 def test_a_container_with_one_right_too_many_is_noticed() -> None:
     pod = render(DEFAULTS).pod("api")
-    wrong: dict[str, Any] = {"readOnlyRootFilesystem": False, "allowPrivilegeEscalation": True, "privileged": True,
-                             "runAsUser": 0, "runAsNonRoot": False,
-                             "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
-                             "seccompProfile": {"type": "Unconfined"}}  # fmt: skip
+    wrong: dict[str, Any] = {
+        "readOnlyRootFilesystem": False,
+        "allowPrivilegeEscalation": True,
+        "privileged": True,
+        "runAsUser": 0,
+        "runAsNonRoot": False,
+        "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
+        "seccompProfile": {"type": "Unconfined"},
+    }
     for field, value in wrong.items():
         context = {**pod.main.document["securityContext"], field: value}
         assert faults(pod, Container({**pod.main.document, "securityContext": context})), field
@@ -61,7 +68,7 @@ def test_a_container_with_one_right_too_many_is_noticed() -> None:
 
 
 @each("case", CASES)
-def test_every_container_requests_and_is_limited_in_cpu_and_memory(case: Case) -> None:
+def test_every_container_has_requests_and_limits(case: Case) -> None:
     for pod in render(case).pods:
         for container in pod.containers:
             resources = container.document.get("resources", {})
@@ -90,9 +97,13 @@ def token_mounts(pod: PodTemplate) -> dict[str, set[str]]:
     automatic = pod.spec.get("automountServiceAccountToken", True)
     return {
         "automatic": {container.name for container in pod.containers} if automatic else set(),
-        "projected": {container.name for container in pod.containers
-                      for mount in container.mounts.values() if mount["name"] in projected},
-    }  # fmt: skip
+        "projected": {
+            container.name
+            for container in pod.containers
+            for mount in container.mounts.values()
+            if mount["name"] in projected
+        },
+    }
 
 
 @each("case", CASES)
@@ -113,12 +124,15 @@ def test_only_the_autoscaler_and_the_clean_up_hold_a_token(case: Case) -> None:
 
 def test_the_autoscalers_token_lies_where_its_client_looks() -> None:
     pod = render(DEFAULTS).pod("head")
-    autoscaler = next(one for one in pod.containers if one.name == "autoscaler")
+    autoscaler = next(container for container in pod.containers if container.name == "autoscaler")
     mount = autoscaler.mounts[ACCOUNT_TOKEN]
-    paths = {entry["path"]
-             for source in pod.volumes[mount["name"]]["projected"]["sources"]
-             for entry in source.values() if isinstance(entry, dict)
-             for entry in ([entry] if "path" in entry else entry["items"])}  # fmt: skip
+    paths = {
+        entry["path"]
+        for source in pod.volumes[mount["name"]]["projected"]["sources"]
+        for entry in source.values()
+        if isinstance(entry, dict)
+        for entry in ([entry] if "path" in entry else entry["items"])
+    }
     assert {"token", "ca.crt"} <= paths
     assert mount.get("readOnly") is True
 
@@ -179,7 +193,7 @@ def test_registry_secrets_reach_every_pod() -> None:
         assert pod.spec.get("imagePullSecrets") == [{"name": "own-registry"}], pod
 
 
-def test_the_groups_with_gpus_ask_for_them_in_whole_and_in_limits() -> None:
+def test_groups_with_gpus_request_whole_gpus_in_limits() -> None:
     rendering, values = render(DEFAULTS), default_values()
     for role in ROLES:
         resources = rendering.pod(role).main.document["resources"]

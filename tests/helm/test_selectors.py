@@ -56,7 +56,7 @@ def test_a_service_reaches_exactly_its_component(case: Case) -> None:
 
 
 @each("case", CASES)
-def test_a_disruption_budget_covers_its_component_and_lets_a_node_be_drained(case: Case) -> None:
+def test_a_disruption_budget_still_allows_a_drain(case: Case) -> None:
     rendering = render(case)
     for budget in rendering.all("PodDisruptionBudget"):
         found = selected(rendering, budget.at("spec", "selector"))
@@ -79,12 +79,12 @@ def most_pods(pod: PodTemplate) -> int:
     """How many pods there can be of one template."""
     if not pod.group:
         return int(pod.owner.at("spec", "replicas"))
-    groups = {one["groupName"]: one for one in pod.owner.at("spec", "workerGroupSpecs")}
+    groups = {group["groupName"]: group for group in pod.owner.at("spec", "workerGroupSpecs")}
     return int(groups[pod.group]["maxReplicas"]) if pod.group in groups else 1
 
 
 @each("component", ["head", "rollout", "learner"])
-def test_a_budget_holds_as_many_as_the_values_say_and_never_more_than_there_can_be(component: str) -> None:
+def test_a_budget_keeps_what_the_values_say_at_most_all(component: str) -> None:
     most = most_pods(render(DEFAULTS).pod(component))
     case = DEFAULTS.but({component: {"minAvailable": most}})
     assert render(case).one("PodDisruptionBudget", component).at("spec", "minAvailable") == most
@@ -99,7 +99,7 @@ def peers(policy: Manifest) -> Iterator[dict[str, Any]]:
 
 
 @each("case", CASES)
-def test_every_network_policy_applies_to_something_and_names_pods_that_exist(case: Case) -> None:
+def test_every_network_policy_names_existing_pods(case: Case) -> None:
     rendering = render(case)
     for policy in rendering.all("NetworkPolicy"):
         own = {pod for pod in rendering.pods if matches(policy.at("spec", "podSelector"), pod.labels)}
@@ -120,8 +120,10 @@ def test_affinity_and_spread_speak_of_the_pod_itself(case: Case) -> None:
 def test_a_service_monitor_finds_its_service(case: Case) -> None:
     rendering = render(case)
     for monitor in rendering.all("ServiceMonitor"):
-        chosen = [one for one in rendering.all("Service") if matches(monitor.at("spec", "selector"), one.labels)]
-        assert {one.component for one in chosen} == {"api"}, f"{monitor} scrapes {chosen}"
+        chosen = [
+            service for service in rendering.all("Service") if matches(monitor.at("spec", "selector"), service.labels)
+        ]
+        assert {service.component for service in chosen} == {"api"}, f"{monitor} scrapes {chosen}"
         assert monitor.at("spec", "namespaceSelector", "matchNames", default=[NAMESPACE]) == [NAMESPACE], monitor
     assert rendering.has("ServiceMonitor") is (case in (MONITORED, EVERYTHING))
 
@@ -129,10 +131,10 @@ def test_a_service_monitor_finds_its_service(case: Case) -> None:
 @each("case", CASES)
 def test_objects_and_pods_bear_the_release_and_their_component(case: Case) -> None:
     rendering = render(case)
-    for one in rendering.manifests:
-        assert one.labels.get(INSTANCE) == "demo", f"{one} cannot be found by its release"
-        assert one.labels.get(NAME) == "penstock", one
-        assert one.labels.get("helm.sh/chart"), one
+    for manifest in rendering.manifests:
+        assert manifest.labels.get(INSTANCE) == "demo", f"{manifest} cannot be found by its release"
+        assert manifest.labels.get(NAME) == "penstock", manifest
+        assert manifest.labels.get("helm.sh/chart"), manifest
     for pod in rendering.pods:
         assert pod.labels.get(INSTANCE) == "demo", pod
         assert pod.labels.get(COMPONENT), pod

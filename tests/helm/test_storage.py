@@ -23,8 +23,17 @@ from tests.helm.quantities import quantity
 from tests.helm.rendering import HEAD_GROUP, Case, Container, Document, PodTemplate, default_values, render
 
 RUNS = "/var/lib/penstock"
-WRITTEN = ("HOME", "PENSTOCK_RUNS", "TMPDIR", "TORCH_EXTENSIONS_DIR", "HF_HOME", "VLLM_CACHE_ROOT", "RAY_TMPDIR",
-           "TRITON_CACHE_DIR", "XDG_CACHE_HOME")  # fmt: skip
+WRITTEN = (
+    "HOME",
+    "PENSTOCK_RUNS",
+    "TMPDIR",
+    "TORCH_EXTENSIONS_DIR",
+    "HF_HOME",
+    "VLLM_CACHE_ROOT",
+    "RAY_TMPDIR",
+    "TRITON_CACHE_DIR",
+    "XDG_CACHE_HOME",
+)
 """Variables that name folders to write to."""
 WRITABLE = ("emptyDir", "persistentVolumeClaim", "ephemeral")
 
@@ -34,7 +43,7 @@ def ray_pods(case: Case) -> list[PodTemplate]:
 
 
 @each("case", CASES)
-def test_shared_memory_of_every_ray_pod_is_sized_and_within_its_memory(case: Case) -> None:
+def test_shared_memory_is_sized_and_within_the_pods_memory(case: Case) -> None:
     for pod in ray_pods(case):
         volume = pod.volumes[pod.main.mounts["/dev/shm"]["name"]]["emptyDir"]
         assert volume["medium"] == "Memory", pod
@@ -52,7 +61,7 @@ def test_shared_memory_is_what_the_values_say(role: str) -> None:
 def test_rays_object_store_fits_into_shared_memory(case: Case) -> None:
     for pod in ray_pods(case):
         spec = pod.owner.at("spec")
-        groups = {one["groupName"]: one for one in spec["workerGroupSpecs"]} | {HEAD_GROUP: spec["headGroupSpec"]}
+        groups = {group["groupName"]: group for group in spec["workerGroupSpecs"]} | {HEAD_GROUP: spec["headGroupSpec"]}
         parameters = groups[pod.group]["rayStartParams"]
         shared = quantity(pod.volumes[pod.main.mounts["/dev/shm"]["name"]]["emptyDir"]["sizeLimit"])
         assert int(parameters["object-store-memory"]) <= shared, f"{pod}: the raylet would not start"
@@ -63,8 +72,10 @@ def on_volume(pod: PodTemplate, container: Container, path: str) -> Document:
     holding = [mount for mount in container.mounts if path == mount or path.startswith(mount.rstrip("/") + "/")]
     assert holding, f"{pod} {container.name}: {path} is on the read-only root file system"
     mount = container.mounts[max(holding, key=len)]
-    claims = {claim["metadata"]["name"]: {"persistentVolumeClaim": {}}
-              for claim in pod.owner.at("spec", "volumeClaimTemplates", default=[])}  # fmt: skip
+    claims = {
+        claim["metadata"]["name"]: {"persistentVolumeClaim": {}}
+        for claim in pod.owner.at("spec", "volumeClaimTemplates", default=[])
+    }
     return {**pod.volumes, **claims}[mount["name"]] | {"readOnly": mount.get("readOnly", False)}
 
 
@@ -125,7 +136,7 @@ def test_the_bucket_is_reached_as_the_values_say() -> None:
         assert env[name]["valueFrom"]["secretKeyRef"] == {"name": "own-s3", "key": name}
 
 
-def test_scratch_space_is_a_volume_per_pod_where_a_class_is_given_else_the_nodes_disk() -> None:
+def test_scratch_space_is_a_volume_or_the_nodes_disk() -> None:
     for case, kind in ((OBJECT_STORE, "emptyDir"), (OBJECT_STORE_BY_ROLE, "ephemeral")):
         pod = render(case).pod("rollout")
         assert kind in on_volume(pod, pod.main, RUNS), case
@@ -144,7 +155,7 @@ def node_bound(pod: PodTemplate) -> list[dict[str, Any]]:
     return [rule for rule in rules if rule["topologyKey"] == "kubernetes.io/hostname"]
 
 
-def test_a_volume_of_one_node_keeps_its_pods_there_and_a_shared_one_does_not() -> None:
+def test_only_a_volume_of_one_node_keeps_its_pods_together() -> None:
     for role in ("cpu", "rollout", "learner"):
         assert node_bound(render(DEFAULTS).pod(role)), f"{role} may start where its volume cannot be mounted"
         assert not node_bound(render(SHARED_CLAIM).pod(role)), role
@@ -180,7 +191,7 @@ def test_redis_keeps_its_volume_unless_told() -> None:
     assert dropped.at("spec", "persistentVolumeClaimRetentionPolicy", "whenDeleted") == "Delete"
 
 
-def test_redis_keeps_less_than_its_container_may_use_and_its_disk_holds_the_log_twice() -> None:
+def test_redis_fits_its_memory_and_twice_its_disk() -> None:
     values, pod = default_values()["redis"], render(DEFAULTS).pod("redis")
     limit = quantity(pod.main.document["resources"]["limits"]["memory"])
     assert values["maxMemoryMiB"] * 2**20 <= 0.75 * limit

@@ -9,19 +9,34 @@ from tests.harness.each import each
 from tests.helm.cases import CASES, DEFAULTS, EXTERNAL_REDIS_TLS, GROUPS, METRICS, OBJECT_STORE, RAY, ROLES, SENTINELS
 from tests.helm.rendering import Case, render
 
-EVERYWHERE = {"PENSTOCK_REDIS", "PENSTOCK_REDIS_USERNAME", "PENSTOCK_REDIS_PASSWORD_FILE", "PENSTOCK_HOST",
-              "PENSTOCK_LOG_LEVEL"}  # fmt: skip
+EVERYWHERE = {
+    "PENSTOCK_REDIS",
+    "PENSTOCK_REDIS_USERNAME",
+    "PENSTOCK_REDIS_PASSWORD_FILE",
+    "PENSTOCK_HOST",
+    "PENSTOCK_LOG_LEVEL",
+}
 IN_RAY_PODS = EVERYWHERE | {"PENSTOCK_RUNS", "PENSTOCK_METRICS_PORTS"}
-AGREED = IN_RAY_PODS | {"PENSTOCK_REDIS_CA_FILE", "PENSTOCK_REDIS_SENTINEL_PASSWORD_FILE", "PENSTOCK_STORE",
-                        "PENSTOCK_BOUNDS"}  # fmt: skip
-PORTS_OF_RAY = {"object-manager-port": 8076, "node-manager-port": 8077, "runtime-env-agent-port": 8078,
-                "dashboard-agent-grpc-port": 8079, "dashboard-agent-listen-port": 52365, "min-worker-port": 10002,
-                "max-worker-port": 19999}  # fmt: skip
+AGREED = IN_RAY_PODS | {
+    "PENSTOCK_REDIS_CA_FILE",
+    "PENSTOCK_REDIS_SENTINEL_PASSWORD_FILE",
+    "PENSTOCK_STORE",
+    "PENSTOCK_BOUNDS",
+}
+PORTS_OF_RAY = {
+    "object-manager-port": 8076,
+    "node-manager-port": 8077,
+    "runtime-env-agent-port": 8078,
+    "dashboard-agent-grpc-port": 8079,
+    "dashboard-agent-listen-port": 52365,
+    "min-worker-port": 10002,
+    "max-worker-port": 19999,
+}
 """What `ray start` is told; the NetworkPolicies open exactly these."""
 
 
 @each("case", CASES)
-def test_every_process_has_the_agreed_variables_and_none_that_nobody_reads(case: Case) -> None:
+def test_every_process_has_exactly_the_known_variables(case: Case) -> None:
     for component in ("api", *GROUPS):
         env = render(case).pod(component).main.env
         given = {name for name in env if name.startswith("PENSTOCK_")}

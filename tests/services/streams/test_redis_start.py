@@ -143,9 +143,24 @@ def test_each_user_can_do_its_own_and_no_more(open_path, user, allowed, denied):
         ("ray-password", b"s3c ret", {}, "ray-password is not valid: expected printable ASCII without"),
         ("ray-password", b"s3cret\r\n", {}, "ray-password is not valid: expected printable ASCII without"),
         (None, None, {"REDIS_MAXMEMORY": ""}, "REDIS_MAXMEMORY: '' is not valid: expected a size such as 900mb, below"),
-        (None, None, {"REDIS_MAXMEMORY": "0"}, "REDIS_MAXMEMORY: '0' is not valid: expected a size such as 900mb, below"),
-        (None, None, {"REDIS_MAXMEMORY": "1Gi"}, "REDIS_MAXMEMORY: '1Gi' is not valid: expected a size such as 900mb, below"),
-        (None, None, {"REDIS_RAY_NAMESPACE": "a*"}, "REDIS_RAY_NAMESPACE: 'a*' is not valid: expected only A-Z a-z 0-9 _ . -"),
+        (
+            None,
+            None,
+            {"REDIS_MAXMEMORY": "0"},
+            "REDIS_MAXMEMORY: '0' is not valid: expected a size such as 900mb, below",
+        ),
+        (
+            None,
+            None,
+            {"REDIS_MAXMEMORY": "1Gi"},
+            "REDIS_MAXMEMORY: '1Gi' is not valid: expected a size such as 900mb, below",
+        ),
+        (
+            None,
+            None,
+            {"REDIS_RAY_NAMESPACE": "a*"},
+            "REDIS_RAY_NAMESPACE: 'a*' is not valid: expected only A-Z a-z 0-9 _ . -",
+        ),
     ],
 )
 def test_what_it_refuses_is_one_line(open_path, shell, secret, content, changes, says):
