@@ -108,7 +108,7 @@ def monitoring_errors(document: Document) -> list[str]:
     try:
         model = getattr(module, document["kind"]).model_validate_json(json.dumps(document))
     except ValidationError as error:
-        return [f"{_path(detail['loc'])}: {detail['msg']}" for error_entry in error.errors()]
+        return [f"{_path(detail['loc'])}: {detail['msg']}" for detail in error.errors()]
     return list(_lost(document, model.model_dump(mode="json", by_alias=True, exclude_unset=True), ()))
 
 
