@@ -1,4 +1,4 @@
-"""Owns the dynamic-sampling queue: prompts out, verdicts in, batches out.
+"""Owns the dynamic-sampling queue: it dispatches prompts, records verdicts and publishes batches.
 
-Must not touch tokens, nor know any engine.
+Must not read tokens or depend on an inference engine.
 """

@@ -1,6 +1,6 @@
 """Owns the sampler's command line: `python -m services.sampler --run ID --redis URL`.
 
-Must not hold logic.
+Must not contain logic.
 """
 
 import sys

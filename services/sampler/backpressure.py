@@ -1,4 +1,4 @@
-"""Owns back-pressure by slots: how many groups may be under way, and which have grown too old.
+"""Owns back-pressure by slots: how many groups may be in flight, and how stale a group is.
 
 Must not do I/O; every rule is a pure function.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Flow:
-    """Where the groups of a run stand. `survival` estimates the share of judged groups that is kept."""
+    """How many groups of a run are in each state. `survival`: the estimated share of judged groups that are kept."""
 
     generating: int
     kept: int
@@ -21,8 +21,11 @@ class Flow:
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """What a run allows. `wave`: the groups of one generation batch; `widened`: too few groups are kept for a batch."""
+class SlotLimits:
+    """The limits of a run, in groups.
+
+    `wave`: the groups of one generation batch. `widened`: whether the starvation level is 1 or higher.
+    """
 
     groups_per_step: int
     max_staleness: int
@@ -33,43 +36,46 @@ class Bounds:
 
     @property
     def slots(self) -> int:
-        """How many surviving groups may be in flight: (max_staleness + 1) batches, never more than are needed."""
+        """How many surviving groups may be in flight: (max_staleness + 1) batches, at most one per remaining step."""
         return self.groups_per_step * min(self.max_staleness + 1, self.steps_left)
 
     def room(self, flow: Flow) -> int:
-        """How many groups more the memory bound lets in."""
+        """How many more groups fit below `max_inflight`."""
         return max(0, self.max_inflight - flow.generating - flow.kept - flow.batched)
 
 
-def continuous(flow: Flow, bounds: Bounds) -> int:
-    """Groups to dispatch now so that as many survivors are expected as there are slots.
+def continuous(flow: Flow, limits: SlotLimits) -> int:
+    """The number of groups to dispatch now so that the expected number of survivors fills the slots.
 
-    A batched group keeps its slot until the version it leads to is published. Widened, while any slot is not taken by a
-    survivor: all that the memory bound lets in.
+    A batched group keeps its slot until its rollout step is committed. When widened, and while kept and batched groups
+    leave a slot free: as many groups as fit below `max_inflight`.
     """
-    free = bounds.slots - flow.kept - flow.batched
-    if bounds.widened and free > 0:
-        return bounds.room(flow)
+    free = limits.slots - flow.kept - flow.batched
+    if limits.widened and free > 0:
+        return limits.room(flow)
     missing = free - flow.generating * flow.survival
     if missing <= 0:
         return 0
-    return min(bounds.room(flow), math.ceil(missing / max(flow.survival, 0.05) - 1e-9))
+    return min(limits.room(flow), math.ceil(missing / max(flow.survival, 0.05) - 1e-9))
 
 
-def generation_batch(flow: Flow, bounds: Bounds) -> int:
-    """A whole wave, or nothing: as the published script draws, only once the last wave is judged to its last group,
-    what it left does not fill the next batch, and that batch has slots. Never widened: its waves are its shape."""
-    waits = flow.generating > 0 or flow.kept >= bounds.groups_per_step
-    if waits or flow.batched + bounds.groups_per_step > bounds.slots:
+def generation_batch(flow: Flow, limits: SlotLimits) -> int:
+    """The number of groups to dispatch now: one whole wave, or none.
+
+    As in the published script, a wave is dispatched only when every group of the previous wave is judged, the kept
+    groups do not fill the next batch, and that batch has slots. `widened` has no effect.
+    """
+    waits = flow.generating > 0 or flow.kept >= limits.groups_per_step
+    if waits or flow.batched + limits.groups_per_step > limits.slots:
         return 0
-    return min(bounds.room(flow), bounds.wave)
+    return min(limits.room(flow), limits.wave)
 
 
-REFILLS: Mapping[str, Callable[[Flow, Bounds], int]] = {
+REFILLS: Mapping[str, Callable[[Flow, SlotLimits], int]] = {
     "continuous": continuous,
     "generation_batches": generation_batch,
 }
-"""By settings.DynamicSampling.refill: how many groups to dispatch now."""
+"""The number of groups to dispatch now, by settings.DynamicSampling.refill."""
 
 
 def staleness(consuming_version: int, oldest_version: int) -> int:
@@ -78,12 +84,12 @@ def staleness(consuming_version: int, oldest_version: int) -> int:
 
 
 class SurvivalEstimate:
-    """Exponential average of the share of judged groups that were kept; starts at 1, the cautious end."""
+    """Exponential average of the share of judged groups that are kept. Starts at 1, the cautious value."""
 
     def __init__(self, half_life: float = 16.0) -> None:
         self._decay = 0.5 ** (1.0 / half_life)
         self.value = 1.0
 
     def observe(self, kept: bool) -> None:
-        """Take one judged group into account."""
+        """Add one judged group to the average."""
         self.value = self._decay * self.value + (1.0 - self._decay) * float(kept)

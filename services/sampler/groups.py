@@ -1,6 +1,6 @@
-"""Owns the sampler's memory of its groups: verdicts so far, kept groups, batches out.
+"""Owns the sampler's table of its groups: verdicts so far, kept groups, untrained batches.
 
-Must not do I/O, except that `recover` and `recall` read what is in Redis.
+Must not do I/O, except that `recover` and `recall` read groups from Redis.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from services.streams.keys import RunKeys
 
 @dataclass
 class Group:
-    """One dispatched group and the verdicts it has; `kept_order`: the how-manieth it was to be kept."""
+    """One dispatched group and its verdicts. `kept_order`: its ordinal among all kept groups, from 1; 0 if not kept."""
 
     task: Task
     verdicts: dict[int, Verdict] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Group:
 
     @property
     def judged(self) -> bool:
-        """Whether every sample that was asked for has a verdict."""
+        """Whether every requested sample has a verdict."""
         return len(self.verdicts) >= self.task.wanted
 
     @property
@@ -47,8 +47,8 @@ class Group:
         return min(verdict.facts.oldest_version for verdict in self.verdicts.values())
 
 
-class Ledger:
-    """All groups of one lane that have not been released."""
+class GroupTable:
+    """All groups of one lane that have not been released. `batched`: groups per untrained batch, by rollout step."""
 
     def __init__(self) -> None:
         self.generating: dict[str, Group] = {}
@@ -57,54 +57,54 @@ class Ledger:
         self._kept_before = 0
 
     def dispatched(self, task: Task) -> None:
-        """A task went out."""
+        """Add the group of a dispatched task."""
         self.generating[task.group] = Group(task)
 
     def keep(self, name: str) -> None:
-        """A judged group waits for a batch, behind those kept before it."""
+        """Move a judged group to the kept groups, behind those kept before it."""
         self._kept_before += 1
         group = self.generating.pop(name)
         group.kept_order = self._kept_before
         self.kept[name] = group
 
     def restore_kept(self, name: str, group: Group) -> None:
-        """Take in a group that an earlier sampler kept."""
+        """Add a group that was kept before, by this sampler or an earlier one."""
         self.kept[name] = group
         self._kept_before = max(self._kept_before, group.kept_order)
 
     def next_batch(self, consumption: str, size: int) -> list[str]:
-        """The names of the kept groups to be trained next, at most `size`; `consumption` is the setting."""
+        """The ids of the kept groups for the next batch, at most `size`, ordered by the `consumption` setting."""
         waiting = [Waiting(name, group.oldest_version, group.kept_order) for name, group in self.kept.items()]
         return in_order(consumption, waiting)[:size]
 
-    def batch_out(self, step: int, names: list[str]) -> None:
-        """Groups left for the learner; they hold their slots until rollout step `step` is committed."""
+    def batch_published(self, step: int, names: list[str]) -> None:
+        """Move kept groups to the batch of `step`; they hold their slots until that rollout step is committed."""
         for name in names:
             del self.kept[name]
         self.batched[step] = len(names)
 
-    def taken_back(self, step: int, groups: Mapping[str, Group]) -> None:
-        """The batches of `step` and later are no more; `groups` are kept again."""
-        self.batched = {out: count for out, count in self.batched.items() if out < step}
+    def batches_lost(self, step: int, groups: Mapping[str, Group]) -> None:
+        """Remove the batches of rollout step `step` and later; their `groups` are kept again."""
+        self.batched = {batch: count for batch, count in self.batched.items() if batch < step}
         for name, group in groups.items():
             self.restore_kept(name, group)
 
     def trained(self, step: int) -> None:
-        """Rollout step `step` is committed: its batch and those before it free their slots."""
-        self.batched = {out: count for out, count in self.batched.items() if out > step}
+        """Free the slots of the batches up to rollout step `step`, which is committed."""
+        self.batched = {batch: count for batch, count in self.batched.items() if batch > step}
 
     def flow(self, survival: float) -> Flow:
-        """Where the groups stand, for pacing."""
+        """How many groups are in each state, for back-pressure."""
         return Flow(len(self.generating), len(self.kept), sum(self.batched.values()), survival)
 
     @property
-    def prompts_under_way(self) -> set[str]:
-        """The ids of the prompts that have a group which is not judged yet."""
+    def prompts_in_flight(self) -> set[str]:
+        """The ids of the prompts whose group is not judged yet."""
         return {group.task.prompt.id for group in self.generating.values()}
 
     @property
     def open_groups(self) -> list[str]:
-        """Every group that was neither released nor batched, by id."""
+        """The ids of all groups that are neither released nor batched, sorted."""
         return sorted([*self.generating, *self.kept])
 
 
@@ -119,23 +119,23 @@ def as_stored(fields: dict[bytes, bytes]) -> Group:
 
 
 async def recall(redis: Redis, keys: RunKeys, name: str, state: str = "pending") -> Group | None:
-    """A group in that `state` that the ledger lacks: a dead one that somebody had redriven. None for any other."""
+    """A group that Redis has in `state` and the table lacks, such as a requeued dead group. None in any other state."""
     fields = await redis.hgetall(keys.group(name))
     return as_stored(fields) if fields.get(b"state") == state.encode() else None
 
 
-async def recover(redis: Redis, keys: RunKeys, lane: Lane) -> Ledger:
-    """The ledger as Redis has it."""
-    ledger = Ledger()
+async def recover(redis: Redis, keys: RunKeys, lane: Lane) -> GroupTable:
+    """The table of a lane, rebuilt from Redis."""
+    table = GroupTable()
     names = sorted(member.decode() for member in await redis.smembers(keys.lane(lane).pending))
     hashes = await asyncio.gather(*(redis.hgetall(keys.group(name)) for name in names))
     batched: Counter[int] = Counter()
     for name, fields in zip(names, hashes, strict=True):
         if fields[b"state"] == b"pending":
-            ledger.generating[name] = as_stored(fields)
+            table.generating[name] = as_stored(fields)
         elif fields[b"state"] == KEPT.encode():
-            ledger.restore_kept(name, as_stored(fields))
+            table.restore_kept(name, as_stored(fields))
         elif fields[b"state"] == b"batched":
             batched[int(fields[b"step"])] += 1
-    ledger.batched = dict(batched)
-    return ledger
+    table.batched = dict(batched)
+    return table

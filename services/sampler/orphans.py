@@ -1,6 +1,6 @@
-"""Owns the search for groups of which nothing is on its way any more, because a message was damaged beyond recognition.
+"""Owns the search for orphaned groups: no stream holds a message of theirs, because one was damaged beyond parsing.
 
-Must not end a group.
+Must not release a group.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ ORPHANED_AFTER_S = 30.0
 
 
 class Orphans:
-    """Watches the groups of one lane."""
+    """Finds the orphaned groups of one lane."""
 
     def __init__(self, context: Context, lane: Lane) -> None:
         self._redis = context.redis
         self._keys = context.keys
         self._streams = context.keys.lane(lane)
-        self._stands = ("", 0)
-        self._look_at = 0.0
+        self._progress = ("", 0)
+        self._search_at = 0.0
         self._suspects: set[str] = set()
 
     async def among(self, generating: Mapping[str, Group]) -> list[str]:
-        """Groups under way that no stream mentions, twice in a row; looked for once the oldest has not moved for long.
+        """The groups that two searches in a row found in no stream, sorted.
 
-        The streams are trimmed below what was taken in, so whatever is still to come of a group is an entry of one.
-        Only an entry that was damaged, and became a dead letter that names no group, leaves none.
+        A search starts when the oldest group received no verdict for ORPHANED_AFTER_S. Streams are trimmed only below
+        acked entries, so every message that a group still waits for has an entry in a stream. The exception is a
+        damaged entry that became a dead letter without a group id.
         """
         oldest = min(generating, default="")
-        stands = oldest, len(generating[oldest].verdicts) if oldest else 0
-        if stands != self._stands:
-            self._stands, self._look_at, self._suspects = stands, time.monotonic() + ORPHANED_AFTER_S, set()
-        if not oldest or time.monotonic() < self._look_at:
+        progress = oldest, len(generating[oldest].verdicts) if oldest else 0
+        if progress != self._progress:
+            self._progress, self._search_at, self._suspects = progress, time.monotonic() + ORPHANED_AFTER_S, set()
+        if not oldest or time.monotonic() < self._search_at:
             return []
-        self._look_at = time.monotonic() + ORPHANED_AFTER_S / 3
+        self._search_at = time.monotonic() + ORPHANED_AFTER_S / 3
         missing = set(generating) - await self._mentioned()
         certain, self._suspects = missing & self._suspects, missing
         return sorted(certain)
@@ -48,5 +49,4 @@ class Orphans:
         tasks = await read_all(self._redis, self._keys, self._streams.tasks, Task)
         samples = await read_all(self._redis, self._keys, self._streams.samples, Sample)
         verdicts = await read_all(self._redis, self._keys, self._streams.verdicts, Verdict)
-        named = ({one.group for _, one in tasks}, {one.group for _, one in samples}, {one.group for _, one in verdicts})
-        return set().union(*named)
+        return {message.group for stream in (tasks, samples, verdicts) for _, message in stream}

@@ -1,10 +1,10 @@
-"""Owns the sampler's process: loading the data, becoming the owner of the role, the order of its parts.
+"""Owns the sampler's process: it loads the data, becomes the owner of the role and starts the queue and evaluations.
 
-Must not touch a group; the queue does, and the evaluator.
+Must not read or change a group; the queue and the evaluator do.
 
 Reads verdicts and dead letters; writes tasks, batches, evaluations. When it dies, its successor raises the epoch
-and rebuilds the ledger from Redis; verdicts that were not recorded are delivered again.
-Drain order: stop reading, finish the call under way, leave; nothing needs to be handed over.
+and rebuilds the group table from Redis; verdicts that were not recorded are delivered again.
+Drain order: stop reading, finish the current call, exit; nothing needs to be handed over.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from services.process import Context
 from services.sampler.data import load_splits
 from services.sampler.evaluation.evaluator import Evaluator, held_out_sets, load_held_out
 from services.sampler.evaluation.schedule import Timetable
-from services.sampler.queue.maintenance import Housekeeping
+from services.sampler.queue.maintenance import Maintenance
 from services.sampler.queue.queue import SamplingQueue
-from services.sampler.rewind import resume
+from services.sampler.rewind import rewind_run
 from services.streams.state.group_state import GroupTransitions
 from services.streams.state.policy_history import committed_step
 
@@ -33,44 +33,41 @@ class SamplerService:
     name = "sampler"
 
     async def run(self, context: Context) -> None:
-        """Sample until the last rollout step is trained, and evaluate as the timetable says; then wait to be stopped.
+        """Sample until the last rollout step is trained, and evaluate by the timetable; then wait for the stop.
 
-        A run of no rollout steps is evaluated once.
+        A run without rollout steps is evaluated once.
         """
-        housekeeping = Housekeeping(context)
-        works = (
-            self._train(context, housekeeping)
-            if context.record.recipe.limits.rollout_steps
-            else self._evaluate(context)
-        )
-        working, keeping = asyncio.create_task(works), asyncio.create_task(housekeeping.run(), name="housekeeping")
+        maintenance = Maintenance(context)
+        trains = context.record.recipe.limits.rollout_steps > 0
+        work = asyncio.create_task(self._train(context, maintenance) if trains else self._evaluate(context))
+        upkeep = asyncio.create_task(maintenance.run(), name="maintenance")
         try:
-            await asyncio.wait({working, keeping}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (working, keeping):
+            await asyncio.wait({work, upkeep}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (work, upkeep):
                 if task.done():
                     task.result()
             await context.stopping.wait()
         finally:
-            await cancel_and_wait(working, keeping)
+            await cancel_and_wait(work, upkeep)
 
     async def _evaluate(self, context: Context) -> None:
         recipe = context.record.recipe
-        with context.waits.on("data", "held-out prompts to be read", recipe.limits.startup_timeout_s):
+        with context.waits.on("data", "the held-out prompts to be loaded", recipe.limits.startup_timeout_s):
             sets = await asyncio.to_thread(load_held_out, recipe)
         transitions = await GroupTransitions.fenced(context.redis, context.keys, self.name)
         await context.heartbeat.update(state="ready")
         await Evaluator(context, transitions, sets).run(ALONE)
 
-    async def _train(self, context: Context, housekeeping: Housekeeping) -> None:
+    async def _train(self, context: Context, maintenance: Maintenance) -> None:
         recipe = context.record.recipe
-        # In a thread: reading a big file must not stop this process's sign of life.
-        with context.waits.on("data", "prompts to be read and filtered", recipe.limits.startup_timeout_s):
+        # In a thread, because reading a big file must not delay this process's heartbeat.
+        with context.waits.on("data", "the prompts to be loaded and filtered", recipe.limits.startup_timeout_s):
             splits = await asyncio.to_thread(load_splits, recipe.data, recipe.evaluation.sets)
         await context.event_log.write("data-loaded", splits.report.text)
         transitions = await GroupTransitions.fenced(context.redis, context.keys, self.name)
-        await resume(context, transitions, splits.train)
+        await rewind_run(context, transitions, splits.train)
         evaluator = Evaluator(context, transitions, held_out_sets(recipe, splits.held_out, splits.sets))
-        queue = await SamplingQueue.open(context, transitions, splits, housekeeping)
+        queue = await SamplingQueue.open(context, transitions, splits, maintenance)
         timetable = Timetable(context, evaluator)
         await timetable.open(await committed_step(context.redis, context.keys))
         await context.heartbeat.update(state="ready")

@@ -53,7 +53,7 @@ NEAR = {
     "services/sampler/evaluation/evaluator.py": ("tests/conformance/test_evaluation.py",),
     "services/sampler/backpressure.py": ("tests/services/test_pacing.py",),
     "services/sampler/queue/dispatch.py": ("tests/services/test_dispatch.py",),
-    "services/sampler/queue/queue.py": ("tests/services/test_dispatch.py",),
+    "services/sampler/queue/publication.py": ("tests/services/test_dispatch.py",),
     "services/sampler/selection/posterior.py": ("tests/services/selection/test_posterior.py",),
     "services/sampler/selection/screening.py": ("tests/services/selection/test_screening.py",),
     "services/sampler/selection/strategies.py": ("tests/services/selection/test_strategies.py",),

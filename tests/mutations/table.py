@@ -203,7 +203,7 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
         ("generation batches: without end",
          "return 0 < self._rule.max_generation_batches <= self._waves", "return False"),
     ],
-    "services/sampler/queue/queue.py": [
+    "services/sampler/queue/publication.py": [
         ("staleness: the surplus is always thrown away",
          "group.oldest_version) > self._recipe.limits.max_staleness", "group.oldest_version) > 0"),
         ("staleness: the bound is not kept",
@@ -308,9 +308,9 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
          "lambda one: (one.oldest_version, one.kept_order)", "lambda one: (-one.oldest_version, one.kept_order)"),
     ],
     "services/sampler/queue/starvation.py": [
-        ("ladder: pauses in place of a partial batch",
+        ("escalation: pauses in place of a partial batch",
          "self.pause_after if not kept or self.partial_after is None else None", "self.pause_after"),
-        ("ladder: counts groups, not batches", "judged >= after * groups_per_step", "judged >= after"),
+        ("escalation: counts groups, not batches", "judged >= after * groups_per_step", "judged >= after"),
     ],
 }
 # fmt: on

@@ -16,7 +16,7 @@ from services.contracts import COMMON_PHASES, PHASES, Cause, DeadLetter, Lane, P
 from services.controller.run_metrics import ENDED_SHOWN_S, RunMetrics, show_runs
 from services.metric_tables import SETTINGS, STEP_METRICS, table_families
 from services.metrics import AT_ZERO, PORTS, STREAMS, expose, families, forget, serve_metrics
-from services.sampler.queue.maintenance import READERS, Housekeeping
+from services.sampler.queue.maintenance import READERS, Maintenance
 from services.settings import parse_recipe
 from services.streams.connection.functions import call
 from services.streams.delivery.consumer import Consumer
@@ -236,19 +236,19 @@ async def test_stream_figures_show_stuck_leases(redis, run_id):
     assert (await stream_figures(redis, readers, 1.0))[streams.tasks].lag is None
 
 
-async def test_housekeeping_exports_streams_and_dead_letters(redis, run_id):
+async def test_maintenance_exports_streams_and_dead_letters(redis, run_id):
     keys = RunKeys(run_id)
     letter = DeadLetter(
         stream=keys.lane(Lane.TRAIN).tasks, entry="1-0", reason="x", deliveries=4, cause=Cause.DELIVERIES, body="{}"
     )
     async with service_context(redis, run_id, recipe_document("/model"), "sampler") as context:
         await redis.xadd(keys.dead, {"m": letter.model_dump_json()})
-        housekeeping = Housekeeping(context)
+        maintenance = Maintenance(context)
         assert sample("penstock_dead_letters_total", run=run_id, cause="deliveries") is None, "no 0 to rise from"
-        await housekeeping._look()
+        await maintenance._maintain()
         assert sample("penstock_dead_letters_total", run=run_id, cause="deliveries") == 1
         assert sample("penstock_dead_letters_total", run=run_id, cause="invalid") == 0
-        await housekeeping._look()
+        await maintenance._maintain()
         assert sample("penstock_dead_letters_total", run=run_id, cause="deliveries") == 1
         assert sample("penstock_stream_entries", run=run_id, stream="evaluation-verdicts") == 0
         assert sample("penstock_stream_oldest_idle_seconds", run=run_id, stream="train-tasks") == 0

@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY
 
 from services.contracts import Cause, DeadLetter, Lane, SamplerState, Task
 from services.sampler.data import PromptsExhaustedError, load_splits
-from services.sampler.groups import Ledger
+from services.sampler.groups import GroupTable
 from services.sampler.queue.dispatch import Dispatcher
 from services.sampler.service import SamplerService
 from services.streams.delivery.consumer import Consumer
@@ -155,7 +155,11 @@ async def test_only_a_fault_of_a_training_prompt_drops_it(redis, run_id):
     async with service_context(redis, run_id, document, "sampler") as context:
         prompts = load_splits(context.record.recipe.data).train
         dispatcher = Dispatcher(
-            context, GroupTransitions(redis, keys, "sampler"), Ledger(), prompts, SamplerState(cursor=0, next_group=0)
+            context,
+            GroupTransitions(redis, keys, "sampler"),
+            GroupTable(),
+            prompts,
+            SamplerState(cursor=0, next_group=0),
         )
 
         def drop(cause, lane=Lane.TRAIN):

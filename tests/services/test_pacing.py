@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from services.sampler.backpressure import (
     REFILLS,
-    Bounds,
     Flow,
+    SlotLimits,
     SurvivalEstimate,
     continuous,
     generation_batch,
@@ -20,7 +20,7 @@ from services.settings.sampling import DynamicSamplingSettings
 
 
 def bounds(groups_per_step=8, max_staleness=1, steps_left=12, max_inflight=64, wave=24, widened=False):
-    return Bounds(groups_per_step, max_staleness, steps_left, max_inflight, wave, widened)
+    return SlotLimits(groups_per_step, max_staleness, steps_left, max_inflight, wave, widened)
 
 
 def test_every_refill_of_the_settings_has_its_rule():

@@ -9,7 +9,7 @@ import pytest
 
 from services.contracts import Lane, VersionSpan
 from services.memory_bound import footprint, longest_streams
-from services.sampler.queue.maintenance import Housekeeping
+from services.sampler.queue.maintenance import Maintenance
 from services.sampler.service import SamplerService
 from services.settings import parse_recipe
 from services.streams.connection.client import connect
@@ -110,7 +110,7 @@ async def test_one_slow_group_does_not_hold_on_to_what_passes_it(own_server, run
     longest = longest_streams(recipe, Lane.TRAIN)
     seen, after, used, lengths = Counter(), {}, [], {name: [] for name in longest}
     async with service_context(redis, run_id, document, "sampler") as context:
-        housekeeping = Housekeeping(context)
+        maintenance = Maintenance(context)
         slow = [await run.dispatched("slow-task"), *await run.published("slow-sample"), *await run.judged("slow")]
         for number in range(passing):
             await run.decided(f"g{number}", "filtered")
@@ -123,7 +123,7 @@ async def test_one_slow_group_does_not_hold_on_to_what_passes_it(own_server, run
                 entries = await tail(redis, stream, after.get(name, "0-0"))
                 seen[name] += len(entries)
                 after[name] = entries[-1][0]
-            await housekeeping._look()
+            await maintenance._maintain()
             for name in longest:
                 lengths[name].append(await redis.xlen(getattr(run.streams, name)))
     assert {name: max(found) for name, found in lengths.items()} == longest

@@ -1,4 +1,4 @@
-"""The starvation ladder: which rung after how many judged groups, and each change told once."""
+"""The starvation escalation: which level after how many judged groups, and each change told once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.sampler.queue.starvation import Ladder, Rung, Starvation
+from services.sampler.queue.starvation import Escalation, Level, Starvation
 from services.settings import sampling
 
 pytestmark = pytest.mark.conformance(
@@ -17,17 +17,17 @@ pytestmark = pytest.mark.conformance(
     setting="dynamic_sampling.starvation",
 )
 
-NORMAL, WIDEN, BOUNDARY, PARTIAL, PAUSE = Rung
-OFF = Ladder(None, None, None, None)
+NORMAL, WIDEN, BOUNDARY, PARTIAL, PAUSE = Level
+OFF = Escalation(None, None, None, None)
 HISTOGRAM = "groups by correct answers of 4: 9 with 0, 0 with 1, 0 with 2, 0 with 3, 1 with 4"
 
 
-def test_the_settings_are_the_ladder_s() -> None:
-    assert Ladder(**sampling.StarvationSettings().model_dump()) == Ladder()
-    assert set(sampling.StarvationSettings.model_fields) == {field.name for field in fields(Ladder)}
+def test_the_settings_are_the_escalation() -> None:
+    assert Escalation(**sampling.StarvationSettings().model_dump()) == Escalation()
+    assert set(sampling.StarvationSettings.model_fields) == {field.name for field in fields(Escalation)}
 
 
-STEEP = Ladder(2, 4, 8, 16)
+STEEP = Escalation(2, 4, 8, 16)
 
 
 @pytest.mark.parametrize(
@@ -41,28 +41,28 @@ STEEP = Ladder(2, 4, 8, 16)
         (9999, 8, NORMAL),  # a whole batch is there: it waits for the learner
     ],
 )  # fmt: skip
-def test_the_default_ladder(judged: int, kept: int, expected: Rung) -> None:
-    assert Ladder().rung(judged, kept, groups_per_step=8) is expected
+def test_the_default_escalation(judged: int, kept: int, expected: Level) -> None:
+    assert Escalation().level(judged, kept, groups_per_step=8) is expected
 
 
 @pytest.mark.parametrize(
-    ("ladder", "judged", "kept", "expected"),
+    ("escalation", "judged", "kept", "expected"),
     [
         (OFF, 9999, 0, NORMAL), (OFF, 9999, 3, NORMAL),
-        (Ladder(None, 4, 8, 16), 31, 0, NORMAL), (Ladder(None, 4, 8, 16), 32, 0, BOUNDARY),
-        (Ladder(2, None, 8, 16), 64, 0, WIDEN), (Ladder(2, None, 8, 16), 64, 1, PARTIAL),
-        (Ladder(2, 4, None, 16), 127, 3, BOUNDARY),
-        (Ladder(2, 4, None, 16), 128, 3, PAUSE),  # nobody wants a partial batch: what was kept waits
-        (Ladder(2, 4, 8, None), 9999, 0, BOUNDARY),
-        (Ladder(None, None, None, 1), 8, 0, PAUSE),
+        (Escalation(None, 4, 8, 16), 31, 0, NORMAL), (Escalation(None, 4, 8, 16), 32, 0, BOUNDARY),
+        (Escalation(2, None, 8, 16), 64, 0, WIDEN), (Escalation(2, None, 8, 16), 64, 1, PARTIAL),
+        (Escalation(2, 4, None, 16), 127, 3, BOUNDARY),
+        (Escalation(2, 4, None, 16), 128, 3, PAUSE),  # nobody wants a partial batch: what was kept waits
+        (Escalation(2, 4, 8, None), 9999, 0, BOUNDARY),
+        (Escalation(None, None, None, 1), 8, 0, PAUSE),
     ],
 )  # fmt: skip
-def test_rungs_may_be_left_out(ladder: Ladder, judged: int, kept: int, expected: Rung) -> None:
-    assert ladder.rung(judged, kept, groups_per_step=8) is expected
+def test_levels_may_be_left_out(escalation: Escalation, judged: int, kept: int, expected: Level) -> None:
+    assert escalation.level(judged, kept, groups_per_step=8) is expected
 
 
 @pytest.mark.parametrize(
-    ("rungs", "named"),
+    ("levels", "named"),
     [
         ((0, 4, 8, 16), "widen_after: 0 is not valid"),
         ((2, 2, 8, 16), "boundary_after: 2 is not valid"),
@@ -71,30 +71,32 @@ def test_rungs_may_be_left_out(ladder: Ladder, judged: int, kept: int, expected:
         ((None, 4, None, 3), "pause_after: 3 is not valid"),
     ],
 )
-def test_rungs_must_rise(rungs: tuple[int | None, ...], named: str) -> None:
+def test_levels_must_rise(levels: tuple[int | None, ...], named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        Ladder(*rungs)
+        Escalation(*levels)
 
 
 @st.composite
-def ladders(draw: st.DrawFn) -> Ladder:
+def escalations(draw: st.DrawFn) -> Escalation:
     after = sorted(draw(st.sets(st.integers(1, 40), min_size=4, max_size=4)))
-    return Ladder(*(one if draw(st.booleans()) else None for one in after))
+    return Escalation(*(one if draw(st.booleans()) else None for one in after))
 
 
-@given(ladder=ladders(), kept=st.integers(0, 10), groups=st.integers(1, 10), judged=st.lists(st.integers(0, 500)))
-def test_more_judged_groups_never_lead_down(ladder: Ladder, kept: int, groups: int, judged: list[int]) -> None:
-    rungs = [ladder.rung(one, kept, groups) for one in sorted(judged)]
-    assert rungs == sorted(rungs)
-    assert all(kept < groups for rung in rungs if rung)
-    assert all(kept for rung in rungs if rung is PARTIAL)
-    assert all(not kept or ladder.partial_after is None for rung in rungs if rung is PAUSE)
+@given(
+    escalation=escalations(), kept=st.integers(0, 10), groups=st.integers(1, 10), judged=st.lists(st.integers(0, 500))
+)
+def test_more_judged_groups_never_lead_down(escalation: Escalation, kept: int, groups: int, judged: list[int]) -> None:
+    levels = [escalation.level(one, kept, groups) for one in sorted(judged)]
+    assert levels == sorted(levels)
+    assert all(kept < groups for level in levels if level)
+    assert all(kept for level in levels if level is PARTIAL)
+    assert all(not kept or escalation.partial_after is None for level in levels if level is PAUSE)
 
 
-@given(ladder=ladders(), groups=st.integers(1, 6), events=st.lists(st.sampled_from("jjjjjjkb"), max_size=200))
-def test_each_change_is_told_once_and_none_is_missed(ladder: Ladder, groups: int, events: list[str]) -> None:
+@given(escalation=escalations(), groups=st.integers(1, 6), events=st.lists(st.sampled_from("jjjjjjkb"), max_size=200))
+def test_each_change_is_told_once_and_none_is_missed(escalation: Escalation, groups: int, events: list[str]) -> None:
     """j: a filtered group, k: a kept one, b: a batch of what is there."""
-    starvation, kept, told = Starvation(ladder, groups), 0, [NORMAL]
+    starvation, kept, told = Starvation(escalation, groups), 0, [NORMAL]
     for event in events:
         if event == "b":
             starvation.begin()
@@ -105,8 +107,8 @@ def test_each_change_is_told_once_and_none_is_missed(ladder: Ladder, groups: int
         change = starvation.update(kept, HISTOGRAM)
         assert starvation.update(kept, HISTOGRAM) is None
         if change is not None:
-            told.append(change.rung)
-        assert told[-1] is starvation.rung is ladder.rung(starvation.judged, kept, groups)
+            told.append(change.level)
+        assert told[-1] is starvation.level is escalation.level(starvation.judged, kept, groups)
     assert all(one is not other for one, other in pairwise(told))
 
 
@@ -124,10 +126,10 @@ def test_what_is_told_names_the_state_the_action_and_the_histogram() -> None:
         "starvation-over",
     ]  # fmt: skip
     assert changes[0].text == (
-        "8 groups judged since the last batch, 0 of 4 kept: as many groups as limits.max_inflight_groups lets in are "
-        f"under way now; {HISTOGRAM}"
+        "8 groups judged since the last batch, 0 of 4 kept: as many groups as limits.max_inflight_groups allows are "
+        f"now in flight; {HISTOGRAM}"
     )
-    assert "34 groups judged since the last batch, 1 of 4 kept: the kept ones are trained" in changes[2].text
+    assert "34 groups judged since the last batch, 1 of 4 kept: the kept groups are trained" in changes[2].text
     assert "the run pauses" in changes[4].text
     assert all(HISTOGRAM in change.text for change in changes[:-1])
 
@@ -137,7 +139,7 @@ def test_a_successor_that_has_its_state_goes_on_silently() -> None:
     for _ in range(9):
         first.group_judged()
     assert first.update(0, HISTOGRAM) is not None
-    successor = Starvation(STEEP, 4, first.judged, first.rung)
+    successor = Starvation(STEEP, 4, first.judged, first.level)
     assert successor.update(0, HISTOGRAM) is None
 
 
@@ -145,11 +147,11 @@ def test_where_nothing_more_may_be_generated_the_last_rungs_come_at_once() -> No
     starvation = Starvation(OFF, 4)
     partial = starvation.force(3, HISTOGRAM)
     assert partial is not None
-    assert partial.rung is PARTIAL
+    assert partial.level is PARTIAL
     assert starvation.force(3, HISTOGRAM) is None
     pause = starvation.force(0, HISTOGRAM)
     assert pause is not None
     assert pause.kind == "starvation-pause"
     over = starvation.force(4, HISTOGRAM)
     assert over is not None
-    assert over.rung is NORMAL
+    assert over.level is NORMAL

@@ -1,4 +1,4 @@
-"""Owns how kept groups become a batch: staleness, advantages, and what the window since the last batch looked like.
+"""Owns how kept groups become a batch: staleness, advantages, and the sampling metrics since the last batch.
 
 Must not do I/O.
 """
@@ -29,9 +29,10 @@ def shaped_reward(recipe: Recipe, verdict: Verdict) -> float | None:
 
 
 def batch_group(recipe: Recipe, name: str, group: Group, version: int) -> BatchGroup:
-    """A kept group with its advantages, as the policy `version` will consume it.
+    """A kept group with its advantages and its staleness when policy `version` consumes it.
 
-    A masked sample (unknown, or truncated under overlong filtering) leaves the loss, not the group's statistics.
+    A masked sample (unknown, or truncated under overlong filtering) is left out of the loss, not of the group's
+    statistics.
     """
     rewards = [shaped_reward(recipe, verdict) for verdict in group.in_order]
     credit = advantages(recipe.algorithm.advantage, rewards)
@@ -56,66 +57,73 @@ def batch_group(recipe: Recipe, name: str, group: Group, version: int) -> BatchG
 
 
 def make_batch(
-    recipe: Recipe, step: int, version: int, groups: dict[str, Group], state: SamplerState, metrics: dict[str, float],
-    *, last: bool = False, snapshot: str = "",
-) -> Batch:  # fmt: skip
-    """The batch of rollout step `step`, to be consumed at `version`.
+    recipe: Recipe,
+    step: int,
+    version: int,
+    groups: dict[str, Group],
+    state: SamplerState,
+    metrics: dict[str, float],
+    *,
+    last: bool = False,
+    snapshot: str = "",
+) -> Batch:
+    """The batch of rollout step `step`, to be consumed at policy `version`. `metrics`: see Window.metrics.
 
-    `rollout_tokens_per_trained_token`: response tokens judged since the last batch, over those of this one that enter
-    the loss; dynamic sampling's price.
+    Adds the metric `rollout_tokens_per_trained_token`, the cost of dynamic sampling: response tokens judged since the
+    last batch per token of this batch that enters the loss.
     """
-    made = tuple(batch_group(recipe, name, group, version) for name, group in groups.items())
+    batch_groups = tuple(batch_group(recipe, name, group, version) for name, group in groups.items())
     facts = [verdict.facts for group in groups.values() for verdict in group.verdicts.values()]
-    ages = [sample.staleness for group in made for sample in group.samples]
-    trained = sum(sample.tokens for group in made for sample in group.samples if not sample.masked)
+    ages = [sample.staleness for group in batch_groups for sample in group.samples]
+    trained = sum(sample.tokens for group in batch_groups for sample in group.samples if not sample.masked)
     if trained:
         metrics = {**metrics, "rollout_tokens_per_trained_token": metrics["response_tokens"] / trained}
     return Batch(
         step=step,
         version=version,
-        groups=made,
+        groups=batch_groups,
         sampler_state=state,
         sampling_metrics={**metrics, "staleness_mean": fmean(ages), "staleness_max": float(max(ages))},
-        generation_started_at=min(one.started_at for one in facts),
-        generation_finished_at=max(one.finished_at for one in facts),
+        generation_started_at=min(sample.started_at for sample in facts),
+        generation_finished_at=max(sample.finished_at for sample in facts),
         last=last,
         snapshot=snapshot,
     )
 
 
 class Window:
-    """What was sampled since the last batch, before any filtering: the policy's own accuracy, not the batch's."""
+    """What was sampled since the last batch, before filtering: the accuracy of the policy, not of the batch."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._verdicts: list[Verdict] = []
-        self._endings: Counter[str] = Counter()
+        self._decisions: Counter[str] = Counter()
         self._correct: Counter[int] = Counter()
 
     def judged(self, group: Group, decision: str) -> None:
-        """Take in a judged group and how it goes on; one whose screen ended it is not part of the histogram."""
+        """Add a judged group and its decision. A group that screening ended is not part of the histogram."""
         self._verdicts += group.in_order
-        self._endings[decision] += 1
+        self._decisions[decision] += 1
         if group.task.stop is not None:
-            self._endings[SCREENED] += 1
+            self._decisions[SCREENED] += 1
             return
         self._correct[sum(outcome is Outcome.CORRECT for outcome in group.outcomes)] += 1
 
     def released(self, release: Release) -> None:
-        """Take in a group that was dropped later, or without verdicts."""
-        self._endings[release.value] += 1
+        """Add a group that was released after it was kept, or before it was judged."""
+        self._decisions[release.value] += 1
 
     @property
     def histogram(self) -> str:
-        """How many of the judged groups had how many correct answers, in words."""
+        """The number of judged groups per number of correct answers, as text."""
         size = self._recipe.algorithm.group_size
         counts = ", ".join(f"{self._correct[n]} with {n}" for n in range(size + 1))
         return f"groups by correct answers of {size}: {counts}"
 
     def metrics(self) -> dict[str, float]:
-        """Means over the window; `tokens_per_second`: response tokens, over the time from first start to last end.
+        """Means and counts over the window. `tokens_per_second`: response tokens per second, first start to last end.
 
-        Batches may follow each other at once: a window in which nothing was judged has no means, rather than zeros.
+        A window may be empty, when one batch follows another at once: then means are absent, not zero.
         """
         known = [verdict for verdict in self._verdicts if verdict.outcome is not Outcome.UNKNOWN]
         rewards = [earned for verdict in known if (earned := shaped_reward(self._recipe, verdict)) is not None]
@@ -133,15 +141,15 @@ class Window:
             **{name: fmean(values) for name, values in means.items() if values},
             "response_tokens": float(sum(lengths)),
             "unknown_verdicts": float(len(self._verdicts) - len(known)),
-            "groups_kept": float(self._endings[KEPT]),
-            "groups_filtered": float(self._endings[Release.FILTERED.value]),
-            "groups_stale": float(self._endings[Release.STALE.value]),
-            "groups_dead": float(self._endings[Release.DEAD.value]),
-            "groups_screened_out": float(self._endings[SCREENED]),
+            "groups_kept": float(self._decisions[KEPT]),
+            "groups_filtered": float(self._decisions[Release.FILTERED.value]),
+            "groups_stale": float(self._decisions[Release.STALE.value]),
+            "groups_dead": float(self._decisions[Release.DEAD.value]),
+            "groups_screened_out": float(self._decisions[SCREENED]),
             **histogram,
         }
 
     def _seconds(self) -> float:
-        """From the first sample's start to the last one's end."""
+        """Seconds from the start of the first sample to the end of the last one."""
         facts = [verdict.facts for verdict in self._verdicts]
-        return max(one.finished_at for one in facts) - min(one.started_at for one in facts)
+        return max(sample.finished_at for sample in facts) - min(sample.started_at for sample in facts)

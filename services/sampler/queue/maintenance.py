@@ -1,6 +1,6 @@
-"""Owns the sampler's care for Redis and its view of the run: trimming streams, watching memory, whether it is paused.
+"""Owns the sampler's periodic maintenance of Redis: trimming streams, exporting metrics and watching memory.
 
-Must not touch a group.
+Must not read or change a group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from services.metrics import (
     STREAM_PENDING,
 )
 from services.process import Context
-from services.sampler.queue.starvation import Rung
+from services.sampler.queue.starvation import Level
 from services.streams.delivery.consumer import trim
 from services.streams.state.group_counts import group_counts
 from services.streams.state.stats import memory_share, stream_figures
@@ -33,29 +33,29 @@ log = logging.getLogger(__name__)
 EVERY_S = 2.0
 CONSUMER_GONE_S = 3600.0
 HIGH_WATER = 0.85
-"""Share of Redis' maxmemory from which on nothing new is dispatched, so that what is under way has room to finish."""
+"""Share of Redis' maxmemory above which nothing new is dispatched, so that in-flight groups have room to finish."""
 MEMORY = "redis-memory"
 READERS = {"tasks": "rollout", "samples": "verifier", "verdicts": "sampler"}
-"""By stream of a lane: the one consumer group that reads it."""
+"""The only consumer group of each stream of a lane, by stream name."""
 
 
-class Housekeeping:
-    """What the queue does beside its groups, every EVERY_S seconds."""
+class Maintenance:
+    """Maintains a run's Redis keys every EVERY_S seconds."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._full: str | None = None
-        self._told = False
+        self._reported = False
         self._letters_after = "0-0"
         STARVATION_LEVEL.labels(context.keys.run).set(0)
 
     async def run(self) -> None:
-        """Trim the streams, report the counters and watch Redis' memory, until cancelled."""
+        """Trim the streams, export the counters and watch Redis' memory, until cancelled."""
         while True:
-            await self._look()
+            await self._maintain()
             await asyncio.sleep(EVERY_S)
 
-    async def _look(self) -> None:
+    async def _maintain(self) -> None:
         redis, keys = self._context.redis, self._context.keys
         for lane in Lane:
             streams, longest = keys.lane(lane), longest_streams(self._context.record.recipe, lane)
@@ -68,19 +68,17 @@ class Housekeeping:
         share = await memory_share(redis)
         REDIS_MEMORY.labels(keys.run).set(share or 0.0)
         if share is not None and share > HIGH_WATER:
-            self._full = f"{share:.0%} of Redis' maxmemory are in use"
+            self._full = f"{share:.0%} of Redis' maxmemory is in use"
         else:
             self._full = None
 
     async def _show_streams(self) -> None:
-        """Show how full each stream is, whether a lease is stuck, and what was given up, letters of old too."""
+        """Export each stream's entries, pending entries, lag and oldest lease; and all dead letters, by cause."""
         redis, keys = self._context.redis, self._context.keys
         for lane in Lane:
             readers = dict(zip(keys.streams(lane).items(), READERS.values(), strict=True))
-            found = await stream_figures(
-                redis, {stream: reader for (_, stream), reader in readers.items()},
-                self._context.record.recipe.limits.lease_s,
-            )  # fmt: skip
+            by_stream = {stream: reader for (_, stream), reader in readers.items()}
+            found = await stream_figures(redis, by_stream, self._context.record.recipe.limits.lease_s)
             for name, stream in keys.streams(lane).items():
                 figures = found[stream]
                 STREAM_ENTRIES.labels(keys.run, name).set(figures.entries)
@@ -89,31 +87,31 @@ class Housekeeping:
                 STREAM_IDLE_SECONDS.labels(keys.run, name).set(figures.oldest_idle_s)
         letters = await self._context.event_log.dead_letters(self._letters_after)
         self._letters_after = letters[-1][0] if letters else self._letters_after
-        given_up = Counter(letter.cause for _, letter in letters)
+        by_cause = Counter(letter.cause for _, letter in letters)
         for cause in Cause:
-            # Those of old are there before the first scrape: to a rate, they are none of today's.
-            DEAD_LETTERS.labels(keys.run, cause.value).inc(given_up[cause])
+            # Old letters are counted before the first scrape, so a rate over the counter does not include them.
+            DEAD_LETTERS.labels(keys.run, cause.value).inc(by_cause[cause])
 
     def refused(self, reason: str) -> None:
-        """Redis took no more."""
+        """Note that Redis refused a write for lack of memory."""
         self._full = reason
 
     async def short_of_memory(self) -> bool:
-        """Whether dispatching has to wait for memory; an event and a wait say so."""
+        """Whether dispatching has to wait for memory. Reports it as an event and as a wait."""
         waits, event_log = self._context.waits, self._context.event_log
         if self._full is None:
-            if self._told:
-                self._told = False
+            if self._reported:
+                self._reported = False
                 waits.done(MEMORY)
-                await event_log.write("redis-memory-freed", "dispatching goes on")
+                await event_log.write("redis-memory-freed", "dispatching continues")
             return False
         text = f"{self._full}; nothing new is dispatched above {HIGH_WATER:.0%}"
         waits.pending(MEMORY, text, self._context.record.recipe.limits.stall_timeout_s)
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             await event_log.write("redis-memory-short", text)
         return True
 
-    def report_rung(self, rung: Rung) -> None:
-        """Show the rung of the starvation ladder in the metrics."""
-        STARVATION_LEVEL.labels(self._context.keys.run).set(int(rung))
+    def report_level(self, level: Level) -> None:
+        """Export the starvation level."""
+        STARVATION_LEVEL.labels(self._context.keys.run).set(int(level))

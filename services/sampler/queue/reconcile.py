@@ -1,68 +1,89 @@
-"""Owns the search for what the sampler's memory and Redis disagree about: open groups it lacks, a batch that is gone.
+"""Owns the reconciliation of the sampler's table with Redis: orphaned groups, requeued groups, a lost batch.
 
-Must not change anything.
+Must not release a group that can still receive a verdict.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from services.contracts import Lane
-from services.sampler.groups import Group, Ledger, recall
-from services.streams.connection.client import Redis
-from services.streams.keys import RunKeys
+from services.contracts import Lane, Release
+from services.sampler.advantage.filtering import KEPT
+from services.sampler.groups import recall
+from services.sampler.orphans import Orphans
+from services.sampler.queue.state import QueueState
 
 EVERY_S = 5.0
 
 
 @dataclass(frozen=True)
 class LostBatch:
-    """The oldest batch that nobody trained, whose `entry` is gone; `groups` are its own and those of later ones."""
+    """The oldest untrained batch, whose `entry` is gone. `groups`: those of this batch and of all later ones."""
 
     step: int
     entry: str
     groups: list[str]
 
 
-@dataclass(frozen=True)
-class Strays:
-    """`groups` are pending and were unknown: dead letters redriven. `lost`: see LostBatch."""
+class Reconciler:
+    """Corrects the table where Redis disagrees with it."""
 
-    groups: dict[str, Group] = field(default_factory=dict)
-    lost: LostBatch | None = None
+    def __init__(self, state: QueueState) -> None:
+        self._state = state
+        self._redis, self._keys = state.context.redis, state.context.keys
+        self._orphans = Orphans(state.context, Lane.TRAIN)
+        self._search_at = time.monotonic() + EVERY_S
 
+    async def release_orphans(self) -> None:
+        """Release the groups whose messages are gone from all streams, because no verdict can arrive for them."""
+        for name in await self._orphans.among(self._state.table.generating):
+            await self._state.context.event_log.write(
+                "group-orphaned", f"{name}: its messages are gone from all streams"
+            )
+            await self._state.release(name, Release.DEAD)
+            del self._state.table.generating[name]
 
-class Search:
-    """Looks every EVERY_S seconds."""
+    async def restore(self, trained: int) -> None:
+        """Every EVERY_S seconds, add requeued groups to the table, and keep the groups of a lost batch again.
 
-    def __init__(self, redis: Redis, keys: RunKeys) -> None:
-        self._redis = redis
-        self._keys = keys
-        self._look_at = time.monotonic() + EVERY_S
+        `trained`: the last committed rollout step.
+        """
+        if time.monotonic() < self._search_at:
+            return
+        self._search_at = time.monotonic() + EVERY_S
+        table = self._state.table
+        pending = {member.decode() for member in await self._redis.smembers(self._keys.lane(Lane.TRAIN).pending)}
+        unknown = sorted(pending - table.generating.keys() - table.kept.keys())
+        requeued = {name: group for name in unknown if (group := await recall(self._redis, self._keys, name))}
+        lost = await self._lost_batch([name for name in unknown if name not in requeued], trained)
+        table.generating |= requeued
+        if lost is not None:
+            await self._reclaim(lost)
 
-    async def look(self, ledger: Ledger, trained: int) -> Strays:
-        """What was found, once it is time. `trained`: the last rollout step that is committed."""
-        if time.monotonic() < self._look_at:
-            return Strays()
-        self._look_at = time.monotonic() + EVERY_S
-        pending = {one.decode() for one in await self._redis.smembers(self._keys.lane(Lane.TRAIN).pending)}
-        others = sorted(pending - ledger.generating.keys() - ledger.kept.keys())
-        found = {name: group for name in others if (group := await recall(self._redis, self._keys, name))}
-        return Strays(found, await self._lost([name for name in others if name not in found], trained))
-
-    async def _lost(self, names: Collection[str], trained: int) -> LostBatch | None:
+    async def _lost_batch(self, names: Collection[str], trained: int) -> LostBatch | None:
         async with self._redis.pipeline(transaction=False) as pipe:
             for name in names:
                 pipe.hmget(self._keys.group(name), "state", "step", "batch")
             facts = await pipe.execute()
-        # A sampler of an older release noted no entry.
-        out = [(int(step), entry, name) for name, (state, step, entry) in zip(names, facts, strict=True)
-               if state == b"batched" and entry and int(step) > trained]  # fmt: skip
-        if not out:
+        # A sampler of an older release stored no entry.
+        batched = [
+            (int(step), entry, name)
+            for name, (state, step, entry) in zip(names, facts, strict=True)
+            if state == b"batched" and entry and int(step) > trained
+        ]
+        if not batched:
             return None
-        step, entry, _ = min(out)
+        step, entry, _ = min(batched)
         if await self._redis.xrange(self._keys.batches, entry, entry):
             return None
-        return LostBatch(step, entry.decode(), [name for *_, name in out])
+        return LostBatch(step, entry.decode(), [name for *_, name in batched])
+
+    async def _reclaim(self, lost: LostBatch) -> None:
+        state = self._state
+        if not await state.transitions.reclaim_batch(lost.step, lost.entry, lost.groups):
+            return
+        kept = {name: await recall(self._redis, self._keys, name, KEPT) for name in lost.groups}
+        state.table.batches_lost(lost.step, {name: group for name, group in kept.items() if group})
+        state.next_step, state.last_step = lost.step, state.recipe.limits.rollout_steps

@@ -1,6 +1,6 @@
-"""Owns the starvation ladder: what is done, rung by rung, when groups that can be kept come too slowly.
+"""Owns starvation escalation: which level applies when too few judged groups are kept.
 
-Must not act, nor look at a clock: the sampler acts, and rungs are measured in judged groups.
+Must not act or read a clock: the sampler acts, and levels are measured in judged groups.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from enum import IntEnum
 from typing import NamedTuple
 
 
-class Rung(IntEnum):
-    """Each rung does what those below it do, except that PAUSE generates nothing."""
+class Level(IntEnum):
+    """A starvation level. Each includes the measures of the lower ones, except PAUSE, which dispatches nothing."""
 
     NORMAL = 0
     WIDEN = 1
@@ -22,10 +22,10 @@ class Rung(IntEnum):
 
 
 @dataclass(frozen=True)
-class Ladder:
-    """After how many batches' worth of judged groups, since the last batch went out, each rung begins; None: never.
+class Escalation:
+    """After how many batches' worth of judged groups since the last batch each level starts; None: never.
 
-    One batch's worth is limits.groups_per_step groups, kept or not. The numbers must rise.
+    One batch's worth is limits.groups_per_step groups, kept or not. The numbers must increase.
     """
 
     widen_after: int | None = 4
@@ -45,75 +45,79 @@ class Ladder:
                 )
             below = after
 
-    def rung(self, judged: int, kept: int, groups_per_step: int) -> Rung:
-        """The rung after `judged` groups since the last batch went out, with `kept` groups at hand.
+    def level(self, judged: int, kept: int, groups_per_step: int) -> Level:
+        """The level after `judged` groups since the last batch was published, with `kept` groups in stock.
 
-        With a whole batch at hand nothing starves, however long the learner takes to want it. A partial batch needs a
-        kept group; the run pauses only if there is none, or no partial batch is wanted.
+        NORMAL while a whole batch is kept, even if the learner is not ready for it. A partial batch needs a kept
+        group. The run pauses only without kept groups, or if `partial_after` is None.
         """
         if kept >= groups_per_step:
-            return Rung.NORMAL
+            return Level.NORMAL
         possible = {
-            Rung.WIDEN: self.widen_after,
-            Rung.BOUNDARY: self.boundary_after,
-            Rung.PARTIAL: self.partial_after if kept else None,
-            Rung.PAUSE: self.pause_after if not kept or self.partial_after is None else None,
+            Level.WIDEN: self.widen_after,
+            Level.BOUNDARY: self.boundary_after,
+            Level.PARTIAL: self.partial_after if kept else None,
+            Level.PAUSE: self.pause_after if not kept or self.partial_after is None else None,
         }
-        reached = [rung for rung, after in possible.items() if after is not None and judged >= after * groups_per_step]
-        return max(reached, default=Rung.NORMAL)
+        reached = [
+            level for level, after in possible.items() if after is not None and judged >= after * groups_per_step
+        ]
+        return max(reached, default=Level.NORMAL)
 
 
 class Change(NamedTuple):
-    """A change of rung, for the run's event log."""
+    """A change of level, for the run's event log."""
 
-    rung: Rung
+    level: Level
     kind: str
     text: str
 
 
-DOES: Mapping[Rung, str] = {
-    Rung.WIDEN: "as many groups as limits.max_inflight_groups lets in are under way now",
-    Rung.BOUNDARY: "prompts that are likely to give a mixed group are preferred now",
-    Rung.PARTIAL: "the kept ones are trained as a partial batch, normalised by what it holds",
-    Rung.PAUSE: "the run pauses",
+MEASURES: Mapping[Level, str] = {
+    Level.WIDEN: "as many groups as limits.max_inflight_groups allows are now in flight",
+    Level.BOUNDARY: "prompts that are likely to give a mixed group are now preferred",
+    Level.PARTIAL: "the kept groups are trained as a partial batch, normalised by its own size",
+    Level.PAUSE: "the run pauses",
 }
 
 
 class Starvation:
-    """Where a run stands on its ladder. `judged` and `rung` are its state."""
+    """The starvation state of a run: `judged` groups since the last batch, and the current `level`."""
 
-    def __init__(self, ladder: Ladder, groups_per_step: int, judged: int = 0, rung: Rung = Rung.NORMAL) -> None:
-        self._ladder = ladder
+    def __init__(
+        self, escalation: Escalation, groups_per_step: int, judged: int = 0, level: Level = Level.NORMAL
+    ) -> None:
+        self._escalation = escalation
         self._groups_per_step = groups_per_step
         self.judged = judged
-        self.rung = rung
+        self.level = level
 
     def group_judged(self) -> None:
-        """One more group was judged, however it goes on; one that a screen filtered counts too."""
+        """Count a judged group, whatever was decided; a group that screening filtered counts too."""
         self.judged += 1
 
     def begin(self) -> None:
-        """Count anew: a batch went out, or somebody took the paused run on."""
+        """Restart the count, because a batch was published or a paused run was resumed."""
         self.judged = 0
 
     def update(self, kept: int, histogram: str) -> Change | None:
-        """The change of rung since the last call, to be told once; None if there is none.
+        """Move to the level that applies now. Returns the change, or None if the level stays.
 
-        `kept`: groups at hand for the next batch; `histogram`: the judged groups by correct answers, in words.
+        `kept`: groups in stock for the next batch; `histogram`: the judged groups by correct answers, as text.
         """
-        return self._take(self._ladder.rung(self.judged, kept, self._groups_per_step), kept, histogram)
+        return self._move_to(self._escalation.level(self.judged, kept, self._groups_per_step), kept, histogram)
 
     def force(self, kept: int, histogram: str) -> Change | None:
-        """As `update`, where no more may be generated for this batch: a partial one of what is kept, else a pause."""
+        """Like `update`, when no more groups may be dispatched: a partial batch if any are kept, else a pause."""
         if kept >= self._groups_per_step:
-            return self._take(Rung.NORMAL, kept, histogram)
-        return self._take(Rung.PARTIAL if kept else Rung.PAUSE, kept, histogram)
+            return self._move_to(Level.NORMAL, kept, histogram)
+        return self._move_to(Level.PARTIAL if kept else Level.PAUSE, kept, histogram)
 
-    def _take(self, rung: Rung, kept: int, histogram: str) -> Change | None:
-        if rung is self.rung:
+    def _move_to(self, level: Level, kept: int, histogram: str) -> Change | None:
+        if level is self.level:
             return None
-        self.rung = rung
-        at_hand = f"{self.judged} groups judged since the last batch, {kept} of {self._groups_per_step} kept"
-        if rung is Rung.NORMAL:
-            return Change(rung, "starvation-over", f"sampling goes on as usual: {at_hand}")
-        return Change(rung, f"starvation-{rung.name.lower()}", f"{at_hand}: {DOES[rung]}; {histogram}")
+        self.level = level
+        counts = f"{self.judged} groups judged since the last batch, {kept} of {self._groups_per_step} kept"
+        if level is Level.NORMAL:
+            return Change(level, "starvation-over", f"sampling is back to normal: {counts}")
+        return Change(level, f"starvation-{level.name.lower()}", f"{counts}: {MEASURES[level]}; {histogram}")

@@ -1,0 +1,78 @@
+"""Owns the publication of batches: when a batch is due, which kept groups are too stale for it, and its snapshot.
+
+Must not compute advantages or metrics; `batching` does.
+"""
+
+from __future__ import annotations
+
+from services.contracts import CommittedPolicy, Release, SamplerSnapshot
+from services.sampler.backpressure import staleness
+from services.sampler.queue.batching import Window, make_batch
+from services.sampler.queue.starvation import Level
+from services.sampler.queue.state import QueueState
+from services.streams.state.group_counts import group_counts, response_tokens
+
+
+class BatchPublisher:
+    """Publishes the batches of the training lane."""
+
+    def __init__(self, state: QueueState) -> None:
+        self._state = state
+        self._recipe = state.recipe
+
+    async def publish_due(self, policy: CommittedPolicy) -> None:
+        """Publish every batch that has its groups and is at most `max_staleness` steps ahead of the policy."""
+        state, limits = self._state, self._recipe.limits
+        while state.next_step <= state.last_step:
+            ahead = state.next_step - 1 - policy.step
+            if ahead > limits.max_staleness:
+                return
+            consuming = policy.version + ahead
+            await self._release_stale(consuming)
+            names = state.table.next_batch(self._recipe.algorithm.dynamic_sampling.consumption, limits.groups_per_step)
+            partial = state.starvation.level is Level.PARTIAL and len(names) > 0
+            if len(names) < limits.groups_per_step and not partial:
+                return
+            await self._publish(consuming, names)
+
+    async def _publish(self, consuming: int, names: list[str]) -> None:
+        """Publish the next step's batch of these kept groups, to be consumed at policy version `consuming`."""
+        state, redis, keys = self._state, self._state.context.redis, self._state.context.keys
+        groups = {name: state.table.kept[name] for name in names}
+        metrics = state.window.metrics() | state.dispatcher.metrics
+        metrics["groups_missing"] = float(self._recipe.limits.groups_per_step - len(names))
+        state.begin_batch()
+        tokens = await response_tokens(redis, keys)
+        budget = self._recipe.limits.response_tokens
+        if budget is not None and tokens >= budget:
+            state.last_step = state.next_step
+        batch = make_batch(
+            self._recipe,
+            state.next_step,
+            consuming,
+            groups,
+            state.dispatcher.state,
+            metrics,
+            last=state.next_step == state.last_step,
+            snapshot=keys.snapshot(state.next_step),
+        )
+        snapshot = SamplerSnapshot(
+            step=batch.step,
+            state=batch.sampler_state,
+            posteriors=state.dispatcher.rates.dump(),
+            queue=tuple(name for name in state.table.open_groups if name not in groups),
+            counts=await group_counts(redis, keys),
+            response_tokens=tokens,
+        )
+        if not await state.transitions.publish_batch(batch, snapshot):
+            raise RuntimeError(f"publishing the batch of rollout step {state.next_step} failed: a group is not kept")
+        state.table.batch_published(state.next_step, names)
+        state.window = Window(self._recipe)
+        state.next_step += 1
+
+    async def _release_stale(self, consuming: int) -> None:
+        """Release the kept groups that would exceed the staleness limit at policy version `consuming`."""
+        for name, group in list(self._state.table.kept.items()):
+            if staleness(consuming, group.oldest_version) > self._recipe.limits.max_staleness:
+                await self._state.release(name, Release.STALE)
+                del self._state.table.kept[name]

@@ -1,0 +1,111 @@
+"""Owns the state that the parts of the sampling queue share: its groups, its next and last rollout step, starvation.
+
+Must not decide anything about a group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from services.contracts import Lane, Prompt, Release, SamplerState
+from services.process import Context
+from services.sampler.backpressure import SurvivalEstimate
+from services.sampler.groups import Group, GroupTable, recall, recover
+from services.sampler.queue.batching import Window
+from services.sampler.queue.dispatch import Dispatcher
+from services.sampler.queue.starvation import Escalation, Level, Starvation
+from services.settings import Recipe
+from services.streams.keys import EVALUATION_GROUP, order_of
+from services.streams.state.group_state import GroupTransitions
+
+NO_ESCALATION = Escalation(None, None, None, None)
+
+
+def starvation_of(recipe: Recipe) -> Starvation:
+    """The starvation of a run that starts. Generation batches have a limit of their own in place of the levels."""
+    sampling = recipe.algorithm.dynamic_sampling
+    waves = sampling.refill == "generation_batches"
+    escalation = NO_ESCALATION if waves else Escalation(**sampling.starvation.model_dump())
+    return Starvation(escalation, recipe.limits.groups_per_step)
+
+
+@dataclass
+class QueueState:
+    """The state of one queue.
+
+    `last_step`: the run's last rollout step; a spent token budget lowers it. `rewound_at`: order of the last dead
+    letter that was written before the run's last rewind.
+    """
+
+    context: Context
+    transitions: GroupTransitions
+    table: GroupTable
+    dispatcher: Dispatcher
+    starvation: Starvation
+    window: Window
+    last_step: int
+    next_step: int = 1
+    rewound_at: tuple[int, int] = (0, 0)
+    survival: SurvivalEstimate = field(default_factory=SurvivalEstimate)
+
+    @classmethod
+    async def load(cls, context: Context, transitions: GroupTransitions, prompts: tuple[Prompt, ...]) -> QueueState:
+        """The state that an earlier sampler of this run left in Redis, or that of a new run."""
+        redis, keys, recipe = context.redis, context.keys, context.record.recipe
+        table = await recover(redis, keys, Lane.TRAIN)
+        stored = await redis.get(keys.sampler_state)
+        sampler_state = SamplerState.model_validate_json(stored) if stored else SamplerState(cursor=0, next_group=0)
+        dispatcher = Dispatcher(context, transitions, table, prompts, sampler_state)
+        posteriors = await redis.hgetall(keys.posteriors)
+        dispatcher.rates.load({prompt.decode(): entry.decode() for prompt, entry in posteriors.items()})
+        state = cls(
+            context,
+            transitions,
+            table,
+            dispatcher,
+            starvation_of(recipe),
+            Window(recipe),
+            last_step=recipe.limits.rollout_steps,
+        )
+        await state._find_place()
+        return state
+
+    async def _find_place(self) -> None:
+        """Load the published step, the starvation level and the last rewind of an earlier sampler."""
+        redis, keys = self.context.redis, self.context.keys
+        stored = {name.decode(): value.decode() for name, value in (await redis.hgetall(keys.queue)).items()}
+        self.next_step = int(stored.get("step", 0)) + 1
+        if stored.get("last") == "1":
+            self.last_step = int(stored["step"])
+        self.rewound_at = order_of(stored.get("letters", "0-0"))
+        judged = int(await redis.hget(keys.lane(Lane.TRAIN).counters, "judged") or 0)
+        self.starvation.judged = judged - int(stored.get("judged", 0))
+        # The previous sampler reported this level, unless it is PAUSE: a reported pause restarts the count.
+        self.starvation.update(len(self.table.kept), "")
+        if self.starvation.level is Level.PAUSE:
+            self.starvation.level = Level.NORMAL
+        if self.dispatcher.exhausted and not self.table.generating and not await redis.exists(keys.starved):
+            self.dispatcher.begin_batch()  # the starved run was resumed
+
+    @property
+    def recipe(self) -> Recipe:
+        """The run's recipe."""
+        return self.context.record.recipe
+
+    def begin_batch(self) -> None:
+        """Restart the counts of the next batch, because a batch was published or a paused run was resumed."""
+        self.dispatcher.begin_batch()
+        self.starvation.begin()
+
+    async def recall_pending(self, name: str) -> Group | None:
+        """Add a pending training group that the table lacks, such as a requeued dead one. None if Redis has none."""
+        known = name in self.table.kept or name.startswith(EVALUATION_GROUP)
+        group = None if known else await recall(self.context.redis, self.context.keys, name)
+        if group is not None:
+            self.table.generating[name] = group
+        return group
+
+    async def release(self, name: str, release: Release) -> None:
+        """End a group without training it. The caller removes it from the table."""
+        self.window.released(release)
+        await self.transitions.release(Lane.TRAIN, name, release, self.recipe.algorithm.group_size)
