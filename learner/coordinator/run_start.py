@@ -15,7 +15,7 @@ from learner.rank.commands import Command
 from learner.rank.worker import RankWorker
 from learner.recovery.start import StartPoint
 from services.contracts import CommittedPolicy, GroupCounts, SamplerSnapshot, SamplerState
-from services.metric_tables import show_step
+from services.metrics.tables import show_step
 from services.process import Context
 
 REWIND_POLL_S = 0.2

@@ -18,8 +18,8 @@ from learner.rank.worker import RankWorker
 from learner.storage_retry import retry_storage
 from learner.training.trainer import Trained
 from services.contracts import Batch, StepRecord
-from services.metric_tables import show_step
 from services.metrics import DAMAGED_PAYLOADS, SKIPPED_OPTIMIZER_STEPS
+from services.metrics.tables import show_step
 from services.process import Context
 from services.streams.state.policy_history import LoggedBatch
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from operator import attrgetter
 
 from services.contracts import COMMON_PHASES, PHASES, ProcessInfo, RunState
-from services.metric_tables import SETTINGS
 from services.metrics import EVENTS, PROCESSES, REPLICAS_DESIRED, RUN_STATE, RUNS, forget
+from services.metrics.tables import SETTINGS
 from services.settings import Recipe, resource_requests
 from services.streams.state.events import EventLog
 from services.streams.state.runs import RunRecord

@@ -18,7 +18,7 @@ from learner.checkpoint.manager import Checkpoints
 from learner.service import LearnerService
 from services.cancellation import cancel_and_wait
 from services.contracts import BEFORE
-from services.metric_tables import STEP_METRICS
+from services.metrics.tables import STEP_METRICS
 from services.process import ServiceThread
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog

@@ -162,7 +162,7 @@ class Matrix(NamedTuple):
     continued: tuple[int, ...]
 
     @property
-    def retry_storage(self) -> int:
+    def written(self) -> int:
         """States: each stage's, alone and by two ranks, and one with negative zeros."""
         return 2 * len(self.stages) + 1
 

@@ -6,8 +6,8 @@ import torch
 
 from learner.algorithm.loss import HISTOGRAMS, SUMS, means
 from services.contracts import Outcome, SamplerState
-from services.metric_tables import SETTINGS, STEP_METRICS, show_step, step_gauge
 from services.metrics import families, forget
+from services.metrics.tables import SETTINGS, STEP_METRICS, show_step, step_gauge
 from services.sampler.queue.batching import Window, make_batch
 from services.sampler.queue.dispatch import PROMPT_FAULTS
 from services.settings import Recipe

@@ -14,8 +14,8 @@ from prometheus_client import REGISTRY, generate_latest, start_http_server
 from services.api.app import create_app
 from services.contracts import COMMON_PHASES, PHASES, Cause, DeadLetter, Lane, ProcessInfo, RunState, Transition
 from services.controller.run_metrics import ENDED_SHOWN_S, RunMetrics, show_runs
-from services.metric_tables import SETTINGS, STEP_METRICS, table_families
 from services.metrics import AT_ZERO, PORTS, STREAMS, expose, families, forget, serve_metrics
+from services.metrics.tables import SETTINGS, STEP_METRICS, table_families
 from services.sampler.queue.maintenance import READERS, Maintenance
 from services.settings import parse_recipe
 from services.streams.connection.functions import call

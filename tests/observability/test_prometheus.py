@@ -11,7 +11,7 @@ import httpx
 import pytest
 import yaml
 
-from services.metric_tables import step_gauge
+from services.metrics.tables import step_gauge
 from tests.harness.free_ports import free_port
 from tests.harness.programs import needed
 from tests.harness.small_run import recipe_document

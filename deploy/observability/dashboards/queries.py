@@ -35,12 +35,12 @@ def quantile(q: float, metric: str, by: str, matchers: str = "") -> str:
 
 
 def setting(family: str) -> str:
-    """An exported setting of the recipe, one series per run; `family` as in services.metric_tables."""
+    """An exported setting of the recipe, one series per run; `family` as in services.metrics.tables."""
     return most(f"penstock_setting_{family}", "run")
 
 
 def step(*families: str) -> dict[str, str]:
-    """Step metrics of the chosen runs by legend; `families` as in services.metric_tables."""
+    """Step metrics of the chosen runs by legend; `families` as in services.metrics.tables."""
     queries = {family: most(f"penstock_step_{family}", "run") for family in families}
     return {f"{{{{run}}}} {family}" if len(families) > 1 else "{{run}}": query for family, query in queries.items()}
 

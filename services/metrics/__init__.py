@@ -19,7 +19,7 @@ from prometheus_client import Counter, Gauge, Histogram, start_http_server
 from prometheus_client.metrics import MetricWrapperBase
 
 from services.contracts import Lane, Outcome, SampleResult, SandboxFault, TaskResult, VerdictResult
-from services.metric_tables import table_families
+from services.metrics.tables import table_families
 
 STREAMS = {kind: tuple(f"{lane.value}-{kind}" for lane in Lane) for kind in ("tasks", "samples", "verdicts")}
 """By kind: the streams that consumer groups read, as the label `stream` names them (lane and kind)."""
@@ -85,7 +85,7 @@ VERDICT_SECONDS = Histogram(
 )
 FAULTS = Counter("penstock_sandbox_faults_total", "Judgements that failed in the sandbox.", ["run", "fault"])
 
-# Learning and evaluation; the metrics of a rollout step are in services.metric_tables.
+# Learning and evaluation; the metrics of a rollout step are in services.metrics.tables.
 SKIPPED_OPTIMIZER_STEPS = Counter(
     "penstock_skipped_optimizer_steps_total", "Optimizer steps skipped for a non-finite gradient.", ["run"]
 )
