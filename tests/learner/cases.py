@@ -35,9 +35,15 @@ REFERENCE_SCALE = 1.0625
 """What the reference policy's weights are multiplied by, so that the KL term has a gradient from the start."""
 
 EVERYTHING = {
-    "clip_low": 0.15, "clip_high": 0.25, "dual_clip": 1.5, "correction": "truncated_is_sequence", "correction_cap": 1.2,
-    "kl_coefficient": 0.3, "entropy_coefficient": 0.05, "reduction": "group_token",
-}  # fmt: skip
+    "clip_low": 0.15,
+    "clip_high": 0.25,
+    "dual_clip": 1.5,
+    "correction": "truncated_is_sequence",
+    "correction_cap": 1.2,
+    "kl_coefficient": 0.3,
+    "entropy_coefficient": 0.05,
+    "reduction": "group_token",
+}
 ICEPOP = EVERYTHING | {"correction": "icepop", "icepop_low": 0.8, "icepop_high": 1.2, "reduction": "sample"}
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -81,16 +87,27 @@ def recipe(folder: Path, case: Case) -> Recipe:
         allowed = recipe(folder, replace(case, stage=0, widened=False))
         learner = allowed.learner.model_copy(update={"zero_stage": case.stage})
         return allowed.model_copy(update={"learner": learner})
-    return parse_recipe({
-        "name": "case", "model": {"path": str(folder)}, "rollout": {"temperature": TEMPERATURE},
-        "algorithm": {"group_size": 3, **case.algorithm},
-        "learner": {
-            "zero_stage": case.stage, "dtype": case.dtype, "micro_batch_tokens": case.budget, "learning_rate": 1e-2,
-            "weight_decay": 0.1, "warmup_rollout_steps": 0, "gradient_clip": case.gradient_clip,
-            "mini_batch_groups": case.mini_batch_groups, "activation_checkpointing": case.checkpointing, "ranks": 1,
-        },
-        "limits": {"rollout_steps": 1, "groups_per_step": 6 * case.mini_batch_groups, "max_inflight_groups": 64},
-    })  # fmt: skip
+    return parse_recipe(
+        {
+            "name": "case",
+            "model": {"path": str(folder)},
+            "rollout": {"temperature": TEMPERATURE},
+            "algorithm": {"group_size": 3, **case.algorithm},
+            "learner": {
+                "zero_stage": case.stage,
+                "dtype": case.dtype,
+                "micro_batch_tokens": case.budget,
+                "learning_rate": 1e-2,
+                "weight_decay": 0.1,
+                "warmup_rollout_steps": 0,
+                "gradient_clip": case.gradient_clip,
+                "mini_batch_groups": case.mini_batch_groups,
+                "activation_checkpointing": case.checkpointing,
+                "ranks": 1,
+            },
+            "limits": {"rollout_steps": 1, "groups_per_step": 6 * case.mini_batch_groups, "max_inflight_groups": 64},
+        }
+    )
 
 
 def shifted(behaviour: Tensor) -> Tensor:
@@ -110,8 +127,8 @@ def proximal_of(case: Case) -> dense.Proximal:
 def scaled(model: torch.nn.Module) -> torch.nn.Module:
     """A copy of `model` that serves as its reference policy."""
     other = copy.deepcopy(model)
-    for one in other.parameters():
-        one.mul_(REFERENCE_SCALE)
+    for parameter in other.parameters():
+        parameter.mul_(REFERENCE_SCALE)
     return other
 
 
@@ -132,16 +149,27 @@ def step_data(folder: Path, data: str, *, backwards: bool = False) -> tuple[Batc
                 current = dense.response(model, payloads[key], TEMPERATURE)[0].numpy()
             behaviour = (current + draw.normal(0.0, 0.6, tokens)).astype(np.float32)
             payloads[key] = SamplePayload(prompt, answer, behaviour, "", "stop", ())
-            samples.append(BatchSample(
-                payload=key, tokens=tokens, advantage=float(draw.normal()), reward=1.0, correct=True,
-                masked=(group, index) in MASKED[data], staleness=0,
-            ))  # fmt: skip
+            samples.append(
+                BatchSample(
+                    payload=key,
+                    tokens=tokens,
+                    advantage=float(draw.normal()),
+                    reward=1.0,
+                    correct=True,
+                    masked=(group, index) in MASKED[data],
+                    staleness=0,
+                )
+            )
         members.append(BatchGroup(group=f"g{group}", samples=tuple(samples[::-1] if backwards else samples)))
     batch = Batch(
-        step=0, version=0, groups=tuple(members[::-1] if backwards else members),
-        sampler_state=SamplerState(cursor=0, next_group=0), sampling_metrics={}, generation_started_at=0.0,
+        step=0,
+        version=0,
+        groups=tuple(members[::-1] if backwards else members),
+        sampler_state=SamplerState(cursor=0, next_group=0),
+        sampling_metrics={},
+        generation_started_at=0.0,
         generation_finished_at=0.0,
-    )  # fmt: skip
+    )
     return batch, payloads
 
 
@@ -150,7 +178,9 @@ def open_trainer(folder: Path, case: Case, ranks: Ranks) -> Trainer:
     trainer = Trainer(folder, recipe(folder, case), ranks, short_cut=case.short_cut)
     trainer._share_prompts = trainer._share_prompts and case.share_prompts
     if case.given_proximal:
-        trainer._proximal = lambda work: [[shifted(one.data.behaviour) for one in part] for part in work]  # type: ignore[method-assign]
+        trainer._proximal = lambda work: [
+            [shifted(micro_batch.data.behaviour) for micro_batch in part] for part in work
+        ]  # type: ignore[method-assign]
     if trainer._reference is not None:
         _scale(trainer, list(trainer._reference.parameters()))
     return trainer
@@ -159,15 +189,15 @@ def open_trainer(folder: Path, case: Case, ranks: Ranks) -> Trainer:
 @torch.no_grad()
 def _scale(trainer: Trainer, parameters: list[Any]) -> None:
     if not trainer.partitioned:
-        for one in parameters:
-            one.mul_(REFERENCE_SCALE)
+        for parameter in parameters:
+            parameter.mul_(REFERENCE_SCALE)
         return
     import deepspeed
 
     with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0):
         if torch.distributed.get_rank() == 0:
-            for one in parameters:
-                one.mul_(REFERENCE_SCALE)
+            for parameter in parameters:
+                parameter.mul_(REFERENCE_SCALE)
 
 
 def run_case(folder: Path, case: Case, ranks: Ranks) -> tuple[dict[str, Tensor], Trained]:
@@ -182,7 +212,7 @@ def _run(folder: Path, case: Case, ranks: Ranks) -> tuple[dict[str, Tensor], Tra
     trainer = open_trainer(folder, case, ranks)
     batch, payloads = step_data(folder, case.data, backwards=case.backwards)
     plans = trainer.plan(batch)
-    own = {one.payload for plan in plans for one in plan.shares[ranks.rank]}
+    own = {sample.payload for plan in plans for sample in plan.shares[ranks.rank]}
     trained = trainer.train(plans, {key: payloads[key] for key in own})
     found = {}
     for name, parameter in trainer.causal_lm.named_parameters():
@@ -210,4 +240,4 @@ def micro_batches_of(folder: Path, case: Case, ranks: int) -> list[list[MicroBat
     """The micro-batches that each of `ranks` makes of the first mini-batch, before fillers."""
     batch, payloads = step_data(folder, case.data)
     plan = plan_step(batch, case.mini_batch_groups, "token", ranks, longest=1)[0]
-    return [micro_batches(one, payloads, case.budget, share_prompts=case.share_prompts) for one in plan.shares]
+    return [micro_batches(share, payloads, case.budget, share_prompts=case.share_prompts) for share in plan.shares]

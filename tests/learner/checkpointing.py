@@ -37,12 +37,12 @@ def open_trainer(model: Path, stage: int, dtype: str, ranks: Ranks) -> Trainer:
     return Trainer(model, parse_recipe(recipe_document(model, learner=learner)), ranks)
 
 
-def train(one: Trainer, version: int, rank: int) -> tuple[OptimizerStepRecord, ...]:
+def train(trainer: Trainer, version: int, rank: int) -> tuple[OptimizerStepRecord, ...]:
     """Two optimizer steps."""
     batch, payloads = draw_batch(RunKeys("run"), version)
-    plans = one.plan(batch)
+    plans = trainer.plan(batch)
     own = {sample.payload for plan in plans for sample in plan.shares[rank]}
-    return one.train(plans, {key: payloads[key] for key in own}).optimizer
+    return trainer.train(plans, {key: payloads[key] for key in own}).optimizer
 
 
 def put_down(block: HostBlock, folder: Path, rank: int) -> None:
@@ -70,11 +70,11 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(torch.uint8 if tensor.dim() else tensor.dtype)
 
 
-def parameters_of(one: Trainer) -> dict[str, Tensor]:
+def parameters_of(trainer: Trainer) -> dict[str, Tensor]:
     """The policy's parameters, whole, on every rank."""
     found = {}
-    for name, parameter in one.causal_lm.named_parameters():
-        with one.gathered([parameter]):
+    for name, parameter in trainer.causal_lm.named_parameters():
+        with trainer.gathered([parameter]):
             found[name] = parameter.detach().clone()
     return found
 

@@ -62,9 +62,9 @@ def note(calls: list[str], dies_at: int) -> None:
 def check(folder: Path) -> str:
     """Raise AssertionError unless what is left is as good as before the write, or as after it: the steps."""
     checkpoints = Checkpoints(RunArchive(folder))
-    steps = [one.step for one in checkpoints.complete()]
-    for one in checkpoints.complete():
-        checkpoints.check(one)
+    steps = [checkpoint.step for checkpoint in checkpoints.complete()]
+    for checkpoint in checkpoints.complete():
+        checkpoints.check(checkpoint)
     newest, _ = checkpoints.newest_intact(3)
     assert steps in ([1, 2], [1, 2, 3], [2, 3]), steps
     assert newest is not None
@@ -73,9 +73,9 @@ def check(folder: Path) -> str:
     assert RunArchive(folder).steps()[-3 + steps[0] :] == list(range(steps[0] + 1, 4))
     checkpoints.clear_interrupted()
     write(folder, 3)
-    assert [one.step for one in checkpoints.complete()] == [2, 3]
+    assert [checkpoint.step for checkpoint in checkpoints.complete()] == [2, 3]
     left = sorted(path.name for path in (folder / "checkpoints").iterdir())
-    assert left == [one.name for one in checkpoints.complete()], left
+    assert left == [checkpoint.name for checkpoint in checkpoints.complete()], left
     return ",".join(map(str, steps))
 
 

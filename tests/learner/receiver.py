@@ -32,9 +32,15 @@ class Receiver:
         self._die_after = die_after_buckets
         self._groups: dict[int, Any] = {}
         self.info = ProcessInfo(
-            id=name, service="rollout", run=run, host="127.0.0.1", pid=os.getpid(), metrics="127.0.0.1:0",
-            state="joining", started_at=float(os.getpid()),
-        )  # fmt: skip
+            id=name,
+            service="rollout",
+            run=run,
+            host="127.0.0.1",
+            pid=os.getpid(),
+            metrics="127.0.0.1:0",
+            state="joining",
+            started_at=float(os.getpid()),
+        )
         self.weights: dict[str, torch.Tensor] = {}
         self.version: int | None = None
         self.received = asyncio.Event()

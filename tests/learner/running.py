@@ -50,15 +50,27 @@ def draw_batch(keys: RunKeys, version: int, logprob: float = -4.5) -> tuple[Batc
             ids = draw.integers(0, 107, tokens, dtype=np.int32)
             key = keys.payload(name, index)
             payloads[key] = SamplePayload(prompt, ids, np.full(tokens, logprob, np.float32), "", "stop", ())
-            samples.append(BatchSample(
-                payload=key, tokens=tokens, advantage=advantage, reward=1.0, correct=index == 0, masked=False,
-                staleness=0,
-            ))  # fmt: skip
+            samples.append(
+                BatchSample(
+                    payload=key,
+                    tokens=tokens,
+                    advantage=advantage,
+                    reward=1.0,
+                    correct=index == 0,
+                    masked=False,
+                    staleness=0,
+                )
+            )
         groups.append(BatchGroup(group=name, samples=tuple(samples), prompt=f"prompt of {name}"))
     batch = Batch(
-        step=version + 1, version=version, groups=tuple(groups), sampler_state=SamplerState(cursor=0, next_group=0),
-        sampling_metrics={"accuracy": 0.25}, generation_started_at=1.0, generation_finished_at=2.0,
-    )  # fmt: skip
+        step=version + 1,
+        version=version,
+        groups=tuple(groups),
+        sampler_state=SamplerState(cursor=0, next_group=0),
+        sampling_metrics={"accuracy": 0.25},
+        generation_started_at=1.0,
+        generation_finished_at=2.0,
+    )
     return batch, payloads
 
 
@@ -78,9 +90,15 @@ async def put_batch(redis: Any, keys: RunKeys, version: int, logprob: float = -4
 async def put_evaluation(redis: Any, keys: RunKeys, evaluated: str = HELD_OUT, name: str = AFTER) -> EvaluationRecord:
     """What the sampler writes down once a set's answers are in."""
     record = EvaluationRecord(
-        name=name, set=evaluated, version=1, prompts=8, samples_per_prompt=2, accuracy=0.5, standard_error=0.1,
+        name=name,
+        set=evaluated,
+        version=1,
+        prompts=8,
+        samples_per_prompt=2,
+        accuracy=0.5,
+        standard_error=0.1,
         unknown=0,
-    )  # fmt: skip
+    )
     await append_message(redis, keys.evaluations, record, 0)
     return record
 
@@ -125,9 +143,11 @@ class Program(subprocess.Popen[bytes]):
         weakref.finalize(self, self._log.close)
         settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         super().__init__(
-            [sys.executable, "-c", code], env=os.environ | settings | environment, stdout=subprocess.DEVNULL,
+            [sys.executable, "-c", code],
+            env=os.environ | settings | environment,
+            stdout=subprocess.DEVNULL,
             stderr=self._log,
-        )  # fmt: skip
+        )
 
     def said(self) -> str:
         """Its log so far. Read without moving the place in the file at which it writes."""
@@ -144,8 +164,9 @@ def start_ranks(run: str, redis_url: str, world: int, nodes: Sequence[Path] = ()
         "from services.process import main; "
         "end_with(lambda: main(lambda: LearnerService({rank}, {world}, '127.0.0.1', {port}), "
         f"['--run', '{run}', '--redis', '{redis_url}']))",
-        world, [{"PENSTOCK_RUNS": str(node)} for node in nodes],
-    )  # fmt: skip
+        world,
+        [{"PENSTOCK_RUNS": str(node)} for node in nodes],
+    )
 
 
 def start_programs(code: str, world: int, environments: Sequence[dict[str, str]] = ()) -> list[Program]:

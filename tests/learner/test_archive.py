@@ -23,16 +23,18 @@ def archive(tmp_path: Path) -> RunArchive:
 
 def batch(step: int, keys: tuple[str, ...] = ("a", "b", "c")) -> Batch:
     samples = tuple(
-        BatchSample(
-            payload=key, tokens=2, advantage=0.1 + 0.2, reward=1.0, correct=True, masked=False, staleness=0
-        )
+        BatchSample(payload=key, tokens=2, advantage=0.1 + 0.2, reward=1.0, correct=True, masked=False, staleness=0)
         for key in keys
-    )  # fmt: skip
+    )
     return Batch(
-        step=step, version=step - 1, groups=(BatchGroup(group="g", samples=samples),),
-        sampler_state=SamplerState(cursor=0, next_group=0), sampling_metrics={}, generation_started_at=1.0,
+        step=step,
+        version=step - 1,
+        groups=(BatchGroup(group="g", samples=samples),),
+        sampler_state=SamplerState(cursor=0, next_group=0),
+        sampling_metrics={},
+        generation_started_at=1.0,
         generation_finished_at=2.0,
-    )  # fmt: skip
+    )
 
 
 def payload(prompt: list[int], response: list[int], logprobs: list[float]) -> SamplePayload:
@@ -50,10 +52,17 @@ PAYLOADS = {
 
 def record(step: int) -> StepRecord:
     return StepRecord(
-        step=step, version=step, optimizer_steps=1, groups=("g",), metrics={"loss": 0.1 + 0.2},
-        optimizer=(OptimizerStepRecord(loss=1 / 3, gradient_norm=None, applied=False),), generation_started_at=1.0,
-        generation_finished_at=2.0, learning_started_at=3.0, learning_finished_at=4.0,
-    )  # fmt: skip
+        step=step,
+        version=step,
+        optimizer_steps=1,
+        groups=("g",),
+        metrics={"loss": 0.1 + 0.2},
+        optimizer=(OptimizerStepRecord(loss=1 / 3, gradient_norm=None, applied=False),),
+        generation_started_at=1.0,
+        generation_finished_at=2.0,
+        learning_started_at=3.0,
+        learning_finished_at=4.0,
+    )
 
 
 def test_a_share_is_read_back_bit_by_bit(archive: RunArchive) -> None:
@@ -61,9 +70,9 @@ def test_a_share_is_read_back_bit_by_bit(archive: RunArchive) -> None:
     assert archive.share_path(12, 1).name == "step-000012.rank-1.parquet"
     found = archive.share(12, 1)
     assert list(found) == ["a", "b", "c"]
-    for key, one in PAYLOADS.items():
+    for key, original in PAYLOADS.items():
         for field in ("prompt_ids", "response_ids", "behaviour_logprobs"):
-            before, after = getattr(one, field), getattr(found[key], field)
+            before, after = getattr(original, field), getattr(found[key], field)
             assert (before.dtype, before.tobytes()) == (after.dtype, after.tobytes())
 
 
@@ -93,9 +102,9 @@ def test_every_flipped_byte_of_a_share_is_found_or_harmless(archive: RunArchive)
         except ArchiveError as error:
             errors.append(str(error))
             continue
-        for key, one in PAYLOADS.items():  # what was hit is a statistic, say, which nobody reads
-            assert found[key].response_ids.tobytes() == one.response_ids.tobytes()
-            assert found[key].behaviour_logprobs.tobytes() == one.behaviour_logprobs.tobytes()
+        for key, original in PAYLOADS.items():  # what was hit is a statistic, say, which nobody reads
+            assert found[key].response_ids.tobytes() == original.response_ids.tobytes()
+            assert found[key].behaviour_logprobs.tobytes() == original.behaviour_logprobs.tobytes()
     assert len(errors) > 50
     assert all(str(path) in error for error in errors)
 
@@ -127,7 +136,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="in the middle"):
         write("after")
-    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("file", "before")]
+    assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("file", "before")]
 
 
 def test_an_archive_begins_once(archive: RunArchive) -> None:

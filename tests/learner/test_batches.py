@@ -14,17 +14,32 @@ from services.streams.delivery.payloads import SamplePayload
 def batch_of(*groups: tuple[str, list[int], set[int]]) -> Batch:
     """Groups as (name, tokens per response, indices of masked responses)."""
     members = tuple(
-        BatchGroup(group=name, samples=tuple(
-            BatchSample(payload=f"{name}{index}", tokens=count, advantage=1.0, reward=1.0, correct=True,
-                        masked=index in masked, staleness=0)
-            for index, count in enumerate(tokens)
-        ))
+        BatchGroup(
+            group=name,
+            samples=tuple(
+                BatchSample(
+                    payload=f"{name}{index}",
+                    tokens=count,
+                    advantage=1.0,
+                    reward=1.0,
+                    correct=True,
+                    masked=index in masked,
+                    staleness=0,
+                )
+                for index, count in enumerate(tokens)
+            ),
+        )
         for name, tokens, masked in groups
-    )  # fmt: skip
+    )
     return Batch(
-        step=0, version=0, groups=members, sampler_state=SamplerState(cursor=0, next_group=0), sampling_metrics={},
-        generation_started_at=0.0, generation_finished_at=0.0,
-    )  # fmt: skip
+        step=0,
+        version=0,
+        groups=members,
+        sampler_state=SamplerState(cursor=0, next_group=0),
+        sampling_metrics={},
+        generation_started_at=0.0,
+        generation_finished_at=0.0,
+    )
 
 
 def payload(prompt: list[int], response: list[int]) -> SamplePayload:
@@ -48,55 +63,59 @@ def planned(key: str, group: str, tokens: int) -> PlannedSample:
 
 def test_a_shared_row_by_hand() -> None:
     payloads = {"x": payload([7, 8], [1, 2, 3]), "y": payload([7, 8], [4, 5])}
-    (one,) = micro_batches([planned("x", "g", 3), planned("y", "g", 2)], payloads, 64, share_prompts=True)
-    assert one.input_ids.tolist() == [[7, 8, 1, 2, 4]]
-    assert one.position_ids.tolist() == [[0, 1, 2, 3, 2]]
-    assert one.source.tolist() == [1, 2, 3, 1, 4]
-    assert one.targets.tolist() == [1, 2, 3, 4, 5]
-    assert one.data.behaviour.tolist() == [-1, -2, -3, -1, -2]
-    assert one.data.advantage.tolist() == [3, 3, 3, 2, 2]
-    assert one.data.sample.tolist() == [0, 0, 0, 1, 1]
-    assert one.attention_mask is not None
-    assert one.attention_mask[0, 0].int().tolist() == [
-        [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 0, 0, 1],
-    ]  # fmt: skip
+    (micro_batch,) = micro_batches([planned("x", "g", 3), planned("y", "g", 2)], payloads, 64, share_prompts=True)
+    assert micro_batch.input_ids.tolist() == [[7, 8, 1, 2, 4]]
+    assert micro_batch.position_ids.tolist() == [[0, 1, 2, 3, 2]]
+    assert micro_batch.source.tolist() == [1, 2, 3, 1, 4]
+    assert micro_batch.targets.tolist() == [1, 2, 3, 4, 5]
+    assert micro_batch.data.behaviour.tolist() == [-1, -2, -3, -1, -2]
+    assert micro_batch.data.advantage.tolist() == [3, 3, 3, 2, 2]
+    assert micro_batch.data.sample.tolist() == [0, 0, 0, 1, 1]
+    assert micro_batch.attention_mask is not None
+    assert micro_batch.attention_mask[0, 0].int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 0],
+        [1, 1, 0, 0, 1],
+    ]
 
 
 def test_plain_rows_by_hand() -> None:
     payloads = {"x": payload([7, 8], [1, 2, 3]), "y": payload([9], [4, 5])}
     share = [planned("y", "h", 2), planned("x", "g", 3)]
-    (one,) = micro_batches(share, payloads, 64, share_prompts=False)
-    assert one.attention_mask is None
-    assert one.input_ids.tolist() == [[7, 8, 1, 2], [9, 4, 0, 0]]
-    assert one.source.tolist() == [1, 2, 3, 4, 5]
-    assert one.targets.tolist() == [1, 2, 3, 4, 5]
-    assert one.data.sample.tolist() == [0, 0, 0, 1, 1]
+    (micro_batch,) = micro_batches(share, payloads, 64, share_prompts=False)
+    assert micro_batch.attention_mask is None
+    assert micro_batch.input_ids.tolist() == [[7, 8, 1, 2], [9, 4, 0, 0]]
+    assert micro_batch.source.tolist() == [1, 2, 3, 4, 5]
+    assert micro_batch.targets.tolist() == [1, 2, 3, 4, 5]
+    assert micro_batch.data.sample.tolist() == [0, 0, 0, 1, 1]
 
 
 def test_responses_are_numbered_over_all_rows_of_a_micro_batch() -> None:
     payloads = {"x": payload([7, 8], [1, 2]), "y": payload([7, 8], [4]), "z": payload([9], [5])}
     share = [planned("x", "g", 2), planned("y", "g", 1), planned("z", "h", 1)]
-    (one,) = micro_batches(share, payloads, 64, share_prompts=True)
-    assert one.input_ids.tolist() == [[7, 8, 1], [9, 0, 0]]
-    assert one.targets.tolist() == [1, 2, 4, 5]
-    assert one.data.sample.tolist() == [0, 0, 1, 2]
+    (micro_batch,) = micro_batches(share, payloads, 64, share_prompts=True)
+    assert micro_batch.input_ids.tolist() == [[7, 8, 1], [9, 0, 0]]
+    assert micro_batch.targets.tolist() == [1, 2, 4, 5]
+    assert micro_batch.data.sample.tolist() == [0, 0, 1, 2]
 
 
 def test_numbers_are_rounded_once_and_last() -> None:
     third = PlannedSample("x", "g", 1, advantage=1 / 3, weight=1 / 7)
-    (one,) = micro_batches([third], {"x": payload([7], [1])}, 64, share_prompts=True)
-    assert (one.data.advantage.tolist(), one.data.weight.tolist()) == ([1 / 3], [1 / 7])
-    rounded = one.to(torch.device("cpu"), torch.float32)
+    (micro_batch,) = micro_batches([third], {"x": payload([7], [1])}, 64, share_prompts=True)
+    assert (micro_batch.data.advantage.tolist(), micro_batch.data.weight.tolist()) == ([1 / 3], [1 / 7])
+    rounded = micro_batch.to(torch.device("cpu"), torch.float32)
     assert rounded.data.weight.dtype == rounded.data.advantage.dtype == rounded.data.behaviour.dtype == torch.float32
     assert rounded.data.sample.dtype == rounded.targets.dtype == torch.int64
 
 
-def test_the_budget_bounds_padded_tokens_and_a_long_sample_stands_alone() -> None:
+def test_the_budget_bounds_padded_tokens_a_long_sample_is_alone() -> None:
     payloads = {f"s{index}": payload([1, 2, 3], [1] * tokens) for index, tokens in enumerate([30, 6, 5, 4, 3])}
     share = [planned(f"s{index}", str(index), tokens) for index, tokens in enumerate([30, 6, 5, 4, 3])]
     found = micro_batches(share, payloads, 20, share_prompts=False)
-    assert [tuple(one.input_ids.shape) for one in found] == [(1, 32), (2, 8), (2, 6)]
-    assert sum(one.targets.numel() for one in found) == 48
+    assert [tuple(micro_batch.input_ids.shape) for micro_batch in found] == [(1, 32), (2, 8), (2, 6)]
+    assert sum(micro_batch.targets.numel() for micro_batch in found) == 48
 
 
 def test_a_payload_that_disagrees_with_its_batch_is_named() -> None:

@@ -55,7 +55,7 @@ def test_a_full_disk_fails_the_checkpoint_and_nothing_else(tmp_path: Path) -> No
     with small_disk(tmp_path / "run", 4):
         archive = archive_with(tmp_path / "run", 3)
         checkpoints = Checkpoints(archive)
-        one = save(checkpoints, header(1), block_of(400_000))
+        first = save(checkpoints, header(1), block_of(400_000))
         name = checkpoints.partial.start(2)
         with pytest.raises(CheckpointError, match=r"rank-0001.*could not be written \(No space left on device\)"):
             checkpoints.partial.write(name, 1, block_of(800_000), NEVER)
@@ -63,17 +63,17 @@ def test_a_full_disk_fails_the_checkpoint_and_nothing_else(tmp_path: Path) -> No
         checkpoints.partial.write(name, 0, block_of(100), NEVER)
         with pytest.raises(CheckpointError, match=r"rank-0001.*No space left on device"):
             checkpoints.commit(name, header(2, ranks=2), NEVER)
-        assert (names(archive), checkpoints.newest_intact(3)) == ([one.name], (one, {}))
+        assert (names(archive), checkpoints.newest_intact(3)) == ([first.name], (first, {}))
         fill(tmp_path / "run/full")
         with pytest.raises(CheckpointError, match="No space left on device"):
             save(checkpoints, header(2), block_of(100_000))
-        left = set(names(archive)) - {one.name}
+        left = set(names(archive)) - {first.name}
         (tmp_path / "run/full").unlink()
         # Not even a word can be written to a disk this full: the rank's own service gives it up.
         for partial in left:
             checkpoints.partial.abandon(partial.removeprefix("."))
         another = save(checkpoints, header(3), block_of(1000))
-        assert names(archive) == [one.name, another.name]
+        assert names(archive) == [first.name, another.name]
 
 
 def fill(path: Path) -> None:
@@ -87,7 +87,7 @@ def _write_on(file: Any) -> None:
 
 
 def test_a_file_that_grows_too_large_fails_the_checkpoint_too(archive: RunArchive, checkpoints: Checkpoints) -> None:
-    one = save(checkpoints, header(1), block_of(10))
+    first = save(checkpoints, header(1), block_of(10))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
@@ -98,7 +98,7 @@ def test_a_file_that_grows_too_large_fails_the_checkpoint_too(archive: RunArchiv
             checkpoints.commit(name, header(2), NEVER)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert names(archive) == [one.name]
+    assert names(archive) == [first.name]
 
 
 def test_a_folder_that_cannot_be_made_fails_the_checkpoint(archive: RunArchive, checkpoints: Checkpoints) -> None:
@@ -112,9 +112,12 @@ def test_killed_in_the_middle_of_writing_the_former_one_is_used(archive: RunArch
     before = save(checkpoints, header(2), block_of(1000))
     code = f"from tests.learner.test_checkpoint_failures import write_for_ever; write_for_ever({str(archive.folder)!r})"
     process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert process.stdout is not None
         name = process.stdout.readline().strip()
@@ -141,14 +144,17 @@ def write_for_ever(folder: str) -> None:
     checkpoints.partial.write(name, 0, Endless(), NEVER)
 
 
-def test_dying_at_any_moment_leaves_the_old_checkpoints_or_the_new_one_as_well(tmp_path: Path) -> None:
+def test_dying_at_any_call_leaves_only_intact_checkpoints(tmp_path: Path) -> None:
     folder = archive_with(tmp_path / "run", 3).folder
     for step in (1, 2):
         crashing.write(folder, step)
     found = subprocess.run(
-        [sys.executable, "-m", "tests.learner.crashing", str(folder)], cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, "-m", "tests.learner.crashing", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
         timeout=300,
-    )  # fmt: skip
+    )
     assert found.returncode == 0, found.stderr
     *deaths, calls = found.stdout.splitlines()
     # All that was there before the rename was there after each death up to it, and the new one after each later one.

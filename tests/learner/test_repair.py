@@ -38,7 +38,7 @@ async def test_what_redis_still_has_is_archived_anew(redis: Any, run_id: str, ar
     assert archive.batch(2) == logged[0].batch
     assert [path.name for path in archive.share_path(2, 0).parent.glob("*2.rank*")] == ["step-000002.rank-0.parquet"]
     assert [group.group for group in archive.batch(3).groups] == ["g3", "h3"]
-    masks = {one.payload: one.masked for group in archive.batch(3).groups for one in group.samples}
+    masks = {sample.payload: sample.masked for group in archive.batch(3).groups for sample in group.samples}
     assert [key for key, mask in masks.items() if mask] == [damaged]
     for step in (2, 3):
         found = archived_payloads(archive, archive.batch(step))

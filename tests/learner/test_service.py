@@ -54,9 +54,13 @@ async def test_a_run_from_the_initial_weights_to_the_export(
     template = runs_folder.with_name("template.jinja")
     template.write_text("{{ messages[0]['content'] }}")
     await submit(
-        redis, run_id, tiny_model, limits={"rollout_steps": 2}, learner={"gradient_clip": 0.5, "checkpoint_every": 0},
+        redis,
+        run_id,
+        tiny_model,
+        limits={"rollout_steps": 2},
+        learner={"gradient_clip": 0.5, "checkpoint_every": 0},
         model={"chat_template": str(template)},
-    )  # fmt: skip
+    )
     thread = ServiceThread(LearnerService(), run_id, redis_url)
     replica = Receiver(redis, run_id, "replica")
     receiving = asyncio.create_task(replica.run())
@@ -92,8 +96,9 @@ async def test_a_run_from_the_initial_weights_to_the_export(
 async def check_records(redis: Any, keys: RunKeys) -> None:
     steps = [step for _, step in await EventLog(redis, keys, "test").steps()]
     assert [(step.step, step.version, step.optimizer_steps, len(step.groups)) for step in steps] == [
-        (1, 1, 2, 4), (2, 2, 2, 4),
-    ]  # fmt: skip
+        (1, 1, 2, 4),
+        (2, 2, 2, 4),
+    ]
     assert await policy_version(redis, keys) == 2
     metrics = steps[0].metrics
     assert metrics["accuracy"] == 0.25
@@ -183,12 +188,12 @@ async def test_damaged_payloads_are_left_out_of_the_loss_and_told(
     assert gone in told
     assert f"{damaged} is missing or damaged: ValueError('its checksum does not match')" in told
     archived = RunArchive(runs_folder / run_id).batch(1)
-    masked = {one.payload for group in archived.groups for one in group.samples if one.masked}
+    masked = {sample.payload for group in archived.groups for sample in group.samples if sample.masked}
     assert masked == {gone, damaged}
     counts = await group_counts(redis, keys)
     assert (counts.trained, counts.reconciled) == (4, True)
     steps = [step for _, step in await EventLog(redis, keys, "test").steps()]
-    left = [one.tokens for group in batch.groups for one in group.samples if one.payload not in masked]
+    left = [sample.tokens for group in batch.groups for sample in group.samples if sample.payload not in masked]
     assert steps[0].metrics["trained_tokens"] == sum(left)
 
 
@@ -198,8 +203,13 @@ async def test_the_export_waits_for_the_last_evaluation_of_every_set(
     keys = RunKeys(run_id)
     sums = {"name": "sums", "task": "chain_sum", "prompts": 4}
     await submit(
-        redis, run_id, tiny_model, limits={"rollout_steps": 1}, data={"held_out": 0}, evaluation={"sets": [sums]},
-    )  # fmt: skip
+        redis,
+        run_id,
+        tiny_model,
+        limits={"rollout_steps": 1},
+        data={"held_out": 0},
+        evaluation={"sets": [sums]},
+    )
     thread = ServiceThread(LearnerService(), run_id, redis_url)
     try:
         await put_batch(redis, keys, 0)
@@ -213,7 +223,7 @@ async def test_the_export_waits_for_the_last_evaluation_of_every_set(
         await stop(thread)
 
 
-async def test_records_of_an_earlier_run_of_the_same_id_are_not_mixed_in(
+async def test_records_of_an_earlier_run_with_the_same_id_are_refused(
     redis: Any, redis_url: str, run_id: str, tiny_model: Path
 ) -> None:
     await submit(redis, run_id, tiny_model, limits={"rollout_steps": 1})
@@ -244,8 +254,12 @@ async def test_two_ranks_learn_together_and_stop_together(
 ) -> None:
     keys = RunKeys(run_id)
     await submit(
-        redis, run_id, tiny_model, limits={"rollout_steps": 1}, learner={"ranks": 2, "zero_stage": 3},
-    )  # fmt: skip
+        redis,
+        run_id,
+        tiny_model,
+        limits={"rollout_steps": 1},
+        learner={"ranks": 2, "zero_stage": 3},
+    )
     processes = two_ranks()
     await put_batch(redis, keys, 0)
     await put_evaluation(redis, keys)

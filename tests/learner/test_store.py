@@ -105,7 +105,7 @@ def test_another_node_finds_what_one_has_written(store: S3Server, tmp_path: Path
     assert run_mirror("run").listed("checkpoints") == {}
 
 
-def test_what_is_damaged_in_the_store_is_skipped_and_on_the_node_fetched_again(store: S3Server, tmp_path: Path) -> None:
+def test_damage_in_the_store_is_skipped_on_the_node_refetched(store: S3Server, tmp_path: Path) -> None:
     archive, checkpoints = node(tmp_path / "a")
     fill(archive, STEPS)
     first, second, third = (save(checkpoints, header(step), block_of(100, step), sampler="{}") for step in (1, 2, 3))
@@ -199,7 +199,7 @@ def test_ranks_of_several_nodes_write_one_checkpoint(store: S3Server, tmp_path: 
     checkpoints.partial.write(name, 0, block_of(10), NEVER)
     with pytest.raises(CheckpointError, match=r"ranks \[1\] did not write their files within 0\.1 s"):
         checkpoints.commit(name, header(1, ranks=2), NEVER, deadline_s=0.1)
-    assert {one.split("/")[1] for one in run_mirror("run").listed("checkpoints")} == {before.name, found.name}
+    assert {name.split("/")[1] for name in run_mirror("run").listed("checkpoints")} == {before.name, found.name}
 
 
 def test_a_run_that_began_without_a_store_is_taken_along(store: S3Server, tmp_path: Path) -> None:
@@ -258,10 +258,15 @@ async def until_step(redis: Any, keys: RunKeys, step: int) -> None:
 
 
 @pytest.mark.slow
-async def test_killed_on_one_node_it_ends_on_another_with_the_same_bits(
-    redis: Any, redis_url: str, run_id: str, tiny_model: Path, store: S3Server, tmp_path: Path,
+async def test_a_run_resumed_on_another_node_ends_with_the_same_bits(
+    redis: Any,
+    redis_url: str,
+    run_id: str,
+    tiny_model: Path,
+    store: S3Server,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     undisturbed, killed = RunKeys(f"{run_id}-a"), RunKeys(f"{run_id}-b")
     for keys in (undisturbed, killed):
         await submit(redis, keys.run, tiny_model, limits={"rollout_steps": STEPS}, learner=LEARNER)
@@ -289,8 +294,8 @@ async def test_killed_on_one_node_it_ends_on_another_with_the_same_bits(
     events = [event.text for _, event in await EventLog(redis, killed, "test").events() if event.phase == "ready"]
     assert "at step 3, from the checkpoint of step 2 and 1 archived batches" in events[-1]
     assert "again, bit by bit" in events[-1]
-    assert [one.weights for one in await steps_of(redis, killed)] == [
-        one.weights for one in await steps_of(redis, undisturbed)
+    assert [record.weights for record in await steps_of(redis, killed)] == [
+        record.weights for record in await steps_of(redis, undisturbed)
     ]
     exports = []
     for keys in (undisturbed, killed):
@@ -326,7 +331,7 @@ async def test_two_ranks_on_two_nodes_and_the_model_in_the_store(
         await put_batch(redis, keys, version)
     lives = [("a", "b"), ("c", "d")]
     for number, nodes in enumerate(lives):
-        ranks = start_ranks(run_id, redis_url, 2, [tmp_path / one for one in nodes])
+        ranks = start_ranks(run_id, redis_url, 2, [tmp_path / node for node in nodes])
         try:
             if number == 0:
                 await until_step(redis, keys, 3)
@@ -344,8 +349,8 @@ async def test_two_ranks_on_two_nodes_and_the_model_in_the_store(
     assert "at step 3, from the checkpoint of step 2 and 1 archived batches" in ready[-1]
     assert "again, bit by bit" in ready[-1]
     assert (tmp_path / f"d/{run_id}/batches/step-000003.rank-0.parquet").is_file(), "of the other node's share"
-    for one in "abcd":
-        assert len(list((tmp_path / one / "models").glob("s3-*/tiny/config.json"))) == 1
+    for node in "abcd":
+        assert len(list((tmp_path / node / "models").glob("s3-*/tiny/config.json"))) == 1
     with pytest.raises(ArchiveError):
         RunArchive(tmp_path / "d" / run_id).facts()
 

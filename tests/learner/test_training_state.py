@@ -58,12 +58,12 @@ def check_continuation(model: Path, folder: Path, stage: int, dtype: str, ranks:
     reader = open_trainer(model, stage, dtype, ranks)
     reader.restore(files_of(folder))
     assert [train(reader, version, ranks.rank) for version in (2, 3)] == after
-    assert all(torch.equal(bits(one), bits(ended[name])) for name, one in parameters_of(reader).items())
+    assert all(torch.equal(bits(tensor), bits(ended[name])) for name, tensor in parameters_of(reader).items())
     reader.close()
     undisturbed = open_trainer(model, stage, dtype, ranks)
     assert [train(undisturbed, version, ranks.rank) for version in range(4)] == before + after
     undisturbed.close()
-    assert len({one.gradient_norm for part in before + after for one in part}) == 8
+    assert len({record.gradient_norm for part in before + after for record in part}) == 8
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_policy_that_no_step_has_touched_can_be_kept_too(
     wanted = [train(writer, version, 0) for version in (0, 1)]
     writer.close()
     kept = tensors_of(tmp_path)
-    assert all(float(one.abs().max()) == 0 for name, one in kept.items() if name.startswith(("exp_avg", "step")))
+    assert all(float(tensor.abs().max()) == 0 for name, tensor in kept.items() if name.startswith(("exp_avg", "step")))
     reader = open_trainer(tiny_model, stage, "float32", alone)
     train(reader, 5, 0)  # what was trained before leaves no trace
     reader.restore(files_of(tmp_path))
@@ -107,7 +107,7 @@ def leave_states(model: Path, folder: Path, stages: Sequence[int], ranks: Ranks)
         put_down(writer.capture(), source, ranks.rank)
         record = train(writer, 2, ranks.rank)
         if ranks.rank == 0:
-            (source / NEXT).write_text(json.dumps([(one.loss, one.gradient_norm) for one in record]))
+            (source / NEXT).write_text(json.dumps([(step.loss, step.gradient_norm) for step in record]))
         writer.close()
 
 
@@ -123,9 +123,9 @@ def check_reading(model: Path, folder: Path, stage: int, alike: int, ranks: Rank
         reader.restore(files_of(source))
         check_same(reader, wanted, ranks)
         if source.name.endswith(f"stage-{alike}"):
-            found = [(one.loss, one.gradient_norm) for one in train(reader, 2, ranks.rank)]
-            for one, other in zip(found, json.loads((source / NEXT).read_text()), strict=True):
-                assert one == pytest.approx(other, rel=1e-4, abs=1e-6), (source.name, stage)
+            found = [(step.loss, step.gradient_norm) for step in train(reader, 2, ranks.rank)]
+            for pair, other in zip(found, json.loads((source / NEXT).read_text()), strict=True):
+                assert pair == pytest.approx(other, rel=1e-4, abs=1e-6), (source.name, stage)
     reader.close()
     return len(sources)
 
@@ -147,9 +147,9 @@ def check_same(reader: Trainer, wanted: dict[str, torch.Tensor], ranks: Ranks) -
 def with_negative_zeros(source: Path, folder: Path) -> None:
     """A state that only exact copying leaves as it is."""
     tensors = tensors_of(source)
-    for name, one in tensors.items():
+    for name, tensor in tensors.items():
         if name.startswith(("master", "exp_avg.")):
-            one.flatten()[::3] = -0.0
+            tensor.flatten()[::3] = -0.0
     folder.mkdir()
     save_file(tensors, folder / "rank-0000.safetensors")
 
@@ -230,7 +230,9 @@ def test_in_bfloat16_parameters_are_what_the_masters_round_to(tiny_model: Path, 
         writer.close()
     masters = tensors_of(tmp_path / "1")
     unrounded = [
-        name for name, one in masters.items() if name.startswith("master") and bool((one != one.bfloat16()).any())
+        name
+        for name, tensor in masters.items()
+        if name.startswith("master") and bool((tensor != tensor.bfloat16()).any())
     ]
     assert len(unrounded) == 20
     for stage in STAGES:
@@ -262,5 +264,5 @@ def test_a_state_of_another_policy_is_refused(tiny_model: Path, tmp_path: Path, 
         reader.restore([truncated])
     # It is as it was.
     record: tuple[OptimizerStepRecord, ...] = train(reader, 0, 0)
-    assert all(one.applied and math.isfinite(one.loss or 0.0) for one in record)
+    assert all(step.applied and math.isfinite(step.loss or 0.0) for step in record)
     reader.close()

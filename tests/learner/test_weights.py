@@ -67,7 +67,7 @@ def holds(receiver: Receiver, expected: Snapshot) -> bool:
 
 
 def all_hold(receivers: list[Receiver], expected: Snapshot) -> bool:
-    return all(holds(one, expected) for one in receivers)
+    return all(holds(receiver, expected) for receiver in receivers)
 
 
 @pytest.fixture
@@ -75,10 +75,10 @@ async def publisher(redis: Any, run_id: str) -> AsyncIterator[Publisher]:
     keys = RunKeys(run_id)
     settings = WeightsSettings(bucket_mib=1, timeout_s=15.0)
     history = await History.fenced(redis, keys, "learner")
-    one = Publisher(redis, keys, EventLog(redis, keys, "learner"), settings, "127.0.0.1", history)
-    await one.open(snapshot(0).manifest)
-    yield one
-    await one.close()
+    publisher = Publisher(redis, keys, EventLog(redis, keys, "learner"), settings, "127.0.0.1", history)
+    await publisher.open(snapshot(0).manifest)
+    yield publisher
+    await publisher.close()
 
 
 @pytest.fixture
@@ -136,14 +136,19 @@ async def test_a_joiner_is_served_while_the_learner_computes(publisher: Publishe
         thread.join(10)
 
 
-async def test_two_are_served_within_three_deadlines_after_the_third_died_in_mid_broadcast(
+async def test_two_are_served_after_the_third_died_in_the_broadcast(
     publisher: Publisher, start: Any, redis: Any, redis_url: str, run_id: str
 ) -> None:
     healthy = [start("one"), start("two")]
     doomed = await asyncio.create_subprocess_exec(
-        sys.executable, str(ROOT / "tests/learner/receiver.py"), redis_url, run_id, "doomed", "1",
+        sys.executable,
+        str(ROOT / "tests/learner/receiver.py"),
+        redis_url,
+        run_id,
+        "doomed",
+        "1",
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     keys = RunKeys(run_id)
     await announced(redis, keys, "doomed")
     # The broken broadcast ends at its deadline at the latest, here 15 s; once the dead one has lapsed, two are left.

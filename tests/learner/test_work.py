@@ -50,7 +50,7 @@ async def train(worker: RankWorker, batch: Batch, *, archived: bool = False) -> 
     return trained.optimizer
 
 
-async def test_steps_are_trained_beside_a_write_and_again_from_the_archive(
+async def test_steps_train_during_a_write_and_again_from_the_archive(
     redis: Any, run_id: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = RunKeys(run_id)
@@ -72,7 +72,7 @@ async def test_steps_are_trained_beside_a_write_and_again_from_the_archive(
         assert worker.checkpoints.sampler(checkpoint) == "{}"
     # What the archive holds is all that is needed.
     for batch in batches:
-        await redis.delete(*[one.payload for group in batch.groups for one in group.samples])
+        await redis.delete(*[sample.payload for group in batch.groups for sample in group.samples])
     async with working(redis, run_id) as worker:
         point = await worker.resume.find_start_point(4)
         assert (point.checkpoint, point.steps) == (checkpoint, (2, 3, 4))
@@ -185,6 +185,6 @@ async def test_two_ranks_train_on_when_nothing_can_be_written(
     finally:
         end_ranks(ranks)
     found = Checkpoints(RunArchive(runs_folder / run_id)).complete()
-    assert [(one.step, one.ranks, len(one.files)) for one in found] == [(2, 2, 2)]
+    assert [(checkpoint.step, checkpoint.ranks, len(checkpoint.files)) for checkpoint in found] == [(2, 2, 2)]
     failures = [event.text for _, event in await EventLog(redis, keys, "test").events() if "failed" in event.phase]
     assert len(failures) == 1
