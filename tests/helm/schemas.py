@@ -33,7 +33,7 @@ OPEN = "x-kubernetes-preserve-unknown-fields"
 MONITORING = "monitoring.coreos.com/"
 
 _read_once = cache(kubernetes_validate.schema_contents)
-"""The library reads some megabytes anew for every object."""
+"""Without a cache the library reads some megabytes for every object."""
 
 
 def kubernetes_errors(document: Document, version: str) -> list[str]:

@@ -84,7 +84,7 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     (("rollout.replicas=2",), ("rollout", "replicas is not allowed")),
     (("redis.external.adress=a:1",), ("redis.external", "adress")),
     (("networkPolicy.clients[0].podSelectr.a=b",), ("networkPolicy.clients.0", "podSelectr")),
-    # What Kubernetes would refuse at the first pod only: nobody looks at a pod inside a RayCluster before.
+    # Errors that Kubernetes would report only at the first pod: it does not check a pod template in a RayCluster.
     (("rollout.tolerations[0].operatr=Exists",), ("rollout.tolerations.0", "operatr is not allowed")),
     (("rollout.tolerations[0].operator=Exist",), ("rollout.tolerations.0.operator", "Exists")),
     (("learner.topologySpreadConstraints[0].foo=1",), ("learner.topologySpreadConstraints.0", "maxSkew is required")),

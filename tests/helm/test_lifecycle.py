@@ -144,7 +144,7 @@ def test_a_change_replaces_exactly_the_pods_it_concerns(
 
 
 def test_pods_have_checksums_of_config_maps_they_read_once() -> None:
-    """All but the bounds, which are read anew: their pods must not restart."""
+    """All except the bounds, which are read at each use: their pods must not restart."""
     rendering, looked_at = render(DEFAULTS), set()
     for pod in rendering.lasting_pods:
         for name, volume in pod.volumes.items():

@@ -116,7 +116,7 @@ OWN_REDIS = fan(PENSTOCK, ("redis",), REDIS)
 
 
 def by_address(sources: tuple[str, ...], *ports: int) -> Arrows:
-    """What is let out to any address; the release's own pods have addresses too, but let nobody in by them."""
+    """Egress to any address; the release's own pods have addresses too, but allow no ingress by address."""
     return fan(sources, (*REACHED_BY_ADDRESS, *OWN), *ports)
 
 

@@ -67,7 +67,7 @@ def test_a_disruption_budget_still_allows_a_drain(case: Case) -> None:
         if budget.component == "api":
             assert spec == {"maxUnavailable": 1}
         else:
-            # A single one is held on purpose, until somebody says when it may go; of several one may go at any time.
+            # A single pod is kept until an operator deletes it; of several pods one may be evicted at any time.
             assert spec == {"minAvailable": 1}, f"{budget}: of {most} none may be evicted"
     held = {budget.component for budget in rendering.all("PodDisruptionBudget")}
     assert held == {"api", "head", "rollout", "learner"} | ({"redis"} if rendering.has("StatefulSet") else set()), (
