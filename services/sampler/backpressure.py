@@ -24,14 +24,14 @@ class Flow:
 class SlotLimits:
     """The limits of a run, in groups.
 
-    `wave`: the groups of one generation batch. `widened`: whether the starvation level is 1 or higher.
+    `generation_batch`: the size of one. `widened`: whether the starvation level is 1 or higher.
     """
 
     groups_per_step: int
     max_staleness: int
     steps_left: int
     max_inflight: int
-    wave: int
+    generation_batch: int
     widened: bool = False
 
     @property
@@ -60,15 +60,15 @@ def continuous(flow: Flow, limits: SlotLimits) -> int:
 
 
 def generation_batch(flow: Flow, limits: SlotLimits) -> int:
-    """The number of groups to dispatch now: one whole wave, or none.
+    """The number of groups to dispatch now: one whole generation batch, or none.
 
-    As in the published script, a wave is dispatched only when every group of the previous wave is judged, the kept
-    groups do not fill the next batch, and that batch has slots. `widened` has no effect.
+    As in the published script, a generation batch is dispatched only when every group of the previous one is judged,
+    the kept groups do not fill the next batch, and that batch has slots. `widened` has no effect.
     """
     waits = flow.generating > 0 or flow.kept >= limits.groups_per_step
     if waits or flow.batched + limits.groups_per_step > limits.slots:
         return 0
-    return min(limits.room(flow), limits.wave)
+    return min(limits.room(flow), limits.generation_batch)
 
 
 REFILLS: Mapping[str, Callable[[Flow, SlotLimits], int]] = {

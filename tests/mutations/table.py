@@ -201,7 +201,7 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
     ],
     "services/sampler/queue/dispatch.py": [
         ("generation batches: without end",
-         "return 0 < self._rule.max_generation_batches <= self._waves", "return False"),
+         "return 0 < self._rule.max_generation_batches <= self._generation_batches", "return False"),
     ],
     "services/sampler/queue/publication.py": [
         ("staleness: the surplus is always thrown away",

@@ -50,7 +50,7 @@ class Dispatcher:
         place = Place(state.cursor, state.scan, state.draws)
         self._selection = Selection(prompts, self._recipe.seed, self.rates, rule, place)
         self._next_group = state.next_group
-        self._waves = state.generation_batches
+        self._generation_batches = state.generation_batches
         self._unsent: Prompt | None = None
         self._count_dropped()
 
@@ -63,7 +63,7 @@ class Dispatcher:
             scan=place.scan,
             draws=place.draws,
             next_group=self._next_group,
-            generation_batches=self._waves,
+            generation_batches=self._generation_batches,
         )
 
     async def dispatch(self, steps_left: int, survival: float, version: int, level: Level) -> None:
@@ -78,14 +78,14 @@ class Dispatcher:
             max_staleness=limits.max_staleness,
             steps_left=steps_left,
             max_inflight=limits.max_inflight_groups,
-            wave=limits.groups_per_step * self._rule.generation_batch_factor,
+            generation_batch=limits.groups_per_step * self._rule.generation_batch_factor,
             widened=level >= Level.WIDEN,
         )
         count = REFILLS[self._rule.refill](self._table.flow(survival), slot_limits)
         if count and self._rule.refill == "generation_batches":
             if self.exhausted:
                 return
-            self._waves += 1
+            self._generation_batches += 1
         in_flight = self._table.prompts_in_flight
         strategy = "boundary" if level >= Level.BOUNDARY else self._rule.selection.strategy
         for _ in range(count):
@@ -98,7 +98,7 @@ class Dispatcher:
     @property
     def exhausted(self) -> bool:
         """Whether all generation batches that the recipe allows for one batch were dispatched."""
-        return 0 < self._rule.max_generation_batches <= self._waves
+        return 0 < self._rule.max_generation_batches <= self._generation_batches
 
     def _draw(self, strategy: str, version: int, in_flight: set[str]) -> Prompt:
         try:
@@ -126,7 +126,7 @@ class Dispatcher:
 
     def begin_batch(self) -> None:
         """Count generation batches from 0 again, because a batch was published or a paused run was resumed."""
-        self._waves = 0
+        self._generation_batches = 0
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -134,7 +134,7 @@ class Dispatcher:
         dropped = self._selection.walk.dropped
         counts = {f"prompts_{cause.value.replace('-', '_')}": float(dropped[cause.value]) for cause in PROMPT_FAULTS}
         if self._rule.refill == "generation_batches":
-            counts["generation_batches"] = float(self._waves)
+            counts["generation_batches"] = float(self._generation_batches)
         return counts
 
     def _count_dropped(self) -> None:

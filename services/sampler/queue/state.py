@@ -22,10 +22,11 @@ NO_ESCALATION = Escalation(None, None, None, None)
 
 
 def starvation_of(recipe: Recipe) -> Starvation:
-    """The starvation of a run that starts. Generation batches have a limit of their own in place of the levels."""
+    """The initial starvation state. Generation batches have max_generation_batches in place of the levels."""
     sampling = recipe.algorithm.dynamic_sampling
-    waves = sampling.refill == "generation_batches"
-    escalation = NO_ESCALATION if waves else Escalation(**sampling.starvation.model_dump())
+    if sampling.refill == "generation_batches":
+        return Starvation(NO_ESCALATION, recipe.limits.groups_per_step)
+    escalation = Escalation(**sampling.starvation.model_dump())
     return Starvation(escalation, recipe.limits.groups_per_step)
 
 
@@ -67,10 +68,10 @@ class QueueState:
             Window(recipe),
             last_step=recipe.limits.rollout_steps,
         )
-        await state._find_place()
+        await state._load_progress()
         return state
 
-    async def _find_place(self) -> None:
+    async def _load_progress(self) -> None:
         """Load the published step, the starvation level and the last rewind of an earlier sampler."""
         redis, keys = self.context.redis, self.context.keys
         stored = {name.decode(): value.decode() for name, value in (await redis.hgetall(keys.queue)).items()}
