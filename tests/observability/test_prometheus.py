@@ -148,7 +148,7 @@ def series_of(prometheus, expression):
 @pytest.mark.timeout(600)
 def test_the_shipped_files_work_beside_a_real_run(stack, prometheus, run):
     check_targets(prometheus)
-    check_metrics(prometheus, run)
+    check_metrics(stack, prometheus, run)
     check_rules(prometheus, run)
     check_panels(prometheus, run)
     check_the_end(stack, prometheus, run)
@@ -166,7 +166,7 @@ def check_targets(prometheus):
     assert {target["labels"]["job"] for target in found} == {"penstock"}
 
 
-def check_metrics(prometheus, run):
+def check_metrics(stack, prometheus, run):
     """Every metric that a dashboard or rule names exists, with the labels of the process that exported it."""
     named = set(everything_named())
 
