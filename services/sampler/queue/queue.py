@@ -11,7 +11,7 @@ Must not hold a rule of its own. What each part of the loop waits for, and what 
      |  +-- released <-- dead letter or orphaned (in flight), too stale (kept)          v
      +-- commit <-- learner <-- batch <-- groups_per_step groups (level 3: any) <-- kept groups
            |                      ^
-           +-- newer policy ------+   at most max_staleness steps behind the batch
+           +-- newer policy ------+   (its step is at least next_step - 1 - max_staleness)
 """
 
 from __future__ import annotations
