@@ -1,4 +1,4 @@
-"""Owns one rollout step's data for the gradient tests, and what the trainer makes of it, on any number of ranks.
+"""Owns one rollout step's data for the gradient tests, and the trainer's results for it, on any number of ranks.
 
 Must not be used outside tests.
 """
@@ -32,7 +32,7 @@ VOCABULARY = 107
 TEMPERATURE = 0.7
 CHUNK_TOKENS = 32
 REFERENCE_SCALE = 1.0625
-"""What the reference policy's weights are multiplied by, so that the KL term has a gradient from the start."""
+"""The factor on the reference policy's weights, so that the KL term has a gradient from the start."""
 
 EVERYTHING = {
     "clip_low": 0.15,
@@ -117,7 +117,7 @@ def shifted(behaviour: Tensor) -> Tensor:
 
 
 def proximal_of(case: Case) -> dense.Proximal:
-    """What the case's ratios compare with at the first optimizer step."""
+    """The log-probs with which the case's ratios compare at the first optimizer step."""
     if case.given_proximal:
         return lambda payload, current: shifted(dense.behaviour(payload, current))
     return dense.behaviour if case.algorithm.get("proximal") == "behaviour" else dense.own
@@ -174,7 +174,7 @@ def step_data(folder: Path, data: str, *, backwards: bool = False) -> tuple[Batc
 
 
 def open_trainer(folder: Path, case: Case, ranks: Ranks) -> Trainer:
-    """The case's trainer, its reference policy apart from the initial one."""
+    """The case's trainer, with a reference policy that differs from the initial one."""
     trainer = Trainer(folder, recipe(folder, case), ranks, short_cut=case.short_cut)
     trainer._share_prompts = trainer._share_prompts and case.share_prompts
     if case.given_proximal:
@@ -203,7 +203,7 @@ def _scale(trainer: Trainer, parameters: list[Any]) -> None:
 def run_case(folder: Path, case: Case, ranks: Ranks) -> tuple[dict[str, Tensor], Trained]:
     """One rollout step: Adam's first moment (0.1 x the last clipped gradient at one step) and the weights after it."""
     with pytest.MonkeyPatch.context() as patch, in_float64() if case.widened else nullcontext():
-        # So that ranks with little to do must run the head as often as those with much, on responses this short.
+        # Small chunks, so that ranks with less work must run the head as often as others despite short responses.
         patch.setattr(logprobs, "CHUNK_TOKENS", CHUNK_TOKENS)
         return _run(folder, case, ranks)
 
@@ -232,12 +232,12 @@ def _moment(trainer: Trainer, case: Case, parameter: Any) -> Any:
 
 
 def micro_batch_counts(folder: Path, case: Case, ranks: int) -> list[int]:
-    """How many micro-batches each of `ranks` makes of the first mini-batch, before fillers."""
+    """The number of micro-batches of each of `ranks` in the first mini-batch, before fillers."""
     return [len(part) for part in micro_batches_of(folder, case, ranks)]
 
 
 def micro_batches_of(folder: Path, case: Case, ranks: int) -> list[list[MicroBatch]]:
-    """The micro-batches that each of `ranks` makes of the first mini-batch, before fillers."""
+    """The micro-batches of each of `ranks` in the first mini-batch, before fillers."""
     batch, payloads = step_data(folder, case.data)
     plan = plan_step(batch, case.mini_batch_groups, "token", ranks, longest=1)[0]
     return [micro_batches(share, payloads, case.budget, share_prompts=case.share_prompts) for share in plan.shares]

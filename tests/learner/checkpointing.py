@@ -1,4 +1,4 @@
-"""Owns trainers whose state is saved and restored in tests, and states on disk without a checkpoint around them.
+"""Owns trainers whose state is saved and restored in tests, and states on disk outside a checkpoint.
 
 Must not be used outside tests.
 """
@@ -32,7 +32,7 @@ NEVER = threading.Event()
 
 
 def open_trainer(model: Path, stage: int, dtype: str, ranks: Ranks) -> Trainer:
-    # The rate of a warming-up schedule tells whether its counter was restored, weight decay whether the weights were.
+    # The learning rate of a warm-up shows whether its counter was restored, weight decay whether the weights were.
     learner = {"zero_stage": stage, "dtype": dtype, "warmup_rollout_steps": 8, "weight_decay": 0.1}
     return Trainer(model, parse_recipe(recipe_document(model, learner=learner)), ranks)
 
@@ -56,7 +56,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
-    """All ranks' tensors, read by the format's own library; each must be there once."""
+    """All ranks' tensors, read by the format's own library. Each must exist once."""
     found: dict[str, Tensor] = {}
     for path in files_of(folder):
         tensors = load_file(path)
@@ -66,7 +66,7 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """To be compared: 0.0 is not -0.0."""
+    """The bits of a tensor, for comparisons in which 0.0 differs from -0.0."""
     return tensor.contiguous().view(torch.uint8 if tensor.dim() else tensor.dtype)
 
 
@@ -80,7 +80,7 @@ def parameters_of(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def block_of(values: int, seed: int = 0) -> HostBlock:
-    """Four bytes a value."""
+    """A state of `values` random float32."""
     block = HostBlock({"master.weight": TensorLayout(torch.float32, (values,))})
     block["master.weight"].copy_(torch.randn(values, generator=torch.Generator().manual_seed(seed)))
     return block
@@ -88,7 +88,7 @@ def block_of(values: int, seed: int = 0) -> HostBlock:
 
 @dataclass
 class Slow:
-    """A state of which the first chunk is written at once, and the rest when `go` is set."""
+    """A state whose first chunk is written at once, and the rest when `go` is set."""
 
     state: Writable
     begun: threading.Event
@@ -98,11 +98,11 @@ class Slow:
         for chunk in self.state.chunks():
             yield chunk
             self.begun.set()
-            assert self.go.wait(60), "nobody let it go on"
+            assert self.go.wait(60), "`go` was not set within 60 s"
 
 
 class Endless:
-    """A state that is never written to its end."""
+    """A state that never ends."""
 
     def chunks(self) -> Iterator[memoryview]:
         while True:
@@ -122,7 +122,7 @@ def archive_with(folder: Path, steps: int) -> RunArchive:
 
 
 def names(archive: RunArchive) -> list[str]:
-    """All that lies in the folder of its checkpoints."""
+    """The names in the folder of checkpoints."""
     return sorted(path.name for path in archive.checkpoints.iterdir())
 
 
@@ -132,7 +132,7 @@ def header(step: int, ranks: int = 1, version: int | None = None) -> CheckpointH
 
 
 def save(checkpoints: Checkpoints, at: CheckpointHeader, *states: Writable, sampler: str | None = None) -> Checkpoint:
-    """A whole checkpoint, of as many ranks as there are states."""
+    """A complete checkpoint, with one rank per state."""
     name = checkpoints.partial.start(at.step)
     for rank, state in enumerate(states):
         checkpoints.partial.write(name, rank, state, NEVER)

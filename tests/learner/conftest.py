@@ -1,4 +1,4 @@
-"""Owns where the learners of tests keep their runs.
+"""Owns the folder in which the learners of tests keep their runs.
 
 Must not know what a run's folder holds.
 """

@@ -1,4 +1,4 @@
-"""Owns a process that dies before every single call by which writing a checkpoint changes the disk.
+"""Owns a process that dies before each of the calls with which a checkpoint's write changes the disk.
 
 Must not be used outside tests. Must not import torch: children of a process with its threads cannot be forked safely.
 """
@@ -23,7 +23,7 @@ NEVER = threading.Event()
 
 
 class Bytes:
-    """A state of which any content will do."""
+    """A state with arbitrary content."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -33,7 +33,7 @@ class Bytes:
 
 
 def write(folder: Path, step: int, ranks: int = 2) -> None:
-    """A whole checkpoint, and those before the last two deleted."""
+    """Write a complete checkpoint, and delete all but the last two."""
     checkpoints = Checkpoints(RunArchive(folder))
     name = checkpoints.partial.start(step)
     for rank in range(ranks):
@@ -44,7 +44,7 @@ def write(folder: Path, step: int, ranks: int = 2) -> None:
 
 
 def note(calls: list[str], dies_at: int) -> None:
-    """From now on keep the names of CALLS, and die instead of making the call number `dies_at`, counted from 0."""
+    """Record the names of all CALLS from now on, and die instead of the call with number `dies_at`, counted from 0."""
 
     def noting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*given: Any, **named: Any) -> Any:
@@ -60,7 +60,7 @@ def note(calls: list[str], dies_at: int) -> None:
 
 
 def check(folder: Path) -> str:
-    """Raise AssertionError unless what is left is as good as before the write, or as after it: the steps."""
+    """The steps left. Raises AssertionError unless they are as usable as before the write, or as after it."""
     checkpoints = Checkpoints(RunArchive(folder))
     steps = [checkpoint.step for checkpoint in checkpoints.complete()]
     for checkpoint in checkpoints.complete():
@@ -69,7 +69,7 @@ def check(folder: Path) -> str:
     assert steps in ([1, 2], [1, 2, 3], [2, 3]), steps
     assert newest is not None
     assert newest.step == steps[-1], newest
-    # Replay goes on from the oldest, so the batches after it must be there.
+    # Replay starts from the oldest, so the batches after it must exist.
     assert RunArchive(folder).steps()[-3 + steps[0] :] == list(range(steps[0] + 1, 4))
     checkpoints.clear_interrupted()
     write(folder, 3)
@@ -80,7 +80,7 @@ def check(folder: Path) -> str:
 
 
 def main(folder: Path) -> None:
-    """Print the steps found after each death, one line each, and the calls of a write that nobody interrupted."""
+    """Print the steps found after each death, one line each, and the calls of an uninterrupted write."""
     for dies_at in range(200):
         copy = folder.with_name(f"copy-{dies_at}")
         shutil.copytree(folder, copy)
@@ -96,7 +96,7 @@ def main(folder: Path) -> None:
             return
         assert os.waitstatus_to_exitcode(status) == DIED, status
         print(check(copy), flush=True)
-    raise AssertionError("it never came to its end")
+    raise AssertionError("the write did not end")
 
 
 if __name__ == "__main__":

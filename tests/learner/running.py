@@ -1,4 +1,4 @@
-"""Owns how the learner's tests run a real one: batches as the sampler leaves them, waiting, the rank processes.
+"""Owns how tests run a real learner: batches as the sampler publishes them, waiting, the rank processes.
 
 Must not be used outside tests.
 """
@@ -75,7 +75,7 @@ def draw_batch(keys: RunKeys, version: int, logprob: float = -4.5) -> tuple[Batc
 
 
 async def put_batch(redis: Any, keys: RunKeys, version: int, logprob: float = -4.5) -> Batch:
-    """A drawn batch as the sampler leaves it: payloads stored, groups batched and pending."""
+    """Publish a drawn batch as the sampler does: payloads stored, groups batched and pending."""
     batch, payloads = draw_batch(keys, version, logprob)
     for key, payload in payloads.items():
         await redis.hset(key, mapping=pack(payload))
@@ -88,7 +88,7 @@ async def put_batch(redis: Any, keys: RunKeys, version: int, logprob: float = -4
 
 
 async def put_evaluation(redis: Any, keys: RunKeys, evaluated: str = HELD_OUT, name: str = AFTER) -> EvaluationRecord:
-    """What the sampler writes down once a set's answers are in."""
+    """Append the evaluation of a set, as the sampler does when it is complete."""
     record = EvaluationRecord(
         name=name,
         set=evaluated,
@@ -117,7 +117,7 @@ async def until_event(redis: Any, keys: RunKeys, phase: str, deadline_s: float =
 
 
 async def stop(thread: ServiceThread) -> None:
-    """Drain a learner that is well."""
+    """Drain a healthy learner."""
     assert await asyncio.to_thread(thread.stop, 60.0), "the learner did not drain within 60 s"
     assert thread.error is None, thread.error
 
@@ -136,7 +136,7 @@ async def train_run(redis: Any, redis_url: str, run: str, versions: int) -> None
 
 
 class Program(subprocess.Popen[bytes]):
-    """A process that runs some code, and writes what it has to say to a file: nobody reads a pipe beside it."""
+    """A process that runs `code` and logs to a file, because no test reads a pipe meanwhile."""
 
     def __init__(self, code: str, environment: dict[str, str]) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it stays readable after the process
@@ -150,12 +150,12 @@ class Program(subprocess.Popen[bytes]):
         )
 
     def said(self) -> str:
-        """Its log so far. Read without moving the place in the file at which it writes."""
+        """Its log so far, read without moving the file position at which it writes."""
         return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0).decode(errors="replace")
 
 
 def start_ranks(run: str, redis_url: str, world: int, nodes: Sequence[Path] = ()) -> list[Program]:
-    """The ranks of a learner as processes of their own; end them with `end_ranks`.
+    """Start the ranks of a learner as processes; kill them with `end_ranks`.
 
     `nodes`: for each a PENSTOCK_RUNS of its own, as on nodes that share nothing but a store.
     """
@@ -179,7 +179,7 @@ def start_programs(code: str, world: int, environments: Sequence[dict[str, str]]
 
 
 async def drain_ranks(processes: list[Program]) -> None:
-    """Ask all ranks to stop; each must end well."""
+    """Ask all ranks to stop. Each must exit with 0."""
     for process in processes:
         process.terminate()
     for process in processes:
@@ -187,7 +187,7 @@ async def drain_ranks(processes: list[Program]) -> None:
 
 
 def end_ranks(processes: list[Program]) -> None:
-    """Leave none running, whatever happened."""
+    """Kill the processes that still run."""
     for process in processes:
         process.kill()
         process.wait(60)

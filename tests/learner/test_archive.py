@@ -1,4 +1,4 @@
-"""A run's folder: what is written is read back, damage is named, retention keeps what replay needs."""
+"""A run's folder: files are read back, damage is named, retention keeps what replay needs."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_every_flipped_byte_of_a_share_is_found_or_harmless(archive: RunArchive)
         except ArchiveError as error:
             errors.append(str(error))
             continue
-        for key, original in PAYLOADS.items():  # what was hit is a statistic, say, which nobody reads
+        for key, original in PAYLOADS.items():  # the flipped byte is not read, such as one of a statistic
             assert found[key].response_ids.tobytes() == original.response_ids.tobytes()
             assert found[key].behaviour_logprobs.tobytes() == original.behaviour_logprobs.tobytes()
     assert len(errors) > 50

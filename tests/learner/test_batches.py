@@ -1,4 +1,4 @@
-"""Mini-batches, shares and micro-batches: who trains what, in which layout."""
+"""Mini-batches, shares and micro-batches: which rank trains which samples, in which layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there, whatever dies while one is written: the disk, the process, at any call."""
+"""A checkpoint is complete or absent, whatever fails while it is written: the disk, or the process at any call."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def checkpoints(archive: RunArchive) -> Checkpoints:
 
 @contextmanager
 def small_disk(folder: Path, mib: int) -> Iterator[None]:
-    """A file system of its own at `folder`."""
+    """A separate small file system at `folder`."""
     folder.mkdir(parents=True)
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(folder)], capture_output=True, text=True
@@ -59,7 +59,7 @@ def test_a_full_disk_fails_the_checkpoint_and_nothing_else(tmp_path: Path) -> No
         name = checkpoints.partial.start(2)
         with pytest.raises(CheckpointError, match=r"rank-0001.*could not be written \(No space left on device\)"):
             checkpoints.partial.write(name, 1, block_of(800_000), NEVER)
-        # Rank 0 hears of it from the other rank's word, long before its deadline.
+        # Rank 0 learns of it from the other rank's report, long before its deadline.
         checkpoints.partial.write(name, 0, block_of(100), NEVER)
         with pytest.raises(CheckpointError, match=r"rank-0001.*No space left on device"):
             checkpoints.commit(name, header(2, ranks=2), NEVER)
@@ -69,7 +69,7 @@ def test_a_full_disk_fails_the_checkpoint_and_nothing_else(tmp_path: Path) -> No
             save(checkpoints, header(2), block_of(100_000))
         left = set(names(archive)) - {first.name}
         (tmp_path / "run/full").unlink()
-        # Not even a word can be written to a disk this full: the rank's own service gives it up.
+        # A disk this full has no room for a report either: the rank's own service abandons the checkpoint.
         for partial in left:
             checkpoints.partial.abandon(partial.removeprefix("."))
         another = save(checkpoints, header(3), block_of(1000))
@@ -157,11 +157,11 @@ def test_dying_at_any_call_leaves_only_intact_checkpoints(tmp_path: Path) -> Non
     )
     assert found.returncode == 0, found.stderr
     *deaths, calls = found.stdout.splitlines()
-    # All that was there before the rename was there after each death up to it, and the new one after each later one.
+    # The old checkpoints survive each death before the rename; the new one exists after each later death.
     renamed = calls.split().index("rename")
     assert len(deaths) == len(calls.split()) >= 20
     assert set(deaths[: renamed + 1]) == {"1,2"}
     assert deaths[renamed + 1] == "1,2,3"
     assert set(deaths[renamed + 1 :]) <= {"1,2,3", "2,3"}
-    # Content, then names, then the one name that makes it count; before anything is deleted.
+    # Content, then names, then the rename that makes it a checkpoint; all before anything is deleted.
     assert calls.split()[renamed - 1 : renamed + 3] == ["fsync", "rename", "fsync", "unlink"]

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: found again, passed over where damaged, waited for where ranks are late, deleted when old."""
+"""Checkpoints on disk: found again, skipped if damaged, completed by late ranks, deleted when old."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def cut_short(path: Path) -> None:
 
 
 def count_on(path: Path) -> None:
-    """A manifest that reads as well as before."""
+    """Change a manifest that stays readable."""
     text = path.read_text()
     assert '"version":4' in text
     path.write_text(text.replace('"version":4', '"version":5'))
@@ -120,7 +120,7 @@ def test_a_damaged_one_is_skipped_and_reported(
     found, skipped = checkpoints.newest_intact(STEPS)
     assert (found, list(skipped)) == (good, [bad.name])
     assert skipped[bad.name].startswith(f"{path}: {reason}")
-    # Set aside, it no longer takes the place of one that could be used.
+    # Set aside, it is not counted as a usable checkpoint.
     checkpoints.set_aside(skipped)
     save(checkpoints, header(5), block_of(10))
     checkpoints.prune(2)
@@ -153,8 +153,8 @@ def test_of_several_of_a_step_the_latest_version_counts(archive: RunArchive, che
 
 
 def test_the_last_ones_and_a_partial_one_are_kept(archive: RunArchive, checkpoints: Checkpoints) -> None:
-    under_way = checkpoints.partial.start(6)
-    checkpoints.partial.write(under_way, 0, block_of(10), NEVER)
+    in_progress = checkpoints.partial.start(6)
+    checkpoints.partial.write(in_progress, 0, block_of(10), NEVER)
     for step in (1, 2):
         save(checkpoints, header(step), block_of(10))
         checkpoints.prune(3)
@@ -166,7 +166,7 @@ def test_the_last_ones_and_a_partial_one_are_kept(archive: RunArchive, checkpoin
     assert archive.steps() == [3, 4, 5, 6]
     checkpoints.delete_after(3)
     assert [checkpoint.step for checkpoint in checkpoints.complete()] == [2, 3]
-    checkpoints.commit(under_way, header(6), NEVER)
+    checkpoints.commit(in_progress, header(6), NEVER)
     assert [checkpoint.step for checkpoint in checkpoints.complete()] == [2, 3, 6]
     assert checkpoints.clear_interrupted() == []
 
@@ -181,7 +181,7 @@ def test_rank_0_waits_for_the_others_without_reading_their_files(archive: RunArc
         assert late.begun.wait(120)
         time.sleep(0.3)
         assert (committing.done(), checkpoints.complete()) == (False, [])
-        # Rank 0 takes a rank's word for the content: were it read again, this would be noticed now.
+        # Rank 0 trusts the rank's report: reading the file again would reveal this.
         flip(archive.checkpoints / f".{name}" / "rank-0000.safetensors")
         late.go.set()
         other.result(120)
@@ -197,7 +197,7 @@ def test_a_rank_that_never_writes_is_named_at_the_deadline(archive: RunArchive, 
     with pytest.raises(CheckpointError, match=r"ranks \[1, 2\] did not write their files within 0\.3 s"):
         checkpoints.commit(name, header(4, ranks=3), NEVER, deadline_s=0.3)
     assert names(archive) == [before.name]
-    # One that wakes up later cannot bring it back.
+    # A rank that writes later cannot restore it.
     with pytest.raises(CheckpointError, match="abandoned by rank 0"):
         checkpoints.partial.write(name, 1, block_of(10), NEVER)
     assert names(archive) == [before.name]
@@ -265,7 +265,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
         with ThreadPoolExecutor(1) as threads:
             writing = threads.submit(checkpoints.partial.write, name, 0, slow, NEVER)
             assert slow.begun.wait(120)
-            # The header is written; the tensors are while these steps change every trainer of them.
+            # The header is written already; the tensors are written while these steps change all of them.
             trained = [train(trainer, version, 0) for version in (1, 2)]
             assert not writing.done()
             slow.go.set()

@@ -136,7 +136,7 @@ def test_warm_up_counts_rollout_steps_not_optimizer_steps(policy: Path, ranks: R
 
 
 def forwards(trainer: Trainer) -> list[None]:
-    """Grows by one with every forward pass of the policy's first layer."""
+    """Has one entry per forward pass of the policy's first layer."""
     calls: list[None] = []
     trainer.causal_lm.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(None))
     return calls
@@ -189,7 +189,7 @@ def test_behaviour_as_proximal_measures_the_current_policy(policy: Path, ranks: 
 
 @pytest.mark.conformance(formula="pi_ref: the initial policy of the run", setting="algorithm.kl_coefficient")
 def test_the_reference_stays_where_the_run_began(policy: Path, ranks: Ranks) -> None:
-    """k3 against it is 0 for the initial policy and not after a rollout step; without a coefficient there is none."""
+    """k3 is 0 for the initial policy and positive after a rollout step; without a coefficient it is absent."""
     case = replace(EXACT, algorithm={"kl_coefficient": 0.1}, mini_batch_groups=4)
     trainer = Trainer(policy, recipe(policy, case), ranks)
     batch, payloads = step_data(policy, "four")

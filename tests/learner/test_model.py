@@ -83,7 +83,7 @@ def test_a_head_that_does_more_than_a_product_is_refused(tiny_model: Path) -> No
 
 
 def test_dropout_is_off_even_where_layers_train(tiny_model: Path, tmp_path: Path) -> None:
-    """Activation checkpointing needs training mode, in which a layer would drop; two passes must agree all the same."""
+    """Activation checkpointing needs training mode, in which dropout would be on; two passes must still agree."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model, attention_dropout=0.5)
     model.save_pretrained(tmp_path)
     assert '"attention_dropout": 0.5' in (tmp_path / "config.json").read_text()
@@ -113,7 +113,7 @@ def test_float64_needs_no_zero(tiny_model: Path, stage: int) -> None:
 
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_a_gradient_that_is_not_finite_changes_nothing(tiny_model: Path, stage: int) -> None:
-    """One of three mini-batches is spoilt: it is skipped and recorded, the weights stay finite, learning goes on."""
+    """One of three mini-batches is spoilt: it is skipped and recorded, weights stay finite, training continues."""
     ranks = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
     try:
         trainer = Trainer(tiny_model, recipe(tiny_model, Case("spoilt", stage=stage, mini_batch_groups=1)), ranks)

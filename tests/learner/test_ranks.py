@@ -1,4 +1,4 @@
-"""Ranks meet however late the last one has its model; and hear of rank 0 whatever it waits for."""
+"""Ranks meet however late the last one has its model, and receive commands whatever rank 0 waits for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a learner begins that takes over, and that it ends with the same bits wherever the former one was killed."""
+"""The start point of a resumed learner, and that it ends with the same bits wherever the previous one was killed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [
 STEPS = 6
 COMMITTED = "committed"
 LIFE_S = 240.0
-"""What each learner may take, its start included."""
+"""The most seconds that each learner may run, including its start."""
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_from_the_newest_intact_checkpoint_to_the_last_step(archive: RunArchive,
     fourth = save(checkpoints, header(4), block_of(10))
     assert find_start_point(archive, checkpoints, 6) == StartPoint(fourth, (5, 6), {})
     assert find_start_point(archive, checkpoints, 4) == StartPoint(fourth, (), {})
-    # Rewound to step 3: what lies behind it is of no use.
+    # Rewound to step 3: later checkpoints are ignored.
     assert find_start_point(archive, checkpoints, 3) == StartPoint(second, (3,), {})
     (checkpoints.path(fourth) / "rank-0000.safetensors").unlink()
     damaged = find_start_point(archive, checkpoints, 6)
@@ -77,7 +77,7 @@ def test_batches_that_are_missing_or_damaged_are_named(archive: RunArchive, chec
     assert "step-000005.rank-0.parquet: damaged" in text
     assert "step-000006.rank-0.parquet: missing" in text
     assert f"{damaged.name}/rank-0000.safetensors: missing" in text
-    # What comes before and after is there.
+    # Earlier start points are still found.
     assert find_start_point(archive, checkpoints, 2).steps == ()
 
 
@@ -97,7 +97,7 @@ def test_shares_of_any_number_of_ranks_make_a_whole_batch(archive: RunArchive) -
 
 
 def work(folder: str, model: str, last: int) -> None:
-    """A learner of one rank without a service: come back to the step that was committed, and go on to step `last`.
+    """A learner of one rank without a service: restore the committed step, then train up to step `last`.
 
     Unless that ends the run, the step behind it is trained as well, but not committed: there it waits to be killed.
     """
@@ -116,7 +116,7 @@ def work(folder: str, model: str, last: int) -> None:
         trainer.train(trainer.plan(batch), archived_payloads(archive, batch))
         if step == last + 1:
             time.sleep(LIFE_S)
-            raise TimeoutError(f"nobody killed it within {LIFE_S:g} s of training step {step}")
+            raise TimeoutError(f"it was not killed within {LIFE_S:g} s of training step {step}")
         if step > at:
             committed.with_suffix(".new").write_text(str(step))
             committed.with_suffix(".new").replace(committed)
@@ -138,16 +138,16 @@ def begin(folder: Path, model: Path, last: int = STEPS) -> subprocess.Popen[str]
 @pytest.mark.parametrize(
     ("kills", "begins"),
     [
-        # Behind the checkpoint of step 2.
+        # After the checkpoint of step 2.
         ((3,), [(0,), (2,)]),
-        # And with no checkpoint, and while that of step 4 is written.
+        # Also without a checkpoint, and while that of step 4 is written.
         pytest.param((1, 3, 4), [(0,), (0,), (2,), (2, 4)], marks=pytest.mark.slow),
     ],
 )
 def test_killed_again_and_again_it_ends_with_the_same_bits(
     tiny_model: Path, tmp_path: Path, kills: tuple[int, ...], begins: list[tuple[int, ...]]
 ) -> None:
-    """`kills`: after the commits of which steps; `begins`: from which checkpoint each life may begin, 0 from none."""
+    """`kills`: it is killed after these steps' commits; `begins`: the checkpoints each start may be from, 0: none."""
     folders = [archive_with(tmp_path / name, STEPS).folder for name in ("undisturbed", "killed")]
     undisturbed = begin(folders[0], tiny_model)
     starts: list[int] = []
@@ -167,7 +167,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(
 
 
 def killed_after(process: subprocess.Popen[str], last: int) -> int:
-    """Kill it once step `last` is committed, and before the next is: the step that it began with."""
+    """Kill it after the commit of step `last` and before the next one. Returns the step of its checkpoint."""
     watchdog = threading.Timer(LIFE_S, process.kill)
     watchdog.start()
     try:

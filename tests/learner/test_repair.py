@@ -1,4 +1,4 @@
-"""Archived batches that are damaged or gone come back from Redis, which keeps them until a checkpoint covers them."""
+"""Damaged or missing archived batches are repaired from Redis, which keeps them until a checkpoint covers them."""
 
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,10 @@ async def test_what_redis_still_has_is_archived_anew(redis: Any, run_id: str, ar
     run = await DrivenRun.open(redis, keys)
     covered, *logged = [await run.trained(step, f"g{step}", f"h{step}") for step in (1, 2, 3)]
     await run.learner.cover_batch(covered)
-    await run.batched(4, "g4")  # not trained yet: it has no place in the archive
+    await run.batched(4, "g4")  # not trained yet, so it does not belong in the archive
     damaged = keys.payload("g3", 1)
     await redis.hset(damaged, "response_ids", b"?")
-    # Whoever reaches Redis may add an entry; it is not the sampler's.
+    # An entry that the sampler did not publish.
     await run.append(keys.batches, batch_of(keys, 2, ["g3"]))
     for rank in range(2):
         archive.write_share(logged[0].batch, rank, {})

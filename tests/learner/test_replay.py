@@ -1,4 +1,4 @@
-"""Replay of a real run: the same bits from the model and from a checkpoint; what differs or is damaged is told."""
+"""Replay of a real run: the same bits from the model and from a checkpoint; differences and damage are reported."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ DEADLINE_S = 240.0
 
 
 class Trained(NamedTuple):
-    """A run that has ended: five rollout steps of two optimizer steps, checkpoints of steps 2 and 4."""
+    """A finished run: five rollout steps of two optimizer steps, checkpoints of steps 2 and 4."""
 
     folder: Path
     records: list[StepRecord]
@@ -80,7 +80,7 @@ def trained(redis_url: str, tiny_model: Path, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def copy(trained: Trained, tmp_path: Path) -> Path:
-    """The run's folder, to be damaged."""
+    """A copy of the run's folder that a test may damage."""
     return Path(shutil.copytree(trained.folder, tmp_path / "replayed"))
 
 
@@ -94,8 +94,8 @@ def test_from_the_model_every_bit_is_the_same(trained: Trained, copy: Path) -> N
     shutil.rmtree(copy / "checkpoints")
     plan = plan_replay(copy, 3)
     assert (plan.start, plan.steps, plan.exact) == (None, (1, 2, 3), True)
-    told: list[str] = []
-    rows = replay(copy, plan, DEADLINE_S, told.append)
+    reported: list[str] = []
+    rows = replay(copy, plan, DEADLINE_S, reported.append)
     assert [(row.step, row.index, row.equal) for row in rows] == [
         (1, 1, True),
         (1, 2, True),
@@ -104,11 +104,11 @@ def test_from_the_model_every_bit_is_the_same(trained: Trained, copy: Path) -> N
         (3, 1, True),
         (3, 2, True),
     ]
-    # What was trained, not only what it is compared with.
+    # The trained payload, not only the record with which it is compared.
     recorded = [record for step in trained.records[:3] for record in step.optimizer]
     assert [row.replayed for row in rows] == recorded
     assert len({record.gradient_norm for record in recorded}) == 6
-    assert [line.split(" of ")[0] for line in told] == ["step 1", "step 2", "step 3"]
+    assert [line.split(" of ")[0] for line in reported] == ["step 1", "step 2", "step 3"]
 
 
 def test_from_a_checkpoint_the_bits_agree_a_damaged_is_skipped(trained: Trained, copy: Path) -> None:
@@ -320,9 +320,9 @@ async def test_three_consecutive_non_finite_gradients_fail_the_run(
     # The second rollout step was committed with its skipped steps, the third was not.
     assert await policy_version(redis, keys) == 2
     assert (await group_counts(redis, keys)).trained == 8
-    # No checkpoint covers a step, so every batch is still there for whoever comes next.
+    # No checkpoint covers a step, so every batch stays for the next learner.
     assert await redis.xlen(keys.batches) == 3
-    # What it leaves is enough to see it again.
+    # The files that it leaves are enough to reproduce the failure.
     status, output = await asyncio.to_thread(penstock, runs_folder / run_id, 3)
     lines = [line for line in output.splitlines() if line.endswith(("yes", "NO"))]
     assert (status, len(lines), sum("skipped: not finite" in line for line in lines)) == (0, 6, 4), output

@@ -1,4 +1,4 @@
-"""A full disk is waited for, by name, up to a deadline; nothing else is."""
+"""A full disk is a named wait with a deadline; other errors are raised at once."""
 
 import asyncio
 import errno
@@ -27,7 +27,7 @@ async def test_what_finds_no_room_is_written_once_there_is_some(tmp_path: Path) 
     task = asyncio.create_task(retry_storage(lambda: path.write_text("text"), "the batch", waits, 60.0))
     ends = time.monotonic() + 30
     while not (found := waits.current(time.time() + 60)):
-        assert time.monotonic() < ends, "no wait is told within 30 s"
+        assert time.monotonic() < ends, "no wait was listed within 30 s"
         await asyncio.sleep(0.05)
     [wait] = found
     assert wait.name == "disk"

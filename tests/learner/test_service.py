@@ -1,4 +1,4 @@
-"""The learner as a service, with a real server: batches in, versions and step records out, an export that loads."""
+"""The learner with a real Redis: it trains batches, publishes versions, records steps and exports a model."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_a_run_from_the_initial_weights_to_the_export(
         assert "lm_head.weight" not in replica.weights
         for version in range(2):
             batch = await put_batch(redis, keys, version)
-            if version == 0:  # published twice, to be learned once; behind the last step no batch is read
+            if version == 0:  # published twice, must be trained once; after the last step no batch is read
                 await redis.xadd(keys.batches, {"m": batch.model_dump_json()})
         await until_event(redis, keys, "awaiting-evaluation")
         await put_evaluation(redis, keys, name=BEFORE)
@@ -111,12 +111,12 @@ async def check_records(redis: Any, keys: RunKeys) -> None:
     assert (counts.trained, counts.pending, counts.reconciled) == (8, 0, True)
     assert [step.staleness for step in steps] == [(0, 0, 0, 0)] * 2
     assert steps[0].prompts == tuple(f"prompt of v0g{index}" for index in range(4))
-    # A run without checkpoints goes back to its archive, so nothing waits in Redis to be covered.
+    # A run without checkpoints resumes from its archive, so no batch stays in Redis to be covered.
     assert await redis.xlen(keys.batches) == 0
     assert await redis.exists(keys.payload("v0g0", 0)) == 0
     assert await redis.hget(keys.group("v0g0"), "state") == b"trained"
     ends = time.monotonic() + 15
-    while left := await live_processes(redis, keys.run):  # one that could not withdraw lapses
+    while left := await live_processes(redis, keys.run):  # a heartbeat that was not deleted expires
         assert time.monotonic() < ends, f"still announced: {left}"
         await asyncio.sleep(0.1)
 
@@ -150,7 +150,7 @@ async def test_a_batch_that_other_bits_have_made_too_old_is_given_back(
 ) -> None:
     keys = RunKeys(run_id)
     await submit(redis, run_id, tiny_model, limits={"rollout_steps": 2, "max_staleness": 0})
-    # A former learner's weights of this step, which are not ours: ours become version 1.
+    # A previous learner's weights of this step, which differ: those of this learner become version 1.
     await redis.hset(keys.policy, mapping={"version": 0, "step": 0, "weights": "other bits", "announced": 0})
     await put_batch(redis, keys, 0)
     thread = ServiceThread(LearnerService(), run_id, redis_url)
@@ -164,7 +164,7 @@ async def test_a_batch_that_other_bits_have_made_too_old_is_given_back(
         "step 1 was made for policy version 0; at version 1 its oldest response has a staleness of 1"
     )
     assert (await EventLog(redis, keys, "test").steps(), await redis.xlen(keys.dead)) == ([], 0)
-    assert await redis.hget(keys.group("v0g0"), "state") == b"batched", "the sampler's to keep again"
+    assert await redis.hget(keys.group("v0g0"), "state") == b"batched", "the group must be left to the sampler"
 
 
 async def test_damaged_payloads_are_left_out_of_the_loss_and_told(
@@ -184,9 +184,9 @@ async def test_damaged_payloads_are_left_out_of_the_loss_and_told(
         await until_event(redis, keys, "exported")
     finally:
         await stop(thread)
-    told = await until_event(redis, keys, "payload-damaged")
-    assert gone in told
-    assert f"{damaged} is missing or damaged: ValueError('its checksum does not match')" in told
+    text = await until_event(redis, keys, "payload-damaged")
+    assert gone in text
+    assert f"{damaged} is missing or damaged: ValueError('its checksum does not match')" in text
     archived = RunArchive(runs_folder / run_id).batch(1)
     masked = {sample.payload for group in archived.groups for sample in group.samples if sample.masked}
     assert masked == {gone, damaged}
@@ -214,7 +214,7 @@ async def test_the_export_waits_for_the_last_evaluation_of_every_set(
     try:
         await put_batch(redis, keys, 0)
         assert "sums" in await until_event(redis, keys, "awaiting-evaluation")
-        await put_evaluation(redis, keys)  # of the held-out split, which this run has not
+        await put_evaluation(redis, keys)  # of the held-out split, which this run does not have
         await asyncio.sleep(2.5)
         assert not (runs_folder / run_id / "export").exists()
         await put_evaluation(redis, keys, "sums")
@@ -237,7 +237,7 @@ async def test_records_of_an_earlier_run_with_the_same_id_are_refused(
 
 @pytest.fixture
 def two_ranks(redis_url: str, run_id: str) -> Iterator[Any]:
-    """Starts both ranks of a learner as processes of their own."""
+    """Starts both ranks of a learner as processes."""
     processes: list[Program] = []
 
     def begin() -> list[Program]:

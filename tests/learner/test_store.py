@@ -1,4 +1,4 @@
-"""A run whose files are in a store: another node goes on with the same bits, and what is damaged is passed over."""
+"""A run whose files are in a store: another node resumes it with the same bits, and damaged files are skipped."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ LEARNER = {"warmup_rollout_steps": 8, "checkpoint_every": 2, "checkpoints_kept":
 
 
 def node(folder: Path, run: str = "run") -> tuple[RunArchive, Checkpoints]:
-    """A run's files as rank 0 of a new learner finds them on a node with that scratch folder."""
+    """A run's files as rank 0 of a new learner finds them on a node with this scratch folder."""
     archive = RunArchive(folder / run, run_mirror(run))
     archive.clear_scratch()
     archive.sync_with_store()
@@ -84,13 +84,13 @@ def test_another_node_finds_what_one_has_written(store: S3Server, tmp_path: Path
     archive, checkpoints = node(tmp_path / "b")
     assert archive.steps() == [1, 2, 3, 4]
     assert checkpoints.complete() == [first, last]
-    assert list(archive.checkpoints.glob("*/*.safetensors")) == [], "files come when they are needed"
+    assert list(archive.checkpoints.glob("*/*.safetensors")) == [], "files are fetched when they are needed"
     point = find_start_point(archive, checkpoints, STEPS)
     assert (point.checkpoint, point.steps) == (last, (4,))
     assert find_start_point(archive, checkpoints, 2).checkpoint == first
     assert checkpoints.sampler(first) == "{}"
     assert archived_payloads(archive, archive.batch(4)).keys() == draw_batch(RunKeys("run"), 3)[1].keys()
-    # What one deletes the other does not find again, nor what it has not written to its end.
+    # A node finds neither what another deleted nor what another did not finish.
     archive.delete_after(3)
     checkpoints.partial.start(4)
     checkpoints.partial.write(checkpoints.partial.start(4), 0, block_of(10), NEVER)
@@ -124,18 +124,18 @@ def test_damage_in_the_store_is_skipped_on_the_node_refetched(store: S3Server, t
     assert "damaged (it has" in point.skipped[second.name]
     checkpoints.set_aside(point.skipped)
     left = [path for path in (tmp_path / "b").rglob("*.safetensors*") if path.parent.name != first.name]
-    assert left == [], "there is room for one"
+    assert left == [], "scratch space has room for one checkpoint"
     _, again = node(tmp_path / "c")
     assert again.complete() == [first]
     assert again.clear_interrupted() == [], "the damaged ones are kept for inspection"
     kept = archive.mirror.listed("checkpoints")
     again.prune(1)
-    assert archive.mirror.listed("checkpoints") == kept, "as long as what came before them"
+    assert archive.mirror.listed("checkpoints") == kept, "kept as long as earlier checkpoints"
     store.damaged(f"{under}/{first.name}/rank-0000.safetensors", None)
     start, skipped = node(tmp_path / "d")[1].newest_intact(STEPS)
     assert start is None
     assert skipped[first.name].endswith("rank-0000.safetensors: missing")
-    # Another node than the one that set them aside deletes them.
+    # A node other than the one that set them aside deletes them.
     archive, checkpoints = node(tmp_path / "e")
     last = save(checkpoints, header(4), block_of(100))
     checkpoints.prune(1)
@@ -164,7 +164,7 @@ def test_a_moment_without_the_store_does_not_undo_a_checkpoint(
     for ask, do in zip(("put", "delete"), done, strict=True):
         monkeypatch.setattr(archive.mirror, ask, failing_once(do))
     found = checkpoints.commit(name, header(1), NEVER, sampler="{}")
-    assert len(tried) == 6, "the ranks' words, sampler.json and the manifest"
+    assert len(tried) == 6, "the ranks' reports, sampler.json and the manifest"
     assert node(tmp_path / "b")[1].newest_intact(1) == (found, {})
 
 
@@ -183,10 +183,10 @@ def test_ranks_of_several_nodes_write_one_checkpoint(store: S3Server, tmp_path: 
     writing.join()
     assert sorted(found.files) == ["rank-0000.safetensors", "rank-0001.safetensors"]
     left = [path for path in (tmp_path / "b").rglob("*") if path.is_file() and "checkpoints" in path.parts]
-    assert left == [], "nobody else clears up there"
+    assert left == [], "rank 1 cleans its own node"
     other.stored.fetch(found.name)
     other.check(found)
-    # One that fails is heard of long before the deadline, and one that is silent at it.
+    # A rank that fails is reported long before the deadline, one that is silent at the deadline.
     name = checkpoints.partial.start(1)
     checkpoints.partial.write(name, 0, block_of(10), NEVER)
     stopped = threading.Event()
@@ -237,7 +237,7 @@ async def test_a_store_that_is_away_is_waited_for_by_name(
     own_store.kill()
     with pytest.raises(StoreAwayError):
         await retry_storage(lambda: archive.write_batch(batch), "the batch", waits, 0.5)
-    # Of what rank 0 writes it hears at once, and tries anew later, as with a full disk.
+    # Rank 0 notices its own failed write at once and retries later, as with a full disk.
     checkpoints = Checkpoints(archive)
     name = checkpoints.partial.start(1)
     with pytest.raises(CheckpointError, match="could not be written"):
@@ -272,7 +272,7 @@ async def test_a_run_resumed_on_another_node_ends_with_the_same_bits(
         await submit(redis, keys.run, tiny_model, limits={"rollout_steps": STEPS}, learner=LEARNER)
     monkeypatch.setenv("PENSTOCK_RUNS", str(tmp_path / "node-a"))
     await train_run(redis, redis_url, undisturbed.run, STEPS)
-    # Behind the checkpoint of step 2, with step 3 in the archive alone: the process dies, and its disk with it.
+    # After the checkpoint of step 2, with step 3 only in the archive, the process and its disk are lost.
     first = start_ranks(killed.run, redis_url, 1)
     try:
         for version in range(3):
@@ -338,7 +338,9 @@ async def test_two_ranks_on_two_nodes_and_the_model_in_the_store(
                 await until_event(redis, keys, "checkpoint")
                 for rank in ranks:
                     rank.kill()
-                assert list((tmp_path / f"b/{run_id}/batches").iterdir()) == [], "nobody else clears up there"
+                assert list((tmp_path / f"b/{run_id}/batches").iterdir()) == [], (
+                    "only this node cleans its scratch space"
+                )
             else:
                 await put_evaluation(redis, keys)
                 await until_event(redis, keys, "exported")
@@ -348,7 +350,9 @@ async def test_two_ranks_on_two_nodes_and_the_model_in_the_store(
     ready = [event.text for _, event in await EventLog(redis, keys, "test").events() if event.phase == "ready"]
     assert "at step 3, from the checkpoint of step 2 and 1 archived batches" in ready[-1]
     assert "again, bit by bit" in ready[-1]
-    assert (tmp_path / f"d/{run_id}/batches/step-000003.rank-0.parquet").is_file(), "of the other node's share"
+    assert (tmp_path / f"d/{run_id}/batches/step-000003.rank-0.parquet").is_file(), (
+        "the share of the other node must be fetched"
+    )
     for node in "abcd":
         assert len(list((tmp_path / node / "models").glob("s3-*/tiny/config.json"))) == 1
     with pytest.raises(ArchiveError):

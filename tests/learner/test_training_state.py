@@ -1,4 +1,4 @@
-"""What a trainer leaves any number of ranks read at any ZeRO stage, bit by bit, and train on as if undisturbed."""
+"""Any number of ranks at any ZeRO stage restores a trainer's state bit by bit, and continues as if uninterrupted."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ pytestmark = [
 ]
 STAGES = (0, 1, 2, 3)
 NEXT = "next.json"
-"""What the writer's next rollout step gave: [loss, norm] of its two optimizer steps."""
+"""The result of the writer's next rollout step: [loss, norm] of its two optimizer steps."""
 
 
 @pytest.fixture
 def alone() -> Ranks:
-    """The only rank; its group is left after the test."""
+    """The only rank; it leaves its group after the test."""
     ranks = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
     yield ranks
     leave(ranks)
 
 
 def check_continuation(model: Path, folder: Path, stage: int, dtype: str, ranks: Ranks) -> None:
-    """Two steps, a state on disk, two steps; then the last two again from the disk, and all without it."""
+    """Two steps, a state on disk, two steps; then the last two again from the disk, and all four without it."""
     writer = open_trainer(model, stage, dtype, ranks)
     before = [train(writer, version, ranks.rank) for version in (0, 1)]
     put_down(writer.capture(), folder, ranks.rank)
@@ -90,14 +90,14 @@ def test_a_policy_that_no_step_has_touched_can_be_kept_too(
     kept = tensors_of(tmp_path)
     assert all(float(tensor.abs().max()) == 0 for name, tensor in kept.items() if name.startswith(("exp_avg", "step")))
     reader = open_trainer(tiny_model, stage, "float32", alone)
-    train(reader, 5, 0)  # what was trained before leaves no trace
+    train(reader, 5, 0)  # must have no effect after the restore
     reader.restore(files_of(tmp_path))
     assert [train(reader, version, 0) for version in (0, 1)] == wanted
     reader.close()
 
 
 def leave_states(model: Path, folder: Path, stages: Sequence[int], ranks: Ranks) -> None:
-    """One of each stage: two rollout steps in, and what the third gives."""
+    """Write a state per stage after two rollout steps, and the result of the third."""
     for stage in stages:
         writer = open_trainer(model, stage, "float32", ranks)
         for version in (0, 1):
@@ -112,7 +112,7 @@ def leave_states(model: Path, folder: Path, stages: Sequence[int], ranks: Ranks)
 
 
 def check_reading(model: Path, folder: Path, stage: int, alike: int, ranks: Ranks) -> int:
-    """Restore every state of `folder`: the same bits are captured, and what stage `alike` wrote trains alike.
+    """Restore every state of `folder`: the same bits are captured, and that of stage `alike` trains the same.
 
     Returns how many there are.
     """
@@ -145,7 +145,7 @@ def check_same(reader: Trainer, wanted: dict[str, torch.Tensor], ranks: Ranks) -
 
 
 def with_negative_zeros(source: Path, folder: Path) -> None:
-    """A state that only exact copying leaves as it is."""
+    """A state that only exact copying preserves."""
     tensors = tensors_of(source)
     for name, tensor in tensors.items():
         if name.startswith(("master", "exp_avg.")):
@@ -155,7 +155,7 @@ def with_negative_zeros(source: Path, folder: Path) -> None:
 
 
 class Matrix(NamedTuple):
-    """`stages` that write, alone and as two ranks; by number of ranks, those that read; those two ranks go on in."""
+    """`stages` that write, as one and two ranks; those that read, by number of ranks; those that two ranks continue."""
 
     stages: tuple[int, ...]
     readers: dict[int, tuple[int, ...]]
@@ -171,7 +171,7 @@ class Matrix(NamedTuple):
 
 
 SMALL = Matrix((1, 3), {2: (1, 3)}, (1,))
-# Two ranks add theirs and read all; three, by which few tensors can be divided, only read.
+# Two ranks add their states and read all; three, by which few tensors are divisible, only read.
 WHOLE = Matrix(STAGES, {2: STAGES, 3: (2, 3)}, (0, 1, 3))
 
 
@@ -262,7 +262,7 @@ def test_a_state_of_another_policy_is_refused(tiny_model: Path, tmp_path: Path, 
     truncated.write_bytes((tmp_path / "wide/rank-0000.safetensors").read_bytes()[:-1])
     with pytest.raises(ArchiveError, match=r"truncated\.safetensors: cannot be read"):
         reader.restore([truncated])
-    # It is as it was.
+    # The state is unchanged.
     record: tuple[OptimizerStepRecord, ...] = train(reader, 0, 0)
     assert all(step.applied and math.isfinite(step.loss or 0.0) for step in record)
     reader.close()

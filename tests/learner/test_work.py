@@ -1,4 +1,4 @@
-"""A rank's checkpoints: begun between two steps, written beside the next, given up without harm, and gone on from."""
+"""A rank's checkpoints: started between two steps, written during the next, abandoned safely, resumed from."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_steps_train_during_a_write_and_again_from_the_archive(
         checkpoint = await committing
         assert (worker.checkpoint_writer.saving, checkpoint.weights, checkpoint.step) == (False, "ab", 1)
         assert worker.checkpoints.sampler(checkpoint) == "{}"
-    # What the archive holds is all that is needed.
+    # The archive holds all that is needed.
     for batch in batches:
         await redis.delete(*[sample.payload for group in batch.groups for sample in group.samples])
     async with working(redis, run_id) as worker:
@@ -82,7 +82,7 @@ async def test_steps_train_during_a_write_and_again_from_the_archive(
 
 
 def slowed(worker: RankWorker, monkeypatch: pytest.MonkeyPatch) -> Slow:
-    """Let the next state that is captured be written to its end only when told."""
+    """Make the write of the next captured state wait for `go`."""
     capture = worker._rank.trainer.capture
     slow = Slow(None, threading.Event(), threading.Event())  # type: ignore[arg-type]
 
@@ -107,7 +107,7 @@ async def test_what_cannot_be_written_is_told_and_the_next_can(redis: Any, run_i
         folder.unlink()
         assert not worker.checkpoint_writer.saving
         await worker.checkpoint_writer.save(1)
-        # The folder vanishes under the write, or before its commit.
+        # The folder is deleted during the write, or before its commit.
         shutil.rmtree(folder)
         with pytest.raises(CheckpointError):
             await worker.checkpoint_writer.commit(1, 1)
@@ -140,7 +140,7 @@ async def test_recovery_clears_up(redis: Any, run_id: str, tiny_model: Path) -> 
             await train(worker, await put_batch(redis, keys, version))
             await worker.checkpoint_writer.save(version + 1)
             written.append(await worker.checkpoint_writer.commit(version + 1, version + 1))
-        worker.checkpoints.partial.start(3)  # and then it died
+        worker.checkpoints.partial.start(3)  # a write that is never finished
         (worker.checkpoints.path(written[2]) / "rank-0000.safetensors").write_bytes(b"")
         point = await worker.resume.find_start_point(3)
         assert (point.checkpoint, point.steps, list(point.skipped)) == (written[1], (3,), [written[2].name])
@@ -150,7 +150,7 @@ async def test_recovery_clears_up(redis: Any, run_id: str, tiny_model: Path) -> 
         await worker.checkpoint_writer.save(3)
         again = await worker.checkpoint_writer.commit(3, 3)
         (worker.checkpoints.path(written[1]) / "rank-0000.safetensors").write_bytes(b"")
-        # The batches up to the oldest kept are gone, step 3 is rewound, and the checkpoint of step 2 is damaged.
+        # The batches up to the oldest checkpoint are deleted, step 3 is rewound, the checkpoint of step 2 is damaged.
         assert worker.archive.steps() == [3]
         with pytest.raises(MissingBatchesError, match=r"2 steps after the run's model .*: .*step-000001\.json"):
             await worker.resume.find_start_point(2)
