@@ -23,6 +23,7 @@ _STEP_METRICS = {
     "groups_dead": ("dead_groups", "Groups released as dead since the previous batch."),
     "groups_filtered": ("filtered_groups", "Groups filtered since the previous batch."),
     "groups_kept": ("kept_groups", "Groups kept since the previous batch."),
+    "groups_missing": ("missing_groups", "Groups that a partial batch lacks."),
     "groups_screened_out": ("screened_out_groups", "Groups that screening ended since the previous batch."),
     "groups_stale": ("stale_groups", "Groups released as stale since the previous batch."),
     "importance_p1": ("importance_p1_ratio", "Proximal over behaviour probability, 1st percentile of the tokens."),

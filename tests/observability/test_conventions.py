@@ -12,7 +12,7 @@ from services.sampler.queue.batching import Window, make_batch
 from services.sampler.queue.dispatch import PROMPT_FAULTS
 from services.settings import Recipe
 from tests.harness.each import each
-from tests.observability.reading import recorded
+from tests.observability.reading import ROOT, recorded
 from tests.services.judged import group_of, recipe
 
 UNITS = {
@@ -81,7 +81,13 @@ def step_metrics():
     sums = torch.ones(len(SUMS))
     learned = means(sums, torch.ones(len(HISTOGRAMS), 513, dtype=torch.int64))
     faults = [f"prompts_{cause.value.replace('-', '_')}" for cause in PROMPT_FAULTS]
-    return {*batch.sampling_metrics, *learned, *faults, "generation_batches", *OF_THE_LEARNER}
+    return {*batch.sampling_metrics, *learned, *faults, *assigned(), *OF_THE_LEARNER}
+
+
+def assigned():
+    """Step metrics that the sampler or the learner adds by name: metrics["groups_missing"] = ..."""
+    files = [path for folder in ("services/sampler", "learner") for path in (ROOT / folder).rglob("*.py")]
+    return {name for path in files for name in re.findall(r'(?:metrics|counts)\["(\w+)"\] = ', path.read_text())}
 
 
 def test_every_step_metric_has_a_family(run_id):
