@@ -1,6 +1,6 @@
 """Owns the bound on a run's memory in Redis, computed from its recipe: what it can hold at once, and its size.
 
-Must not talk to Redis. tests/services/test_soak.py compares it with a server.
+Must not talk to Redis. tests/services/sampler/test_soak.py compares it with a server.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from services.contracts import ALONE
 from services.process import Context
 from services.sampler.data import load_splits
 from services.sampler.evaluation.evaluator import Evaluator, held_out_sets, load_held_out
-from services.sampler.evaluation.schedule import Timetable
+from services.sampler.evaluation.schedule import EvaluationSchedule
 from services.sampler.queue.maintenance import Maintenance
 from services.sampler.queue.queue import SamplingQueue
 from services.sampler.rewind import rewind_run
@@ -33,7 +33,7 @@ class SamplerService:
     name = "sampler"
 
     async def run(self, context: Context) -> None:
-        """Sample until the last rollout step is trained, and evaluate by the timetable; then wait for the stop.
+        """Sample until the last rollout step is trained, and evaluate by the schedule; then wait for the stop.
 
         A run without rollout steps is evaluated once.
         """
@@ -68,12 +68,12 @@ class SamplerService:
         await rewind_run(context, transitions, splits.train)
         evaluator = Evaluator(context, transitions, held_out_sets(recipe, splits.held_out, splits.sets))
         queue = await SamplingQueue.open(context, transitions, splits, maintenance)
-        timetable = Timetable(context, evaluator)
-        await timetable.open(await committed_step(context.redis, context.keys))
+        schedule = EvaluationSchedule(context, evaluator)
+        await schedule.open(await committed_step(context.redis, context.keys))
         await context.heartbeat.update(state="ready")
         try:
-            await queue.run(timetable)
+            await queue.run(schedule)
             if not context.stopping.is_set():
-                await timetable.finish(queue.last_step)
+                await schedule.finish(queue.last_step)
         finally:
-            await timetable.close()
+            await schedule.close()

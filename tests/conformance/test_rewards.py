@@ -10,7 +10,7 @@ from services.contracts import Outcome
 from services.sampler.advantage.filtering import decide
 from services.sampler.advantage.rewards import PUNISHMENTS, Ramp, reward
 from services.sampler.queue.batching import batch_group
-from tests.services.judged import group_of, recipe
+from tests.services.sampler.judged import group_of, recipe
 
 C, W, U = Outcome.CORRECT, Outcome.WRONG, Outcome.UNKNOWN
 FORMULAS = {

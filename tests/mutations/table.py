@@ -290,8 +290,8 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
     "services/sampler/selection/posterior.py": [
         ("posterior: evidence never fades", "return float(0.5 ** (max(0, versions) / self._half_life))", "return 1.0"),
         ("posterior: right for wrong",
-         "LAYOUT.pack(right + fresh * correct, wrong + fresh * (known - correct), newest)",
-         "LAYOUT.pack(right + fresh * (known - correct), wrong + fresh * correct, newest)"),
+         "EVIDENCE.pack(right + fresh * correct, wrong + fresh * (known - correct), newest)",
+         "EVIDENCE.pack(right + fresh * (known - correct), wrong + fresh * correct, newest)"),
     ],
     "services/sampler/selection/screening.py": [
         ("screen: an unknown verdict counts as alike",
@@ -305,7 +305,8 @@ BY_FILE: dict[str, list[tuple[str, str, str]]] = {
     ],
     "services/sampler/selection/order.py": [
         ("oldest_first: the newest first",
-         "lambda one: (one.oldest_version, one.kept_order)", "lambda one: (-one.oldest_version, one.kept_order)"),
+         "lambda group: (group.oldest_version, group.kept_order)",
+         "lambda group: (-group.oldest_version, group.kept_order)"),
     ],
     "services/sampler/queue/starvation.py": [
         ("escalation: pauses in place of a partial batch",

@@ -13,7 +13,7 @@ from services.sampler.queue.dispatch import PROMPT_FAULTS
 from services.settings import Recipe
 from tests.harness.each import each
 from tests.observability.reading import ROOT, recorded
-from tests.services.judged import group_of, recipe
+from tests.services.sampler.judged import group_of, recipe
 
 UNITS = {
     *("seconds", "bytes", "ratio", "nats", "versions", "tokens", "tokens_per_second", "groups", "groups_per_step"),

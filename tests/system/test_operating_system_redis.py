@@ -19,7 +19,7 @@ ALL = "not system and not images"
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", ALL]
 STREAMS = [
     "tests/services/streams/test_streams.py",
-    "tests/services/test_pipeline.py",
+    "tests/services/sampler/test_pipeline.py",
     "tests/services/api/test_api.py",
 ]
 

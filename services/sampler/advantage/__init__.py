@@ -1,4 +1,4 @@
-"""Owns group-level credit: what a response earns, which groups carry signal, who gains from it.
+"""Owns group-level credit: rewards of responses, the filter of groups without a signal, advantages.
 
 Must not do I/O or import numerical libraries; token-level maths is the learner's.
 """

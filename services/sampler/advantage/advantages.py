@@ -39,7 +39,7 @@ def group_mean(rewards: Sequence[float]) -> list[float]:
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
-    """R_i - mean of the others' rewards (RLOO, arXiv 2402.14740); 0 for a response without others."""
+    """R_i - mean of the other rewards (RLOO, arXiv 2402.14740); 0 for the only response of a group."""
     if len(rewards) < 2:
         return [0.0] * len(rewards)
     total = math.fsum(rewards)
@@ -52,11 +52,11 @@ ADVANTAGES: dict[str, Callable[[Sequence[float]], list[float]]] = {
     "group_mean": group_mean,
     "leave_one_out": leave_one_out,
 }
-"""By algorithm.advantage: at least one known reward in, as many advantages out; a single one gets 0."""
+"""By algorithm.advantage: one or more known rewards -> as many advantages. A single reward gets 0."""
 
 
 def advantages(estimator: str, rewards: Sequence[float | None]) -> list[float]:
-    """One advantage per response; unknown rewards (None) are left out of the statistics and get 0."""
+    """One advantage per response. Unknown rewards (None) are not part of the statistics and get 0."""
     known = [reward for reward in rewards if reward is not None]
     values = iter(ADVANTAGES[estimator](known) if known else [])
     return [0.0 if reward is None else next(values) for reward in rewards]

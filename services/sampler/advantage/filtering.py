@@ -13,10 +13,10 @@ KEPT = "kept"
 
 
 def decide(outcomes: Sequence[Outcome], min_known: int, enabled: bool) -> str:
-    """How a fully judged group goes on: KEPT, or the name of its release.
+    """The decision on a fully judged group: KEPT, or the name of its release.
 
-    Kept iff 0 < correct < known and known >= `min_known`; a group with too few known verdicts is dead. With
-    dynamic sampling off (`enabled` false) every group with enough known verdicts is kept.
+    Kept iff 0 < correct < known and known >= `min_known`. A group with too few known verdicts is dead. Without
+    dynamic sampling (`enabled` false), every group with enough known verdicts is kept.
     """
     known = sum(outcome is not Outcome.UNKNOWN for outcome in outcomes)
     correct = sum(outcome is Outcome.CORRECT for outcome in outcomes)

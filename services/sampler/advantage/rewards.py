@@ -1,6 +1,6 @@
-"""Owns a response's reward: the verdict's +1 / -1 and the soft overlong punishment.
+"""Owns the reward of a response: +1 / -1 by its verdict, and the soft overlong punishment.
 
-Must not see other responses of the group.
+Must not depend on other responses of the group.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ def paper(tokens: int, ramp: Ramp) -> float:
 
 
 def published(tokens: int, ramp: Ramp) -> float:
-    """The published code's line, min(-exceed / cache x factor, 0), kept at -factor beyond `longest`.
+    """The published code's formula, min(-exceed / cache x factor, 0), limited to -factor beyond `longest`.
 
-    There it never got further, as generation ends at `longest`.
+    The published code needs no limit, because its generation ends at `longest`.
     """
     exceed = tokens - (ramp.longest - ramp.cache)
     return max(-ramp.factor, min(-exceed / ramp.cache * ramp.factor, 0.0))
 
 
 PUNISHMENTS: dict[str, Callable[[int, Ramp], float]] = {"paper": paper, "published": published}
-"""By settings.Overlong.shape: (response tokens, ramp) -> a punishment <= 0."""
+"""By algorithm.overlong.shape: (response tokens, ramp) -> a punishment <= 0."""
 
 
 def reward(outcome: Outcome, tokens: int, punishment: tuple[str, Ramp] | None) -> float | None:
-    """What a response of `tokens` earns: +1 or -1, plus the punishment (entry of PUNISHMENTS, ramp) if there is one.
+    """The reward of a response of `tokens`: +1 or -1, plus the punishment (entry of PUNISHMENTS, ramp), if any.
 
     None for an unknown outcome, which is never trained as wrong.
     """

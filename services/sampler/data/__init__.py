@@ -1,6 +1,6 @@
-"""Owns a run's prompts: where they come from, what a row means, how they are worded, split and walked.
+"""Owns a run's prompts: their sources, the layout of rows, their format, the splits and the walk over them.
 
-Must not tokenise, nor know a verifier's code.
+Must not tokenise, or import a verifier's code.
 """
 
 from services.sampler.data.cursor import PromptCursor, PromptsExhaustedError

@@ -1,6 +1,6 @@
 """Owns reading Arrow data: Parquet files, and dataset folders as Hugging Face's `datasets` saves them.
 
-Must not hold a file in memory: Parquet is read batch by batch and by column, Arrow files are mapped.
+Must not hold a whole file in memory: Parquet is read in batches, needed columns only; Arrow files are memory-mapped.
 """
 
 from __future__ import annotations
@@ -15,42 +15,43 @@ from services.sampler.data.rows import DataError, Row
 
 BATCH_ROWS = 4096
 BUFFER_BYTES = 1 << 20
-# train.parquet, train-00000-of-00002.parquet; a file called 0000.parquet is of the split its folder is named after.
+# train.parquet, train-00000-of-00002.parquet. The split of a file called 0000.parquet is the name of its folder.
 SPLIT_FILE = re.compile(r"(?P<split>.*?)(?:-\d+-of-\d+.*)?")
-ACCEPTED = "expected a folder as datasets.save_to_disk writes it, or a folder of Parquet files"
+EXPECTED = "expected a folder that datasets.save_to_disk wrote, or a folder of Parquet files"
 
 
 def parquet(path: Path, name: str, split: str | None, columns: tuple[str, ...]) -> Iterator[Row]:
-    """Rows of a Parquet file, or of all those directly in a folder, in the order of their names."""
+    """Rows of a Parquet file, or of all Parquet files directly in a folder, sorted by name. Raises DataError."""
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if not files:
-        raise DataError(f"{name} holds no .parquet file")
+        raise DataError(f"{name} has no .parquet file")
     for file in files:
         yield from _parquet_rows(file, name if file == path else f"{name} {file.name!r}", columns)
 
 
 def dataset(path: Path, name: str, split: str | None, columns: tuple[str, ...]) -> Iterator[Row]:
-    """Rows of one split of a dataset folder; `split` may be left out where there is only one."""
+    """Rows of one split of a dataset folder; `split` may be None if the folder has only one. Raises DataError."""
     if not path.is_dir():
-        raise DataError(f"{name} is no folder; {ACCEPTED}")
+        raise DataError(f"{name} is not a folder; {EXPECTED}")
     if (path / "dataset_dict.json").is_file():
         path = path / _chosen(_json(path / "dataset_dict.json", name).get("splits", []), split, name)
-        split = None  # chosen; what the part's own file calls it may be older
+        split = None  # chosen above; state.json of the part may still have the name of an earlier split
     if (path / "state.json").is_file():
         yield from _saved_rows(path, name, split, columns)
         return
     by_split = _by_split(path)
     if not by_split:
-        raise DataError(f"{name} holds no dataset; {ACCEPTED}")
+        raise DataError(f"{name} has no dataset; {EXPECTED}")
     files = by_split[_chosen(list(by_split), split, name)]
     folders = sorted({str(file.parent.relative_to(path)) for file in files})
     if len(folders) > 1:
-        raise DataError(f"{name} holds several datasets ({', '.join(folders)}); expected the path of one")
+        raise DataError(f"{name} has several datasets ({', '.join(folders)}); expected the path of one")
     for file in files:
         yield from _parquet_rows(file, f"{name} {file.name!r}", columns)
 
 
 def _by_split(path: Path) -> dict[str, list[Path]]:
+    """The Parquet files of a folder and its subfolders, by split."""
     found: dict[str, list[Path]] = {}
     for file in sorted(path.rglob("*.parquet")):
         match = SPLIT_FILE.fullmatch(file.stem)
@@ -60,21 +61,22 @@ def _by_split(path: Path) -> dict[str, list[Path]]:
 
 
 def _chosen(splits: list[str], split: str | None, name: str) -> str:
-    there = ", ".join(map(repr, splits))
+    """The requested split, or the only one. Raises DataError if it is ambiguous or missing."""
+    available = ", ".join(map(repr, splits))
     if split is None and len(splits) == 1:
         return splits[0]
     if split is None:
-        raise DataError(f"{name} holds several splits; give split, one of {there}")
+        raise DataError(f"{name} has several splits; set split to one of {available}")
     if split not in splits:
-        raise DataError(f"{name} has no split {split!r}; expected one of {there}")
+        raise DataError(f"{name} has no split {split!r}; expected one of {available}")
     return split
 
 
 def _saved_rows(path: Path, name: str, split: str | None, columns: tuple[str, ...]) -> Iterator[Row]:
-    """Rows of a folder with `state.json`: Arrow streams, in the order that file gives."""
+    """Rows of a folder with `state.json`: its Arrow streams in the order that this file lists."""
     state = _json(path / "state.json", name)
     if split is not None and (own := state.get("_split")) != split:
-        raise DataError(f"{name} holds only split {own!r}: split {split!r} is not valid: expected null")
+        raise DataError(f"{name} has only split {own!r}: split {split!r} is not valid: expected null")
     for entry in state.get("_data_files", []):
         file = path / str(entry["filename"])
         yield from _arrow_rows(file, f"{name} {file.name!r}", columns)
@@ -92,7 +94,7 @@ def _parquet_rows(file: Path, name: str, columns: tuple[str, ...]) -> Iterator[R
     from pyarrow.parquet import ParquetFile
 
     try:
-        # Read through a small buffer: by default a whole row group's columns are fetched at once.
+        # A small buffer: by default pyarrow loads the columns of a whole row group at once.
         with ParquetFile(file, pre_buffer=False, buffer_size=BUFFER_BYTES) as table:
             _check(columns, table.schema_arrow.names, name)
             yield from _rows(table.iter_batches(batch_size=BATCH_ROWS, columns=list(columns)), name)
@@ -112,17 +114,20 @@ def _arrow_rows(file: Path, name: str, columns: tuple[str, ...]) -> Iterator[Row
         raise DataError(f"{name} cannot be read as an Arrow stream: {error}") from None
 
 
-def _top_level(columns: tuple[str, ...], there: list[str]) -> list[str]:
-    return sorted({column if column in there else column.partition(".")[0] for column in columns})
+def _top_level(columns: tuple[str, ...], available: list[str]) -> list[str]:
+    """The top-level columns that hold these columns, which may be dotted."""
+    return sorted({column if column in available else column.partition(".")[0] for column in columns})
 
 
-def _check(columns: tuple[str, ...], there: list[str], name: str) -> None:
-    for column in _top_level(columns, there):
-        if column not in there:
-            raise DataError(f"{name} has no column {column!r}; its columns are {', '.join(map(repr, there))}")
+def _check(columns: tuple[str, ...], available: list[str], name: str) -> None:
+    """Raise DataError if a needed column is missing."""
+    for column in _top_level(columns, available):
+        if column not in available:
+            raise DataError(f"{name} has no column {column!r}; its columns are {', '.join(map(repr, available))}")
 
 
 def _rows(batches: Iterator[Any], name: str) -> Iterator[Row]:
+    """Rows of Arrow record batches, numbered from 1; at most BATCH_ROWS of them are Python objects at once."""
     number = 0
     for batch in batches:
         for start in range(0, batch.num_rows, BATCH_ROWS):

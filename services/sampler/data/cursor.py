@@ -1,4 +1,4 @@
-"""Owns the walk over the training prompts, and which of them were dropped for good.
+"""Owns the walk over the training prompts, and the set of dropped prompts.
 
 Must not decide why a prompt is dropped.
 """
@@ -12,14 +12,14 @@ from services.contracts import Prompt
 
 
 class PromptsExhaustedError(RuntimeError):
-    """Every training prompt was dropped; the text says why."""
+    """Every training prompt was dropped; the text has the causes."""
 
 
 class PromptCursor:
-    """Walks the training prompts for ever, each epoch in an order of its own; dropped ones are passed over.
+    """Walks the training prompts without end, reshuffled in each epoch, and skips the dropped ones.
 
-    `position` is its state; what was dropped is told again by whoever rebuilds it. Walks of different seeds are
-    independent.
+    `position` is the only state to store: to restore a cursor, drop the same prompts again. Walks of different seeds
+    are independent.
     """
 
     def __init__(self, prompts: tuple[Prompt, ...], seed: int | str, position: int = 0) -> None:
@@ -31,9 +31,9 @@ class PromptCursor:
         self.position = position
 
     def next(self) -> Prompt:
-        """The next prompt that was not dropped; the same position and drops always give the same one.
+        """The next prompt that was not dropped. The same position and dropped prompts always give the same one.
 
-        Raises PromptsExhaustedError when all were.
+        Raises PromptsExhaustedError if all were dropped.
         """
         if len(self._dropped) == len(self._prompts):
             causes = ", ".join(f"{count} {cause}" for cause, count in sorted(self.dropped.items()))
@@ -52,17 +52,17 @@ class PromptCursor:
         return self._prompts[self._order[1][place]]
 
     def drop(self, prompt: str, cause: str) -> bool:
-        """Never give prompt id `prompt` again. False if it was dropped before or is no training prompt."""
+        """Never return prompt id `prompt` again. False if it was dropped before or is not a training prompt."""
         if prompt not in self._ids or prompt in self._dropped:
             return False
         self._dropped[prompt] = cause
         return True
 
     def __len__(self) -> int:
-        """How many prompts a pass has, dropped ones too."""
+        """The number of prompts in an epoch, dropped ones included."""
         return len(self._prompts)
 
     @property
     def dropped(self) -> Counter[str]:
-        """How many prompts were dropped, by cause."""
+        """The number of dropped prompts, by cause."""
         return Counter(self._dropped.values())

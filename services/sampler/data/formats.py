@@ -1,6 +1,6 @@
-"""Owns how a question is put to the policy: the table of prompt formats.
+"""Owns the table of prompt formats: the wording in which the policy gets a question.
 
-Must not choose one; the source's setting does.
+Must not choose a format; the source's setting does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ def _plain(question: str) -> str:
 
 
 def _dapo(question: str) -> str:
-    """DAPO's form (reasoning, then a last line `Answer: ...`), which verifier `answer-line` reads; in our own words."""
+    """DAPO's format in our own words: reasoning, then a last line `Answer: ...`, which `answer-line` parses."""
     return (
         f"{question}\n\n"
         "Reason step by step before you settle on a result. Close with a line of its own that reads\n"
@@ -23,4 +23,4 @@ def _dapo(question: str) -> str:
 
 
 FORMATS: dict[str, Callable[[str], str]] = {"plain": _plain, "dapo": _dapo}
-"""By data.prompt_format: from a question to the text of the user's message."""
+"""By data.prompt_format: question -> text of the user message."""

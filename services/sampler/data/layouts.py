@@ -1,4 +1,4 @@
-"""Owns what a row's fields mean: the table of layouts, from a row to a chat, a verifier and its reference.
+"""Owns the table of row layouts: how a row becomes a chat, a verifier and its reference.
 
 Must not read files.
 """
@@ -18,13 +18,13 @@ REFERENCES: Mapping[str, tuple[str, ...]] = {
     "answer-line": ("answer",),
     "pattern": ("pattern",),
 }
-"""By verifier: what its reference must hold. Where a row gives a bare answer, it is the first of these."""
+"""By verifier: the keys of its reference. If a row has a bare answer, it becomes the first of them."""
 
 Messages = tuple[dict[str, str], ...]
 
 
 class Item(NamedTuple):
-    """One row, understood. `gold` is what two rows of one question must have in common."""
+    """One parsed row. Two rows of the same question conflict unless their `gold` is equal."""
 
     messages: Messages
     verifier: str
@@ -32,8 +32,8 @@ class Item(NamedTuple):
     gold: Any
 
 
-class Layout(NamedTuple):
-    """Which columns a layout needs, dotted into nested ones, and how it reads a row."""
+class RowLayout(NamedTuple):
+    """The columns that a layout needs (nested ones with dots), and how it parses a row."""
 
     columns: Callable[[SourceSettings], tuple[str, ...]]
     read: Callable[[SourceSettings, Row], Item]
@@ -44,9 +44,9 @@ def _user(question: str) -> Messages:
 
 
 def _judged_by(row: Row, messages: Messages, verifier: str, reference: dict[str, Any], field: str) -> Item:
-    lacking = [name for name in REFERENCES[verifier] if reference.get(name) is None]
-    if lacking:
-        expected = f"{', '.join(lacking)} for verifier {verifier!r}"
+    missing = [name for name in REFERENCES[verifier] if reference.get(name) is None]
+    if missing:
+        expected = f"{', '.join(missing)} for verifier {verifier!r}"
         raise row.fault(field, f"{shown(reference)} is not valid: expected {expected}")
     return Item(messages, verifier, reference, (verifier, reference))
 
@@ -59,7 +59,7 @@ def _verifier(row: Row, field: str) -> str:
 
 
 def _reference(row: Row, field: str) -> dict[str, Any]:
-    """An object, or one written as JSON text; what is null in it (a column that other rows use) is left out."""
+    """The object at `field`, which may be JSON text, without its nulls: they are columns that only other rows use."""
     value = row.get(field)
     if isinstance(value, str):
         try:
@@ -68,7 +68,7 @@ def _reference(row: Row, field: str) -> dict[str, Any]:
             raise row.fault(field, f"{shown(value)} is not valid: expected an object, or one as JSON text") from None
     if not isinstance(value, Mapping):
         raise row.fault(field, f"{shown(value)} is not valid: expected an object")
-    return {name: one for name, one in value.items() if one is not None}
+    return {name: entry for name, entry in value.items() if entry is not None}
 
 
 def _chat(row: Row, field: str) -> Messages:
@@ -78,10 +78,10 @@ def _chat(row: Row, field: str) -> Messages:
         raise row.fault(field, f"{shown(value)} is not valid: expected a list of objects with role and content")
     for message in value:
         if not isinstance(message, Mapping) or not all(isinstance(message.get(name), str) for name in wanted):
-            raise row.fault(field, f"message {shown(message)} is not valid: expected a text role and a text content")
+            raise row.fault(field, f"message {shown(message)} is not valid: expected role and content as text")
     last = value[-1]
     if last["role"] != "user" or not last["content"].strip():
-        raise row.fault(field, f"last message {shown(last)} is not valid: expected one of the user that is not blank")
+        raise row.fault(field, f"last message {shown(last)} is not valid: expected a user message that is not blank")
     return tuple({"role": message["role"], "content": message["content"]} for message in value)
 
 
@@ -120,9 +120,9 @@ def _mapped(source: SourceSettings) -> tuple[str, ...]:
     return tuple(filter(None, (fields.question, fields.messages, fields.answer, fields.verifier, fields.reference)))
 
 
-LAYOUTS: Mapping[str, Layout] = {
-    "penstock": Layout(lambda source: ("question", "verifier", "reference"), _penstock),
-    "dapo-math-17k": Layout(lambda source: ("prompt", "reward_model.ground_truth"), _dapo_math),
-    "fields": Layout(_mapped, _fields),
+LAYOUTS: Mapping[str, RowLayout] = {
+    "penstock": RowLayout(lambda source: ("question", "verifier", "reference"), _penstock),
+    "dapo-math-17k": RowLayout(lambda source: ("prompt", "reward_model.ground_truth"), _dapo_math),
+    "fields": RowLayout(_mapped, _fields),
 }
 """By data.layout."""

@@ -1,35 +1,36 @@
-"""Owns the search for questions that two sources share, although one of them may wrap its questions in an instruction.
+"""Owns the search for questions that two sources share, even if one of them wraps its questions in an instruction.
 
-Must not compare meaning: a reworded question is another question.
+Must not compare meaning: a reworded question is a different question.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-WORDS = 8  # a shorter question is found only as a whole: inside a longer text it would be found by chance
+WORDS = 8  # shorter questions must be equal: inside a longer text they would match by chance
 
 
 def normalised(text: str) -> str:
-    """The text with every run of white space as one blank: what makes two questions the same."""
+    """The text with each run of white space as one blank. Questions with equal normalised text are the same."""
     return " ".join(text.split())
 
 
 def shared(questions: Collection[str], others: Collection[str]) -> set[str]:
-    """Those of `questions` that equal one of `others`, hold one, or are held by one; all of them normalised.
+    """The `questions` that equal, contain or are contained in one of `others`. All texts must be normalised.
 
-    Holding means the other's words in a row, at least WORDS of them. Takes time in proportion to the texts' length.
+    A text contains a question of at least WORDS words if all of its words occur in a row. Takes time in proportion to
+    the length of the texts.
     """
-    holding = {question for question, _ in _holdings(questions, others)}
-    held = {question for _, question in _holdings(others, questions)}
-    return set(questions) & set(others) | holding | held
+    containing = {question for question, _ in _containments(questions, others)}
+    contained = {question for _, question in _containments(others, questions)}
+    return set(questions) & set(others) | containing | contained
 
 
-def _holdings(texts: Collection[str], inner: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Pairs (text, the inner one that it holds)."""
+def _containments(texts: Collection[str], inner: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Pairs (text, question of `inner` that it contains)."""
     by_head: dict[tuple[str, ...], list[list[str]]] = {}
-    for one in inner:
-        words = one.split(" ")
+    for question in inner:
+        words = question.split(" ")
         if len(words) >= WORDS:
             by_head.setdefault(tuple(words[:WORDS]), []).append(words)
     for text in texts if by_head else ():

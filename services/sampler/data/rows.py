@@ -1,6 +1,6 @@
-"""Owns a row of a data source and the errors that name it.
+"""Owns a row of a data source, and the errors that name it.
 
-Must not know what a field is for.
+Must not know the meaning of a field.
 """
 
 from __future__ import annotations
@@ -9,27 +9,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-SHOWN = 80  # characters of a faulty value that an error repeats
+SHOWN = 80  # characters of a faulty value that an error shows
 
 
 class DataError(ValueError):
-    """A data source that cannot give the prompts the recipe asks for. Names the setting, the file and the row."""
+    """A data source cannot provide the prompts of the recipe. The text names the setting, the file and the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Row `number`, from 1, of `file`: the setting and the path, as errors name it."""
+    """Row `number`, from 1, of `file`, which is the setting and the path as errors name them."""
 
     file: str
     number: int
     values: Mapping[str, Any]
 
-    def fault(self, field: str, says: str) -> DataError:
+    def fault(self, field: str, text: str) -> DataError:
         """The error for one field of this row."""
-        return DataError(f"{self.file} row {self.number}: field {field!r}: {says}")
+        return DataError(f"{self.file} row {self.number}: field {field!r}: {text}")
 
     def get(self, path: str) -> Any:
-        """The value at `path`, dotted into nested objects. Raises DataError when it is missing."""
+        """The value at `path`, with dots into nested objects. Raises DataError if it is missing."""
         if path in self.values:
             return self.values[path]
         value: Any = self.values
@@ -40,10 +40,10 @@ class Row:
         return value
 
     def text(self, path: str) -> str:
-        """The text at `path`. Raises DataError unless it is text with a visible character."""
+        """The text at `path`. Raises DataError unless it is text and not blank."""
         value = self.get(path)
         if not isinstance(value, str) or not value.strip():
-            raise self.fault(path, f"{shown(value)} is not valid: expected a text that is not blank")
+            raise self.fault(path, f"{shown(value)} is not valid: expected text that is not blank")
         return value
 
     def answer(self, path: str) -> str:
@@ -52,11 +52,11 @@ class Row:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return str(value)
         if not isinstance(value, str) or not value.strip():
-            raise self.fault(path, f"{shown(value)} is not valid: expected a text or a number")
+            raise self.fault(path, f"{shown(value)} is not valid: expected text or a number")
         return value
 
 
 def shown(value: Any) -> str:
-    """A value as errors repeat it, cut to SHOWN characters."""
+    """A value as errors show it, cut to SHOWN characters."""
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

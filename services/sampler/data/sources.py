@@ -1,4 +1,4 @@
-"""Owns the table of prompt sources: generated tasks, and files read row by row.
+"""Owns the table of prompt sources: generated tasks, and files that are read row by row.
 
 Must not hold more than a few thousand rows at a time.
 """
@@ -16,17 +16,17 @@ from services.settings import SourceSettings
 from services.storage.errors import StoreError
 from services.storage.models import local_file
 
-DRAWS_PER_QUESTION = 50  # of a generated task, before its distinct questions count as exhausted
+DRAWS_PER_QUESTION = 50  # a generated task is exhausted after this many entries per requested question
 
 Reader = Callable[[Path, str, str | None, tuple[str, ...]], Iterator[Row]]
-"""path, its name in errors, split, and the columns that are needed -> rows."""
+"""(path, its name in errors, split, needed columns) -> rows."""
 
 
 def _reasoning_gym(source: SourceSettings, where: str, wanted: int | None) -> Iterator[Item]:
-    import reasoning_gym  # heavy: only where it is used
+    import reasoning_gym  # slow to import
 
     if wanted is None:
-        raise DataError(f"{where}: source 'reasoning-gym' has no end; say how many prompts it is to give")
+        raise DataError(f"{where}: source 'reasoning-gym' has no end: expected a number of prompts")
     size = wanted * DRAWS_PER_QUESTION
     try:
         entries = reasoning_gym.create_dataset(source.task, size=size, seed=source.seed, **source.options)
@@ -58,13 +58,13 @@ def _object(name: str, number: int, line: bytes) -> Mapping[str, object]:
 
 
 READERS: Mapping[str, Reader] = {"jsonl": _jsonl, "parquet": columnar.parquet, "hf": columnar.dataset}
-"""By data.source, those that read `path`."""
+"""The sources that read `path`, by data.source."""
 
 
 def items(source: SourceSettings, where: str, wanted: int | None) -> Iterator[Item]:
-    """The source's rows, understood; `where` names its section in errors, `wanted` bounds a generated one.
+    """The parsed rows of a source. `where` is its section in errors; `wanted` limits a generated source.
 
-    Raises DataError for the first row that cannot be used.
+    Raises DataError for the first row that is not valid.
     """
     if source.source not in READERS:
         yield from _reasoning_gym(source, where, wanted)

@@ -1,6 +1,6 @@
-"""Owns the splits of a run's prompts: each question once, and none both trained on and evaluated.
+"""Owns the splits of a run's prompts: each question occurs once, and no evaluated question is trained.
 
-Must not read files itself, nor word a prompt.
+Must not read files or word prompts itself.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from services.settings import DataSettings, EvaluationSet, SourceSettings
 
 @dataclass(frozen=True)
 class DataReport:
-    """What became of the rows of `data`. rows = distinct + duplicates; `conflicts` are duplicates with another answer.
+    """What happened to the rows of `data`. rows = distinct + duplicates; `conflicts`: duplicates with another answer.
 
-    `contaminated` questions were held back from training because an evaluation set has them.
+    `contaminated`: questions removed from training because an evaluation set has them.
     """
 
     rows: int
@@ -35,23 +35,23 @@ class DataReport:
 
     @property
     def duplicates(self) -> int:
-        """Rows whose question stood in an earlier row."""
+        """The number of rows whose question was in an earlier row."""
         return self.rows - self.distinct
 
     @property
     def text(self) -> str:
-        """The report as one line for people."""
+        """The report in one line."""
         sets = "".join(f", {count} in set {name!r}" for name, count in self.sets.items())
         return (
             f"{self.rows} rows, {self.distinct} distinct questions, {self.duplicates} duplicates removed "
-            f"({self.conflicts} of them with another answer; the first is kept), {self.contaminated} left out of "
+            f"({self.conflicts} of them with another answer; the first is kept), {self.contaminated} removed from "
             f"training because an evaluation set has them: {self.train} to train on, {self.held_out} held out{sets}"
         )
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Training prompts, held-out ones, and the evaluation sets by name; no training question stands in another part."""
+    """Training prompts, held-out prompts, and evaluation sets by name. No training question is in another part."""
 
     train: tuple[Prompt, ...]
     held_out: tuple[Prompt, ...]
@@ -61,14 +61,15 @@ class Splits:
 
 @dataclass
 class _Gathered:
-    """The distinct questions of a source, by normalised text, in the order of their first rows."""
+    """The distinct questions of a source by normalised text, in the order of their first rows."""
 
     rows: int = 0
     conflicts: int = 0
     prompts: dict[str, Prompt] = field(default_factory=dict)
     golds: dict[str, Any] = field(default_factory=dict)
 
-    def take(self, source: SourceSettings, where: str, item: Item) -> None:
+    def add(self, source: SourceSettings, where: str, item: Item) -> None:
+        """Add the question of a row, unless an earlier row had it."""
         self.rows += 1
         key = normalised(" ".join(message["content"] for message in item.messages))
         if key not in self.prompts:
@@ -79,10 +80,10 @@ class _Gathered:
 
 
 def _gather(source: SourceSettings, where: str, wanted: int | None) -> _Gathered:
-    """All distinct questions; at most `wanted`, the first ones, where it is given."""
+    """The distinct questions of a source: the first `wanted`, or all if it is None."""
     found = _Gathered()
     for item in items(source, where, wanted):
-        found.take(source, where, item)
+        found.add(source, where, item)
         if len(found.prompts) == wanted:
             break
     return found
@@ -104,9 +105,9 @@ def _where(source: SourceSettings) -> str:
 
 
 def load_set(source: SourceSettings, wanted: int | None) -> tuple[Prompt, ...]:
-    """The first `wanted` distinct questions of a source (null: all), in its order.
+    """The first `wanted` distinct questions of a source (None: all), in its order.
 
-    Raises DataError when it has fewer, or none.
+    Raises DataError if the source has fewer, or none.
     """
     return tuple(_gathered_set(source, wanted).prompts.values())
 
@@ -115,21 +116,22 @@ def _gathered_set(source: SourceSettings, wanted: int | None) -> _Gathered:
     found = _gather(source, _where(source), wanted)
     if not found.prompts or len(found.prompts) < (wanted or 0):
         raise DataError(
-            f"{_where(source)}.prompts = {wanted} but the source has only {len(found.prompts)} distinct questions"
+            f"{_where(source)}.prompts: {wanted} is not valid: expected at most {len(found.prompts)},"
+            " the number of distinct questions in the source"
         )
     return found
 
 
 def load_splits(data: DataSettings, sets: tuple[EvaluationSet, ...] = ()) -> Splits:
-    """All prompts of a run, the training and held-out ones shuffled by `data.seed`.
+    """All prompts of a run; the training and held-out prompts are shuffled by `data.seed`.
 
-    Raises DataError when a source has too few distinct questions. Blocks for as long as the files take to read.
+    Raises DataError if a source has too few distinct questions. Blocks while the files are read.
     """
-    loaded = {one.name: _gathered_set(one, one.prompts) for one in sets}
-    evaluated = {key for one in loaded.values() for key in one.prompts}
+    loaded = {settings.name: _gathered_set(settings, settings.prompts) for settings in sets}
+    evaluated = {key for gathered in loaded.values() for key in gathered.prompts}
     generated = None if data.train is None or data.path else data.train + data.held_out
-    # A generated source gives so many more that the evaluated ones can be spared. They stay behind the others, so that
-    # the held-out split is the same whatever sets there are.
+    # A generated source provides one spare question per evaluated one. The spare questions come last, so that the
+    # held-out split does not depend on the evaluation sets.
     found = _gather(data, "data", None if generated is None else generated + len(evaluated))
     keys = list(found.prompts)
     pool = len(keys) if generated is None else generated
@@ -141,10 +143,15 @@ def load_splits(data: DataSettings, sets: tuple[EvaluationSet, ...] = ()) -> Spl
     _check_size(data, len(keys), len(taken), len(left))
     train = tuple(found.prompts[key] for key in left[: data.train])
     report = DataReport(
-        rows=found.rows, distinct=len(keys), conflicts=found.conflicts, contaminated=len(taken), train=len(train),
-        held_out=len(held_out), sets={name: len(one.prompts) for name, one in loaded.items()},
-    )  # fmt: skip
-    parts = {name: tuple(one.prompts.values()) for name, one in loaded.items()}
+        rows=found.rows,
+        distinct=len(keys),
+        conflicts=found.conflicts,
+        contaminated=len(taken),
+        train=len(train),
+        held_out=len(held_out),
+        sets={name: len(gathered.prompts) for name, gathered in loaded.items()},
+    )
+    parts = {name: tuple(gathered.prompts.values()) for name, gathered in loaded.items()}
     return Splits(train, tuple(found.prompts[key] for key in held_out), parts, report)
 
 
@@ -152,8 +159,8 @@ def _check_size(data: DataSettings, distinct: int, taken: int, left: int) -> Non
     wanted = data.train or 1
     if left >= wanted:
         return
-    but = f", {taken} of them in evaluation sets" if taken else ""
+    shared_with_sets = f", {taken} of them in evaluation sets" if taken else ""
     raise DataError(
-        f"data.train + data.held_out = {wanted + data.held_out} but the source has only {distinct} distinct questions"
-        + but
+        f"data.train + data.held_out: {wanted + data.held_out} is not valid: expected at most {distinct - taken},"
+        f" because the source has only {distinct} distinct questions{shared_with_sets}"
     )

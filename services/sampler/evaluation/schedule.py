@@ -1,4 +1,4 @@
-"""Owns when evaluations run: before training, every N rollout steps beside it, after it; one at a time.
+"""Owns the schedule of evaluations: before training, every N rollout steps beside it, and after it; one at a time.
 
 Must not evaluate; the evaluator does.
 """
@@ -17,17 +17,17 @@ STEP = "step-"
 
 
 def due_steps(every: int, total: int, known: int, step: int) -> list[int]:
-    """The rollout steps in (known, step] after which an evaluation is due; the last step has one anyway."""
+    """The rollout steps in (known, step] after which an evaluation is due, without the last step, which has its own."""
     if every == 0:
         return []
     return [due for due in range((known // every + 1) * every, step + 1, every) if due < total]
 
 
-class Timetable:
-    """Starts evaluations as rollout steps are committed. Training never waits for one.
+class EvaluationSchedule:
+    """Starts evaluations as rollout steps are committed. Training never waits for an evaluation.
 
-    One runs at a time. One more may wait; when a further one becomes due, the waiting one is skipped, and an event says
-    so.
+    One evaluation runs at a time, and one may wait. When another one becomes due, the waiting one is skipped, and an
+    event reports it.
     """
 
     def __init__(self, context: Context, evaluator: Evaluator) -> None:
@@ -41,24 +41,24 @@ class Timetable:
         self._running: asyncio.Task[bool] | None = None
 
     async def open(self, step: int) -> None:
-        """Begin, or go on after an earlier sampler of this run, at rollout step `step`.
+        """Start at rollout step `step`, or continue after an earlier sampler of this run.
 
-        The evaluation that it had begun comes first; of those that fell due meanwhile, only the newest is made up.
+        The evaluations that it had started come first. Of those that became due since, only the newest is run.
         """
         recorded = {(record.set, record.name) for record in await self._context.event_log.evaluations()}
         members = await self._context.redis.smembers(self._context.keys.lane(Lane.EVALUATION).pending)
-        begun = {member.decode().split(".")[2] for member in members}
-        # An evaluation that has all its records ends at once.
-        self._first = deque(name for name in sorted({BEFORE, *begun}) if name != AFTER)
+        started = {member.decode().split(".")[2] for member in members}
+        # The evaluator returns at once from an evaluation that has all its records.
+        self._first = deque(name for name in sorted({BEFORE, *started}) if name != AFTER)
         self._known = step
         missed = due_steps(self._every, self._total, 0, step)
         newest = f"{STEP}{missed[-1]}" if missed else BEFORE
-        lacking = {(name, newest) for name in self._context.record.recipe.evaluated_sets} - recorded
-        if lacking and newest not in self._first:
+        missing = {(name, newest) for name in self._context.record.recipe.evaluated_sets} - recorded
+        if missing and newest not in self._first:
             self._waiting = newest
 
     async def tick(self, step: int) -> None:
-        """Start what is due at rollout step `step`. Raises what a finished evaluation raised. Call it often."""
+        """Start the evaluation that is due at rollout step `step`. Raises what a finished one raised. Call it often."""
         await self._note_due(step)
         if self._running is not None:
             if not self._running.done():
@@ -68,7 +68,7 @@ class Timetable:
 
     async def _note_due(self, step: int) -> None:
         for due in due_steps(self._every, self._total, self._known, step):
-            await self._skip_waiting(f"{STEP}{due} fell due")
+            await self._skip_waiting(f"{STEP}{due} became due")
             self._waiting = f"{STEP}{due}"
         self._known = max(self._known, step)
 
@@ -82,9 +82,9 @@ class Timetable:
         return asyncio.create_task(evaluation, name=f"evaluation {name}")
 
     async def finish(self, step: int) -> bool:
-        """Let the evaluation under way end, then evaluate `step`, the last; False when stopped."""
+        """Wait for the current evaluation, then evaluate `step`, the last. False if stopped."""
         await self._note_due(step)
-        await self._skip_waiting("training was done; the last policy version is evaluated instead")
+        await self._skip_waiting("training finished; the last policy version is evaluated instead")
         self._running = self._running or self._next()
         while self._running is not None:
             if not await self._running:
@@ -95,9 +95,9 @@ class Timetable:
     async def _skip_waiting(self, when: str) -> None:
         if self._waiting is not None:
             skipped, self._waiting = self._waiting, None
-            await self._context.event_log.write("evaluation-skipped", f"{skipped}: had not begun when {when}")
+            await self._context.event_log.write("evaluation-skipped", f"{skipped}: had not started when {when}")
 
     async def close(self) -> None:
-        """End the evaluation under way; the next sampler resumes it."""
+        """Cancel the current evaluation; the next sampler resumes it."""
         if self._running is not None:
             await cancel_and_wait(self._running)

@@ -1,6 +1,6 @@
 """Owns the scores of a held-out set: avg@k, pass@k, maj@k, and their standard errors over questions.
 
-Must not do I/O, nor import anything but the standard library.
+Must not do I/O, or import anything but the standard library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 
 @dataclass(frozen=True)
 class Response:
-    """One judged response: right, wrong or unknown (None), and the answer it gave; '' where it gave none."""
+    """One judged response: right, wrong or unknown (None), and its answer, '' if it has none."""
 
     correct: bool | None
     answer: str = ""
@@ -22,14 +22,14 @@ class Response:
 
 @dataclass(frozen=True)
 class Score:
-    """A mean over questions, and its standard error; the error is 0 for a single question, which has none."""
+    """A mean over questions and its standard error, which is 0 for a single question."""
 
     value: float
     standard_error: float
 
 
 def average(responses: Sequence[Response]) -> float | None:
-    """The share of right responses among the known ones of one question; None when none is known."""
+    """The share of right responses among the known ones of one question; None if none is known."""
     known = [response.correct for response in responses if response.correct is not None]
     return fmean(known) if known else None
 
@@ -49,20 +49,20 @@ def pass_at(drawn: int, correct: int, wanted: int) -> float:
 
 
 def passes(responses: Sequence[Response], wanted: int) -> float | None:
-    """pass@`wanted` of one question, None when no response is known.
+    """pass@`wanted` of one question; None if no response is known.
 
-    With fewer known responses than `wanted` it is that of all the known ones, which is no more than the true one.
+    With fewer known responses than `wanted`, it is pass@k for all the known ones, a lower bound.
     """
     known = [response.correct for response in responses if response.correct is not None]
     return pass_at(len(known), sum(known), min(wanted, len(known))) if known else None
 
 
 def majority(responses: Sequence[Response]) -> float | None:
-    """maj@k of one question: whether the answer that most responses gave is right; None when no response is known.
+    """maj@k of one question: whether the most frequent answer is right; None if no response is known.
 
-    Unknown responses and those without an answer do not vote; without any vote the answer is missing, so 0. Among
-    answers with equally many votes one is drawn at random: this is its expected value. Where a verifier judged the
-    same answer in both ways, the answer counts by the share of right verdicts.
+    Unknown responses and those without an answer do not vote; without votes the result is 0. If several answers have
+    the most votes, it is the expected value of a random choice among them. If a verifier judged the same answer both
+    right and wrong, the answer counts by its share of right verdicts.
     """
     known = [response for response in responses if response.correct is not None]
     if not known:
@@ -76,7 +76,7 @@ def majority(responses: Sequence[Response]) -> float | None:
 
 
 def over_questions(values: Sequence[float | None]) -> Score | None:
-    """The mean of one value a question, unknown ones left out, and s / sqrt(n) (s over n - 1); None for no value."""
+    """The mean of one value per question without unknown ones, and s / sqrt(n) (s over n - 1); None without values."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -84,5 +84,5 @@ def over_questions(values: Sequence[float | None]) -> Score | None:
 
 
 def sizes(samples: int) -> tuple[int, ...]:
-    """For which k pass@k is told when `samples` responses are drawn: the powers of two below it, and itself."""
+    """The k for which pass@k is reported with `samples` responses: the powers of two below it, and itself."""
     return (*(2**power for power in range((samples - 1).bit_length())), samples)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from services.contracts import CommittedPolicy
 from services.process import Context
 from services.sampler.data import Splits
-from services.sampler.evaluation.schedule import Timetable
+from services.sampler.evaluation.schedule import EvaluationSchedule
 from services.sampler.queue.dead_letters import DeadLetterWatch
 from services.sampler.queue.intake import VerdictIntake
 from services.sampler.queue.maintenance import Maintenance
@@ -63,7 +63,7 @@ class SamplingQueue:
         """The run's last rollout step; a spent token budget lowers it."""
         return self._state.last_step
 
-    async def run(self, timetable: Timetable) -> None:
+    async def run(self, schedule: EvaluationSchedule) -> None:
         """Sample until the last step is trained, and start the evaluations that are due. Raises what a part raises."""
         try:
             while not self._context.stopping.is_set():
@@ -74,7 +74,7 @@ class SamplingQueue:
                     return
                 paused = await self._paused()
                 if not paused:
-                    await timetable.tick(policy.step)
+                    await schedule.tick(policy.step)
                 await self._turn(policy, paused)
         finally:
             self._waits.clear()

@@ -1,4 +1,4 @@
-"""Owns which prompt is drawn next, how much of its group is generated, and which kept group is trained first.
+"""Owns the choice of the next prompt, the screening of groups, and the order in which kept groups are trained.
 
-Must not do I/O, nor judge a whole group; that rule is credit's.
+Must not do I/O, or decide on a fully judged group; `advantage.filtering` does.
 """

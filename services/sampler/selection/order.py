@@ -1,6 +1,6 @@
 """Owns the order in which kept groups are trained.
 
-Must not decide which are too old; staleness is pacing's.
+Must not decide which groups are too stale; `queue.publication` does.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Waiting(NamedTuple):
-    """A kept group: the oldest policy version that wrote a token of it, and the how-manieth it was to be kept."""
+    """A kept group. `kept_order`: its ordinal among all kept groups, from 1."""
 
     name: str
     oldest_version: int
@@ -18,17 +18,17 @@ class Waiting(NamedTuple):
 
 
 CONSUMPTION: Mapping[str, Callable[[Waiting], tuple[int, ...]]] = {
-    "oldest_first": lambda one: (one.oldest_version, one.kept_order),
-    "newest_first": lambda one: (-one.oldest_version, -one.kept_order),
-    "fifo": lambda one: (one.kept_order,),
+    "oldest_first": lambda group: (group.oldest_version, group.kept_order),
+    "newest_first": lambda group: (-group.oldest_version, -group.kept_order),
+    "fifo": lambda group: (group.kept_order,),
 }
-"""By setting: what kept groups are sorted by, the first to be trained first.
+"""By setting: the sort key of kept groups. The first group is trained first.
 
-`oldest_first` loses the fewest groups to the staleness bound; `newest_first` trains the least off-policy, and lets the
-rest grow stale; `fifo` is the order in which groups were kept, whatever versions wrote them.
+`oldest_first` loses the fewest groups to the staleness limit. `newest_first` trains the least off-policy, while the
+other groups grow stale. `fifo` is the order in which groups were kept, whatever their versions.
 """
 
 
 def in_order(consumption: str, waiting: Iterable[Waiting]) -> list[str]:
-    """The names of the kept groups, the next to be trained first."""
-    return [one.name for one in sorted(waiting, key=CONSUMPTION[consumption])]
+    """The ids of the kept groups, in the order in which they are trained."""
+    return [group.name for group in sorted(waiting, key=CONSUMPTION[consumption])]

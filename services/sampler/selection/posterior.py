@@ -1,6 +1,6 @@
-"""Owns what is known of each prompt's pass rate: a Beta posterior whose evidence fades as the policy changes.
+"""Owns the estimate of each prompt's pass rate: a Beta posterior whose evidence fades as the policy changes.
 
-Must not draw prompts, nor do I/O.
+Must not draw prompts, or do I/O.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
-LAYOUT = struct.Struct("<ffI")
-"""A prompt's evidence: correct and wrong answers above the prior (float32), as of which policy version (uint32)."""
+EVIDENCE = struct.Struct("<ffI")
+"""The stored evidence on a prompt: correct and wrong answers without the prior (float32), policy version (uint32)."""
 
 
 def mixed(pass_rate: float, size: int) -> float:
-    """1 - p^size - (1-p)^size: that `size` answers are neither all right nor all wrong, at a known pass rate p."""
+    """1 - p^size - (1-p)^size: the chance that `size` answers are neither all right nor all wrong, at a pass rate p."""
     rarer = min(pass_rate, 1.0 - pass_rate)
     if rarer <= 0.0:
         return 0.0
-    # expm1 keeps its digits where the rate is next to 0 or 1.
+    # expm1 stays precise where the rate is close to 0 or 1.
     return max(0.0, -math.expm1(size * math.log1p(-rarer)) - rarer**size)
 
 
@@ -38,14 +38,14 @@ class Beta(NamedTuple):
         return self.alpha / (self.alpha + self.beta)
 
     def mixed(self, size: int) -> float:
-        """1 - E[p^size] - E[(1-p)^size]: that a group of `size` samples carries a signal, whatever p turns out to be.
+        """1 - E[p^size] - E[(1-p)^size]: the chance that a group of `size` samples carries a signal, over all p.
 
         The beta-binomial's mass strictly between 0 and `size` (J. G. Skellam, J. R. Stat. Soc. B 10, 1948).
         """
         return max(0.0, 1.0 - _moment(self.alpha, self.beta, size) - _moment(self.beta, self.alpha, size))
 
     def draw(self, rng: random.Random) -> float:
-        """One pass rate at random."""
+        """A random pass rate of this distribution."""
         return rng.betavariate(self.alpha, self.beta)
 
 
@@ -60,11 +60,11 @@ def _moment(alpha: float, beta: float, power: int) -> float:
 
 
 class PassRates:
-    """One posterior for each prompt that was judged; the others have the prior.
+    """One posterior per judged prompt; the other prompts have the prior.
 
-    Evidence halves every `half_life` policy versions, so that what an old policy could not do is forgotten: a Beta
-    posterior with discounted evidence, as in MoPPS (arXiv 2507.04632). A judged prompt takes 12 bytes of state, which
-    `dump` writes as 16 characters; what is dumped is what is held, bit for bit.
+    Evidence halves every `half_life` policy versions, so that the failures of an old policy fade: a Beta posterior with
+    discounted evidence, as in MoPPS (arXiv 2507.04632). The state of a judged prompt takes 12 bytes, which `dump`
+    writes as 16 characters, bit for bit.
     """
 
     def __init__(self, half_life: float, prior: Beta = FLAT) -> None:
@@ -80,54 +80,54 @@ class PassRates:
         return len(self._entries)
 
     def observe(self, prompt: str, correct: int, known: int, version: int) -> None:
-        """Take in `correct` of `known` answers by policy `version`; unknown verdicts say nothing.
+        """Add `correct` of `known` answers by policy `version`. Unknown verdicts are no evidence.
 
-        Answers may come in any order of versions, and a group in parts: a screen may be told before the rest, since the
-        evidence does not depend on why sampling stopped.
+        Versions may come in any order. A group may be added in parts, such as a screen and the other samples, because
+        the evidence does not depend on why sampling stopped. Raises ValueError unless 0 <= correct <= known.
         """
         if not 0 <= correct <= known:
-            raise ValueError(f"prompt {prompt!r}: correct = {correct} must lie between 0 and known = {known}")
+            raise ValueError(f"prompt {prompt!r}: correct: {correct} is not valid: expected 0 to {known} (known)")
         if known == 0:
             return
         right, wrong, newest = self._evidence(prompt, version)
         fresh = self._left(newest - version)
-        self._entries[prompt] = LAYOUT.pack(right + fresh * correct, wrong + fresh * (known - correct), newest)
+        self._entries[prompt] = EVIDENCE.pack(right + fresh * correct, wrong + fresh * (known - correct), newest)
 
     def of(self, prompt: str, version: int) -> Beta:
-        """What is believed of a prompt's pass rate under policy `version`."""
+        """The posterior of a prompt's pass rate under policy `version`."""
         right, wrong, _ = self._evidence(prompt, version)
         return Beta(self._prior.alpha + right, self._prior.beta + wrong)
 
     def _evidence(self, prompt: str, version: int) -> tuple[float, float, int]:
-        """Right and wrong answers as of policy `version`, or as of the newest that was observed if that is newer."""
+        """Discounted right and wrong answers, and their version: the newer of `version` and the newest observed one."""
         entry = self._entries.get(prompt)
         if entry is None:
             return 0.0, 0.0, version
-        right, wrong, observed = LAYOUT.unpack(entry)
+        right, wrong, observed = EVIDENCE.unpack(entry)
         left = self._left(version - observed)
         return right * left, wrong * left, max(version, observed)
 
     def _left(self, versions: int) -> float:
-        """The share of evidence left after so many versions; all of it where there are none between."""
+        """The share of evidence that is left after a number of versions; 1 for 0 or fewer."""
         return float(0.5 ** (max(0, versions) / self._half_life))
 
     def entry(self, prompt: str) -> str:
-        """The state of one judged prompt, as `dump` has it: enough to store what one group has changed."""
+        """The state of one judged prompt in the form of `dump`, to store the change by one group."""
         return base64.b64encode(self._entries[prompt]).decode()
 
     def dump(self) -> dict[str, str]:
-        """The whole state, by prompt id: 16 characters for each prompt that was judged."""
+        """The whole state by prompt id: 16 characters per judged prompt."""
         return {prompt: self.entry(prompt) for prompt in self._entries}
 
     def load(self, dumped: Mapping[str, str]) -> None:
-        """Take `dumped` in place of what is known. Raises ValueError for what `dump` cannot have written."""
+        """Replace the whole state by `dumped`. Raises ValueError for an entry that `dump` cannot have written."""
         self._entries = {prompt: _entry(prompt, text) for prompt, text in dumped.items()}
 
 
 def _entry(prompt: str, text: str) -> bytes:
     try:
         entry = base64.b64decode(text, validate=True)
-        right, wrong, _ = LAYOUT.unpack(entry)
+        right, wrong, _ = EVIDENCE.unpack(entry)
     except (binascii.Error, struct.error) as error:
         raise ValueError(
             f"prompt {prompt!r}: {text!r} is not valid: expected a pass rate of 16 base64 characters"

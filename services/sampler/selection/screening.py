@@ -1,14 +1,14 @@
-"""Owns the screen: whether the first samples of a group are reason to generate the rest, and what that does to a run.
+"""Owns screening: whether the other samples of a group are generated, given the verdicts on its first samples.
 
-Must not generate, nor decide whether a whole group is kept; credit does.
+Must not generate samples, or decide on a fully judged group; `advantage.filtering` does.
 
-The caveat. Dynamic sampling keeps a full group of G with probability h(G) = 1 - p^G - (1-p)^G. Behind a screen of k it
-is kept iff the screen is mixed, with probability h(k): a mixed screen cannot become an unmixed group. So a prompt is
-trained h(k) / h(G) times as often, which falls from about 1 - 2^(1-k) at p = 1/2 to k / G where p goes to 0 or 1: rare
-successes are what a screen misses. Within a prompt, too, a group with few right (or few wrong) answers is less likely
-to pass (`passes` in benchmarks/selection/closed_forms.py), so that the accuracy of what is trained is drawn towards
-1/2. A screen before the rest is SPEED-RL's (arXiv 2506.09016), where the shift is the aim; here it is a strategy with
-a price, and `uniform` the default.
+Screening biases training. Dynamic sampling keeps a full group of G with probability h(G) = 1 - p^G - (1-p)^G. After a
+screen of k it is kept iff the screen is mixed, with probability h(k), because a mixed screen cannot become an unmixed
+group. So a prompt is trained h(k) / h(G) times as often. This falls from about 1 - 2^(1-k) at p = 1/2 to k / G as p
+goes to 0 or 1: a screen misses rare successes. Within a prompt, too, a group with few right (or few wrong) answers is
+less likely to pass (`passes` in benchmarks/selection/closed_forms.py), so that the accuracy of trained groups shifts
+towards 1/2. SPEED-RL (arXiv 2506.09016) screens in order to get this shift. Here screening is an option with a cost,
+and `uniform` is the default.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ COMPLETE = "complete"
 
 
 def screen(outcomes: Sequence[Outcome], group_size: int, min_known: int) -> str:
-    """How a group goes on whose first samples have these outcomes: COMPLETE, or the name of its release.
+    """The decision on a group whose first samples have these outcomes: COMPLETE, or the name of its release.
 
-    Filtered iff every verdict is known and all are alike: an unknown one leaves room for another answer. Dead when too
-    many are unknown for `min_known` known ones in the whole group, whose rest would be generated for nothing.
+    Filtered iff all verdicts are known and equal, because an unknown one may hide a different outcome. Dead if too many
+    are unknown for the whole group to get `min_known` known verdicts: generating the other samples would be wasted.
     """
     unknown = sum(outcome is Outcome.UNKNOWN for outcome in outcomes)
     if group_size - unknown < min_known:

@@ -16,7 +16,7 @@ from services.streams.delivery.validation import LARGEST_LETTER
 from services.streams.keys import RunKeys
 from services.streams.state.dead_letters import NotRedrivableError, UnknownLetterError, get_letter, letters, redrive_all
 from services.streams.state.group_state import KEPT, MORE, missing_samples
-from tests.services.hand_lane import SAMPLES, Pipeline, given_up, task
+from tests.services.streams.hand_lane import SAMPLES, Pipeline, given_up, task
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from services.streams.keys import RunKeys
 from services.streams.retention import REDRIVEN_PENDING
 from services.streams.state import dead_letters
 from services.streams.state.dead_letters import letters, redrive_all
-from tests.services.hand_lane import SAMPLES, Pipeline, given_up
+from tests.services.streams.hand_lane import SAMPLES, Pipeline, given_up
 
 
 @pytest.fixture

@@ -189,9 +189,9 @@ def test_saved_datasets(tmp_path):
     assert count("one", None) == count("one", "train") == count("both", "train") == 4
     assert count("both", "test") == 1
     for folder, split, says in (
-        ("both", None, "several splits; give split, one of 'train', 'test'"),
+        ("both", None, "several splits; set split to one of 'train', 'test'"),
         ("both", "dev", "no split 'dev'"),
-        ("one", "test", "holds only split 'train'"),
+        ("one", "test", "has only split 'train'"),
     ):
         with pytest.raises(DataError, match=says):
             count(folder, split)
@@ -214,7 +214,7 @@ def test_parquet_datasets_as_the_hub_lays_them_out(tmp_path):
     with pytest.raises(DataError, match=r"several datasets \(main, socratic\); expected the path of one"):
         load("twice", "train")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no dataset"):
+    with pytest.raises(DataError, match="has no dataset"):
         load("empty", None)
 
 
@@ -298,7 +298,7 @@ def test_a_set_is_the_first_questions_of_its_source(tmp_path):
     source = EvaluationSet(name="s", source="jsonl", path=write_jsonl(tmp_path / "s.jsonl", rows), layout="fields")
     assert [one.messages[0]["content"] for one in load_set(source, 4)] == ["q0", "q1", "q2", "q3"]
     assert len(load_set(source, None)) == 10
-    with pytest.raises(DataError, match=r"evaluation\.sets 's'\.prompts = 11 but the source has only 10"):
+    with pytest.raises(DataError, match=r"evaluation\.sets 's'\.prompts: 11 is not valid: expected at most 10"):
         load_set(source, 11)
 
 
@@ -307,14 +307,17 @@ def test_train_takes_all_that_held_out_leaves(tmp_path):
     data = {"source": "jsonl", "path": write_jsonl(tmp_path / "s.jsonl", rows), "layout": "fields", "held_out": 7}
     assert len(load_splits(DataSettings(**data, train=None)).train) == 23
     assert len(load_splits(DataSettings(**data, train=5)).train) == 5
-    with pytest.raises(DataError, match="but the source has only 30 distinct"):
+    with pytest.raises(DataError, match="expected at most 30, because the source has only 30 distinct"):
         load_splits(DataSettings(**data | {"held_out": 30}, train=None))
 
 
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (DataSettings(options=ONE_DIGIT, train=190, held_out=64), r"data\.train \+ data\.held_out = 254 but .* 200"),
+        (
+            DataSettings(options=ONE_DIGIT, train=190, held_out=64),
+            r"data\.train \+ data\.held_out: 254 is .* 200",
+        ),
         (DataSettings(task="no_such_task"), "data.task 'no_such_task'"),
         (DataSettings(options={"min_terms": 0}), "min_terms"),
         (DataSettings(source="jsonl", path="/no/such.jsonl"), "data.path '/no/such.jsonl' cannot be read"),
@@ -322,7 +325,7 @@ def test_train_takes_all_that_held_out_leaves(tmp_path):
             DataSettings(source="parquet", path="/no/such.parquet"),
             "data.path '/no/such.parquet' cannot be read as Parquet",
         ),
-        (DataSettings(source="hf", path="/no/such"), "data.path '/no/such' is no folder; .*save_to_disk"),
+        (DataSettings(source="hf", path="/no/such"), "data.path '/no/such' is not a folder; .*save_to_disk"),
     ],
 )
 def test_errors_name_the_field(data, says):
@@ -347,7 +350,7 @@ ANSWER = {"layout": "fields"}
         (GOOD | {"reference": "x"}, {}, "'reference': 'x' is not valid: expected an object, or"),
         (GOOD | {"reference": []}, {}, r"'reference': \[\] is not valid: expected an object"),
         (GOOD | {"reference": {"pattern": "x"}}, {}, "'reference': .* expected answer for verifier 'math'"),
-        ({"question": "b", "answer": None}, ANSWER, "'answer': None is not valid: expected a text or a number"),
+        ({"question": "b", "answer": None}, ANSWER, "'answer': None is not valid: expected text or a number"),
         ({"question": "b", "answer": True}, ANSWER, "'answer': True is not valid"),
         ({"question": "b", "answer": "4"}, ANSWER | {"fields": {"answer_after": "##"}}, "'4' .* text after '##'"),
         ({"m": [], "answer": 1}, CHAT, r"'m': \[\] is not valid: expected a list of objects with role"),
@@ -355,7 +358,7 @@ ANSWER = {"layout": "fields"}
         (
             {"m": [{"role": "assistant", "content": "x"}], "answer": 1},
             CHAT,
-            "'m': last message .* expected one of the user",
+            "'m': last message .* expected a user message",
         ),
         ({"prompt": [], "reward_model": {}}, {"layout": "dapo-math-17k"}, r"'reward_model\.ground_truth': missing"),
     ],

@@ -17,7 +17,7 @@ from services.streams.state.group_state import GroupTransitions
 from services.streams.state.heartbeat import Heartbeat
 from tests.harness.hand_fleet import HandFleet, running, until
 from tests.harness.small_run import recipe_document, service_context
-from tests.services.judged import answered_group
+from tests.services.sampler.judged import answered_group
 from verifier.service import VerifierService
 
 C, W, U = Outcome.CORRECT, Outcome.WRONG, Outcome.UNKNOWN

@@ -5,7 +5,7 @@ import pytest
 
 from services.contracts import Outcome, SamplerState
 from services.sampler.queue.batching import SCREENED, Window, make_batch
-from tests.services.judged import group_of, recipe
+from tests.services.sampler.judged import group_of, recipe
 
 C, W, U = Outcome.CORRECT, Outcome.WRONG, Outcome.UNKNOWN
 

@@ -7,14 +7,14 @@ import pytest
 
 from services.contracts import Lane, Outcome
 from services.sampler.evaluation.evaluator import HeldOut, summarise
-from services.sampler.evaluation.schedule import Timetable, due_steps
+from services.sampler.evaluation.schedule import EvaluationSchedule, due_steps
 from services.sampler.service import SamplerService
 from services.streams.keys import RunKeys
 from services.streams.state.group_state import GroupTransitions
 from services.streams.state.policy_history import policy_version
 from tests.harness.hand_fleet import HandFleet, HandLearner, running, until
 from tests.harness.small_run import recipe_document, service_context
-from tests.services.judged import answered_group
+from tests.services.sampler.judged import answered_group
 from verifier.service import VerifierService
 
 
@@ -61,21 +61,21 @@ async def skipped(context):
 
 @asynccontextmanager
 async def opened(redis, run_id, steps, every):
-    """A timetable at policy version 0, the evaluator whose ends the test decides, and their service's context."""
+    """A schedule at policy version 0, the evaluator whose ends the test decides, and their service's context."""
     document = recipe_document("/none", limits={"rollout_steps": steps}, evaluation={"every": every})
     async with service_context(redis, run_id, document, "sampler") as context:
         hand = HandEvaluator()
-        timetable = Timetable(context, hand)
-        await timetable.open(0)
-        yield timetable, hand, context
-        await timetable.close()
+        schedule = EvaluationSchedule(context, hand)
+        await schedule.open(0)
+        yield schedule, hand, context
+        await schedule.close()
 
 
 async def test_timetable_runs_one_at_a_time_and_says_what_it_skips(redis, run_id):
-    async with opened(redis, run_id, steps=6, every=1) as (timetable, hand, context):
+    async with opened(redis, run_id, steps=6, every=1) as (schedule, hand, context):
 
         async def tick(version):
-            await timetable.tick(version)
+            await schedule.tick(version)
             await asyncio.sleep(0)  # the evaluation begins
 
         await tick(0)
@@ -87,16 +87,16 @@ async def test_timetable_runs_one_at_a_time_and_says_what_it_skips(redis, run_id
         await tick(2)
         assert await skipped(context) == []
         await tick(3)
-        assert await skipped(context) == ["step-2: had not begun when step-3 fell due"]
+        assert await skipped(context) == ["step-2: had not started when step-3 became due"]
         await hand.end("step-1")
         await tick(3)
         await tick(5)  # two at once: the fourth is skipped at once, the fifth waits
         assert [name for name, _ in hand.begun] == ["before", "step-1", "step-3"]
-        finishing = asyncio.create_task(timetable.finish(6))
+        finishing = asyncio.create_task(schedule.finish(6))
         await asyncio.sleep(0.1)
         assert (await skipped(context))[1:] == [
-            "step-4: had not begun when step-5 fell due",
-            "step-5: had not begun when training was done; the last policy version is evaluated instead",
+            "step-4: had not started when step-5 became due",
+            "step-5: had not started when training finished; the last policy version is evaluated instead",
         ]
         assert len(hand.begun) == 3, "the last one waits for the one under way"
         await hand.end("step-3")
@@ -107,27 +107,27 @@ async def test_timetable_runs_one_at_a_time_and_says_what_it_skips(redis, run_id
 
 
 async def test_a_run_that_ends_early_owes_no_evaluation_of_later_steps(redis, run_id):
-    async with opened(redis, run_id, steps=100, every=4) as (timetable, hand, context):
-        await timetable.tick(0)
+    async with opened(redis, run_id, steps=100, every=4) as (schedule, hand, context):
+        await schedule.tick(0)
         await asyncio.sleep(0)
         await hand.end("before")
-        await timetable.tick(3)
-        finishing = asyncio.create_task(timetable.finish(6))
+        await schedule.tick(3)
+        finishing = asyncio.create_task(schedule.finish(6))
         await asyncio.sleep(0.1)
         told = await skipped(context)
         await hand.end("after")
         assert await asyncio.wait_for(finishing, 60)
-    assert told == ["step-4: had not begun when training was done; the last policy version is evaluated instead"]
+    assert told == ["step-4: had not started when training finished; the last policy version is evaluated instead"]
     assert [name for name, _ in hand.begun] == ["before", "after"]
 
 
 async def test_failed_evaluation_is_raised_by_the_next_tick(redis, run_id):
-    async with opened(redis, run_id, steps=6, every=0) as (timetable, hand, _):
-        await timetable.tick(0)
+    async with opened(redis, run_id, steps=6, every=0) as (schedule, hand, _):
+        await schedule.tick(0)
         await asyncio.sleep(0)
         await hand.end("before", RuntimeError("no verdict"))
         with pytest.raises(RuntimeError, match="no verdict"):
-            await timetable.tick(0)
+            await schedule.tick(0)
 
 
 @pytest.mark.parametrize("newest_is_recorded", [False, True])
@@ -141,17 +141,17 @@ async def test_timetable_goes_on_where_an_earlier_one_stopped(redis, run_id, new
             held_out = HeldOut("held-out", (), 2)
             await context.event_log.evaluation(summarise("step-15", held_out, task.sampling, [], 0), "sampler", 0)
         hand = HandEvaluator()
-        timetable = Timetable(context, hand)
-        await timetable.open(17)
+        schedule = EvaluationSchedule(context, hand)
+        await schedule.open(17)
         resumed = ("before", "step-5") if newest_is_recorded else ("before", "step-5", "step-15")
         for name in resumed:
-            await timetable.tick(17)
+            await schedule.tick(17)
             await asyncio.sleep(0)
             assert hand.begun[-1][0] == name
             await hand.end(name)
-        await timetable.tick(17)
+        await schedule.tick(17)
         assert len(hand.begun) == len(resumed), "step-10, missed long ago, is not made up"
-        await timetable.close()
+        await schedule.close()
 
 
 class HeldBackFleet(HandFleet):

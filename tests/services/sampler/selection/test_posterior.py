@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.sampler.selection.posterior import FLAT, LAYOUT, Beta, PassRates, mixed
+from services.sampler.selection.posterior import EVIDENCE, FLAT, Beta, PassRates, mixed
 
 pytestmark = pytest.mark.conformance(
     formula="Beta posterior of a pass rate, evidence halved every half_life versions (MoPPS, arXiv 2507.04632)",
@@ -103,7 +103,7 @@ def test_dump_and_load_are_exact_and_hold_judged_prompts_only(told: list[tuple[s
 
 
 def test_a_prompt_takes_twelve_bytes() -> None:
-    assert LAYOUT.size == 12
+    assert EVIDENCE.size == 12
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_what_dump_cannot_have_written_is_refused_by_name(text: str) -> None:
 
 @pytest.mark.parametrize(("correct", "known"), [(-1, 3), (4, 3), (1, 0)])
 def test_impossible_counts_are_refused(correct: int, known: int) -> None:
-    with pytest.raises(ValueError, match="prompt 'a': correct = "):
+    with pytest.raises(ValueError, match="prompt 'a': correct: "):
         PassRates(8.0).observe("a", correct, known, 0)
 
 
