@@ -8,7 +8,7 @@ Must not touch the policy; the rank's worker does. What waits for what (the wait
     |   train   training     <- all ranks: they wait (command) for a command of rank 0, an idle one at least every 4 s
     |   publish weight-sync  <- replicas: apply the broadcast and show the version in their heartbeats, or time out
     |   commit               -> sampler: one call of Redis frees the slots of the batch
-    |   save    checkpoint   <- all ranks: write their files in the background; only the next save waits for them
+    |   save    checkpoint   <- all ranks: write their files in the background; the next save and the end wait for them
     +-- (done after the last rollout step)
       v
     end         evaluations  <- sampler: appends the final evaluation of every set; then export, and wait for `stopping`
