@@ -283,12 +283,12 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 
 
 def test_a_checkpoint_that_is_not_there_is_named(checkpoints: Checkpoints) -> None:
-    class Nobody:
+    class NoTrainer:
         def restore(self, files: object) -> None:
             raise AssertionError("nothing can be restored")
 
     with pytest.raises(ArchiveError, match=r"step-000001-00000000/checkpoint\.json: missing"):
-        checkpoints.load(Nobody(), "step-000001-00000000")
+        checkpoints.load(NoTrainer(), "step-000001-00000000")
 
 
 def test_groups_that_the_learner_knows_are_not_read_again(archive: RunArchive, checkpoints: Checkpoints) -> None:

@@ -15,7 +15,7 @@ from services.sampler.backpressure import (
     continuous,
     generation_batch,
     staleness,
-)  # fmt: skip
+)
 from services.settings.sampling import DynamicSamplingSettings
 
 
@@ -56,7 +56,7 @@ def test_continuous(flow, max_inflight, expected):
     ("flow", "steps_left", "expected"),
     [
         (Flow(generating=0, kept=0, batched=0, survival=1.0), 12, 64),
-        (Flow(generating=20, kept=3, batched=8, survival=1.0), 12, 33),  # enough are under way already: more still
+        (Flow(generating=20, kept=3, batched=8, survival=1.0), 12, 33),  # enough are in flight already: still more
         (Flow(generating=60, kept=3, batched=8, survival=0.1), 12, 0),  # the memory bound
         (Flow(generating=0, kept=8, batched=8, survival=0.1), 12, 0),  # every slot has its survivor
         (Flow(generating=0, kept=7, batched=8, survival=0.1), 12, 49),
@@ -95,9 +95,14 @@ FLOWS = st.builds(Flow, generating=COUNTS, kept=COUNTS, batched=COUNTS, survival
 
 
 @given(
-    flow=FLOWS, groups=st.integers(1, 16), max_staleness=st.integers(0, 3), steps_left=st.integers(0, 5),
-    factor=st.integers(1, 4), spare=st.integers(0, 40), widened=st.booleans(),
-)  # fmt: skip
+    flow=FLOWS,
+    groups=st.integers(1, 16),
+    max_staleness=st.integers(0, 3),
+    steps_left=st.integers(0, 5),
+    factor=st.integers(1, 4),
+    spare=st.integers(0, 40),
+    widened=st.booleans(),
+)
 @pytest.mark.parametrize("refill", REFILLS)
 def test_no_refill_exceeds_the_memory_bound_or_starves(
     refill, flow, groups, max_staleness, steps_left, factor, spare, widened
@@ -111,7 +116,7 @@ def test_no_refill_exceeds_the_memory_bound_or_starves(
     assert count == 0 or under_way + count <= limit
     idle = flow.generating == 0 and flow.kept < groups and flow.batched + groups <= given_bounds.slots
     if idle:
-        assert count > 0, "nothing is under way and a batch is wanted"
+        assert count > 0, "nothing is in flight and a batch is due"
     if refill == "generation_batches":
         assert count == (groups * factor if idle else 0)
 

@@ -32,7 +32,7 @@ def test_window_in_which_nothing_was_judged_has_no_means():
     assert not {"accuracy", "reward", "response_length", "truncated_share", "tokens_per_second"} & set(found)
 
 
-def test_a_group_that_its_screen_ended_counts_but_not_in_the_histogram():
+def test_a_screened_out_group_is_counted_outside_the_histogram():
     window = Window(recipe(punishment=False))
     window.judged(group_of((W, 8, False, 3), (W, 8, False, 3), rest=2), "filtered")
     window.judged(group_of((C, 4, False, 3), (C, 4, False, 3), (W, 4, False, 3), (W, 4, False, 3)), "kept")

@@ -42,7 +42,7 @@ class Rarely:
 
 
 class ShortSighted(HandFleet):
-    """Gives up training tasks whose question holds one of `refused`, as a replica does with a long prompt."""
+    """Dead-letters training tasks whose question contains one of `refused`, as a replica does with a long prompt."""
 
     def __init__(self, redis, keys, refused, cause=Cause.TOO_LONG):
         super().__init__(redis, keys)
@@ -68,7 +68,7 @@ async def events(redis, keys, phase):
     return [event.text for _, event in await EventLog(redis, keys, "test").events() if event.phase == phase]
 
 
-async def test_too_long_prompts_are_dropped_for_good_also_by_the_next_sampler(redis, run_id):
+async def test_a_new_sampler_still_drops_prompts_that_are_too_long(redis, run_id):
     document = recipe_document("/none", data={"train": 12}, limits={"rollout_steps": 8})
     keys = RunKeys(run_id)
     fleet = ShortSighted(redis, keys, ["1 +", "2 +", "3 +", "4 +"])
@@ -166,7 +166,7 @@ async def test_only_a_fault_of_a_training_prompt_drops_it(redis, run_id):
             stream = keys.lane(lane).tasks
             letter = DeadLetter(
                 stream=stream, entry="1-0", reason="", deliveries=1, cause=cause, prompt=prompts[0].id, body=""
-            )  # fmt: skip
+            )
             return dispatcher.drop(letter)
 
         def shown(cause):
@@ -201,9 +201,7 @@ def by_generation_batches(max_staleness=0, steps=3, **rule):
         (1, (16, 12, 0, 4), [0, 0, 1], [0, 0, 0]),
     ],
 )
-async def test_generation_batches_come_whole_and_what_becomes_of_their_surplus(
-    redis, run_id, max_staleness, counts, waves, stale
-):
+async def test_generation_batches_are_whole_and_their_surplus_ends(redis, run_id, max_staleness, counts, waves, stale):
     document = by_generation_batches(max_staleness)
     keys = RunKeys(run_id)
     fleet = HandFleet(redis, keys)

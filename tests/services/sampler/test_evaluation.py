@@ -64,10 +64,14 @@ def test_sets_of_a_recipe_and_their_samples():
 
 
 PROMPTS = tuple(
-    Prompt(id=f"p{n}", messages=({"role": "user", "content": "?"},), verifier="reasoning-gym",
-           reference={"task": "chain_sum", "entry": {"question": "?", "answer": str(n), "metadata": {}}})
+    Prompt(
+        id=f"p{n}",
+        messages=({"role": "user", "content": "?"},),
+        verifier="reasoning-gym",
+        reference={"task": "chain_sum", "entry": {"question": "?", "answer": str(n), "metadata": {}}},
+    )
     for n in range(6)
-)  # fmt: skip
+)
 
 
 def ready(run, service):
@@ -118,7 +122,7 @@ async def some(redis, stream, least=1):
     return await redis.xlen(stream) >= least
 
 
-async def test_interrupted_evaluation_is_resumed_and_a_given_up_prompt_dropped(redis, run_id):
+async def test_a_resumed_evaluation_drops_a_dead_lettered_prompt(redis, run_id):
     keys = RunKeys(run_id)
     document = recipe_document("/none")
     async with (
@@ -158,7 +162,7 @@ async def test_interrupted_evaluation_is_resumed_and_a_given_up_prompt_dropped(r
         assert REGISTRY.get_sample_value("penstock_evaluation_score_ratio", labels) == 1.0
 
 
-async def test_an_evaluation_that_hears_nothing_is_a_wait_with_its_name(redis, run_id):
+async def test_an_evaluation_without_verdicts_is_a_named_wait(redis, run_id):
     document = recipe_document("/none", limits={"stall_timeout_s": 2.0})
     async with service_context(redis, run_id, document, "sampler") as context:
         evaluator = Evaluator(context, GroupTransitions(redis, RunKeys(run_id), "sampler"), (HeldOut("x", PROMPTS, 1),))

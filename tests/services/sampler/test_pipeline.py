@@ -46,7 +46,7 @@ async def test_run_of_three_steps_reconciles(redis, run_id, max_staleness):
     assert 0.2 < evaluations["before"].accuracy < 0.8
 
 
-async def test_killed_sampler_is_replaced_without_losing_or_repeating_a_group(redis, run_id):
+async def test_a_restarted_sampler_loses_and_repeats_no_group(redis, run_id):
     document = recipe_document("/none", limits={"rollout_steps": 4})
     keys = RunKeys(run_id)
     fleet = HandFleet(redis, keys)
@@ -72,7 +72,7 @@ async def test_killed_sampler_is_replaced_without_losing_or_repeating_a_group(re
     assert len(set(names)) == len(names) == 16
 
 
-async def test_task_that_is_given_up_is_a_dead_group_and_the_run_goes_on(redis, run_id):
+async def test_a_run_continues_after_a_dead_lettered_task(redis, run_id):
     document = recipe_document("/none", limits={"rollout_steps": 1})
     keys = RunKeys(run_id)
     fleet = HandFleet(redis, keys)
@@ -86,7 +86,7 @@ async def test_task_that_is_given_up_is_a_dead_group_and_the_run_goes_on(redis, 
             consumer = Consumer(redis, keys, keys.lane(lane).tasks, "rollout", "hand", Task, 5.0, 3)
             await consumer.open()
             [delivery] = await consumer.read(1, 20)
-            await consumer.dead_letter(delivery, "nobody answers", Cause.DELIVERIES)
+            await consumer.dead_letter(delivery, "no answer", Cause.DELIVERIES)
         async with running(fleet.run()) as generating:
             await until(lambda: evaluated(redis, keys, "after"), [*tasks, *generating], "the last evaluation")
         counts = await group_counts(redis, keys)
@@ -100,12 +100,14 @@ def rung_of(run):
     return REGISTRY.get_sample_value("penstock_starvation_level", {"run": run})
 
 
-async def test_starvation_climbs_its_ladder_and_pauses_until_somebody_resumes(redis, run_id):
+async def test_starvation_escalates_and_pauses_until_resumed(redis, run_id):
     rungs = {"widen_after": 1, "boundary_after": 2, "partial_after": 3, "pause_after": 4}
     document = recipe_document(
-        "/none", algorithm={"dynamic_sampling": {"starvation": rungs}}, limits={"rollout_steps": 1},
+        "/none",
+        algorithm={"dynamic_sampling": {"starvation": rungs}},
+        limits={"rollout_steps": 1},
         evaluation={"samples": 1},
-    )  # fmt: skip
+    )
     keys = RunKeys(run_id)
     fleet = HandFleet(redis, keys, skill=0.0)
     learner = HandLearner(redis, keys, fleet)
@@ -134,7 +136,7 @@ async def test_starvation_climbs_its_ladder_and_pauses_until_somebody_resumes(re
         async def quiet():
             return (await group_counts(redis, keys)).pending == 0
 
-        await until(quiet, tasks, "the end of what was under way")
+        await until(quiet, tasks, "the in-flight groups to end")
         before = (await group_counts(redis, keys)).dispatched
         await asyncio.sleep(1.0)
         assert (await group_counts(redis, keys)).dispatched == before, "a paused run dispatches nothing"
@@ -151,11 +153,13 @@ async def test_starvation_climbs_its_ladder_and_pauses_until_somebody_resumes(re
 async def test_few_kept_groups_make_a_partial_batch(redis, run_id):
     rungs = {"widen_after": None, "boundary_after": None, "partial_after": 2, "pause_after": None}
     document = recipe_document(
-        "/none", algorithm={"dynamic_sampling": {"starvation": rungs}}, evaluation={"samples": 1},
+        "/none",
+        algorithm={"dynamic_sampling": {"starvation": rungs}},
+        evaluation={"samples": 1},
         limits={"rollout_steps": 1, "groups_per_step": 4, "max_staleness": 0},
-    )  # fmt: skip
+    )
     keys = RunKeys(run_id)
-    # Of its first 54 groups three are kept, the first of them the seventh; at most 32 are under way.
+    # Of its first 54 groups three are kept, the first of them the seventh; at most 32 are in flight.
     fleet = HandFleet(redis, keys, skill=0.01)
     learner = HandLearner(redis, keys, fleet)
     async with (
@@ -174,9 +178,11 @@ async def test_few_kept_groups_make_a_partial_batch(redis, run_id):
 async def test_screening_draws_the_rest_only_of_mixed_groups(redis, run_id):
     chosen = {"strategy": "screen", "screen_samples": 2}
     document = recipe_document(
-        "/none", algorithm={"dynamic_sampling": {"selection": chosen}}, evaluation={"samples": 1},
+        "/none",
+        algorithm={"dynamic_sampling": {"selection": chosen}},
+        evaluation={"samples": 1},
         limits={"rollout_steps": 3},
-    )  # fmt: skip
+    )
     keys = RunKeys(run_id)
     fleet = HandFleet(redis, keys)
     learner = HandLearner(redis, keys, fleet)

@@ -80,7 +80,7 @@ def test_reasoning_gym_splits_share_no_question_and_repeat():
     assert not questions(first.train) & questions(first.held_out)
 
 
-def test_a_generated_source_draws_more_when_an_evaluation_set_takes_some():
+def test_a_generated_source_replaces_what_an_evaluation_set_has():
     data = DataSettings(options=ONE_DIGIT, train=60, held_out=10)
     same = EvaluationSet(name="same", options=ONE_DIGIT, prompts=50)
     splits = load_splits(data, (same,))
@@ -99,7 +99,7 @@ def test_cursor_gives_the_same_prompts_from_the_same_position():
     assert [PromptCursor(prompts, seed=3, position=17).next().id] == walked[17:18]
 
 
-def test_cursor_passes_over_dropped_prompts_and_ends_when_none_is_left():
+def test_the_cursor_skips_dropped_prompts_until_none_is_left():
     prompts = load_splits(DataSettings(options=ONE_DIGIT, train=3, held_out=5)).train
     first, second, third = (prompt.id for prompt in prompts)
     cursor = PromptCursor(prompts, seed=3)
@@ -125,7 +125,7 @@ def test_jsonl_keeps_each_question_once(tmp_path):
     assert (splits.report.rows, splits.report.distinct, splits.report.duplicates) == (12, 6, 6)
 
 
-def test_a_line_ends_at_the_line_feed_alone_and_blank_lines_are_none(tmp_path):
+def test_only_line_feeds_end_a_line_and_blank_lines_are_skipped(tmp_path):
     path = tmp_path / "rows.jsonl"
     row = {"question": "one\u2028question", "verifier": "math", "reference": {"answer": "1"}}
     path.write_text(json.dumps(row, ensure_ascii=False) + "\r\n\n")
@@ -140,7 +140,7 @@ def test_dapo_math_17k_is_found_to_be_repeated_a_hundred_times(tmp_path):
     path = write_parquet(tmp_path / "dapo.parquet", rows, row_group_size=300)
     data = DataSettings(
         source="parquet", path=path, layout="dapo-math-17k", verifier="answer-line", train=None, held_out=2
-    )  # fmt: skip
+    )
     splits = load_splits(data)
     report = splits.report
     assert (report.rows, report.distinct, report.duplicates, report.conflicts) == (1700, 17, 1683, 1)
@@ -218,7 +218,7 @@ def test_parquet_datasets_as_the_hub_lays_them_out(tmp_path):
         load("empty", None)
 
 
-def test_fields_map_a_chat_an_answer_after_a_mark_and_a_row_s_own_verifier(tmp_path):
+def test_fields_map_chats_marked_answers_and_the_row_s_verifier(tmp_path):
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
     path = write_jsonl(tmp_path / "r.jsonl", [{"talk": chat, "work": "2 #### 3\n2 + 2 = 4\n#### 4 ", "by": "pattern"}])
     fields = {"question": None, "messages": "talk", "answer": "work", "answer_after": "####", "verifier": "by"}
@@ -256,7 +256,7 @@ def test_a_system_prompt_comes_first_and_only_once(tmp_path):
         load_set(SourceSettings(path=write_jsonl(tmp_path / "b.jsonl", chat), **source), None)
 
 
-def test_training_leaves_out_what_an_evaluation_set_has_wrapped_or_not(tmp_path):
+def test_training_excludes_questions_of_evaluation_sets(tmp_path):
     long = "How many of the first ten natural numbers are odd and prime at once?"
     short = "What is 2 + 2?"
     rows = [dapo_row(long, "3"), dapo_row("What is 1 + 1?", "2")]
@@ -264,7 +264,7 @@ def test_training_leaves_out_what_an_evaluation_set_has_wrapped_or_not(tmp_path)
     held = [{"question": text, "answer": "1"} for text in (long, f"  {short}\n")]
     evaluated = EvaluationSet(
         name="exam", source="jsonl", path=write_jsonl(tmp_path / "exam.jsonl", held), layout="fields"
-    )  # fmt: skip
+    )
     wrapped = {"source": "jsonl", "path": write_jsonl(tmp_path / "wrapped.jsonl", rows), "layout": "dapo-math-17k"}
     bare = {"source": "jsonl", "path": write_jsonl(tmp_path / "bare.jsonl", plain), "layout": "fields"}
     of_wrapped = load_splits(DataSettings(**wrapped, train=None, held_out=0), (evaluated,))
@@ -363,7 +363,7 @@ ANSWER = {"layout": "fields"}
         ({"prompt": [], "reward_model": {}}, {"layout": "dapo-math-17k"}, r"'reward_model\.ground_truth': missing"),
     ],
 )
-def test_a_faulty_row_is_named_with_its_field_and_what_is_accepted(tmp_path, bad, source, says):
+def test_a_faulty_row_is_named_with_field_and_expectation(tmp_path, bad, source, says):
     good = GOOD | {"answer": "#### 1 ## 1", "m": [{"role": "user", "content": "a"}]}
     good |= {"prompt": good["m"], "reward_model": {"ground_truth": "1"}}
     path = tmp_path / "rows.jsonl"

@@ -30,7 +30,7 @@ async def phases(event_log):
     return [event.phase for _, event in await event_log.events()]
 
 
-async def test_a_batch_that_is_gone_is_published_again_with_those_behind_it(redis, run_id):
+async def test_a_lost_batch_and_later_ones_are_published_again(redis, run_id):
     document = recipe_document("/none", limits={"max_staleness": 1, "rollout_steps": 3}, evaluation={"samples": 1})
     keys = RunKeys(run_id)
     fleet = HandFleet(redis, keys)
@@ -64,7 +64,7 @@ async def test_a_batch_that_is_gone_is_published_again_with_those_behind_it(redi
     assert len(set(names)) == len(names) == 12, "a group is trained once"
 
 
-async def test_a_redriven_group_that_is_given_up_again_ends_and_can_be_redriven_once_more(redis, run_id):
+async def test_a_redriven_group_that_dies_again_can_be_redriven_again(redis, run_id):
     document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})
     keys = RunKeys(run_id)
     tasks_of = keys.lane(Lane.TRAIN).tasks
@@ -77,7 +77,7 @@ async def test_a_redriven_group_that_is_given_up_again_ends_and_can_be_redriven_
         await consumer.open()
         held = {one.message.group: one for one in await consumer.read(64, 10)}
         name = min(held)
-        await consumer.dead_letter(held[name], "nobody answers", Cause.DELIVERIES)
+        await consumer.dead_letter(held[name], "no answer", Cause.DELIVERIES)
         for wanted in (1, 2):
 
             async def dead(wanted=wanted):
@@ -90,7 +90,7 @@ async def test_a_redriven_group_that_is_given_up_again_ends_and_can_be_redriven_
             found = None
             while found is None:
                 found = next((one for one in await consumer.read(64, 10) if one.message.group == again), None)
-            await consumer.dead_letter(found, "nobody answers it either", Cause.DELIVERIES)
+            await consumer.dead_letter(found, "no answer either", Cause.DELIVERIES)
 
         async def three():
             return (await group_counts(redis, keys)).dead == 3
@@ -99,7 +99,7 @@ async def test_a_redriven_group_that_is_given_up_again_ends_and_can_be_redriven_
         assert (await group_counts(redis, keys)).reconciled
 
 
-async def test_a_redriven_group_is_looked_after_before_anything_is_heard_of_it(redis, run_id, monkeypatch):
+async def test_a_redriven_group_is_tracked_before_its_first_verdict(redis, run_id, monkeypatch):
     monkeypatch.setattr("services.sampler.orphans.ORPHANED_AFTER_S", 1.5)
     document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})
     keys = RunKeys(run_id)
@@ -112,7 +112,7 @@ async def test_a_redriven_group_is_looked_after_before_anything_is_heard_of_it(r
         while not (held := await consumer.read(64, 10)):
             pass  # the sampler takes its time to start
         for one in held:
-            await consumer.dead_letter(one, "nobody answers", Cause.DELIVERIES)
+            await consumer.dead_letter(one, "no answer", Cause.DELIVERIES)
 
         async def some_dead():
             return (await group_counts(redis, keys)).dead > 0
@@ -145,7 +145,7 @@ async def test_a_letter_from_before_a_rewind_ends_nothing(redis, run_id):
             first.stopping.set()
             await asyncio.wait_for(sampling[0], 90)
         for one in held[:2]:
-            await consumer.dead_letter(one, "nobody answers", Cause.DELIVERIES)
+            await consumer.dead_letter(one, "no answer", Cause.DELIVERIES)
         [former, _] = [one.entry for one in await letters(redis, keys)]
         await redis.hset(keys.queue, mapping={"step": 0, "last": 0, "letters": former})
         async with running(SamplerService().run(second)) as tasks:

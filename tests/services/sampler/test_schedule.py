@@ -98,7 +98,7 @@ async def test_timetable_runs_one_at_a_time_and_says_what_it_skips(redis, run_id
             "step-4: had not started when step-5 became due",
             "step-5: had not started when training finished; the last policy version is evaluated instead",
         ]
-        assert len(hand.begun) == 3, "the last one waits for the one under way"
+        assert len(hand.begun) == 3, "the last one waits for the running one"
         await hand.end("step-3")
         await asyncio.sleep(0.05)
         assert hand.begun[3:] == [("after", False)]
@@ -176,8 +176,14 @@ class HeldBackFleet(HandFleet):
 
 @pytest.mark.timeout(180)
 async def test_training_never_waits_for_an_evaluation(redis, run_id):
-    extra = {"name": "long-sums", "task": "chain_sum", "prompts": 3, "samples": 3, "seed": 5,
-             "options": {"min_terms": 3, "max_terms": 3}}  # fmt: skip
+    extra = {
+        "name": "long-sums",
+        "task": "chain_sum",
+        "prompts": 3,
+        "samples": 3,
+        "seed": 5,
+        "options": {"min_terms": 3, "max_terms": 3},
+    }
     document = recipe_document("/none", limits={"rollout_steps": 4}, evaluation={"every": 1, "sets": [extra]})
     keys = RunKeys(run_id)
     fleet = HeldBackFleet(redis, keys)

@@ -31,9 +31,13 @@ class Longest(HandFleet):
 
     def payload(self, text):
         return SamplePayload(
-            np.zeros(PROMPT_TOKENS, np.int32), np.zeros(NEW_TOKENS, np.int32), np.zeros(NEW_TOKENS, np.float32),
-            text.ljust(8 * NEW_TOKENS, " "), "length", (VersionSpan(version=self.version, start=0, end=NEW_TOKENS),),
-        )  # fmt: skip
+            np.zeros(PROMPT_TOKENS, np.int32),
+            np.zeros(NEW_TOKENS, np.int32),
+            np.zeros(NEW_TOKENS, np.float32),
+            text.ljust(8 * NEW_TOKENS, " "),
+            "length",
+            (VersionSpan(version=self.version, start=0, end=NEW_TOKENS),),
+        )
 
 
 class SlowToCover(HandLearner):
@@ -55,10 +59,13 @@ class SlowToCover(HandLearner):
 @pytest.mark.timeout(240)
 async def test_memory_stays_below_the_bound_of_the_recipe(run_id):
     document = recipe_document(
-        "/none", model={"max_model_len": PROMPT_TOKENS + NEW_TOKENS}, rollout={"max_new_tokens": NEW_TOKENS},
-        learner={"checkpoint_every": 4}, limits={"rollout_steps": STEPS, "max_inflight_groups": 24},
+        "/none",
+        model={"max_model_len": PROMPT_TOKENS + NEW_TOKENS},
+        rollout={"max_new_tokens": NEW_TOKENS},
+        learner={"checkpoint_every": 4},
+        limits={"rollout_steps": STEPS, "max_inflight_groups": 24},
         algorithm={"group_size": 8},
-    )  # fmt: skip
+    )
     bound = footprint(parse_recipe(document))
     keys, used, payloads = RunKeys(run_id), [], []
     with embedded_server() as server:
@@ -82,8 +89,10 @@ async def test_memory_stays_below_the_bound_of_the_recipe(run_id):
         ):
             await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation", deadline_s=180)
             counts = await group_counts(redis, keys)
-            streams = [await redis.xlen(getattr(keys.lane(lane), name)) for lane, name in itertools.product(
-                Lane, ("tasks", "samples", "verdicts"))]  # fmt: skip
+            streams = [
+                await redis.xlen(getattr(keys.lane(lane), name))
+                for lane, name in itertools.product(Lane, ("tasks", "samples", "verdicts"))
+            ]
         await redis.aclose()
     assert counts.reconciled, counts
     assert counts.trained == 4 * STEPS
@@ -115,7 +124,7 @@ async def test_one_slow_group_does_not_hold_on_to_what_passes_it(own_server, run
         for number in range(passing):
             await run.decided(f"g{number}", "filtered")
             if number % inflight < inflight - 1:
-                continue  # no more pass between two looks than may be under way
+                continue  # no more pass between two looks than may be in flight
             used.append(0)
             for name in longest:
                 stream = getattr(run.streams, name)
@@ -142,9 +151,13 @@ def test_the_bound_counts_every_setting_that_holds_memory():
 
     least = total()
     for more in (
-        {"limits": {"max_inflight_groups": 64}}, {"algorithm": {"group_size": 8}},
+        {"limits": {"max_inflight_groups": 64}},
+        {"algorithm": {"group_size": 8}},
         {"learner": {"checkpoint_every": 20}},
-        {"model": {"max_model_len": 512}}, {"data": {"held_out": 64}}, {"data": {"train": 64}},
-        {"limits": {"rollout_steps": 100}}, {"evaluation": {"samples": 4}},
-    ):  # fmt: skip
+        {"model": {"max_model_len": 512}},
+        {"data": {"held_out": 64}},
+        {"data": {"train": 64}},
+        {"limits": {"rollout_steps": 100}},
+        {"evaluation": {"samples": 4}},
+    ):
         assert total(**more) > least, more

@@ -33,14 +33,21 @@ STEEP = Escalation(2, 4, 8, 16)
 @pytest.mark.parametrize(
     ("judged", "kept", "expected"),
     [
-        (0, 0, NORMAL), (31, 0, NORMAL), (32, 0, WIDEN), (63, 0, WIDEN), (64, 0, BOUNDARY), (127, 3, BOUNDARY),
+        (0, 0, NORMAL),
+        (31, 0, NORMAL),
+        (32, 0, WIDEN),
+        (63, 0, WIDEN),
+        (64, 0, BOUNDARY),
+        (127, 3, BOUNDARY),
         (128, 3, PARTIAL),
         (128, 0, BOUNDARY),  # a partial batch of nothing is none
-        (255, 0, BOUNDARY), (256, 0, PAUSE),
-        (256, 1, PARTIAL), (9999, 1, PARTIAL),  # what is there is trained rather than left
+        (255, 0, BOUNDARY),
+        (256, 0, PAUSE),
+        (256, 1, PARTIAL),
+        (9999, 1, PARTIAL),  # what is there is trained rather than left
         (9999, 8, NORMAL),  # a whole batch is there: it waits for the learner
     ],
-)  # fmt: skip
+)
 def test_the_default_escalation(judged: int, kept: int, expected: Level) -> None:
     assert Escalation().level(judged, kept, groups_per_step=8) is expected
 
@@ -48,15 +55,18 @@ def test_the_default_escalation(judged: int, kept: int, expected: Level) -> None
 @pytest.mark.parametrize(
     ("escalation", "judged", "kept", "expected"),
     [
-        (OFF, 9999, 0, NORMAL), (OFF, 9999, 3, NORMAL),
-        (Escalation(None, 4, 8, 16), 31, 0, NORMAL), (Escalation(None, 4, 8, 16), 32, 0, BOUNDARY),
-        (Escalation(2, None, 8, 16), 64, 0, WIDEN), (Escalation(2, None, 8, 16), 64, 1, PARTIAL),
+        (OFF, 9999, 0, NORMAL),
+        (OFF, 9999, 3, NORMAL),
+        (Escalation(None, 4, 8, 16), 31, 0, NORMAL),
+        (Escalation(None, 4, 8, 16), 32, 0, BOUNDARY),
+        (Escalation(2, None, 8, 16), 64, 0, WIDEN),
+        (Escalation(2, None, 8, 16), 64, 1, PARTIAL),
         (Escalation(2, 4, None, 16), 127, 3, BOUNDARY),
-        (Escalation(2, 4, None, 16), 128, 3, PAUSE),  # nobody wants a partial batch: what was kept waits
+        (Escalation(2, 4, None, 16), 128, 3, PAUSE),  # partial batches are off: kept groups wait
         (Escalation(2, 4, 8, None), 9999, 0, BOUNDARY),
         (Escalation(None, None, None, 1), 8, 0, PAUSE),
     ],
-)  # fmt: skip
+)
 def test_levels_may_be_left_out(escalation: Escalation, judged: int, kept: int, expected: Level) -> None:
     assert escalation.level(judged, kept, groups_per_step=8) is expected
 
@@ -112,7 +122,7 @@ def test_each_change_is_told_once_and_none_is_missed(escalation: Escalation, gro
     assert all(one is not other for one, other in pairwise(told))
 
 
-def test_what_is_told_names_the_state_the_action_and_the_histogram() -> None:
+def test_a_report_names_the_level_the_action_and_the_histogram() -> None:
     starvation = Starvation(STEEP, 4)
     told = []
     for kept in [0] * 33 + [1] + [0] * 30:
@@ -122,9 +132,13 @@ def test_what_is_told_names_the_state_the_action_and_the_histogram() -> None:
     told.append(starvation.update(0, HISTOGRAM))
     changes = [change for change in told if change is not None]
     assert [change.kind for change in changes] == [
-        "starvation-widen", "starvation-boundary", "starvation-partial", "starvation-boundary", "starvation-pause",
+        "starvation-widen",
+        "starvation-boundary",
+        "starvation-partial",
+        "starvation-boundary",
+        "starvation-pause",
         "starvation-over",
-    ]  # fmt: skip
+    ]
     assert changes[0].text == (
         "8 groups judged since the last batch, 0 of 4 kept: as many groups as limits.max_inflight_groups allows are "
         f"now in flight; {HISTOGRAM}"
@@ -143,7 +157,7 @@ def test_a_successor_that_has_its_state_goes_on_silently() -> None:
     assert successor.update(0, HISTOGRAM) is None
 
 
-def test_where_nothing_more_may_be_generated_the_last_rungs_come_at_once() -> None:
+def test_the_last_levels_come_at_once_when_generation_has_ended() -> None:
     starvation = Starvation(OFF, 4)
     partial = starvation.force(3, HISTOGRAM)
     assert partial is not None

@@ -48,7 +48,7 @@ def test_fresh_evidence_counts_in_full_and_halves_in_a_half_life() -> None:
     assert known.of("a", 26) == (4.0, 2.0)
     known.observe("a", 0, 4, 18)
     assert known.of("a", 18) == (7.0, 7.0)
-    # A group that was under way for long counts for what it is worth by now.
+    # A group that was in flight for long counts with its faded weight.
     known.observe("a", 8, 8, 10)
     assert known.of("a", 18) == (11.0, 7.0)
 
@@ -140,7 +140,7 @@ def density(belief: Beta, rate: float) -> float:
 
 @pytest.mark.parametrize("belief", [FLAT, Beta(3.0, 2.0), Beta(1.0, 17.0), Beta(40.0, 7.5)])
 @pytest.mark.parametrize("size", [2, 4, 16])
-def test_the_chance_of_a_mixed_group_is_the_integral_over_the_rate(belief: Beta, size: int) -> None:
+def test_chance_of_a_mixed_group_is_the_integral_over_the_rate(belief: Beta, size: int) -> None:
     """Against the midpoint rule on 1 - p^G - (1-p)^G, written out."""
     at = [(place + 0.5) / 20_000 for place in range(20_000)]
     weights = [density(belief, rate) for rate in at]

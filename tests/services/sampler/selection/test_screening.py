@@ -21,21 +21,26 @@ C, W, U = Outcome.CORRECT, Outcome.WRONG, Outcome.UNKNOWN
 @pytest.mark.parametrize(
     ("outcomes", "min_known", "expected"),
     [
-        ([C, W, C, C], 16, COMPLETE), ([C, C, C, C], 16, "filtered"), ([W, W, W, W], 16, "filtered"),
-        ([C, C, C, U], 12, COMPLETE), ([W, U, W, W], 15, COMPLETE),  # the unknown one leaves room
-        ([U, U, U, U], 12, COMPLETE), ([U, U, U, U], 13, "dead"),
+        ([C, W, C, C], 16, COMPLETE),
+        ([C, C, C, C], 16, "filtered"),
+        ([W, W, W, W], 16, "filtered"),
+        ([C, C, C, U], 12, COMPLETE),
+        ([W, U, W, W], 15, COMPLETE),  # the unknown one leaves room
+        ([U, U, U, U], 12, COMPLETE),
+        ([U, U, U, U], 13, "dead"),
         ([C, W, C, U], 16, "dead"),  # one is lacking already: the rest would be generated for nothing
         ([C, W, C, U], 15, COMPLETE),
     ],
-)  # fmt: skip
+)
 def test_screens(outcomes: list[Outcome], min_known: int, expected: str) -> None:
     assert screen(outcomes, 16, min_known) == expected
 
 
 @given(
-    outcomes=st.lists(st.sampled_from(Outcome), min_size=8, max_size=8), screened=st.integers(2, 7),
+    outcomes=st.lists(st.sampled_from(Outcome), min_size=8, max_size=8),
+    screened=st.integers(2, 7),
     min_known=st.integers(1, 8),
-)  # fmt: skip
+)
 def test_the_screen_never_speaks_against_the_filter(outcomes: list[Outcome], screened: int, min_known: int) -> None:
     screen_says = screen(outcomes[:screened], 8, min_known)
     whole = decide(outcomes, min_known, enabled=True)

@@ -76,7 +76,7 @@ def test_boundary_prefers_prompts_that_give_mixed_groups() -> None:
     assert good == pytest.approx(900 + 10, abs=10)
 
 
-def test_boundary_takes_what_was_never_judged_before_what_never_gave_a_signal() -> None:
+def test_boundary_prefers_unjudged_prompts_to_hopeless_ones() -> None:
     chosen = selection(200, exploration=0.001)
     for number in range(100):
         told(chosen, f"p{number}", 0)
@@ -124,9 +124,7 @@ def test_evidence_of_an_old_policy_is_forgotten() -> None:
 
 
 @given(count=st.integers(1, 30), candidates=st.integers(1, 20), seed=st.integers(0, 9))
-def test_a_draw_looks_at_no_more_than_its_candidates_and_a_pass_draws_none_twice(
-    count: int, candidates: int, seed: int
-) -> None:
+def test_a_draw_reads_its_candidates_and_a_pass_repeats_none(count: int, candidates: int, seed: int) -> None:
     chosen = selection(count, seed, exploration=0.0001, candidates=candidates)
     for number in range(0, count, 2):
         told(chosen, f"p{number}", 0)
@@ -140,9 +138,7 @@ def test_a_draw_looks_at_no_more_than_its_candidates_and_a_pass_draws_none_twice
     assert all(times == 1 for drawn in passes.values() for times in drawn.values())
 
 
-@given(
-    exploration=st.floats(0.01, 1), start=st.integers(0, 10**9), length=st.integers(1, 400)
-)  # fmt: skip
+@given(exploration=st.floats(0.01, 1), start=st.integers(0, 10**9), length=st.integers(1, 400))
 def test_any_draws_in_a_row_hold_their_share_of_exploration(exploration: float, start: int, length: int) -> None:
     rule = Rule(16, exploration)
     explored = sum(rule.explores(draw) for draw in range(start, start + length))
@@ -160,11 +156,14 @@ def test_exploring_goes_on_with_the_uniform_walk() -> None:
 
 
 @given(
-    count=st.integers(2, 12), exploration=st.sampled_from([0.05, 0.1, 0.3, 1.0]), under_way=st.integers(0, 8),
-    good=st.sets(st.integers(0, 11)), seed=st.integers(0, 99),
-)  # fmt: skip
+    count=st.integers(2, 12),
+    exploration=st.sampled_from([0.05, 0.1, 0.3, 1.0]),
+    under_way=st.integers(0, 8),
+    good=st.sets(st.integers(0, 11)),
+    seed=st.integers(0, 99),
+)
 def test_no_prompt_starves(count: int, exploration: float, under_way: int, good: set[int], seed: int) -> None:
-    """Turns on the uniform walk are less than two passes apart, and one is passed over only while under way."""
+    """Turns on the uniform walk are less than two passes apart, and a prompt is skipped only while it is in flight."""
     chosen = selection(count, seed, exploration=exploration, candidates=4)
     for number in range(count):
         told(chosen, f"p{number}", 500 if number in good else 0)
@@ -231,9 +230,13 @@ def test_seeds_differ() -> None:
 
 @pytest.mark.parametrize(
     ("rule", "named"),
-    [({"exploration": 0.0}, "exploration: 0.0"), ({"exploration": 1.1}, "exploration: 1.1"),
-     ({"exploration": math.nan}, "exploration: nan"), ({"candidates": 0}, "candidates: 0")],
-)  # fmt: skip
+    [
+        ({"exploration": 0.0}, "exploration: 0.0"),
+        ({"exploration": 1.1}, "exploration: 1.1"),
+        ({"exploration": math.nan}, "exploration: nan"),
+        ({"candidates": 0}, "candidates: 0"),
+    ],
+)
 def test_a_rule_without_a_floor_is_refused(rule: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         Rule(16, **rule)
