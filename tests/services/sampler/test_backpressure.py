@@ -95,16 +95,11 @@ FLOWS = st.builds(Flow, generating=COUNTS, kept=COUNTS, batched=COUNTS, survival
 
 
 @given(
-    flow=FLOWS,
-    groups=st.integers(1, 16),
-    max_staleness=st.integers(0, 3),
-    steps_left=st.integers(0, 5),
-    factor=st.integers(1, 4),
-    spare=st.integers(0, 40),
-    widened=st.booleans(),
+    flow=FLOWS, groups=st.integers(1, 16), max_staleness=st.integers(0, 3), steps_left=st.integers(0, 5),
+    factor=st.integers(1, 4), spare=st.integers(0, 40), widened=st.booleans(),
 )
 @pytest.mark.parametrize("refill", REFILLS)
-def test_no_refill_exceeds_the_memory_bound_or_starves(
+def test_no_refill_exceeds_max_inflight_or_starves(
     refill, flow, groups, max_staleness, steps_left, factor, spare, widened
 ):
     limit = groups * (factor + max_staleness + 1) + spare  # what a recipe must allow

@@ -25,14 +25,14 @@ def test_window_measures_the_policy_before_filtering():
     assert found["tokens_per_second"] == pytest.approx(68 / 16)
 
 
-def test_window_in_which_nothing_was_judged_has_no_means():
+def test_an_empty_window_has_no_means():
     window = Window(recipe(punishment=False))
     found = window.metrics()
     assert found["groups_kept"] == 0.0
     assert not {"accuracy", "reward", "response_length", "truncated_share", "tokens_per_second"} & set(found)
 
 
-def test_a_screened_out_group_is_counted_outside_the_histogram():
+def test_a_screened_out_group_counts_outside_the_histogram():
     window = Window(recipe(punishment=False))
     window.judged(group_of((W, 8, False, 3), (W, 8, False, 3), rest=2), "filtered")
     window.judged(group_of((C, 4, False, 3), (C, 4, False, 3), (W, 4, False, 3), (W, 4, False, 3)), "kept")
@@ -46,7 +46,7 @@ def test_a_screened_out_group_is_counted_outside_the_histogram():
 
 
 @pytest.mark.parametrize("filtering", [False, True])
-def test_a_batch_tells_lags_and_the_price_of_what_it_trains(filtering):
+def test_a_batch_has_staleness_and_cost_of_its_groups(filtering):
     settings = recipe(punishment=False, filtering=filtering)
     window = Window(settings)
     kept = {
@@ -69,7 +69,7 @@ def test_a_batch_tells_lags_and_the_price_of_what_it_trains(filtering):
     assert metrics["rollout_tokens_per_trained_token"] == pytest.approx((36 + 32 + 40) / trained)
 
 
-def test_a_batch_of_which_nothing_enters_the_loss_has_no_price():
+def test_a_fully_masked_batch_has_no_cost():
     settings = recipe(punishment=False, filtering=True)
     group = group_of((C, 4, True, 3), (W, 16, True, 3), (W, 12, True, 3), (U, 4, False, 3))
     window = Window(settings)

@@ -68,7 +68,7 @@ async def events(redis, keys, phase):
     return [event.text for _, event in await EventLog(redis, keys, "test").events() if event.phase == phase]
 
 
-async def test_a_new_sampler_still_drops_prompts_that_are_too_long(redis, run_id):
+async def test_the_next_sampler_does_not_draw_dropped_prompts_either(redis, run_id):
     document = recipe_document("/none", data={"train": 12}, limits={"rollout_steps": 8})
     keys = RunKeys(run_id)
     fleet = ShortSighted(redis, keys, ["1 +", "2 +", "3 +", "4 +"])
@@ -125,7 +125,7 @@ async def test_a_run_without_a_usable_prompt_fails_with_the_reason(redis, run_id
     assert counts.dispatched == counts.dead + counts.pending
 
 
-async def test_a_fault_of_delivery_does_not_drop_the_prompt(redis, run_id):
+async def test_a_delivery_failure_does_not_drop_the_prompt(redis, run_id):
     document = recipe_document("/none", data={"train": 4}, limits={"rollout_steps": 1, "max_staleness": 0})
     keys = RunKeys(run_id)
     fleet = HandFleet(redis, keys)
@@ -201,7 +201,7 @@ def by_generation_batches(max_staleness=0, steps=3, **rule):
         (1, (16, 12, 0, 4), [0, 0, 1], [0, 0, 0]),
     ],
 )
-async def test_generation_batches_are_whole_and_their_surplus_ends(redis, run_id, max_staleness, counts, waves, stale):
+async def test_surplus_of_a_generation_batch_waits_or_grows_stale(redis, run_id, max_staleness, counts, waves, stale):
     document = by_generation_batches(max_staleness)
     keys = RunKeys(run_id)
     fleet = HandFleet(redis, keys)
@@ -227,7 +227,7 @@ async def test_generation_batches_are_whole_and_their_surplus_ends(redis, run_id
     setting="dynamic_sampling.max_generation_batches",
 )
 @pytest.mark.parametrize("skill", [0.0, pytest.param(0.5, marks=pytest.mark.slow)])
-async def test_too_many_generation_batches_starve_the_run(redis, run_id, skill):
+async def test_the_limit_of_generation_batches_starves_the_run(redis, run_id, skill):
     document = by_generation_batches(steps=1, max_generation_batches=2)
     keys = RunKeys(run_id)
     fleet = HandFleet(redis, keys, skill=skill)
@@ -260,7 +260,7 @@ async def test_too_many_generation_batches_starve_the_run(redis, run_id, skill):
         assert state.generation_batches == 2, "a successor goes on counting"
 
 
-async def test_a_successor_does_not_draw_the_generation_batches_again(redis, run_id):
+async def test_a_successor_keeps_the_count_of_generation_batches(redis, run_id):
     document = by_generation_batches(max_generation_batches=1)
     keys = RunKeys(run_id)
     async with (

@@ -46,7 +46,7 @@ def test_record_of_a_set_by_hand():
     assert time.time() - record.at < 10
 
 
-def test_record_of_nothing_known_claims_nothing():
+def test_a_record_without_known_verdicts_has_no_scores():
     record = summarise("after", HeldOut("x", (), 2), sampling_of(parse_recipe(recipe_document("/m"))), [], dropped=3)
     assert (record.prompts, record.dropped, record.pass_at, record.majority) == (0, 3, (), None)
     unknown = [answered_group("g0", (U, ""), (U, ""))]
@@ -78,7 +78,7 @@ def ready(run, service):
     return ProcessInfo(id=f"{service}-1", service=service, run=run, host="h", pid=1, metrics="h:1", state="ready")
 
 
-async def test_beside_training_only_half_the_slots_are_taken(redis, run_id):
+async def test_an_evaluation_beside_training_takes_half_the_slots(redis, run_id):
     document = recipe_document("/none", rollout={"max_sequences": 8})
     async with (
         service_context(redis, run_id, document, "sampler") as context,
@@ -100,7 +100,7 @@ async def test_beside_training_only_half_the_slots_are_taken(redis, run_id):
             await until(all_out, evaluating, "the rest, when it has the fleet to itself")
 
 
-async def test_a_paused_run_asks_no_further_questions(redis, run_id):
+async def test_a_paused_run_dispatches_no_evaluation_tasks(redis, run_id):
     document = recipe_document("/none", rollout={"max_sequences": 4})
     async with (
         service_context(redis, run_id, document, "sampler") as context,
@@ -122,7 +122,7 @@ async def some(redis, stream, least=1):
     return await redis.xlen(stream) >= least
 
 
-async def test_a_resumed_evaluation_drops_a_dead_lettered_prompt(redis, run_id):
+async def test_an_evaluation_resumes_and_drops_a_dead_lettered_prompt(redis, run_id):
     keys = RunKeys(run_id)
     document = recipe_document("/none")
     async with (
@@ -177,7 +177,7 @@ async def test_an_evaluation_without_verdicts_is_a_named_wait(redis, run_id):
     assert wait.waits_for == "6 of 6 prompts of evaluation 'step-1' of 'x'"
 
 
-async def test_run_of_no_rollout_steps_is_evaluated_once(redis, run_id):
+async def test_a_run_without_rollout_steps_is_evaluated_once(redis, run_id):
     document = recipe_document("/none", limits={"rollout_steps": 0})
     keys = RunKeys(run_id)
     fleet = HandFleet(redis, keys)

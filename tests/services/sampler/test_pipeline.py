@@ -46,7 +46,7 @@ async def test_run_of_three_steps_reconciles(redis, run_id, max_staleness):
     assert 0.2 < evaluations["before"].accuracy < 0.8
 
 
-async def test_a_restarted_sampler_loses_and_repeats_no_group(redis, run_id):
+async def test_a_replaced_sampler_neither_loses_nor_repeats_a_group(redis, run_id):
     document = recipe_document("/none", limits={"rollout_steps": 4})
     keys = RunKeys(run_id)
     fleet = HandFleet(redis, keys)
@@ -72,7 +72,7 @@ async def test_a_restarted_sampler_loses_and_repeats_no_group(redis, run_id):
     assert len(set(names)) == len(names) == 16
 
 
-async def test_a_run_continues_after_a_dead_lettered_task(redis, run_id):
+async def test_the_run_continues_after_a_dead_lettered_task(redis, run_id):
     document = recipe_document("/none", limits={"rollout_steps": 1})
     keys = RunKeys(run_id)
     fleet = HandFleet(redis, keys)
@@ -100,7 +100,7 @@ def rung_of(run):
     return REGISTRY.get_sample_value("penstock_starvation_level", {"run": run})
 
 
-async def test_starvation_escalates_and_pauses_until_resumed(redis, run_id):
+async def test_a_starving_run_escalates_to_a_pause_until_resumed(redis, run_id):
     rungs = {"widen_after": 1, "boundary_after": 2, "partial_after": 3, "pause_after": 4}
     document = recipe_document(
         "/none",
@@ -175,7 +175,7 @@ async def test_few_kept_groups_make_a_partial_batch(redis, run_id):
     assert batch.sampling_metrics["groups_missing"] == 4 - len(batch.groups)
 
 
-async def test_screening_draws_the_rest_only_of_mixed_groups(redis, run_id):
+async def test_screening_completes_only_mixed_groups(redis, run_id):
     chosen = {"strategy": "screen", "screen_samples": 2}
     document = recipe_document(
         "/none",
@@ -205,7 +205,7 @@ async def test_screening_draws_the_rest_only_of_mixed_groups(redis, run_id):
     assert all(batch.sampling_metrics["rollout_tokens_per_trained_token"] > 0 for batch in learner.batches)
 
 
-async def test_a_group_whose_messages_are_gone_ends_as_dead(redis, run_id, monkeypatch):
+async def test_an_orphaned_group_is_released_as_dead(redis, run_id, monkeypatch):
     monkeypatch.setattr("services.sampler.orphans.ORPHANED_AFTER_S", 1.5)
     document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})
     keys = RunKeys(run_id)

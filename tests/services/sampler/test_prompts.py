@@ -80,7 +80,7 @@ def test_reasoning_gym_splits_share_no_question_and_repeat():
     assert not questions(first.train) & questions(first.held_out)
 
 
-def test_a_generated_source_replaces_what_an_evaluation_set_has():
+def test_a_generated_source_replaces_evaluated_questions():
     data = DataSettings(options=ONE_DIGIT, train=60, held_out=10)
     same = EvaluationSet(name="same", options=ONE_DIGIT, prompts=50)
     splits = load_splits(data, (same,))
@@ -125,7 +125,7 @@ def test_jsonl_keeps_each_question_once(tmp_path):
     assert (splits.report.rows, splits.report.distinct, splits.report.duplicates) == (12, 6, 6)
 
 
-def test_only_line_feeds_end_a_line_and_blank_lines_are_skipped(tmp_path):
+def test_jsonl_lines_end_at_line_feeds_and_may_be_blank(tmp_path):
     path = tmp_path / "rows.jsonl"
     row = {"question": "one\u2028question", "verifier": "math", "reference": {"answer": "1"}}
     path.write_text(json.dumps(row, ensure_ascii=False) + "\r\n\n")
@@ -133,7 +133,7 @@ def test_only_line_feeds_end_a_line_and_blank_lines_are_skipped(tmp_path):
 
 
 @pytest.mark.conformance(formula="each question counts once", setting="data.layout = dapo-math-17k")
-def test_dapo_math_17k_is_found_to_be_repeated_a_hundred_times(tmp_path):
+def test_duplicates_of_dapo_math_17k_are_removed(tmp_path):
     rows = [dapo_row(f"What is {n % 17}\u00b2?", str((n % 17) ** 2), n) for n in range(1700)]
     rows[40]["prompt"][0]["content"] += "  \n"  # white space makes no other question
     rows[50]["reward_model"]["ground_truth"] = "-1"  # nor does another answer; the first is kept
@@ -153,7 +153,7 @@ def test_dapo_math_17k_is_found_to_be_repeated_a_hundred_times(tmp_path):
     assert {one.verifier for one in by_answer.values()} == {"answer-line"}
 
 
-def test_parquet_is_read_in_pieces(tmp_path):
+def test_parquet_is_read_in_batches(tmp_path):
     text = "x" * 1000
     rows = [{"question": f"{text} {n % 10}", "answer": "1", "unused": text * 3} for n in range(20_000)]
     path = write_parquet(tmp_path / "big.parquet", rows, row_group_size=20_000)
@@ -218,7 +218,7 @@ def test_parquet_datasets_as_the_hub_lays_them_out(tmp_path):
         load("empty", None)
 
 
-def test_fields_map_chats_marked_answers_and_the_row_s_verifier(tmp_path):
+def test_fields_map_a_chat_an_answer_mark_and_a_verifier(tmp_path):
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
     path = write_jsonl(tmp_path / "r.jsonl", [{"talk": chat, "work": "2 #### 3\n2 + 2 = 4\n#### 4 ", "by": "pattern"}])
     fields = {"question": None, "messages": "talk", "answer": "work", "answer_after": "####", "verifier": "by"}
@@ -234,7 +234,7 @@ def test_fields_map_chats_marked_answers_and_the_row_s_verifier(tmp_path):
     assert "\nAnswer: " in user["content"]
 
 
-def test_fields_may_bring_a_whole_reference(tmp_path):
+def test_fields_may_map_a_whole_reference(tmp_path):
     rows = [
         {"q": "a", "v": "math", "r": {"answer": "1", "pattern": None}},
         {"q": "b", "v": "pattern", "r": {"answer": None, "pattern": "x|y"}},
@@ -256,7 +256,7 @@ def test_a_system_prompt_comes_first_and_only_once(tmp_path):
         load_set(SourceSettings(path=write_jsonl(tmp_path / "b.jsonl", chat), **source), None)
 
 
-def test_training_excludes_questions_of_evaluation_sets(tmp_path):
+def test_training_excludes_evaluated_questions_wrapped_or_not(tmp_path):
     long = "How many of the first ten natural numbers are odd and prime at once?"
     short = "What is 2 + 2?"
     rows = [dapo_row(long, "3"), dapo_row("What is 1 + 1?", "2")]
@@ -302,7 +302,7 @@ def test_a_set_is_the_first_questions_of_its_source(tmp_path):
         load_set(source, 11)
 
 
-def test_train_takes_all_that_held_out_leaves(tmp_path):
+def test_train_null_takes_all_questions_that_are_not_held_out(tmp_path):
     rows = [{"question": f"q{n}", "answer": n} for n in range(30)]
     data = {"source": "jsonl", "path": write_jsonl(tmp_path / "s.jsonl", rows), "layout": "fields", "held_out": 7}
     assert len(load_splits(DataSettings(**data, train=None)).train) == 23
@@ -363,7 +363,7 @@ ANSWER = {"layout": "fields"}
         ({"prompt": [], "reward_model": {}}, {"layout": "dapo-math-17k"}, r"'reward_model\.ground_truth': missing"),
     ],
 )
-def test_a_faulty_row_is_named_with_field_and_expectation(tmp_path, bad, source, says):
+def test_the_error_of_a_row_names_field_value_and_expectation(tmp_path, bad, source, says):
     good = GOOD | {"answer": "#### 1 ## 1", "m": [{"role": "user", "content": "a"}]}
     good |= {"prompt": good["m"], "reward_model": {"ground_truth": "1"}}
     path = tmp_path / "rows.jsonl"
@@ -373,7 +373,7 @@ def test_a_faulty_row_is_named_with_field_and_expectation(tmp_path, bad, source,
     assert caught.match(says)
 
 
-def test_a_missing_column_is_named_with_those_there_are(tmp_path):
+def test_the_error_of_a_missing_column_lists_the_columns(tmp_path):
     path = write_parquet(tmp_path / "r.parquet", [{"problem": "a", "answer": "1"}])
     with pytest.raises(DataError, match=r"has no column 'question'; its columns are 'problem', 'answer'"):
         load_set(SourceSettings(source="parquet", path=path, layout="fields"), None)

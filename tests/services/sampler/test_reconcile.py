@@ -64,7 +64,7 @@ async def test_a_lost_batch_and_later_ones_are_published_again(redis, run_id):
     assert len(set(names)) == len(names) == 12, "a group is trained once"
 
 
-async def test_a_redriven_group_that_dies_again_can_be_redriven_again(redis, run_id):
+async def test_a_requeued_group_can_die_and_be_requeued_again(redis, run_id):
     document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})
     keys = RunKeys(run_id)
     tasks_of = keys.lane(Lane.TRAIN).tasks
@@ -99,7 +99,7 @@ async def test_a_redriven_group_that_dies_again_can_be_redriven_again(redis, run
         assert (await group_counts(redis, keys)).reconciled
 
 
-async def test_a_redriven_group_is_tracked_before_its_first_verdict(redis, run_id, monkeypatch):
+async def test_a_requeued_group_without_messages_is_found_orphaned(redis, run_id, monkeypatch):
     monkeypatch.setattr("services.sampler.orphans.ORPHANED_AFTER_S", 1.5)
     document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})
     keys = RunKeys(run_id)
@@ -129,7 +129,7 @@ async def test_a_redriven_group_is_tracked_before_its_first_verdict(redis, run_i
         await until(orphaned, tasks, "its end", deadline_s=90)
 
 
-async def test_a_letter_from_before_a_rewind_ends_nothing(redis, run_id):
+async def test_a_dead_letter_from_before_a_rewind_has_no_effect(redis, run_id):
     document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})
     keys = RunKeys(run_id)
     async with (

@@ -71,7 +71,7 @@ async def opened(redis, run_id, steps, every):
         await schedule.close()
 
 
-async def test_timetable_runs_one_at_a_time_and_says_what_it_skips(redis, run_id):
+async def test_one_evaluation_runs_at_a_time_and_skips_are_reported(redis, run_id):
     async with opened(redis, run_id, steps=6, every=1) as (schedule, hand, context):
 
         async def tick(version):
@@ -106,7 +106,7 @@ async def test_timetable_runs_one_at_a_time_and_says_what_it_skips(redis, run_id
         assert await asyncio.wait_for(finishing, 60)
 
 
-async def test_a_run_that_ends_early_owes_no_evaluation_of_later_steps(redis, run_id):
+async def test_a_run_that_ends_early_skips_the_waiting_evaluation(redis, run_id):
     async with opened(redis, run_id, steps=100, every=4) as (schedule, hand, context):
         await schedule.tick(0)
         await asyncio.sleep(0)
@@ -131,7 +131,7 @@ async def test_failed_evaluation_is_raised_by_the_next_tick(redis, run_id):
 
 
 @pytest.mark.parametrize("newest_is_recorded", [False, True])
-async def test_timetable_goes_on_where_an_earlier_one_stopped(redis, run_id, newest_is_recorded):
+async def test_the_schedule_resumes_where_an_earlier_one_stopped(redis, run_id, newest_is_recorded):
     document = recipe_document("/none", limits={"rollout_steps": 30}, evaluation={"every": 5})
     async with service_context(redis, run_id, document, "sampler") as context:
         transitions = GroupTransitions(redis, context.keys, "sampler")
@@ -176,14 +176,8 @@ class HeldBackFleet(HandFleet):
 
 @pytest.mark.timeout(180)
 async def test_training_never_waits_for_an_evaluation(redis, run_id):
-    extra = {
-        "name": "long-sums",
-        "task": "chain_sum",
-        "prompts": 3,
-        "samples": 3,
-        "seed": 5,
-        "options": {"min_terms": 3, "max_terms": 3},
-    }
+    extra = {"name": "long-sums", "task": "chain_sum", "prompts": 3, "samples": 3, "seed": 5,
+             "options": {"min_terms": 3, "max_terms": 3}}
     document = recipe_document("/none", limits={"rollout_steps": 4}, evaluation={"every": 1, "sets": [extra]})
     keys = RunKeys(run_id)
     fleet = HeldBackFleet(redis, keys)

@@ -31,12 +31,8 @@ class Longest(HandFleet):
 
     def payload(self, text):
         return SamplePayload(
-            np.zeros(PROMPT_TOKENS, np.int32),
-            np.zeros(NEW_TOKENS, np.int32),
-            np.zeros(NEW_TOKENS, np.float32),
-            text.ljust(8 * NEW_TOKENS, " "),
-            "length",
-            (VersionSpan(version=self.version, start=0, end=NEW_TOKENS),),
+            np.zeros(PROMPT_TOKENS, np.int32), np.zeros(NEW_TOKENS, np.int32), np.zeros(NEW_TOKENS, np.float32),
+            text.ljust(8 * NEW_TOKENS, " "), "length", (VersionSpan(version=self.version, start=0, end=NEW_TOKENS),),
         )
 
 
@@ -89,10 +85,8 @@ async def test_memory_stays_below_the_bound_of_the_recipe(run_id):
         ):
             await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation", deadline_s=180)
             counts = await group_counts(redis, keys)
-            streams = [
-                await redis.xlen(getattr(keys.lane(lane), name))
-                for lane, name in itertools.product(Lane, ("tasks", "samples", "verdicts"))
-            ]
+            streams = [await redis.xlen(getattr(keys.lane(lane), name)) for lane, name in itertools.product(
+                Lane, ("tasks", "samples", "verdicts"))]
         await redis.aclose()
     assert counts.reconciled, counts
     assert counts.trained == 4 * STEPS
@@ -107,7 +101,7 @@ async def test_memory_stays_below_the_bound_of_the_recipe(run_id):
 
 
 @pytest.mark.parametrize("passing", [80, pytest.param(400, marks=pytest.mark.slow)])
-async def test_one_slow_group_does_not_hold_on_to_what_passes_it(own_server, run_id, passing):
+async def test_slow_groups_do_not_keep_finished_ones_in_memory(own_server, run_id, passing):
     """A task, samples and verdicts of slow groups stay under lease while hundreds of groups pass them by."""
     inflight = 8
     limits = {"max_inflight_groups": inflight, "groups_per_step": 2}
@@ -145,7 +139,7 @@ async def test_one_slow_group_does_not_hold_on_to_what_passes_it(own_server, run
         assert len(await redis.xpending_range(lease.stream, lease.consumer_group, lease.entry, lease.entry, 1)) == 1
 
 
-def test_the_bound_counts_every_setting_that_holds_memory():
+def test_every_setting_that_takes_memory_raises_the_bound():
     def total(**sections):
         return footprint(parse_recipe(recipe_document("/none", **sections))).total
 
@@ -154,10 +148,7 @@ def test_the_bound_counts_every_setting_that_holds_memory():
         {"limits": {"max_inflight_groups": 64}},
         {"algorithm": {"group_size": 8}},
         {"learner": {"checkpoint_every": 20}},
-        {"model": {"max_model_len": 512}},
-        {"data": {"held_out": 64}},
-        {"data": {"train": 64}},
-        {"limits": {"rollout_steps": 100}},
-        {"evaluation": {"samples": 4}},
+        {"model": {"max_model_len": 512}}, {"data": {"held_out": 64}}, {"data": {"train": 64}},
+        {"limits": {"rollout_steps": 100}}, {"evaluation": {"samples": 4}},
     ):
         assert total(**more) > least, more

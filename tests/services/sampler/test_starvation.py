@@ -67,7 +67,7 @@ def test_the_default_escalation(judged: int, kept: int, expected: Level) -> None
         (Escalation(None, None, None, 1), 8, 0, PAUSE),
     ],
 )
-def test_levels_may_be_left_out(escalation: Escalation, judged: int, kept: int, expected: Level) -> None:
+def test_null_skips_a_level(escalation: Escalation, judged: int, kept: int, expected: Level) -> None:
     assert escalation.level(judged, kept, groups_per_step=8) is expected
 
 
@@ -81,7 +81,7 @@ def test_levels_may_be_left_out(escalation: Escalation, judged: int, kept: int, 
         ((None, 4, None, 3), "pause_after: 3 is not valid"),
     ],
 )
-def test_levels_must_rise(levels: tuple[int | None, ...], named: str) -> None:
+def test_levels_must_increase(levels: tuple[int | None, ...], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         Escalation(*levels)
 
@@ -95,7 +95,7 @@ def escalations(draw: st.DrawFn) -> Escalation:
 @given(
     escalation=escalations(), kept=st.integers(0, 10), groups=st.integers(1, 10), judged=st.lists(st.integers(0, 500))
 )
-def test_more_judged_groups_never_lead_down(escalation: Escalation, kept: int, groups: int, judged: list[int]) -> None:
+def test_more_judged_groups_never_lower_the_level(escalation: Escalation, kept: int, groups: int, judged: list[int]) -> None:
     levels = [escalation.level(one, kept, groups) for one in sorted(judged)]
     assert levels == sorted(levels)
     assert all(kept < groups for level in levels if level)
@@ -104,7 +104,7 @@ def test_more_judged_groups_never_lead_down(escalation: Escalation, kept: int, g
 
 
 @given(escalation=escalations(), groups=st.integers(1, 6), events=st.lists(st.sampled_from("jjjjjjkb"), max_size=200))
-def test_each_change_is_told_once_and_none_is_missed(escalation: Escalation, groups: int, events: list[str]) -> None:
+def test_every_change_of_level_is_returned_exactly_once(escalation: Escalation, groups: int, events: list[str]) -> None:
     """j: a filtered group, k: a kept one, b: a batch of what is there."""
     starvation, kept, told = Starvation(escalation, groups), 0, [NORMAL]
     for event in events:
@@ -122,7 +122,7 @@ def test_each_change_is_told_once_and_none_is_missed(escalation: Escalation, gro
     assert all(one is not other for one, other in pairwise(told))
 
 
-def test_a_report_names_the_level_the_action_and_the_histogram() -> None:
+def test_a_change_reports_counts_measure_and_histogram() -> None:
     starvation = Starvation(STEEP, 4)
     told = []
     for kept in [0] * 33 + [1] + [0] * 30:
@@ -148,7 +148,7 @@ def test_a_report_names_the_level_the_action_and_the_histogram() -> None:
     assert all(HISTOGRAM in change.text for change in changes[:-1])
 
 
-def test_a_successor_that_has_its_state_goes_on_silently() -> None:
+def test_a_successor_with_the_same_state_reports_no_change() -> None:
     first = Starvation(STEEP, 4)
     for _ in range(9):
         first.group_judged()
@@ -157,7 +157,7 @@ def test_a_successor_that_has_its_state_goes_on_silently() -> None:
     assert successor.update(0, HISTOGRAM) is None
 
 
-def test_the_last_levels_come_at_once_when_generation_has_ended() -> None:
+def test_force_moves_to_the_last_levels_at_once() -> None:
     starvation = Starvation(OFF, 4)
     partial = starvation.force(3, HISTOGRAM)
     assert partial is not None

@@ -29,10 +29,10 @@ def test_orders(order: str, expected: str) -> None:
     assert "".join(in_order(order, QUEUE)) == expected
 
 
-@given(queue=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 99)), unique_by=lambda one: one[1]))
+@given(queue=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 99)), unique_by=lambda kept: kept[1]))
 @pytest.mark.parametrize("order", CONSUMPTION)
-def test_every_group_once_and_the_same_however_they_come(order: str, queue: list[tuple[int, int]]) -> None:
+def test_the_order_of_training_ignores_the_order_of_input(order: str, queue: list[tuple[int, int]]) -> None:
     waiting = [Waiting(f"g{kept}", version, kept) for version, kept in queue]
     names = in_order(order, waiting)
-    assert sorted(names) == sorted(one.name for one in waiting)
+    assert sorted(names) == sorted(group.name for group in waiting)
     assert in_order(order, reversed(waiting)) == names

@@ -1,4 +1,4 @@
-"""What is known of a pass rate: exact when fresh, forgotten with the policy's versions, and stored bit for bit."""
+"""The estimate of a pass rate: exact when fresh, fading with policy versions, and stored bit for bit."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def observations(draw: st.DrawFn) -> list[tuple[str, int, int, int]]:
     return found
 
 
-def rates(told: list[tuple[str, int, int, int]], half_life: float = 8.0, prior: Beta = FLAT) -> PassRates:
+def rates(observed: list[tuple[str, int, int, int]], half_life: float = 8.0, prior: Beta = FLAT) -> PassRates:
     found = PassRates(half_life, prior)
-    for one in told:
-        found.observe(*one)
+    for observation in observed:
+        found.observe(*observation)
     return found
 
 
@@ -48,14 +48,14 @@ def test_fresh_evidence_counts_in_full_and_halves_in_a_half_life() -> None:
     assert known.of("a", 26) == (4.0, 2.0)
     known.observe("a", 0, 4, 18)
     assert known.of("a", 18) == (7.0, 7.0)
-    # A group that was in flight for long counts with its faded weight.
+    # A group that was in flight for long counts with its faded evidence.
     known.observe("a", 8, 8, 10)
     assert known.of("a", 18) == (11.0, 7.0)
 
 
-@given(told=observations(), prior=st.builds(Beta, st.floats(0.1, 10), st.floats(0.1, 10)))
-def test_everything_is_forgotten_in_the_end(told: list[tuple[str, int, int, int]], prior: Beta) -> None:
-    known = rates(told, 8.0, prior)
+@given(observed=observations(), prior=st.builds(Beta, st.floats(0.1, 10), st.floats(0.1, 10)))
+def test_all_evidence_fades_to_the_prior(observed: list[tuple[str, int, int, int]], prior: Beta) -> None:
+    known = rates(observed, 8.0, prior)
     for prompt in "abc":
         distances = []
         for later in (0, 1, 8, 80):
@@ -67,16 +67,16 @@ def test_everything_is_forgotten_in_the_end(told: list[tuple[str, int, int, int]
         assert known.of(prompt, 10_000) == pytest.approx(prior, abs=1e-9)
 
 
-@given(told=observations(), order=st.randoms(use_true_random=False))
-def test_the_order_of_the_news_does_not_matter(told: list[tuple[str, int, int, int]], order: random.Random) -> None:
-    shuffled = list(told)
+@given(observed=observations(), order=st.randoms(use_true_random=False))
+def test_the_order_of_observations_does_not_matter(observed: list[tuple[str, int, int, int]], order: random.Random) -> None:
+    shuffled = list(observed)
     order.shuffle(shuffled)
     for prompt in "abc":
-        assert rates(shuffled).of(prompt, 1000) == pytest.approx(rates(told).of(prompt, 1000), rel=1e-4)
+        assert rates(shuffled).of(prompt, 1000) == pytest.approx(rates(observed).of(prompt, 1000), rel=1e-4)
 
 
 @given(correct=st.integers(0, 16), first=st.integers(0, 16), version=VERSIONS)
-def test_a_group_told_in_parts_says_the_same(correct: int, first: int, version: int) -> None:
+def test_a_group_observed_in_parts_gives_the_same_posterior(correct: int, first: int, version: int) -> None:
     """A screen of `first` samples, then the rest."""
     early = min(first, correct)
     parts = rates([("a", early, first, version), ("a", correct - early, max(16 - first, correct - early), version)])
@@ -84,14 +84,14 @@ def test_a_group_told_in_parts_says_the_same(correct: int, first: int, version: 
     assert parts.of("a", version) == (1.0 + correct, 1.0 + known - correct)
 
 
-@given(told=observations())
-def test_dump_and_load_are_exact_and_hold_judged_prompts_only(told: list[tuple[str, int, int, int]]) -> None:
-    before = rates(told)
+@given(observed=observations())
+def test_dump_and_load_are_exact_and_hold_judged_prompts_only(observed: list[tuple[str, int, int, int]]) -> None:
+    before = rates(observed)
     dumped = before.dump()
     after = PassRates(8.0)
     after.observe("z", 1, 2, 3)
     after.load(dumped)
-    assert set(dumped) == {prompt for prompt, _, known, _ in told if known}
+    assert set(dumped) == {prompt for prompt, _, known, _ in observed if known}
     assert len(after) == len(dumped)
     assert after.dump() == dumped
     assert all(len(text) == 16 and text == before.entry(prompt) for prompt, text in dumped.items())
@@ -116,7 +116,7 @@ def test_what_dump_cannot_have_written_is_refused_by_name(text: str) -> None:
 
 
 @pytest.mark.parametrize(("correct", "known"), [(-1, 3), (4, 3), (1, 0)])
-def test_impossible_counts_are_refused(correct: int, known: int) -> None:
+def test_impossible_counts_are_rejected(correct: int, known: int) -> None:
     with pytest.raises(ValueError, match="prompt 'a': correct: "):
         PassRates(8.0).observe("a", correct, known, 0)
 
@@ -128,7 +128,7 @@ def test_a_half_life_is_a_number_above_0(half_life: float) -> None:
 
 
 @pytest.mark.parametrize("prior", [Beta(0.0, 1.0), Beta(1.0, -2.0)])
-def test_so_are_the_prior_s_counts(prior: Beta) -> None:
+def test_the_counts_of_the_prior_are_above_0(prior: Beta) -> None:
     with pytest.raises(ValueError, match="prior: "):
         PassRates(8.0, prior)
 
@@ -140,7 +140,7 @@ def density(belief: Beta, rate: float) -> float:
 
 @pytest.mark.parametrize("belief", [FLAT, Beta(3.0, 2.0), Beta(1.0, 17.0), Beta(40.0, 7.5)])
 @pytest.mark.parametrize("size", [2, 4, 16])
-def test_chance_of_a_mixed_group_is_the_integral_over_the_rate(belief: Beta, size: int) -> None:
+def test_the_chance_of_a_mixed_group_integrates_over_the_rate(belief: Beta, size: int) -> None:
     """Against the midpoint rule on 1 - p^G - (1-p)^G, written out."""
     at = [(place + 0.5) / 20_000 for place in range(20_000)]
     weights = [density(belief, rate) for rate in at]
@@ -158,7 +158,7 @@ def test_known_values() -> None:
 
 
 @given(rate=st.floats(0, 1), size=st.integers(1, 64))
-def test_a_chance_is_a_chance_and_right_mirrors_wrong(rate: float, size: int) -> None:
+def test_mixed_is_a_probability_symmetric_in_right_and_wrong(rate: float, size: int) -> None:
     assert 0 <= mixed(rate, size) <= 1
     assert mixed(rate, size) == pytest.approx(mixed(1 - rate, size), abs=1e-9)
     assert mixed(rate, size) <= mixed(rate, size + 1) + 1e-12

@@ -1,4 +1,4 @@
-"""The screen: which groups are completed."""
+"""Screening: which groups are completed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,10 @@ C, W, U = Outcome.CORRECT, Outcome.WRONG, Outcome.UNKNOWN
 @pytest.mark.parametrize(
     ("outcomes", "min_known", "expected"),
     [
-        ([C, W, C, C], 16, COMPLETE),
-        ([C, C, C, C], 16, "filtered"),
-        ([W, W, W, W], 16, "filtered"),
-        ([C, C, C, U], 12, COMPLETE),
-        ([W, U, W, W], 15, COMPLETE),  # the unknown one leaves room
-        ([U, U, U, U], 12, COMPLETE),
-        ([U, U, U, U], 13, "dead"),
-        ([C, W, C, U], 16, "dead"),  # one is lacking already: the rest would be generated for nothing
+        ([C, W, C, C], 16, COMPLETE), ([C, C, C, C], 16, "filtered"), ([W, W, W, W], 16, "filtered"),
+        ([C, C, C, U], 12, COMPLETE), ([W, U, W, W], 15, COMPLETE),  # the unknown one may hide a different outcome
+        ([U, U, U, U], 12, COMPLETE), ([U, U, U, U], 13, "dead"),
+        ([C, W, C, U], 16, "dead"),  # one is missing already: the other samples would be wasted
         ([C, W, C, U], 15, COMPLETE),
     ],
 )
@@ -41,12 +37,12 @@ def test_screens(outcomes: list[Outcome], min_known: int, expected: str) -> None
     screened=st.integers(2, 7),
     min_known=st.integers(1, 8),
 )
-def test_the_screen_never_speaks_against_the_filter(outcomes: list[Outcome], screened: int, min_known: int) -> None:
-    screen_says = screen(outcomes[:screened], 8, min_known)
+def test_the_screen_never_contradicts_the_filter(outcomes: list[Outcome], screened: int, min_known: int) -> None:
+    screened_as = screen(outcomes[:screened], 8, min_known)
     whole = decide(outcomes, min_known, enabled=True)
-    if screen_says == "dead":
+    if screened_as == "dead":
         assert whole == "dead"
-    if U not in outcomes and screen_says == COMPLETE:
+    if U not in outcomes and screened_as == COMPLETE:
         assert whole == KEPT, "a mixed screen cannot become an unmixed group"
     if U not in outcomes and whole == "filtered":
-        assert screen_says == "filtered"
+        assert screened_as == "filtered"

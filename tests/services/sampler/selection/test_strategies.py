@@ -1,4 +1,4 @@
-"""Which prompt is drawn next: the paper's walk, or what promises a signal; no prompt starves, and no restart shows."""
+"""The choice of the next prompt: the paper's walk, or a likely signal. No prompt starves, and restarts change nothing."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def selection(count: int, seed: int = 0, place: Place = Place(), **rule: Any) ->
     return Selection(prompts(count), seed, PassRates(8.0), Rule(16, **rule), place)
 
 
-def told(chosen: Selection, prompt: str, correct: int, known: int = 1000) -> None:
-    """So much evidence that a rate drawn at random is the one told, all but exactly."""
+def observe(chosen: Selection, prompt: str, correct: int, known: int = 1000) -> None:
+    """Add so much evidence that a rate drawn from the posterior is almost exactly correct / known."""
     chosen.rates.observe(prompt, correct, known, 0)
 
 
@@ -43,10 +43,10 @@ def test_every_strategy_of_the_settings_has_its_rule() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["uniform", "screen"])
-def test_uniform_and_screen_walk_as_the_paper_does(strategy: str) -> None:
+def test_uniform_and_screen_draw_as_in_the_paper(strategy: str) -> None:
     chosen, walk = selection(7, seed=5), PromptCursor(prompts(7), seed=5)
     for number in range(3):
-        told(chosen, f"p{number}", 0)
+        observe(chosen, f"p{number}", 0)
     everything = {f"p{number}" for number in range(7)}
     assert [chosen.next(strategy, 0, everything) for _ in range(30)] == [walk.next() for _ in range(30)]
     assert chosen.place == Place(cursor=30)
@@ -69,7 +69,7 @@ def test_dropped_prompts_are_never_drawn(strategy: str) -> None:
 def test_boundary_prefers_prompts_that_give_mixed_groups() -> None:
     chosen = selection(200)
     for number in range(200):
-        told(chosen, f"p{number}", {0: 500, 1: 1000}.get(number % 10, 0))  # a tenth mixed, a tenth always right
+        observe(chosen, f"p{number}", {0: 500, 1: 1000}.get(number % 10, 0))  # a tenth mixed, a tenth always right
     drawn = [int(chosen.next("boundary", 0, NOTHING).id[1:]) for _ in range(1000)]
     good = sum(number % 10 == 0 for number in drawn)
     # A tenth of the draws explores, which meets a tenth of good prompts.
@@ -79,11 +79,11 @@ def test_boundary_prefers_prompts_that_give_mixed_groups() -> None:
 def test_boundary_prefers_unjudged_prompts_to_hopeless_ones() -> None:
     chosen = selection(200, exploration=0.001)
     for number in range(100):
-        told(chosen, f"p{number}", 0)
+        observe(chosen, f"p{number}", 0)
     assert all(int(chosen.next("boundary", 0, NOTHING).id[1:]) >= 100 for _ in range(70))
 
 
-def test_each_draw_throws_its_own_dice() -> None:
+def test_each_draw_samples_the_posterior_independently() -> None:
     """Of a flat belief's rates, those from 0.1340 to 0.8660 give a mixed group of 16 with 0.9 of the best chance."""
     chosen, looked = selection(5000, exploration=0.001), []
     for _ in range(900):
@@ -94,61 +94,65 @@ def test_each_draw_throws_its_own_dice() -> None:
     assert looked.count(1) / 900 == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / 900))
 
 
-def test_prompts_inside_the_band_are_equals() -> None:
+def test_prompts_inside_the_band_are_drawn_equally_often() -> None:
     """Pass rates of 0.2, 0.5 and 0.8: a group of 16 is mixed in 97 of 100 cases, or in more."""
     chosen = selection(30, exploration=0.001)
     for number in range(30):
-        told(chosen, f"p{number}", (200, 500, 800)[number % 3])
+        observe(chosen, f"p{number}", (200, 500, 800)[number % 3])
     drawn = Counter(chosen.next("boundary", 0, NOTHING).id for _ in range(300))
     assert set(drawn.values()) == {10}
 
 
-def test_the_best_is_taken_where_none_is_good() -> None:
+def test_the_best_candidate_is_drawn_if_none_is_in_the_band() -> None:
     chosen = selection(10, exploration=0.001, candidates=10)
     for number in range(10):
-        told(chosen, f"p{number}", 60 if number == 4 else 0)
+        observe(chosen, f"p{number}", 60 if number == 4 else 0)
     assert [chosen.next("boundary", 0, NOTHING).id for _ in range(20)] == ["p4"] * 20
 
 
 def test_evidence_of_an_old_policy_is_forgotten() -> None:
     chosen = selection(50, exploration=0.001, candidates=1)
     for number in range(50):
-        told(chosen, f"p{number}", 0)
+        observe(chosen, f"p{number}", 0)
     passed = {version: selection(50, exploration=0.001) for version in (0, 400)}
-    for version, one in passed.items():
-        one.rates.load(chosen.rates.dump())
+    for version, later in passed.items():
+        later.rates.load(chosen.rates.dump())
         for _ in range(20):
-            one.next("boundary", version, NOTHING)
-    assert passed[0].place.scan == 20 * 64, "nothing known is worth a draw, so each looks at all it may"
-    assert passed[400].place.scan < 60, "three of four prompts are taken as they come"
+            later.next("boundary", version, NOTHING)
+    assert passed[0].place.scan == 20 * 64, "no prompt is in the band, so each draw examines all its candidates"
+    assert passed[400].place.scan < 60, "three of four prompts are in the band"
 
 
 @given(count=st.integers(1, 30), candidates=st.integers(1, 20), seed=st.integers(0, 9))
-def test_a_draw_reads_its_candidates_and_a_pass_repeats_none(count: int, candidates: int, seed: int) -> None:
+def test_a_draw_is_bounded_and_an_epoch_draws_no_prompt_twice(
+    count: int, candidates: int, seed: int
+) -> None:
     chosen = selection(count, seed, exploration=0.0001, candidates=candidates)
     for number in range(0, count, 2):
-        told(chosen, f"p{number}", 0)
-    passes: dict[int, Counter[str]] = {}
+        observe(chosen, f"p{number}", 0)
+    epochs: dict[int, Counter[str]] = {}
     for _ in range(100):
         before = chosen.place.scan
         prompt = chosen.next("boundary", 0, NOTHING).id
         assert 1 <= chosen.place.scan - before <= candidates
         if before // count == (chosen.place.scan - 1) // count:
-            passes.setdefault(before // count, Counter())[prompt] += 1
-    assert all(times == 1 for drawn in passes.values() for times in drawn.values())
+            epochs.setdefault(before // count, Counter())[prompt] += 1
+    assert all(times == 1 for drawn in epochs.values() for times in drawn.values())
 
 
-@given(exploration=st.floats(0.01, 1), start=st.integers(0, 10**9), length=st.integers(1, 400))
-def test_any_draws_in_a_row_hold_their_share_of_exploration(exploration: float, start: int, length: int) -> None:
+@given(
+    exploration=st.floats(0.01, 1), start=st.integers(0, 10**9), length=st.integers(1, 400)
+)
+def test_any_draws_in_a_row_contain_their_share_of_exploration(exploration: float, start: int, length: int) -> None:
     rule = Rule(16, exploration)
     explored = sum(rule.explores(draw) for draw in range(start, start + length))
     assert math.floor(length * exploration) <= explored <= math.ceil(length * exploration)
 
 
-def test_exploring_goes_on_with_the_uniform_walk() -> None:
+def test_exploring_draws_continue_the_uniform_walk() -> None:
     chosen, walk = selection(20, exploration=0.25), PromptCursor(prompts(20), seed=0)
     for number in range(20):
-        told(chosen, f"p{number}", 500 if number == 7 else 0)
+        observe(chosen, f"p{number}", 500 if number == 7 else 0)
     drawn = [chosen.next("boundary", 0, NOTHING).id for _ in range(400)]
     explored = [prompt for draw, prompt in enumerate(drawn) if chosen.rule.explores(draw)]
     assert explored == [walk.next().id for _ in range(100)]
@@ -156,20 +160,17 @@ def test_exploring_goes_on_with_the_uniform_walk() -> None:
 
 
 @given(
-    count=st.integers(2, 12),
-    exploration=st.sampled_from([0.05, 0.1, 0.3, 1.0]),
-    under_way=st.integers(0, 8),
-    good=st.sets(st.integers(0, 11)),
-    seed=st.integers(0, 99),
+    count=st.integers(2, 12), exploration=st.sampled_from([0.05, 0.1, 0.3, 1.0]), in_flight=st.integers(0, 8),
+    good=st.sets(st.integers(0, 11)), seed=st.integers(0, 99),
 )
-def test_no_prompt_starves(count: int, exploration: float, under_way: int, good: set[int], seed: int) -> None:
-    """Turns on the uniform walk are less than two passes apart, and a prompt is skipped only while it is in flight."""
+def test_no_prompt_starves(count: int, exploration: float, in_flight: int, good: set[int], seed: int) -> None:
+    """Turns on the uniform walk are less than two epochs apart, and a prompt is skipped only while in flight."""
     chosen = selection(count, seed, exploration=exploration, candidates=4)
     for number in range(count):
-        told(chosen, f"p{number}", 500 if number in good else 0)
-    bound = under_way + math.ceil((2 * count - 1) / exploration) + 1
+        observe(chosen, f"p{number}", 500 if number in good else 0)
+    bound = in_flight + math.ceil((2 * count - 1) / exploration) + 1
     last = dict.fromkeys((prompt.id for prompt in prompts(count)), 0)
-    waiting: deque[str] = deque(maxlen=under_way)
+    waiting: deque[str] = deque(maxlen=in_flight)
     for draw in range(1, 2 * bound + 1):
         prompt = chosen.next("boundary", 0, set(waiting)).id
         waiting.append(prompt)
@@ -177,10 +178,10 @@ def test_no_prompt_starves(count: int, exploration: float, under_way: int, good:
         assert draw - min(last.values()) <= bound, f"{min(last, key=last.__getitem__)} waits"
 
 
-@given(count=st.integers(1, 10), under_way=st.sets(st.integers(0, 9)), seed=st.integers(0, 99))
-def test_boundary_draws_nothing_that_is_under_way_unless_all_is(count: int, under_way: set[int], seed: int) -> None:
+@given(count=st.integers(1, 10), in_flight=st.sets(st.integers(0, 9)), seed=st.integers(0, 99))
+def test_boundary_skips_prompts_in_flight_unless_all_are(count: int, in_flight: set[int], seed: int) -> None:
     chosen = selection(count, seed, exploration=0.3, candidates=3)
-    waiting = {f"p{number}" for number in under_way}
+    waiting = {f"p{number}" for number in in_flight}
     everything = {prompt.id for prompt in prompts(count)}
     for _ in range(30):
         drawn = chosen.next("boundary", 0, waiting).id
@@ -197,7 +198,7 @@ STEPS = st.one_of(
 
 @given(steps=st.lists(STEPS, max_size=40), restarts=st.sets(st.integers(0, 39)), seed=st.integers(0, 9))
 def test_a_restart_at_any_point_changes_nothing(steps: list[tuple[str, Any]], restarts: set[int], seed: int) -> None:
-    """State: the place, the pass rates, and who was dropped."""
+    """The state is the place, the pass rates and the dropped prompts."""
 
     def run(restarts: set[int]) -> list[str]:
         chosen = selection(9, seed, candidates=5)
@@ -225,18 +226,14 @@ def test_a_restart_at_any_point_changes_nothing(steps: list[tuple[str, Any]], re
 
 def test_seeds_differ() -> None:
     drawn = [[selection(50, seed).next("boundary", 0, NOTHING).id for _ in range(1)] for seed in range(20)]
-    assert len({one[0] for one in drawn}) > 5
+    assert len({prompts_drawn[0] for prompts_drawn in drawn}) > 5
 
 
 @pytest.mark.parametrize(
     ("rule", "named"),
-    [
-        ({"exploration": 0.0}, "exploration: 0.0"),
-        ({"exploration": 1.1}, "exploration: 1.1"),
-        ({"exploration": math.nan}, "exploration: nan"),
-        ({"candidates": 0}, "candidates: 0"),
-    ],
+    [({"exploration": 0.0}, "exploration: 0.0"), ({"exploration": 1.1}, "exploration: 1.1"),
+     ({"exploration": math.nan}, "exploration: nan"), ({"candidates": 0}, "candidates: 0")],
 )
-def test_a_rule_without_a_floor_is_refused(rule: dict[str, Any], named: str) -> None:
+def test_a_rule_that_does_not_explore_is_rejected(rule: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         Rule(16, **rule)
