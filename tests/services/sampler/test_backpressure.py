@@ -95,8 +95,13 @@ FLOWS = st.builds(Flow, generating=COUNTS, kept=COUNTS, batched=COUNTS, survival
 
 
 @given(
-    flow=FLOWS, groups=st.integers(1, 16), max_staleness=st.integers(0, 3), steps_left=st.integers(0, 5),
-    factor=st.integers(1, 4), spare=st.integers(0, 40), widened=st.booleans(),
+    flow=FLOWS,
+    groups=st.integers(1, 16),
+    max_staleness=st.integers(0, 3),
+    steps_left=st.integers(0, 5),
+    factor=st.integers(1, 4),
+    spare=st.integers(0, 40),
+    widened=st.booleans(),
 )
 @pytest.mark.parametrize("refill", REFILLS)
 def test_no_refill_exceeds_max_inflight_or_starves(

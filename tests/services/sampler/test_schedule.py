@@ -176,8 +176,14 @@ class HeldBackFleet(HandFleet):
 
 @pytest.mark.timeout(180)
 async def test_training_never_waits_for_an_evaluation(redis, run_id):
-    extra = {"name": "long-sums", "task": "chain_sum", "prompts": 3, "samples": 3, "seed": 5,
-             "options": {"min_terms": 3, "max_terms": 3}}
+    extra = {
+        "name": "long-sums",
+        "task": "chain_sum",
+        "prompts": 3,
+        "samples": 3,
+        "seed": 5,
+        "options": {"min_terms": 3, "max_terms": 3},
+    }
     document = recipe_document("/none", limits={"rollout_steps": 4}, evaluation={"every": 1, "sets": [extra]})
     keys = RunKeys(run_id)
     fleet = HeldBackFleet(redis, keys)

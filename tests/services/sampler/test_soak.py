@@ -31,8 +31,12 @@ class Longest(HandFleet):
 
     def payload(self, text):
         return SamplePayload(
-            np.zeros(PROMPT_TOKENS, np.int32), np.zeros(NEW_TOKENS, np.int32), np.zeros(NEW_TOKENS, np.float32),
-            text.ljust(8 * NEW_TOKENS, " "), "length", (VersionSpan(version=self.version, start=0, end=NEW_TOKENS),),
+            np.zeros(PROMPT_TOKENS, np.int32),
+            np.zeros(NEW_TOKENS, np.int32),
+            np.zeros(NEW_TOKENS, np.float32),
+            text.ljust(8 * NEW_TOKENS, " "),
+            "length",
+            (VersionSpan(version=self.version, start=0, end=NEW_TOKENS),),
         )
 
 
@@ -85,8 +89,10 @@ async def test_memory_stays_below_the_bound_of_the_recipe(run_id):
         ):
             await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation", deadline_s=180)
             counts = await group_counts(redis, keys)
-            streams = [await redis.xlen(getattr(keys.lane(lane), name)) for lane, name in itertools.product(
-                Lane, ("tasks", "samples", "verdicts"))]
+            streams = [
+                await redis.xlen(getattr(keys.lane(lane), name))
+                for lane, name in itertools.product(Lane, ("tasks", "samples", "verdicts"))
+            ]
         await redis.aclose()
     assert counts.reconciled, counts
     assert counts.trained == 4 * STEPS
@@ -148,7 +154,10 @@ def test_every_setting_that_takes_memory_raises_the_bound():
         {"limits": {"max_inflight_groups": 64}},
         {"algorithm": {"group_size": 8}},
         {"learner": {"checkpoint_every": 20}},
-        {"model": {"max_model_len": 512}}, {"data": {"held_out": 64}}, {"data": {"train": 64}},
-        {"limits": {"rollout_steps": 100}}, {"evaluation": {"samples": 4}},
+        {"model": {"max_model_len": 512}},
+        {"data": {"held_out": 64}},
+        {"data": {"train": 64}},
+        {"limits": {"rollout_steps": 100}},
+        {"evaluation": {"samples": 4}},
     ):
         assert total(**more) > least, more

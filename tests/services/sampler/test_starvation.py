@@ -95,7 +95,9 @@ def escalations(draw: st.DrawFn) -> Escalation:
 @given(
     escalation=escalations(), kept=st.integers(0, 10), groups=st.integers(1, 10), judged=st.lists(st.integers(0, 500))
 )
-def test_more_judged_groups_never_lower_the_level(escalation: Escalation, kept: int, groups: int, judged: list[int]) -> None:
+def test_more_judged_groups_never_lower_the_level(
+    escalation: Escalation, kept: int, groups: int, judged: list[int]
+) -> None:
     levels = [escalation.level(one, kept, groups) for one in sorted(judged)]
     assert levels == sorted(levels)
     assert all(kept < groups for level in levels if level)

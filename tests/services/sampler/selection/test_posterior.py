@@ -68,7 +68,9 @@ def test_all_evidence_fades_to_the_prior(observed: list[tuple[str, int, int, int
 
 
 @given(observed=observations(), order=st.randoms(use_true_random=False))
-def test_the_order_of_observations_does_not_matter(observed: list[tuple[str, int, int, int]], order: random.Random) -> None:
+def test_the_order_of_observations_does_not_matter(
+    observed: list[tuple[str, int, int, int]], order: random.Random
+) -> None:
     shuffled = list(observed)
     order.shuffle(shuffled)
     for prompt in "abc":

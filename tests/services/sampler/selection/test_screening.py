@@ -21,9 +21,13 @@ C, W, U = Outcome.CORRECT, Outcome.WRONG, Outcome.UNKNOWN
 @pytest.mark.parametrize(
     ("outcomes", "min_known", "expected"),
     [
-        ([C, W, C, C], 16, COMPLETE), ([C, C, C, C], 16, "filtered"), ([W, W, W, W], 16, "filtered"),
-        ([C, C, C, U], 12, COMPLETE), ([W, U, W, W], 15, COMPLETE),  # the unknown one may hide a different outcome
-        ([U, U, U, U], 12, COMPLETE), ([U, U, U, U], 13, "dead"),
+        ([C, W, C, C], 16, COMPLETE),
+        ([C, C, C, C], 16, "filtered"),
+        ([W, W, W, W], 16, "filtered"),
+        ([C, C, C, U], 12, COMPLETE),
+        ([W, U, W, W], 15, COMPLETE),  # the unknown one may hide a different outcome
+        ([U, U, U, U], 12, COMPLETE),
+        ([U, U, U, U], 13, "dead"),
         ([C, W, C, U], 16, "dead"),  # one is missing already: the other samples would be wasted
         ([C, W, C, U], 15, COMPLETE),
     ],

@@ -1,4 +1,4 @@
-"""The choice of the next prompt: the paper's walk, or a likely signal. No prompt starves, and restarts change nothing."""
+"""The choice of the next prompt, uniform or by a likely signal: no prompt starves, and restarts change nothing."""
 
 from __future__ import annotations
 
@@ -124,9 +124,7 @@ def test_evidence_of_an_old_policy_is_forgotten() -> None:
 
 
 @given(count=st.integers(1, 30), candidates=st.integers(1, 20), seed=st.integers(0, 9))
-def test_a_draw_is_bounded_and_an_epoch_draws_no_prompt_twice(
-    count: int, candidates: int, seed: int
-) -> None:
+def test_a_draw_is_bounded_and_an_epoch_draws_no_prompt_twice(count: int, candidates: int, seed: int) -> None:
     chosen = selection(count, seed, exploration=0.0001, candidates=candidates)
     for number in range(0, count, 2):
         observe(chosen, f"p{number}", 0)
@@ -140,9 +138,7 @@ def test_a_draw_is_bounded_and_an_epoch_draws_no_prompt_twice(
     assert all(times == 1 for drawn in epochs.values() for times in drawn.values())
 
 
-@given(
-    exploration=st.floats(0.01, 1), start=st.integers(0, 10**9), length=st.integers(1, 400)
-)
+@given(exploration=st.floats(0.01, 1), start=st.integers(0, 10**9), length=st.integers(1, 400))
 def test_any_draws_in_a_row_contain_their_share_of_exploration(exploration: float, start: int, length: int) -> None:
     rule = Rule(16, exploration)
     explored = sum(rule.explores(draw) for draw in range(start, start + length))
@@ -160,8 +156,11 @@ def test_exploring_draws_continue_the_uniform_walk() -> None:
 
 
 @given(
-    count=st.integers(2, 12), exploration=st.sampled_from([0.05, 0.1, 0.3, 1.0]), in_flight=st.integers(0, 8),
-    good=st.sets(st.integers(0, 11)), seed=st.integers(0, 99),
+    count=st.integers(2, 12),
+    exploration=st.sampled_from([0.05, 0.1, 0.3, 1.0]),
+    in_flight=st.integers(0, 8),
+    good=st.sets(st.integers(0, 11)),
+    seed=st.integers(0, 99),
 )
 def test_no_prompt_starves(count: int, exploration: float, in_flight: int, good: set[int], seed: int) -> None:
     """Turns on the uniform walk are less than two epochs apart, and a prompt is skipped only while in flight."""
@@ -231,8 +230,12 @@ def test_seeds_differ() -> None:
 
 @pytest.mark.parametrize(
     ("rule", "named"),
-    [({"exploration": 0.0}, "exploration: 0.0"), ({"exploration": 1.1}, "exploration: 1.1"),
-     ({"exploration": math.nan}, "exploration: nan"), ({"candidates": 0}, "candidates: 0")],
+    [
+        ({"exploration": 0.0}, "exploration: 0.0"),
+        ({"exploration": 1.1}, "exploration: 1.1"),
+        ({"exploration": math.nan}, "exploration: nan"),
+        ({"candidates": 0}, "candidates: 0"),
+    ],
 )
 def test_a_rule_that_does_not_explore_is_rejected(rule: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
