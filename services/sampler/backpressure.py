@@ -75,7 +75,7 @@ REFILLS: Mapping[str, Callable[[Flow, SlotLimits], int]] = {
     "continuous": continuous,
     "generation_batches": generation_batch,
 }
-"""The number of groups to dispatch now, by settings.DynamicSampling.refill."""
+"""The number of groups to dispatch now, by DynamicSamplingSettings.refill."""
 
 
 def staleness(consuming_version: int, oldest_version: int) -> int:

@@ -32,7 +32,7 @@ WITHOUT_UNIT = {
     "penstock_step_learning_rate": "dimensionless",
 }
 """Families whose values have no unit, and why."""
-RESERVED = re.compile(r"_(total|count|sum|bucket|created|info|share|rung|ms|s|millis|percent|mib|kib|gib)$")
+RESERVED = re.compile(r"_(total|count|sum|bucket|created|info|share|ms|s|millis|percent|mib|kib|gib)$")
 FREE_LABELS = {"name", "metric", "setting", "unit", "le", "quantile", "job", "instance"}
 """Labels that would put several units into one family, or that belong to Prometheus."""
 OF_THE_LEARNER = (
