@@ -30,7 +30,7 @@ class BrokenBroadcastError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Progress:
+class StagingProgress:
     """The progress of a staging; `seconds` from its start to its end."""
 
     phase: Phase
@@ -79,7 +79,7 @@ class Staging:
     ) -> None:
         """Start receiving, through `channel` where that is a formed group."""
         self.plan = plan
-        self.progress = Progress("receiving")
+        self.progress = StagingProgress("receiving")
         self.channel = channel
         self._options = options
         self._manifest = manifest
@@ -112,9 +112,9 @@ class Staging:
                 self.channel = None
                 channel.abort()
                 raise
-            outcome = Progress("staged", seconds=time.monotonic() - started)
+            outcome = StagingProgress("staged", seconds=time.monotonic() - started)
         except Exception as error:  # noqa: BLE001 - the service has to see every failure
-            outcome = Progress("failed", f"{type(error).__name__}: {error}", time.monotonic() - started)
+            outcome = StagingProgress("failed", f"{type(error).__name__}: {error}", time.monotonic() - started)
         self.progress = outcome
 
     def _join(self) -> Channel:

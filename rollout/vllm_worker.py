@@ -25,7 +25,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from rollout.engine import OWNER_VARIABLE, TRANSFER_BACKEND
-from rollout.staging import Progress, Staging, StagingOptions
+from rollout.staging import Staging, StagingOptions, StagingProgress
 from services.contracts import WeightManifest, WeightPlan
 
 log = logging.getLogger(__name__)
@@ -131,9 +131,9 @@ class WorkerExtension:
         engine.stage(options, WeightPlan.model_validate_json(plan), WeightManifest.model_validate_json(manifest))
 
     def staging_progress(self) -> dict[str, Any]:
-        """The last staging's Progress as plain data."""
+        """The last staging's StagingProgress as plain data."""
         staging: Staging | None = self.weight_transfer_engine.staging
-        return (staging.progress if staging is not None else Progress("failed", "nothing was staged")).as_dict()
+        return (staging.progress if staging is not None else StagingProgress("failed", "nothing was staged")).as_dict()
 
     def abandon_staging(self) -> None:
         """Stop receiving; the weights in use stay as they are."""

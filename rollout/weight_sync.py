@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rollout.engine import PoisonedError, RolloutEngine
-from rollout.staging import Progress
+from rollout.staging import StagingProgress
 from services.contracts import EPOCH_SHIFT, WeightAck, WeightManifest, WeightPlan
 from services.metrics import POLICY_VERSION, SYNC_FAILURES, SYNC_SECONDS
 from services.process import Context
@@ -177,7 +177,7 @@ class WeightFollower:
     async def _wait_staged(self, plan: WeightPlan) -> float:
         while True:
             answers = await self._engine.call_workers("staging_progress", deadline_s=plan.timeout_s)
-            workers = [Progress(**answer) for answer in answers]
+            workers = [StagingProgress(**answer) for answer in answers]
             if broken := [worker.detail for worker in workers if worker.phase == "failed"]:
                 raise PlanFailedError("; ".join(broken))
             if all(worker.phase == "staged" for worker in workers):

@@ -74,7 +74,7 @@ def put_bytes(at: StoreAddress, content: bytes) -> None:
 
 
 def put_file(at: StoreAddress, path: Path, stop: threading.Event | None = None) -> None:
-    """Put a file, whole or not at all. Raises StoreError, OSError of the file, UploadCancelledError once `stop` is set."""
+    """Put a file, whole or not at all. Raises StoreError, its OSError, and UploadCancelledError once `stop` is set."""
     import obstore
 
     size = path.stat().st_size

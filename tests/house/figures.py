@@ -6,12 +6,16 @@ Must not judge them; test_house.py does. `python -m tests.house.figures` prints 
 from __future__ import annotations
 
 import ast
+import asyncio
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from services.streams.connection.client import connect
+from tests.harness.leased_task_route import leased_task_route
+from tests.harness.servers.redis_servers import embedded_server
 from tests.house.cycles import import_cycles
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +100,18 @@ def _typed(function: Function) -> bool:
 
 def unformatted() -> int:
     """How often the formatter is switched off."""
-    return sum((ROOT / file).read_text().count("# fmt: " + "skip") for file in tracked() if file.endswith(".py"))
+    marks = [f"# fmt: {mark}" for mark in ("skip", "off")]
+    texts = [(ROOT / file).read_text() for file in tracked() if file.endswith(".py")]
+    return sum(text.count(mark) for text in texts for mark in marks)
+
+
+async def _leased_task_route() -> list[str]:
+    with embedded_server() as server:
+        redis = await connect(f"redis://127.0.0.1:{server.port}/0")
+        try:
+            return await leased_task_route(redis, "figures")
+        finally:
+            await redis.aclose()
 
 
 def main() -> None:
@@ -115,6 +130,10 @@ def main() -> None:
     print(f"longest file            {lines_of(file)} lines, {file}")
     print(f"largest class           {largest.lines} lines, {largest.name} in {largest.file}")
     print(f"longest function        {longest.lines} lines, {longest.name} in {longest.file}")
+    route = asyncio.run(_leased_task_route())
+    print(
+        f"leased task             {len(set(route))} files, {len(route) - len(set(route))} returns: {' > '.join(route)}"
+    )
     documented = sum(found.documented for found in public) / len(public)
     typed = sum(found.typed for found in public) / len(public)
     print(f"documented              {documented:.1%} of {len(public)} public functions")

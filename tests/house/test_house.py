@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 
 from tests.house.figures import (
     PACKAGES,
@@ -31,6 +32,11 @@ def test_files_classes_and_functions_are_small() -> None:
     assert [found for found in definitions(product, ast.ClassDef) if found.lines > CLASS_LINES] == []
     functions = definitions(product, ast.FunctionDef, ast.AsyncFunctionDef)
     assert [found for found in functions if found.lines > FUNCTION_LINES] == []
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    counts = Counter(found.name for found in definitions(python_files(*PACKAGES), ast.ClassDef))
+    assert [name for name, count in counts.items() if count > 1] == []
 
 
 def test_public_functions_are_typed_and_documented() -> None:

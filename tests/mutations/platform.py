@@ -1,6 +1,6 @@
 """Owns the faults of the platform, in streams, learner, rollout and chart; `make test` must catch each of them.
 
-Must not apply them; run.py does, in a copy. Faults in formulas are in table.py.
+Must not apply them; run.py does, in a copy. Faults in formulas are in learner.py and sampling.py.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def summarise(name: str, held_out: HeldOut, sampling: Sampling, groups: list[Gro
 
 
 @dataclass
-class Progress:
+class EvaluationProgress:
     """The progress of one evaluation of one set: its waiting, dispatched and judged prompts, and how many dropped."""
 
     waiting: deque[Task] = field(default_factory=deque)
@@ -202,7 +202,7 @@ class Evaluator:
         for score, value in scores.items():
             EVALUATION_SCORE.labels(self._context.keys.run, record.set, score).set(value)
 
-    async def _evaluate(self, name: str, held_out: HeldOut, beside_training: bool) -> Progress | None:
+    async def _evaluate(self, name: str, held_out: HeldOut, beside_training: bool) -> EvaluationProgress | None:
         """Dispatch all prompts of a set, until each is judged or dropped. None if stopped."""
         waits, patience = self._context.waits, self._recipe.limits.stall_timeout_s
         progress = await self._load(name, held_out)
@@ -229,14 +229,14 @@ class Evaluator:
             waits.done(WAIT)
         return progress
 
-    async def _load(self, name: str, held_out: HeldOut) -> Progress:
+    async def _load(self, name: str, held_out: HeldOut) -> EvaluationProgress:
         """The progress that an earlier sampler left in Redis, or that of a new evaluation: every prompt waits."""
         sampling, keys = sampling_of(self._recipe), self._context.keys
         tasks = [
             Task(group=self._group(name, held_out, number), prompt=prompt, samples=held_out.samples, sampling=sampling)
             for number, prompt in enumerate(held_out.prompts)
         ]
-        progress = Progress()
+        progress = EvaluationProgress()
         for start in range(0, len(tasks), HASHES_AT_ONCE):
             part = tasks[start : start + HASHES_AT_ONCE]
             async with self._context.redis.pipeline(transaction=False) as pipe:
@@ -258,7 +258,7 @@ class Evaluator:
         sequences = replicas * self._recipe.rollout.max_sequences * SHARE_BESIDE_TRAINING
         return max(1, int(sequences / held_out.samples))
 
-    async def _dispatch(self, progress: Progress, slots: int) -> None:
+    async def _dispatch(self, progress: EvaluationProgress, slots: int) -> None:
         """Dispatch waiting prompts into the free slots, as long as Redis has memory for them."""
         while progress.waiting and len(progress.dispatched) < slots:
             task = progress.waiting[0]
@@ -269,7 +269,7 @@ class Evaluator:
                 return
             progress.dispatched[task.group] = Group(progress.waiting.popleft())
 
-    async def _record(self, progress: Progress, delivery: Delivery[Verdict]) -> None:
+    async def _record(self, progress: EvaluationProgress, delivery: Delivery[Verdict]) -> None:
         """Record a verdict; dead-letter one that is not of this run."""
         verdict = delivery.message
         group = progress.dispatched.get(verdict.group)
@@ -287,7 +287,7 @@ class Evaluator:
         if group is not None and decision:
             progress.judged.append(progress.dispatched.pop(verdict.group))
 
-    async def _drop_dead(self, progress: Progress) -> None:
+    async def _drop_dead(self, progress: EvaluationProgress) -> None:
         """Drop the prompts of dead letters since the last call. Dropped prompts are not part of the means."""
         for entry, letter in await self._context.event_log.dead_letters(self._dead_after):
             self._dead_after = entry
@@ -296,7 +296,7 @@ class Evaluator:
             if letter.group in progress.dispatched:
                 await self._drop(progress, letter.group, letter.reason)
 
-    async def _drop(self, progress: Progress, name: str, reason: str) -> None:
+    async def _drop(self, progress: EvaluationProgress, name: str, reason: str) -> None:
         """Release a group as dead, and report why."""
         task = progress.dispatched.pop(name).task
         await self._transitions.release(Lane.EVALUATION, name, Release.DEAD, task.samples)

@@ -1,0 +1,276 @@
+"""Owns the faults in the learner: by file, the name of the fault, the text, and its replacement.
+
+Must not apply them; run.py does, in a copy.
+"""
+
+from __future__ import annotations
+
+LEARNER: dict[str, list[tuple[str, str, str]]] = {
+    "learner/algorithm/reductions.py": [
+        (
+            "token: count responses, not tokens",
+            "float(sum(response.tokens for response in samples if response.counted))",
+            "float(sum(1 for response in samples if response.counted))",
+        ),
+        (
+            "token: masked responses stay in the count",
+            "float(sum(response.tokens for response in samples if response.counted))",
+            "float(sum(response.tokens for response in samples))",
+        ),
+        (
+            "group_token: groups weigh by their tokens",
+            "return Reduction(weights, float(len(tokens)))",
+            "return Reduction(weights, float(sum(tokens.values())))",
+        ),
+        (
+            "group_token: no token mean inside the group",
+            "weights = tuple(1.0 / tokens[response.group] if response.counted",
+            "weights = tuple(1.0 if response.counted",
+        ),
+        (
+            "sample: no token mean inside the response",
+            "weights = tuple(1.0 / response.tokens if response.counted",
+            "weights = tuple(1.0 if response.counted",
+        ),
+        (
+            "sequence_sum: masked responses in the sum",
+            'normaliser=3.0)\n    """\n    weights = tuple(1.0 if response.counted else',
+            'normaliser=3.0)\n    """\n    weights = tuple(1.0 if response.tokens else',
+        ),
+        (
+            "constant_length: the constant forgotten",
+            "float(longest * sum(response.counted for response in samples))",
+            "float(sum(response.counted for response in samples))",
+        ),
+        ("masked responses count", "return not self.masked and self.tokens > 0", "return self.tokens > 0"),
+    ],
+    "learner/algorithm/clipping.py": [
+        (
+            "clip: upper bound as the lower",
+            "bounded = torch.clamp(ratio, 1.0 - low, 1.0 + high)",
+            "bounded = torch.clamp(ratio, 1.0 - low, 1.0 + low)",
+        ),
+        (
+            "clip: lower bound as the upper",
+            "bounded = torch.clamp(ratio, 1.0 - low, 1.0 + high)",
+            "bounded = torch.clamp(ratio, 1.0 - high, 1.0 + high)",
+        ),
+        ("clip: maximum for minimum", "objective=torch.minimum(", "objective=torch.maximum("),
+        ("clip: only the clipped term", "torch.minimum(ratio * advantage, bounded * advantage)", "bounded * advantage"),
+        (
+            "symmetric: clips higher",
+            "return clip_higher(ratio, advantage, low, low)",
+            "return clip_higher(ratio, advantage, low, high)",
+        ),
+        (
+            "clip: low share counts rewarded tokens",
+            "low=(ratio < 1.0 - low) & (advantage < 0)",
+            "low=(ratio < 1.0 - low) & (advantage > 0)",
+        ),
+        (
+            "clip: high share counts punished tokens",
+            "high=(ratio > 1.0 + high) & (advantage > 0)",
+            "high=(ratio > 1.0 + high) & (advantage < 0)",
+        ),
+        ("dual clip: for any advantage", "binds = (advantage < 0) & (ratio > bound)", "binds = ratio > bound"),
+        (
+            "dual clip: bounds the loss, not the ratio",
+            "torch.where(binds, bound * advantage,",
+            "torch.where(binds, -bound + 0 * advantage,",
+        ),
+    ],
+    "learner/algorithm/loss.py": [
+        ("dual clip: never applied", "if settings.dual_clip is not None:", "if settings.dual_clip == 0:"),
+        (
+            "loss: KL added to the gain",
+            "gain = gain - settings.kl_coefficient * divergence",
+            "gain = gain + settings.kl_coefficient * divergence",
+        ),
+        (
+            "loss: KL weighted by the correction",
+            "gain = gain - settings.kl_coefficient * divergence",
+            "gain = gain - settings.kl_coefficient * correction.weighted.weight * divergence",
+        ),
+        (
+            "loss: entropy punished",
+            "gain = gain + settings.entropy_coefficient * entropy",
+            "gain = gain - settings.entropy_coefficient * entropy",
+        ),
+        ("loss: wrong sign", "loss = -(data.weight * gain).sum()", "loss = (data.weight * gain).sum()"),
+        ("loss: local mean", "loss = -(data.weight * gain).sum()", "loss = -(data.weight * gain).mean()"),
+        (
+            "loss: correction forgotten",
+            "gain = correction.weighted.weight * clipped.objective",
+            "gain = 1.0 * clipped.objective",
+        ),
+        (
+            "loss: ratio against the behaviour policy",
+            "gap = log_ratio(logprobs, proximal)",
+            "gap = log_ratio(logprobs, data.behaviour)",
+        ),
+        ("loss: fillers in the metrics", "real = data.weight > 0", "real = data.weight >= 0"),
+    ],
+    "learner/algorithm/ratios.py": [
+        ("log-ratio: upside down", "(numerator - denominator).clamp", "(denominator - numerator).clamp"),
+        ("percentiles: rank one too high", "(counts.cumsum(0) < rank).sum()", "(counts.cumsum(0) <= rank).sum()"),
+        ("histogram: coarse around 0", "SCALE = 1e-3\n", "SCALE = 1e-1\n"),
+    ],
+    "learner/algorithm/corrections.py": [
+        ("log-ratio: unbounded", "gap.double()).clamp(-LARGEST_GAP, LARGEST_GAP)", "gap.double())"),
+        (
+            "none: weighs after all",
+            "return Weighted(torch.ones_like(gap), _never(gap), _never(gap))",
+            "return Weighted(torch.exp(gap), _never(gap), _never(gap))",
+        ),
+        (
+            "importance: truncated",
+            "return Weighted(torch.exp(gap), _never(gap), _never(gap))",
+            "return Weighted(torch.exp(gap).clamp(max=limits.cap), _never(gap), _never(gap))",
+        ),
+        ("truncated_is: cap as a floor", "weight.clamp(max=limits.cap)", "weight.clamp(min=limits.cap)"),
+        (
+            "truncated_is: capped share counts the others",
+            "weight > limits.cap, _never(gap)",
+            "weight < limits.cap, _never(gap)",
+        ),
+        (
+            "truncated_is_sequence: per token",
+            "return truncated_is(totals[sample].to(gap.dtype), sample, limits)",
+            "return truncated_is(gap, sample, limits)",
+        ),
+        (
+            "truncated_is_sequence: mean instead of product",
+            "return truncated_is(totals[sample].to(gap.dtype), sample, limits)",
+            "return truncated_is((totals / sample.bincount())[sample].to(gap.dtype), sample, limits)",
+        ),
+        (
+            "truncated_is_sequence: responses mixed",
+            "index_add(0, sample, gap.double())",
+            "index_add(0, sample * 0, gap.double())",
+        ),
+        (
+            "icepop: lower bound ignored",
+            "masked = (weight < limits.low) | (weight > limits.high)",
+            "masked = weight > limits.high",
+        ),
+        (
+            "icepop: upper bound ignored",
+            "masked = (weight < limits.low) | (weight > limits.high)",
+            "masked = weight < limits.low",
+        ),
+        ("icepop: weight 1 instead of 0", "weight.masked_fill(masked, 0.0)", "weight.masked_fill(masked, 1.0)"),
+        (
+            "corrections: gradient flows into the weight",
+            "proximal, behaviour = proximal.detach(), behaviour.detach()",
+            "assert proximal.shape == behaviour.shape",
+        ),
+        ("mismatch_kl: the other direction", "k3(behaviour, proximal))", "k3(proximal, behaviour))"),
+        (
+            "effective sample size: not over the tokens",
+            "total * total / (tokens * total_of_squares)",
+            "total * total / total_of_squares",
+        ),
+    ],
+    "learner/algorithm/kl.py": [
+        ("k3: k1", "(torch.expm1(difference) - difference)", "(-difference)"),
+        ("k3: reversed", "log_ratio(reference, logprobs)", "log_ratio(logprobs, reference)"),
+        ("k3: in float32", "log_ratio(reference, logprobs).double()", "log_ratio(reference, logprobs)"),
+    ],
+    "learner/algorithm/logprobs.py": [
+        ("logprobs: temperature multiplies", "torch.float32)) / temperature", "torch.float32)) * temperature"),
+        ("logprobs: temperature forgotten", "torch.float32)) / temperature", "torch.float32)) / 1.0"),
+        ("logprobs: half precision stays", "logits.to(torch.promote_types(logits.dtype, torch.float32))", "logits"),
+        ("logprobs: float64 rounded", "logits.to(torch.promote_types(logits.dtype, torch.float32))", "logits.float()"),
+        ("logprobs: normaliser without gradient", ".squeeze(-1) - normaliser", ".squeeze(-1) - normaliser.detach()"),
+        (
+            "entropy: sign of the mean logit",
+            "entropy = normaliser - (torch.softmax",
+            "entropy = normaliser + (torch.softmax",
+        ),
+        (
+            "entropy: half its gradient",
+            "(torch.softmax(logits, dim=-1) * logits).sum(-1)",
+            "(torch.softmax(logits, dim=-1).detach() * logits).sum(-1)",
+        ),
+        (
+            "entropy: gradient although unasked",
+            "torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled())",
+            "torch.set_grad_enabled(torch.is_grad_enabled())",
+        ),
+        ("logprobs: one chunk", "return max(1, -(-tokens // CHUNK_TOKENS))", "return 1"),
+        ("logprobs: chunks counted but not made", "chunks = chunks or chunks_for(targets.numel())", "chunks = 1"),
+        ("logprobs: chunks of eight times the size", "CHUNK_TOKENS = 256", "CHUNK_TOKENS = 2048"),
+        ("logprobs: every chunk's logits kept for the backward pass", "if torch.is_grad_enabled():", "if False:"),
+    ],
+    "learner/training/minibatches.py": [
+        (
+            "mini-batches: one group too many",
+            "batch.groups[start : start + mini_batch_groups]",
+            "batch.groups[start : start + mini_batch_groups + 1]",
+        ),
+        (
+            "mini-batches: a group is spread although there are enough",
+            "parts = -(-ranks // max(len(groups), 1))",
+            "parts = ranks",
+        ),
+        (
+            "packing: responses see each other",
+            "return ((own | prompt) & causal)",
+            "return ((own | prompt | ~own) & causal)",
+        ),
+        ("packing: positions run on", "np.arange(prompt, prompt + sample.tokens - 1)", "np.arange(start, end)"),
+        ("packing: the first token predicted from itself", "np.concatenate([[prompt - 1]", "np.concatenate([[prompt]"),
+        (
+            "token data: advantage and weight swapped",
+            "advantage, weight = per_sample",
+            "weight, advantage = per_sample",
+        ),
+        (
+            "token data: all tokens of one response",
+            "torch.arange(len(members)).repeat_interleave(tokens)",
+            "torch.zeros(len(members), dtype=torch.int64).repeat_interleave(tokens)",
+        ),
+        ("filler: counts", "zero = torch.zeros(1, dtype=torch.float64)", "zero = torch.ones(1, dtype=torch.float64)"),
+    ],
+    "learner/training/deepspeed_engine.py": [
+        ("AdamW: other betas", '"betas": [0.9, 0.999]', '"betas": [0.9, 0.95]'),
+        ("AdamW: weight decay ignored", '"weight_decay": learner.weight_decay', '"weight_decay": 0.0'),
+    ],
+    "learner/training/policy.py": [
+        ("policy: temperature forgotten", "self.temperature, chunks,", "1.0, chunks,"),
+        ("policy: entropies without gradient", "entropy_gradient=self.entropy_gradient", "entropy_gradient=False"),
+    ],
+    "learner/training/trainer.py": [
+        (
+            "warm-up: the first rollout step does not learn",
+            "(self._rollout_steps + 1) / warm",
+            "self._rollout_steps / warm",
+        ),
+        ("warm-up: counts optimizer steps", "self._rollout_steps += 1", "self._rollout_steps += len(steps)"),
+        ("ranks: gradients averaged, not summed", "found.loss * self._ranks.world", "found.loss"),
+        ("ranks: metrics of one rank", "OptimizerStep(self._ranks.all_reduce(sums),", "OptimizerStep(sums,"),
+        (
+            "proximal: the current policy at every optimizer step",
+            "fresh = 1 if self._short_cut else 0",
+            "fresh = len(work)",
+        ),
+        (
+            "proximal: behaviour setting ignored",
+            "return [[batch.data.behaviour for batch in part] for part in work]",
+            "return _nothing(work)",
+        ),
+        (
+            "reference: the policy in training",
+            "self._logprobs(self._reference, part)",
+            "self._logprobs(self._engine, part)",
+        ),
+        (
+            "constant_length: the setting ignored",
+            "recipe.algorithm.constant_length or recipe.rollout.max_new_tokens",
+            "recipe.rollout.max_new_tokens",
+        ),
+        ("dual clip: the setting ignored", "dual_clip=algorithm.dual_clip", "dual_clip=None"),
+        ("correction cap: the clip's", "correction_cap=algorithm.correction_cap", "correction_cap=algorithm.clip_high"),
+        ("gradient clip: at stage 0 forgotten", "parameters(), self._settings.gradient_clip)", "parameters(), 1e9)"),
+    ],
+}

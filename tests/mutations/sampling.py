@@ -1,0 +1,212 @@
+"""Owns the faults in sampling, settings and judgement: by file, the name of the fault, the text, and its replacement.
+
+Must not apply them; run.py does, in a copy.
+"""
+
+from __future__ import annotations
+
+SAMPLING: dict[str, list[tuple[str, str, str]]] = {
+    "services/sampler/advantage/advantages.py": [
+        ("group_std: biased", "return _scaled(rewards, degrees=1)", "return _scaled(rewards, degrees=0)"),
+        ("group_std_biased: unbiased", "return _scaled(rewards, degrees=0)", "return _scaled(rewards, degrees=1)"),
+        ("group_std: variance for std", "(math.sqrt(variance) + STD_FLOOR)", "(variance + STD_FLOOR)"),
+        ("group_std: no floor", "STD_FLOOR = 1e-6", "STD_FLOOR = 0.0"),
+        (
+            "group_mean: not centred",
+            "return [reward - mean for reward in rewards]",
+            "return [reward for reward in rewards]",
+        ),
+        (
+            "leave_one_out: itself among the others",
+            "reward - (total - reward) / (len(rewards) - 1)",
+            "reward - total / len(rewards)",
+        ),
+        (
+            "leave_one_out: divides by all",
+            "reward - (total - reward) / (len(rewards) - 1)",
+            "reward - (total - reward) / len(rewards)",
+        ),
+        (
+            "advantages: unknown counts as 0",
+            "known = [reward for reward in rewards if reward is not None]",
+            "known = [reward or 0.0 for reward in rewards]",
+        ),
+    ],
+    "services/sampler/advantage/rewards.py": [
+        ("overlong: ramp from L_max", "expected = ramp.longest - ramp.cache", "expected = ramp.longest"),
+        (
+            "overlong: ramp over L_max",
+            "return (expected - tokens) / ramp.cache",
+            "return (expected - tokens) / ramp.longest",
+        ),
+        ("overlong: no floor beyond L_max", "    return -1.0\n", "    return (expected - tokens) / ramp.cache\n"),
+        ("overlong, published: unbounded", "return max(-ramp.factor, min(", "return min(0.0, min("),
+        (
+            "overlong, published: rewards the short",
+            "min(-exceed / ramp.cache * ramp.factor, 0.0)",
+            "min(-exceed / ramp.cache * ramp.factor, 1.0)",
+        ),
+        ("overlong, published: factor forgotten", "-exceed / ramp.cache * ramp.factor", "-exceed / ramp.cache"),
+        ("reward: wrong earns 0", "Outcome.WRONG: -1.0", "Outcome.WRONG: 0.0"),
+        ("reward: unknown trained as wrong", "Outcome.WRONG: -1.0}", "Outcome.WRONG: -1.0, Outcome.UNKNOWN: -1.0}"),
+    ],
+    "services/sampler/queue/batching.py": [
+        (
+            "accuracy: of the groups that are kept",
+            "self._verdicts += group.in_order",
+            "self._verdicts += group.in_order if decision == KEPT else []",
+        ),
+        (
+            "overlong: punishment always on",
+            "punishment = (overlong.shape, ramp) if overlong.punishment else None",
+            "punishment = (overlong.shape, ramp)",
+        ),
+        (
+            "overlong: filtering ignored",
+            "masked=earned is None or (recipe.algorithm.overlong.filtering and verdict.facts.truncated)",
+            "masked=earned is None",
+        ),
+        (
+            "overlong: filtered responses leave the statistics",
+            "credit = advantages(recipe.algorithm.advantage, rewards)",
+            "kept = zip(rewards, group.in_order)\n    credit = advantages(recipe.algorithm.advantage, "
+            "[None if recipe.algorithm.overlong.filtering and verdict.facts.truncated else r for r, verdict in kept]"
+            ")",
+        ),
+    ],
+    "services/sampler/evaluation/scores.py": [
+        (
+            "avg@k: unknown counts as wrong",
+            "return fmean(known) if known else None",
+            "return fmean(known) * len(known) / len(responses) if known else None",
+        ),
+        (
+            "pass@k: biased",
+            "1.0 - math.comb(drawn - correct, wanted) / math.comb(drawn, wanted)",
+            "1.0 - (1 - correct / drawn) ** wanted",
+        ),
+        (
+            "maj@k: the empty answer votes",
+            "        if response.answer:\n            votes",
+            "        if response.answer is not None:\n            votes",
+        ),
+        ("maj@k: ties are won", "return fmean([fmean(verdicts)", "return max([fmean(verdicts)"),
+        ("standard error: of the values, not of their mean", "stdev(known) / math.sqrt(len(known))", "stdev(known)"),
+    ],
+    "services/sampler/evaluation/evaluator.py": [
+        ("evaluation: drawn at the training's top-p", "top_p=settings.top_p", "top_p=recipe.rollout.top_p"),
+    ],
+    "services/sampler/backpressure.py": [
+        ("generation batch: no barrier", "waits = flow.generating > 0 or", "waits = False or"),
+        (
+            "refill: filtered groups are not made up for",
+            "math.ceil(missing / max(flow.survival, 0.05) - 1e-9)",
+            "math.ceil(missing)",
+        ),
+        (
+            "staleness: off by one",
+            "return consuming_version - oldest_version",
+            "return consuming_version - oldest_version - 1",
+        ),
+    ],
+    "services/sampler/queue/dispatch.py": [
+        (
+            "generation batches: without end",
+            "return 0 < self._rule.max_generation_batches <= self._generation_batches",
+            "return False",
+        ),
+    ],
+    "services/sampler/queue/publication.py": [
+        (
+            "staleness: the surplus is always thrown away",
+            "group.oldest_version) > self._recipe.limits.max_staleness",
+            "group.oldest_version) > 0",
+        ),
+        (
+            "staleness: the bound is not kept",
+            "group.oldest_version) > self._recipe.limits.max_staleness",
+            "group.oldest_version) > 1000",
+        ),
+    ],
+    "services/sampler/data/splits.py": [
+        (
+            "data: a question counts as often as it stands there",
+            "key = normalised(",
+            "key = str(self.rows) + normalised(",
+        ),
+    ],
+    "services/settings/presets.py": [
+        ("dapo: the script's warm-up", "Setting(20, ", "Setting(10, "),
+        ("dapo: the script's dual clip", 'Setting(None, f"{PAPER} Eq. 8 has none")', 'Setting(10.0, "")'),
+        ("dapo: symmetric clip", "Setting(0.28, ", "Setting(0.2, "),
+        ("dapo-verl: the paper's weight decay", "Setting(0.1, ", "Setting(0.0, "),
+        ("dapo-verl: the surplus waits", 'Setting(0, f"{CODE}: generation', 'Setting(1, f"{CODE}: generation'),
+        ("grpo: DAPO's reduction", 'Setting("sample", ', 'Setting("token", '),
+        ("presets: they overrule the recipe", "document.setdefault(name, value)", "document[name] = value"),
+    ],
+    "verifier/sandbox/pool.py": [
+        (
+            "judgement: out of time is wrong",
+            'Finding(Outcome.UNKNOWN, 0.0, f"no judgement',
+            'Finding(Outcome.WRONG, 0.0, f"no judgement',
+        ),
+    ],
+    "verifier/sandbox/process.py": [
+        ("judgement: another text's is taken", "if reply.to != mark:", "if False:"),
+    ],
+    "rollout/engine.py": [
+        ("engine: log-probs of the raw logits", '"processed_logprobs"', '"raw_logprobs"'),
+        ("engine: the model folder's sampling", '"generation_config": "vllm"', '"generation_config": "auto"'),
+        ("engine: eager ignored", "rollout.eager or rollout.gpus == 0", "rollout.gpus == 0"),
+    ],
+    "verifier/verifiers/answer_line.py": [
+        ("answer line: the first one wins", "str(found[-1])", "str(found[0])"),
+        ("answer line: the whole response is read", "text[-TAIL:]", "text"),
+    ],
+    "services/sampler/advantage/filtering.py": [
+        ("filter: keeps all-correct groups", "not 0 < correct < known", "not 0 < correct <= known"),
+        ("filter: keeps all-wrong groups", "not 0 < correct < known", "not 0 <= correct < known"),
+        ("filter: unknown counts as wrong", "not 0 < correct < known", "not 0 < correct < len(outcomes)"),
+        ("filter: too few known verdicts pass", "if known < min_known:", "if known < 1:"),
+        ("filter: cannot be switched off", "if enabled and not", "if not"),
+    ],
+    "services/sampler/selection/posterior.py": [
+        ("posterior: evidence never fades", "return float(0.5 ** (max(0, versions) / self._half_life))", "return 1.0"),
+        (
+            "posterior: right for wrong",
+            "EVIDENCE.pack(right + fresh * correct, wrong + fresh * (known - correct), newest)",
+            "EVIDENCE.pack(right + fresh * (known - correct), wrong + fresh * correct, newest)",
+        ),
+    ],
+    "services/sampler/selection/screening.py": [
+        (
+            "screen: an unknown verdict counts as alike",
+            "if unknown == 0 and len(set(outcomes)) < 2:",
+            "if len(set(outcomes)) < 2:",
+        ),
+        ("screen: completes what is alike", "len(set(outcomes)) < 2:", "len(set(outcomes)) > 1:"),
+    ],
+    "services/sampler/selection/strategies.py": [
+        (
+            "boundary: the worst of those seen",
+            "if best is None or chance > best[0]:",
+            "if best is None or chance < best[0]:",
+        ),
+        ("boundary: explores when it should not", "    if explores:\n", "    if not explores:\n"),
+    ],
+    "services/sampler/selection/order.py": [
+        (
+            "oldest_first: the newest first",
+            "lambda group: (group.oldest_version, group.kept_order)",
+            "lambda group: (-group.oldest_version, group.kept_order)",
+        ),
+    ],
+    "services/sampler/queue/starvation.py": [
+        (
+            "escalation: pauses in place of a partial batch",
+            "self.pause_after if not kept or self.partial_after is None else None",
+            "self.pause_after",
+        ),
+        ("escalation: counts groups, not batches", "judged >= after * groups_per_step", "judged >= after"),
+    ],
+}
