@@ -22,12 +22,12 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
     """
     below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     process.kill()  # first, so that it does not start replacements
-    for process in below:
+    for descendant in below:
         with suppress(psutil.NoSuchProcess):
-            process.kill()
+            descendant.kill()
     process.wait(GONE_S)
     ends = time.monotonic() + GONE_S
-    while left := [process for process in below if alive(process)]:
+    while left := [descendant for descendant in below if alive(descendant)]:
         assert time.monotonic() < ends, f"still running: {left}"
         time.sleep(0.05)
 
