@@ -1,6 +1,6 @@
 """Owns a run's folder on disk: run.json, the batch and payloads of each rollout step, and the record of each step.
 
-Must not import torch, Redis or an engine: it is read without a gateway, also long after the run.
+Must not import torch, Redis or an engine: it is read without a gateway, even long after the run.
 With a store (the mirror), a file counts once the store holds it, and the folder is the scratch space of this node.
 
     run.json                             the recipe, the model's folder, the number of ranks
@@ -64,7 +64,7 @@ class ArchiveError(RuntimeError):
 
 
 class RunFacts(Value):
-    """run.json: what a replay needs besides the batches. `versions`: of the libraries that trained."""
+    """run.json: what a replay needs besides the batches. `versions`: of the libraries used in training."""
 
     run: str
     recipe: Recipe
@@ -143,14 +143,14 @@ class RunArchive:
     def sync_with_store(self) -> None:
         """Fetch run.json, batch messages and records from the store; shares and checkpoints are fetched when needed.
 
-        If the store does not hold the run yet, because it started without a store, upload its folder. By rank 0.
+        If the store does not hold the run yet, because it started without a store, upload its folder. Rank 0 only.
         """
         if not self.mirror.remote:
             return
         stored = self.mirror.listed()
         if FACTS not in stored and (self.folder / FACTS).is_file():
-            # In order of name, run.json comes last. The store holds the run only from then on, so an interrupted upload
-            # is repeated.
+            # Sorted by name, run.json comes last. Only then does the store hold the run, so an interrupted upload is
+            # repeated.
             for path in sorted(path for path in self.folder.rglob("*") if path.is_file()):
                 if _is_durable(path.relative_to(self.folder)):
                     self._keep(path)
@@ -191,7 +191,7 @@ class RunArchive:
         self._keep(path)
 
     def write_batch(self, batch: Batch) -> None:
-        """Write the batch message, before it is trained. By rank 0."""
+        """Write the batch message, before it is trained. Rank 0 only."""
         self._write(self.batch_path(batch.step), batch)
 
     def write_share(self, batch: Batch, rank: int, payloads: Mapping[str, SamplePayload]) -> None:
@@ -228,7 +228,7 @@ class RunArchive:
         return self._batches / f"{step_name(step)}.rank-{rank}.parquet"
 
     def fetch_shares(self, step: int) -> None:
-        """Fetch all ranks' payloads of a step to this node, as far as the store holds them."""
+        """Fetch the payloads of all ranks that the store holds for a step to this node."""
         shares = {name: size for name, size in self.mirror.listed(BATCHES).items() if _step(name) == step}
         self.mirror.fetch(shares, self.folder)
 
@@ -246,7 +246,7 @@ class RunArchive:
         path = self.share_path(step, rank)
         try:
             table = pq.ParquetFile(path).read()
-            # Raises other errors than Arrow's for undecodable text, and for a column of another name or type.
+            # Undecodable text, or a column of another name or type, raises an error that is not Arrow's.
             digest = _digest(table)
         except FileNotFoundError:
             raise ArchiveError(f"{path}: missing") from None
@@ -270,15 +270,15 @@ class RunArchive:
     def delete_after(self, step: int) -> None:
         """Delete the batches and records of the steps after `step`, which are no longer in the run's history."""
         for part in (BATCHES, RECORDS, FAILURES):
-            self._delete(part, lambda found: found > step)
+            self._delete(part, lambda archived: archived > step)
 
     def delete_batches(self, up_to: int) -> None:
         """Delete the batches of the steps up to `up_to`, inclusive. Their records stay."""
-        self._delete(BATCHES, lambda found: found <= up_to)
+        self._delete(BATCHES, lambda archived: archived <= up_to)
 
     def delete_batch(self, step: int) -> None:
         """Delete the batch of a step, if any of it exists."""
-        self._delete(BATCHES, lambda found: found == step)
+        self._delete(BATCHES, lambda archived: archived == step)
 
     def _delete(self, part: str, selected: Callable[[int], bool]) -> None:
         """Delete the files of the selected steps; a batch's message before its shares, as a step needs its message."""
@@ -295,7 +295,7 @@ def _is_archived(name: str) -> bool:
 
 
 def _is_durable(path: Path) -> bool:
-    """Whether a file belongs in the store: not one that is being written, nor an export."""
+    """Whether a file belongs in the store. Files being written and exports do not."""
     return not any(part.startswith(".") for part in path.parts) and "export" not in path.parts
 
 
@@ -315,7 +315,7 @@ def _lists(arrays: Sequence[NDArray[Any]], kind: pa.DataType) -> pa.ListArray:
 
 
 def _digest(table: pa.Table) -> bytes:
-    """The digest of the rows, whatever their layout in Parquet."""
+    """The digest of the rows, independent of their layout in Parquet."""
     digest = hashlib.sha256(repr((table.column("payload").to_pylist(), table.column("group").to_pylist())).encode())
     for name in ARRAYS:
         arrays = _arrays(table, name)

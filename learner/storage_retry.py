@@ -49,7 +49,7 @@ async def retry_storage(operation: Callable[[], R], what: str, waits: Waits, pat
 
 
 def _wait_for(error: OSError) -> tuple[str, str] | None:
-    """The name of the wait and the resource that `error` lacks. None if a retry does not help."""
+    """The name of the wait, and the resource to wait for. None if a retry does not help."""
     if isinstance(error, StoreAwayError):
         return STORE_WAIT, "the store"
     return (DISK_WAIT, "room on the disk") if error.errno in DISK_FULL else None

@@ -24,6 +24,6 @@ def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
     >>> k3(torch.tensor([0.5, 0.25, 0.1]).log(), torch.tensor([0.25, 0.5, 0.1]).log())
     tensor([0.1931, 0.3069, 0.0000])
     """
-    # In float64: for a tiny d, float32 loses exp(d) - 1 - d, even its sign.
+    # In float64: for a tiny d, rounding to float32 destroys exp(d) - 1 - d, even its sign.
     difference = log_ratio(reference, logprobs).double()
     return (torch.expm1(difference) - difference).to(logprobs.dtype)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 CHUNK_TOKENS = 256
-"""Tokens whose logits exist at the same time. A number of tokens, not of bytes: the logits of 256 tokens take less
+"""Tokens whose logits exist at the same time. Counted in tokens, not in bytes: the logits of 256 tokens take less
 memory than the gradient of the head if hidden states are wider than 256, for any vocabulary."""
 
 
@@ -34,7 +34,7 @@ def _of_chunk(
 
 
 def chunks_for(tokens: int) -> int:
-    """The number of chunks, at least 1, of which none has more than CHUNK_TOKENS tokens."""
+    """The number of chunks, at least 1, that limits each chunk to CHUNK_TOKENS tokens."""
     return max(1, -(-tokens // CHUNK_TOKENS))
 
 
@@ -53,11 +53,11 @@ def token_logprobs(
     Returns two tensors [N] in nats, float64 if the logits are, else float32. The log-probs carry gradient; the
     entropies do only with `entropy_gradient`. The backward pass computes the logits of each chunk again.
 
-    `chunks` sets how often `head` is called, even with no rows. Where the weights are partitioned over ranks (ZeRO 3),
-    each call is a collective, so every rank must make the same number of calls.
+    `chunks` sets how many times `head` is called, even for a chunk without rows. Where the weights are partitioned over
+    ranks (ZeRO 3), each call is a collective, so every rank must make the same number of calls.
 
     Example: the logits 0 and ln 3 of two words. At temperature 1 their probabilities are 1/4 and 3/4, and the entropy
-    is (1/4) ln 4 + (3/4) ln (4/3) = 0.5623. At temperature 0.5 the logits become 0 and ln 9, so that the second word
+    is (1/4) ln 4 + (3/4) ln (4/3) = 0.5623. At temperature 0.5 the logits become 0 and ln 9, so the second word
     has probability 9/10:
 
     >>> hidden = torch.tensor([[0.0, 3.0], [0.0, 3.0]])

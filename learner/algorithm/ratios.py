@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 LARGEST_GAP = 20.0
-"""Nats. Log-ratios are clamped to this size, so that one outlier makes no metric infinite. Far above any cap."""
+"""Nats. Log-ratios are clamped to this size, so that no outlier makes a metric infinite. Far above any cap."""
 
 SCALE = 1e-3
 """Nats. The bins are even in asinh(log-ratio / SCALE): of equal width below SCALE, proportional to the log-ratio above
@@ -46,7 +46,7 @@ def histogram(log_ratios: Tensor) -> Tensor:
 
 
 def percentile(counts: Tensor, share: float) -> float:
-    """The log-ratio (nats) at or below which a `share` (0 to 1] of the counted tokens is; 0 if none was counted.
+    """The log-ratio (nats) at or below which a `share` (0 to 1] of the counted tokens lies; 0 if no token was counted.
 
     The result is the middle of the bin that contains the nearest rank. It is off by at most half a bin: 2.1e-5 nats
     around 0, and 2.1 % of a log-ratio well above SCALE. A log-ratio of exactly 0 stays 0.

@@ -1,8 +1,8 @@
 """Owns a run's checkpoints on disk: write, find, check, load and delete them.
 
-Must not decide when to write one, nor import torch. The trainer defines what a rank's file holds; here it is bytes.
+Must not decide when to write one, nor import torch. The trainer defines what a rank's file holds.
 With a store, a checkpoint exists once the store holds its manifest, under the same names. The folder is then scratch
-space: it holds the manifests of checkpoints that other nodes wrote, and their files once they are needed.
+space: it holds the manifests of checkpoints that other nodes wrote, and their files once they have been fetched.
 
     checkpoints/.step-000010-3f9a2c1b/       being written; one rename makes it the next entry
     checkpoints/step-000010-3f9a2c1b/
@@ -114,7 +114,7 @@ class Checkpoints:
         return checkpoint
 
     def clear_interrupted(self) -> list[str]:
-        """Delete what interrupted writes left, and return the names. By rank 0, before any rank writes."""
+        """Delete what interrupted writes left, and return the names. Rank 0 only, before any rank writes."""
         left = sorted([*self._folder.glob(".step-*"), *self._folder.glob(".abandoned-*")])
         for path in left:
             delete_folder(path)
@@ -143,31 +143,31 @@ class Checkpoints:
 
     def complete(self) -> list[Checkpoint]:
         """All checkpoints with an intact manifest, by step, then by version. Others are logged and left out."""
-        listed = [found for _, found in self._listed()]
-        for found in listed:
-            if isinstance(found, ArchiveError):
-                log.warning("checkpoint skipped: %s", found)
-        return [found for found in listed if isinstance(found, Checkpoint)]
+        listed = [entry for _, entry in self._listed()]
+        for entry in listed:
+            if isinstance(entry, ArchiveError):
+                log.warning("checkpoint skipped: %s", entry)
+        return [entry for entry in listed if isinstance(entry, Checkpoint)]
 
     def newest_intact(self, up_to: int) -> tuple[Checkpoint | None, dict[str, str]]:
         """The newest checkpoint up to step `up_to` whose files all match its manifest; None if there is none.
 
-        The second value are the newer checkpoints that were skipped, by name, with the reason.
+        The second value holds the newer checkpoints that were skipped: the reason by name.
         """
         skipped: dict[str, str] = {}
-        for path, found in reversed(self._listed()):
+        for path, entry in reversed(self._listed()):
             if _step(path) > up_to:
                 continue
             try:
-                if isinstance(found, ArchiveError):
-                    raise found
-                self.check(found)
+                if isinstance(entry, ArchiveError):
+                    raise entry
+                self.check(entry)
             except ArchiveError as error:
                 skipped[path.name] = str(error)
                 if self.stored.remote:
                     _drop_states(path)
             else:
-                return found, skipped
+                return entry, skipped
         return None, skipped
 
     def check(self, checkpoint: Checkpoint) -> None:
@@ -178,7 +178,7 @@ class Checkpoints:
         except ArchiveError as error:
             if not self.stored.remote:
                 raise
-            # The copy on this node is damaged; that in the store may be intact.
+            # The copy on this node is damaged; the one in the store may be intact.
             log.warning("checkpoint fetched again from the store: %s", error)
             for file in checkpoint.files:
                 (self.path(checkpoint) / file).unlink(missing_ok=True)
@@ -195,19 +195,19 @@ class Checkpoints:
         return (self.path(checkpoint) / SAMPLER).read_text() if SAMPLER in checkpoint.files else None
 
     def prune(self, kept: int) -> None:
-        """Delete all but the newest checkpoint of each of the last `kept` steps that have one, and batches they cover.
+        """Keep the newest checkpoint of each of the last `kept` steps that have one, and delete all others.
 
-        Batches after the oldest checkpoint stay. While there are fewer than `kept`, the run can still start from its
-        model, so all batches stay. A checkpoint that is being written is not touched.
+        Once there are `kept` of them, also deletes the batches up to the oldest one. Until then all batches stay,
+        because the run can still start from its model. A checkpoint that is being written is not touched.
         """
         listed = self._listed()
-        newest = {found.step: path for path, found in listed if isinstance(found, Checkpoint)}
+        newest = {entry.step: path for path, entry in listed if isinstance(entry, Checkpoint)}
         last = sorted(newest)[-kept:]
         if not last:
             return
         keep = {newest[step] for step in last}
-        for path, found in listed:
-            if path not in keep and (isinstance(found, Checkpoint) or _step(path) < last[0]):
+        for path, entry in listed:
+            if path not in keep and (isinstance(entry, Checkpoint) or _step(path) < last[0]):
                 self._delete(path)
             elif self.stored.remote and path != newest[last[-1]]:
                 _drop_states(path)

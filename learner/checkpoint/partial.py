@@ -1,4 +1,4 @@
-"""Owns checkpoints that are being written: their folder, the files of all ranks in it, and what is left on failure.
+"""Owns checkpoints that are being written: their folder, the files of all ranks in it, and the cleanup after a failure.
 
 Must not complete a checkpoint, nor touch a complete one, except in scratch space.
 """
@@ -50,7 +50,7 @@ class PartialCheckpoints:
         return self._folder / f".{name}"
 
     def reports(self, name: str) -> RankReports:
-        """The place of the ranks' reports on a checkpoint."""
+        """Where the ranks report on a checkpoint: in its folder, or in the store."""
         if self._stored.remote:
             return StoredReports(self._stored.mirror, f"{CHECKPOINTS}/{name}")
         return FolderReports(self.path(name))
@@ -73,11 +73,11 @@ class PartialCheckpoints:
     ) -> None:
         """Write a rank's file and report success, or delete the file and report why it failed. Raises CheckpointError.
 
-        Fails once `stop` is set. `on_other_node`: this node is not that of rank 0, which cleans only its own node's
-        scratch space, so no file is left here.
+        Fails once `stop` is set. `on_other_node`: rank 0 is on another node and cleans the scratch space of that node
+        only, so no file is left here.
         """
         file, reports = self.path(name) / state_file(rank), self.reports(name)
-        # Rank 0 notices its own failure at once; that of another rank through the store, which that rank must reach.
+        # Rank 0 notices its own failure at once. Another rank must reach the store to report a failure, so it retries.
         bound_s = RETRY_FOR_S if rank else 0.0
         try:
             if on_other_node:
@@ -96,7 +96,7 @@ class PartialCheckpoints:
                 file.unlink(missing_ok=True)
                 reports.write(rank, RankReport(error=str(failure)))
             except OSError as second:
-                log.warning("rank 0 notices the failure only at its deadline, reporting it failed: %s", second)
+                log.warning("the failure could not be reported; rank 0 notices it at its deadline: %s", second)
             raise failure from None
 
     def _clear_scratch(self, name: str) -> None:
@@ -121,18 +121,18 @@ class PartialCheckpoints:
         except FileNotFoundError:
             return
         except OSError as error:
-            log.warning("an abandoned checkpoint is not deleted: %s", error)
+            log.warning("an abandoned checkpoint could not be deleted: %s", error)
         else:
             delete_folder(gone)
 
 
 def checkpoint_error(path: Path, error: Exception) -> CheckpointError:
-    """The error of writing `path` as a CheckpointError."""
+    """Convert an error raised while `path` was written to a CheckpointError."""
     if isinstance(error, OSError):
         return CheckpointError(f"{path}: could not be written ({error.strerror})")
     return error if isinstance(error, CheckpointError) else CheckpointError(str(error))
 
 
 def delete_folder(path: Path) -> None:
-    """Delete a folder that is no checkpoint. Failures are logged; a later call can retry them."""
-    shutil.rmtree(path, onerror=lambda _, where, error: log.warning("not deleted: %s: %s", where, error[1]))
+    """Delete a folder that is not a checkpoint. Failures are logged; a later call can retry them."""
+    shutil.rmtree(path, onerror=lambda _, where, error: log.warning("%s could not be deleted: %s", where, error[1]))

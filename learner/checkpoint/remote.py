@@ -30,7 +30,7 @@ class StoredCheckpoints:
         return self.mirror.remote
 
     def fetch_manifests(self) -> None:
-        """Make this node's list of checkpoints that of the store: fetch manifests, and delete all other checkpoints.
+        """Make this node list the store's checkpoints: fetch their manifests, and delete all other checkpoints.
 
         The ranks' files stay in the store until `fetch`.
         """
@@ -72,7 +72,7 @@ class StoredCheckpoints:
         check_files(self._run, {file: files[file] for file in fetched})
 
     def clear_interrupted(self) -> list[str]:
-        """Delete what interrupted writes left, and return the names. Keeps checkpoints, also those set aside."""
+        """Delete what interrupted writes left, and return the names. Keeps checkpoints, including those set aside."""
         stored = self.mirror.listed(CHECKPOINTS)
         known = {_name(file) for file in stored if file.endswith(MANIFEST)}
         left = sorted({_name(file) for file in stored} - known)
@@ -80,7 +80,7 @@ class StoredCheckpoints:
         return left
 
     def set_aside(self, name: str) -> None:
-        """Keep the files of a damaged checkpoint, but no longer count it as one."""
+        """Keep the files of a damaged checkpoint, but no longer count it as a checkpoint."""
         if self.remote:
             self.mirror.put_bytes(f"{CHECKPOINTS}/{name}/{DAMAGED}{MANIFEST}", b"{}")
             self.mirror.delete([f"{CHECKPOINTS}/{name}/{MANIFEST}"])

@@ -24,7 +24,7 @@ from services.storage.mirror import Mirror
 log = logging.getLogger(__name__)
 
 RETRY_FOR_S, RETRY_EVERY_S = 120.0, 5.0
-"""How long a rank retries a store that is unavailable when other ranks depend on it, and the pause between retries."""
+"""How long a rank retries while the store is unavailable and other ranks wait for it, and the pause between retries."""
 
 
 class RankReport(Value):
@@ -35,17 +35,17 @@ class RankReport(Value):
 
 
 def state_file(rank: int) -> str:
-    """The name of a rank's tensors."""
+    """The name of a rank's tensor file."""
     return f"rank-{rank:04d}{STATE_SUFFIX}"
 
 
 def report_file(rank: int) -> str:
-    """The name of a rank's report."""
+    """The name of a rank's report file."""
     return f"rank-{rank:04d}.json"
 
 
 class RankReports(Protocol):
-    """The place of the ranks' reports on one checkpoint."""
+    """Where the ranks report on one checkpoint."""
 
     poll_s: float
 
@@ -53,7 +53,7 @@ class RankReports(Protocol):
         """Write a rank's report. Raises OSError."""
 
     def read(self, ranks: Collection[int]) -> dict[int, tuple[RankReport, int]]:
-        """The reports of those of `ranks` that have reported, with the size in bytes of each rank's tensors there."""
+        """The reports of the `ranks` that have reported, each with the size in bytes of the rank's tensor file."""
 
     def delete(self, ranks: Collection[int]) -> None:
         """Delete the reports."""

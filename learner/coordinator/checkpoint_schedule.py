@@ -1,6 +1,6 @@
 """Owns when rank 0 writes checkpoints while training continues, and the release of the batches that they cover.
 
-Must not know what a checkpoint holds of the policy.
+Must not know what a checkpoint's files hold.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class CheckpointSchedule:
         return late and not self.writing and time.monotonic() >= self._retry_at
 
     async def add(self, logged: LoggedBatch, *, new: bool) -> None:
-        """Add a batch whose step is committed; `new`: by this learner.
+        """Add a batch whose step is committed. `new`: this learner committed it.
 
         The batch stays in Redis until a checkpoint covers it. A run without checkpoints resumes from its archive alone,
-        which holds the batch now, so there it is released at once.
+        which already holds the batch, so the batch is released at once.
         """
         self._uncovered.append(logged)
         if new:  # otherwise it may be a second entry of that step, with other groups
@@ -64,7 +64,7 @@ class CheckpointSchedule:
         await self._release_covered()
 
     async def save(self, record: StepRecord, batch_snapshot: str) -> None:
-        """Copy the state after a committed step and start to write it. Collective, after the command `save`.
+        """Copy the state after a committed step and start writing it. Collective, after the command `save`.
 
         `batch_snapshot`: the key of the sampler's snapshot of that step.
         """

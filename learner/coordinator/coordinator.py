@@ -1,13 +1,13 @@
 """Owns rank 0 of a run's learner: start, train, end. It alone reads batches, publishes and commits.
 
-Must not touch the policy; the rank's worker does. What waits for what (the wait's name), and what ends the wait:
+Must not touch the policy; the rank's worker does. Each phase, the name of its wait, and what ends the wait:
 
     start       rewind       <- sampler: rewinds the run in Redis (only if resumed from an older step)
       v
     +-> read    batches      <- sampler: appends the next batch to the stream
     |   train   training     <- all ranks: they wait (command) for a command of rank 0, an idle one at least every 4 s
     |   publish weight-sync  <- replicas: apply the broadcast and show the version in their heartbeats, or time out
-    |   commit               -> sampler: one call of Redis frees the slots of the batch
+    |   commit               -> sampler: one Redis call frees the slots of the batch
     |   save    checkpoint   <- all ranks: write their files in the background; the next save and the end wait for them
     +-- (done after the last rollout step)
       v
@@ -59,7 +59,7 @@ class Coordinator:
             await publisher.close()
             if started:
                 await started.schedule.close()
-        # After a failure no command is sent: another rank may be in a different collective. It notices that this one
+        # After a failure no command is sent: another rank may be in a different collective. It notices that rank 0
         # leaves the group.
         await worker.send(Command(do="stop"))
 

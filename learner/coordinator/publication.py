@@ -46,7 +46,7 @@ class Publication:
         return snapshot
 
     async def publish(self, version: int) -> float:
-        """Send the last snapshot to the fleet as `version`. Returns the seconds until every replica holds it."""
+        """Send the last snapshot to the fleet as `version`. Returns the seconds until every replica held it."""
         what, patience_s = (
             f"the fleet to hold policy version {version}",
             3 * self._context.record.recipe.weights.timeout_s,
@@ -66,8 +66,8 @@ class Publication:
     async def commit_step(self, trained: StepRecord, entry: str) -> StepRecord:
         """Copy and publish the policy, then commit the step that trained the batch of `entry`.
 
-        Returns the record with the new version. The commit itself is one call of Redis: groups trained, version
-        current, slots free.
+        Returns the record with the new version. The commit is one Redis call: it marks the groups as trained, makes the
+        version current and frees the slots.
         """
         snapshot = await self.take_snapshot()
         version = await self.history.announce(trained.step, snapshot.digest)

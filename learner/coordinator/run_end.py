@@ -66,7 +66,7 @@ class RunEnd:
         with waits.on("export", "the export to be written", patience_s):
             read = partial(tokenizer_of, worker.model_folder, self._recipe.model.chat_template)
             tokenizer = await idle_during(worker, retry_storage(read, "the chat template", waits, patience_s))
-            # Of the model in training, only config and names are read.
+            # Reads only the config and the parameter names of the model in training.
             snapshot, folder = self._publication.snapshot, export_folder(run)
             write = partial(export, worker.causal_lm, snapshot, tokenizer, folder, evaluations)
             written = await idle_during(worker, retry_storage(write, "the export", waits, patience_s))

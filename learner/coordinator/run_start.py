@@ -106,7 +106,7 @@ class RunStart:
             await asyncio.sleep(REWIND_POLL_S)
 
     async def _sync_files(self, step: int) -> None:
-        """Make the run's folder match its history up to `step`, and show the last committed record."""
+        """Make the run's folder match its history up to `step`, and set the metrics from the last committed record."""
         records = [record for _, record in await self._context.event_log.steps()]
         await idle_during(self._worker, self._worker.resume.delete_after(step, records))
         if records and records[-1].step == step:
@@ -128,4 +128,4 @@ def _summary(point: StartPoint, step: int, version: int, policy: CommittedPolicy
     )
     if policy is None:
         return text
-    return text + (f" (version {version} again, bit by bit)" if policy.version == version else " (new)")
+    return text + (" (bit-identical to the committed one)" if policy.version == version else " (new)")

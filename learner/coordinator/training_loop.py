@@ -54,7 +54,7 @@ class TrainingLoop:
         self._after = "0-0"
 
     async def run(self) -> None:
-        """Train every batch that comes.
+        """Train every batch of the stream.
 
         Raises LearnerStoppingError, StateLostError, NonFiniteGradientError, and the errors of the History.
         """
@@ -81,7 +81,7 @@ class TrainingLoop:
         if found < committed:
             raise StateLostError(
                 f"Redis lost acknowledged writes: it is at rollout step {found}, but step {committed} was committed; "
-                "set appendfsync to always, which keeps them"
+                "set appendfsync to always to prevent this"
             )
 
     async def _handle(self, logged: LoggedBatch) -> None:
@@ -101,7 +101,7 @@ class TrainingLoop:
             await self._save(record)
 
     def _too_old(self, batch: Batch) -> str | None:
-        """Why a batch must not be trained any more: the weights that it was made for have a later version now."""
+        """Why newer policy versions make a batch too stale to train; None if they do not."""
         version, bound = self._publication.policy.version, self._recipe.limits.max_staleness
         late = version - batch.version
         oldest = max(sample.staleness for group in batch.groups for sample in group.samples) + late
@@ -148,7 +148,7 @@ class TrainingLoop:
         await self._context.event_log.write(
             "non-finite-gradient",
             f"step {record.step}: {trained.skipped} of {len(trained.optimizer)} optimizer steps skipped because of a "
-            f"non-finite gradient; {training.non_finite_in_a_row} consecutive ones so far",
+            f"non-finite gradient; {training.non_finite_in_a_row} in a row so far",
         )
         try:
             training.check_gradients(record.step)

@@ -1,4 +1,4 @@
-"""Owns how rank 0 waits: the other ranks receive idle commands meanwhile, and a learner that stops waits no longer.
+"""Owns how rank 0 waits: it sends the other ranks idle commands meanwhile, and a wait ends when the learner stops.
 
 Must not know what the wait is for.
 """
@@ -16,7 +16,7 @@ from services.process import Context
 R = TypeVar("R")
 
 TICK_S = 4.0
-"""Seconds within which rank 0 sends the other ranks a command, if only an idle one."""
+"""The longest time, in seconds, between two commands of rank 0; `idle` fills the gaps."""
 POLL_S = 1.0
 
 
@@ -40,7 +40,7 @@ async def wait_until_stopping(
 ) -> R:
     """The result of `work`, listed as the wait `name` for `what`.
 
-    Raises LearnerStoppingError once `stopping` is set, TimeoutError, naming the wait, after `deadline_s` seconds.
+    Raises LearnerStoppingError once `stopping` is set, and TimeoutError, naming the wait, after `deadline_s` seconds.
     """
     stopping = asyncio.create_task(context.stopping.wait())
     task = asyncio.create_task(work)

@@ -64,7 +64,7 @@ def record_name(model: ModelSettings, cache: Path) -> str:
         found = contents(parse_address(str(model.path), "model.path"), "model.path")
     except StoreAwayError:
         raise
-    except StoreError as error:  # a lasting error, so the recipe is wrong
+    except StoreError as error:  # a retry does not help, so the recipe is wrong
         raise ModelSourceError(str(error)) from None
     if lacking := _lacking_of(found.__contains__):
         raise _refused(str(model.path), f"no {', no '.join(lacking)}")
@@ -79,7 +79,7 @@ def model_folder(model: ModelSettings, cache: Path) -> Path:
 
 
 def _lacking(folder: Path) -> list[str]:
-    """What `folder` lacks to be a model, in words; empty if it is one."""
+    """The required files that are missing from `folder`, in words; empty if it is a model."""
     return _lacking_of(lambda name: (folder / name).is_file())
 
 
@@ -139,7 +139,8 @@ def _write(source: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     policy: Any = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
-    # The loader marks the model as quantised, although its weights no longer are. Saved so, it would load incorrectly.
+    # The loader marks the model as quantised, although its weights no longer are. Saved with these marks, the model
+    # would load incorrectly.
     for mark in ("hf_quantizer", "quantization_method", "is_quantized"):
         vars(policy).pop(mark, None)
     if hasattr(policy.config, "quantization_config"):

@@ -61,7 +61,7 @@ class BatchTraining:
             unusable = await self._exchange(batch, found, error)
             if not unusable:
                 break
-            # All ranks leave out what one rank cannot train, because they agree on the weight of every token.
+            # What one rank cannot train, all ranks mask, so that they agree on the weight of every token.
             damaged |= {key: found.get(key, f"payload {key} is damaged") for key in unusable}
             batch = masked(batch, unusable)
         error = None if archived else await self._archive(batch, payloads)
@@ -79,12 +79,12 @@ class BatchTraining:
                 found = await self._rank.retry_storage(partial(archived_payloads, self._rank.archive, batch), what)
                 return {key: found[key] for key in keys}, {}, None
             intact, damaged = await fetch(self._rank.service.redis, keys)
-        except Exception as error:  # noqa: BLE001 - the other ranks must learn of any error; then it is raised
+        except Exception as error:  # noqa: BLE001 - reported to the other ranks first, then raised
             return {}, {}, error
         return intact, damaged, None
 
     async def _exchange(self, batch: Batch, damaged: Mapping[str, str], error: Exception | None) -> list[str]:
-        """The payloads that any rank found damaged. Collective. Raises `error`, or RuntimeError for another rank's.
+        """The payloads that any rank found damaged. Collective. Raises `error`, or RuntimeError if other ranks failed.
 
         If one rank failed without this exchange, the others would wait for it until the timeout of the group.
         """
@@ -98,7 +98,7 @@ class BatchTraining:
         return [key for key, count in zip(keys, found, strict=True) if count]
 
     async def _archive(self, batch: Batch, payloads: dict[str, SamplePayload]) -> Exception | None:
-        """Archive the batch and this rank's share before training, so that the step can be replayed. Its error."""
+        """Archive the batch and this rank's share before training, so that it can be replayed. Returns the error."""
         try:
             write = partial(self._write_archive, batch, payloads)
             await self._rank.retry_storage(write, f"the batch of rollout step {batch.step}")
@@ -120,7 +120,7 @@ class BatchTraining:
         return self._rank.trainer.non_finite_in_a_row
 
     def check_gradients(self, step: int) -> None:
-        """Raise NonFiniteGradientError, on all ranks alike, if consecutive non-finite steps reached the limit."""
+        """Raise NonFiniteGradientError, on every rank, if consecutive non-finite steps reached the limit."""
         limit, archive = self._rank.settings.max_non_finite_steps, self._rank.archive
         if self.non_finite_in_a_row < limit:
             return

@@ -1,6 +1,6 @@
 """Owns how one rank writes its file of a checkpoint in the background, and how rank 0 commits the checkpoint.
 
-Must not decide when a checkpoint is written beyond the recipe's interval.
+Must not decide when to write a checkpoint; it only computes when the recipe's interval makes one due.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class CheckpointWriter:
 
     @property
     def saving(self) -> bool:
-        """Whether a checkpoint is being written; on rank 0 until `commit` is done with it."""
+        """Whether a checkpoint is being written; on rank 0 until `commit` has ended."""
         return self._saving is not None
 
     async def save(self, step: int) -> None:
-        """Copy this rank's state and start to write it while training continues. Collective; rank 0 then commits.
+        """Copy this rank's state and start writing it while training continues. Collective; rank 0 then commits.
 
-        Rank 0 calls it while it is not `saving`, and gets a CheckpointError if nothing can be written.
+        Rank 0 must not be `saving`. On rank 0, raises CheckpointError if nothing can be written.
         """
         if self._rank.rank == 0 and self._saving is not None:
             raise RuntimeError(f"step {step} cannot be saved while {self._saving[0]} is being written")
@@ -69,7 +69,7 @@ class CheckpointWriter:
                 started = rank.checkpoints.partial.start(step)
             except CheckpointError as error:
                 failure = error
-        # The other ranks wait for a name, even for an empty one.
+        # The other ranks wait for a name, so rank 0 sends an empty one if it failed.
         name = rank.ranks.broadcast_bytes(None if rank.rank else started.encode()).decode()
         if failure:
             raise failure
@@ -124,7 +124,7 @@ class CheckpointWriter:
         try:
             checkpoints.prune(self._rank.settings.checkpoints_kept)
         except OSError as error:
-            log.warning("older checkpoints are not deleted before the next one is written: %s", error)
+            log.warning("older checkpoints could not be deleted; the next commit retries: %s", error)
         return checkpoint
 
     def stop(self) -> None:
@@ -132,7 +132,7 @@ class CheckpointWriter:
         self._closing.set()
 
     async def close(self) -> None:
-        """Wait until the stopped write has ended, and delete what it left; after `stop`."""
+        """Wait until the write has ended, and delete what it left. Call `stop` first."""
         await asyncio.to_thread(self._thread.shutdown)
         if self._saving is not None and self._rank.rank == 0:
             await asyncio.to_thread(self._rank.checkpoints.partial.abandon, self._saving[0])

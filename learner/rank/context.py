@@ -1,6 +1,6 @@
 """Owns what the parts of one rank share: its place among the ranks, its training thread, its files, its waits.
 
-Must not train, nor know a command.
+Must not train or know any command.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RankContext:
         self.rank = rank
         self.world = world
         self.timeout_s = max(LEAST_TIMEOUT_S, 4 * recipe.weights.timeout_s)
-        """The most seconds that one collective may take."""
+        """The longest time, in seconds, that one collective may take."""
         self.stall_timeout_s = recipe.limits.stall_timeout_s
         self.archive = RunArchive(run_folder(service.record.id), run_mirror(service.record.id))
         self.checkpoints = Checkpoints(self.archive)

@@ -28,7 +28,7 @@ VERSIONS_OF = ("torch", "deepspeed", "transformers")
 
 
 class RunResume:
-    """The files of the run, as one rank needs them to resume it."""
+    """The files of the run that one rank needs to resume it."""
 
     def __init__(self, rank: RankContext) -> None:
         self._rank = rank
@@ -55,10 +55,10 @@ class RunResume:
         self._rank.archive.start(facts, resumed=resumed)
 
     async def find_start_point(self, committed: int) -> StartPoint:
-        """How to restore the policy of rollout step `committed`; before the first save. Raises MissingBatchesError.
+        """How to restore the policy of rollout step `committed`. Raises MissingBatchesError.
 
-        Deletes what interrupted writes left, and sets damaged checkpoints aside. Batches that the archive does not hold
-        intact are repaired from Redis.
+        Call it before the first save. Deletes what interrupted writes left, and sets damaged checkpoints aside. Repairs
+        damaged or missing archived batches from Redis.
         """
         try:
             return await self._rank.retry_storage(partial(self._find, committed), "the run's checkpoints")
@@ -81,12 +81,12 @@ class RunResume:
     async def restore(self, name: str) -> None:
         """Load the checkpoint of that name. Collective. Raises ArchiveError."""
         checkpoints = self._rank.checkpoints
-        with self._rank.waiting("recovery", f"all ranks to have and load checkpoint {name}"):
+        with self._rank.waiting("recovery", f"all ranks to fetch and load checkpoint {name}"):
             await self._on_all_ranks(partial(checkpoints.stored.fetch, name), f"checkpoint {name}")
             await self._rank.in_order(lambda: checkpoints.load(self._rank.trainer, name))
 
     async def _on_all_ranks(self, operation: Callable[[], None], what: str) -> None:
-        """Run an operation that takes each rank another time; exchanges keep the group from its timeout. Collective."""
+        """Run an operation, as long as each rank needs; exchanges keep the group from timing out. Collective."""
         working = asyncio.ensure_future(self._rank.retry_storage(operation, what))
         busy, failed = 1, 0
         try:
@@ -104,7 +104,7 @@ class RunResume:
     async def delete_after(self, step: int, records: Sequence[StepRecord]) -> None:
         """Delete the checkpoints, batches and records of steps after `step`, once the policy is restored.
 
-        Writes those of `records`, the steps in the run's history, that a previous learner did not write.
+        Also writes those of `records` (the steps in the run's history) that a previous learner did not write.
         """
         with self._rank.waiting("forgetting", f"the files of steps after {step} to be deleted"):
             deletion = partial(self._delete_after, step, records)

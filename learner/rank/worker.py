@@ -57,7 +57,7 @@ class RankWorker:
     def _open(self) -> None:
         rank, recipe = self._rank, self._context.record.recipe
         keep_freed_memory()
-        # A rank whose node has the model already waits here for ranks that are still fetching it.
+        # A rank whose node already has the model waits here for ranks that are still fetching it.
         meet_s = recipe.limits.startup_timeout_s
         rank.ranks = Ranks(rank.rank, rank.world, *self._master, timeout_s=rank.timeout_s, meet_s=meet_s)
         rank.trainer = Trainer(self.model_folder, recipe, rank.ranks)
@@ -65,7 +65,7 @@ class RankWorker:
         self.archive.prepare()
 
     async def close(self) -> None:
-        """Abandon the checkpoint in progress, release the engine and leave the ranks, however far `open` came."""
+        """Abandon the checkpoint in progress, release the engine and leave the ranks, even if `open` failed."""
         self.checkpoint_writer.stop()
         await self._rank.in_order(self._close)
         self._rank.close()

@@ -1,4 +1,4 @@
-"""Owns what follows a stop: where a learner resumes, the repair of archived batches, and replay.
+"""Owns recovery: where a learner resumes a run, the repair of archived batches, and replay.
 
 Must not extend a run; every step that it trains was recorded before.
 """

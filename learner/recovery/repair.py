@@ -1,4 +1,4 @@
-"""Owns the repair of archived batches that are damaged or missing, from Redis, which keeps what no checkpoint covers.
+"""Owns the repair of damaged or missing archived batches from Redis, which keeps them until a checkpoint covers them.
 
 Must not train, nor change a batch that the archive holds intact.
 """
@@ -19,7 +19,7 @@ from services.streams.state.policy_history import published_batches
 
 
 async def repair_batches(redis: Redis, keys: RunKeys, archive: RunArchive, steps: Collection[int]) -> list[int]:
-    """Archive the batches of these committed steps again, as the share of one rank.
+    """Archive the batches of these committed steps again, each as the share of one rank.
 
     Returns the steps that Redis still holds. A payload that is damaged in Redis was already damaged when the batch was
     trained, so it is masked again.

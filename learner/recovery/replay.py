@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 RELATIVE_TOLERANCE = {"float32": 1e-5, "float64": 1e-10, "bfloat16": 1e-2}
 """The tolerated difference as a share of the recorded value, or of SMALLEST_SCALE if that is larger, by learner.dtype.
 
-Sums over ranks and on a GPU may be computed in another order.
+Sums over ranks and on a GPU may be computed in a different order.
 """
 SMALLEST_SCALE = 0.1
 """A loss may be near zero although its terms are not."""
@@ -46,7 +46,7 @@ class ReplayError(RuntimeError):
 
 
 class ReplayedStep(Value):
-    """The result of one replayed rollout step, from rank 0 to its parent process."""
+    """The result of one replayed rollout step, as rank 0 reports it to its parent process."""
 
     step: int
     optimizer: tuple[OptimizerStepRecord, ...]
@@ -62,11 +62,11 @@ class Plan:
     skipped: tuple[str, ...]
     """Nearer checkpoints that are damaged, one line per checkpoint."""
     recorded_ranks: int = 1
-    """The maximum number of ranks that trained one of the steps; a run may resume with another number."""
+    """The largest number of ranks that trained one of the steps; a run may resume with a different number."""
 
     @property
     def exact(self) -> bool:
-        """Whether loss and norm must be equal bit by bit, because both trainings use one CPU rank."""
+        """Whether loss and norm must be bit-equal, because the run and the replay both use one CPU rank."""
         return self.facts.ranks == self.recorded_ranks == 1 and self.facts.device == "cpu"
 
     @property
@@ -77,7 +77,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One optimizer step, counted from 1 in its rollout step, recorded and replayed; None if it does not exist."""
+    """One optimizer step, `index` counted from 1 in its rollout step. A side that does not have it is None."""
 
     step: int
     index: int
@@ -125,7 +125,7 @@ def plan_replay(folder: Path, step: int, mirror: Mirror = NO_MIRROR) -> Plan:
         raise ReplayError(f"the model of run {facts.run!r} is missing: {facts.model_path} has no config.json")
     archived = set(archive.steps())
     starts: list[Checkpoint | None] = [None, *Checkpoints(archive).complete()]
-    reachable = {found for found in archived if any(_leads_to(found, start, archived) for start in starts)}
+    reachable = {end for end in archived if any(_leads_to(end, start, archived) for start in starts)}
     if step not in reachable:
         accepted = _ranges(sorted(reachable))
         raise ReplayError(f"STEP: {step} is not valid: expected a step that run {facts.run!r} has archived: {accepted}")
@@ -174,7 +174,7 @@ def _check_batches(archive: RunArchive, steps: tuple[int, ...]) -> None:
 def replay(folder: Path, plan: Plan, deadline_s: float, report: Callable[[str], None]) -> list[Comparison]:
     """Replay the planned steps on as many rank processes as the run had, and compare them with the records.
 
-    Calls `report` with one line per replayed step. Kills all ranks after `deadline_s` seconds at the latest. Raises
+    Calls `report` with one line per replayed step. Kills all ranks after at most `deadline_s` seconds. Raises
     ReplayError, ArchiveError.
     """
     archive = RunArchive(folder)

@@ -45,8 +45,8 @@ class StartPoint:
 def find_start_point(archive: RunArchive, checkpoints: Checkpoints, committed: int) -> StartPoint:
     """How to restore the policy after rollout step `committed` (0: the run's model).
 
-    Ignores later checkpoints, because the run was rewound to before them. Reads and checks all files that the start
-    point needs. Raises MissingBatchesError.
+    Ignores later checkpoints, because the run was rewound to a step before them. Reads and checks all files that the
+    start point needs. Raises MissingBatchesError.
     """
     checkpoint, skipped = checkpoints.newest_intact(committed)
     steps = tuple(range(checkpoint.step + 1 if checkpoint else FIRST_STEP, committed + 1))

@@ -53,20 +53,20 @@ def frozen(policy: PolicyModel, learner: LearnerSettings, device: torch.device) 
     """Prepare `policy` as a reference that never changes, on `device`.
 
     At ZeRO stage 3 it is partitioned over ranks, like the policy in training. Collective; call it after
-    `training_engine`. Of the result, use only `__call__`, and on all ranks alike.
+    `training_engine`. Of the result, use only `__call__`, and on all ranks.
     """
     policy.requires_grad_(False)
     if learner.zero_stage < 3:
         return policy.to(device)
     import deepspeed
 
-    # Without an optimizer DeepSpeed only partitions and gathers.
+    # Without an optimizer, DeepSpeed only partitions and gathers.
     engine, *_ = deepspeed.initialize(model=policy, config=_precision(learner) | _zero(learner))
     return engine
 
 
 def _admit_float64() -> None:
-    """Make DeepSpeed's accelerator report float64 as supported, so that it reduces float64 gradients. torch can."""
+    """Make DeepSpeed's accelerator report float64 as supported, so that it reduces float64 gradients. torch does."""
     from deepspeed.accelerator import get_accelerator
 
     accelerator = get_accelerator()

@@ -32,7 +32,7 @@ def _widened(argument: Any) -> Any:
 
 
 def keep_float64(model: nn.Module) -> None:
-    """Make the layers of a float64 `model` compute in float64, in place, also when the backward pass runs them again.
+    """Make the layers of a float64 `model` compute in float64, in place, even when the backward pass runs them again.
 
     Without this, the gradient of a prompt depends, in the seventh digit, on how many responses share its row.
     """

@@ -83,7 +83,7 @@ def _plan(groups: Sequence[BatchGroup], reduction: str, ranks: int, longest: int
 
 
 def _shared_out(samples: list[PlannedSample], ranks: int) -> tuple[tuple[PlannedSample, ...], ...]:
-    """Distribute samples over ranks. Groups stay whole if there is one per rank: their responses share a prompt."""
+    """Distribute samples over ranks. Groups stay whole if every rank can have one: their responses share a prompt."""
     groups: dict[str, list[PlannedSample]] = {}
     for sample in samples:
         groups.setdefault(sample.group, []).append(sample)
@@ -149,14 +149,14 @@ class _Row:
 
     @property
     def length(self) -> int:
-        """The number of input tokens. The last token of a response is no input: it predicts nothing that is trained."""
+        """The number of input tokens. The last token of a response is not an input: it predicts no trained token."""
         return len(self.prompt) + sum(sample.tokens - 1 for sample, _ in self.samples)
 
 
 def micro_batches(
     share: Sequence[PlannedSample], payloads: dict[str, SamplePayload], budget: int, *, share_prompts: bool
 ) -> list[MicroBatch]:
-    """Pack a share into micro-batches of at most `budget` padded tokens. A longer sample has one of its own.
+    """Pack a share into micro-batches of at most `budget` padded tokens. A longer sample gets one of its own.
 
     With `share_prompts`, the responses of a group follow their prompt in one row and do not attend to each other. That
     gives the same log-probs for a fraction of the tokens. Raises ValueError for a payload that contradicts the batch.

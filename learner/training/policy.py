@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.25}
-"""The largest deviation of a log-prob (nats) that rounding explains, by the dtype of the weights."""
+"""The largest deviation of a log-prob (nats) that rounding can explain, by the dtype of the weights."""
 
 
 class PolicyModel(nn.Module):

@@ -142,14 +142,14 @@ class _Replicated(_Optimizer):
 
 
 class _Flat(_Optimizer):
-    """Stages 1 and 2: all parameters are concatenated, and each rank updates one slice with arbitrary limits."""
+    """Stages 1 and 2: all parameters are concatenated, and each rank updates one slice with arbitrary boundaries."""
 
     def __init__(self, engine: Any, named: Mapping[str, Any], ranks: Ranks) -> None:
         super().__init__(engine, named, ranks)
         self.stepped = engine.optimizer.single_partition_of_fp32_groups
 
     def _held(self, name: str, kind: str) -> tuple[int, Tensor] | None:
-        """(offset, values) of this rank's slice of the flattened tensor; None if it has none of it."""
+        """(offset, values) of this rank's slice of the flattened tensor; None if the rank holds none of it."""
         mapping = self._named[name]._hp_mapping
         if mapping is None:
             return None

@@ -91,7 +91,7 @@ class Trainer:
     def __init__(self, folder: Path, recipe: Recipe, ranks: Ranks, *, short_cut: bool = True) -> None:
         """Load the policy and create its engine, and with a KL coefficient also a frozen copy as the reference.
 
-        `short_cut` = False computes the proximal log-probs of the first optimizer step in a pass of their own too.
+        `short_cut` = False: the proximal log-probs of the first optimizer step are computed in a separate pass too.
         """
         self._settings = recipe.learner
         self._reduction = recipe.algorithm.reduction
@@ -187,7 +187,7 @@ class Trainer:
         return rate
 
     def _micro_batches(self, plans: list[MiniBatch], payloads: dict[str, SamplePayload]) -> list[list[MicroBatch]]:
-        """This rank's micro-batches per optimizer step. All ranks have as many, with as many calls of the head."""
+        """This rank's micro-batches per optimizer step. Their number and that of head calls are equal on all ranks."""
         budget = self._settings.micro_batch_tokens
         own = [
             micro_batches(plan.shares[self._ranks.rank], payloads, budget, share_prompts=self._share_prompts)
@@ -247,7 +247,7 @@ class Trainer:
         before = current if proximal is None else proximal
         found = token_loss(logprobs, entropy, before, batch.data, self._loss, reference)
         if self._behaviour_is_proximal:
-            # The behaviour policy compared with itself gives no mismatch, so that of the current policy is measured.
+            # The behaviour policy matches itself, so the mismatch of the current policy is measured instead.
             settings = replace(self._loss, kl_coefficient=0.0)
             measured = token_loss(current, entropy.detach(), current, batch.data, settings)
             _take_mismatch(found, measured)
@@ -256,7 +256,7 @@ class Trainer:
     def _apply(self) -> tuple[float, bool]:
         """Clip and apply the gradient, if it is finite. Returns (norm before clipping, whether it was applied)."""
         if self._settings.zero_stage == 0:
-            # Without ZeRO the engine neither reports the norm nor skips steps. Both happen here, on reduced gradients.
+            # Without ZeRO the engine neither reports the norm nor skips steps. This does both, on reduced gradients.
             norm = float(torch.nn.utils.clip_grad_norm_(self._engine.module.parameters(), self._settings.gradient_clip))
             if not math.isfinite(norm):
                 self._engine.optimizer.zero_grad()

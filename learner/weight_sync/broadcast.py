@@ -27,7 +27,7 @@ class BroadcastGroup(Protocol):
         """Broadcast a CPU tensor. Blocks until it is sent, at most for the timeout of the group."""
 
     def abort(self) -> None:
-        """Abandon the group without its members. Their pending receives fail."""
+        """Abandon the group without waiting for its members. Their pending receives fail."""
 
 
 class GlooGroup:

@@ -1,4 +1,4 @@
-"""Owns weight publication: it brings every live replica to the current policy version, also those that join later.
+"""Owns weight publication: it brings every live replica to the current policy version, including those that join later.
 
 Must not read the policy in training. It sends the last snapshot, so it also works while a batch is trained.
 Reads the heartbeats and the stream of acks; writes the manifest and the stream of plans.
@@ -105,7 +105,7 @@ class Publisher:
         self._task = asyncio.create_task(self._reconcile())
 
     async def publish(self, snapshot: Snapshot) -> float:
-        """Make `snapshot` the current version and wait until every live replica holds it, at most for two timeouts.
+        """Make `snapshot` the current version and wait until every live replica holds it, for at most two timeouts.
 
         Returns the seconds it took. Replicas that do not hold it by then are named in an event and served in the
         background. Raises the error that stopped the reconcile loop.

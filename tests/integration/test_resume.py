@@ -64,7 +64,7 @@ def test_a_run_resumes_after_a_power_failure(tmp_path: Path, document: dict[str,
         check_history(records, view)
         ready = [event["text"] for event in view["events"] if event["phase"] == "ready"]
     assert before >= 3
-    assert any("again, bit by bit" in text for text in ready), ready
+    assert any("(bit-identical to the committed one)" in text for text in ready), ready
     assert [record["version"] for record in records] == list(range(1, STEPS + 1)), "the same weights, the same versions"
     assert stack.left == []
 

@@ -293,7 +293,7 @@ async def test_a_run_resumed_on_another_node_ends_with_the_same_bits(
         await stop(thread)
     events = [event.text for _, event in await EventLog(redis, killed, "test").events() if event.phase == "ready"]
     assert "at step 3, from the checkpoint of step 2 and 1 archived batches" in events[-1]
-    assert "again, bit by bit" in events[-1]
+    assert "(bit-identical to the committed one)" in events[-1]
     assert [record.weights for record in await steps_of(redis, killed)] == [
         record.weights for record in await steps_of(redis, undisturbed)
     ]
@@ -349,7 +349,7 @@ async def test_two_ranks_on_two_nodes_and_the_model_in_the_store(
             end_ranks(ranks)
     ready = [event.text for _, event in await EventLog(redis, keys, "test").events() if event.phase == "ready"]
     assert "at step 3, from the checkpoint of step 2 and 1 archived batches" in ready[-1]
-    assert "again, bit by bit" in ready[-1]
+    assert "(bit-identical to the committed one)" in ready[-1]
     assert (tmp_path / f"d/{run_id}/batches/step-000003.rank-0.parquet").is_file(), (
         "the share of the other node must be fetched"
     )
