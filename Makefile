@@ -53,7 +53,7 @@ format: install
 test-system: tools
 	$(BIN)/python -m pytest -m system tests/system
 
-# Part of make test-all: a run over pods that drain, die and return, with the commands of the chart's pods.
+# Part of make test-all: a run on pods that drain, die and restart, with the commands of the chart's pods.
 test-cluster: install
 	$(BIN)/python -m pytest -m "not system and not images" tests/cluster
 

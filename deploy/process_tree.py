@@ -34,7 +34,7 @@ def end_with_parent() -> None:
 
 
 def descendants(spare: int | None = None) -> list[psutil.Process]:
-    """All running descendants, without zombies and the process `spare`."""
+    """All running descendants except zombies and the process `spare`."""
     children = psutil.Process().children(recursive=True)
     return [process for process in children if process.pid != spare and _running(process)]
 
@@ -55,9 +55,8 @@ def end_descendants(grace_s: float, spare: int | None = None) -> list[str]:
             killed.append(_name(process))
             _signal(process, signal.SIGKILL)
         psutil.wait_procs(stubborn, timeout=1.0)
-        if (
-            time.monotonic() > ends
-        ):  # checked after the first kill, because this process may have been suspended meanwhile
+        # Checked after the first kill, because this process may have been suspended in the meantime.
+        if time.monotonic() > ends:
             break
     return killed
 

@@ -58,16 +58,16 @@ def main() -> int:
             cancel_unfinished(api, "ablation")
             return int(not run_all(stack, api, missing, time.monotonic() + arguments.minutes * 60))
     except KeyboardInterrupt as signal:
-        print_line(f"stopped by {signal or 'SIGINT'}; start it again to run the remaining ones")
+        print_line(f"stopped by {signal or 'SIGINT'}; start the command again for the remaining runs")
         return EXIT_INTERRUPTED
 
 
 def run_all(stack: LocalStack, api: Api, missing: list[tuple[Variant, int]], ends: float) -> bool:
-    """Run one after the other, starting none after `ends` (monotonic clock). Whether all that started succeeded."""
+    """Run one after the other, starting none after `ends` (monotonic clock). Returns whether all that ran succeeded."""
     succeeded = True
     for variant, seed in missing:
         if time.monotonic() > ends:
-            print_line("the time limit is reached; start it again to run the remaining ones")
+            print_line("the time limit is reached; start the command again for the remaining runs")
             break
         succeeded &= run(stack, api, variant, seed)
     return succeeded
@@ -79,7 +79,7 @@ def result_file(variant: Variant, seed: int) -> Path:
 
 
 def run(stack: LocalStack, api: Api, variant: Variant, seed: int) -> bool:
-    """Run one variant and seed to its end. Returns whether it succeeded; only then a result is written."""
+    """Run one variant and seed to its end. Returns whether it succeeded; a result is written only then."""
     wanted = recipe(variant, seed)
     name = str(api.submit(wanted.model_dump(mode="json"))["id"])
     with cancelled_on_interrupt(api, name):

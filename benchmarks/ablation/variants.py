@@ -27,7 +27,7 @@ class Variant:
     adds: dict[str, Any]
 
 
-# The punishment replaces the filtering: together, the filtering would mask the tokens that the punishment is to train.
+# The punishment replaces the filtering, which would mask the tokens that the punishment is meant to train.
 PUNISHED = {"overlong": {"filtering": False, "punishment": True}}
 VARIANTS = (
     # The KL term is off in every variant, so that each changes one thing: the paper drops it before its Table 1.

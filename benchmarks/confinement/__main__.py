@@ -39,11 +39,11 @@ async def seconds(sandbox: Sandbox, verifier: str) -> float:
 async def compare(rounds: int) -> None:
     """Alternate rounds with and without confinement, and print the fastest of each.
 
-    Slower rounds measure other work of the machine (timeit does the same).
+    Slower rounds measure other load on the machine; timeit also takes the fastest.
     """
     with Sandbox(1, 20.0, WORK, program=PROGRAMS[0]) as free, Sandbox(1, 20.0, WORK) as confined:
         for sandbox in (free, confined):
-            print("lacking:", *await sandbox.start() or ["nothing"])
+            print("confinement gaps:", *await sandbox.start() or ["none"])
         print(f"{'verifier':14} {'unconfined/s':>13} {'confined/s':>11} {'ratio':>6}")
         for verifier, (count, _, _) in WORK.items():
             pairs = [(await seconds(free, verifier), await seconds(confined, verifier)) for _ in range(rounds)]

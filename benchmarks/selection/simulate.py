@@ -31,7 +31,7 @@ def u_shaped(rng: np.random.Generator, prompts: int) -> Rates:
 
 
 def mostly_impossible(rng: np.random.Generator, prompts: int) -> Rates:
-    """Of ten prompts, seven are never solved and one always, for good. The others are uniform."""
+    """Of ten prompts, seven are never solved, at any step, and one always. The pass rates of the others are uniform."""
     kind = rng.random(prompts)
     return np.where(kind < 0.7, 0.0, np.where(kind < 0.8, 1.0, rng.random(prompts)))
 

@@ -94,7 +94,7 @@ class Api:
         return found
 
     def redrive_all(self, run: str) -> list[dict[str, Any]]:
-        """Requeue the groups of all dead letters where possible; returns the result of each."""
+        """Requeue the groups of all dead letters where possible; returns one result per dead letter."""
         found: list[dict[str, Any]] = self._call("POST", f"/v1/runs/{run}/dead/redrive", timeout_s=LONG_TIMEOUT_S)
         return found
 

@@ -29,7 +29,7 @@ EXIT_INTERRUPTED = 130
 
 POLL_S = 1.0
 MISSED_POLLS = 30
-"""How many polls in a row may go unanswered before following a run fails."""
+"""How many polls in a row may fail before `follow` fails."""
 FINAL_STATES = ("succeeded", "failed", "cancelled")
 
 HOST = "127.0.0.1"
@@ -149,7 +149,7 @@ def follow(api: Api, run: str, check: Callable[[], None] = lambda: None) -> tupl
 
 
 def cancel_unfinished(client: Api, name: str) -> None:
-    """Cancel the runs of this name that a previous stack left unfinished: they would take the new run's cores."""
+    """Cancel the runs of this name that a previous stack left unfinished, as they would use the new run's cores."""
     for view in client.runs():
         if view["id"].startswith(f"{name}-") and view["state"] not in FINAL_STATES:
             print_line(f"cancelling {view['id']}, which a previous stack left unfinished")

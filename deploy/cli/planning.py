@@ -120,7 +120,7 @@ def replica_memory(recipe: Recipe, shape: ModelShape) -> ReplicaMemory:
 def checkpoint_bytes(recipe: Recipe, shape: ModelShape) -> float:
     """Bytes of one checkpoint over all ranks: master weights and Adam's two moments, at least 4 bytes per value.
 
-    While it is written, the ranks together use as much host memory.
+    While it is written, the ranks together use the same amount of host memory.
     """
     return float(3 * max(4, BYTES[recipe.learner.dtype]) * shape.parameters)
 

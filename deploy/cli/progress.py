@@ -125,7 +125,7 @@ class Follower:
             if len(self.steps) % HEADING_EVERY == 0:
                 self._print(HEADING, style="bold")
             self.steps.append(step)
-            # With a token budget the run ends before its last possible step; at which one is not known.
+            # With a token budget, the run ends before its last possible step; the last step is not known in advance.
             total = None if view["recipe"]["limits"]["response_tokens"] else int(view["rollout_steps_total"])
             self._print(step_line(step, total, None if total is None else seconds_left(self.steps, total)))
         for evaluation in view["evaluations"]:

@@ -2,7 +2,7 @@
 # Writes random passwords for deploy/compose.yaml to the folder secrets beside this file; existing ones are kept.
 set -eu
 folder=$(dirname "$0")/secrets
-# The folder is closed to other users of the machine; the files must be readable for the containers' users.
+# The folder is closed to other users of the machine; the containers' users must be able to read the files.
 mkdir -p "$folder"
 chmod 0700 "$folder"
 for name in penstock-password ray-password grafana-password; do

@@ -18,7 +18,7 @@ from services.contracts import HostPid
 from services.process import advertised_host
 
 EARLY_DEATHS = 5
-"""How often in a row a process may die before it is ready. Deaths of processes that were ready do not count."""
+"""How many times in a row a process may die before it is ready. Deaths of processes that were ready do not count."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class ActorState:
 
 
 def host_pid(node_ip: str, pid: int) -> HostPid:
-    """Host and process id of a process of Ray's, as the process announces them itself.
+    """Host and process id of one of Ray's processes, as the process itself announces them.
 
-    For the node of this process, Ray may report another address than our processes announce: on a laptop they
-    announce the loopback address, which Ray does not use.
+    For the node of this process, Ray may report an address that differs from the announced one: on a laptop, our
+    processes announce the loopback address, which Ray does not use.
     """
     here = node_ip == ray.util.get_node_ip_address()
     return (advertised_host() if here else str(node_ip)), int(pid)
@@ -56,7 +56,7 @@ def actor_state(actor: Any) -> ActorState:
 
 @dataclass
 class Restarts:
-    """Counts the incarnations of an actor that died before they were ready: the limit on restarts."""
+    """Counts the incarnations of an actor that died before they were ready, to limit restarts."""
 
     _forgiven: int | None = None
     _processes: dict[HostPid, int] = field(default_factory=dict)

@@ -93,7 +93,7 @@ class RayCluster:
         """
         run, recipe = record.id, record.recipe
         if placed := self._placed.get(run):
-            # A repeated call may follow a change of the number that was lost.
+            # This call may be a retry, and an earlier change of the number of replicas may have been lost.
             await asyncio.to_thread(placed.rollout.scale, record.rollout_replicas)
             return
         sampler = Sampler(run, factories.sampler, self._redis_url)
@@ -164,7 +164,7 @@ class RayCluster:
         """End all ranks at once, whatever they are doing, and start them again.
 
         Raises PlacementError, TimeoutError, RayError. After that `learner_fault` reports an unfinished restart until
-        a repeated call succeeds; it ends what this call has left.
+        a repeated call succeeds, which also ends the processes that this call left.
         """
         placed = self._placed[record.id]
         placed.ranks, placed.lost = [], [RESTART_UNFINISHED]
@@ -190,7 +190,7 @@ class RayCluster:
             await asyncio.to_thread(placed.rollout.scale, replicas)
 
     async def faults(self, run: str, ready: Collection[HostPid]) -> list[str]:
-        """Services that failed for good, one line each: a sampler or a fleet whose processes die before they are ready.
+        """Services that failed permanently, one line each: the sampler or fleets that keep dying before they are ready.
 
         `ready`: the run's processes that are ready, or were until they died recently.
         """
@@ -221,7 +221,7 @@ class RayCluster:
         for kind, needed in _needs(record).items():
             has, left = total.get(kind, 0.0), free.get(kind, 0.0)
             if needed > left + 1e-6:
-                return f"needs {needed:g} {kind}s; the cluster has {has:g}, of which {left:g} are free"
+                return f"needs {needed:g} {kind}s; the cluster has {has:g}, and {left:g} are free"
         return None
 
     async def stop(self, run: str, deadline_s: float) -> None:

@@ -27,7 +27,7 @@ QUIET = {
 RAY = {
     # A killed replica leaves an engine process behind; with this the raylet kills the dead worker's process group.
     "RAY_process_group_cleanup_enabled": "1",
-    # Every process has environment variables of its own, so that a prestarted worker cannot be used.
+    # Every process has environment variables of its own, so a prestarted worker cannot be used.
     "RAY_prestart_worker_first_driver": "0",
     # Ray runs its workers at nice 15. On a busy machine ours would then miss lease renewals and deadlines.
     "RAY_worker_niceness": "0",

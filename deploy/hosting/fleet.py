@@ -75,7 +75,7 @@ def _unbuffer_log() -> None:
 
 @dataclass
 class Replacements:
-    """Counts the replicas that died before they were ready, since one last became ready: the limit on replacing.
+    """Counts the replicas that died before they were ready since a replica last became ready, to limit replacements.
 
     `leaving`: how many replicas are to leave because the fleet was scaled down.
     """
@@ -201,7 +201,7 @@ class Fleet:
             time.sleep(POLL_S)
 
     def exists(self) -> bool:
-        """Whether Serve has the fleet, also while it ends. Raises RayActorError, GetTimeoutError."""
+        """Whether Serve has the fleet, even while the fleet ends. Raises RayActorError, GetTimeoutError."""
         return bool(_details(self._application))
 
     def scale(self, replicas: int) -> None:
@@ -213,7 +213,7 @@ class Fleet:
         self._replacements.leaving += max(0, before - replicas)
 
     def _target(self) -> int:
-        """How many replicas Serve was last asked to run; Serve keeps the number when this process is restarted."""
+        """The number of replicas last requested from Serve; Serve keeps the number when this process is restarted."""
         ends = time.monotonic() + CALL_S
         while True:
             deployment = _retried(lambda: _details(self._application)).get("deployments", {}).get(self.name)
@@ -224,7 +224,7 @@ class Fleet:
             time.sleep(POLL_S)
 
     def fault(self, ready: Collection[HostPid]) -> str | None:
-        """Why the fleet has failed for good: deploying it failed, or replacing replicas does not help; else None.
+        """Why the fleet has failed permanently: its deployment failed, or replacing replicas does not help; else None.
 
         `ready`: processes that are ready, or were until they died recently.
         """

@@ -26,7 +26,7 @@ from services.streams.state.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)
 
-RESTARTS = -1  # unlimited; Session limits how often in a row the gateway may die before it serves
+RESTARTS = -1  # unlimited; Session limits how many times in a row the gateway may die before it serves
 CONNECT_S = 0.2
 
 
@@ -115,7 +115,7 @@ class Gateway:
 
 
 def start_gateway(redis_url: str, listen: tuple[str, int] | None) -> Any:
-    """Start the gateway, or find the one that runs; its actor handle. `listen`: where it serves the API, if it does."""
+    """Start the gateway, or find the running one; returns its handle. `listen`: host and port of the API, if any."""
     options = {
         "name": "gateway",
         "namespace": NAMESPACE,

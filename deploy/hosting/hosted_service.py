@@ -27,7 +27,7 @@ WATCH_S = 0.5
 def write_log(run: str, name: str) -> Path:
     """Write this process's log to `runs/RUN/logs/NAME-HOST-PID.log` as well as to standard error; returns the file.
 
-    HOST is left out on a laptop. Pods may share the folder, and have similar process ids.
+    HOST is left out on a laptop. Pods may share the folder, and their process ids may be equal.
     """
     configure_logging(name)
     pod = [socket.gethostname()] if PodRegistry.current() else []

@@ -58,10 +58,10 @@ def joined(node: Node) -> bool:
 
 
 def drain(node: Node, deadline_s: float) -> None:
-    """Place nothing more on the node, which ends within `deadline_s` seconds; failures are logged.
+    """Make Ray place nothing more on the node, which ends within `deadline_s` seconds; failures are logged.
 
-    Returns after REQUEST_S seconds at the latest: Ray has a longer time limit for connecting, which would leave no
-    time to drain.
+    Returns after at most REQUEST_S seconds: Ray's own time limit for connecting is longer and would leave no time to
+    drain.
     """
     request = threading.Thread(target=_request_drain, args=(node, deadline_s), name="ray-drain", daemon=True)
     request.start()

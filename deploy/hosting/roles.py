@@ -75,7 +75,7 @@ class Role:
         self._actor = actor
 
     def kill(self) -> None:
-        """End the actor at once and for good; if a signal has stopped its process, within about 5 s."""
+        """End the actor at once, without a restart. If a signal has stopped its process, that takes about 5 s."""
         ray.kill(self._actor, no_restart=True)
 
     async def stop(self, deadline_s: float) -> None:
@@ -113,7 +113,7 @@ class Sampler(Role):
         self._restarts = Restarts()
 
     async def fault(self, ready: Collection[HostPid]) -> str | None:
-        """Why it has failed for good, or None. `ready`: processes that are ready, or were until recently."""
+        """Why it has failed permanently, or None. `ready`: processes that are ready, or were until recently."""
         state = await asyncio.to_thread(actor_state, self._actor)
         if state.dead:
             return await self._probe() or f"{self.name}: its process ended and is not restarted"
@@ -153,7 +153,7 @@ class Rank(Role):
             raise RoleError(f"{self.name}: {DIED} before its service started") from None
 
     async def fault(self) -> str | None:
-        """Why the rank has failed for good, or None."""
+        """Why the rank has failed permanently, or None."""
         return await self._probe()
 
 

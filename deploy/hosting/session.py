@@ -38,7 +38,7 @@ class RayLostError(RuntimeError):
 
 
 class GatewayStatus(Enum):
-    """What the gateway does. SILENT: its process runs but does not answer."""
+    """The status of the gateway. SILENT: its process runs but does not answer."""
 
     SERVES = "serves"
     STARTS = "has been starting"
@@ -84,7 +84,7 @@ class Session:
         start_serve()  # while the gateway loads; otherwise the first run has to wait for it
 
     def check(self, deadline_s: float) -> GatewayStatus:
-        """What the gateway does, asked for at most `deadline_s` seconds. Raises GatewayFailedError, RayLostError."""
+        """The status of the gateway, within `deadline_s` seconds. Raises GatewayFailedError, RayLostError."""
         try:
             serves = bool(ray.get(self._gateway.serves.remote(), timeout=deadline_s))
             seen = GatewayStatus.SERVES if serves else GatewayStatus.STARTS

@@ -8,6 +8,6 @@ shift
 export CFLAGS=-g0 PYTHONHASHSEED=0
 /opt/build/bin/uv pip install --no-cache --python /opt/venv/bin/python --no-deps --require-hashes --link-mode copy \
   --index-strategy unsafe-best-match --build-constraints "$(dirname "$lock")/build.lock" "$@" -r "$lock"
-# Left by uv, and writable for all users.
+# Left by uv, and writable by all users.
 rm -f /opt/venv/.lock
 "$(dirname "$lock")/compile-bytecode.sh" /opt/venv/lib

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 START_S = 180.0
 """How long Ray's control store may take to start: it first loads its state from Redis."""
 SILENT_S = 120.0
-"""After so long without a check of the controller, the liveness probe fails and the pod is restarted."""
+"""After this many seconds without a check of the controller, the liveness probe fails and the pod is restarted."""
 WATCH_S = 1.0
 
 
@@ -74,7 +74,7 @@ class Head:
 
     def _dead(self) -> str | None:
         silent_s = time.monotonic() - self._checked_at
-        hangs = f"the controller was not checked for {silent_s:.0f} s" if silent_s > SILENT_S else None
+        hangs = f"the controller has not been checked for {silent_s:.0f} s" if silent_s > SILENT_S else None
         return self._pod.ray_problem() or hangs
 
     def _unready(self) -> str | None:

@@ -64,9 +64,9 @@ class Pod:
         return None if status is None else f"Ray ended with status {status}"
 
     def readiness_problem(self) -> str | None:
-        """Why this pod is not ready: it ends, a hosted process is not ready, or Ray has ended; else None."""
+        """Why this pod is not ready: it is ending, a hosted process is not ready, or Ray has ended; else None."""
         if self.ending:
-            return "the pod ends"
+            return "the pod is ending"
         waiting = [process for process in self.registry.processes() if process.state != READY]
         return f"not ready: {_listed(waiting)}" if waiting else self.ray_problem()
 
@@ -98,7 +98,9 @@ class Pod:
 
 
 def _listed(processes: list[PodProcess]) -> str:
-    return ", ".join(f"{item.service} of {item.run} (pid {item.pid}) is {item.state}" for item in processes)
+    return ", ".join(
+        f"{process.service} of {process.run} (pid {process.pid}) is {process.state}" for process in processes
+    )
 
 
 def _raise_file_limit() -> None:

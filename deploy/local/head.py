@@ -58,7 +58,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         _report("failed", str(error))
         raise SystemExit(1) from None
     except Exception:
-        # Ray itself is lost, so that nothing can drain; the supervisor ends the remaining processes.
+        # Ray itself is lost, so nothing can drain; the supervisor ends the remaining processes.
         log.exception("the head process failed")
         logging.shutdown()
         os._exit(1)

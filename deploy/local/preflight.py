@@ -91,7 +91,7 @@ def free_bytes() -> int:
 
 
 def needed_bytes(recipe: Recipe | None) -> int:
-    """Memory for the stack, and for one run if a recipe is given; the estimate is rather too high."""
+    """Memory for the stack, and for one run if a recipe is given; the estimate errs on the high side."""
     if recipe is None:
         return STACK_BYTES
     parameters = _parameters(recipe)

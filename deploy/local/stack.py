@@ -49,7 +49,7 @@ SUPERVISE_S = 0.2
 HEAD_MODULE = "deploy.local.head"
 CALM_S = 10.0
 HEAD_DEATHS = 5
-"""How often in a row Ray is restarted after it died before it was ready for CALM_S seconds."""
+"""How many times in a row Ray is restarted if it dies before it has been ready for CALM_S seconds."""
 FIRST_DEATHS = 2
 """The same while Ray has never been ready: Ray gives its agents 15 s to start and ends if they need longer."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -79,7 +79,7 @@ def ignore_signals() -> None:
 class LocalStack:
     """Everything that `penstock up` runs. Use as a context manager in a process's main thread.
 
-    A thread supervises the stack: it restarts an embedded Redis that died, on its data, and Ray with all hosted
+    A thread supervises the stack: it restarts an embedded Redis that died, with its data, and Ray with all hosted
     processes; runs are resumed from their records. The thread must outlive the processes that it starts, because they
     are ended together with their parent thread.
     """
@@ -166,7 +166,7 @@ class LocalStack:
         host, port = self._address
         self._phases, self._ready, self._head_since = queue.Queue(), False, time.monotonic()
         self._starts += 1
-        # Ray's socket paths may not exceed 107 characters, so that its folder cannot be inside ours.
+        # Ray's socket paths may not exceed 107 characters, so its folder cannot be inside ours.
         self._ray_folder = Path(tempfile.mkdtemp(prefix="penstock-", dir="/tmp"))
         # In a variable: every user of the machine sees arguments, and the address may contain a password.
         environment = {**head_environment("127.0.0.1", str(self.runs)), "PENSTOCK_REDIS": str(self.redis_url)}
@@ -238,7 +238,7 @@ class LocalStack:
 
     def _restart_dead(self) -> None:
         if self._valkey is not None and not self._valkey.alive:
-            self._report("Redis (embedded) died; restarting it on its data")
+            self._report("Redis (embedded) died; restarting it with its data")
             self._valkey.restart()
         self._read_phases()
         if self._head is not None and self._head.poll() is not None:
@@ -265,7 +265,7 @@ class LocalStack:
         quick = not self._ready or time.monotonic() - self._head_since < CALM_S
         self._head_deaths = self._head_deaths + 1 if quick else 1
         allowed = HEAD_DEATHS if self._was_ready else FIRST_DEATHS
-        # Status 0: it was asked to end, and is not restarted.
+        # Status 0: it ended on request, and is not restarted.
         if status == 0 or self._head_deaths > allowed:
             tail = "".join(self._head_log.read_text().strip().splitlines()[-1:])
             times = f", {self._head_deaths} times in a row" if self._head_deaths > 1 else ""

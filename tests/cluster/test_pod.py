@@ -112,7 +112,7 @@ async def test_a_hosted_service_is_registered_and_drains(
     assert pod.registry.processes() == [PodProcess(os.getpid(), "verifier", run_id, "ready")]
     await asyncio.to_thread(pod.drain)
     assert (hosted.done, hosted.fault(), pod.registry.processes()) == (True, None, [])
-    assert pod.readiness_problem() == "the pod ends"
+    assert pod.readiness_problem() == "the pod is ending"
 
 
 def test_a_service_that_does_not_drain_does_not_block_the_pod(

@@ -337,7 +337,7 @@ async def test_shortage_names_needed_and_free_resources(
     record = await RunRecords(redis).create(run_id, parse_recipe(document))
     assert record.state is RunState.QUEUED
     shortage = await cluster.shortage(record)
-    assert re.fullmatch(r"needs 4\.5 CPUs; the cluster has 4, of which [0-4](\.\d+)? are free", shortage), shortage
+    assert re.fullmatch(r"needs 4\.5 CPUs; the cluster has 4, and [0-4](\.\d+)? are free", shortage), shortage
 
 
 @pytest.mark.timeout(180)

@@ -262,7 +262,7 @@ def test_supervisor_restarts_every_part_that_dies(tmp_path):
         stack.until(lambda: stack.find("valkey-server"), "both at once")
         # A server that is killed while it starts is restarted in the same attempt.
         output = stack.output()
-        restarts = output.count("restarting it on its data") + output.count("Valkey did not restart")
+        restarts = output.count("restarting it with its data") + output.count("Valkey did not restart")
         assert restarts >= 4, output
         assert stack.output().count("head process exited with -9; restarting Ray") == 2
         assert stack.end() == []

@@ -118,7 +118,7 @@ def test_plan_prints_every_need(name: str) -> None:
     assert found.exit_code == 0, found.output
     for part in (
         "ZeRO stage",
-        "host memory per rank while one is written",
+        "host memory per rank while a checkpoint is written",
         "KV cache per token",
         "bytes per weight sync",
         "rollout step",

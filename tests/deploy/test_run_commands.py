@@ -113,7 +113,7 @@ async def test_dead_letters_are_listed_and_redriven(redis: Any, gateway: str, ru
     assert keys.dead not in output
     assert await ask("dead", run_id, "--redrive", entries[1], "--api", gateway) == (
         0,
-        f"{entries[1]}  g1  requeued as g1-r1\n{run_id}: 1 groups requeued for 1 letters\n",
+        f"{entries[1]}  g1  requeued as g1-r1\n{run_id}: requeued 1 group of 1 dead letter\n",
     )
     status, output = await ask("dead", run_id, "--redrive", entries[1], "--api", gateway)
     assert (status, output) == (2, "penstock: its group was requeued before, as g1-r1\n")
@@ -122,7 +122,7 @@ async def test_dead_letters_are_listed_and_redriven(redis: Any, gateway: str, ru
     assert (status, harmless(output)) == (0, True), output
     assert f"{entries[2]}  g2  requeued as g2-r1\n" in output
     assert f"{nameless}  -  it names no group: \\x1b]0;owned" in output
-    assert output.endswith(f"{run_id}: 2 groups requeued for 3 letters\n")
+    assert output.endswith(f"{run_id}: requeued 2 groups of 3 dead letters\n")
     assert (await group_counts(redis, keys)).model_dump(exclude_defaults=True) == {
         "dispatched": 6,
         "dead": 3,

@@ -24,7 +24,7 @@ ENTRY = re.compile(r"\d{1,19}-\d{1,19}")
 REASON_SHOWN = 300
 
 RedriveOption = Annotated[
-    str | None, typer.Option("--redrive", metavar="ENTRY|all", help="Requeue the group of this letter, or of all.")
+    str | None, typer.Option("--redrive", metavar="ENTRY|all", help="Requeue the group of this dead letter, or of all.")
 ]
 
 
@@ -49,11 +49,15 @@ def _redrive(client: Api, run: str, entry: str) -> None:
     for attempt in attempts:
         print_line(plain(f"{attempt['entry']}  {attempt['group'] or '-'}  {attempt['reason']}"))
     names = {attempt["redriven"] for attempt in attempts if attempt["redriven"]}
-    print_line(f"{run}: {len(names)} groups requeued for {len(attempts)} letters")
+    print_line(f"{run}: requeued {_counted(len(names), 'group')} of {_counted(len(attempts), 'dead letter')}")
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def dead_table(run: str, letters: list[dict[str, Any]]) -> Table:
-    """One row per letter; `letters` as the API returns them."""
+    """One row per dead letter; `letters` as the API returns them."""
     from rich.table import Table
 
     table = Table(title=cell(f"{run}: dead letters"))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from services.settings import Recipe
 
 SOURCES = {".jsonl": "jsonl", ".parquet": "parquet"}
-"""By a data file's suffix; a folder is a dataset as Hugging Face saves it."""
+"""The source by a data file's suffix; a folder is a dataset as Hugging Face saves it."""
 NEW_TOKENS = 512
 
 ModelArgument = Annotated[
@@ -51,8 +51,8 @@ VerifierOption = Annotated[
     str | None,
     typer.Option(
         "--verifier",
-        help="With --data: math, answer-line or pattern judges rows of question and answer. "
-        "Without it each row has a question, a verifier and a reference.",
+        help="With --data: the verifier (math, answer-line or pattern) of rows with a question and an answer; "
+        "default: each row has a question, a verifier and a reference.",
     ),
 ]
 FormatOption = Annotated[
@@ -71,7 +71,7 @@ LengthOption = Annotated[
 ]
 PromptsOption = Annotated[int | None, typer.Option("--prompts", min=1, help="Only the first N prompts of each set.")]
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print the results as JSON on standard output, all else on standard error.")
+    bool, typer.Option("--json", help="Print the results as JSON on standard output, the rest on standard error.")
 ]
 RemoteOption = Annotated[str | None, typer.Option("--api", help="Submit to this REST API instead of starting a stack.")]
 
@@ -101,7 +101,9 @@ def evaluate(
     with reported_errors():
         document = _sets_of(recipe, data, verifier, prompt_format, max_new_tokens)
         if api is None and data is not None and not data.exists():
-            raise StackError(f"--data: {str(data)!r} does not exist: expected a .jsonl or .parquet file, or a folder")
+            raise StackError(
+                f"--data: {str(data)!r} is not valid: expected an existing .jsonl or .parquet file, or folder"
+            )
         wanted = evaluation_recipe(document, model, max_model_len, prompts, asked)
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
             view = _local(wanted, redis, port, runs) if api is None else _remote(wanted, api)
@@ -125,7 +127,7 @@ def _sets_of(
     source = "hf" if data.is_dir() else SOURCES.get(data.suffix)
     if source is None:
         raise RecipeError(f"--data: {str(data)!r} is not valid: expected a .jsonl or .parquet file, or a folder")
-    # `layout: penstock` brings verifier and reference with each row.
+    # With `layout: penstock`, each row has its own verifier and reference.
     layout = {"layout": "fields", "verifier": verifier} if verifier is not None else {"layout": "penstock"}
     file = {"name": "data", "source": source, "path": str(data.absolute()), "prompt_format": prompt_format}
     return {
@@ -176,7 +178,7 @@ def evaluation_recipe(
 
 
 def _first_prompts(data: dict[str, Any], prompts: int | None) -> dict[str, Any]:
-    """The data with only the first `prompts` held-out rows; the rest counts as training, so that the split stays."""
+    """The data with the first `prompts` held-out rows only; the others become training rows, so the split stays."""
     cut = max(0, data["held_out"] - prompts) if prompts else 0
     if not cut:
         return data
@@ -185,7 +187,7 @@ def _first_prompts(data: dict[str, Any], prompts: int | None) -> dict[str, Any]:
 
 
 def _local(recipe: Recipe, redis: str | None, port: int, runs: Path) -> dict[str, Any]:
-    """Run the recipe on a new stack; the run's last view."""
+    """Run the recipe on a new stack; returns the run's last view."""
     views: list[dict[str, Any]] = []
 
     def work(stack: Any) -> None:

@@ -32,7 +32,7 @@ def plan(
         float | None,
         typer.Option(min=1, help="Mean response length in tokens; default: half of rollout.max_new_tokens."),
     ] = None,
-    price: Annotated[float | None, typer.Option(min=0, help="Price of one GPU-hour, in any currency.")] = None,
+    price: Annotated[float | None, typer.Option(min=0, help="Cost of one GPU-hour, in any currency.")] = None,
     gpu_gib: Annotated[float, typer.Option(min=1e-9, help="Memory of one device, in GiB.")] = 80.0,
     runs: RunsOption = DEFAULT_RUNS,
 ) -> None:
@@ -85,12 +85,12 @@ def _checkpoints(recipe: Recipe, shape: ModelShape) -> Table:
     from deploy.cli.planning import checkpoint_bytes
 
     size, learner = checkpoint_bytes(recipe, shape), recipe.learner
-    every = f"every {learner.checkpoint_every} rollout steps" if learner.checkpoint_every else "none is written"
-    most = "on disk at most: those kept (learner.checkpoints_kept) and the one being written"
+    every = f"every {learner.checkpoint_every} rollout steps" if learner.checkpoint_every else "disabled"
+    most = "largest size on disk: learner.checkpoints_kept, and the one being written"
     rows = [
-        ("one on disk", _gib(size)),
+        ("size on disk of each", _gib(size)),
         (most, _gib(size * (learner.checkpoints_kept + 1))),
-        ("host memory per rank while one is written", _gib(size / learner.ranks)),
+        ("host memory per rank while a checkpoint is written", _gib(size / learner.ranks)),
     ]
     return _pairs(f"Checkpoints, {every}", rows)
 
@@ -121,9 +121,9 @@ def _redis(recipe: Recipe) -> Table:
     need = footprint(recipe)
     rows = [(name, f"{size / 2**20:,.1f} MiB") for name, size in need.parts.items()]
     if recipe.data.train is None:
-        rows.append(("plus for each training prompt of the file", f"{need.per_training_prompt:,} bytes"))
+        rows.append(("plus, for each training prompt in the file", f"{need.per_training_prompt:,} bytes"))
     if (recipe.data.path and recipe.data.held_out) or any(entry.prompts is None for entry in recipe.evaluation.sets):
-        rows.append(("plus for each prompt of a file evaluated whole", f"{need.per_held_out_prompt:,} bytes"))
+        rows.append(("plus, for each prompt of a set evaluated in full", f"{need.per_held_out_prompt:,} bytes"))
     return _pairs("Redis, at most", [*rows, ("sum, with Redis' own overhead", f"{need.total / 2**20:,.0f} MiB")])
 
 
@@ -131,7 +131,7 @@ def _step(recipe: Recipe, shape: ModelShape, stated: Throughput) -> Table:
     from deploy.cli.planning import step_time, sync_bytes
 
     time, steps = step_time(recipe, shape, stated), recipe.limits.rollout_steps
-    overlap = "overlapping" if recipe.limits.max_staleness > 0 else "in turns"
+    overlap = "overlapped" if recipe.limits.max_staleness > 0 else "one after the other"
     rows = [
         ("mean response", f"{stated.response_tokens:,.0f} tokens"),
         ("generated tokens", f"{time.sampled_tokens:,.0f} ({stated.survival:.0%} of groups kept)"),

@@ -25,7 +25,7 @@ def replay(
     run: RunArgument,
     step: Annotated[int, typer.Argument(metavar="STEP", min=1, help="The last rollout step to replay.")],
     runs: RunsOption = DEFAULT_RUNS,
-    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Longest duration, in seconds.")] = 3600.0,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Time limit in seconds.")] = 3600.0,
 ) -> None:
     """Replay recorded optimizer steps from the nearest checkpoint and the archived batches.
 

@@ -55,7 +55,7 @@ def scale(
 ) -> None:
     """Change a run's number of rollout replicas; the run continues."""
     with reported_errors(), open_api(api) as client:
-        print_line(f"{run}: {client.scale(run, rollout)['rollout_replicas']} rollout replicas wanted")
+        print_line(f"{run}: {client.scale(run, rollout)['rollout_replicas']} rollout replicas desired")
 
 
 def cancel(run: RunArgument, api: ApiOption = DEFAULT_API) -> None:
@@ -66,7 +66,7 @@ def cancel(run: RunArgument, api: ApiOption = DEFAULT_API) -> None:
 
 
 def pause(run: RunArgument, api: ApiOption = DEFAULT_API) -> None:
-    """Pause a run: its processes stay, and nothing new is generated."""
+    """Pause a run: its processes keep running, and nothing new is generated."""
     with reported_errors(), open_api(api) as client:
         client.pause(run)
         print_line(f"{run}: pausing; `penstock resume {run}` resumes it")

@@ -71,7 +71,7 @@ def demo_recipe() -> Path:
 
 
 def _demonstrate(stack: LocalStack, recipe: Recipe) -> bool:
-    """Submit the recipe, follow the run, print and draw its results; whether it succeeded."""
+    """Submit the recipe, follow the run, print and draw its results. Returns whether the run succeeded."""
     from deploy.cli.curves import draw_curves
     from deploy.cli.progress import closing_table
 

@@ -36,7 +36,9 @@ class RunTimeoutError(RuntimeError):
 def submit(
     recipe: RecipeArgument,
     api: ApiOption = DEFAULT_API,
-    run: Annotated[str | None, typer.Option("--id", help="Id of the run; default: from the recipe's name.")] = None,
+    run: Annotated[
+        str | None, typer.Option("--id", help="Id of the run; default: derived from the recipe's name.")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the run; exit status 0 if it succeeds.")] = False,
     timeout: Annotated[
         float, typer.Option(min=1, help="With --wait: seconds after which the run is cancelled; exit status 1.")
@@ -67,7 +69,7 @@ def submit(
 
 
 def _submit_in_time(client: Api, document: dict[str, Any], run: str, ends: float) -> None:
-    """Submit as soon as the API answers, which may start after this command. Raises ApiUnreachableError when late."""
+    """Submit as soon as the API answers; it may start after this command. Raises ApiUnreachableError when late."""
     from deploy.cli.client import ApiUnreachableError
 
     unanswered = False

@@ -1,4 +1,4 @@
-"""Owns `penstock validate`: a recipe checked without starting anything, and the recipe's JSON schema.
+"""Owns `penstock validate`: it checks a recipe without starting anything, or prints the JSON schema of recipes.
 
 Must not know a setting; services.settings does.
 """
@@ -17,7 +17,7 @@ from deploy.cli.terminal import print_line
 
 def validate(
     recipe: Annotated[Path | None, typer.Argument(metavar="RECIPE", help="Recipe file, YAML or JSON.")] = None,
-    schema: Annotated[bool, typer.Option("--schema", help="Print the recipe's JSON schema instead.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of recipes instead.")] = False,
 ) -> None:
     """Check a recipe without starting anything."""
     from services.settings import Recipe, RecipeError, load_recipe

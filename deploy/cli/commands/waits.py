@@ -28,9 +28,9 @@ def waits_table(run: str, waits: list[dict[str, Any]]) -> Table:
     from deploy.cli.progress import duration
 
     table = Table(title=cell(f"{run}: waits"))
-    for title in ("for", "at most"):
+    for title in ("duration", "deadline"):
         table.add_column(title, justify="right")
-    for title in ("", "process", "wait", "for what"):
+    for title in ("", "process", "wait", "waits for"):
         table.add_column(title, overflow="fold")
     for wait in waits:
         mark = "stalled" if wait["stalled"] else "idle" if wait["idle"] else ""

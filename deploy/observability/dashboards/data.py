@@ -133,7 +133,7 @@ DATA = Board(
         "Redis and disk": (
             Panel(
                 "Redis memory",
-                "Used part of maxmemory; above 85 % no run dispatches new work. 0 without a limit.",
+                "Used share of maxmemory; above 85 % no run dispatches new work. 0 if maxmemory is not set.",
                 {"{{run}}": most("penstock_redis_memory_ratio", "run")},
                 "percentunit",
                 {0.7: "orange", 0.85: "red"},

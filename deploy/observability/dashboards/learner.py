@@ -17,7 +17,7 @@ LEARNER = Board(
             Panel("Entropy", "Mean entropy per token, in nats.", step("entropy_nats"), low=0),
             Panel(
                 "Mean token probability",
-                "Mean probability of the trained tokens; close to 1 the policy is certain.",
+                "Mean probability of the trained tokens; close to 1, the policy is certain.",
                 step("mean_token_probability_ratio"),
                 "percentunit",
                 low=0,
@@ -57,7 +57,7 @@ LEARNER = Board(
         "Distance from the sampling policy": (
             Panel(
                 "Effective sample size",
-                "Of the raw importance weights and of those in force, relative to the number of tokens.",
+                "Of the raw importance weights and of the applied weights, relative to the number of tokens.",
                 step("effective_sample_size_ratio", "weight_effective_sample_size_ratio"),
                 "percentunit",
                 low=0,

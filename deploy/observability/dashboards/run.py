@@ -74,7 +74,7 @@ RUN = Board(
             ),
             Panel(
                 "Entropy",
-                "Mean entropy of the policy per token, in nats. Close to 0 the policy no longer explores.",
+                "Mean entropy of the policy per token, in nats. Close to 0, the policy no longer explores.",
                 step("entropy_nats"),
                 low=0,
             ),
@@ -174,7 +174,7 @@ RUN = Board(
             ),
             Panel(
                 "Redis memory",
-                "Used part of maxmemory; above 85 % no run dispatches new work. 0 without a limit.",
+                "Used share of maxmemory; above 85 % no run dispatches new work. 0 if maxmemory is not set.",
                 {"{{run}}": most("penstock_redis_memory_ratio", "run")},
                 "percentunit",
                 {0.7: "orange", 0.85: "red"},

@@ -66,7 +66,7 @@ VERIFIER = Board(
             ),
             Panel(
                 "Waiting responses",
-                "Not yet delivered to a verifier, and leased by one.",
+                "Samples that no verifier has received yet, and samples that a verifier is judging.",
                 {
                     "{{run}} {{stream}} waiting": most("penstock_stream_lag_entries", "run, stream", _SAMPLES),
                     "{{run}} {{stream}} leased": most("penstock_stream_pending_entries", "run, stream", _SAMPLES),
