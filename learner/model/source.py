@@ -44,7 +44,7 @@ def prepare_model(model: ModelSettings, cache: Path) -> Path:
     folder = model_folder(model, cache)
     if model.package is None:
         return _checked(folder)
-    if not _lacking(folder):
+    if not _missing(folder):
         return folder
     return _dequantised(model.package, folder)
 
@@ -66,8 +66,8 @@ def record_name(model: ModelSettings, cache: Path) -> str:
         raise
     except StoreError as error:  # a retry does not help, so the recipe is wrong
         raise ModelSourceError(str(error)) from None
-    if lacking := _lacking_of(found.__contains__):
-        raise _refused(str(model.path), f"no {', no '.join(lacking)}")
+    if missing := _missing_of(found.__contains__):
+        raise _invalid(str(model.path), f"no {', no '.join(missing)}")
     return marked(str(model.path), found)
 
 
@@ -78,12 +78,12 @@ def model_folder(model: ModelSettings, cache: Path) -> Path:
     return packaged_folder(str(model.package), cache)
 
 
-def _lacking(folder: Path) -> list[str]:
+def _missing(folder: Path) -> list[str]:
     """The required files that are missing from `folder`, in words; empty if it is a model."""
-    return _lacking_of(lambda name: (folder / name).is_file())
+    return _missing_of(lambda name: (folder / name).is_file())
 
 
-def _lacking_of(exists: Callable[[str], bool]) -> list[str]:
+def _missing_of(exists: Callable[[str], bool]) -> list[str]:
     needs = {"config.json": ("config.json",), "weights": WEIGHT_FILES, "a tokenizer": TOKENIZER_FILES}
     return [
         f"{what} ({' or '.join(names)})" if len(names) > 1 else what
@@ -95,13 +95,13 @@ def _lacking_of(exists: Callable[[str], bool]) -> list[str]:
 def _checked(path: Path) -> Path:
     """Return the absolute path of a folder that is a model. Raises ModelSourceError."""
     if not path.is_dir():
-        raise _refused(str(path), "a single file" if path.is_file() else "no such folder")
-    if lacking := _lacking(path):
-        raise _refused(str(path), f"no {', no '.join(lacking)}")
+        raise _invalid(str(path), "a single file" if path.is_file() else "no such folder")
+    if missing := _missing(path):
+        raise _invalid(str(path), f"no {', no '.join(missing)}")
     return path.absolute()
 
 
-def _refused(shown: str, fault: str) -> ModelSourceError:
+def _invalid(shown: str, fault: str) -> ModelSourceError:
     expected = "expected a Hugging Face model folder with config.json, weights and a tokenizer"
     return ModelSourceError(f"model.path: {shown!r} is not valid ({fault}): {expected}")
 
@@ -151,12 +151,12 @@ def _write(source: Path, folder: Path) -> None:
 
 def _put_in_place(partial: Path, folder: Path) -> None:
     """Rename into place. If another process was faster, its folder stays."""
-    if folder.exists() and _lacking(folder):
+    if folder.exists() and _missing(folder):
         shutil.rmtree(folder)
     try:
         partial.rename(folder)
     except OSError:
-        if _lacking(folder):
+        if _missing(folder):
             raise
 
 

@@ -121,8 +121,8 @@ class Publisher:
         if self._task.done():
             self._task.result()
         if not self._settled.is_set():
-            lacking = ", ".join(replica.id for replica in await self._lacking(snapshot.version))
-            await self._event_log.write("weights-late", f"replicas without version {snapshot.version}: {lacking}")
+            outdated = ", ".join(replica.id for replica in await self._outdated(snapshot.version))
+            await self._event_log.write("weights-late", f"replicas without version {snapshot.version}: {outdated}")
         seconds = time.monotonic() - started
         SYNC_SECONDS.labels(run=self._keys.run, phase="publish").observe(seconds)
         return seconds
@@ -143,11 +143,11 @@ class Publisher:
         while True:
             snapshot = self._current
             if snapshot is not None:
-                lacking = await self._lacking(snapshot.version)
-                if not lacking and snapshot is self._current:
+                outdated = await self._outdated(snapshot.version)
+                if not outdated and snapshot is self._current:
                     self._settled.set()
-                elif lacking:
-                    failures = 0 if await self._attempt(snapshot, lacking) else failures + 1
+                elif outdated:
+                    failures = 0 if await self._attempt(snapshot, outdated) else failures + 1
                     await asyncio.sleep(min(LONGEST_PAUSE_S, 0.5 * failures))
                     continue
             await self._wait_for_change()
@@ -164,7 +164,7 @@ class Publisher:
         live = await live_processes(self._redis, self._keys.run)
         return [process for process in live if process.service == "rollout" and process.state in RECEIVING_STATES]
 
-    async def _lacking(self, version: int) -> list[ProcessInfo]:
+    async def _outdated(self, version: int) -> list[ProcessInfo]:
         """The receivers that do not hold `version`."""
 
         def holds(replica: ProcessInfo) -> bool:
@@ -172,9 +172,9 @@ class Publisher:
 
         return [replica for replica in await self._receivers() if not holds(replica)]
 
-    async def _attempt(self, snapshot: Snapshot, lacking: list[ProcessInfo]) -> bool:
-        """Broadcast to the replicas `lacking` the version. Returns whether all of them applied it."""
-        members, world = _ranks(lacking)
+    async def _attempt(self, snapshot: Snapshot, outdated: list[ProcessInfo]) -> bool:
+        """Broadcast to the `outdated` replicas. Returns whether all of them applied it."""
+        members, world = _ranks(outdated)
         held = self._held if self._held and self._held.members == members else None
         if held is None:
             self._drop_group()
