@@ -57,7 +57,7 @@ DATA = Board(
             ),
             Panel(
                 "Redelivered messages",
-                "Messages whose lease expired, in 10 minutes: their consumer died or hung.",
+                "Messages whose lease expired in 10 minutes because their consumer died or hung.",
                 {_OF: increase("penstock_redelivered_messages_total", "run, stream", _STREAM)},
                 thresholds={20: "orange"},
                 low=0,
@@ -96,7 +96,7 @@ DATA = Board(
             ),
             Panel(
                 "Dropped prompts",
-                "Prompts that are not drawn again, by cause: too long, or refused by the chat template.",
+                "Prompts that are not drawn again, by cause: too long, or rejected by the chat template.",
                 {"{{run}} {{cause}}": most("penstock_dropped_prompts", "run, cause")},
                 low=0,
             ),
@@ -110,7 +110,7 @@ DATA = Board(
         "Dead letters and damage": (
             Panel(
                 "Dead letters",
-                "In 10 minutes, by cause. too-long and refused are caused by the prompt itself.",
+                "In 10 minutes, by cause. The causes too-long and refused are faults of the prompt itself.",
                 {"{{run}} {{cause}}": increase("penstock_dead_letters_total", "run, cause")},
                 thresholds={1: "orange"},
                 low=0,
@@ -124,7 +124,7 @@ DATA = Board(
             ),
             Panel(
                 "Lost batches and groups",
-                "Recovered batches, and groups found on no stream, in 10 minutes.",
+                "Recovered batches, and groups without a message on any stream, in 10 minutes.",
                 events("batch-lost|batch-repaired|batch-too-old|group-orphaned"),
                 thresholds={1: "orange"},
                 low=0,

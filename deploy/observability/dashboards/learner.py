@@ -25,7 +25,12 @@ LEARNER = Board(
             ),
             Panel("Loss", "Mean over the optimizer steps of a rollout step.", step("loss")),
             Panel("Gradient norm", "Mean norm before clipping (learner.gradient_clip).", step("gradient_norm"), low=0),
-            Panel("Learning rate", "Constant after the warm-up in rollout steps.", step("learning_rate"), low=0),
+            Panel(
+                "Learning rate",
+                "Constant after the warm-up (learner.warmup_rollout_steps).",
+                step("learning_rate"),
+                low=0,
+            ),
             Panel(
                 "Skipped optimizer steps",
                 "Non-finite gradients in 15 minutes; several in a row fail the run.",
@@ -57,7 +62,7 @@ LEARNER = Board(
         "Distance from the sampling policy": (
             Panel(
                 "Effective sample size",
-                "Of the raw importance weights and of the applied weights, relative to the number of tokens.",
+                "Of the raw importance weights and of the applied ones, relative to the number of tokens.",
                 step("effective_sample_size_ratio", "weight_effective_sample_size_ratio"),
                 "percentunit",
                 low=0,
@@ -65,7 +70,7 @@ LEARNER = Board(
             ),
             Panel(
                 "Mismatch KL",
-                "KL(behaviour || proximal) per token, from staleness and from engine and learner differences.",
+                "KL(behaviour || proximal) per token: staleness, and differences between engine and learner.",
                 step("mismatch_kl_nats"),
                 thresholds={0.02: "orange", 0.05: "red"},
                 low=0,
