@@ -1,4 +1,4 @@
-"""Owns judged groups for tests: verdicts with the facts that credit, batching and metric windows read.
+"""Owns judged groups for tests: verdicts with the facts that advantages, batches and metric windows read.
 
 Must not be used outside tests.
 """
@@ -15,7 +15,7 @@ from tests.harness.small_run import recipe_document
 
 
 def group_of(*samples: tuple[Outcome, int, bool, int], rest: int = 0) -> Group:
-    """A group from (outcome, response tokens, truncated, oldest version); `rest`: samples after its screen."""
+    """A group from (outcome, response tokens, truncated, oldest version); `rest`: samples that the screen left out."""
     prompt = Prompt(id="p", messages=(), verifier="pattern", reference={})
     sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=16)
     stop = len(samples) if rest else None
@@ -37,14 +37,14 @@ def group_of(*samples: tuple[Outcome, int, bool, int], rest: int = 0) -> Group:
 
 
 def recipe(**overlong: Any) -> Recipe:
-    """The tests' recipe (16 new tokens) with an overlong cache of 8 tokens and the settings given."""
+    """The tests' recipe (16 new tokens) with an overlong cache of 8 tokens and the given settings."""
     return parse_recipe(recipe_document("/m", algorithm={"overlong": {"cache": 8, **overlong}}))
 
 
 def answered_group(
     name: str, *verdicts: tuple[Outcome, str], oldest: int = 3, newest: int = 3, tokens: int = 4
 ) -> Group:
-    """A group of an evaluation, from (outcome, answer) of its samples; the first of them was cut off."""
+    """A group of an evaluation, from (outcome, answer) of its samples; its first sample is truncated."""
     prompt = Prompt(id="p", messages=({"role": "user", "content": "?"},), verifier="math", reference={})
     sampling = sampling_of(parse_recipe(recipe_document("/m")))
     group = Group(Task(group=name, prompt=prompt, samples=len(verdicts), sampling=sampling))

@@ -1,4 +1,4 @@
-"""Back-pressure by slots, as tables; and what must hold of every refill, whatever the flow."""
+"""Back-pressure by slots: tables of cases, and the properties of every refill rule for any flow."""
 
 from dataclasses import replace
 from typing import get_args
@@ -19,8 +19,8 @@ from services.sampler.backpressure import (
 from services.settings.sampling import DynamicSamplingSettings
 
 
-def bounds(groups_per_step=8, max_staleness=1, steps_left=12, max_inflight=64, wave=24, widened=False):
-    return SlotLimits(groups_per_step, max_staleness, steps_left, max_inflight, wave, widened)
+def limits_of(groups_per_step=8, max_staleness=1, steps_left=12, max_inflight=64, size=24, widened=False):
+    return SlotLimits(groups_per_step, max_staleness, steps_left, max_inflight, size, widened)
 
 
 def test_every_refill_of_the_settings_has_its_rule():
@@ -31,7 +31,7 @@ def test_every_refill_of_the_settings_has_its_rule():
     ("max_staleness", "steps_left", "expected"), [(0, 12, 8), (1, 12, 16), (1, 1, 8), (3, 12, 32), (1, 0, 0)]
 )
 def test_slots(max_staleness, steps_left, expected):
-    assert bounds(max_staleness=max_staleness, steps_left=steps_left).slots == expected
+    assert limits_of(max_staleness=max_staleness, steps_left=steps_left).slots == expected
 
 
 @pytest.mark.conformance(formula="sample until the buffer holds N (DAPO Algorithm 1)", setting="refill = continuous")
@@ -49,23 +49,27 @@ def test_slots(max_staleness, steps_left, expected):
     ],
 )
 def test_continuous(flow, max_inflight, expected):
-    assert continuous(flow, bounds(max_inflight=max_inflight)) == expected
+    assert continuous(flow, limits_of(max_inflight=max_inflight)) == expected
 
 
 @pytest.mark.parametrize(
     ("flow", "steps_left", "expected"),
     [
         (Flow(generating=0, kept=0, batched=0, survival=1.0), 12, 64),
-        (Flow(generating=20, kept=3, batched=8, survival=1.0), 12, 33),  # enough are in flight already: still more
-        (Flow(generating=60, kept=3, batched=8, survival=0.1), 12, 0),  # the memory bound
-        (Flow(generating=0, kept=8, batched=8, survival=0.1), 12, 0),  # every slot has its survivor
+        (
+            Flow(generating=20, kept=3, batched=8, survival=1.0),
+            12,
+            33,
+        ),  # enough are in flight; dispatches more all the same
+        (Flow(generating=60, kept=3, batched=8, survival=0.1), 12, 0),  # max_inflight is the limit
+        (Flow(generating=0, kept=8, batched=8, survival=0.1), 12, 0),  # every slot holds a kept group
         (Flow(generating=0, kept=7, batched=8, survival=0.1), 12, 49),
         (Flow(generating=0, kept=7, batched=0, survival=0.1), 1, 57),
-        (Flow(generating=0, kept=0, batched=0, survival=0.1), 0, 0),  # the last batch is out
+        (Flow(generating=0, kept=0, batched=0, survival=0.1), 0, 0),  # the last batch is published
     ],
 )
 def test_continuous_widened(flow, steps_left, expected):
-    assert continuous(flow, bounds(steps_left=steps_left, widened=True)) == expected
+    assert continuous(flow, limits_of(steps_left=steps_left, widened=True)) == expected
 
 
 @pytest.mark.conformance(
@@ -75,19 +79,34 @@ def test_continuous_widened(flow, steps_left, expected):
     ("flow", "max_staleness", "steps_left", "expected"),
     [
         (Flow(generating=0, kept=0, batched=0, survival=1.0), 0, 12, 24),
-        (Flow(generating=0, kept=0, batched=0, survival=0.1), 0, 12, 24),  # the survival is not looked at
-        (Flow(generating=1, kept=0, batched=0, survival=1.0), 0, 12, 0),  # one group of the last wave is still out
-        (Flow(generating=0, kept=7, batched=0, survival=1.0), 0, 12, 24),  # one short of a batch: a whole wave more
-        (Flow(generating=0, kept=8, batched=0, survival=1.0), 0, 12, 0),  # a batch is there
-        (Flow(generating=0, kept=3, batched=8, survival=1.0), 0, 12, 0),  # on-policy: the learner has the only slots
+        (Flow(generating=0, kept=0, batched=0, survival=0.1), 0, 12, 24),  # the survival rate is ignored
+        (
+            Flow(generating=1, kept=0, batched=0, survival=1.0),
+            0,
+            12,
+            0,
+        ),  # one group of the last generation batch is still in flight
+        (
+            Flow(generating=0, kept=7, batched=0, survival=1.0),
+            0,
+            12,
+            24,
+        ),  # one group too few: a whole generation batch more
+        (Flow(generating=0, kept=8, batched=0, survival=1.0), 0, 12, 0),  # a batch is complete
+        (
+            Flow(generating=0, kept=3, batched=8, survival=1.0),
+            0,
+            12,
+            0,
+        ),  # on-policy: the learner's batch takes all slots
         (Flow(generating=0, kept=3, batched=8, survival=1.0), 1, 12, 24),
-        (Flow(generating=0, kept=3, batched=8, survival=1.0), 1, 1, 0),  # the last batch is out
+        (Flow(generating=0, kept=3, batched=8, survival=1.0), 1, 1, 0),  # the last batch is published
         (Flow(generating=0, kept=0, batched=0, survival=1.0), 0, 0, 0),
     ],
 )
 def test_generation_batch(flow, max_staleness, steps_left, expected):
     for widened in (False, True):
-        assert generation_batch(flow, bounds(8, max_staleness, steps_left, widened=widened)) == expected
+        assert generation_batch(flow, limits_of(8, max_staleness, steps_left, widened=widened)) == expected
 
 
 COUNTS = st.integers(0, 80)
@@ -108,17 +127,17 @@ def test_no_refill_exceeds_max_inflight_or_starves(
     refill, flow, groups, max_staleness, steps_left, factor, spare, widened
 ):
     limit = groups * (factor + max_staleness + 1) + spare  # what a recipe must allow
-    given_bounds = bounds(groups, max_staleness, steps_left, limit, groups * factor, widened)
-    count = REFILLS[refill](flow, given_bounds)
-    assert count >= REFILLS[refill](flow, replace(given_bounds, widened=False)), "widened, less goes out"
-    under_way = flow.generating + flow.kept + flow.batched
+    limits = limits_of(groups, max_staleness, steps_left, limit, groups * factor, widened)
+    count = REFILLS[refill](flow, limits)
+    assert count >= REFILLS[refill](flow, replace(limits, widened=False)), "a widened run dispatches fewer groups"
+    in_flight = flow.generating + flow.kept + flow.batched
     assert count >= 0
-    assert count == 0 or under_way + count <= limit
-    idle = flow.generating == 0 and flow.kept < groups and flow.batched + groups <= given_bounds.slots
-    if idle:
-        assert count > 0, "nothing is in flight and a batch is due"
+    assert count == 0 or in_flight + count <= limit
+    due = flow.generating == 0 and flow.kept < groups and flow.batched + groups <= limits.slots
+    if due:
+        assert count > 0, "nothing is generating and a batch is due"
     if refill == "generation_batches":
-        assert count == (groups * factor if idle else 0)
+        assert count == (groups * factor if due else 0)
 
 
 @pytest.mark.conformance(formula="consuming version - version of the oldest token", setting="limits.max_staleness")
@@ -126,7 +145,7 @@ def test_staleness_counts_versions_to_the_oldest_span():
     assert staleness(consuming_version=7, oldest_version=5) == 2
 
 
-def test_survival_halves_its_distance_in_a_half_life():
+def test_the_survival_estimate_halves_its_error_in_a_half_life():
     estimate = SurvivalEstimate(half_life=4)
     for _ in range(4):
         estimate.observe(kept=False)

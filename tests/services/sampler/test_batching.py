@@ -1,5 +1,7 @@
-"""What a batch says of its groups, and the window since the last one; rewards, advantages and masks are the conformance
-suite's."""
+"""The batch message, and the metrics window since the last batch.
+
+The conformance suite tests rewards, advantages and masks.
+"""
 
 import pytest
 
@@ -15,38 +17,38 @@ def test_window_measures_the_policy_before_filtering():
     window = Window(recipe(punishment=False))
     window.judged(group_of((C, 4, False, 3), (W, 16, True, 2), (W, 12, False, 3), (U, 4, False, 3)), "kept")
     window.judged(group_of((W, 8, False, 3), (W, 8, False, 3), (W, 8, False, 3), (W, 8, False, 3)), "filtered")
-    found = window.metrics()
-    assert found["accuracy"] == pytest.approx(1 / 7)
-    assert found["reward"] == pytest.approx((1 - 6) / 7)
-    assert found["response_length"] == pytest.approx((4 + 16 + 12 + 4 + 32) / 8)
-    assert found["truncated_share"] == pytest.approx(1 / 8)
-    assert (found["groups_kept"], found["groups_filtered"], found["unknown_verdicts"]) == (1, 1, 1)
-    assert (found["groups_with_0_of_4_correct"], found["groups_with_1_of_4_correct"]) == (1, 1)
-    assert found["tokens_per_second"] == pytest.approx(68 / 16)
+    metrics = window.metrics()
+    assert metrics["accuracy"] == pytest.approx(1 / 7)
+    assert metrics["reward"] == pytest.approx((1 - 6) / 7)
+    assert metrics["response_length"] == pytest.approx((4 + 16 + 12 + 4 + 32) / 8)
+    assert metrics["truncated_share"] == pytest.approx(1 / 8)
+    assert (metrics["groups_kept"], metrics["groups_filtered"], metrics["unknown_verdicts"]) == (1, 1, 1)
+    assert (metrics["groups_with_0_of_4_correct"], metrics["groups_with_1_of_4_correct"]) == (1, 1)
+    assert metrics["tokens_per_second"] == pytest.approx(68 / 16)
 
 
 def test_an_empty_window_has_no_means():
     window = Window(recipe(punishment=False))
-    found = window.metrics()
-    assert found["groups_kept"] == 0.0
-    assert not {"accuracy", "reward", "response_length", "truncated_share", "tokens_per_second"} & set(found)
+    metrics = window.metrics()
+    assert metrics["groups_kept"] == 0.0
+    assert not {"accuracy", "reward", "response_length", "truncated_share", "tokens_per_second"} & set(metrics)
 
 
 def test_a_screened_out_group_counts_outside_the_histogram():
     window = Window(recipe(punishment=False))
     window.judged(group_of((W, 8, False, 3), (W, 8, False, 3), rest=2), "filtered")
     window.judged(group_of((C, 4, False, 3), (C, 4, False, 3), (W, 4, False, 3), (W, 4, False, 3)), "kept")
-    found = window.metrics()
+    metrics = window.metrics()
     assert SCREENED == "screened out"
-    assert (found["groups_screened_out"], found["groups_filtered"], found["groups_kept"]) == (1, 1, 1)
-    assert [found[f"groups_with_{n}_of_4_correct"] for n in range(5)] == [0, 0, 1, 0, 0]
+    assert (metrics["groups_screened_out"], metrics["groups_filtered"], metrics["groups_kept"]) == (1, 1, 1)
+    assert [metrics[f"groups_with_{n}_of_4_correct"] for n in range(5)] == [0, 0, 1, 0, 0]
     assert window.histogram == "groups by correct answers of 4: 0 with 0, 0 with 1, 1 with 2, 0 with 3, 0 with 4"
-    assert found["accuracy"] == pytest.approx(2 / 6), "what it drew is the policy's all the same"
-    assert found["response_tokens"] == 32
+    assert metrics["accuracy"] == pytest.approx(2 / 6), "its samples still measure the policy"
+    assert metrics["response_tokens"] == 32
 
 
 @pytest.mark.parametrize("filtering", [False, True])
-def test_a_batch_has_staleness_and_cost_of_its_groups(filtering):
+def test_a_batch_reports_staleness_and_cost_of_its_groups(filtering):
     settings = recipe(punishment=False, filtering=filtering)
     window = Window(settings)
     kept = {
@@ -58,10 +60,8 @@ def test_a_batch_has_staleness_and_cost_of_its_groups(filtering):
     window.judged(group_of((W, 10, False, 3), (W, 10, False, 3), (W, 10, False, 3), (W, 10, False, 3)), "filtered")
     state = SamplerState(cursor=3, next_group=3, scan=1, draws=2)
     batch = make_batch(settings, 5, 4, kept, state, window.metrics(), last=True, snapshot="key")
-    assert [(one.group, one.prompt, one.staleness) for one in batch.groups] == [("g1", "p", 2), ("g0", "p", 0)], (
-        "in order"
-    )
-    assert [one.staleness for one in batch.groups[0].samples] == [1, 2, 1, 1]
+    assert [(group.group, group.prompt, group.staleness) for group in batch.groups] == [("g1", "p", 2), ("g0", "p", 0)]
+    assert [sample.staleness for sample in batch.groups[0].samples] == [1, 2, 1, 1]
     assert (batch.step, batch.version, batch.last, batch.snapshot, batch.sampler_state) == (5, 4, True, "key", state)
     metrics = batch.sampling_metrics
     assert (metrics["staleness_mean"], metrics["staleness_max"]) == (pytest.approx(5 / 8), 2.0)

@@ -1,4 +1,4 @@
-"""What goes out: prompts that are too long are drawn once; generation batches come whole, and not for ever."""
+"""Dispatch: a prompt that is too long is drawn once; generation batches are whole, and their number is limited."""
 
 import asyncio
 import itertools
@@ -22,7 +22,7 @@ from verifier.service import VerifierService
 
 
 class Alternating:
-    """In place of the fleet's dice: every other answer is right, so that every group is kept."""
+    """Replaces the fleet's random numbers: every other answer is correct, so every group is kept."""
 
     def __init__(self):
         self.values = itertools.cycle((0.0, 1.0))
@@ -32,7 +32,7 @@ class Alternating:
 
 
 class Rarely:
-    """In place of the fleet's dice: one answer in 24 is right."""
+    """Replaces the fleet's random numbers: one answer in 24 is correct."""
 
     def __init__(self):
         self.values = itertools.cycle([1.0] * 23 + [0.0])
@@ -68,7 +68,7 @@ async def events(redis, keys, phase):
     return [event.text for _, event in await EventLog(redis, keys, "test").events() if event.phase == phase]
 
 
-async def test_the_next_sampler_does_not_draw_dropped_prompts_either(redis, run_id):
+async def test_a_restarted_sampler_does_not_draw_dropped_prompts(redis, run_id):
     document = recipe_document("/none", data={"train": 12}, limits={"rollout_steps": 8})
     keys = RunKeys(run_id)
     fleet = ShortSighted(redis, keys, ["1 +", "2 +", "3 +", "4 +"])
@@ -81,24 +81,24 @@ async def test_the_next_sampler_does_not_draw_dropped_prompts_either(redis, run_
     ):
         async with running(SamplerService().run(first)) as sampling:
 
-            async def a_round_and_a_batch():
+            async def an_epoch_and_a_batch():
                 drawn = {task.prompt.id: fleet.refuses(task) for task in fleet.tasks}
-                told = await events(redis, keys, "prompt-too-long")
-                return len(drawn) == 12 and len(told) == sum(drawn.values()) and len(learner.batches) >= 1
+                texts = await events(redis, keys, "prompt-too-long")
+                return len(drawn) == 12 and len(texts) == sum(drawn.values()) and len(learner.batches) >= 1
 
-            await until(a_round_and_a_batch, [*tasks, *sampling], "every prompt drawn once")
-        sent, told = len(fleet.tasks), await events(redis, keys, "prompt-too-long")
+            await until(an_epoch_and_a_batch, [*tasks, *sampling], "every prompt drawn once")
+        sent, texts = len(fleet.tasks), await events(redis, keys, "prompt-too-long")
         async with running(SamplerService().run(second)) as sampling:
             await until(lambda: evaluated(redis, keys, "after"), [*tasks, *sampling], "the last evaluation")
         later = {task.prompt.id for task in fleet.tasks[sent:]}
         counts = await group_counts(redis, keys)
-        told_after = await events(redis, keys, "prompt-too-long")
+        texts_after = await events(redis, keys, "prompt-too-long")
         dead = await events(redis, keys, "group-dead")
     assert 1 < len(fleet.met) < 12
     assert later, "the second sampler drew something"
     assert not later & fleet.met, "a dropped prompt is never drawn again"
-    assert told_after == told
-    assert sorted(told) == sorted(f"never drawn again: prompt {one!r} has 999 tokens" for one in fleet.met)
+    assert texts_after == texts
+    assert sorted(texts) == sorted(f"never drawn again: prompt {prompt!r} has 999 tokens" for prompt in fleet.met)
     assert counts.reconciled, counts
     assert counts.trained == 32
     assert counts.dead >= len(fleet.met)
@@ -108,17 +108,19 @@ async def test_the_next_sampler_does_not_draw_dropped_prompts_either(redis, run_
 
 
 @pytest.mark.parametrize(
-    ("cause", "says"),
+    ("cause", "reason"),
     [(Cause.TOO_LONG, "6 too-long"), pytest.param(Cause.REFUSED, "6 refused", marks=pytest.mark.slow)],
 )
-async def test_a_run_without_a_usable_prompt_fails_with_the_reason(redis, run_id, cause, says):
+async def test_a_run_without_a_usable_prompt_fails_with_the_reason(redis, run_id, cause, reason):
     document = recipe_document("/none", data={"train": 6})
     keys = RunKeys(run_id)
     async with (
         service_context(redis, run_id, document, "sampler") as sampler,
         running(ShortSighted(redis, keys, [""], cause).run()),
     ):
-        with pytest.raises(PromptsExhaustedError, match=rf"none of the 6 training prompts .*: {says} \(data\.max_pro"):
+        with pytest.raises(
+            PromptsExhaustedError, match=rf"none of the 6 training prompts .*: {reason} \(data\.max_pro"
+        ):
             await asyncio.wait_for(SamplerService().run(sampler), DEADLINE_S)
         counts = await group_counts(redis, keys)
     assert counts.reconciled, counts
@@ -146,7 +148,7 @@ async def test_a_delivery_failure_does_not_drop_the_prompt(redis, run_id):
             await until(lambda: evaluated(redis, keys, "after"), [*tasks, *generating], "the last evaluation")
         drawn = [lost.prompt.id, *(task.prompt.id for task in fleet.tasks)]
     assert len(drawn) == 5
-    assert len(set(drawn[:4])) == 4, "one epoch of four prompts, the lost one among them, and one of the next"
+    assert len(set(drawn[:4])) == 4, "the first epoch has all four prompts, the dead-lettered one included"
 
 
 async def test_only_a_fault_of_a_training_prompt_drops_it(redis, run_id):
@@ -169,17 +171,19 @@ async def test_only_a_fault_of_a_training_prompt_drops_it(redis, run_id):
             )
             return dispatcher.drop(letter)
 
-        def shown(cause):
+        def metric(cause):
             return REGISTRY.get_sample_value("penstock_dropped_prompts", {"run": run_id, "cause": cause})
 
         assert not drop(Cause.DELIVERIES)
         assert not drop(Cause.UNSTATED)
-        assert not drop(Cause.TOO_LONG, Lane.EVALUATION), "a set's prompts have ids of their own"
+        assert not drop(Cause.TOO_LONG, Lane.EVALUATION), (
+            "ids of an evaluation set's prompts are not training prompts' ids"
+        )
         assert dispatcher.metrics == {"prompts_too_long": 0, "prompts_refused": 0}
         assert drop(Cause.TOO_LONG)
-        assert not drop(Cause.TOO_LONG), "no news"
+        assert not drop(Cause.TOO_LONG), "dropped already"
         assert dispatcher.metrics == {"prompts_too_long": 1, "prompts_refused": 0}
-        assert (shown("too-long"), shown("refused")) == (1, 0)
+        assert (metric("too-long"), metric("refused")) == (1, 0)
 
 
 def by_generation_batches(max_staleness=0, steps=3, **rule):
@@ -193,15 +197,17 @@ def by_generation_batches(max_staleness=0, steps=3, **rule):
     setting="refill = generation_batches, limits.max_staleness",
 )
 @pytest.mark.parametrize(
-    ("max_staleness", "counts", "waves", "stale"),
+    ("max_staleness", "counts", "drawn_in", "stale"),
     [
-        # Every group is kept: 2 x 4 are drawn for each step, 4 of them trained, the other 4 stale one version on.
+        # Every group is kept: 2 x 4 are drawn for each step, 4 are trained, the other 4 are stale one version later.
         (0, (24, 12, 8, 4), [0, 1, 2], [0, 4, 4]),
-        # The other 4 are the second batch.
+        # The other 4 make the second batch.
         (1, (16, 12, 0, 4), [0, 0, 1], [0, 0, 0]),
     ],
 )
-async def test_surplus_of_a_generation_batch_waits_or_grows_stale(redis, run_id, max_staleness, counts, waves, stale):
+async def test_surplus_of_a_generation_batch_waits_or_grows_stale(
+    redis, run_id, max_staleness, counts, drawn_in, stale
+):
     document = by_generation_batches(max_staleness)
     keys = RunKeys(run_id)
     fleet = HandFleet(redis, keys)
@@ -213,10 +219,10 @@ async def test_surplus_of_a_generation_batch_waits_or_grows_stale(redis, run_id,
         running(SamplerService().run(sampler), VerifierService().run(verifier), fleet.run(), learner.run()) as tasks,
     ):
         await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
-        found = await group_counts(redis, keys)
-    assert (found.dispatched, found.trained, found.stale, found.pending) == counts
+        ended = await group_counts(redis, keys)
+    assert (ended.dispatched, ended.trained, ended.stale, ended.pending) == counts
     numbers = [[int(group.group[1:]) // 8 for group in batch.groups] for batch in learner.batches]
-    assert numbers == [[wave] * 4 for wave in waves], "each batch is of one generation batch"
+    assert numbers == [[number] * 4 for number in drawn_in], "each batch is of one generation batch"
     assert [batch.sampling_metrics["groups_stale"] for batch in learner.batches] == stale
     if max_staleness == 0:
         assert [batch.sampling_metrics["generation_batches"] for batch in learner.batches] == [1, 1, 1]
@@ -239,10 +245,10 @@ async def test_the_limit_of_generation_batches_starves_the_run(redis, run_id, sk
         running(VerifierService().run(verifier), fleet.run(), learner.run(), SamplerService().run(sampler)) as tasks,
     ):
 
-        async def told():
+        async def starved_event():
             return bool(await events(redis, keys, f"starvation-{'partial' if skill else 'pause'}"))
 
-        await until(told, tasks, "the end of the generation batches")
+        await until(starved_event, tasks, "the event of the starvation")
         if skill:
             await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
         counts = await group_counts(redis, keys)
@@ -257,10 +263,10 @@ async def test_the_limit_of_generation_batches_starves_the_run(redis, run_id, sk
         assert starved.decode().endswith(
             "groups by correct answers of 4: 16 with 0, 0 with 1, 0 with 2, 0 with 3, 0 with 4"
         )
-        assert state.generation_batches == 2, "a successor goes on counting"
+        assert state.generation_batches == 2, "a restarted sampler continues the count"
 
 
-async def test_a_successor_keeps_the_count_of_generation_batches(redis, run_id):
+async def test_a_restarted_sampler_continues_generation_batches(redis, run_id):
     document = by_generation_batches(max_generation_batches=1)
     keys = RunKeys(run_id)
     async with (
@@ -271,10 +277,10 @@ async def test_a_successor_keeps_the_count_of_generation_batches(redis, run_id):
     ):
         async with running(SamplerService().run(first)) as sampling:
 
-            async def a_wave():
+            async def one_generation_batch():
                 return (await group_counts(redis, keys)).dispatched == 8
 
-            await until(a_wave, [*tasks, *sampling], "the first generation batch")
+            await until(one_generation_batch, [*tasks, *sampling], "the first generation batch")
         async with running(HandFleet(redis, keys, skill=0.0).run(), SamplerService().run(second)) as sampling:
 
             async def paused():
@@ -299,7 +305,7 @@ async def test_a_budget_of_response_tokens_ends_the_run(redis, run_id):
         counts, generated = await group_counts(redis, keys), await response_tokens(redis, keys)
     spent = list(itertools.accumulate(batch.sampling_metrics["response_tokens"] for batch in learner.batches))
     assert 1 < len(spent) < 50
-    assert spent[-2] < budget <= generated, "the first batch that goes out with the budget spent is the last"
+    assert spent[-2] < budget <= generated, "the first batch published after the budget is spent is the last"
     assert [batch.last for batch in learner.batches] == [*[False] * (len(spent) - 1), True]
-    assert generated >= spent[-1], "groups that are judged in part count too"
+    assert generated >= spent[-1], "partly judged groups count too"
     assert counts.reconciled, counts

@@ -36,11 +36,11 @@ def test_record_of_a_set_by_hand():
     assert (record.temperature, record.top_p) == (0.9, 0.6)
     # 1/2 and 1/3: mean 5/12; s / sqrt(2) = |1/2 - 1/3| / 2.
     assert (record.accuracy, record.standard_error) == pytest.approx((5 / 12, 1 / 12))
-    # g0: 1 - C(2,2)/C(4,2) = 5/6; g1 of its three known ones: 1 - C(2,2)/C(3,2) = 2/3.
-    assert [one.k for one in record.pass_at] == [1, 2, 4]
-    assert [one.value for one in record.pass_at] == pytest.approx([5 / 12, 3 / 4, 1.0])
-    assert [one.standard_error for one in record.pass_at] == pytest.approx([1 / 12, 1 / 12, 0.0])
-    # "a" has most votes in g0 and is right, "d" in g1 and is wrong.
+    # g0: 1 - C(2,2)/C(4,2) = 5/6; g1, from its three known verdicts: 1 - C(2,2)/C(3,2) = 2/3.
+    assert [estimate.k for estimate in record.pass_at] == [1, 2, 4]
+    assert [estimate.value for estimate in record.pass_at] == pytest.approx([5 / 12, 3 / 4, 1.0])
+    assert [estimate.standard_error for estimate in record.pass_at] == pytest.approx([1 / 12, 1 / 12, 0.0])
+    # "a" has the most votes in g0 and is correct; "d" has the most in g1 and is wrong.
     assert (record.majority, record.majority_standard_error) == pytest.approx((0.5, 0.5))
     assert (record.response_length, record.truncated_share) == (7.0, 0.25)
     assert time.time() - record.at < 10
@@ -57,10 +57,10 @@ def test_a_record_without_known_verdicts_has_no_scores():
 def test_sets_of_a_recipe_and_their_samples():
     other = {"name": "aime", "source": "jsonl", "path": "/a.jsonl", "samples": 32}
     recipe = parse_recipe(recipe_document("/m", evaluation={"samples": 2, "sets": [other, other | {"name": "b"}]}))
-    found = held_out_sets(recipe, (), {"b": (), "aime": ()})
-    assert [(one.name, one.samples) for one in found] == [("held-out", 2), ("aime", 32), ("b", 32)]
+    sets = held_out_sets(recipe, (), {"b": (), "aime": ()})
+    assert [(held_out.name, held_out.samples) for held_out in sets] == [("held-out", 2), ("aime", 32), ("b", 32)]
     alone = parse_recipe(recipe_document("/m", data={"held_out": 0}, evaluation={"sets": [other]}))
-    assert [one.name for one in held_out_sets(alone, (), {"aime": ()})] == ["aime"]
+    assert [held_out.name for held_out in held_out_sets(alone, (), {"aime": ()})] == ["aime"]
 
 
 PROMPTS = tuple(
@@ -91,13 +91,13 @@ async def test_an_evaluation_beside_training_takes_half_the_slots(redis, run_id)
         async with running(evaluator.run("step-1", beside_training=True)) as evaluating:
             await until(lambda: some(redis, tasks), evaluating, "the first tasks")
             await asyncio.sleep(0.7)
-            assert await redis.xlen(tasks) == 2  # 8 sequences, half of them, two a group
+            assert await redis.xlen(tasks) == 2  # half of 8 sequences, two per group
         async with running(evaluator.run("step-1")) as evaluating:
 
-            async def all_out():
+            async def all_dispatched():
                 return await redis.xlen(tasks) == 6
 
-            await until(all_out, evaluating, "the rest, when it has the fleet to itself")
+            await until(all_dispatched, evaluating, "the remaining tasks, with the whole fleet")
 
 
 async def test_a_paused_run_dispatches_no_evaluation_tasks(redis, run_id):
@@ -113,9 +113,9 @@ async def test_a_paused_run_dispatches_no_evaluation_tasks(redis, run_id):
         async with running(evaluator.run("step-1")) as evaluating:
             await asyncio.sleep(1.2)
             assert await redis.xlen(tasks) == 0
-            assert context.waits.current(time.time()) == (), "a pause is no stall"
+            assert context.waits.current(time.time()) == (), "a pause is not a stall"
             await redis.hdel(keys.record, "pause_requested")
-            await until(lambda: some(redis, tasks), evaluating, "the questions, once the run goes on")
+            await until(lambda: some(redis, tasks), evaluating, "tasks after the run resumes")
 
 
 async def some(redis, stream, least=1):
@@ -137,9 +137,9 @@ async def test_an_evaluation_resumes_and_drops_a_dead_lettered_prompt(redis, run
         fleet = HandFleet(redis, keys, skill=1.0)
         async with running(Evaluator(context, transitions, sets).run("before")) as first:
             await until(lambda: some(redis, keys.lane(Lane.EVALUATION).tasks, 2), first, "two tasks")
-            answered, given_up = await consumer.read(2, 5)
+            answered, too_long = await consumer.read(2, 5)
             await fleet.answer(Lane.EVALUATION, answered)
-            await consumer.dead_letter(given_up, "303 tokens are too many", Cause.TOO_LONG)
+            await consumer.dead_letter(too_long, "303 tokens", Cause.TOO_LONG)
 
             async def both_ended():
                 return await redis.scard(keys.lane(Lane.EVALUATION).pending) == 4
@@ -150,7 +150,7 @@ async def test_an_evaluation_resumes_and_drops_a_dead_lettered_prompt(redis, run
             assert await asyncio.wait_for(second, 150)
             again = Evaluator(context, transitions, sets).run("before")
             assert await asyncio.wait_for(again, 60)
-            assert not [one for one in (*generating, *verifying) if one.done()]
+            assert not [service for service in (*generating, *verifying) if service.done()]
         x, y = await context.event_log.evaluations()
         counts = await group_counts(redis, keys, Lane.EVALUATION)
     assert (x.set, x.name, x.prompts, x.dropped, x.accuracy, x.majority) == ("x", "before", 5, 1, 1.0, 1.0)

@@ -32,8 +32,8 @@ async def test_run_of_three_steps_reconciles(redis, run_id, max_staleness):
     assert counts.reconciled, counts
     assert counts.trained == 12
     assert [batch.step for batch in learner.batches] == [1, 2, 3]
-    ages = [one.staleness for batch in learner.batches for group in batch.groups for one in group.samples]
-    assert all(0 <= age <= max_staleness for age in ages), ages
+    staleness = [sample.staleness for batch in learner.batches for group in batch.groups for sample in group.samples]
+    assert all(0 <= versions <= max_staleness for versions in staleness), staleness
     names = [group.group for batch in learner.batches for group in batch.groups]
     assert len(set(names)) == len(names) == 12, "a group is trained once"
     for batch in learner.batches:
@@ -96,15 +96,15 @@ async def test_the_run_continues_after_a_dead_lettered_task(redis, run_id):
     assert set(evaluations) == {"before", "after"}
 
 
-def rung_of(run):
+def level_of(run):
     return REGISTRY.get_sample_value("penstock_starvation_level", {"run": run})
 
 
 async def test_a_starving_run_escalates_to_a_pause_until_resumed(redis, run_id):
-    rungs = {"widen_after": 1, "boundary_after": 2, "partial_after": 3, "pause_after": 4}
+    levels = {"widen_after": 1, "boundary_after": 2, "partial_after": 3, "pause_after": 4}
     document = recipe_document(
         "/none",
-        algorithm={"dynamic_sampling": {"starvation": rungs}},
+        algorithm={"dynamic_sampling": {"starvation": levels}},
         limits={"rollout_steps": 1},
         evaluation={"samples": 1},
     )
@@ -117,33 +117,33 @@ async def test_a_starving_run_escalates_to_a_pause_until_resumed(redis, run_id):
         running(SamplerService().run(sampler), VerifierService().run(verifier), fleet.run(), learner.run()) as tasks,
     ):
 
-        async def told():
+        async def pause_reported():
             return any(event.phase == "starvation-pause" for _, event in await sampler.event_log.events())
 
-        await until(told, tasks, "the pause")
+        await until(pause_reported, tasks, "the pause")
         text = (await redis.get(keys.starved)).decode()
         phases = [event.phase for _, event in await sampler.event_log.events()]
-        assert rung_of(run_id) == 4
+        assert level_of(run_id) == 4
         counts = await group_counts(redis, keys)
         assert counts.reconciled, counts
         assert (counts.trained, learner.batches) == (0, [])
         assert "with 0" in text, text
         assert "0 with 4" in text, text
-        climbed = [phase for phase in phases if phase.startswith("starvation")]
-        assert climbed[0] == "starvation-widen"
-        assert climbed[-1] == "starvation-pause"
+        escalation = [phase for phase in phases if phase.startswith("starvation")]
+        assert escalation[0] == "starvation-widen"
+        assert escalation[-1] == "starvation-pause"
 
-        async def quiet():
+        async def none_pending():
             return (await group_counts(redis, keys)).pending == 0
 
-        await until(quiet, tasks, "the in-flight groups to end")
+        await until(none_pending, tasks, "the in-flight groups to end")
         before = (await group_counts(redis, keys)).dispatched
         await asyncio.sleep(1.0)
         assert (await group_counts(redis, keys)).dispatched == before, "a paused run dispatches nothing"
         fleet.skill = 0.5
         await redis.delete(keys.starved)
         await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
-        assert rung_of(run_id) < 4
+        assert level_of(run_id) < 4
         counts = await group_counts(redis, keys)
     assert counts.reconciled, counts
     assert counts.trained == 4
@@ -151,15 +151,15 @@ async def test_a_starving_run_escalates_to_a_pause_until_resumed(redis, run_id):
 
 
 async def test_few_kept_groups_make_a_partial_batch(redis, run_id):
-    rungs = {"widen_after": None, "boundary_after": None, "partial_after": 2, "pause_after": None}
+    levels = {"widen_after": None, "boundary_after": None, "partial_after": 2, "pause_after": None}
     document = recipe_document(
         "/none",
-        algorithm={"dynamic_sampling": {"starvation": rungs}},
+        algorithm={"dynamic_sampling": {"starvation": levels}},
         evaluation={"samples": 1},
         limits={"rollout_steps": 1, "groups_per_step": 4, "max_staleness": 0},
     )
     keys = RunKeys(run_id)
-    # Of its first 54 groups three are kept, the first of them the seventh; at most 32 are in flight.
+    # Three of the first 54 groups are kept, the seventh first; at most 32 are in flight.
     fleet = HandFleet(redis, keys, skill=0.01)
     learner = HandLearner(redis, keys, fleet)
     async with (
@@ -197,11 +197,12 @@ async def test_screening_completes_only_mixed_groups(redis, run_id):
     assert counts.trained == 12
     assert sum(batch.sampling_metrics["groups_screened_out"] for batch in learner.batches) > 0
     for group in (group for batch in learner.batches for group in batch.groups):
-        assert 0 < sum(one.correct for one in group.samples[:2]) < 2, "the screen was mixed"
+        assert 0 < sum(sample.correct for sample in group.samples[:2]) < 2, "the screen was mixed"
         assert len(group.samples) == 4
-    # A batch may be made of what was judged before the last one: only over the run it is never less than one.
+    # A batch may hold groups judged before the previous batch, so only the sums over the run are comparable.
     judged = sum(batch.sampling_metrics["response_tokens"] for batch in learner.batches)
-    assert judged >= sum(one.tokens for batch in learner.batches for group in batch.groups for one in group.samples)
+    trained = sum(sample.tokens for batch in learner.batches for group in batch.groups for sample in group.samples)
+    assert judged >= trained
     assert all(batch.sampling_metrics["rollout_tokens_per_trained_token"] > 0 for batch in learner.batches)
 
 
@@ -234,6 +235,6 @@ async def test_an_orphaned_group_is_released_as_dead(redis, run_id, monkeypatch)
             async with running(learner.run()) as learning:
                 await until(lambda: evaluated(redis, keys, "after"), [*tasks, *generating, *learning], "the end")
         counts = await group_counts(redis, keys)
-        told = [event.text for _, event in await sampler.event_log.events() if event.phase == "group-orphaned"]
+        texts = [event.text for _, event in await sampler.event_log.events() if event.phase == "group-orphaned"]
     assert counts.reconciled, counts
-    assert told == ["g00000000: its messages are gone from all streams"]
+    assert texts == ["g00000000: its messages are gone from all streams"]

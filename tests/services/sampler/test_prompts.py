@@ -1,4 +1,4 @@
-"""Prompts: every source, layout and format; each question once, none both trained on and evaluated; errors by name."""
+"""Prompts: each source, layout and format; unique questions; training and evaluation apart; errors name the field."""
 
 import json
 import tracemalloc
@@ -44,7 +44,7 @@ def write_saved(folder, shards, split=None):
         with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
             stream.write_table(table)
     (folder / "state.json").write_text(
-        json.dumps({"_data_files": [{"filename": one} for one in names], "_split": split})
+        json.dumps({"_data_files": [{"filename": name} for name in names], "_split": split})
     )
 
 
@@ -63,7 +63,7 @@ def choices(field, model=SourceSettings):
     return set(get_args(model.model_fields[field].annotation))
 
 
-def test_the_tables_hold_what_the_settings_offer():
+def test_each_choice_of_the_settings_has_an_implementation():
     assert set(READERS) | {"reasoning-gym"} == choices("source")
     assert set(LAYOUTS) == choices("layout")
     assert set(FORMATS) == choices("prompt_format")
@@ -87,16 +87,16 @@ def test_a_generated_source_replaces_evaluated_questions():
     assert (len(splits.train), len(splits.held_out), len(splits.sets["same"])) == (60, 10, 50)
     assert not questions(splits.train) & questions(splits.sets["same"])
     assert splits.report.contaminated > 0
-    assert splits.held_out == load_splits(data).held_out, "the same whatever sets there are"
+    assert splits.held_out == load_splits(data).held_out, "the held-out prompts do not depend on the sets"
 
 
 def test_cursor_gives_the_same_prompts_from_the_same_position():
     prompts = load_splits(DataSettings(options=ONE_DIGIT, train=10, held_out=5)).train
     cursor = PromptCursor(prompts, seed=3)
-    walked = [cursor.next().id for _ in range(25)]
-    assert sorted(walked[:10]) == sorted(walked[10:20]) == sorted(prompt.id for prompt in prompts)
-    assert walked[:10] != walked[10:20]
-    assert [PromptCursor(prompts, seed=3, position=17).next().id] == walked[17:18]
+    drawn = [cursor.next().id for _ in range(25)]
+    assert sorted(drawn[:10]) == sorted(drawn[10:20]) == sorted(prompt.id for prompt in prompts)
+    assert drawn[:10] != drawn[10:20]
+    assert [PromptCursor(prompts, seed=3, position=17).next().id] == drawn[17:18]
 
 
 def test_the_cursor_skips_dropped_prompts_until_none_is_left():
@@ -104,10 +104,10 @@ def test_the_cursor_skips_dropped_prompts_until_none_is_left():
     first, second, third = (prompt.id for prompt in prompts)
     cursor = PromptCursor(prompts, seed=3)
     assert cursor.drop(first, "too-long")
-    assert not cursor.drop(first, "too-long"), "no news"
-    assert not cursor.drop("p999999", "too-long"), "of another split"
+    assert not cursor.drop(first, "too-long"), "dropped already"
+    assert not cursor.drop("p999999", "too-long"), "a prompt of another split"
     assert sorted(cursor.next().id for _ in range(6)) == sorted([second, third] * 3)
-    assert cursor.position in (8, 9), "the dropped one was passed over in each epoch"
+    assert cursor.position in (8, 9), "each epoch skips the dropped prompt"
     assert cursor.drop(second, "refused")
     assert cursor.drop(third, "too-long")
     assert cursor.dropped == {"too-long": 2, "refused": 1}
@@ -135,8 +135,8 @@ def test_jsonl_lines_end_at_line_feeds_and_may_be_blank(tmp_path):
 @pytest.mark.conformance(formula="each question counts once", setting="data.layout = dapo-math-17k")
 def test_duplicates_of_dapo_math_17k_are_removed(tmp_path):
     rows = [dapo_row(f"What is {n % 17}\u00b2?", str((n % 17) ** 2), n) for n in range(1700)]
-    rows[40]["prompt"][0]["content"] += "  \n"  # white space makes no other question
-    rows[50]["reward_model"]["ground_truth"] = "-1"  # nor does another answer; the first is kept
+    rows[40]["prompt"][0]["content"] += "  \n"  # white space does not make it another question
+    rows[50]["reward_model"]["ground_truth"] = "-1"  # nor does another answer; the first answer is kept
     path = write_parquet(tmp_path / "dapo.parquet", rows, row_group_size=300)
     data = DataSettings(
         source="parquet", path=path, layout="dapo-math-17k", verifier="answer-line", train=None, held_out=2
@@ -146,11 +146,11 @@ def test_duplicates_of_dapo_math_17k_are_removed(tmp_path):
     assert (report.rows, report.distinct, report.duplicates, report.conflicts) == (1700, 17, 1683, 1)
     assert (len(splits.train), len(splits.held_out)) == (15, 2)
     assert report.text.startswith("1700 rows, 17 distinct questions, 1683 duplicates removed (1 of them with another")
-    by_answer = {one.reference["answer"]: one for one in (*splits.train, *splits.held_out)}
+    by_answer = {prompt.reference["answer"]: prompt for prompt in (*splits.train, *splits.held_out)}
     assert set(by_answer) == {str(n**2) for n in range(17)}
     [message] = by_answer["9"].messages
-    assert message == {"role": "user", "content": f"{INSTRUCTION}\n\nWhat is 3\u00b2?"}, "its instruction stands"
-    assert {one.verifier for one in by_answer.values()} == {"answer-line"}
+    assert message == {"role": "user", "content": f"{INSTRUCTION}\n\nWhat is 3\u00b2?"}, "the row's instruction is kept"
+    assert {prompt.verifier for prompt in by_answer.values()} == {"answer-line"}
 
 
 def test_parquet_is_read_in_batches(tmp_path):
@@ -163,14 +163,14 @@ def test_parquet_is_read_in_batches(tmp_path):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(found) == 10
-    assert peak < 10e6, "of 20 MB of questions, no more than a batch is held"
+    assert peak < 10e6, "only one batch of the 20 MB of questions is held"
 
 
 def test_a_folder_of_parquet_files_is_read_in_the_order_of_names(tmp_path):
     for name, question in (("b", "second"), ("a", "first")):
         write_parquet(tmp_path / f"{name}.parquet", [{"question": question, "answer": 1}])
     found = load_set(SourceSettings(source="parquet", path=str(tmp_path), layout="fields"), None)
-    assert [one.messages[0]["content"] for one in found] == ["first", "second"]
+    assert [prompt.messages[0]["content"] for prompt in found] == ["first", "second"]
 
 
 ROWS = [{"problem": f"How many are {n}?", "solution": {"final": str(n)}} for n in range(4)]
@@ -180,7 +180,7 @@ FIELDS = {"layout": "fields", "fields": {"question": "problem", "answer": "solut
 def test_saved_datasets(tmp_path):
     write_saved(tmp_path / "one", [ROWS[:3], ROWS[3:]], split="train")
     write_saved(tmp_path / "both" / "train", [ROWS])
-    write_saved(tmp_path / "both" / "test", [ROWS[:1]], split="train")  # as a split of a split is saved
+    write_saved(tmp_path / "both" / "test", [ROWS[:1]], split="train")  # as the split of a split is saved
     (tmp_path / "both" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
 
     def count(folder, split):
@@ -188,12 +188,12 @@ def test_saved_datasets(tmp_path):
 
     assert count("one", None) == count("one", "train") == count("both", "train") == 4
     assert count("both", "test") == 1
-    for folder, split, says in (
+    for folder, split, message in (
         ("both", None, "several splits; set split to one of 'train', 'test'"),
         ("both", "dev", "no split 'dev'"),
         ("one", "test", "has only split 'train'"),
     ):
-        with pytest.raises(DataError, match=says):
+        with pytest.raises(DataError, match=message):
             count(folder, split)
 
 
@@ -208,7 +208,7 @@ def test_parquet_datasets_as_the_hub_lays_them_out(tmp_path):
     def load(folder, split):
         return load_set(SourceSettings(source="hf", path=str(tmp_path / folder), split=split, **FIELDS), None)
 
-    assert [one.reference["answer"] for one in load("data", "train")] == ["0", "1", "2", "3"]
+    assert [prompt.reference["answer"] for prompt in load("data", "train")] == ["0", "1", "2", "3"]
     assert len(load("data", "test")) == 1
     assert len(load("converted", None)) == len(load("converted", "dev")) == 3
     with pytest.raises(DataError, match=r"several datasets \(main, socratic\); expected the path of one"):
@@ -239,10 +239,12 @@ def test_fields_may_map_a_whole_reference(tmp_path):
         {"q": "a", "v": "math", "r": {"answer": "1", "pattern": None}},
         {"q": "b", "v": "pattern", "r": {"answer": None, "pattern": "x|y"}},
     ]
-    path = write_parquet(tmp_path / "r.parquet", rows)  # one column type for both: each row has the other's null
+    path = write_parquet(
+        tmp_path / "r.parquet", rows
+    )  # one column type for both: each row has a null in the other's field
     fields = {"question": "q", "answer": None, "reference": "r", "verifier": "v"}
     found = load_set(SourceSettings(source="parquet", path=path, layout="fields", fields=fields), None)
-    assert [one.reference for one in found] == [{"answer": "1"}, {"pattern": "x|y"}]
+    assert [prompt.reference for prompt in found] == [{"answer": "1"}, {"pattern": "x|y"}]
 
 
 def test_a_system_prompt_comes_first_and_only_once(tmp_path):
@@ -283,7 +285,7 @@ def test_training_excludes_evaluated_questions_wrapped_or_not(tmp_path):
         ("x a b c d e f g h y", "a b c d e f g h", True),
         ("a b c d e f g h", "x a b c d e f g h", True),
         ("x a b c d e f g hh", "a b c d e f g h", False),  # whole words
-        ("x a b c d e f g", "a b c d e f g", False),  # too few words to be told from chance
+        ("x a b c d e f g", "a b c d e f g", False),  # so few words may match by chance
         ("a b c d e f g h i", "a b c d e f g h j", False),
         ("a a a a a a a a a b", "a a a a a a a a b", True),
         ("", "a", False),
@@ -296,7 +298,7 @@ def test_overlap(question, other, same):
 def test_a_set_is_the_first_questions_of_its_source(tmp_path):
     rows = [{"question": f"q{n // 3}", "answer": n} for n in range(30)]
     source = EvaluationSet(name="s", source="jsonl", path=write_jsonl(tmp_path / "s.jsonl", rows), layout="fields")
-    assert [one.messages[0]["content"] for one in load_set(source, 4)] == ["q0", "q1", "q2", "q3"]
+    assert [prompt.messages[0]["content"] for prompt in load_set(source, 4)] == ["q0", "q1", "q2", "q3"]
     assert len(load_set(source, None)) == 10
     with pytest.raises(DataError, match=r"evaluation\.sets 's'\.prompts: 11 is not valid: expected at most 10"):
         load_set(source, 11)
@@ -312,7 +314,7 @@ def test_train_null_takes_all_questions_that_are_not_held_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (
             DataSettings(options=ONE_DIGIT, train=190, held_out=64),
@@ -328,8 +330,8 @@ def test_train_null_takes_all_questions_that_are_not_held_out(tmp_path):
         (DataSettings(source="hf", path="/no/such"), "data.path '/no/such' is not a folder; .*save_to_disk"),
     ],
 )
-def test_errors_name_the_field(data, says):
-    with pytest.raises(DataError, match=says):
+def test_errors_name_the_field(data, message):
+    with pytest.raises(DataError, match=message):
         load_splits(data)
 
 
@@ -339,7 +341,7 @@ ANSWER = {"layout": "fields"}
 
 
 @pytest.mark.parametrize(
-    ("bad", "source", "says"),
+    ("bad", "source", "message"),
     [
         ("{", {}, "row 2: not JSON"),
         ("[1]", {}, r"row 2: \[1\] is not valid: expected an object"),
@@ -363,14 +365,14 @@ ANSWER = {"layout": "fields"}
         ({"prompt": [], "reward_model": {}}, {"layout": "dapo-math-17k"}, r"'reward_model\.ground_truth': missing"),
     ],
 )
-def test_the_error_of_a_row_names_field_value_and_expectation(tmp_path, bad, source, says):
+def test_the_error_of_a_row_names_field_value_and_expectation(tmp_path, bad, source, message):
     good = GOOD | {"answer": "#### 1 ## 1", "m": [{"role": "user", "content": "a"}]}
     good |= {"prompt": good["m"], "reward_model": {"ground_truth": "1"}}
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(good) + "\n" + (bad if isinstance(bad, str) else json.dumps(bad)) + "\n")
     with pytest.raises(DataError, match=rf"data\.path '{path}' row 2") as caught:
         load_set(SourceSettings(source="jsonl", path=str(path), **source), None)
-    assert caught.match(says)
+    assert caught.match(message)
 
 
 def test_the_error_of_a_missing_column_lists_the_columns(tmp_path):

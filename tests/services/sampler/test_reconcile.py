@@ -1,4 +1,4 @@
-"""What the sampler finds that it did not know of: groups redriven, batches that are gone, a pause half told."""
+"""Reconciliation of the sampler with Redis: redriven groups, lost batches, orphaned groups, old dead letters."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ from verifier.service import VerifierService
 
 
 class LateLearner(HandLearner):
-    """Takes batches once it may."""
+    """Takes no batch before `may` is set."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -41,16 +41,16 @@ async def test_a_lost_batch_and_later_ones_are_published_again(redis, run_id):
         running(SamplerService().run(sampler), VerifierService().run(verifier), fleet.run(), learner.run()) as tasks,
     ):
 
-        async def two_out():
+        async def two_published():
             return await redis.xlen(keys.batches) == 2
 
-        await until(two_out, tasks, "two batches")
-        former = [entry for entry, _ in await redis.xrange(keys.batches)]
-        await redis.xdel(keys.batches, former[0])
+        await until(two_published, tasks, "two batches")
+        previous = [entry for entry, _ in await redis.xrange(keys.batches)]
+        await redis.xdel(keys.batches, previous[0])
 
         async def both_again():
             now = [entry for entry, _ in await redis.xrange(keys.batches)]
-            return len(now) == 2 and not set(now) & set(former)
+            return len(now) == 2 and not set(now) & set(previous)
 
         await until(both_again, tasks, "both batches, published again")
         assert "batch-lost" in await phases(sampler.event_log)
@@ -64,7 +64,7 @@ async def test_a_lost_batch_and_later_ones_are_published_again(redis, run_id):
     assert len(set(names)) == len(names) == 12, "a group is trained once"
 
 
-async def test_a_requeued_group_can_die_and_be_requeued_again(redis, run_id):
+async def test_a_redriven_group_can_die_and_be_redriven_again(redis, run_id):
     document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})
     keys = RunKeys(run_id)
     tasks_of = keys.lane(Lane.TRAIN).tasks
@@ -75,7 +75,7 @@ async def test_a_requeued_group_can_die_and_be_requeued_again(redis, run_id):
         await sampler.event_log.write("begun", "the run")
         consumer = Consumer(redis, keys, tasks_of, "rollout", "hand", Task, 30.0, 3)
         await consumer.open()
-        held = {one.message.group: one for one in await consumer.read(64, 10)}
+        held = {delivery.message.group: delivery for delivery in await consumer.read(64, 10)}
         name = min(held)
         await consumer.dead_letter(held[name], "no answer", Cause.DELIVERIES)
         for wanted in (1, 2):
@@ -87,19 +87,20 @@ async def test_a_requeued_group_can_die_and_be_requeued_again(redis, run_id):
             newest = (await letters(redis, keys))[-1]
             again = (await redrive(redis, keys, newest, EventLog(redis, keys, "test"))).redriven
             assert again == f"{name}-r{wanted}"
-            found = None
-            while found is None:
-                found = next((one for one in await consumer.read(64, 10) if one.message.group == again), None)
-            await consumer.dead_letter(found, "no answer either", Cause.DELIVERIES)
+            redriven = None
+            while redriven is None:
+                deliveries = await consumer.read(64, 10)
+                redriven = next((delivery for delivery in deliveries if delivery.message.group == again), None)
+            await consumer.dead_letter(redriven, "no answer either", Cause.DELIVERIES)
 
-        async def three():
+        async def three_dead():
             return (await group_counts(redis, keys)).dead == 3
 
-        await until(three, tasks, "the third")
+        await until(three_dead, tasks, "the third dead group")
         assert (await group_counts(redis, keys)).reconciled
 
 
-async def test_a_requeued_group_without_messages_is_found_orphaned(redis, run_id, monkeypatch):
+async def test_a_redriven_group_without_messages_is_orphaned(redis, run_id, monkeypatch):
     monkeypatch.setattr("services.sampler.orphans.ORPHANED_AFTER_S", 1.5)
     document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})
     keys = RunKeys(run_id)
@@ -111,22 +112,22 @@ async def test_a_requeued_group_without_messages_is_found_orphaned(redis, run_id
         await consumer.open()
         while not (held := await consumer.read(64, 10)):
             pass  # the sampler takes its time to start
-        for one in held:
-            await consumer.dead_letter(one, "no answer", Cause.DELIVERIES)
+        for delivery in held:
+            await consumer.dead_letter(delivery, "no answer", Cause.DELIVERIES)
 
         async def some_dead():
             return (await group_counts(redis, keys)).dead > 0
 
         await until(some_dead, tasks, "dead groups")
         again = (await redrive(redis, keys, (await letters(redis, keys))[0], EventLog(redis, keys, "test"))).redriven
-        # Its task is lost before anybody reads it, with all others: nothing on its way would end any of them.
+        # The stream loses all tasks before a replica reads them: no message is left to end these groups.
         await redis.xtrim(keys.lane(Lane.TRAIN).tasks, maxlen=0)
 
         async def orphaned():
-            told = [event.text for _, event in await sampler.event_log.events() if event.phase == "group-orphaned"]
-            return any(text.startswith(f"{again}:") for text in told)
+            texts = [event.text for _, event in await sampler.event_log.events() if event.phase == "group-orphaned"]
+            return any(text.startswith(f"{again}:") for text in texts)
 
-        await until(orphaned, tasks, "its end", deadline_s=90)
+        await until(orphaned, tasks, "the event of the orphaned group", deadline_s=90)
 
 
 async def test_a_dead_letter_from_before_a_rewind_has_no_effect(redis, run_id):
@@ -144,16 +145,16 @@ async def test_a_dead_letter_from_before_a_rewind_has_no_effect(redis, run_id):
                 held += await consumer.read(2, 10)
             first.stopping.set()
             await asyncio.wait_for(sampling[0], 90)
-        for one in held[:2]:
-            await consumer.dead_letter(one, "no answer", Cause.DELIVERIES)
-        [former, _] = [one.entry for one in await letters(redis, keys)]
-        await redis.hset(keys.queue, mapping={"step": 0, "last": 0, "letters": former})
+        for delivery in held[:2]:
+            await consumer.dead_letter(delivery, "no answer", Cause.DELIVERIES)
+        [earlier, _] = [letter.entry for letter in await letters(redis, keys)]
+        await redis.hset(keys.queue, mapping={"step": 0, "last": 0, "letters": earlier})
         async with running(SamplerService().run(second)) as tasks:
 
             async def one_dead():
                 return (await group_counts(redis, keys)).dead > 0
 
-            await until(one_dead, tasks, "the end of the later one")
+            await until(one_dead, tasks, "the group of the later dead letter to be dead")
             await asyncio.sleep(1.0)
-            states = [await redis.hget(keys.group(one.message.group), "state") for one in held[:2]]
+            states = [await redis.hget(keys.group(delivery.message.group), "state") for delivery in held[:2]]
     assert states == [b"pending", b"dead"]

@@ -1,4 +1,4 @@
-"""When evaluations are due beside training, which are skipped and said to be, and that training never waits for one."""
+"""Evaluations beside training: when they are due, which are skipped and reported, and that training never waits."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -61,7 +61,7 @@ async def skipped(context):
 
 @asynccontextmanager
 async def opened(redis, run_id, steps, every):
-    """A schedule at policy version 0, the evaluator whose ends the test decides, and their service's context."""
+    """A schedule at policy version 0, an evaluator whose evaluations the test ends, and their service's context."""
     document = recipe_document("/none", limits={"rollout_steps": steps}, evaluation={"every": every})
     async with service_context(redis, run_id, document, "sampler") as context:
         hand = HandEvaluator()
@@ -90,7 +90,7 @@ async def test_one_evaluation_runs_at_a_time_and_skips_are_reported(redis, run_i
         assert await skipped(context) == ["step-2: had not started when step-3 became due"]
         await hand.end("step-1")
         await tick(3)
-        await tick(5)  # two at once: the fourth is skipped at once, the fifth waits
+        await tick(5)  # step-4 and step-5 are due: step-4 is skipped at once, step-5 waits
         assert [name for name, _ in hand.begun] == ["before", "step-1", "step-3"]
         finishing = asyncio.create_task(schedule.finish(6))
         await asyncio.sleep(0.1)
@@ -98,7 +98,7 @@ async def test_one_evaluation_runs_at_a_time_and_skips_are_reported(redis, run_i
             "step-4: had not started when step-5 became due",
             "step-5: had not started when training finished; the last policy version is evaluated instead",
         ]
-        assert len(hand.begun) == 3, "the last one waits for the running one"
+        assert len(hand.begun) == 3, "the last evaluation waits for the running one"
         await hand.end("step-3")
         await asyncio.sleep(0.05)
         assert hand.begun[3:] == [("after", False)]
@@ -114,10 +114,10 @@ async def test_a_run_that_ends_early_skips_the_waiting_evaluation(redis, run_id)
         await schedule.tick(3)
         finishing = asyncio.create_task(schedule.finish(6))
         await asyncio.sleep(0.1)
-        told = await skipped(context)
+        texts = await skipped(context)
         await hand.end("after")
         assert await asyncio.wait_for(finishing, 60)
-    assert told == ["step-4: had not started when training finished; the last policy version is evaluated instead"]
+    assert texts == ["step-4: had not started when training finished; the last policy version is evaluated instead"]
     assert [name for name, _ in hand.begun] == ["before", "after"]
 
 
@@ -150,7 +150,7 @@ async def test_the_schedule_resumes_where_an_earlier_one_stopped(redis, run_id, 
             assert hand.begun[-1][0] == name
             await hand.end(name)
         await schedule.tick(17)
-        assert len(hand.begun) == len(resumed), "step-10, missed long ago, is not made up"
+        assert len(hand.begun) == len(resumed), "step-10, missed long ago, is not evaluated"
         await schedule.close()
 
 
@@ -195,7 +195,7 @@ async def test_training_never_waits_for_an_evaluation(redis, run_id):
     ):
 
         async def both(name):
-            return len([one for one in await sampler.event_log.evaluations() if one.name == name]) == 2
+            return len([record for record in await sampler.event_log.evaluations() if record.name == name]) == 2
 
         await until(lambda: both("before"), serving, "the first evaluation of both sets")
 
@@ -205,15 +205,17 @@ async def test_training_never_waits_for_an_evaluation(redis, run_id):
         async with running(learner.run()) as learning:
             tasks = [*serving, *learning]
             await until(trained, tasks, "the last policy version, while an earlier one is still being evaluated")
-            assert {one.name for one in await sampler.event_log.evaluations()} == {"before"}
+            assert {record.name for record in await sampler.event_log.evaluations()} == {"before"}
             fleet.gate.set()
             await until(lambda: both("after"), tasks, "the last evaluation of both sets")
-        records = {(one.name, one.set): one for one in await sampler.event_log.evaluations()}
-        said = await skipped(sampler)
+        records = {(record.name, record.set): record for record in await sampler.event_log.evaluations()}
+        texts = await skipped(sampler)
     [beside] = {name for name, _ in records} - {"before", "after"}
-    assert set(records) == {(name, kind) for name in ("before", beside, "after") for kind in ("held-out", "long-sums")}
-    assert sorted([beside, *(text.split(":")[0] for text in said)]) == ["step-1", "step-2", "step-3"]
+    assert set(records) == {
+        (name, held_out) for name in ("before", beside, "after") for held_out in ("held-out", "long-sums")
+    }
+    assert sorted([beside, *(text.split(":")[0] for text in texts)]) == ["step-1", "step-2", "step-3"]
     before, after = records["before", "long-sums"], records["after", "long-sums"]
     assert (before.version, before.newest_version, before.prompts, before.samples_per_prompt) == (0, 0, 3, 3)
     assert (after.version, after.newest_version) == (4, 4)
-    assert [one.k for one in before.pass_at] == [1, 2, 3]
+    assert [estimate.k for estimate in before.pass_at] == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""A run's memory in Redis stays below the bound that its recipe gives, however long it goes on."""
+"""A run's memory in Redis stays below the bound that its recipe gives, however long it runs."""
 
 import asyncio
 import itertools
@@ -41,7 +41,7 @@ class Longest(HandFleet):
 
 
 class SlowToCover(HandLearner):
-    """Covers batches as a learner does that writes a checkpoint every fourth step, and is always one late."""
+    """Covers batches like a learner that checkpoints every fourth step, and always one checkpoint late."""
 
     def __init__(self, redis, keys, fleet):
         super().__init__(redis, keys, fleet)
@@ -50,8 +50,8 @@ class SlowToCover(HandLearner):
     async def cover(self, history, logged):
         self.waiting.append(logged)
         if len(self.waiting) == 8:
-            for one in self.waiting[:4]:
-                assert await history.cover_batch(one)
+            for batch in self.waiting[:4]:
+                assert await history.cover_batch(batch)
             del self.waiting[:4]
 
 
@@ -96,19 +96,19 @@ async def test_memory_stays_below_the_bound_of_the_recipe(run_id):
         await redis.aclose()
     assert counts.reconciled, counts
     assert counts.trained == 4 * STEPS
-    print(f"bound {bound.total:,} bytes, most used {max(used):,}, {len(used)} measurements")
+    print(f"bound {bound.total:,} bytes, peak {max(used):,} bytes, {len(used)} measurements")
     assert max(used) < bound.total
-    # A bound far above what is used would hold whatever leaks: the parts that can leak are checked by themselves.
+    # The bound may be far above the use and hide a leak, so the parts that can leak are also checked alone.
     half = len(payloads) // 2
     assert max(payloads[half:]) <= (24 + 8 * 4) * 8
     assert max(used[half:]) < 1.5 * max(used[:half])
-    # What was in flight, and what passed since they were last trimmed: a leak would hold all that has passed.
+    # A stream holds what is in flight and what passed since its last trim; with a leak it would hold everything.
     assert max(streams) < 8 * counts.dispatched / 4, (streams, counts)
 
 
 @pytest.mark.parametrize("passing", [80, pytest.param(400, marks=pytest.mark.slow)])
 async def test_slow_groups_do_not_keep_finished_ones_in_memory(own_server, run_id, passing):
-    """A task, samples and verdicts of slow groups stay under lease while hundreds of groups pass them by."""
+    """A task, samples and verdicts of slow groups stay under lease while hundreds of other groups finish."""
     inflight = 8
     limits = {"max_inflight_groups": inflight, "groups_per_step": 2}
     document = recipe_document("/none", algorithm={"group_size": 2}, limits=limits)
@@ -124,7 +124,7 @@ async def test_slow_groups_do_not_keep_finished_ones_in_memory(own_server, run_i
         for number in range(passing):
             await run.decided(f"g{number}", "filtered")
             if number % inflight < inflight - 1:
-                continue  # no more pass between two looks than may be in flight
+                continue  # between two measurements, as many groups finish as may be in flight
             used.append(0)
             for name in longest:
                 stream = getattr(run.streams, name)
@@ -135,12 +135,12 @@ async def test_slow_groups_do_not_keep_finished_ones_in_memory(own_server, run_i
             await maintenance._maintain()
             for name in longest:
                 lengths[name].append(await redis.xlen(getattr(run.streams, name)))
-    assert {name: max(found) for name, found in lengths.items()} == longest
+    assert {name: max(measured) for name, measured in lengths.items()} == longest
     assert max(used) < footprint(recipe).parts["streams of groups in flight"]
     groups = passing + 3
     assert seen == {"tasks": groups, "samples": 2 * (groups - 1), "verdicts": 2 * (groups - 2)}, "a tail misses nothing"
     assert len(slow) == 5
-    for lease in (one.lease for one in slow):
+    for lease in (delivery.lease for delivery in slow):
         assert len(await redis.xrange(lease.stream, lease.entry, lease.entry)) == 1
         assert len(await redis.xpending_range(lease.stream, lease.consumer_group, lease.entry, lease.entry, 1)) == 1
 

@@ -1,4 +1,4 @@
-"""The starvation escalation: which level after how many judged groups, and each change told once."""
+"""The starvation escalation: the level after so many judged groups, and one report per change of level."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ STEEP = Escalation(2, 4, 8, 16)
         (64, 0, BOUNDARY),
         (127, 3, BOUNDARY),
         (128, 3, PARTIAL),
-        (128, 0, BOUNDARY),  # a partial batch of nothing is none
+        (128, 0, BOUNDARY),  # no partial batch without a kept group
         (255, 0, BOUNDARY),
         (256, 0, PAUSE),
         (256, 1, PARTIAL),
-        (9999, 1, PARTIAL),  # what is there is trained rather than left
-        (9999, 8, NORMAL),  # a whole batch is there: it waits for the learner
+        (9999, 1, PARTIAL),  # a kept group is trained, not left waiting
+        (9999, 8, NORMAL),  # a whole batch waits for the learner
     ],
 )
 def test_the_default_escalation(judged: int, kept: int, expected: Level) -> None:
@@ -89,7 +89,7 @@ def test_levels_must_increase(levels: tuple[int | None, ...], named: str) -> Non
 @st.composite
 def escalations(draw: st.DrawFn) -> Escalation:
     after = sorted(draw(st.sets(st.integers(1, 40), min_size=4, max_size=4)))
-    return Escalation(*(one if draw(st.booleans()) else None for one in after))
+    return Escalation(*(threshold if draw(st.booleans()) else None for threshold in after))
 
 
 @given(
@@ -98,7 +98,7 @@ def escalations(draw: st.DrawFn) -> Escalation:
 def test_more_judged_groups_never_lower_the_level(
     escalation: Escalation, kept: int, groups: int, judged: list[int]
 ) -> None:
-    levels = [escalation.level(one, kept, groups) for one in sorted(judged)]
+    levels = [escalation.level(count, kept, groups) for count in sorted(judged)]
     assert levels == sorted(levels)
     assert all(kept < groups for level in levels if level)
     assert all(kept for level in levels if level is PARTIAL)
@@ -107,8 +107,8 @@ def test_more_judged_groups_never_lower_the_level(
 
 @given(escalation=escalations(), groups=st.integers(1, 6), events=st.lists(st.sampled_from("jjjjjjkb"), max_size=200))
 def test_every_change_of_level_is_returned_exactly_once(escalation: Escalation, groups: int, events: list[str]) -> None:
-    """j: a filtered group, k: a kept one, b: a batch of what is there."""
-    starvation, kept, told = Starvation(escalation, groups), 0, [NORMAL]
+    """j: a filtered group, k: a kept group, b: a batch of the kept groups."""
+    starvation, kept, levels = Starvation(escalation, groups), 0, [NORMAL]
     for event in events:
         if event == "b":
             starvation.begin()
@@ -119,20 +119,20 @@ def test_every_change_of_level_is_returned_exactly_once(escalation: Escalation, 
         change = starvation.update(kept, HISTOGRAM)
         assert starvation.update(kept, HISTOGRAM) is None
         if change is not None:
-            told.append(change.level)
-        assert told[-1] is starvation.level is escalation.level(starvation.judged, kept, groups)
-    assert all(one is not other for one, other in pairwise(told))
+            levels.append(change.level)
+        assert levels[-1] is starvation.level is escalation.level(starvation.judged, kept, groups)
+    assert all(level is not following for level, following in pairwise(levels))
 
 
-def test_a_change_reports_counts_measure_and_histogram() -> None:
+def test_a_change_reports_counts_response_and_histogram() -> None:
     starvation = Starvation(STEEP, 4)
-    told = []
+    updates = []
     for kept in [0] * 33 + [1] + [0] * 30:
         starvation.group_judged()
-        told.append(starvation.update(kept, HISTOGRAM))
+        updates.append(starvation.update(kept, HISTOGRAM))
     starvation.begin()
-    told.append(starvation.update(0, HISTOGRAM))
-    changes = [change for change in told if change is not None]
+    updates.append(starvation.update(0, HISTOGRAM))
+    changes = [change for change in updates if change is not None]
     assert [change.kind for change in changes] == [
         "starvation-widen",
         "starvation-boundary",
@@ -150,7 +150,7 @@ def test_a_change_reports_counts_measure_and_histogram() -> None:
     assert all(HISTOGRAM in change.text for change in changes[:-1])
 
 
-def test_a_successor_with_the_same_state_reports_no_change() -> None:
+def test_a_restart_with_the_same_state_reports_no_change() -> None:
     first = Starvation(STEEP, 4)
     for _ in range(9):
         first.group_judged()

@@ -1,4 +1,4 @@
-"""The estimate of a pass rate: exact when fresh, fading with policy versions, and stored bit for bit."""
+"""The estimate of a pass rate: exact for the current policy version, then fading, stored without rounding."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ VERSIONS = st.integers(0, 1000)
 @st.composite
 def observations(draw: st.DrawFn) -> list[tuple[str, int, int, int]]:
     """(prompt, correct, known, version), versions in any order."""
-    found = []
+    drawn = []
     for _ in range(draw(st.integers(0, 12))):
         known = draw(st.integers(0, 16))
-        found.append((draw(st.sampled_from("abc")), draw(st.integers(0, known)), known, draw(VERSIONS)))
-    return found
+        drawn.append((draw(st.sampled_from("abc")), draw(st.integers(0, known)), known, draw(VERSIONS)))
+    return drawn
 
 
 def rates(observed: list[tuple[str, int, int, int]], half_life: float = 8.0, prior: Beta = FLAT) -> PassRates:
-    found = PassRates(half_life, prior)
+    pass_rates = PassRates(half_life, prior)
     for observation in observed:
-        found.observe(*observation)
-    return found
+        pass_rates.observe(*observation)
+    return pass_rates
 
 
 def test_an_unseen_prompt_has_the_prior() -> None:
@@ -48,7 +48,7 @@ def test_fresh_evidence_counts_in_full_and_halves_in_a_half_life() -> None:
     assert known.of("a", 26) == (4.0, 2.0)
     known.observe("a", 0, 4, 18)
     assert known.of("a", 18) == (7.0, 7.0)
-    # A group that was in flight for long counts with its faded evidence.
+    # The evidence of a group that was in flight for long has faded already.
     known.observe("a", 8, 8, 10)
     assert known.of("a", 18) == (11.0, 7.0)
 
@@ -111,8 +111,8 @@ def test_a_prompt_takes_twelve_bytes() -> None:
 @pytest.mark.parametrize(
     "text", ["", "AAAA", "not base64, is it", "AACAvwAAAAAAAAAA", "AADAfwAAAAAAAAAA", "AACAfwAAAAAAAAAA"]
 )
-def test_what_dump_cannot_have_written_is_refused_by_name(text: str) -> None:
-    """The last three: -1, not a number and infinitely many right answers."""
+def test_load_rejects_what_dump_cannot_write(text: str) -> None:
+    """The last three: -1, NaN and infinitely many correct answers."""
     with pytest.raises(ValueError, match="prompt 'a'"):
         PassRates(8.0).load({"a": text})
 
@@ -136,14 +136,14 @@ def test_the_counts_of_the_prior_are_above_0(prior: Beta) -> None:
 
 
 def density(belief: Beta, rate: float) -> float:
-    """The textbook form, without its constant."""
+    """The textbook formula of the density, without its constant."""
     return float(rate ** (belief.alpha - 1) * (1 - rate) ** (belief.beta - 1))
 
 
 @pytest.mark.parametrize("belief", [FLAT, Beta(3.0, 2.0), Beta(1.0, 17.0), Beta(40.0, 7.5)])
 @pytest.mark.parametrize("size", [2, 4, 16])
 def test_the_chance_of_a_mixed_group_integrates_over_the_rate(belief: Beta, size: int) -> None:
-    """Against the midpoint rule on 1 - p^G - (1-p)^G, written out."""
+    """Compared with the midpoint rule for the integral of 1 - p^G - (1-p)^G."""
     at = [(place + 0.5) / 20_000 for place in range(20_000)]
     weights = [density(belief, rate) for rate in at]
     integral = sum(w * (1 - p**size - (1 - p) ** size) for p, w in zip(at, weights, strict=True)) / sum(weights)
@@ -151,16 +151,16 @@ def test_the_chance_of_a_mixed_group_integrates_over_the_rate(belief: Beta, size
 
 
 def test_known_values() -> None:
-    # A flat prior: every number of right answers from 0 to G is as likely as any other.
+    # A flat prior: all numbers of correct answers from 0 to G are equally likely.
     assert FLAT.mixed(16) == pytest.approx(15 / 17)
     assert mixed(0.5, 4) == pytest.approx(7 / 8)
     assert mixed(1e-12, 16) == pytest.approx(16e-12, rel=1e-9, abs=0)
     assert [mixed(rate, 8) for rate in (0.0, 1.0)] == [0.0, 0.0]
-    assert [mixed(0.3, size) for size in (1,)] == pytest.approx([0.0])
+    assert mixed(0.3, 1) == pytest.approx(0.0)
 
 
 @given(rate=st.floats(0, 1), size=st.integers(1, 64))
-def test_mixed_is_a_probability_symmetric_in_right_and_wrong(rate: float, size: int) -> None:
+def test_mixed_is_a_probability_symmetric_in_the_rate(rate: float, size: int) -> None:
     assert 0 <= mixed(rate, size) <= 1
     assert mixed(rate, size) == pytest.approx(mixed(1 - rate, size), abs=1e-9)
     assert mixed(rate, size) <= mixed(rate, size + 1) + 1e-12

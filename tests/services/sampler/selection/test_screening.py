@@ -25,10 +25,10 @@ C, W, U = Outcome.CORRECT, Outcome.WRONG, Outcome.UNKNOWN
         ([C, C, C, C], 16, "filtered"),
         ([W, W, W, W], 16, "filtered"),
         ([C, C, C, U], 12, COMPLETE),
-        ([W, U, W, W], 15, COMPLETE),  # the unknown one may hide a different outcome
+        ([W, U, W, W], 15, COMPLETE),  # the unknown outcome may be a correct one
         ([U, U, U, U], 12, COMPLETE),
         ([U, U, U, U], 13, "dead"),
-        ([C, W, C, U], 16, "dead"),  # one is missing already: the other samples would be wasted
+        ([C, W, C, U], 16, "dead"),  # 16 known verdicts are out of reach: the other samples would be wasted
         ([C, W, C, U], 15, COMPLETE),
     ],
 )

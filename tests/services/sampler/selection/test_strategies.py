@@ -1,4 +1,4 @@
-"""The choice of the next prompt, uniform or by a likely signal: no prompt starves, and restarts change nothing."""
+"""The choice of the next prompt by each strategy: no prompt starves, and restarts change nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def selection(count: int, seed: int = 0, place: Place = Place(), **rule: Any) ->
 
 
 def observe(chosen: Selection, prompt: str, correct: int, known: int = 1000) -> None:
-    """Add so much evidence that a rate drawn from the posterior is almost exactly correct / known."""
+    """Add so much evidence that a pass rate drawn from the posterior is almost exactly correct / known."""
     chosen.rates.observe(prompt, correct, known, 0)
 
 
@@ -60,8 +60,8 @@ def test_dropped_prompts_are_never_drawn(strategy: str) -> None:
     assert not chosen.drop("elsewhere", "refused")
     drawn = {chosen.next(strategy, 0, NOTHING).id for _ in range(200)}
     assert drawn == {"p0", "p1", "p3", "p4", "p5"}
-    for left in sorted(drawn):
-        chosen.drop(left, "refused")
+    for prompt in sorted(drawn):
+        chosen.drop(prompt, "refused")
     with pytest.raises(PromptsExhaustedError, match="5 refused, 1 too-long"):
         chosen.next(strategy, 0, NOTHING)
 
@@ -69,11 +69,11 @@ def test_dropped_prompts_are_never_drawn(strategy: str) -> None:
 def test_boundary_prefers_prompts_that_give_mixed_groups() -> None:
     chosen = selection(200)
     for number in range(200):
-        observe(chosen, f"p{number}", {0: 500, 1: 1000}.get(number % 10, 0))  # a tenth mixed, a tenth always right
+        observe(chosen, f"p{number}", {0: 500, 1: 1000}.get(number % 10, 0))  # a tenth mixed, a tenth always correct
     drawn = [int(chosen.next("boundary", 0, NOTHING).id[1:]) for _ in range(1000)]
-    good = sum(number % 10 == 0 for number in drawn)
-    # A tenth of the draws explores, which meets a tenth of good prompts.
-    assert good == pytest.approx(900 + 10, abs=10)
+    mixed = sum(number % 10 == 0 for number in drawn)
+    # A tenth of the draws explores; a tenth of those draws such a prompt.
+    assert mixed == pytest.approx(900 + 10, abs=10)
 
 
 def test_boundary_prefers_unjudged_prompts_to_hopeless_ones() -> None:
@@ -84,18 +84,18 @@ def test_boundary_prefers_unjudged_prompts_to_hopeless_ones() -> None:
 
 
 def test_each_draw_samples_the_posterior_independently() -> None:
-    """Of a flat belief's rates, those from 0.1340 to 0.8660 give a mixed group of 16 with 0.9 of the best chance."""
-    chosen, looked = selection(5000, exploration=0.001), []
+    """A group of 16 has at least 0.9 of the highest chance to be mixed for pass rates from 0.1340 to 0.8660."""
+    chosen, examined = selection(5000, exploration=0.001), []
     for _ in range(900):
         before = chosen.place.scan
         chosen.next("boundary", 0, NOTHING)
-        looked.append(chosen.place.scan - before)
+        examined.append(chosen.place.scan - before)
     share = 0.732
-    assert looked.count(1) / 900 == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / 900))
+    assert examined.count(1) / 900 == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / 900))
 
 
 def test_prompts_inside_the_band_are_drawn_equally_often() -> None:
-    """Pass rates of 0.2, 0.5 and 0.8: a group of 16 is mixed in 97 of 100 cases, or in more."""
+    """Pass rates of 0.2, 0.5 and 0.8: a group of 16 is mixed in at least 97 of 100 cases."""
     chosen = selection(30, exploration=0.001)
     for number in range(30):
         observe(chosen, f"p{number}", (200, 500, 800)[number % 3])
@@ -114,13 +114,13 @@ def test_evidence_of_an_old_policy_is_forgotten() -> None:
     chosen = selection(50, exploration=0.001, candidates=1)
     for number in range(50):
         observe(chosen, f"p{number}", 0)
-    passed = {version: selection(50, exploration=0.001) for version in (0, 400)}
-    for version, later in passed.items():
+    copies = {version: selection(50, exploration=0.001) for version in (0, 400)}
+    for version, later in copies.items():
         later.rates.load(chosen.rates.dump())
         for _ in range(20):
             later.next("boundary", version, NOTHING)
-    assert passed[0].place.scan == 20 * 64, "no prompt is in the band, so each draw examines all its candidates"
-    assert passed[400].place.scan < 60, "three of four prompts are in the band"
+    assert copies[0].place.scan == 20 * 64, "no prompt is in the band, so each draw examines all its candidates"
+    assert copies[400].place.scan < 60, "three of four prompts are in the band"
 
 
 @given(count=st.integers(1, 30), candidates=st.integers(1, 20), seed=st.integers(0, 9))
@@ -159,14 +159,14 @@ def test_exploring_draws_continue_the_uniform_walk() -> None:
     count=st.integers(2, 12),
     exploration=st.sampled_from([0.05, 0.1, 0.3, 1.0]),
     in_flight=st.integers(0, 8),
-    good=st.sets(st.integers(0, 11)),
+    hopeful=st.sets(st.integers(0, 11)),
     seed=st.integers(0, 99),
 )
-def test_no_prompt_starves(count: int, exploration: float, in_flight: int, good: set[int], seed: int) -> None:
-    """Turns on the uniform walk are less than two epochs apart, and a prompt is skipped only while in flight."""
+def test_no_prompt_starves(count: int, exploration: float, in_flight: int, hopeful: set[int], seed: int) -> None:
+    """The uniform walk draws each prompt again within two epochs, and skips a prompt only while it is in flight."""
     chosen = selection(count, seed, exploration=exploration, candidates=4)
     for number in range(count):
-        observe(chosen, f"p{number}", 500 if number in good else 0)
+        observe(chosen, f"p{number}", 500 if number in hopeful else 0)
     bound = in_flight + math.ceil((2 * count - 1) / exploration) + 1
     last = dict.fromkeys((prompt.id for prompt in prompts(count)), 0)
     waiting: deque[str] = deque(maxlen=in_flight)
@@ -190,7 +190,7 @@ def test_boundary_skips_prompts_in_flight_unless_all_are(count: int, in_flight: 
 STEPS = st.one_of(
     st.tuples(st.just("draw"), st.sampled_from(sorted(STRATEGIES))),
     st.tuples(st.just("judge"), st.integers(0, 16)),
-    st.tuples(st.just("drop"), st.integers(1, 8)),  # one prompt of nine stays
+    st.tuples(st.just("drop"), st.integers(1, 8)),  # one of the nine prompts is never dropped
     st.tuples(st.just("publish"), st.integers(1, 9)),
 )
 
@@ -224,8 +224,7 @@ def test_a_restart_at_any_point_changes_nothing(steps: list[tuple[str, Any]], re
 
 
 def test_seeds_differ() -> None:
-    drawn = [[selection(50, seed).next("boundary", 0, NOTHING).id for _ in range(1)] for seed in range(20)]
-    assert len({prompts_drawn[0] for prompts_drawn in drawn}) > 5
+    assert len({selection(50, seed).next("boundary", 0, NOTHING).id for seed in range(20)}) > 5
 
 
 @pytest.mark.parametrize(
