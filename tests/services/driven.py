@@ -1,4 +1,4 @@
-"""Owns a run that a test drives by hand on a real server: its messages, its consumers, and a copy of all its keys.
+"""Owns a run that a test drives by hand on a real server: its messages, its consumers, and the content of its keys.
 
 Must not be used outside tests.
 """
@@ -49,7 +49,7 @@ BODY = SamplePayload(
     finish_reason="stop",
     spans=(VersionSpan(version=3, start=0, end=1), VersionSpan(version=4, start=1, end=2)),
 )
-EVENT = Event(service="test", phase="told", text="a line", at=1.0)
+EVENT = Event(service="test", phase="test", text="a line", at=1.0)
 
 
 def task_of(group: str, samples: int = 2, stop: int | None = None) -> Task:
@@ -73,7 +73,7 @@ LETTER = DeadLetter(
 
 
 def sample_of(keys: RunKeys, group: str, index: int, started_at: float = 1.0) -> Sample:
-    """A sample; `started_at` tells the attempts at one index apart."""
+    """A sample; `started_at` distinguishes the attempts at one index."""
     facts = SampleFacts(
         payload=keys.payload(group, index),
         prompt_tokens=3,
@@ -89,13 +89,13 @@ def sample_of(keys: RunKeys, group: str, index: int, started_at: float = 1.0) ->
 
 
 def verdict_on(sample: Sample, outcome: Outcome = Outcome.CORRECT) -> Verdict:
-    """A verdict on that very sample."""
+    """A verdict on the sample."""
     return Verdict(group=sample.group, index=sample.index, outcome=outcome, score=1.0, facts=sample.facts)
 
 
 def batch_of(keys: RunKeys, step: int, groups: Iterable[str], samples: int = 2, *, last: bool = False) -> Batch:
     """The batch of a rollout step."""
-    made = tuple(
+    batch_groups = tuple(
         BatchGroup(
             group=group,
             samples=tuple(
@@ -118,7 +118,7 @@ def batch_of(keys: RunKeys, step: int, groups: Iterable[str], samples: int = 2, 
     return Batch(
         step=step,
         version=step - 1,
-        groups=made,
+        groups=batch_groups,
         sampler_state=STATE,
         sampling_metrics={},
         generation_started_at=1.0,
@@ -129,30 +129,30 @@ def batch_of(keys: RunKeys, step: int, groups: Iterable[str], samples: int = 2, 
 
 
 def snapshot_at(step: int) -> SamplerSnapshot:
-    """What a sampler knew when it published the batch of `step`."""
+    """The snapshot of a sampler that publishes the batch of `step`."""
     return SamplerSnapshot(step=step, state=STATE, counts=GroupCounts(), posteriors={"p0": "1:1:0"})
 
 
 def record_of(batch: Batch, version: int, weights: str = "") -> StepRecord:
-    """What a learner writes of a batch that it trained."""
+    """The step record of a batch that the learner trained."""
     return StepRecord(
         step=batch.step,
         version=version,
         optimizer_steps=2,
-        groups=tuple(item.group for item in batch.groups),
+        groups=tuple(group.group for group in batch.groups),
         metrics={},
         generation_started_at=1.0,
         generation_finished_at=2.0,
         learning_started_at=3.0,
         learning_finished_at=4.0,
-        prompts=tuple(item.prompt for item in batch.groups),
-        staleness=tuple(item.staleness for item in batch.groups),
+        prompts=tuple(group.prompt for group in batch.groups),
+        staleness=tuple(group.staleness for group in batch.groups),
         weights=weights or f"w{batch.step}",
     )
 
 
 class Hasty:
-    """A client that does not wait for entries: the test knows whether one will come."""
+    """A client that does not wait for entries: no other process would add one."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -161,12 +161,12 @@ class Hasty:
         return getattr(self._client, name)
 
     async def xreadgroup(self, *arguments: Any, block: int | None = None, **others: Any) -> Any:
-        assert block, "it would have waited"
+        assert block, "the read would wait for ever"
         return await self._client.xreadgroup(*arguments, **others)
 
 
 class DrivenRun:
-    """A run's consumers and transitions. Make it with `open`, which takes the fences of sampler and learner."""
+    """A run's consumers and transitions. `open` makes one, and the owner of the sampler's and the learner's role."""
 
     def __init__(self, redis: Any, keys: RunKeys, lease_s: float, max_deliveries: int) -> None:
         self.redis, self.keys = redis, keys
@@ -190,7 +190,7 @@ class DrivenRun:
         return Consumer(self.redis, self.keys, stream, group, name, model, *self._leasing)
 
     def rollout(self, name: str = "r0") -> Consumer[Task]:
-        """A consumer of tasks; like all of these it looks for lapsed leases at its first read."""
+        """A consumer of tasks; its first read looks for lapsed leases, as every consumer's does."""
         return self._consumer(self.streams.tasks, "rollout", name, Task)
 
     def verifier(self, name: str = "v0") -> Consumer[Sample]:
@@ -209,7 +209,7 @@ class DrivenRun:
         )
 
     async def dispatched(self, group: str, samples: int = 2, stop: int | None = None) -> Delivery[Task]:
-        """A new group, whose task a rollout holds."""
+        """A new group, whose task a replica holds."""
         assert await self.sampler.dispatch(Lane.TRAIN, task_of(group, samples, stop), STATE)
         [delivery] = await self.rollout().read(1, 1)
         assert delivery.message.group == group
@@ -234,14 +234,14 @@ class DrivenRun:
         return await self.judge().read(samples, 1)
 
     async def decided(self, group: str, decision: str, samples: int = 2) -> None:
-        """A new group that was taken from its dispatch to the sampler's decision."""
+        """A new group, from its dispatch to the sampler's decision."""
         *first, last = await self.judged(group, samples)
         for delivery in first:
             await self.sampler.record_verdict(Lane.TRAIN, delivery.lease, delivery.message, "", samples)
         await self.sampler.record_verdict(Lane.TRAIN, last.lease, last.message, decision, samples)
 
     async def batched(self, step: int, *groups: str) -> LoggedBatch:
-        """A batch of new groups, as the learner finds it in the log."""
+        """A batch of new groups, as the learner reads it from the log."""
         for group in groups:
             await self.decided(group, "kept")
         assert await self.sampler.publish_batch(batch_of(self.keys, step, groups), snapshot_at(step))
@@ -255,8 +255,8 @@ class DrivenRun:
         return logged
 
     async def append(self, stream: str, *bodies: bytes | Message) -> list[str]:
-        """Put entries on a stream as anybody may who reaches Redis; their ids."""
-        raw = [item.model_dump_json().encode() if isinstance(item, Message) else item for item in bodies]
+        """Add entries to a stream without the platform's checks, and return their ids."""
+        raw = [body.model_dump_json().encode() if isinstance(body, Message) else body for body in bodies]
         return [(await self.redis.xadd(stream, {"m": body})).decode() for body in raw]
 
     async def counts(self, lane: Lane = Lane.TRAIN) -> dict[str, int]:
@@ -267,24 +267,24 @@ class DrivenRun:
 
     async def state(self, group: str) -> str | None:
         """The group's state; None when its hash is gone."""
-        found = await self.redis.hget(self.keys.group(group), "state")
-        return found.decode() if found else None
+        state = await self.redis.hget(self.keys.group(group), "state")
+        return state.decode() if state else None
 
 
 async def contents(redis: Any, keys: RunKeys) -> dict[str, Any]:
-    """All that Redis holds of a run, but for how long a lease has been idle: equal iff nothing changed."""
-    found = {}
+    """All that Redis holds of a run, except the idle times of leases: equal if and only if nothing changed."""
+    content = {}
     async for key in redis.scan_iter(match=keys.key("*"), count=1000):
         kind = (await redis.type(key)).decode()
-        found[key.decode()] = kind, await READERS[kind](redis, key)
-    return found
+        content[key.decode()] = kind, await READERS[kind](redis, key)
+    return content
 
 
 async def _stream(redis: Any, key: bytes) -> Any:
     groups = {}
     for group in await redis.xinfo_groups(key):
         pending = await redis.xpending_range(key, group["name"], "-", "+", 1000)
-        leases = [(item["message_id"], item["consumer"], item["times_delivered"]) for item in pending]
+        leases = [(lease["message_id"], lease["consumer"], lease["times_delivered"]) for lease in pending]
         groups[group["name"]] = group["last-delivered-id"], leases
     return await redis.xrange(key), groups
 

@@ -1,4 +1,4 @@
-"""Owns hostile messages for tests: real ones with a changed field, and bytes that are no message.
+"""Owns hostile messages for tests: real messages with changed fields, and bytes that are not a message.
 
 Must not be used outside tests.
 """
@@ -57,7 +57,7 @@ VALUES: list[Any] = [
     "invalid",
     "deliveries",
 ]
-"""What a field may hold instead."""
+"""Values that replace those of fields."""
 RAW: list[bytes] = [
     b"",
     b" ",
@@ -84,7 +84,7 @@ RAW: list[bytes] = [
 
 
 def places(document: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every value in a message, containers included; not the message itself."""
+    """The path of every value in a message, including containers; not of the message itself."""
     items = document.items() if isinstance(document, dict) else enumerate(document)
     for key, value in items:
         yield (*at, key)
@@ -119,8 +119,8 @@ def _double(document: Any, path: tuple[Any, ...], _: Any) -> None:
 CHANGES: list[Callable[[Any, tuple[Any, ...], Any], None]] = [_put, _put, _put, _drop, _add, _double]
 
 
-def spoilt(choose: Callable[[Any], Any], raw: bytes) -> bytes:
-    """A real message with one or two changes, sometimes cut short; or no message. `choose`: picks one of a sequence."""
+def damaged(choose: Callable[[Any], Any], raw: bytes) -> bytes:
+    """A real message with one or two changes, sometimes truncated, or one of `RAW`; `choose` picks from a sequence."""
     if choose(range(10)) == 0:
         return bytes(choose(RAW))
     document = json.loads(raw) or {"": None}
@@ -133,7 +133,7 @@ def spoilt(choose: Callable[[Any], Any], raw: bytes) -> bytes:
 
 @st.composite
 def broken(draw: Any, message: Message) -> bytes:
-    """`spoilt` with hypothesis' choices, or any bytes."""
+    """`damaged` with hypothesis' choices, or any bytes."""
     if draw(st.integers(0, 19)) == 0:
         return draw(st.binary(max_size=64))
-    return spoilt(lambda options: draw(st.sampled_from(options)), message.model_dump_json().encode())
+    return damaged(lambda options: draw(st.sampled_from(options)), message.model_dump_json().encode())

@@ -21,14 +21,14 @@ from services.streams.state.runs import RunRecords
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
 from tests.services.driven import BODY, EVENT, LETTER, STATE, batch_of, record_of, sample_of, task_of
-from tests.services.hostile import NESTED, VALUES, spoilt
+from tests.services.hostile import NESTED, VALUES, damaged
 from verifier.service import VerifierService
 
 ATTACKED = ("tasks", "samples", "verdicts", "dead", "events", "evaluations")
 
 
 class SteadyFleet(HandFleet):
-    """Dead-letters what it cannot answer, as a replica does with a prompt that its template rejects."""
+    """Dead-letters tasks that it cannot answer, as a replica does with a prompt that its template rejects."""
 
     async def answer(self, lane, delivery):
         tasks = self.keys.lane(lane).tasks
@@ -64,10 +64,10 @@ class Attacker:
             await asyncio.sleep(0.02)
 
     async def attack(self, stream, raw):
-        again = raw if self.random.random() < 0.2 else spoilt(self.random.choice, raw)
-        if again.startswith(b'{"kind": "dead"') and b'"invalid"' not in again:
+        sent = raw if self.random.random() < 0.2 else damaged(self.random.choice, raw)
+        if sent.startswith(b'{"kind": "dead"') and b'"invalid"' not in sent:
             return  # a dead letter ends its group, whichever process wrote it
-        self.sent.add((stream, await self.redis.xadd(stream, {"m": again})))
+        self.sent.add((stream, await self.redis.xadd(stream, {"m": sent})))
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -121,7 +121,7 @@ BACKTRACKING = replace(BODY, text="a" * 40 + "!")
 
 @pytest.mark.parametrize("references", [3, pytest.param(12, marks=pytest.mark.slow)])
 async def test_a_verifier_survives_any_reference(redis, run_id, references):
-    """Some references with every verifier: each gets a verdict, and none is `correct` by accident."""
+    """Some references with every verifier: each sample gets a verdict, and no verdict is wrongly `correct`."""
     document = recipe_document("/none", verifier={"timeout_s": 2.0}, limits={"lease_s": 60.0})
     keys = RunKeys(run_id)
     chosen = random.Random(7)
@@ -139,7 +139,7 @@ async def test_a_verifier_survives_any_reference(redis, run_id, references):
         assert await transitions.publish_sample(Lane.TRAIN, held.lease, len(cases), sample, BACKTRACKING)
     verdicts = Consumer(redis, keys, streams.verdicts, "sampler", "s", Verdict, 60.0, 3)
     await verdicts.open()
-    found = {}
+    judged = {}
     async with (
         service_context(redis, run_id, document, "verifier") as context,
         running(VerifierService().run(context)) as services,
@@ -147,25 +147,25 @@ async def test_a_verifier_survives_any_reference(redis, run_id, references):
 
         async def all_judged():
             for delivery in await verdicts.read(100, 0.1):
-                found[delivery.message.index] = delivery.message
-            return len(found) == len(cases)
+                judged[delivery.message.index] = delivery.message
+            return len(judged) == len(cases)
 
         await until(all_judged, services, f"verdicts on {len(cases)} samples", deadline_s=200)
     for index, (name, reference) in enumerate(cases):
-        verdict = found[index]
+        verdict = judged[index]
         if name not in VERIFIERS[:4] or not known_to(name, reference):
             assert verdict.outcome is Outcome.UNKNOWN, (name, reference, verdict)
             assert verdict.reason
         assert verdict.score == float(verdict.outcome is Outcome.CORRECT)
-    assert "no judgement within 2 s" in found[len(cases) - 1].reason
+    assert "no judgement within 2 s" in judged[len(cases) - 1].reason
     assert (await redis.xpending(streams.samples, "verifier"))["pending"] == 0
     assert await EventLog(redis, keys, "test").dead_letters() == []
 
 
 def known_to(name, reference):
     """Whether the reference has the fields that the verifier needs, of any type."""
-    wants = {"pattern": {"pattern"}, "math": {"answer"}, "answer-line": {"answer"}, "reasoning-gym": {"task", "entry"}}
-    return wants[name] <= set(reference)
+    needed = {"pattern": {"pattern"}, "math": {"answer"}, "answer-line": {"answer"}, "reasoning-gym": {"task", "entry"}}
+    return needed[name] <= set(reference)
 
 
 async def test_the_gateway_shows_a_run_with_values_outside_json(redis, run_id):

@@ -1,4 +1,4 @@
-"""Owns one case of every Redis function: how a run is brought to where the call does something, and the call.
+"""Owns one case of every Redis function: the preparation of a run, and the call, which then has an effect.
 
 Must not be used outside tests.
 """
@@ -30,7 +30,7 @@ from tests.services.driven import (
 
 
 class Case(NamedTuple):
-    """A call of a function, made ready by `prepare(run)`; `role` is the fence it is called under."""
+    """A call of a function: `prepare(run)` returns it; `role` is the role that fences it."""
 
     prepare: Any
     role: str = ""
@@ -72,7 +72,7 @@ async def cover_batch(run):
 
 async def create_record(run):
     recipe = parse_recipe(recipe_document("/none"))
-    # The index of runs is outside of the library, and comes first.
+    # The index of runs is written first, by no function of the library.
     await run.redis.zadd("penstock:runs", {run.keys.run: 1.0})
     return lambda: RunRecords(run.redis).create(run.keys.run, recipe)
 
@@ -175,28 +175,28 @@ async def rewound(run):
     )
 
 
-async def taken_back(run):
+async def reclaim_batch(run):
     logged = await run.batched(1, "g0")
     await run.redis.xdel(run.keys.batches, logged.entry)
     return lambda: run.sampler.reclaim_batch(1, logged.entry, ["g0"])
 
 
-async def given_back(run):
+async def remove_batch(run):
     logged = await run.batched(1, "g0")
     return lambda: run.learner.return_batch(logged)
 
 
-async def starved(run):
+async def mark_starved(run):
     return lambda: run.sampler.mark_starved("no kept group")
 
 
-async def evaluations_forgotten(run):
+async def deleted_evaluations(run):
     entry = (await run.append(run.keys.evaluations, EVENT))[0]
     return lambda: delete_evaluations(run.redis, run.keys, "sampler", run.sampler.epoch, [entry])
 
 
 async def trimmed(run):
-    """Two samples lie before the oldest lease, four behind it; of those only the newest may stay."""
+    """Two samples are before the oldest lease and four behind it; of these only the newest may stay."""
     await run.decided("g0", "kept")
     await run.published("g1")
     await run.decided("g2", "kept")
@@ -216,19 +216,19 @@ CASES = {
     "create_consumer_group": Case(create_consumer_group),
     "create_record": Case(create_record),
     "dead_letter": Case(dead_letter),
-    "delete_evaluations": Case(evaluations_forgotten, "sampler"),
+    "delete_evaluations": Case(deleted_evaluations, "sampler"),
     "dispatch": Case(dispatch, "sampler"),
     "heartbeat": Case(announce_process),
-    "mark_starved": Case(starved, "sampler"),
+    "mark_starved": Case(mark_starved, "sampler"),
     "publish_batch": Case(publish_batch, "sampler"),
     "publish_sample": Case(publish_sample),
     "publish_verdict": Case(publish_verdict),
-    "reclaim_batch": Case(taken_back, "sampler"),
+    "reclaim_batch": Case(reclaim_batch, "sampler"),
     "record_verdict": Case(record_verdict, "sampler"),
     "redrive": Case(redriven),
     "reject_entry": Case(reject_entry),
     "release": Case(release, "sampler"),
-    "remove_batch": Case(given_back, "learner"),
+    "remove_batch": Case(remove_batch, "learner"),
     "renew_lease": Case(renew_lease),
     "rewind": Case(rewound, "sampler"),
     "set_fenced": Case(set_fenced, "learner"),

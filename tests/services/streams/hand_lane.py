@@ -1,6 +1,6 @@
-"""Owns a run's training lane that a test drives by hand, up to its dead letters and their groups' second draw.
+"""Owns a training lane that a test drives by hand, up to its dead letters and the redrive of their groups.
 
-Must not decide what a test expects of them.
+Must not decide what a test expects.
 """
 
 import numpy as np
@@ -86,15 +86,15 @@ class Pipeline:
         return await self.transitions.publish_sample(Lane.TRAIN, delivery.lease, wanted, sample, BODY)
 
     async def judge(self, delivery, outcome=Outcome.CORRECT):
-        item = delivery.message
-        verdict = Verdict(group=item.group, index=item.index, outcome=outcome, score=1.0, facts=item.facts)
+        sample = delivery.message
+        verdict = Verdict(group=sample.group, index=sample.index, outcome=outcome, score=1.0, facts=sample.facts)
         return await self.transitions.publish_verdict(Lane.TRAIN, delivery.lease, verdict)
 
     async def record(self, delivery, decision=""):
         return await self.transitions.record_verdict(Lane.TRAIN, delivery.lease, delivery.message, decision, SAMPLES)
 
     async def through(self, decision):
-        """Take the next task of the stream to its decision; its group."""
+        """Take the next task of the stream to its decision, and return its group."""
         [delivery] = await self.rollout.read(1, 1)
         for index in await missing_samples(self.redis, self.keys, delivery.message):
             assert await self.draw(delivery, index)
@@ -106,7 +106,7 @@ class Pipeline:
         return delivery.message.group
 
     async def bury(self, delivery, consumer, cause=Cause.DELIVERIES):
-        """Give a message up, and end its group as the sampler does; the letter."""
+        """Dead-letter a message, end its group as the sampler does, and return the letter."""
         await consumer.dead_letter(delivery, "delivered 3 times without an ack", cause)
         assert await self.transitions.release(Lane.TRAIN, delivery.message.group, Release.DEAD, SAMPLES)
         return (await letters(self.redis, self.keys))[-1]
@@ -120,11 +120,12 @@ class Pipeline:
         return await redrive(self.redis, self.keys, letter, self.event_log)
 
     async def counts(self):
-        found = await group_counts(self.redis, self.keys)
-        assert found.reconciled
-        return {name: value for name, value in found.model_dump(exclude={"reconciled"}).items() if value}
+        counts = await group_counts(self.redis, self.keys)
+        assert counts.reconciled
+        return {name: value for name, value in counts.model_dump(exclude={"reconciled"}).items() if value}
 
-    async def refused(self, letter):
+    async def rejection(self, letter):
+        """Redrive a letter that cannot be redriven: nothing changes; returns the reason."""
         before = await self.counts(), await self.redis.xlen(self.lane.tasks)
         with pytest.raises(NotRedrivableError) as caught:
             await self.redriven(letter)
@@ -132,9 +133,9 @@ class Pipeline:
         return str(caught.value)
 
 
-async def given_up(pipeline, stream, body, **fields):
-    """A letter as a hostile or broken message leaves it."""
-    values = {"reason": "not accepted", "deliveries": 1, "cause": Cause.INVALID, "size": len(body.encode())} | fields
+async def letter_of(pipeline, stream, body, **fields):
+    """The letter of a hostile or broken message."""
+    values = {"reason": "not valid", "deliveries": 1, "cause": Cause.INVALID, "size": len(body.encode())} | fields
     letter = DeadLetter(stream=stream, entry="1-0", body=body, **values)
     entry = await pipeline.redis.xadd(pipeline.keys.dead, {"m": letter.model_dump_json()})
     return await get_letter(pipeline.redis, pipeline.keys, entry.decode())

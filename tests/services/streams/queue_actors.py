@@ -1,6 +1,6 @@
 """Owns the actions of the services in the queue's test: each runs on Redis and on the model; the replies must agree.
 
-Must not choose the actions (the machine does), nor define what is right (the model does).
+Must not choose the actions (the machine does), nor define the expected replies (the model does).
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ NAMES = ("a", "b")
 """Consumers of each kind."""
 LEASE_S = 3600.0
 LONGEST = 2
-"""Entries that a stream keeps although they are done with, when one before them is not."""
+"""Acked entries that a stream keeps behind an entry that is not acked."""
 HELD = 8
-"""Deliveries in hand, the older ones forgotten."""
+"""How many held deliveries the test remembers."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """What all machines of a test share: a loop, two clients of a server of their own, and what they met so far."""
+    """What all machines of a test share: a loop, two clients of their own server, and the situations so far."""
 
     runner: asyncio.Runner
     client: Any
@@ -70,7 +70,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Held:
-    """A delivery in the hands of a consumer, alive or taken for dead. `owner`: as what a sampler then read it."""
+    """A delivery that a consumer holds, alive or presumed dead. `owner`: the sampler of that time."""
 
     stream: str
     name: str
@@ -83,7 +83,7 @@ class Held:
 
 
 class Actors:
-    """Samplers, rollouts, verifiers and learners of one run. The last of `samplers` and `learners` owns its role."""
+    """Samplers, replicas, verifiers and learners of one run. The last of `samplers` and `learners` owns its role."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -105,19 +105,19 @@ class Actors:
     def do(self, call: Coroutine[Any, Any, Any]) -> Any:
         return self._server.runner.run(call)
 
-    def met(self, what: str, *conditions: Any) -> None:
-        """Count a situation that came about, so that the test can say whether it was met at all."""
-        self._server.met[what] += all(conditions)
+    def met(self, situation: str, *conditions: Any) -> None:
+        """Count a situation if all conditions hold, so that the test can check that it occurred."""
+        self._server.met[situation] += all(conditions)
 
     def check(self) -> None:
         self.seen.look()
         self.seen.check(self.model)
 
     def holding(self, stream: str) -> list[Held]:
-        return [item for item in self.held if item.stream == stream]
+        return [held for held in self.held if held.stream == stream]
 
     def leases(self) -> list[tuple[str, Entry]]:
-        return [(name, item) for name in STREAMS for item in self.model.streams[name].of("leased")]
+        return [(name, entry) for name in STREAMS for entry in self.model.streams[name].of("leased")]
 
     def consumer(self, stream: str, name: str) -> Any:
         return {TASKS: self.run.rollout, SAMPLES: self.run.verifier, VERDICTS: self.run.judge}[stream](name)
@@ -126,29 +126,29 @@ class Actors:
         return str(getattr(self.run.streams, stream))
 
     def owned(self, writer: GroupTransitions | History, call: Coroutine[Any, Any, Any]) -> tuple[bool, Any]:
-        """Whether the writer still owns its role, and the reply; a former owner must be refused."""
+        """Whether the writer still owns its role, and the reply; the call of a previous owner must fail."""
         name = call.__name__
         if writer in (self.samplers[-1], self.learners[-1]):
             return True, self.do(call)
         try:
             self.do(call)
         except FencedError:
-            self.met(f"{name} by a former owner")
+            self.met(f"{name} by a previous owner")
             return False, None
-        raise AssertionError(f"a former owner wrote: {name}")
+        raise AssertionError(f"a previous owner wrote: {name}")
 
-    def refused(self, item: Held, call: Coroutine[Any, Any, Any]) -> None:
-        """The message's group left no trace: the call is refused, and the message becomes a letter."""
+    def rejected(self, held: Held, call: Coroutine[Any, Any, Any]) -> None:
+        """The group of the message has no hash: the call must fail, and the message becomes a letter."""
         name = call.__name__
         try:
             self.do(call)
         except RefusedMessageError:
-            self.met(f"{name} for a group that left no trace")
-            self.give_up(item, Cause.INVALID)
+            self.met(f"{name} for a group without a hash")
+            self.dead_letter(held, Cause.INVALID)
         else:
-            raise AssertionError(f"a group that is gone was taken for one of this run: {name}")
+            raise AssertionError(f"a call for a group without a hash succeeded: {name}")
 
-    # Groups on their way.
+    # Groups in flight.
 
     def dispatch(self, sampler: GroupTransitions, stop: int | None, times: int = 1) -> None:
         name = f"g{self._next_group}"
@@ -161,54 +161,54 @@ class Actors:
     def read(self, stream: str, name: str, count: int) -> list[Held]:
         taken, lost = self.model.streams[stream].take(name, count)
         for entry in lost:
-            self.model.give_up(stream, entry, Cause.DELIVERIES.value)
-        found = self.do(self.consumer(stream, name).read(count, 0.001))
-        assert [(item.message.group, item.deliveries) for item in found] == [
-            (item.group, item.deliveries) for item in taken
+            self.model.dead_letter(stream, entry, Cause.DELIVERIES.value)
+        deliveries = self.do(self.consumer(stream, name).read(count, 0.001))
+        assert [(delivery.message.group, delivery.deliveries) for delivery in deliveries] == [
+            (entry.group, entry.deliveries) for entry in taken
         ]
-        self.met("a lease taken over", any(item.deliveries > 1 for item in taken))
+        self.met("a lease taken over", any(entry.deliveries > 1 for entry in taken))
         self.met("dead-lettered after too many deliveries", lost)
-        new = [Held(stream, name, *pair, self.samplers[-1]) for pair in zip(found, taken, strict=True)]
+        new = [Held(stream, name, *pair, self.samplers[-1]) for pair in zip(deliveries, taken, strict=True)]
         self.held = [*self.held, *new][-HELD:]
         return new
 
-    def publish(self, item: Held, index: int) -> None:
+    def publish(self, held: Held, index: int) -> None:
         self._nonce += 1.0
-        entry, group = item.entry, self.model.groups[item.entry.group]
+        entry, group = held.entry, self.model.groups[held.entry.group]
         sample = sample_of(self.keys, group.name, index, started_at=self._nonce)
         body = replace(BODY, text=str(self._nonce))
-        call = self.run.transitions.publish_sample(Lane.TRAIN, item.delivery.lease, entry.wanted, sample, body)
+        call = self.run.transitions.publish_sample(Lane.TRAIN, held.delivery.lease, entry.wanted, sample, body)
         if group.gone:
-            return self.refused(item, call)
+            return self.rejected(held, call)
         state, leased = group.state, entry.state
         fresh = self.model.publish(entry, index, self._nonce)
         assert self.do(call) == fresh
-        self.met("a sample of one whose lease was taken over", fresh, entry.owner != item.name)
+        self.met("a sample under a lease that was taken over", fresh, entry.owner != held.name)
         self.met("a second sample", not fresh, state == "pending", leased == "leased")
         self.met("a sample under a lease of an abandoned history", state == "pending", leased == "abandoned")
         self.met("a sample of a group that has ended", state in ENDED)
         return None
 
-    def draw(self, item: Held) -> None:
-        """All that a rollout does with a task."""
-        call = missing_samples(self.run.redis, self.keys, item.delivery.message)
-        if self.model.groups[item.entry.group].gone:
-            return self.refused(item, call)
+    def draw(self, held: Held) -> None:
+        """All that a replica does with a task."""
+        call = missing_samples(self.run.redis, self.keys, held.delivery.message)
+        if self.model.groups[held.entry.group].gone:
+            return self.rejected(held, call)
         missing = self.do(call)
-        assert missing == self.model.missing(item.entry)
-        self.met("a group of which a part is missing", 0 < len(missing) < item.entry.wanted)
+        assert missing == self.model.missing(held.entry)
+        self.met("a group with missing samples", 0 < len(missing) < held.entry.wanted)
         for index in missing:
-            self.publish(item, index)
+            self.publish(held, index)
         if not missing:
-            self.do(self.consumer(TASKS, item.name).ack(item.delivery.lease))
-            self.model.ack(item.entry)
+            self.do(self.consumer(TASKS, held.name).ack(held.delivery.lease))
+            self.model.ack(held.entry)
         return None
 
-    def judge(self, item: Held) -> None:
-        entry, group = item.entry, self.model.groups[item.entry.group]
-        call = self.run.transitions.publish_verdict(Lane.TRAIN, item.delivery.lease, verdict_on(item.delivery.message))
+    def judge(self, held: Held) -> None:
+        entry, group = held.entry, self.model.groups[held.entry.group]
+        call = self.run.transitions.publish_verdict(Lane.TRAIN, held.delivery.lease, verdict_on(held.delivery.message))
         if group.gone:
-            return self.refused(item, call)
+            return self.rejected(held, call)
         leased = entry.state
         fresh = self.model.judge(entry)
         assert self.do(call) == fresh
@@ -217,21 +217,21 @@ class Actors:
         self.met("a verdict on a sample of a group that has ended", fresh, group.state in ENDED)
         return None
 
-    def record(self, item: Held, decision: str, early: str = "") -> None:
-        """A group is decided with its last verdict; `early`: what a sampler says that knows it sooner."""
-        group, verdict = self.model.groups[item.entry.group], item.delivery.message
-        if not self.model.complete_with(item.entry):
+    def record(self, held: Held, decision: str, early: str = "") -> None:
+        """The sampler decides a group with its last verdict; `early`: its decision before that, if any."""
+        group, verdict = self.model.groups[held.entry.group], held.delivery.message
+        if not self.model.complete_with(held.entry):
             decision = early
         elif decision == "more" and group.wanted == G:
             decision = "kept"
         rest = task_of(group.name, G) if decision == "more" else None
-        call = item.owner.record_verdict(Lane.TRAIN, item.delivery.lease, verdict, decision, G, rest=rest)
-        if group.gone and item.owner is self.samplers[-1]:
-            return self.refused(item, call)
-        owned, reply = self.owned(item.owner, call)
+        call = held.owner.record_verdict(Lane.TRAIN, held.delivery.lease, verdict, decision, G, rest=rest)
+        if group.gone and held.owner is self.samplers[-1]:
+            return self.rejected(held, call)
+        owned, reply = self.owned(held.owner, call)
         if owned:
             before = group.state
-            assert reply == self.model.record(item.entry, decision)
+            assert reply == self.model.record(held.entry, decision)
             self.met(f"decided: {decision}", decision, before == "pending")
             self.met("a verdict for a group that has ended", before in ENDED)
             self.met("a verdict for a group that is kept or batched", before in ("kept", "batched"))
@@ -243,45 +243,45 @@ class Actors:
         assert reply == self.model.release(name, release.value)
         self.met(f"release of a {before} group")
 
-    # What goes wrong with deliveries.
+    # Faults of deliveries.
 
     def lapse(self, stream: str, entry: Entry) -> None:
-        """Time passes for one lease. Its id is where the last look saw the entry."""
+        """Let one lease lapse. Its entry's id comes from the last view."""
         place = self.model.streams[stream].entries.index(entry)
         name = self.seen.streams[stream].entries[place][0]
         self.do(self.run.lapse(Lease(self.key(stream), READERS[stream], entry.owner, name)))
         entry.lapsed = True
 
-    def renew(self, item: Held) -> None:
-        owned = self.model.renew(item.entry, item.name)
-        assert self.do(self.consumer(item.stream, item.name).renew_lease(item.delivery.lease)) == owned
-        self.met("a late renewal", not owned, item.entry.state == "leased")
-        self.met("a renewal in an abandoned history", item.entry.state == "abandoned")
+    def renew(self, held: Held) -> None:
+        owned = self.model.renew(held.entry, held.name)
+        assert self.do(self.consumer(held.stream, held.name).renew_lease(held.delivery.lease)) == owned
+        self.met("a late renewal", not owned, held.entry.state == "leased")
+        self.met("a renewal in an abandoned history", held.entry.state == "abandoned")
 
-    def give_up(self, item: Held, cause: Cause) -> None:
-        self.do(self.consumer(item.stream, item.name).dead_letter(item.delivery, "test", cause))
-        given_up = self.model.give_up(item.stream, item.entry, cause.value)
-        self.met("not dead-lettered by a former consumer", not given_up)
+    def dead_letter(self, held: Held, cause: Cause) -> None:
+        self.do(self.consumer(held.stream, held.name).dead_letter(held.delivery, "test", cause))
+        buried = self.model.dead_letter(held.stream, held.entry, cause.value)
+        self.met("not dead-lettered by a previous consumer", not buried)
 
-    def bury_dead(self) -> None:
-        """What a sampler does about letters: those of an abandoned history say nothing of a group."""
-        found = self.do(self._event_log.dead_letters())
-        assert [letter.group for _, letter in found] == [item.group for item in self.model.letters]
-        for item in self.model.letters:
-            group = self.model.groups[item.group]
-            if item.cause != "invalid" and group.state == "pending" and item.life == group.life:
+    def end_dead_lettered(self) -> None:
+        """End the groups of letters, as the sampler does, except for letters of an abandoned history."""
+        stored = self.do(self._event_log.dead_letters())
+        assert [letter.group for _, letter in stored] == [letter.group for letter in self.model.letters]
+        for letter in self.model.letters:
+            group = self.model.groups[letter.group]
+            if letter.cause != "invalid" and group.state == "pending" and letter.life == group.life:
                 self.met("a group ended by a letter")
-                self.release(item.group, Release.DEAD)
+                self.release(letter.group, Release.DEAD)
 
     def redrive(self, letter: Letter, times: int = 1) -> None:
-        """People redrive what they see on their list, which others may have redriven since."""
+        """A user redrives a listed letter, which another user may have redriven since."""
         listed = self.do(letters(self.run.redis, self.keys))
         assert len(listed) == len(self.model.letters)
-        found = listed[self.model.letters.index(letter)]
+        listed_letter = listed[self.model.letters.index(letter)]
         for _ in range(times):
             expected = self.model.redrive(letter)
             try:
-                done = self.do(redrive(self.run.redis, self.keys, found, self._event_log))
+                done = self.do(redrive(self.run.redis, self.keys, listed_letter, self._event_log))
             except NotRedrivableError:
                 assert expected is None
                 self.met("a letter that is not redriven")
@@ -290,7 +290,7 @@ class Actors:
                 self.met("a letter redriven")
 
     def duplicate(self, stream: str, place: int) -> None:
-        """A message is sent again, by the network or by another client."""
+        """Add a copy of a message, as a client does that repeats a write."""
         entry, body = self.seen.streams[stream].entries[place]
         raw = self._server.view.xrange(self.key(stream), entry, entry)[0][1]
         copy = self._server.view.xadd(self.key(stream), raw).decode()
@@ -303,7 +303,7 @@ class Actors:
         assert self.do(trim(self.run.redis, self.key(stream), READERS[stream], LEASE_S, LONGEST)) == dropped + behind
         self.met("trimmed up to a lease", dropped, self.model.streams[stream].of("leased"))
         self.met("trimmed behind a lease", behind)
-        self.met("trimmed up to what was delivered", dropped, self.model.streams[stream].of("new"))
+        self.met("trimmed up to the last delivery", dropped, self.model.streams[stream].of("new"))
 
     # Batches and the weight history.
 
@@ -312,10 +312,10 @@ class Actors:
         owned, reply = self.owned(sampler, sampler.publish_batch(batch, snapshot_at(batch.step)))
         if owned:
             assert reply == self.model.publish_batch(names)
-            self.met(f"a batch {'published' if reply else 'refused'}")
+            self.met(f"a batch {'published' if reply else 'rejected'}")
 
     def announce(self, learner: History, batch: LoggedBatch, weights: str) -> None:
-        """A learner has trained a batch, and broadcasts; it may die before it commits."""
+        """A learner has trained a batch and announces its version; it may die before the commit."""
         owned, version = self.owned(learner, learner.announce(batch.step, weights))
         if owned:
             self._note_version(version, batch.step, weights)
@@ -323,16 +323,16 @@ class Actors:
 
     def _note_version(self, version: int, step: int, weights: str) -> None:
         assert version == self.model.announce(step, weights)
-        told = step, weights, self.model.rewinds
-        assert self._versions.setdefault(version, told) == told, f"version {version} is used twice"
+        meaning = step, weights, self.model.rewinds
+        assert self._versions.setdefault(version, meaning) == meaning, f"version {version} is used twice"
 
     def commit(self) -> None:
         """The learner that announced last commits."""
         assert self.announced
         learner, batch, version, weights = self.announced
         logged = batch_of(self.keys, batch.step, batch.groups, G)
-        # Of one that was covered or rewound since nothing is left; the call then ends before it asks for the entry.
-        entry = next((item.entry for item in self.do(learner.batches()) if item.batch.step == batch.step), "")
+        # A batch that was covered or rewound since has no entry; the call ends before it needs one.
+        entry = next((stored.entry for stored in self.do(learner.batches()) if stored.batch.step == batch.step), "")
         owned, reply = self.owned(learner, learner.commit_step(record_of(logged, version, weights), entry))
         if owned:
             assert reply == self.model.commit(batch, version, weights)
@@ -341,7 +341,7 @@ class Actors:
 
     def cover(self, learner: History, batch: LoggedBatch, times: int = 1) -> None:
         log = self.do(self.learners[-1].batches())
-        assert [item.batch.step for item in log] == [item.step for item in self.model.log]
+        assert [logged.batch.step for logged in log] == [logged.step for logged in self.model.log]
         logged = log[self.model.log.index(batch)]
         for _ in range(times):
             owned, reply = self.owned(learner, learner.cover_batch(logged))
@@ -350,14 +350,14 @@ class Actors:
                 self.met(f"a batch {'covered' if reply else 'not covered twice'}")
 
     def new_sampler(self) -> None:
-        """A new owner; the one of old is still there, and writes."""
+        """A new owner; the previous one still runs, and writes."""
         self.samplers = [*self.samplers[-1:], self.do(GroupTransitions.fenced(self.run.redis, self.keys, "sampler"))]
 
     def new_learner(self) -> None:
         self.learners = [*self.learners[-1:], self.do(History.fenced(self.run.redis, self.keys, "learner"))]
 
     def rewind(self, step: int) -> None:
-        """The run is resumed from an older checkpoint. Rollouts and verifiers still hold what they held."""
+        """The run is rewound to an older checkpoint. Replicas and verifiers still hold their deliveries."""
         self.new_learner()
         self.new_sampler()
         groups = [ReopenedGroup(task_of(name, G), trained) for name, trained in self.model.reopened(step).items()]
@@ -375,7 +375,7 @@ class Actors:
             ),
         )
         assert self.do(done)
-        uncovered = [item.step for item in self.model.log if item.trained]
+        uncovered = [batch.step for batch in self.model.log if batch.trained]
         self.met("rewound over a covered step", any(at > step and at not in uncovered for at, _ in self.model.steps))
         self.met("rewound to a step that was not covered", any(at <= step for at in uncovered))
         self.model.rewind(step)

@@ -1,4 +1,4 @@
-"""Owns the faults that the queue's test must detect: a wrong text in one of the Redis functions.
+"""Owns the faults that the queue's test must detect: a changed text in one of the Redis functions.
 
 Must not be used outside tests.
 """
@@ -45,14 +45,14 @@ FAULTS = {
     "a recorded verdict is not acked": Fault(
         "record_verdict", "redis.call('XACK', verdicts_key, consumer_group, verdict_entry)", ""
     ),
-    "a verdict is acked and then refused": Fault(
+    "a verdict is acked but not recorded": Fault(
         "record_verdict", "local fresh = redis", "if decision == 'kept' then return LATE end local fresh = redis"
     ),
     "a verdict decides a group that has ended": Fault(
         "record_verdict", "if state ~= 'pending' then return LATE end", "if not state then return LATE end"
     ),
     "a screened group does not draw the rest": Fault("record_verdict", "publish(tasks_key, rest_task)", ""),
-    "a kept group leaves the pending ones": Fault(
+    "a kept group is no longer pending": Fault(
         "record_verdict",
         "if decision == 'kept' then",
         "redis.call('SREM', pending_key, group) if decision == 'kept' then",
@@ -87,11 +87,11 @@ FAULTS = {
         "cover_batch", "for payload = first, last do redis.call('UNLINK', payload_keys[payload]) end", ""
     ),
     "trimming goes past a lease": Fault("trim", "if pending[1] > 0 then first = pending[2] end", ""),
-    "trimming drops what is under lease behind the oldest lease": Fault("trim", " and not leased[entry[1]]", ""),
+    "trimming drops entries under lease behind the oldest": Fault("trim", " and not leased[entry[1]]", ""),
     "trimming drops the newest behind a lease": Fault(
         "trim", "'(' .. at, '(' .. last, 'COUNT'", "'(' .. at, '+', 'COUNT'"
     ),
-    "trimming drops what was not delivered": Fault(
+    "trimming drops undelivered entries": Fault(
         "trim", "local first = group['last-delivered-id']", "local first = '9999999999999-0'"
     ),
     "a letter is redriven twice": Fault(
@@ -100,10 +100,10 @@ FAULTS = {
         "false",
     ),
     "a live group is redriven": Fault("redrive", "if state and state ~= 'dead' then return -1 end", ""),
-    "a rewind leaves what was generated": Fault(
+    "a rewind leaves generated samples": Fault(
         "rewind", "redis.call('UNLINK', payload_prefix .. group .. ':' .. index)", ""
     ),
-    "a rewind leaves what was judged": Fault("rewind", "redis.call('DEL', group_key)", ""),
+    "a rewind leaves verdicts": Fault("rewind", "redis.call('DEL', group_key)", ""),
     "a rewind leaves the tombstones": Fault("rewind", "redis.call('LREM', released_key, 0, group_key)", ""),
     "a rewind leaves messages in flight": Fault(
         "rewind",
@@ -115,7 +115,7 @@ FAULTS = {
     "a rewind leaves batches that are never covered": Fault(
         "rewind", "for _, obsolete_key in ipairs(obsolete_keys) do redis.call('UNLINK', obsolete_key) end", ""
     ),
-    "a former owner writes": Fault("shared", "> tonumber(epoch) then", "< 0 then"),
+    "a previous owner writes": Fault("shared", "> tonumber(epoch) then", "< 0 then"),
     "hashes of released groups are never deleted": Fault(
         "shared", f"RELEASED_KEPT = {TOMBSTONES}", "RELEASED_KEPT = 999"
     ),

@@ -1,4 +1,4 @@
-"""Owns what the queue logic must do, in plain Python: groups, streams, letters, batches, the weight history.
+"""Owns the model of the queue logic in plain Python: groups, streams, letters, batches, the weight history.
 
 Must not import the code under test, nor talk to Redis.
 """
@@ -19,7 +19,7 @@ ENDED = ("trained", "filtered", "stale", "dead")
 
 @dataclass(eq=False)
 class Entry:
-    """A message on a stream. `wanted`: a task's samples; `nonce` tells the attempts at one sample apart."""
+    """A message on a stream. `wanted`: a task's samples; `nonce` distinguishes the attempts at one sample."""
 
     group: str
     life: int
@@ -34,58 +34,58 @@ class Entry:
 
 @dataclass
 class Stream:
-    """Entries in order. `grouped`: whether the consumer group exists, which a rewind takes away."""
+    """Entries in order. `grouped`: whether the consumer group exists; a rewind deletes it."""
 
     entries: list[Entry] = field(default_factory=list)
     grouped: bool = True
 
     def of(self, state: str) -> list[Entry]:
-        return [item for item in self.entries if item.state == state]
+        return [entry for entry in self.entries if entry.state == state]
 
     @property
     def waiting(self) -> bool:
         """Whether an entry is not acked yet."""
-        return any(item.state in ("new", "leased") for item in self.entries)
+        return any(entry.state in ("new", "leased") for entry in self.entries)
 
     def take(self, consumer: str, count: int) -> tuple[list[Entry], list[Entry]]:
         """The entries that a read delivers, and those that it dead-letters: lapsed leases first, else new entries."""
         if not self.grouped:
             self.grouped = True
             return [], []
-        lapsed = [item for item in self.of("leased") if item.lapsed][:count]
+        lapsed = [entry for entry in self.of("leased") if entry.lapsed][:count]
         taken = lapsed
-        for item in lapsed:
-            item.owner, item.lapsed, item.deliveries = consumer, False, item.deliveries + 1
-        lost = [item for item in taken if item.deliveries > MAX_DELIVERIES]
-        taken = [item for item in taken if item.deliveries <= MAX_DELIVERIES]
+        for entry in lapsed:
+            entry.owner, entry.lapsed, entry.deliveries = consumer, False, entry.deliveries + 1
+        lost = [entry for entry in taken if entry.deliveries > MAX_DELIVERIES]
+        taken = [entry for entry in taken if entry.deliveries <= MAX_DELIVERIES]
         if not taken:
             taken = self.of("new")[:count]
-            for item in taken:
-                item.owner, item.deliveries = consumer, 1
-        for item in taken:
-            item.state = "leased"
+            for entry in taken:
+                entry.owner, entry.deliveries = consumer, 1
+        for entry in taken:
+            entry.state = "leased"
         return taken, lost
 
     def trim(self, longest: int) -> tuple[int, int]:
-        """How many entries go: those before the oldest lease, or before the last one delivered; and behind the lease.
+        """Delete entries before the oldest lease, or before the last delivery, and behind the lease; how many of each.
 
-        Of the latter the oldest that are done with, but the last one delivered, until `longest` entries are left.
+        Behind the lease only the oldest acked ones go, until `longest` are left; the last delivered one stays.
         """
-        delivered = [place for place, item in enumerate(self.entries) if item.state != "new"]
-        leased = [place for place, item in enumerate(self.entries) if item.state == "leased"]
+        delivered = [place for place, entry in enumerate(self.entries) if entry.state != "new"]
+        leased = [place for place, entry in enumerate(self.entries) if entry.state == "leased"]
         if not self.grouped or not delivered:
             return 0, 0
         first = leased[0] if leased else delivered[-1]
-        done = [item for item in self.entries[first : delivered[-1]] if item.state == "done"] if leased else []
+        done = [entry for entry in self.entries[first : delivered[-1]] if entry.state == "done"] if leased else []
         del self.entries[:first]
         gone = done[: max(0, len(self.entries) - longest)]
-        self.entries = [item for item in self.entries if item not in gone]
+        self.entries = [entry for entry in self.entries if entry not in gone]
         return first, len(gone)
 
 
 @dataclass
 class Group:
-    """`life` rises when a rewind asks for the group again; `payloads`, `judged`, `recorded` are nonces by index."""
+    """`life` rises when a rewind reopens the group; `payloads`, `judged`, `recorded` are nonces by index."""
 
     name: str
     samples: int
@@ -118,7 +118,7 @@ class LoggedBatch:
 
 
 class Model:
-    """What must be true of a run. Each method does what a call must do, and returns what the call must reply."""
+    """The expected state of a run. Each method does what a call must do, and returns the expected reply."""
 
     def __init__(self) -> None:
         self.groups: dict[str, Group] = {}
@@ -135,23 +135,23 @@ class Model:
         self.response_tokens = 0
 
     def counts(self) -> Counter[str]:
-        """The counters; `pending` is whatever has not ended."""
-        found = Counter(item.state for item in self.groups.values() if item.state in ENDED)
-        found["dispatched"] = len(self.groups)
-        found["pending"] = sum(item.state not in ENDED for item in self.groups.values())
-        return +found
+        """The counters; groups that have not ended are `pending`."""
+        counts = Counter(group.state for group in self.groups.values() if group.state in ENDED)
+        counts["dispatched"] = len(self.groups)
+        counts["pending"] = sum(group.state not in ENDED for group in self.groups.values())
+        return +counts
 
     def by_state(self, *states: str) -> list[str]:
-        return [name for name, item in self.groups.items() if item.state in states]
+        return [name for name, group in self.groups.items() if group.state in states]
 
     def dispatch(self, name: str, samples: int, wanted: int) -> bool:
         if name in self.groups and not self.groups[name].gone:
             return False
         self.groups[name] = Group(name, samples, wanted)
-        self.ask(self.groups[name])
+        self.publish_task(self.groups[name])
         return True
 
-    def ask(self, group: Group) -> None:
+    def publish_task(self, group: Group) -> None:
         self.streams[TASKS].entries.append(Entry(group.name, group.life, wanted=group.wanted))
 
     def missing(self, entry: Entry) -> list[int]:
@@ -174,13 +174,13 @@ class Model:
         fresh = entry.state == "leased" and entry.index not in group.judged
         if fresh:
             group.judged[entry.index] = entry.nonce
-            made = Entry(group.name, group.life, index=entry.index, nonce=entry.nonce)
-            self.streams[VERDICTS].entries.append(made)
+            verdict = Entry(group.name, group.life, index=entry.index, nonce=entry.nonce)
+            self.streams[VERDICTS].entries.append(verdict)
         self.ack(entry)
         return fresh
 
     def complete_with(self, entry: Entry) -> bool:
-        """Whether a sampler that records this verdict has all that were asked for."""
+        """Whether the group has all requested verdicts, with this one."""
         group = self.groups[entry.group]
         return {*group.recorded, entry.index} >= set(range(group.wanted))
 
@@ -197,7 +197,7 @@ class Model:
         if decision == "more":
             if not group.extended:
                 group.extended, group.wanted = True, group.samples
-                self.ask(group)
+                self.publish_task(group)
         elif decision == "kept":
             group.state = "kept"
         else:
@@ -207,9 +207,9 @@ class Model:
     def end(self, group: Group, state: str) -> None:
         group.state = state
         group.payloads = {}
-        self.bury(group.name)
+        self.retire(group.name)
 
-    def bury(self, name: str) -> None:
+    def retire(self, name: str) -> None:
         self.tombstones.append(name)
         while len(self.tombstones) > TOMBSTONES:
             self.groups[self.tombstones.pop(0)].gone = True
@@ -236,16 +236,16 @@ class Model:
             entry.lapsed = False
         return owned
 
-    def give_up(self, stream: str, entry: Entry, cause: str) -> bool:
+    def dead_letter(self, stream: str, entry: Entry, cause: str) -> bool:
         if not self.ack(entry):
             return False
         self.letters.append(Letter(stream, entry.group, entry.life, cause, entry.wanted))
         return True
 
     def redrive(self, letter: Letter) -> str | None:
-        """The new name under which a letter's group is drawn again; None where it cannot be."""
+        """The new name of a redriven letter's group; None if it cannot be redriven."""
         group = self.groups[letter.group]
-        if any(item.redriven for item in self.letters if item.group == letter.group):
+        if any(other.redriven for other in self.letters if other.group == letter.group):
             return None
         if group.gone and (letter.stream != TASKS or letter.cause == "invalid"):
             return None
@@ -267,8 +267,8 @@ class Model:
         return True
 
     def announce(self, step: int, weights: str) -> int:
-        for version, *what in filter(None, (self.committed, self.announced)):
-            if what == [step, weights]:
+        for version, *trained in filter(None, (self.committed, self.announced)):
+            if trained == [step, weights]:
                 return version
         version = self.announced[0] + 1 if self.announced else 0
         self.announced = version, step, weights
@@ -290,17 +290,17 @@ class Model:
         self.log.remove(batch)
         for name in batch.groups:
             self.groups[name].payloads = {}
-            self.bury(name)
+            self.retire(name)
         return True
 
     def reopened(self, step: int) -> dict[str, bool]:
-        """The groups that a rewind to `step` asks for again, and whether each had been trained."""
+        """The groups that a rewind to `step` reopens, and whether each was trained."""
         trained = [name for at, names in self.steps if at > step for name in names]
         return dict.fromkeys(self.by_state("pending", "kept", "batched"), False) | dict.fromkeys(trained, True)
 
     def rewind(self, step: int) -> None:
         assert self.committed
-        for batch in [item for item in self.log if item.step <= step]:
+        for batch in [batch for batch in self.log if batch.step <= step]:
             self.cover(batch)
         for stream in self.streams.values():
             for entry in stream.entries:
@@ -313,7 +313,7 @@ class Model:
             if name in self.tombstones:
                 self.tombstones.remove(name)
             self.groups[name] = Group(name, old.samples, old.samples, life=old.life + 1)
-            self.ask(self.groups[name])
-        self.steps = [item for item in self.steps if item[0] <= step]
+            self.publish_task(self.groups[name])
+        self.steps = [(at, names) for at, names in self.steps if at <= step]
         self.queue_step = step
         self.committed = self.committed[0], step, ""

@@ -1,6 +1,6 @@
-"""Owns the content of Redis of a run as the queue's test sees it, and its invariants.
+"""Owns the queue test's view of a run's content in Redis, and its invariants.
 
-Must not import the code under test: keys and messages are read as stored.
+Must not import the code under test: it reads keys and messages as stored.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class Seen(NamedTuple):
 
     @property
     def open(self) -> list[dict[str, Any]]:
-        """The messages that were not acked: under lease, or not delivered yet."""
+        """The messages without an ack: under lease, or not delivered yet."""
         return [body for entry, body in self.entries if entry in self.leases or order(entry) > self.delivered]
 
 
 def order(entry: str) -> tuple[int, int]:
-    """An entry's id as it sorts."""
+    """An entry's id as a sort key."""
     first, second = entry.split("-")
     return int(first), int(second)
 
 
 class View:
-    """All of a run at one moment. Made after every step of the test; what was announced is counted over all of them."""
+    """All of a run at one moment, after each step of the test; announcements are counted over all steps."""
 
     def __init__(self, redis: Any, run: str) -> None:
         self._redis = redis
@@ -46,7 +46,7 @@ class View:
         self.copies: set[str] = set()
 
     def look(self) -> None:
-        """Read everything, in two transactions: the second one for what the first one names."""
+        """Read everything in two transactions: the second reads the keys that the first lists."""
         key = self._prefix
         pipe = self._redis.pipeline(transaction=True)
         pipe.keys(f"{key}*")
@@ -59,7 +59,7 @@ class View:
         pipe.hgetall(key + "policy").hgetall(key + "queue")
         names, *reply = pipe.execute(raise_on_error=False)
         streams = [self._messages(name, got) for name, got in zip((*STREAMS, "batches", "steps"), reply, strict=False)]
-        self.batches, self.steps = ([body for _, body in item] for item in streams[3:])
+        self.batches, self.steps = ([body for _, body in stream] for stream in streams[3:])
         self.dead = [body for _, body in self._messages("dead", reply[5])]
         self.streams = {
             name: Seen(streams[at], *_leases(reply[6 + 2 * at], reply[7 + 2 * at])) for at, name in enumerate(STREAMS)
@@ -67,7 +67,7 @@ class View:
         self.counters = {name.decode(): int(value) for name, value in reply[12].items()}
         self.pending = {name.decode() for name in reply[13]}
         self.released = [name.decode().removeprefix(f"{key}group:") for name in reply[14]]
-        self.policy, self.queue = ({k.decode(): v.decode() for k, v in item.items()} for item in reply[15:17])
+        self.policy, self.queue = ({k.decode(): v.decode() for k, v in fields.items()} for fields in reply[15:17])
         self._look_at([name.decode().removeprefix(key) for name in names])
 
     def _look_at(self, names: list[str]) -> None:
@@ -79,20 +79,20 @@ class View:
         for name in payloads:
             pipe.hget(f"{self._prefix}payload:{name}", "text")
         reply = pipe.execute()
-        hashes = [{k.decode(): v.decode() for k, v in item.items()} for item in reply[: len(groups)]]
+        hashes = [{k.decode(): v.decode() for k, v in fields.items()} for fields in reply[: len(groups)]]
         self.groups = dict(zip(groups, hashes, strict=True))
-        texts = [float(item) for item in reply[len(groups) :]]
+        texts = [float(text) for text in reply[len(groups) :]]
         keyed = [(group, int(index)) for group, _, index in (name.rpartition(":") for name in payloads)]
         self.payloads = dict(zip(keyed, texts, strict=True))
 
     def _messages(self, stream: str, entries: Any) -> list[tuple[str, dict[str, Any]]]:
-        found = []
+        messages = []
         for entry, fields in entries:
             name = entry.decode()
             if (stream, name) not in self._parsed:
                 self._parsed[stream, name] = json.loads(fields[b"m"])
-            found.append((name, self._parsed[stream, name]))
-        return found
+            messages.append((name, self._parsed[stream, name]))
+        return messages
 
     def check(self, model: Model) -> None:
         """Everything that must hold after every step."""
@@ -102,52 +102,52 @@ class View:
         self.streams_hold_what_was_published_and_not_trimmed(model)
         self.a_group_is_trained_once(model)
         self.the_history_is_as_committed(model)
-        self.every_pending_group_can_go_on(model)
+        self.every_pending_group_can_finish(model)
 
     def counters_reconcile(self, model: Model) -> None:
         ended = {name: self.counters.get(name, 0) for name in ENDED}
         dispatched = self.counters.get("dispatched", 0)
         assert dispatched == sum(ended.values()) + len(self.pending)
-        found = Counter({**ended, "dispatched": dispatched, "pending": len(self.pending)})
-        assert +found == model.counts()
+        counts = Counter({**ended, "dispatched": dispatched, "pending": len(self.pending)})
+        assert +counts == model.counts()
         assert self.counters.get("response_tokens", 0) == model.response_tokens
 
     def every_group_is_in_one_state(self, model: Model) -> None:
-        states = {name: item["state"] for name, item in self.groups.items()}
-        assert states == {name: item.state for name, item in model.groups.items() if not item.gone}
+        states = {name: fields["state"] for name, fields in self.groups.items()}
+        assert states == {name: group.state for name, group in model.groups.items() if not group.gone}
         assert {name for name, state in states.items() if state not in ENDED} == self.pending
         assert self.released == model.tombstones
 
     def results_are_the_first_ones(self, model: Model) -> None:
-        """Payloads exist exactly while they may be needed, and each recorded verdict judged that payload."""
-        wanted = {(name, n): nonce for name, item in model.groups.items() for n, nonce in item.payloads.items()}
+        """Payloads exist exactly while they may be needed, and each recorded verdict is of that payload."""
+        wanted = {(name, n): nonce for name, group in model.groups.items() for n, nonce in group.payloads.items()}
         assert self.payloads == wanted
         for name, fields in self.groups.items():
-            item = model.groups[name]
+            group = model.groups[name]
             recorded = {
                 int(field.removeprefix("verdict:")): json.loads(value)["facts"]["started_at"]
                 for field, value in fields.items()
                 if field.startswith("verdict:")
             }
-            assert recorded == item.recorded, name
-            assert {int(field[7:]) for field in fields if field.startswith("judged:")} == set(item.judged), name
+            assert recorded == group.recorded, name
+            assert {int(field[7:]) for field in fields if field.startswith("judged:")} == set(group.judged), name
             for index, nonce in recorded.items():
-                assert self.payloads.get((name, index), nonce) == nonce, f"{name}:{index} was judged by another text"
+                assert self.payloads.get((name, index), nonce) == nonce, f"{name}:{index} has a verdict on another text"
 
     def streams_hold_what_was_published_and_not_trimmed(self, model: Model) -> None:
         for name in STREAMS:
             seen, expected = self.streams[name], model.streams[name]
-            assert [_told(body) for _, body in seen.entries] == [
-                (item.group, item.wanted, item.index, item.nonce) for item in expected.entries
+            assert [_identity(body) for _, body in seen.entries] == [
+                (entry.group, entry.wanted, entry.index, entry.nonce) for entry in expected.entries
             ], name
             leases = [seen.leases[entry] for entry, _ in seen.entries if entry in seen.leases]
-            assert leases == [(item.owner, item.deliveries) for item in expected.of("leased")], name
-            assert len(leases) == len(seen.leases), f"{name}: a lease on an entry that is gone"
+            assert leases == [(entry.owner, entry.deliveries) for entry in expected.of("leased")], name
+            assert len(leases) == len(seen.leases), f"{name}: a lease on a deleted entry"
             assert len(seen.open) == len(expected.of("leased")) + len(expected.of("new")), name
             self._count_announced(model, name)
 
     def _count_announced(self, model: Model, stream: str) -> None:
-        """A sample is announced once in a group's life, and judged once."""
+        """A sample is announced once per life of its group, and judged once."""
         for entry, body in self.streams[stream].entries:
             if stream != TASKS and entry not in self.copies and not body.get("counted"):
                 body["counted"] = True
@@ -157,38 +157,38 @@ class View:
     def a_group_is_trained_once(self, model: Model) -> None:
         trained = [name for record in self.steps for name in record["groups"]]
         last = max((record["step"] for record in self.steps), default=0)
-        waiting = [item["group"] for batch in self.batches if batch["step"] > last for item in batch["groups"]]
+        waiting = [group["group"] for batch in self.batches if batch["step"] > last for group in batch["groups"]]
         assert len({*trained, *waiting}) == len(trained) + len(waiting), (trained, waiting)
         assert len(trained) == self.counters.get("trained", 0)
 
     def the_history_is_as_committed(self, model: Model) -> None:
-        assert [(item["step"], tuple(item["groups"])) for item in self.steps] == model.steps
-        found = [(item["step"], tuple(group["group"] for group in item["groups"])) for item in self.batches]
-        assert found == [(item.step, item.groups) for item in model.log]
+        assert [(record["step"], tuple(record["groups"])) for record in self.steps] == model.steps
+        log = [(batch["step"], tuple(group["group"] for group in batch["groups"])) for batch in self.batches]
+        assert log == [(batch.step, batch.groups) for batch in model.log]
         if model.committed:
             standing = int(self.policy["version"]), int(self.policy["step"]), self.policy["weights"]
             assert standing == model.committed
         assert int(self.queue.get("step", 0)) == model.queue_step
 
-    def every_pending_group_can_go_on(self, model: Model) -> None:
-        """For whatever a pending group lacks there is an open verdict, sample or task; or a letter that ends it."""
+    def every_pending_group_can_finish(self, model: Model) -> None:
+        """Each missing verdict of a pending group has an open verdict, sample or task, or a letter ends the group."""
         verdicts, samples = (
             {(body["group"], body["index"]) for body in self.streams[name].open} for name in (VERDICTS, SAMPLES)
         )
         tasks: Counter[str] = Counter()
         for body in self.streams[TASKS].open:
             tasks[body["group"]] = max(tasks[body["group"]], body["stop"] or body["samples"])
-        letters = {(item.group, item.life) for item in model.letters if item.cause != "invalid"}
+        letters = {(letter.group, letter.life) for letter in model.letters if letter.cause != "invalid"}
         for name, fields in self.groups.items():
             if fields["state"] != "pending" or (name, model.groups[name].life) in letters:
                 continue
             task = json.loads(fields["task"])
             for index in range(task["stop"] or task["samples"]):
-                under_way = (name, index) in verdicts or (name, index) in samples or tasks[name] > index
-                assert f"verdict:{index}" in fields or under_way, f"{name}:{index} is lost"
+                in_flight = (name, index) in verdicts or (name, index) in samples or tasks[name] > index
+                assert f"verdict:{index}" in fields or in_flight, f"{name}:{index} is lost"
 
 
-def _told(body: dict[str, Any]) -> tuple[str, int, int, float]:
+def _identity(body: dict[str, Any]) -> tuple[str, int, int, float]:
     if body["kind"] == "task":
         return body["group"], body["stop"] or body["samples"], -1, 0.0
     return body["group"], 0, body["index"], body["facts"]["started_at"]
@@ -197,5 +197,5 @@ def _told(body: dict[str, Any]) -> tuple[str, int, int, float]:
 def _leases(pending: Any, groups: Any) -> tuple[dict[str, tuple[str, int]], tuple[int, int]]:
     if isinstance(pending, ResponseError) or isinstance(groups, ResponseError):
         return {}, (0, 0)
-    leases = {item["message_id"].decode(): (item["consumer"].decode(), item["times_delivered"]) for item in pending}
+    leases = {lease["message_id"].decode(): (lease["consumer"].decode(), lease["times_delivered"]) for lease in pending}
     return leases, order(groups[0]["last-delivered-id"].decode())

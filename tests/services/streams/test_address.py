@@ -1,4 +1,4 @@
-"""Addresses, credentials and certificates of Redis: what is accepted, what is refused; and no password is shown."""
+"""Addresses, credentials and certificates of Redis: which are valid, and that no text shows a password."""
 
 import ssl
 import traceback
@@ -36,7 +36,7 @@ def no_variables(monkeypatch):
         ("rediss+sentinel://a/main/3", "rediss+sentinel://a:26379/main/3", [("a", 26379)], "main", 3, True),
     ],
 )
-def test_what_an_address_says(url, shown, hosts, service, db, tls):
+def test_the_parts_of_an_address(url, shown, hosts, service, db, tls):
     address = parse_redis_url(url)
     assert (str(address), redacted(url)) == (shown, shown)
     assert (list(address.hosts), address.service, address.db, address.tls) == (hosts, service, db, tls)
@@ -96,11 +96,11 @@ def test_credentials_in_an_address(login, username, password, place):
         ),
     ],
 )
-def test_refused_addresses_are_named_without_their_password(url, value, why):
+def test_invalid_addresses_are_named_without_their_password(url, value, why):
     with pytest.raises(RedisUnavailableError) as raised:
         client(url)
-    said = "".join(traceback.format_exception(raised.value))
-    assert "secret" not in said.partition("RedisUnavailableError:")[2]
+    text = "".join(traceback.format_exception(raised.value))
+    assert "secret" not in text.partition("RedisUnavailableError:")[2]
     assert "secret" not in redacted(url)
     assert "--redis" in str(raised.value)
     assert "PENSTOCK_REDIS" in str(raised.value)
@@ -109,7 +109,7 @@ def test_refused_addresses_are_named_without_their_password(url, value, why):
     assert value is None or f" {value!r} is not valid" in str(raised.value)
 
 
-def test_a_password_file_is_read_anew_and_never_shown(tmp_path, monkeypatch):
+def test_a_password_file_is_read_again_and_never_shown(tmp_path, monkeypatch):
     file = tmp_path / "password"
     file.write_text("first secret\n")
     monkeypatch.setenv(PASSWORD_FILE, str(file))
@@ -119,11 +119,11 @@ def test_a_password_file_is_read_anew_and_never_shown(tmp_path, monkeypatch):
     file.write_text("second secret\r\n")
     assert provider.get_credentials() == ("penstock", "second secret")
     redis = client("redis://h/0")
-    for item in (provider, redis, redis.connection_pool, redis.connection_pool.make_connection()):
-        assert "secret" not in repr(item) + str(item)
+    for holder in (provider, redis, redis.connection_pool, redis.connection_pool.make_connection()):
+        assert "secret" not in repr(holder) + str(holder)
 
 
-def test_what_an_address_carries_wins(tmp_path, monkeypatch):
+def test_credentials_in_an_address_take_precedence(tmp_path, monkeypatch):
     file = tmp_path / "password"
     file.write_text("secret")
     monkeypatch.setenv(USERNAME, "penstock")
@@ -159,7 +159,7 @@ def test_a_password_file_that_cannot_be_used_is_named(tmp_path, monkeypatch, var
     assert str(raised.value).endswith(": expected a file with a password")
 
 
-def test_a_user_without_a_password_is_refused(monkeypatch):
+def test_a_user_without_a_password_is_rejected(monkeypatch):
     with pytest.raises(
         RedisUnavailableError, match=f"^--redis: user 'me' has no password: expected {PASSWORD_FILE} with"
     ):
@@ -182,7 +182,7 @@ def test_a_bundle_that_cannot_be_used_is_named(tmp_path, monkeypatch, content, w
     assert str(raised.value).startswith(f"{CA_FILE}: {str(file)!r} cannot be used: ")
     assert why in str(raised.value)
     assert str(raised.value).endswith("expected a PEM file with certificates of authorities")
-    client("redis://h/0")  # which uses none
+    client("redis://h/0")  # needs no certificates
 
 
 def test_certificates_are_checked_and_the_context_is_shared():

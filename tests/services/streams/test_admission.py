@@ -1,4 +1,4 @@
-"""What is let in from a stream: its size, its type, its run; and what the dead letter of the rest says."""
+"""Which messages a stream admits, by size, type and run; and the dead letters of all others."""
 
 import json
 
@@ -20,7 +20,7 @@ def raw(message):
 
 
 def changed(message, *path, to):
-    """The message as it would be with another value at `path`; `to` may be of any type."""
+    """The message with another value at `path`; `to` may be of any type."""
     document = place = json.loads(message.model_dump_json())
     for part in path[:-1]:
         place = place[part]
@@ -38,14 +38,14 @@ def changed(message, *path, to):
         record_of(BATCH, 3),
         WeightPlan(generation=1, version=0, host="h", port=1, world=1, members={"a": 1}, timeout_s=1.0),
     ],
-    ids=lambda item: item.kind,
+    ids=lambda message: message.kind,
 )
-def test_what_the_run_writes_is_let_in(message):
+def test_the_run_s_own_messages_are_admitted(message):
     assert admit(KEYS, type(message), raw(message)) == message
 
 
 @pytest.mark.parametrize(
-    ("model", "body", "says"),
+    ("model", "body", "reason"),
     [
         (Task, b"", "not a valid Task: message: Invalid JSON"),
         (Task, b"\xff\xfe", "not a valid Task: message: Invalid JSON"),
@@ -74,15 +74,15 @@ def test_what_the_run_writes_is_let_in(message):
         (Verdict, changed(verdict_on(SAMPLE), "score", to=float("nan")), "score: "),
     ],
 )
-def test_what_is_no_message_is_refused_with_the_place(model, body, says):
-    found = admit(KEYS, model, body)
-    assert isinstance(found, Malformed)
-    assert says in found.reason
-    assert len(found.reason) < 700
+def test_an_invalid_message_is_rejected_with_its_field(model, body, reason):
+    malformed = admit(KEYS, model, body)
+    assert isinstance(malformed, Malformed)
+    assert reason in malformed.reason
+    assert len(malformed.reason) < 700
 
 
 @pytest.mark.parametrize(
-    ("model", "body", "says"),
+    ("model", "body", "reason"),
     [
         (Sample, raw(sample_of(RunKeys("another"), "g0", 1)), "facts.payload: 'penstock:{another}:payload:g0:1'"),
         (Sample, changed(SAMPLE, "index", to=0), "facts.payload: 'penstock:{r}:payload:g0:1' is not valid: expected "),
@@ -97,40 +97,40 @@ def test_what_is_no_message_is_refused_with_the_place(model, body, says):
         (Batch, changed(BATCH, "groups", to=[]), "groups: empty: expected at least one"),
     ],
 )
-def test_a_message_of_another_run_is_refused(model, body, says):
-    found = admit(KEYS, model, body)
-    assert isinstance(found, Malformed)
-    assert found.reason.startswith(f"not a {model.__name__} of this run: ")
-    assert says in found.reason
+def test_a_message_of_another_run_is_rejected(model, body, reason):
+    malformed = admit(KEYS, model, body)
+    assert isinstance(malformed, Malformed)
+    assert malformed.reason.startswith(f"not a {model.__name__} of this run: ")
+    assert reason in malformed.reason
 
 
 def test_a_message_that_is_too_large_is_not_read(monkeypatch):
     body = b" " * (LARGEST_MESSAGE - len(raw(SAMPLE))) + raw(SAMPLE)
     assert admit(KEYS, Sample, body) == SAMPLE
     monkeypatch.setattr(Sample, "model_validate_json", None)
-    found = admit(KEYS, Sample, body + b" ")
-    assert found == Malformed(f"{LARGEST_MESSAGE + 1} bytes; a Sample has at most {LARGEST_MESSAGE}")
+    malformed = admit(KEYS, Sample, body + b" ")
+    assert malformed == Malformed(f"{LARGEST_MESSAGE + 1} bytes; a Sample has at most {LARGEST_MESSAGE}")
 
 
-def test_a_letter_keeps_the_message_as_far_as_it_is_bearable():
-    why = Malformed("no good", "g0", "p0")
-    whole = why.letter(Source("stream", "1-0", b'{"a": 1}', 3))
+def test_a_letter_keeps_the_message_up_to_a_limit():
+    malformed = Malformed("no good", "g0", "p0")
+    whole = malformed.letter(Source("stream", "1-0", b'{"a": 1}', 3))
     assert (whole.reason, whole.cause, whole.group, whole.prompt) == ("no good", Cause.INVALID, "g0", "p0")
     assert (whole.stream, whole.entry, whole.deliveries, whole.body) == ("stream", "1-0", 3, '{"a": 1}')
     assert whole.whole
-    long = why.letter(Source("stream", "1-0", b"x" * (LARGEST_LETTER + 1)))
+    long = malformed.letter(Source("stream", "1-0", b"x" * (LARGEST_LETTER + 1)))
     assert (len(long.body), long.size, long.whole) == (LARGEST_LETTER, LARGEST_LETTER + 1, False)
-    binary = why.letter(Source("stream", "1-0", b"\xff\x00"))
+    binary = malformed.letter(Source("stream", "1-0", b"\xff\x00"))
     assert not binary.whole
     assert DeadLetter.model_validate_json(binary.model_dump_json()) == binary
 
 
-def test_refused_message_names_its_origin_if_readable():
+def test_a_rejected_message_names_its_origin_if_readable():
     assert origin(task_of("g0")) == ("g0", "p0")
     assert origin(SAMPLE) == ("g0", None)
     assert origin(BATCH) == (None, None)
-    refused = admit(KEYS, Sample, changed(SAMPLE, "index", to=0))
-    assert (refused.group, refused.prompt) == ("g0", None)
+    rejected = admit(KEYS, Sample, changed(SAMPLE, "index", to=0))
+    assert (rejected.group, rejected.prompt) == ("g0", None)
     assert admit(KEYS, Sample, changed(SAMPLE, "index", to="x")).group is None
 
 

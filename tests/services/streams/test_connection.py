@@ -29,7 +29,7 @@ from services.streams.state.ownership import become_owner
 from tests.harness.free_ports import free_port
 from tests.harness.servers.proxy import Proxy
 from tests.harness.servers.redis_servers import start_server
-from tests.services.streams.repeating import keep_at_it, until_a_read_blocks
+from tests.services.streams.repeating import repeat, until_a_read_blocks
 
 LIBRARY = """#!lua name=counting
 redis.register_function('count', function(keys, args) return redis.call('INCR', keys[1]) end)"""
@@ -55,7 +55,7 @@ async def away(server):
 
 
 async def kill_and_restart(server, after_s=0.7):
-    """`kill -9`, and a start on the same data a while later; when it answered again (monotonic seconds)."""
+    """`kill -9`, and a later start on the same data; returns when it answered again (monotonic seconds)."""
     os.kill(server.pid, signal.SIGKILL)
     await asyncio.sleep(after_s)
     await asyncio.to_thread(server.restart)
@@ -85,7 +85,7 @@ async def test_every_kind_of_call_survives_kill_and_restart(server, away):
         "pipeline-False": lambda: pipeline(False),
     }
     over = asyncio.Event()
-    tasks = {name: asyncio.create_task(keep_at_it(do, over)) for name, do in calls.items()}
+    tasks = {name: asyncio.create_task(repeat(command, over)) for name, command in calls.items()}
     await asyncio.sleep(0.3)
     for _ in range(2):
         await kill_and_restart(server)
@@ -95,11 +95,11 @@ async def test_every_kind_of_call_survives_kill_and_restart(server, away):
         count, longest = await task
         stored = int(await away.get(name))
         assert longest > 0.5, f"{name} was not in flight when the server was away"
-        # A call whose answer was lost may have been done twice; none is lost.
+        # A call whose reply was lost may have run twice; no call is lost.
         assert count <= stored <= count + 2, name
 
 
-async def test_blocked_read_goes_on_after_a_restart(server, away):
+async def test_a_blocked_read_continues_after_a_restart(server, away):
     await away.xgroup_create("stream", "group", id="0", mkstream=True)
     read = asyncio.create_task(away.xreadgroup("group", "reader", {"stream": ">"}, count=1, block=10_000))
     await asyncio.sleep(0.2)
@@ -112,7 +112,7 @@ async def test_blocked_read_goes_on_after_a_restart(server, away):
 
 async def test_many_tasks_wait_at_once(server, away):
     over = asyncio.Event()
-    tasks = [asyncio.create_task(keep_at_it(lambda i=i: away.incr(f"counter-{i}"), over)) for i in range(200)]
+    tasks = [asyncio.create_task(repeat(lambda i=i: away.incr(f"counter-{i}"), over)) for i in range(200)]
     await asyncio.sleep(0.3)
     restarted = await kill_and_restart(server)
     await asyncio.gather(*(away.incr(f"late-{i}") for i in range(200)))
@@ -121,7 +121,7 @@ async def test_many_tasks_wait_at_once(server, away):
     assert all(longest > 0.5 for _, longest in await asyncio.gather(*tasks))
 
 
-async def test_a_server_that_loads_its_file_is_waited_for(server, away, tmp_path):
+async def test_commands_wait_for_a_server_that_loads_its_file(server, away, tmp_path):
     async with away.pipeline(transaction=False) as pipe:
         for number in range(3000):
             pipe.set(f"key-{number}", number)
@@ -153,7 +153,7 @@ async def test_a_server_that_loads_its_file_is_waited_for(server, away, tmp_path
     assert "loading the dataset" in away.get_retry().reason
 
 
-async def test_watched_transaction_is_begun_again_by_its_owner(server):
+async def test_a_lost_connection_fails_a_watched_transaction(server):
     async with Proxy("127.0.0.1", port_of(server)) as proxy:
         redis = client(f"redis://127.0.0.1:{proxy.port}/0")
         async with redis.pipeline(transaction=True) as pipe:
@@ -172,7 +172,7 @@ async def test_dropped_refused_and_slow_connections(server):
     async with Proxy("127.0.0.1", port_of(server)) as proxy:
         redis = await connect(f"redis://127.0.0.1:{proxy.port}/0")
         over = asyncio.Event()
-        tasks = [asyncio.create_task(keep_at_it(lambda i=i: redis.incr(f"counter-{i}"), over)) for i in range(20)]
+        tasks = [asyncio.create_task(repeat(lambda i=i: redis.incr(f"counter-{i}"), over)) for i in range(20)]
         dropped = 0
         for _ in range(100):  # on a busy machine, clients may not have reconnected yet
             await asyncio.sleep(0.2)
@@ -187,9 +187,9 @@ async def test_dropped_refused_and_slow_connections(server):
         await asyncio.sleep(1.0)
         proxy.delay(0.0)
         over.set()
-        found = await asyncio.gather(*tasks)
-        assert all(longest > 0.8 for _, longest in found), "all waited while connections were refused"
-        for number, (count, _) in enumerate(found):
+        results = await asyncio.gather(*tasks)
+        assert all(longest > 0.8 for _, longest in results), "all waited while connections were refused"
+        for number, (count, _) in enumerate(results):
             assert int(await redis.get(f"counter-{number}")) >= count
         assert proxy.accepted > 40
         await redis.aclose()
@@ -201,7 +201,7 @@ async def test_blocked_read_notices_a_silently_dead_connection(server, away):
         await redis.xgroup_create("stream", "group", id="0", mkstream=True)
         began = time.monotonic()
         read = asyncio.create_task(redis.xreadgroup("group", "reader", {"stream": ">"}, count=1, block=4_500))
-        await until_a_read_blocks(away)  # asked past the proxy: a second connection through it would be swallowed too
+        await until_a_read_blocks(away)  # not through the proxy, which would swallow a second connection too
         assert proxy.swallow() > 0
         # The entry goes to the read whose connection is dead; it stays pending until its lease is taken over.
         await redis.xadd("stream", {"m": "lost"})
@@ -217,21 +217,21 @@ async def test_patience_ends_with_the_address_and_without_the_password(server, c
     server.stop()
     began = time.monotonic()
     with caplog.at_level(logging.WARNING, "services.streams.connection.client"):
-        found = await asyncio.gather(*(redis.get("key") for _ in range(50)), return_exceptions=True)
+        errors = await asyncio.gather(*(redis.get("key") for _ in range(50)), return_exceptions=True)
     assert time.monotonic() - began > 2.9
-    for error in found:
+    for error in errors:
         assert isinstance(error, RedisAwayError)
         assert isinstance(error, RedisUnavailableError)
         assert isinstance(error, RedisConnectionError)
         assert str(error).startswith(f"Redis at redis://127.0.0.1:{port}/0 has been away for 3 s: ")
-        assert str(error).count("has been away") == 1, "one patience within another"
+        assert str(error).count("has been away") == 1, "nested retries"
         assert "secret" not in str(error) + repr(error)
-    lines = [item.message for item in caplog.records]
-    assert len(lines) == 1, "one line in a few seconds, however many wait"
+    lines = [record.message for record in caplog.records]
+    assert len(lines) == 1, "one line in a few seconds, however many commands wait"
     assert re.fullmatch(rf"Redis at redis://127.0.0.1:{port}/0 is away: .+; retrying for another 3 s", lines[0])
-    told = await connection_problem(redis, 1.0)
-    assert told.startswith("no answer within 1 s: "), told
-    assert "refused" in told or "connecting" in told.lower()
+    problem = await connection_problem(redis, 1.0)
+    assert problem.startswith("no answer within 1 s: "), problem
+    assert "refused" in problem or "connecting" in problem.lower()
     await redis.aclose()
 
 
@@ -245,18 +245,18 @@ async def test_connect_waits_for_a_server_that_comes_late(server):
     await redis.aclose()
 
 
-async def test_refused_credentials_are_told_at_once(server, away):
+async def test_wrong_credentials_fail_connect_at_once(server, away):
     await away.config_set("requirepass", "right")
     wrong = server.url.replace("//", "//:wrong@")
-    # Had it waited, it would say that the server cannot be reached within so many seconds.
+    # If it had waited, the error would be that the server cannot be reached within so many seconds.
     with pytest.raises(RedisUnavailableError, match=r"^Redis at redis://127\.0\.0\.1:\d+/0 refused the credentials"):
         await connect(wrong)
 
 
-async def test_a_server_that_cannot_write_its_file_is_waited_for(server, away, tmp_path, caplog):
+async def test_commands_wait_for_a_server_that_cannot_save(server, away, tmp_path, caplog):
     await load(away)
     await away.config_set("save", "3600 1")
-    shutil.rmtree(tmp_path / "valkey")  # what it has open it keeps; a snapshot finds no room
+    shutil.rmtree(tmp_path / "valkey")  # the server keeps its open files, but cannot write a snapshot
     await away.bgsave()
     for _ in range(200):
         if (await away.info("persistence"))["rdb_last_bgsave_status"] != "ok":
@@ -268,10 +268,10 @@ async def test_a_server_that_cannot_write_its_file_is_waited_for(server, away, t
             asyncio.create_task(become_owner(away, RunKeys("run"), "sampler")),
         ]
         await asyncio.sleep(1.0)
-        assert not any(item.done() for item in writing)
+        assert not any(call.done() for call in writing)
         await away.config_set("stop-writes-on-bgsave-error", "no")
         assert await asyncio.wait_for(asyncio.gather(*writing), 60.0) == [True, 1]
-    assert any("is away: MISCONF" in item.message for item in caplog.records)
+    assert any("is away: MISCONF" in record.message for record in caplog.records)
 
 
 async def test_silent_server_does_not_hold_connect_beyond_its_deadline():
@@ -284,11 +284,11 @@ async def test_silent_server_does_not_hold_connect_beyond_its_deadline():
     began = time.monotonic()
     with pytest.raises(RedisUnavailableError, match=rf"^Redis at redis://127\.0\.0\.1:{port}/0 cannot be reached"):
         await connect(f"redis://127.0.0.1:{port}/0", 8.0)
-    assert time.monotonic() - began < 16.0, "it waited for a second answer"
+    assert time.monotonic() - began < 16.0, "connect waited for a second answer"
     silent.close()
 
 
-async def test_cluster_is_refused_and_eviction_is_warned_about(tmp_path, caplog):
+async def test_a_cluster_is_rejected_and_eviction_is_warned_about(tmp_path, caplog):
     with (
         start_server(tmp_path, "--cluster-enabled", "yes", "--cluster-port", free_port()) as cluster,
         start_server(tmp_path, "--maxmemory-policy", "allkeys-lru") as evicting,
@@ -297,9 +297,9 @@ async def test_cluster_is_refused_and_eviction_is_warned_about(tmp_path, caplog)
             await connect(f"redis://127.0.0.1:{cluster.port}/0")
         redis = await connect(f"redis://127.0.0.1:{evicting.port}/0")
         await redis.aclose()
-        assert any("has the maxmemory-policy allkeys-lru and may evict" in item.message for item in caplog.records)
+        assert any("has the maxmemory-policy allkeys-lru and may evict" in record.message for record in caplog.records)
 
 
-def test_no_server_gets_a_port_that_a_client_may_be_given(server):
+def test_servers_use_ports_below_those_of_clients(server):
     lowest = Path("/proc/sys/net/ipv4/ip_local_port_range")
     assert max(port_of(server), free_port()) < (int(lowest.read_text().split()[0]) if lowest.exists() else 32768)

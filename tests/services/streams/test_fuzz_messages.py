@@ -1,5 +1,5 @@
-"""Hostile messages on every stream that is read, on a real server: each becomes a dead letter that says why, or changes
-no more than its own group; the reader goes on with the next message, and the counters reconcile."""
+"""Hostile messages on every stream, on a real server: each becomes a dead letter with a reason, or changes only its own
+group; the reader continues with the next message, and the counters reconcile."""
 
 import asyncio
 import itertools
@@ -53,7 +53,7 @@ SAMPLE = sample_of(R, "g0", 0)
 
 @pytest.fixture(scope="module")
 def loop(redis_url):
-    """Runs a coroutine that is given a connection to the real server."""
+    """Runs a coroutine function with a connection to the real server."""
     with asyncio.Runner() as runner:
         client = runner.run(connect(redis_url))
         yield lambda work: runner.run(work(client))
@@ -62,7 +62,7 @@ def loop(redis_url):
 
 @pytest.fixture(params=[30, pytest.param(150, marks=pytest.mark.slow)])
 def fuzz(loop, request):
-    """`fuzz_with` a number of examples, of which most are slow."""
+    """`fuzz_with` a small number of examples, or slowly with a large one."""
     return partial(fuzz_with, loop, request.param)
 
 
@@ -72,12 +72,12 @@ def _quiet(caplog):
 
 
 def of_run(raw, keys):
-    """A message that was made for run `r`, for this one."""
+    """A message of run `r`, changed to be of this run."""
     return raw.replace(b"penstock:{r}:", keys.key("").encode())
 
 
 class Fuzzed:
-    """A run with group g0, of which nothing has arrived yet, and the letters that hostile entries must become."""
+    """A run, and the hostile entries on its streams, each of which must become a letter or be admitted."""
 
     @classmethod
     async def open(cls, redis):
@@ -95,9 +95,9 @@ class Fuzzed:
             self.hostile[entry] = body
 
     async def read_all(self, consumer, serve):
-        """What a service does with all that is there; the entries that it served."""
+        """Serve all entries of a stream as a service does; returns the served entries."""
         served = []
-        # A read whose entries are no messages brings nothing, and others may be behind them.
+        # A read of invalid entries alone returns nothing, although valid ones may follow.
         for _ in range(3 + len(self.hostile)):
             deliveries = await consumer.read(8, 0.001)
             for delivery in deliveries:
@@ -111,12 +111,12 @@ class Fuzzed:
         return served
 
     async def check(self, stream, served):
-        """Each hostile entry was served as a message of this run, or is a letter that says why it is none."""
-        let_in = set(self.hostile) & set(served)
-        self.met.update({"dead": len(self.hostile) - len(let_in), "let in": len(let_in)})
+        """Each hostile entry was served as a message of this run, or became a letter with the reason."""
+        admitted = set(self.hostile) & set(served)
+        self.met.update({"dead": len(self.hostile) - len(admitted), "admitted": len(admitted)})
         event_log = EventLog(self.run.redis, self.keys, "test")
         dead = {letter.entry: letter for _, letter in await event_log.dead_letters()}
-        assert set(dead) == set(self.hostile) - let_in
+        assert set(dead) == set(self.hostile) - admitted
         for entry, letter in dead.items():
             assert (letter.cause, letter.stream) == (Cause.INVALID, stream)
             assert 10 < len(letter.reason) < 700, letter.reason
@@ -129,78 +129,78 @@ class Fuzzed:
         await self.run.counts()
 
     async def close(self):
-        found = [key async for key in self.run.redis.scan_iter(match=self.keys.key("*"), count=1000)]
-        await self.run.redis.unlink(*found)
+        names = [key async for key in self.run.redis.scan_iter(match=self.keys.key("*"), count=1000)]
+        await self.run.redis.unlink(*names)
 
 
-def fuzz_with(loop, examples, message, scenario, *, lets_in=True):
-    """Run `scenario(fuzzed run, hostile messages)` many times; most are not let in, and some are, if any may be."""
+def fuzz_with(loop, examples, message, scenario, *, may_admit=True):
+    """Run `scenario(fuzzed run, hostile messages)` many times; most messages become letters, some may be admitted."""
     met = Counter()
 
     @settings(FUZZED, max_examples=examples)
     @given(st.lists(broken(message), min_size=1, max_size=4))
-    def each(raws):
+    def example(raws):
         async def work(redis):
-            item = await Fuzzed.open(redis)
-            await scenario(item, raws)
-            met.update(item.met)
-            await item.close()
+            fuzzed = await Fuzzed.open(redis)
+            await scenario(fuzzed, raws)
+            met.update(fuzzed.met)
+            await fuzzed.close()
 
         loop(work)
 
-    each()
-    assert met["let in"] > examples // 10 or not lets_in, met
+    example()
+    assert met["admitted"] > examples // 10 or not may_admit, met
     assert met["dead"] > examples // 2, met
     print(dict(met))
 
 
 def test_hostile_tasks(fuzz):
-    async def scenario(item, raws):
-        run, drawn = item.run, []
+    async def scenario(fuzzed, raws):
+        run, drawn = fuzzed.run, []
         await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
-        await item.send(run.streams.tasks, raws)
+        await fuzzed.send(run.streams.tasks, raws)
         await run.sampler.dispatch(Lane.TRAIN, task_of("g1"), STATE)
 
         async def serve(delivery):
             task = delivery.message
-            for index in await missing_samples(run.redis, item.keys, task):
-                await run.publish(delivery.lease, sample_of(item.keys, task.group, index), task.wanted)
+            for index in await missing_samples(run.redis, fuzzed.keys, task):
+                await run.publish(delivery.lease, sample_of(fuzzed.keys, task.group, index), task.wanted)
             drawn.append(task.group)
 
-        served = await item.read_all(run.rollout(), serve)
-        assert set(drawn) == {"g0", "g1"}, "it goes on with the next message"
-        await item.check(run.streams.tasks, served)
+        served = await fuzzed.read_all(run.rollout(), serve)
+        assert set(drawn) == {"g0", "g1"}, "the consumer continues with the next message"
+        await fuzzed.check(run.streams.tasks, served)
         assert await run.counts() == {"dispatched": 2, "pending": 2}
-        assert await run.redis.xlen(run.streams.samples) == 4, "each sample once"
+        assert await run.redis.xlen(run.streams.samples) == 4, "each sample is published once"
 
     fuzz(TASK, scenario)
 
 
 def test_hostile_samples(fuzz):
-    async def scenario(item, raws):
-        run = item.run
+    async def scenario(fuzzed, raws):
+        run = fuzzed.run
         held = await run.dispatched("g0")
-        await run.publish(held.lease, sample_of(item.keys, "g0", 0))
-        await item.send(run.streams.samples, raws)
-        await run.publish(held.lease, sample_of(item.keys, "g0", 1))
+        await run.publish(held.lease, sample_of(fuzzed.keys, "g0", 0))
+        await fuzzed.send(run.streams.samples, raws)
+        await run.publish(held.lease, sample_of(fuzzed.keys, "g0", 1))
 
         async def serve(delivery):
             await run.transitions.publish_verdict(Lane.TRAIN, delivery.lease, verdict_on(delivery.message))
 
-        served = await item.read_all(run.verifier(), serve)
-        await item.check(run.streams.samples, served)
+        served = await fuzzed.read_all(run.verifier(), serve)
+        await fuzzed.check(run.streams.samples, served)
         verdicts = await run.judge().read(20, 0.001)
-        assert sorted(item.message.index for item in verdicts) == [0, 1], "each sample is judged once"
+        assert sorted(verdict.message.index for verdict in verdicts) == [0, 1], "each sample is judged once"
 
     fuzz(SAMPLE, scenario)
 
 
 def test_hostile_verdicts(fuzz):
-    async def scenario(item, raws):
-        run, seen = item.run, set()
+    async def scenario(fuzzed, raws):
+        run, seen = fuzzed.run, set()
         samples = await run.published("g0")
         await run.transitions.publish_verdict(Lane.TRAIN, samples[0].lease, verdict_on(samples[0].message))
-        await item.send(run.streams.verdicts, raws)
+        await fuzzed.send(run.streams.verdicts, raws)
         await run.transitions.publish_verdict(Lane.TRAIN, samples[1].lease, verdict_on(samples[1].message))
 
         async def serve(delivery):
@@ -209,33 +209,33 @@ def test_hostile_verdicts(fuzz):
             await run.sampler.record_verdict(Lane.TRAIN, delivery.lease, verdict, decision, 2)
             seen.add(verdict.index)
 
-        served = await item.read_all(run.judge(), serve)
-        await item.check(run.streams.verdicts, served)
+        served = await fuzzed.read_all(run.judge(), serve)
+        await fuzzed.check(run.streams.verdicts, served)
         assert await run.counts() == {"dispatched": 1, "pending": 1}
         assert await run.state("g0") == "kept"
-        fields = await run.redis.hgetall(item.keys.group("g0"))
+        fields = await run.redis.hgetall(fuzzed.keys.group("g0"))
         assert {name for name in fields if name.startswith(b"verdict:")} == {b"verdict:0", b"verdict:1"}
 
     fuzz(verdict_on(SAMPLE), scenario)
 
 
 def test_hostile_batches(fuzz):
-    async def scenario(item, raws):
-        run = item.run
-        await item.send(item.keys.batches, raws)
+    async def scenario(fuzzed, raws):
+        run = fuzzed.run
+        await fuzzed.send(fuzzed.keys.batches, raws)
         await run.decided("g0", "kept")
-        assert await run.sampler.publish_batch(batch_of(item.keys, 1, ["g0"]), snapshot_at(1))
-        await item.send(item.keys.batches, raws[:1])
-        found = await run.learner.batches()
-        accepted = [logged for logged in found if await run.learner.accepts(logged, 1)]
-        await item.check(item.keys.batches, [])
+        assert await run.sampler.publish_batch(batch_of(fuzzed.keys, 1, ["g0"]), snapshot_at(1))
+        await fuzzed.send(fuzzed.keys.batches, raws[:1])
+        log = await run.learner.batches()
+        accepted = [logged for logged in log if await run.learner.accepts(logged, 1)]
+        await fuzzed.check(fuzzed.keys.batches, [])
         [logged] = accepted
-        assert logged.entry not in item.hostile, "only what the sampler wrote is trained"
-        assert await run.learner.batches() == accepted, "what is no batch is no longer in the log"
+        assert logged.entry not in fuzzed.hostile, "only the sampler's batch is trained"
+        assert await run.learner.batches() == accepted, "the log holds no invalid batch any more"
         assert await run.learner.commit_step(record_of(logged.batch, await run.learner.announce(1, "w1")), logged.entry)
         assert await run.counts() == {"dispatched": 1, "trained": 1}
 
-    fuzz(batch_of(R, 1, ["g0"]), scenario, lets_in=False)
+    fuzz(batch_of(R, 1, ["g0"]), scenario, may_admit=False)
 
 
 EVALUATION = EvaluationRecord(
@@ -252,40 +252,40 @@ TAILED = {
 
 
 @pytest.mark.parametrize("stream", TAILED)
-def test_hostile_entries_of_streams_that_nobody_acks(fuzz, stream):
+def test_hostile_entries_of_streams_without_acks(fuzz, stream):
     message = TAILED[stream]
 
-    async def scenario(item, raws):
-        key = getattr(item.keys, stream)
-        [first] = await item.run.append(key, message)
-        await item.send(key, raws)
-        [last] = await item.run.append(key, message)
-        found = await tail_messages(item.run.redis, item.keys, key, type(message), "0-0")
-        entries = [entry for entry, _ in found]
+    async def scenario(fuzzed, raws):
+        key = getattr(fuzzed.keys, stream)
+        [first] = await fuzzed.run.append(key, message)
+        await fuzzed.send(key, raws)
+        [last] = await fuzzed.run.append(key, message)
+        messages = await tail_messages(fuzzed.run.redis, fuzzed.keys, key, type(message), "0-0")
+        entries = [entry for entry, _ in messages]
         assert {first, last} <= set(entries)
-        again = await read_all(item.run.redis, item.keys, key, type(message))
-        assert [entry for entry, _ in again] == entries, "what was no message is gone"
-        await item.check(key, entries)
+        again = await read_all(fuzzed.run.redis, fuzzed.keys, key, type(message))
+        assert [entry for entry, _ in again] == entries, "invalid entries were deleted"
+        await fuzzed.check(key, entries)
 
     fuzz(message, scenario)
 
 
 def test_hostile_dead_letters(fuzz):
-    async def scenario(item, raws):
-        run = item.run
+    async def scenario(fuzzed, raws):
+        run = fuzzed.run
         await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
-        await run.append(item.keys.dead, LETTER)
-        await item.send(item.keys.dead, raws)
-        event_log = EventLog(run.redis, item.keys, "test")
-        shown = await letters(run.redis, item.keys)
-        assert len(shown) == len(raws) + 1, "what is no letter is shown all the same"
+        await run.append(fuzzed.keys.dead, LETTER)
+        await fuzzed.send(fuzzed.keys.dead, raws)
+        event_log = EventLog(run.redis, fuzzed.keys, "test")
+        shown = await letters(run.redis, fuzzed.keys)
+        assert len(shown) == len(raws) + 1, "an invalid letter is listed too"
         await event_log.dead_letters()
         read = [letter for _, letter in await event_log.dead_letters()]
-        assert len(read) == len(raws) + 1, "and becomes one that says so"
-        item.met.update("dead" if letter.stream == item.keys.dead else "let in" for letter in read)
-        for letter in await letters(run.redis, item.keys):
+        assert len(read) == len(raws) + 1, "an invalid letter becomes a valid one with the reason"
+        fuzzed.met.update("dead" if letter.stream == fuzzed.keys.dead else "admitted" for letter in read)
+        for letter in await letters(run.redis, fuzzed.keys):
             with pytest.raises(NotRedrivableError):
-                await redrive(run.redis, item.keys, letter, event_log)
+                await redrive(run.redis, fuzzed.keys, letter, event_log)
         assert await run.counts() == {"dispatched": 1, "pending": 1}
 
     fuzz(LETTER, scenario)
@@ -296,35 +296,35 @@ def test_hostile_dead_letters(fuzz):
     ("stream", "group", "model"),
     [("tasks", "rollout", Task), ("samples", "verifier", Sample), ("verdicts", "sampler", Verdict)],
 )
-def test_bytes_that_are_no_message_and_an_entry_without_one(loop, lane, stream, group, model):
+def test_entries_that_hold_no_message_become_letters(loop, lane, stream, group, model):
     async def work(redis):
-        item = await Fuzzed.open(redis)
-        key = getattr(item.keys.lane(lane), stream)
-        consumer = Consumer(item.run.redis, item.keys, key, group, "c", model, 30.0, 2)
+        fuzzed = await Fuzzed.open(redis)
+        key = getattr(fuzzed.keys.lane(lane), stream)
+        consumer = Consumer(fuzzed.run.redis, fuzzed.keys, key, group, "c", model, 30.0, 2)
         await consumer.open()
-        await item.send(key, RAW)
-        item.hostile[(await redis.xadd(key, {"n": b"{}"})).decode()] = b""
-        assert await item.read_all(consumer, None) == []
-        await item.check(key, [])
-        await item.close()
+        await fuzzed.send(key, RAW)
+        fuzzed.hostile[(await redis.xadd(key, {"n": b"{}"})).decode()] = b""
+        assert await fuzzed.read_all(consumer, None) == []
+        await fuzzed.check(key, [])
+        await fuzzed.close()
 
     loop(work)
 
 
 def test_message_above_the_limit_gets_a_small_dead_letter(loop):
     async def work(redis):
-        item = await Fuzzed.open(redis)
-        run, raw = item.run, TASK.model_dump_json().encode()
+        fuzzed = await Fuzzed.open(redis)
+        run, raw = fuzzed.run, TASK.model_dump_json().encode()
         [entry] = await run.append(run.streams.tasks, raw.replace(b'"p0"', b'"' + b"x" * LARGEST_MESSAGE + b'"'))
         await run.sampler.dispatch(Lane.TRAIN, task_of("g1"), STATE)
         [delivery] = await run.rollout().read(4, 0.01)
         assert delivery.message.group == "g1"
-        [shown] = await letters(redis, item.keys)
+        [shown] = await letters(redis, fuzzed.keys)
         assert shown.letter.reason == f"{LARGEST_MESSAGE + len(raw) - 2} bytes; a Task has at most {LARGEST_MESSAGE}"
         assert (shown.letter.entry, len(shown.letter.body), shown.letter.whole) == (entry, LARGEST_LETTER, False)
         with pytest.raises(NotRedrivableError):
-            await redrive(redis, item.keys, shown, EventLog(redis, item.keys, "test"))
-        await item.close()
+            await redrive(redis, fuzzed.keys, shown, EventLog(redis, fuzzed.keys, "test"))
+        await fuzzed.close()
 
     loop(work)
 
@@ -332,11 +332,11 @@ def test_message_above_the_limit_gets_a_small_dead_letter(loop):
 @pytest.mark.parametrize("stream", ["events", "steps", "evaluations"])
 def test_page_of_hostile_entries_does_not_hide_later_ones(loop, stream):
     async def work(redis):
-        item = await Fuzzed.open(redis)
-        key, message = getattr(item.keys, stream), TAILED[stream]
-        await item.run.append(key, *[b"{}"] * 600, message)
-        found = await read_all(redis, item.keys, key, type(message))
-        assert [body for _, body in found] == [message]
-        await item.close()
+        fuzzed = await Fuzzed.open(redis)
+        key, message = getattr(fuzzed.keys, stream), TAILED[stream]
+        await fuzzed.run.append(key, *[b"{}"] * 600, message)
+        messages = await read_all(redis, fuzzed.keys, key, type(message))
+        assert [body for _, body in messages] == [message]
+        await fuzzed.close()
 
     loop(work)

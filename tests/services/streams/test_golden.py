@@ -1,4 +1,4 @@
-"""Messages on the wire: each kind reads the golden file that an older release may have written, and writes it again."""
+"""Messages on the wire: each kind reads the golden file of an older release, and writes the same text again."""
 
 import json
 from pathlib import Path
@@ -54,36 +54,38 @@ def test_golden_file_is_read_and_written(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_golden_file_shows_every_field_with_a_value_of_its_own(name):
-    """A field that stands at its default could be lost without a difference."""
+def test_a_golden_file_has_no_field_at_its_default(name):
+    """If a field had its default value, the test would not notice its loss."""
     kind, message = KINDS[name], json.loads((GOLDEN / f"{name}.json").read_text())
-    silent = {
+    defaults = {
         field
         for field, about in kind.model_fields.items()
         if field not in ("kind", "schema_version")
         and not about.is_required()
         and message[field] == json.loads(json.dumps(about.get_default(call_default_factory=True)))
     }
-    assert silent == set()
+    assert defaults == set()
 
 
 @pytest.mark.parametrize("path", OLDER, ids=lambda path: path.stem)
 def test_what_an_older_release_wrote_is_still_read(path):
-    """`older/KIND-N.json` is the N-th golden file that a kind had before."""
+    """`older/KIND-N.json` is the N-th earlier golden file of a kind."""
     kind = KINDS[path.stem.rsplit("-", 1)[0]]
     written = json.loads(path.read_text())
     read = kind.model_validate_json(path.read_text()).model_dump(mode="json")
-    assert lacking(written, read) == []
-    assert lacking(read, written) != [], "the present release writes more; else the file is not an older one"
+    assert differences(written, read) == []
+    assert differences(read, written) != [], "this release must write more, or the file is not from an older one"
 
 
 ABSENT = object()
 
 
-def lacking(part, whole, at=""):
-    """The places of `part` that `whole` does not have, or has another value at."""
+def differences(part, whole, at=""):
+    """The paths in `part` that are missing or have another value in `whole`."""
     if isinstance(part, dict) and isinstance(whole, dict):
-        return [item for key, value in part.items() for item in lacking(value, whole.get(key, ABSENT), f"{at}.{key}")]
+        return [
+            path for key, value in part.items() for path in differences(value, whole.get(key, ABSENT), f"{at}.{key}")
+        ]
     if isinstance(part, list) and isinstance(whole, list) and len(part) == len(whole):
-        return [item for pair in zip(part, whole, strict=True) for item in lacking(*pair, f"{at}[]")]
+        return [path for pair in zip(part, whole, strict=True) for path in differences(*pair, f"{at}[]")]
     return [] if part == whole else [at]

@@ -1,4 +1,4 @@
-"""A run's weight history on a real server: versions, steps, batches until they are covered, and the way back."""
+"""A run's weight history on a real server: versions, steps, batches until a checkpoint covers them, rewinds."""
 
 import pytest
 
@@ -47,8 +47,8 @@ def standing(policy):
 
 
 async def payload_groups(redis, keys):
-    found = [key.decode() async for key in redis.scan_iter(match=keys.key("payload:*"))]
-    return {name.split("payload:")[1].split(":")[0] for name in found}
+    names = [key.decode() async for key in redis.scan_iter(match=keys.key("payload:*"))]
+    return {name.split("payload:")[1].split(":")[0] for name in names}
 
 
 async def test_weights_keep_their_version_and_others_get_a_new_one(run):
@@ -56,10 +56,10 @@ async def test_weights_keep_their_version_and_others_get_a_new_one(run):
     assert await learner.policy() is None
     assert await learner.announce(0, "w0") == 0
     assert await learner.policy() is None, "announced is not committed"
-    assert await learner.announce(0, "w0") == 0, "a learner that died before it committed says the same"
+    assert await learner.announce(0, "w0") == 0, "a learner that died before its commit announces the same version"
     await learner.commit_policy(0, 0, "w0")
     assert standing(await learner.policy()) == (0, 0, "w0")
-    assert await learner.announce(0, "w0") == 0, "a successor has bit-equal weights"
+    assert await learner.announce(0, "w0") == 0, "a restarted learner has bit-equal weights"
     assert await learner.announce(1, "w1") == 1
     successor = await History.fenced(run.redis, run.keys, "learner")
     assert await successor.announce(1, "other bits") == 2, "version 1 may have reached a replica"
@@ -93,12 +93,12 @@ async def test_a_step_is_committed_once_and_trains_its_groups(run, redis, keys):
     assert standing(await run.learner.policy()) == (0, 1, "w1")
     event_log = EventLog(redis, keys, "test")
     assert (await policy_version(redis, keys), await committed_step(redis, keys)) == (0, 1)
-    assert [item for _, item in await event_log.steps()] == [record]
+    assert [step for _, step in await event_log.steps()] == [record]
     fields = await redis.hmget(keys.group("g0"), "state", "step", "staleness")
     assert fields == [b"trained", b"1", b"1"]
     before = await contents(redis, keys)
-    again = record.model_copy(update={"version": 5, "weights": "others"})
-    assert not await run.learner.commit_step(again, logged.entry), "a step is committed once"
+    repeated = record.model_copy(update={"version": 5, "weights": "others"})
+    assert not await run.learner.commit_step(repeated, logged.entry), "a step is committed once"
     assert await contents(redis, keys) == before
 
 
@@ -120,14 +120,14 @@ async def test_batch_reclaimed_during_training_is_not_committed(run, redis, keys
     assert await run.learner.accepts(second, 1)
     assert await run.learner.commit_step(record_of(second.batch, version), second.entry)
     assert await run.counts() == {"dispatched": 3, "trained": 2, "pending": 1}
-    assert not await run.sampler.reclaim_batch(1, second.entry, again), "it was trained"
+    assert not await run.sampler.reclaim_batch(1, second.entry, again), "the batch was trained"
 
 
 async def test_later_batch_waits_and_is_reclaimed_with_its_predecessor(run, redis, keys):
     first = await run.batched(1, "g0")
     second = await run.batched(2, "g1")
     assert not await run.learner.accepts(second, 1)
-    assert await run.learner.batches() == [first, second], "it is no fault of the batch"
+    assert await run.learner.batches() == [first, second], "the later batch stays in the log"
     await run.learner.return_batch(first)
     assert await run.sampler.reclaim_batch(1, first.entry, ["g0", "g1"])
     assert await run.learner.batches() == []
@@ -143,11 +143,11 @@ async def test_deleted_evaluations_leave_nothing_published(run, redis, keys):
     await delete_evaluations(redis, keys, "sampler", run.sampler.epoch, [entry])
     assert await redis.exists(keys.group(group), keys.payload(group, 0)) == 0
     assert await redis.xlen(keys.evaluations) == 0
-    await redis.hset(keys.group(group), mapping={"state": "pending", "samples": 2})  # it is asked again
+    await redis.hset(keys.group(group), mapping={"state": "pending", "samples": 2})  # the evaluation runs again
     assert await missing_samples(redis, keys, task_of(group)) == [0, 1]
 
 
-async def test_a_server_that_forgot_an_epoch_is_told_it_again(run, redis, keys):
+async def test_an_epoch_that_the_server_lost_is_restored(run, redis, keys):
     await redis.set(keys.epoch("learner"), run.learner.epoch - 1)
     assert await run.learner.announce(0, "w0") == 0
     assert await owner_epoch(redis, keys, "learner") == run.learner.epoch
@@ -176,7 +176,7 @@ async def test_batch_keeps_its_payloads_until_a_checkpoint_covers_it(run, redis,
     assert await payload_groups(redis, keys) == {"g1", "g2"}
     assert await read_snapshot(redis, keys.snapshot(1)) is None
     assert await read_snapshot(redis, keys.snapshot(2)) == snapshot_at(2)
-    assert await run.state("g0") == "trained", "late results still meet it"
+    assert await run.state("g0") == "trained", "late results still find the group's state"
     assert not await run.learner.cover_batch(first)
     assert await redis.lrange(run.streams.released, 0, -1) == [keys.group("g0").encode()]
     assert await run.learner.cover_batch(second)
@@ -190,8 +190,8 @@ async def test_only_the_samplers_batch_of_a_step_is_accepted(run, redis, keys):
     await run.append(keys.batches, batch_of(keys, 2, ["g0"]), batch_of(keys, 1, ["never"]), doubled, first.batch)
     _, wrong_step, *others = await run.learner.batches()
     assert not await run.learner.accepts(wrong_step, 2)
-    for item in others:
-        assert not await run.learner.accepts(item, 1)
+    for logged in others:
+        assert not await run.learner.accepts(logged, 1)
     assert await run.learner.accepts(first, 1)
     assert await run.learner.batches() == [first]
     letters = [letter for _, letter in await EventLog(redis, keys, "test").dead_letters()]
@@ -202,7 +202,7 @@ async def test_only_the_samplers_batch_of_a_step_is_accepted(run, redis, keys):
         "1: g0",
     ]
     assert await run.learner.commit_step(record_of(first.batch, await run.learner.announce(1, "w1")), first.entry)
-    assert not await run.learner.accepts(first, 1), "it was trained"
+    assert not await run.learner.accepts(first, 1), "the batch was trained"
 
 
 async def test_covering_a_foreign_or_copied_batch_deletes_nothing_else(run, redis, keys):
@@ -211,8 +211,8 @@ async def test_covering_a_foreign_or_copied_batch_deletes_nothing_else(run, redi
     await run.append(keys.batches, batch_of(keys, 1, ["g1"]), batch_of(keys, 7, ["g0"]), first.batch)
     _, foreign, later, again = await run.learner.batches()
     before = await contents(redis, keys)
-    for item in (foreign, later):
-        assert await run.learner.cover_batch(item)
+    for logged in (foreign, later):
+        assert await run.learner.cover_batch(logged)
     assert await run.learner.batches() == [first, again]
     after = await contents(redis, keys)
     assert {name for name in before if after.get(name) != before[name]} == {keys.batches}
@@ -238,7 +238,7 @@ async def test_hostile_entries_of_the_batch_log_are_dead_lettered(run, redis, ke
 
 
 class TestRewind:
-    """Of a run of four batches, the first covered, the last not trained; g5 is kept, g7 half drawn, g8 screened."""
+    """A run of four batches: the first is covered, the last untrained; g5 is kept, g7 half generated, g8 screened."""
 
     @pytest.fixture
     async def long_run(self, run):
@@ -256,10 +256,10 @@ class TestRewind:
         return run
 
     async def back(self, run, step, resumption=1, posteriors=(), response_tokens=None):
-        pending = sorted(item.decode() for item in await run.redis.smembers(run.streams.pending))
-        records = [item for _, item in await EventLog(run.redis, run.keys, "test").steps() if item.step > step]
+        pending = sorted(name.decode() for name in await run.redis.smembers(run.streams.pending))
+        records = [record for _, record in await EventLog(run.redis, run.keys, "test").steps() if record.step > step]
         groups = [ReopenedGroup(task_of(name), trained=False) for name in pending]
-        groups += [ReopenedGroup(task_of(name), trained=True) for item in records for name in item.groups]
+        groups += [ReopenedGroup(task_of(name), trained=True) for record in records for name in record.groups]
         return await rewind(
             run.redis,
             run.keys,
@@ -278,7 +278,7 @@ class TestRewind:
         run = long_run
         assert await response_tokens(redis, keys) == 24
         assert await self.back(run, 1, posteriors={"p0": "2:1:0", "p1": "1:2:0"}.items(), response_tokens=8)
-        assert await response_tokens(redis, keys) == 8, "a budget bounds the history that stays"
+        assert await response_tokens(redis, keys) == 8, "the token budget counts only the history that stays"
         assert await run.counts() == {"dispatched": 8, "trained": 1, "filtered": 1, "pending": 6}
         event_log = EventLog(redis, keys, "test")
         assert [record.step for _, record in await event_log.steps()] == [1]
@@ -288,18 +288,18 @@ class TestRewind:
         assert await redis.hgetall(keys.posteriors) == {b"p0": b"2:1:0", b"p1": b"1:2:0"}
         assert [await redis.hget(keys.queue, name) for name in ("step", "last")] == [b"1", b"0"]
         tasks = [Task.model_validate_json(fields[b"m"]) for _, fields in await redis.xrange(run.streams.tasks)]
-        assert {item.group for item in tasks} == {"g2", "g3", "g4", "g5", "g7", "g8"}
-        assert all(item.stop is None for item in tasks), "no screen is left half way"
-        for item in tasks:
-            assert await missing_samples(redis, keys, item) == [0, 1], "nothing that was generated stays"
+        assert {task.group for task in tasks} == {"g2", "g3", "g4", "g5", "g7", "g8"}
+        assert all(task.stop is None for task in tasks), "no task is of a screen alone"
+        for task in tasks:
+            assert await missing_samples(redis, keys, task) == [0, 1], "no sample from before the rewind stays"
 
-    async def test_letters_of_the_former_life_are_marked(self, long_run, redis, keys):
+    async def test_letters_from_before_a_rewind_are_marked(self, long_run, redis, keys):
         await redis.xadd(keys.dead, {"m": "{}"})
         newest = await redis.xadd(keys.dead, {"m": "{}"})
         assert await self.back(long_run, 1)
         assert await redis.hget(keys.queue, "letters") == newest
 
-    async def test_a_group_that_came_meanwhile_is_not_left_behind(self, long_run, redis, keys):
+    async def test_a_rewind_that_misses_a_pending_group_fails(self, long_run, redis, keys):
         await redis.sadd(long_run.streams.pending, "g6")
         before = await contents(redis, keys)
         with pytest.raises(GroupsChangedError):
@@ -318,7 +318,7 @@ class TestRewind:
             )
         assert await contents(redis, keys) == before
 
-    async def test_once_per_resumption(self, long_run, redis, keys):
+    async def test_a_rewind_happens_once_per_resumption(self, long_run, redis, keys):
         assert await self.back(long_run, 1)
         before = await contents(redis, keys)
         assert not await self.back(long_run, 1)
@@ -326,17 +326,19 @@ class TestRewind:
         assert await self.back(long_run, 0, resumption=2)
         assert await long_run.counts() == {"dispatched": 8, "filtered": 1, "pending": 7}
 
-    async def test_nothing_of_the_abandoned_history_counts(self, long_run, redis, keys):
+    async def test_results_of_the_abandoned_history_do_not_count(self, long_run, redis, keys):
         run = long_run
         logged = (await run.learner.batches())[-1]
         assert await self.back(run, 2)
         before = await contents(redis, keys)
-        assert not await run.publish(run.task.lease, sample_of(keys, "g7", 1)), "drawn by an abandoned policy"
+        assert not await run.publish(run.task.lease, sample_of(keys, "g7", 1)), "generated in the abandoned history"
         verdict = verdict_on(run.sample.message)
         assert not await run.transitions.publish_verdict(Lane.TRAIN, run.sample.lease, verdict)
         assert not await run.rollout().renew_lease(run.task.lease)
         assert not await run.learner.cover_batch(logged)
-        assert not await run.sampler.publish_batch(batch_of(keys, 3, ["g5"]), snapshot_at(3)), "it is no longer kept"
+        assert not await run.sampler.publish_batch(batch_of(keys, 3, ["g5"]), snapshot_at(3)), (
+            "the group is no longer kept"
+        )
         assert await contents(redis, keys) == before
 
     async def test_steps_are_trained_again_under_new_versions(self, long_run, redis, keys):
@@ -347,16 +349,16 @@ class TestRewind:
         assert await run.learner.announce(1, "w1") == 3
         await run.learner.commit_policy(3, 1, "w1")
         assert await run.rollout("r1").read(1, 0.01) == [], "the consumer group is created again"
-        [delivery] = [item for item in await run.rollout("r1").read(6, 0.01) if item.message.group == "g2"]
+        [delivery] = [task for task in await run.rollout("r1").read(6, 0.01) if task.message.group == "g2"]
         for index in range(2):
             assert await run.publish(delivery.lease, sample_of(keys, "g2", index, started_at=9.0))
         await run.verifier().open()
-        for item in await run.verifier().read(4, 0.01):
-            await run.transitions.publish_verdict(Lane.TRAIN, item.lease, verdict_on(item.message))
+        for sample in await run.verifier().read(4, 0.01):
+            await run.transitions.publish_verdict(Lane.TRAIN, sample.lease, verdict_on(sample.message))
         await run.judge().open()
-        for item in await run.judge().read(4, 0.01):
+        for verdict in await run.judge().read(4, 0.01):
             await run.sampler.record_verdict(
-                Lane.TRAIN, item.lease, item.message, "kept" if item.message.index else "", 2
+                Lane.TRAIN, verdict.lease, verdict.message, "kept" if verdict.message.index else "", 2
             )
         assert await run.sampler.publish_batch(batch_of(keys, 2, ["g2"]), snapshot_at(2))
         [logged] = await run.learner.batches()
@@ -365,14 +367,14 @@ class TestRewind:
         assert await run.learner.commit_step(record_of(logged.batch, version), logged.entry)
         assert await run.counts() == {"dispatched": 8, "trained": 2, "filtered": 1, "pending": 5}
         steps = [record.groups for _, record in await EventLog(redis, keys, "test").steps()]
-        assert steps == [("g1",), ("g2",)], "each group once within the history that survives"
+        assert steps == [("g1",), ("g2",)], "the surviving history has each group once"
 
     async def test_copied_batch_does_not_retire_a_reopened_group(self, long_run, redis, keys):
         run = long_run
         logged = (await run.learner.batches())[0]
         await run.append(keys.batches, logged.batch)
-        for item in [logged, (await run.learner.batches())[-1]]:
-            assert await run.learner.cover_batch(item)
+        for batch in [logged, (await run.learner.batches())[-1]]:
+            assert await run.learner.cover_batch(batch)
         assert await self.back(run, 1)
         for number in range(600):
             await run.sampler.dispatch(Lane.TRAIN, task_of(f"h{number}"), STATE)

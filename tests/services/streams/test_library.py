@@ -1,4 +1,4 @@
-"""The library of Redis functions: loaded once per code, fenced, repeatable, and usable when Redis is full."""
+"""The library of Redis functions: loaded once per version, fenced, repeatable, and usable when Redis is full."""
 
 import asyncio
 import re
@@ -31,7 +31,7 @@ FENCED = sorted(name for name, case in CASES.items() if case.role)
 
 
 class Watched:
-    """A connection that notes which functions are called; with `repeat` it calls each twice, as if a reply was lost."""
+    """A connection that records the called functions; with `repeat` it calls each twice, as if a reply was lost."""
 
     def __init__(self, redis):
         self._redis = redis
@@ -80,7 +80,7 @@ async def ready(run, name):
 
 
 @pytest.mark.parametrize("name", FENCED)
-async def test_former_owner_is_refused_and_changes_nothing(redis, keys, name):
+async def test_a_previous_owner_is_rejected_and_changes_nothing(redis, keys, name):
     run = await DrivenRun.open(Watched(redis), keys)
     call, _ = await ready(run, name)
     await become_owner(redis, keys, CASES[name].role)
@@ -104,7 +104,7 @@ async def test_a_call_whose_reply_was_lost_is_repeated_without_harm(redis, keys,
     assert run.redis.called[0] == name
     between, after = run.redis.between[name], run.redis.after[name]
     if name == "become_owner":
-        epochs = [found.pop(keys.epoch("sampler")) for found in (before, between, after)]
+        epochs = [content.pop(keys.epoch("sampler")) for content in (before, between, after)]
         assert epochs == [("string", b"1"), ("string", b"2"), ("string", b"3")], "an extra epoch fences no other owner"
     elif name != "renew_lease":
         assert between != before, "the first call changes something"
@@ -120,7 +120,7 @@ async def full(own_server, keys):
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_when_redis_is_full_only_what_grows_it_is_refused(full, keys, name):
+async def test_a_full_redis_rejects_only_calls_that_grow_it(full, keys, name):
     client, limit = full
     run = await DrivenRun.open(Watched(client), keys)
     call, before = await ready(run, name)
@@ -168,7 +168,7 @@ async def test_run_drains_on_a_full_redis_with_replaced_processes(full, keys):
 
 def names(listed):
     """The libraries' names in a reply to FUNCTION LIST."""
-    return [dict(zip(item[::2], item[1::2], strict=True))[b"library_name"].decode() for item in listed]
+    return [dict(zip(fields[::2], fields[1::2], strict=True))[b"library_name"].decode() for fields in listed]
 
 
 async def test_library_is_loaded_once_per_code_and_again_after_a_flush(own_server, keys):
@@ -176,21 +176,21 @@ async def test_library_is_loaded_once_per_code_and_again_after_a_flush(own_serve
     others = [await connect(f"redis://127.0.0.1:{server.port}/0") for _ in range(8)]
     try:
         assert names(await client.function_list()) == []
-        epochs = await asyncio.gather(*(become_owner(item, keys, "sampler") for item in [client, *others]))
+        epochs = await asyncio.gather(*(become_owner(connection, keys, "sampler") for connection in [client, *others]))
         assert sorted(epochs) == list(range(1, 10)), "no call is lost among nine that find no library"
         assert names(await client.function_list()) == [library().name]
         await client.function_flush()
-        epochs = await asyncio.gather(*(become_owner(item, keys, "sampler") for item in [client, *others]))
+        epochs = await asyncio.gather(*(become_owner(connection, keys, "sampler") for connection in [client, *others]))
         assert sorted(epochs) == list(range(10, 19))
         assert names(await client.function_list()) == [library().name]
     finally:
-        for item in others:
-            await item.aclose()
+        for connection in others:
+            await connection.aclose()
 
 
 @pytest.fixture
 def another_code(monkeypatch):
-    """Call it to give the library another source: `changed(shared, functions)` of what it is now."""
+    """A function that gives the library another source: `changed(shared, functions)` of the current source."""
     original = function_library._sources
 
     def give(changed):
@@ -203,7 +203,7 @@ def another_code(monkeypatch):
     library.cache_clear()
 
 
-async def test_two_codes_live_side_by_side_in_a_rolling_upgrade(own_server, keys, another_code):
+async def test_two_versions_of_the_code_coexist_in_a_rolling_upgrade(own_server, keys, another_code):
     _, client = own_server
     run = await DrivenRun.open(client, keys)
     await run.dispatched("g0")
@@ -231,7 +231,7 @@ async def dispatch_keys(run, group):
     )
 
 
-async def test_the_flags_of_a_function_are_part_of_the_code(monkeypatch, another_code):
+async def test_flags_of_functions_are_part_of_the_code_s_version(monkeypatch, another_code):
     before = library().name
     monkeypatch.setattr(function_library, "GROWING", function_library.GROWING | {"release"})
     another_code(lambda shared, functions: (shared, functions))

@@ -1,4 +1,4 @@
-"""Payloads on a real server: they come back as they were written, or are named as damaged."""
+"""Payloads on a real server: a read returns them as written, or names them as damaged."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,6 @@
-"""Any interleaving of the services' actions on a run's groups keeps the queue's promises, on a real server.
+"""Any interleaving of the services' actions on a run's groups keeps the queue's guarantees, on a real server.
 
-The test can fail: it detects each fault of the table in the library of functions. Most examples and faults are slow;
+The test detects each fault of the table in the library of functions. Most examples and faults are slow;
 the quick ones detect the same kinds of error, less thoroughly.
 """
 
@@ -31,45 +31,45 @@ WHOLE = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-UNTIL_NOTICED = settings(WHOLE, phases=[Phase.generate], print_blob=False, report_multiple_bugs=False)
+UNTIL_DETECTED = settings(WHOLE, phases=[Phase.generate], print_blob=False, report_multiple_bugs=False)
 
 
 SITUATIONS = """
-    a batch covered; a batch not covered twice; a batch published; a batch refused; a group ended by a letter;
-    a group of which a part is missing; a late renewal; a lease taken over; a letter redriven;
+    a batch covered; a batch not covered twice; a batch published; a batch rejected; a group ended by a letter;
+    a group with missing samples; a late renewal; a lease taken over; a letter redriven;
     a letter that is not redriven; a renewal in an abandoned history; a sample of a group that has ended;
-    a sample of one whose lease was taken over; a sample under a lease of an abandoned history; a second sample;
+    a sample under a lease that was taken over; a sample under a lease of an abandoned history; a second sample;
     a second verdict; a step committed; a step committed again after a rewind; a step not committed twice;
     a verdict for a group that has ended; a verdict for a group that is kept or batched;
-    a verdict of an abandoned history; a verdict on a sample of a group that has ended; announce by a former owner;
-    commit_step by a former owner; cover_batch by a former owner; decided: dead; decided: filtered; decided: kept;
-    decided: more; dispatch by a former owner; dead-lettered after too many deliveries;
+    a verdict of an abandoned history; a verdict on a sample of a group that has ended; announce by a previous owner;
+    commit_step by a previous owner; cover_batch by a previous owner; decided: dead; decided: filtered; decided: kept;
+    decided: more; dispatch by a previous owner; dead-lettered after too many deliveries;
     a duplicate of task; a duplicate of sample;
-    a duplicate of verdict; not dead-lettered by a former consumer; missing_samples for a group that left no trace;
-    publish_batch by a former owner; publish_sample for a group that left no trace;
-    publish_verdict for a group that left no trace; record_verdict by a former owner;
-    record_verdict for a group that left no trace; release of a batched group; release of a dead group;
+    a duplicate of verdict; not dead-lettered by a previous consumer; missing_samples for a group without a hash;
+    publish_batch by a previous owner; publish_sample for a group without a hash;
+    publish_verdict for a group without a hash; record_verdict by a previous owner;
+    record_verdict for a group without a hash; release of a batched group; release of a dead group;
     release of a kept group; release of a pending group; release of a trained group; rewound over a covered step;
     rewound to a step that was not covered; trimmed behind a lease; trimmed up to a lease;
-    trimmed up to what was delivered
+    trimmed up to the last delivery
 """
-"""The situations that the run must have met: otherwise the test may pass because nothing happened."""
+"""The situations that must occur: otherwise the test might pass because nothing happened."""
 FEW, RARE = 40, 8
-"""A small number of examples, and how many situations they may miss: which ones depends on the order of sets."""
+"""A small number of examples, and how many situations they may miss; the order of sets decides which."""
 QUICK = {
     "a batch leaves its groups kept",
     "a batched group is released",
     "a covered batch keeps its payloads",
-    "a former owner writes",
+    "a previous owner writes",
     "a group is dispatched twice",
     "a late renewal steals the lease",
     "a message is dropped without a dead letter",
     "a recorded verdict is not acked",
-    "a rewind leaves what was judged",
+    "a rewind leaves verdicts",
     "a task is never acked",
     "a trained group stays pending",
     "a verdict of an abandoned history counts",
-    "trimming drops what was not delivered",
+    "trimming drops undelivered entries",
 }
 """One quickly detected fault of almost every function; the others are slow."""
 
@@ -91,7 +91,7 @@ def _quiet(caplog):
 
 @pytest.fixture
 def give_code(monkeypatch):
-    """Puts faults into the library; few released groups keep their hash, so that groups without one occur."""
+    """Puts faults into the library; few released groups keep their hash, so that groups without a hash occur."""
     original = function_library._sources()
 
     def give(*faults):
@@ -109,7 +109,7 @@ def give_code(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("thoroughness", "examples", "lacking"),
+    ("thoroughness", "examples", "may_miss"),
     [
         # A failure is reported without shrinking, which takes minutes; the slow test shrinks.
         (settings(WHOLE, phases=set(Phase) - {Phase.shrink, Phase.explain}), FEW, RARE),
@@ -117,13 +117,13 @@ def give_code(monkeypatch):
     ],
     ids=["few", "all"],
 )
-def test_any_interleaving_keeps_the_promises(server, give_code, thoroughness, examples, lacking):
+def test_any_interleaving_keeps_the_guarantees(server, give_code, thoroughness, examples, may_miss):
     give_code()
     server.met.clear()
     run_state_machine_as_test(lambda: QueueMachine(server), settings=settings(thoroughness, max_examples=examples))
-    situations = {" ".join(item.split()) for item in SITUATIONS.split(";")}
+    situations = {" ".join(situation.split()) for situation in SITUATIONS.split(";")}
     never_met = {name for name in situations if not server.met[name]}
-    assert len(never_met) <= lacking, never_met
+    assert len(never_met) <= may_miss, never_met
 
 
 def test_the_quick_faults_are_in_the_table():
@@ -133,7 +133,7 @@ def test_the_quick_faults_are_in_the_table():
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in FAULTS]
 )
-def test_a_fault_is_noticed(server, give_code, name):
+def test_a_fault_is_detected(server, give_code, name):
     give_code(FAULTS[name])
     with pytest.raises((AssertionError, FencedError, ResponseError, BatchReclaimedError)):
-        run_state_machine_as_test(lambda: QueueMachine(server), settings=UNTIL_NOTICED)
+        run_state_machine_as_test(lambda: QueueMachine(server), settings=UNTIL_DETECTED)

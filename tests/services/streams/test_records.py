@@ -28,16 +28,16 @@ RECIPE = parse_recipe(recipe_document("/model"))
 @pytest.fixture
 async def records(redis, run_id):
     """The records, with one queued run."""
-    found = RunRecords(redis)
-    await found.create(run_id, RECIPE)
-    return found
+    records = RunRecords(redis)
+    await records.create(run_id, RECIPE)
+    return records
 
 
 async def test_transitions_are_a_history_with_times_and_reasons(records, run_id):
     began = time.time()
     for state in (RunState.STARTING, RunState.RUNNING, RunState.PAUSED, RunState.RUNNING, RunState.FAILED):
         record = await records.transition(run_id, state, f'because "{state}" \\ [é]]')
-    assert [item.state.value for item in record.history] == [
+    assert [change.state.value for change in record.history] == [
         "queued",
         "starting",
         "running",
@@ -52,28 +52,28 @@ async def test_transitions_are_a_history_with_times_and_reasons(records, run_id)
     assert (await records.get(run_id)).state is RunState.FAILED
 
 
-async def test_changes_at_once_are_all_kept(records, run_id):
+async def test_concurrent_changes_are_all_kept(records, run_id):
     changes = [records.transition(run_id, RunState.RUNNING, f"change {number}") for number in range(40)]
     await asyncio.gather(*changes, *(records.scale(run_id, 1 + number) for number in range(40)))
     record = await records.get(run_id)
-    assert sorted(item.reason for item in record.history[1:]) == sorted(f"change {number}" for number in range(40))
+    assert sorted(change.reason for change in record.history[1:]) == sorted(f"change {number}" for number in range(40))
 
 
-async def test_a_former_controller_is_fenced(redis, records, run_id):
+async def test_a_previous_controller_is_fenced(redis, records, run_id):
     keys = RunKeys(run_id)
-    former, owner = [await become_owner(redis, keys, "controller") for _ in range(2)]
+    previous, owner = [await become_owner(redis, keys, "controller") for _ in range(2)]
     with pytest.raises(FencedError, match="newer owner"):
-        await records.transition(run_id, RunState.FAILED, "a former controller's", epoch=former)
+        await records.transition(run_id, RunState.FAILED, "a previous controller's", epoch=previous)
     with pytest.raises(FencedError):
-        await records.set_summary(run_id, {"run": run_id}, epoch=former)
+        await records.set_summary(run_id, {"run": run_id}, epoch=previous)
     with pytest.raises(FencedError):
-        await records.set_paths(run_id, epoch=former, model_path="/former")
+        await records.set_paths(run_id, epoch=previous, model_path="/previous")
     assert (await records.transition(run_id, RunState.STARTING, "placing", epoch=owner)).state is RunState.STARTING
     await records.set_paths(run_id, epoch=owner, model_path="/owner")
     await records.set_summary(run_id, {"steps": 3}, epoch=owner)
     record = await records.get(run_id)
     assert (record.model_path, record.summary) == ("/owner", {"steps": 3})
-    assert (await records.request_cancel(run_id)).cancel_requested, "people are not fenced"
+    assert (await records.request_cancel(run_id)).cancel_requested, "users are not fenced"
 
 
 async def test_a_change_whose_reply_was_lost_can_be_repeated(redis, records, run_id):
@@ -95,7 +95,7 @@ async def test_a_change_whose_reply_was_lost_can_be_repeated(redis, records, run
         )
         assert reply == 1
     record = await records.get(run_id)
-    assert ([item.state.value for item in record.history], record.resumptions) == (["queued", "failed"], 1)
+    assert ([change.state.value for change in record.history], record.resumptions) == (["queued", "failed"], 1)
 
 
 async def test_creation_is_whole_and_can_be_repeated(redis, records, run_id):
@@ -130,7 +130,7 @@ async def in_state(records, run, state):
         await records.transition(run, state, "test")
 
 
-@pytest.mark.parametrize("state", [item for item in RunState if item is not RunState.RUNNING])
+@pytest.mark.parametrize("state", [state for state in RunState if state is not RunState.RUNNING])
 async def test_only_a_running_run_can_be_paused(records, run_id, state):
     await in_state(records, run_id, state)
     with pytest.raises(RunStateError, match=f"is {state.value}; only a running one can be paused"):
@@ -138,7 +138,7 @@ async def test_only_a_running_run_can_be_paused(records, run_id, state):
     assert not (await records.get(run_id)).pause_requested
 
 
-async def test_a_paused_run_goes_on(redis, records, run_id):
+async def test_a_paused_run_continues(redis, records, run_id):
     starved = RunKeys(run_id).starved
     await records.transition(run_id, RunState.RUNNING, "test")
     assert (await records.request_pause(run_id)).pause_requested
@@ -152,7 +152,7 @@ async def test_a_paused_run_goes_on(redis, records, run_id):
     assert not await redis.exists(starved)
 
 
-async def test_a_pause_that_has_not_begun_is_withdrawn(records, run_id):
+async def test_resume_withdraws_a_pause_that_has_not_begun(records, run_id):
     await records.transition(run_id, RunState.RUNNING, "test")
     await records.request_pause(run_id)
     assert not (await records.resume(run_id)).pause_requested
@@ -179,14 +179,14 @@ async def test_an_ended_run_is_queued_again(redis, records, run_id, state):
     await records.transition(run_id, state, "test")
     second = await records.resume(run_id, Resumption(4))
     assert (second.reason, second.resumptions, second.resume_step) == ("resumed from step 4", 2, 4)
-    assert second.export_path is None, "its weights leave the history"
+    assert second.export_path is None, "the exported weights leave the history"
     await records.transition(run_id, state, "test")
     assert (await records.resume(run_id, Resumption(0))).resume_step == 0
     await records.transition(run_id, state, "test")
     assert (await records.resume(run_id)).resume_step is None
 
 
-async def test_a_step_without_a_checkpoint_is_refused(redis, records, run_id):
+async def test_a_step_without_a_checkpoint_is_rejected(redis, records, run_id):
     await records.transition(run_id, RunState.FAILED, "test")
     with pytest.raises(NoCheckpointError, match=r"^from_step: 3 is not valid: expected .*: 0$"):
         await records.resume(run_id, Resumption(3))
@@ -198,7 +198,7 @@ async def test_a_step_without_a_checkpoint_is_refused(redis, records, run_id):
 
 
 @pytest.mark.parametrize(
-    ("state", "says"),
+    ("state", "message"),
     [
         (RunState.QUEUED, "is queued; cancel it first"),
         (RunState.STARTING, "is starting; cancel it first"),
@@ -206,19 +206,22 @@ async def test_a_step_without_a_checkpoint_is_refused(redis, records, run_id):
         (RunState.SUCCEEDED, "is succeeded; it has nothing left to do"),
     ],
 )
-async def test_a_run_that_neither_waits_nor_failed_cannot_be_resumed(records, run_id, state, says):
+async def test_active_and_succeeded_runs_cannot_be_resumed(records, run_id, state, message):
     await in_state(records, run_id, state)
     for step in (None, 0):
-        with pytest.raises(RunStateError, match=says):
+        with pytest.raises(RunStateError, match=message):
             await records.resume(run_id, Resumption(step))
 
 
-async def test_of_many_resumptions_at_once_one_counts(records, run_id):
+async def test_one_of_many_concurrent_resumptions_counts(records, run_id):
     await records.transition(run_id, RunState.CANCELLED, "test")
     results = await asyncio.gather(*(records.resume(run_id) for _ in range(20)), return_exceptions=True)
-    assert sum(isinstance(item, RunStateError) for item in results) == 19
+    assert sum(isinstance(result, RunStateError) for result in results) == 19
     record = await records.get(run_id)
-    assert ([item.state.value for item in record.history], record.resumptions) == (["queued", "cancelled", "queued"], 1)
+    assert ([change.state.value for change in record.history], record.resumptions) == (
+        ["queued", "cancelled", "queued"],
+        1,
+    )
 
 
 async def test_a_full_redis_takes_every_change_but_no_new_run(own_server, run_id):
@@ -236,17 +239,17 @@ async def test_a_full_redis_takes_every_change_but_no_new_run(own_server, run_id
     await records.request_cancel(run_id)
     await records.set_summary(run_id, {"steps": 0})
     await records.transition(run_id, RunState.CANCELLED, "on request")
-    await EventLog(redis, keys, "test").write("test", "told")
+    await EventLog(redis, keys, "test").write("test", "a line")
     assert (await records.resume(run_id)).resumptions == 1
     assert [record.id for record in await records.all()] == [run_id]
 
 
-async def test_a_run_goes_on_with_other_numbers(records, run_id):
+async def test_a_run_resumes_with_other_ranks_and_replicas(records, run_id):
     await records.transition(run_id, RunState.FAILED, "lost a machine")
     record = await records.resume(run_id, Resumption(learner_ranks=3, rollout=2))
     assert (record.recipe.learner.ranks, record.rollout_replicas, record.resume_step) == (3, 2, None)
     assert record.reason == "resumed, 3 learner ranks, 2 rollout replicas"
-    await records.transition(run_id, RunState.PAUSED, "tired")
+    await records.transition(run_id, RunState.PAUSED, "test")
     with pytest.raises(RunStateError, match="cancel it first"):
         await records.resume(run_id, Resumption(learner_ranks=2))
     assert (await records.get(run_id)).recipe.learner.ranks == 3

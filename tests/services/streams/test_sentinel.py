@@ -1,4 +1,4 @@
-"""A master that dies, hands over or comes back, with real Sentinels: commands go to the master of the day."""
+"""A master that dies, hands over or comes back, with real Sentinels: commands go to the current master."""
 
 import asyncio
 import time
@@ -13,12 +13,12 @@ from services.streams.connection.credentials import SENTINEL_PASSWORD_FILE
 from services.streams.connection.functions import call, load
 from services.streams.keys import RunKeys
 from tests.harness.servers.redis_servers import Process, start_sentinel, start_server
-from tests.services.streams.repeating import keep_at_it, until_a_read_blocks
+from tests.services.streams.repeating import repeat, until_a_read_blocks
 
 pytestmark = pytest.mark.slow
 SERVICE = "penstock"
 DEATH_MS, HANDOVER_MS = 1500, 5000
-"""When a master that says nothing is called down: soon, where it dies; else not because it stalls for a moment."""
+"""After how long the Sentinels report a silent master as down: soon where it dies; else no short stall may count."""
 
 
 @dataclass
@@ -32,35 +32,35 @@ class Watched:
     def url(self):
         return f"redis+sentinel://{','.join(f'127.0.0.1:{sentinel.port}' for sentinel in self.sentinels)}/{SERVICE}/0"
 
-    def until(self, holds, what, deadline_s=90.0):
+    def until(self, condition, problem, deadline_s=90.0):
         ends = time.monotonic() + deadline_s
-        while not holds():
-            assert time.monotonic() < ends, what
+        while not condition():
+            assert time.monotonic() < ends, problem
             time.sleep(0.1)
 
 
 def in_sync(master, replica):
-    """Whether the replica has what the master has, and hears of what comes."""
-    found = replica.client().info("replication")
-    return found.get("master_link_status") == "up" and found["master_port"] == master.port
+    """Whether the replica has the master's data and follows it."""
+    info = replica.client().info("replication")
+    return info.get("master_link_status") == "up" and info["master_port"] == master.port
 
 
 def wait_until_watched(watched):
-    """Until every Sentinel knows the replica and the other Sentinels: before that, none could hand over."""
+    """Until every Sentinel knows the replica and the other Sentinels: a failover is impossible before."""
     master, replica = watched.servers
     watched.until(lambda: in_sync(master, replica), "the replica is not in sync")
 
     def known(sentinel):
-        found = sentinel.client().sentinel_master(SERVICE)
-        return (found["num-slaves"], found["num-other-sentinels"]) == (1, 2)
+        master_info = sentinel.client().sentinel_master(SERVICE)
+        return (master_info["num-slaves"], master_info["num-other-sentinels"]) == (1, 2)
 
-    for item in watched.sentinels:
-        watched.until(lambda item=item: known(item), "the Sentinels do not know each other")
+    for sentinel in watched.sentinels:
+        watched.until(lambda sentinel=sentinel: known(sentinel), "the Sentinels do not know each other")
 
 
 @pytest.fixture
 def watched(request, tmp_path):
-    """A parameter is how soon a silent master is called down, and settings of the servers."""
+    """A parameter: after how many milliseconds a silent master is down, then settings of the servers."""
     down_after_ms, *settings = getattr(request, "param", [DEATH_MS])
     settings = ["--appendfsync", "always", *settings]
     with ExitStack() as started:
@@ -70,21 +70,21 @@ def watched(request, tmp_path):
             started.enter_context(start_sentinel(tmp_path, SERVICE, master.port, 2, down_after_ms=down_after_ms))
             for _ in range(3)
         ]
-        found = Watched([master, replica], sentinels)
-        wait_until_watched(found)
-        yield found
+        group = Watched([master, replica], sentinels)
+        wait_until_watched(group)
+        yield group
 
 
 @pytest.fixture
 async def redis(watched):
-    found = await connect(watched.url)
-    yield found
-    await found.aclose()
+    connection = await connect(watched.url)
+    yield connection
+    await connection.aclose()
 
 
 @pytest.mark.timeout(240)
 async def test_what_a_replica_confirmed_survives_the_masters_death(watched, redis):
-    """Each number is written, and WAIT on the same connection tells whether the replica has it."""
+    """The test writes numbers, and WAIT on the same connection reports whether the replica has each of them."""
     confirmed = []
 
     async def write(number, wait_ms):
@@ -96,27 +96,29 @@ async def test_what_a_replica_confirmed_survives_the_masters_death(watched, redi
             confirmed.append(number)
 
     over = asyncio.Event()
-    counting = asyncio.create_task(keep_at_it(lambda: redis.incr("counter"), over))
+    counting = asyncio.create_task(repeat(lambda: redis.incr("counter"), over))
     for number in range(50):
-        await write(number, 10_000)  # a replica may be slow to sync its file
-    blocked = asyncio.create_task(redis.xread({"news": "$"}, block=14_000))
+        await write(number, 10_000)  # a replica may sync its file slowly
+    blocked = asyncio.create_task(redis.xread({"entries": "$"}, block=14_000))
     await until_a_read_blocks(redis)
     watched.servers[0].kill()
     began = time.monotonic()
     for number in range(50, 100):
-        await write(number, 50)  # in vain: the new master has no replica; the read above is not to end meanwhile
+        await write(
+            number, 50
+        )  # unconfirmed: the new master has no replica; a short WAIT, so that the read above does not end meanwhile
     took = time.monotonic() - began
     over.set()
     count, longest = await counting
-    held = [int(item) for item in await redis.lrange("numbers", 0, -1)]
+    stored = [int(number) for number in await redis.lrange("numbers", 0, -1)]
     assert set(confirmed) >= set(range(50)), "the replica was in sync"
-    assert set(confirmed) <= set(held)
-    assert set(range(50, 100)) <= set(held), "a command that came back without an error was done on the new master"
-    assert longest > 0.5, "it was in flight when the master died"
-    assert int(await redis.get("counter")) >= count - 1, "only what the master had not passed on may be lost"
+    assert set(confirmed) <= set(stored)
+    assert set(range(50, 100)) <= set(stored), "the new master ran each command that returned without an error"
+    assert longest > 0.5, "the command was in flight when the master died"
+    assert int(await redis.get("counter")) >= count - 1, "only the write that the replica lacked may be lost"
     assert watched.servers[1].client().info("replication")["role"] == "master"
-    await redis.xadd("news", {"m": "told"})
-    assert (await blocked)[0][1][0][1] == {b"m": b"told"}
+    await redis.xadd("entries", {"m": "new"})
+    assert (await blocked)[0][1][0][1] == {b"m": b"new"}
     print(f"the first write on the new master came {took:.1f} s after the death of the old one")
 
 
@@ -127,18 +129,18 @@ async def test_failover_loses_nothing_if_the_master_needs_its_replica(watched, r
     keys = RunKeys("run")
     over = asyncio.Event()
     counters = [f"counter-{i}" for i in range(20)]
-    calls = [asyncio.create_task(keep_at_it(lambda name=name: redis.incr(name), over)) for name in counters]
-    owners = asyncio.create_task(keep_at_it(lambda: call(redis, "become_owner", epoch_key=keys.epoch("sampler")), over))
+    calls = [asyncio.create_task(repeat(lambda name=name: redis.incr(name), over)) for name in counters]
+    owners = asyncio.create_task(repeat(lambda: call(redis, "become_owner", epoch_key=keys.epoch("sampler")), over))
     await asyncio.sleep(0.3)
     watched.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", SERVICE)
     old, new = watched.servers
-    await asyncio.to_thread(watched.until, lambda: in_sync(new, old), "the former master has not become a replica")
+    await asyncio.to_thread(watched.until, lambda: in_sync(new, old), "the previous master has not become a replica")
     await asyncio.sleep(0.5)
     over.set()
     for name, (count, longest) in zip(counters, await asyncio.gather(*calls), strict=True):
-        # What was on its way to the replica when the link was cut: replication is asynchronous.
+        # One write may be lost, on its way to the replica when the link was cut: replication is asynchronous.
         assert int(await redis.get(name)) >= count - 1
-        assert longest > 0.5, "it waited while the new master had no replica"
+        assert longest > 0.5, "the command waited while the new master had no replica"
     epochs, _ = await owners
     assert int(await redis.get(keys.epoch("sampler"))) >= epochs - 1
     assert await connection_problem(redis) is None
@@ -146,31 +148,31 @@ async def test_failover_loses_nothing_if_the_master_needs_its_replica(watched, r
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("watched", [[HANDOVER_MS]], indirect=True)
-async def test_former_master_that_accepts_writes_is_left_early(watched, redis):
-    """The Sentinels tell it after some eight seconds; of those, samples are taken."""
+async def test_writes_leave_the_previous_master_before_its_demotion(watched, redis):
+    """The Sentinels demote the previous master after some eight seconds, during which the test samples a counter."""
     old, new = watched.servers
     over = asyncio.Event()
-    counting = asyncio.create_task(keep_at_it(lambda: redis.incr("counter"), over))
+    counting = asyncio.create_task(repeat(lambda: redis.incr("counter"), over))
     watched.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", SERVICE)
     await asyncio.to_thread(
-        watched.until, lambda: watched.sentinels[0].client().sentinel_master(SERVICE)["port"] == new.port, "no handover"
+        watched.until, lambda: watched.sentinels[0].client().sentinel_master(SERVICE)["port"] == new.port, "no failover"
     )
     counts = await asyncio.to_thread(counts_while_master, old, 90.0)
-    assert counts[-1] == counts[len(counts) // 2], "it was written to until it became a replica"
+    assert counts[-1] == counts[len(counts) // 2], "the client wrote to the previous master until its demotion"
     over.set()
     await counting
 
 
 def counts_while_master(server, deadline_s):
-    """What a counter stands at, again and again, until the server is told that it is a replica."""
-    asked, counts, ends = server.client(), [], time.monotonic() + deadline_s
+    """The values of a counter over time, until the Sentinels make the server a replica."""
+    connection, counts, ends = server.client(), [], time.monotonic() + deadline_s
     while True:
-        with asked.pipeline(transaction=True) as pipe:  # both are of one moment
+        with connection.pipeline(transaction=True) as pipe:  # both values of the same moment
             count, (role, *_) = pipe.get("counter").execute_command("ROLE").execute()
         if role != "master":
-            assert counts, "it was told before anybody could look"
+            assert counts, "the server became a replica before the first sample"
             return counts
-        assert time.monotonic() < ends, f"no Sentinel reported it within {deadline_s:g} s"
+        assert time.monotonic() < ends, f"the server was still a master after {deadline_s:g} s"
         counts.append(count)
         time.sleep(0.1)
 
@@ -183,10 +185,12 @@ async def test_new_client_finds_the_new_master_with_a_dead_sentinel(watched, red
     late = await connect(watched.url)
     assert await late.get("key") == b"value"
     await late.aclose()
-    watched.servers[0].start()  # the former master comes back as one, until the Sentinels tell it
+    watched.servers[0].start()  # the previous master returns as a master, until the Sentinels demote it
     assert await redis.set("key", "newer")
     await asyncio.to_thread(
-        watched.until, lambda: in_sync(watched.servers[1], watched.servers[0]), "it has not become a replica"
+        watched.until,
+        lambda: in_sync(watched.servers[1], watched.servers[0]),
+        "the previous master has not become a replica",
     )
     assert watched.servers[0].client().get("key") == "newer"
 
@@ -194,11 +198,11 @@ async def test_new_client_finds_the_new_master_with_a_dead_sentinel(watched, red
 @pytest.mark.timeout(240)
 async def test_many_connections_ask_the_sentinels_once(watched, redis):
     def connected():
-        return sum(item.client().info("stats")["total_connections_received"] for item in watched.sentinels)
+        return sum(sentinel.client().info("stats")["total_connections_received"] for sentinel in watched.sentinels)
 
     before = connected()
     await asyncio.gather(*(redis.incr("counter") for _ in range(200)))
-    assert connected() - before <= 10, "three are this test's, a few the Sentinels' own"
+    assert connected() - before <= 10, "three connections are this test's, a few the Sentinels'"
     assert await redis.get("counter") == b"200"
 
 
@@ -210,15 +214,15 @@ async def test_an_unknown_service_is_named(watched):
 
 
 @pytest.mark.timeout(240)
-async def test_a_sentinels_address_that_is_taken_for_a_servers(watched):
+async def test_a_sentinel_s_address_in_place_of_a_server_s_is_named(watched):
     port = watched.sentinels[0].port
     with pytest.raises(RedisUnavailableError) as raised:
         await connect(f"redis://127.0.0.1:{port}/0", 3.0)
-    assert f"Redis at redis://127.0.0.1:{port}/0 is a Sentinel; redis+sentinel://host:port," in str(raised.value)
+    assert f"Redis at redis://127.0.0.1:{port}/0 is a Sentinel: expected redis+sentinel://host:port," in str(raised.value)
 
 
 @pytest.mark.timeout(240)
-async def test_a_sentinels_password(tmp_path, monkeypatch):
+async def test_a_sentinel_asks_for_its_own_password(tmp_path, monkeypatch):
     file = tmp_path / "sentinel-password"
     file.write_text("s3cret\n")
     with (
@@ -237,7 +241,7 @@ async def test_a_sentinels_password(tmp_path, monkeypatch):
 
 
 @pytest.mark.timeout(240)
-async def test_a_master_that_misses_its_replicas_is_waited_for(tmp_path):
+async def test_commands_wait_for_the_replicas_of_a_master(tmp_path):
     with start_server(tmp_path) as server:
         redis = client(f"redis://127.0.0.1:{server.port}/0")
         await load(redis)
@@ -247,7 +251,7 @@ async def test_a_master_that_misses_its_replicas_is_waited_for(tmp_path):
             asyncio.create_task(call(redis, "become_owner", epoch_key=RunKeys("run").epoch("sampler"))),
         ]
         await asyncio.sleep(0.7)
-        assert not any(item.done() for item in writing)
+        assert not any(call.done() for call in writing)
         with start_server(tmp_path, "--replicaof", "127.0.0.1", server.port):
             assert await asyncio.wait_for(asyncio.gather(*writing), 20.0) == [True, 1]
         await redis.aclose()
@@ -256,8 +260,8 @@ async def test_a_master_that_misses_its_replicas_is_waited_for(tmp_path):
 @pytest.mark.timeout(240)
 async def test_patience_ends_when_no_sentinel_answers(watched):
     redis = client(watched.url, patience_s=2.0)
-    for item in watched.sentinels:
-        item.kill()
+    for sentinel in watched.sentinels:
+        sentinel.kill()
     with pytest.raises(RedisConnectionError, match=r"has been away for 2 s: No master found for 'penstock' : Sentinel"):
         await redis.ping()
     await redis.aclose()

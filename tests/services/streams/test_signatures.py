@@ -1,4 +1,4 @@
-"""Calls of Redis functions pass each value by the name that the Lua source declares; any other name is refused."""
+"""Calls of Redis functions pass each value by the name that the Lua source declares; any other name is rejected."""
 
 import ast
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_order_is_that_of_the_source():
     ],
     ids=["dropped", "added", "misspelled", "list", "none", "single"],
 )
-def test_other_names_and_kinds_are_refused(values, message):
+def test_other_names_and_kinds_are_rejected(values, message):
     with pytest.raises(SignatureError, match=f"Redis function rename: .*{message}"):
         parse_signature("rename", SOURCE).order(values)
 
@@ -90,12 +90,12 @@ def test_other_names_and_kinds_are_refused(values, message):
         ("unpack(keys)", "{keys[1], keys[2]}", "expected comments, then"),
     ],
 )
-def test_a_source_with_another_header_is_refused(old, new, message):
+def test_a_source_with_another_header_is_rejected(old, new, message):
     with pytest.raises(SignatureError, match=message):
         parse_signature("rename", SOURCE.replace(old, new))
 
 
-async def test_refused_call_does_not_reach_redis(redis, run_id):
+async def test_a_rejected_call_does_not_reach_redis(redis, run_id):
     keys = RunKeys(run_id)
     with pytest.raises(SignatureError, match="epoch is unknown; it declares epoch_key"):
         await call(redis, "become_owner", epoch_key=keys.epoch("sampler"), epoch=1)

@@ -1,4 +1,4 @@
-"""What recipes name in a store: data and evaluation sets, read where they are fetched; a summary, put there."""
+"""What a recipe names in a store: training data, evaluation sets, the model, the chat template."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_questions_are_read_from_the_store(store: S3Server, tmp_path: Path) -> N
     (tmp_path / "set").mkdir()
     pq.write_table(pa.Table.from_pylist(rows[:3]), tmp_path / "set/test-00000-of-00001.parquet")
     put_folder(parse_address(url("data/aime"), "x"), tmp_path / "set")
-    item = EvaluationSet(name="aime", source="hf", path=url("data/aime"), split="test", layout="fields")
-    assert len(load_set(item, None)) == 3
-    gone = item.model_copy(update={"path": url("data/gone")})
+    stored = EvaluationSet(name="aime", source="hf", path=url("data/aime"), split="test", layout="fields")
+    assert len(load_set(stored, None)) == 3
+    gone = stored.model_copy(update={"path": url("data/gone")})
     with pytest.raises(DataError, match=r"evaluation\.sets 'aime'\.path: 's3://.*/data/gone' is not valid"):
         load_set(gone, None)
 
@@ -64,7 +64,7 @@ def test_model_of_a_recipe_is_checked_before_the_start(store: S3Server, tmp_path
     assert local_model(url("models/tiny"), tmp_path / "models").joinpath("config.json").is_file()
 
 
-def test_what_a_process_needs_to_begin_is_waited_for(
+def test_a_process_waits_for_its_files_at_startup(
     own_store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(models, "RETRY_S", 0.1)

@@ -1,4 +1,4 @@
-"""Delivery on a real server: leases, idempotent transitions, late results, counters; what goes wrong with them."""
+"""Delivery on a real server: leases, idempotent transitions, late results and counters, under faults too."""
 
 import asyncio
 
@@ -58,7 +58,7 @@ async def test_life_of_a_group_reconciles_at_every_step(run):
     assert await run.counts() == {"dispatched": 3, "filtered": 1, "dead": 1, "pending": 1}
     assert await run.sampler.publish_batch(batch_of(run.keys, 1, ["g0"]), snapshot_at(1))
     assert not await run.sampler.publish_batch(batch_of(run.keys, 2, ["g0"]), snapshot_at(2)), "in one batch only"
-    assert not await run.sampler.release(Lane.TRAIN, "g0", Release.STALE, 2), "a batched group cannot be dropped"
+    assert not await run.sampler.release(Lane.TRAIN, "g0", Release.STALE, 2), "a batched group cannot be released"
     assert await run.counts() == {"dispatched": 3, "filtered": 1, "dead": 1, "pending": 1}
     assert await run.state("g0") == "batched"
 
@@ -71,10 +71,10 @@ async def test_release_deletes_payloads_and_keeps_the_hash(run, redis, keys):
     assert await run.sampler.release(Lane.TRAIN, "g2", Release.STALE, 2)
     assert await payloads(redis, keys) == {"g3:0", "g3:1"}
     assert [await run.state(f"g{n}") for n in range(4)] == ["filtered", "dead", "stale", "kept"]
-    assert [await redis.ttl(keys.group(f"g{n}")) for n in range(4)] == [-1] * 4, "no clock decides"
+    assert [await redis.ttl(keys.group(f"g{n}")) for n in range(4)] == [-1] * 4, "the hashes do not expire"
 
 
-async def test_only_so_many_tombstones_stay(run, redis, keys):
+async def test_a_limited_number_of_tombstones_stays(run, redis, keys):
     for number in range(515):
         await run.sampler.dispatch(Lane.TRAIN, task_of(f"g{number}"), STATE)
         await run.sampler.release(Lane.TRAIN, f"g{number}", Release.DEAD, 2)
@@ -116,18 +116,18 @@ async def test_late_result_of_a_lapsed_lease_counts_if_first(run, redis, keys):
     assert delivery.message.facts.started_at == 7.0
 
 
-async def test_the_first_of_two_results_at_once_wins(run, redis, keys):
-    """Eight rollouts and then eight verifiers, each on a connection of its own, answer for the same two samples."""
+async def test_the_first_of_concurrent_results_wins(run, redis, keys):
+    """Eight replicas and then eight verifiers, each on its own connection, answer for the same two samples."""
     delivery = await run.dispatched("g0")
 
-    def attempts(each):
-        return asyncio.gather(*(each(index, float(attempt)) for attempt in range(8) for index in range(2)))
+    def attempts(publish):
+        return asyncio.gather(*(publish(index, float(attempt)) for attempt in range(8) for index in range(2)))
 
     fresh = await attempts(lambda index, at: run.publish(delivery.lease, sample_of(keys, "g0", index, at)))
     assert sum(fresh) == 2
     samples = await run.verifier().read(20, 0.01)
-    assert sorted(item.message.index for item in samples) == [0, 1]
-    leases = {item.message.index: item.lease for item in samples}
+    assert sorted(sample.message.index for sample in samples) == [0, 1]
+    leases = {sample.message.index: sample.lease for sample in samples}
 
     def judge(index, at):
         verdict = verdict_on(sample_of(keys, "g0", index, at), Outcome.WRONG if at else Outcome.CORRECT)
@@ -135,7 +135,7 @@ async def test_the_first_of_two_results_at_once_wins(run, redis, keys):
 
     assert sum(await attempts(judge)) == 2
     verdicts = await run.judge().read(20, 0.01)
-    assert sorted(item.message.index for item in verdicts) == [0, 1]
+    assert sorted(verdict.message.index for verdict in verdicts) == [0, 1]
 
 
 async def test_late_results_of_an_ended_group_only_ack_their_message(run, redis, keys):
@@ -154,17 +154,17 @@ async def test_late_results_of_an_ended_group_only_ack_their_message(run, redis,
     assert await run.state("g0") == "dead"
     assert await payloads(redis, keys) == set()
     for stream, group in [(run.streams.tasks, "rollout"), (run.streams.verdicts, "sampler")]:
-        assert (await redis.xpending(stream, group))["pending"] == 0, f"{stream} is not delivered again"
+        assert (await redis.xpending(stream, group))["pending"] == 0, f"{stream} has a message that is not acked"
 
 
 @pytest.mark.parametrize(
-    ("group", "index", "says"),
+    ("group", "index", "reason"),
     [
         ("g9", 0, "group 'g9' is not a group of this run"),
         ("g0", 2, "index 2 is not a sample of group 'g0'"),
     ],
 )
-async def test_messages_that_fit_no_group_change_nothing(run, redis, keys, group, index, says):
+async def test_messages_that_fit_no_group_change_nothing(run, redis, keys, group, index, reason):
     task = await run.dispatched("g0")
     sample = sample_of(keys, group, index)
     before = await contents(redis, keys)
@@ -174,12 +174,12 @@ async def test_messages_that_fit_no_group_change_nothing(run, redis, keys, group
         run.sampler.record_verdict(Lane.TRAIN, task.lease, verdict_on(sample), "kept", 2),
     ]
     for call in calls:
-        with pytest.raises(RefusedMessageError, match=says):
+        with pytest.raises(RefusedMessageError, match=reason):
             await call
     assert await contents(redis, keys) == before
 
 
-async def test_a_task_that_asks_for_more_than_its_group_has_is_refused(run, redis, keys):
+async def test_a_task_with_more_samples_than_its_group_is_rejected(run, redis, keys):
     await run.dispatched("g0")
     with pytest.raises(RefusedMessageError, match="samples 3 exceed those of group 'g0', 2"):
         await missing_samples(redis, keys, task_of("g0", samples=3))
@@ -190,7 +190,7 @@ async def test_screened_group_draws_the_rest_once_and_keeps_samples(run, redis, 
     screen = await run.dispatched("g0", samples=3, stop=1)
     assert await missing_samples(redis, keys, screen.message) == [0]
     assert await run.publish(screen.lease, sample_of(keys, "g0", 0), wanted=1)
-    assert (await redis.xpending(run.streams.tasks, "rollout"))["pending"] == 0, "the screen is drawn"
+    assert (await redis.xpending(run.streams.tasks, "rollout"))["pending"] == 0, "the screen's task is acked"
     [sample] = await run.verifier().read(1, 0.01)
     await run.transitions.publish_verdict(Lane.TRAIN, sample.lease, verdict_on(sample.message))
     [verdict] = await run.judge().read(1, 0.01)
@@ -247,7 +247,7 @@ async def test_decision_updates_posterior_tokens_and_order(run, redis, keys):
     assert int(counters[b"judged"]) == 2
 
 
-async def test_a_batch_carries_the_snapshot_and_where_the_queue_stands(run, redis, keys):
+async def test_a_batch_carries_the_snapshot_and_the_queue_s_position(run, redis, keys):
     await run.decided("g0", "kept")
     batch = batch_of(keys, 1, ["g0"], last=True)
     assert await run.sampler.publish_batch(batch, snapshot_at(1))
@@ -271,10 +271,10 @@ async def test_a_batch_of_a_group_that_is_not_kept_is_not_published(run, redis, 
 
 async def test_renewal_keeps_a_lease_and_does_not_steal_a_lost_one(redis, keys):
     run = await DrivenRun.open(redis, keys, lease_s=0.3)
-    item = run.rollout("r0")
+    holder = run.rollout("r0")
     await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
-    [held] = await item.read(1, 1)
-    async with item.renewing(held.lease):
+    [held] = await holder.read(1, 1)
+    async with holder.renewing(held.lease):
         await asyncio.sleep(0.8)
         assert await run.rollout("r1").read(1, 0.05) == []
     await asyncio.sleep(0.4)
@@ -282,14 +282,14 @@ async def test_renewal_keeps_a_lease_and_does_not_steal_a_lost_one(redis, keys):
     [taken] = await other.read(1, 1)
     assert taken.lease.entry == held.lease.entry
     before = await contents(redis, keys)
-    assert not await item.renew_lease(held.lease)
-    assert await contents(redis, keys) == before, "the lease is still the other's"
+    assert not await holder.renew_lease(held.lease)
+    assert await contents(redis, keys) == before, "the other consumer still holds the lease"
     assert await other.renew_lease(taken.lease)
     await other.ack(taken.lease)
     assert not await other.renew_lease(taken.lease), "an acked entry has no owner"
 
 
-async def test_a_lapsed_lease_is_found_behind_many_that_are_alive(run, redis):
+async def test_a_lapsed_lease_is_found_behind_many_live_ones(run, redis):
     for number in range(40):
         await run.sampler.dispatch(Lane.TRAIN, task_of(f"g{number}"), STATE)
     *_, last = await run.rollout("r0").read(40, 1)
@@ -298,7 +298,7 @@ async def test_a_lapsed_lease_is_found_behind_many_that_are_alive(run, redis):
     assert taken.message.group == "g39"
 
 
-async def test_message_that_nobody_acks_is_given_up_with_its_reason(run):
+async def test_a_message_without_an_ack_is_dead_lettered(run):
     await run.sampler.dispatch(Lane.TRAIN, task_of("g7"), STATE)
     for number in range(1, 3):
         [delivery] = await run.rollout().read(1, 1)
@@ -309,10 +309,12 @@ async def test_message_that_nobody_acks_is_given_up_with_its_reason(run):
     assert (letter.group, letter.prompt, letter.cause) == ("g7", "p0", Cause.DELIVERIES)
     assert (letter.reason, letter.deliveries) == ("delivered 2 times without an ack", 3)
     assert letter.whole
-    assert await run.counts() == {"dispatched": 1, "pending": 1}, "the sampler ends the group, not the letter"
+    assert await run.counts() == {"dispatched": 1, "pending": 1}, (
+        "the sampler ends the group; the letter alone does not"
+    )
 
 
-async def test_giving_up_acks_and_writes_one_letter_whoever_repeats_it(run, redis, keys):
+async def test_a_repeated_dead_letter_is_written_once_and_acks(run, redis, keys):
     first = await run.dispatched("g0")
     await run.lapse(first.lease)
     [second] = await run.rollout("r1").read(1, 1)
@@ -323,22 +325,22 @@ async def test_giving_up_acks_and_writes_one_letter_whoever_repeats_it(run, redi
     assert (await redis.xpending(run.streams.tasks, "rollout"))["pending"] == 0
 
 
-async def test_a_consumer_whose_streams_began_anew_goes_on(run, redis, keys):
+async def test_a_consumer_continues_after_its_stream_was_deleted(run, redis, keys):
     held = await run.dispatched("g0")
     consumer = run.rollout()
     await redis.delete(run.streams.tasks)
     assert not await consumer.renew_lease(held.lease)
-    assert await consumer.read(1, 0.01) == [], "it creates its group again"
+    assert await consumer.read(1, 0.01) == [], "the consumer creates its group again"
     await run.sampler.dispatch(Lane.TRAIN, task_of("g1"), STATE)
     [delivery] = await consumer.read(2, 0.01)
     assert delivery.message.group == "g1"
     await consumer.ack(delivery.lease)
     await redis.delete(run.streams.tasks)
     await run.sampler.dispatch(Lane.TRAIN, task_of("g2"), STATE)
-    assert not await consumer.renew_lease(held.lease), "a stream without its group"
+    assert not await consumer.renew_lease(held.lease), "the stream has no consumer group"
     async with consumer.renewing(held.lease):
         pass
-    assert [item.message.group for _ in range(2) for item in await consumer.read(2, 0.01)] == ["g2"]
+    assert [delivery.message.group for _ in range(2) for delivery in await consumer.read(2, 0.01)] == ["g2"]
 
 
 async def test_results_under_leases_of_deleted_streams_do_not_count(run, redis, keys):
@@ -362,10 +364,10 @@ async def test_hostile_message_does_not_stop_the_consumer(run):
     assert [letter.cause for letter in await letters(run)] == [Cause.INVALID] * 6
 
 
-async def test_former_owner_is_fenced(redis, keys):
-    former = await GroupTransitions.fenced(redis, keys, "sampler")
+async def test_a_previous_owner_is_fenced(redis, keys):
+    previous = await GroupTransitions.fenced(redis, keys, "sampler")
     owner = await GroupTransitions.fenced(redis, keys, "sampler")
-    assert (former.epoch, owner.epoch) == (1, 2)
+    assert (previous.epoch, owner.epoch) == (1, 2)
     with pytest.raises(FencedError):
-        await former.dispatch(Lane.TRAIN, task_of("g0"), STATE)
+        await previous.dispatch(Lane.TRAIN, task_of("g0"), STATE)
     assert await owner.dispatch(Lane.TRAIN, task_of("g0"), STATE)

@@ -1,4 +1,4 @@
-"""Trimming on a real server: what the consumer group is done with goes, and nothing else does."""
+"""Trimming on a real server: it deletes what the consumer group has acked, and nothing else."""
 
 import asyncio
 import json
@@ -26,13 +26,13 @@ async def run(redis, keys):
 
 
 async def send(run, count):
-    """New groups; the names run on."""
+    """Dispatch new groups; their numbers continue."""
     first = int(await run.redis.hget(run.streams.counters, "dispatched") or 0)
     for number in range(first, first + count):
         assert await run.sampler.dispatch(Lane.TRAIN, task_of(f"g{number}"), STATE)
 
 
-async def there(run):
+async def length(run):
     return await run.redis.xlen(run.streams.tasks)
 
 
@@ -41,23 +41,23 @@ async def cut(run, gone_after_s=GONE_S, longest=LONG):
 
 
 async def acked(run, count, *held):
-    """New groups whose tasks are acked, but for those whose places are in `held`; the leases on these."""
+    """New groups with acked tasks, except those at the places in `held`, whose leases are returned."""
     await send(run, count)
-    found = await run.rollout().read(count, 0.01)
-    assert len(found) == count
-    for number, item in enumerate(found):
+    deliveries = await run.rollout().read(count, 0.01)
+    assert len(deliveries) == count
+    for number, delivery in enumerate(deliveries):
         if number not in held:
-            await run.rollout().ack(item.lease)
-    return [found[number].lease for number in held]
+            await run.rollout().ack(delivery.lease)
+    return [deliveries[number].lease for number in held]
 
 
 async def left(run):
     """The groups whose tasks are still on the stream."""
-    found = await run.redis.xrange(run.streams.tasks)
-    return [json.loads(fields[b"m"])["group"] for _, fields in found]
+    entries = await run.redis.xrange(run.streams.tasks)
+    return [json.loads(fields[b"m"])["group"] for _, fields in entries]
 
 
-async def test_what_nobody_was_given_yet_stays(run, redis, keys):
+async def test_undelivered_entries_stay(run, redis, keys):
     await send(run, 5)
     before = await contents(redis, keys)
     assert await cut(run) == 0
@@ -71,25 +71,27 @@ async def test_short_stream_loses_only_entries_before_the_oldest_lease(run):
     for number in (0, 1, 3):
         await run.rollout().ack(held[number].lease)
     assert await cut(run) == 2
-    assert await there(run) == 4
+    assert await length(run) == 4
     await run.lapse(held[2].lease)
     await run.lapse(held[4].lease)
     again = await run.rollout("r1").read(5, 0.01) + await run.rollout("r1").read(5, 0.01)
-    assert sorted(item.message.group for item in again) == ["g2", "g4", "g5"], "no message was lost"
+    assert sorted(delivery.message.group for delivery in again) == ["g2", "g4", "g5"], "no message was lost"
 
 
 async def test_long_stream_loses_oldest_acked_entries_behind_the_lease(run):
     held = await acked(run, 10, 1, 4, 7)
     await send(run, 2)
     assert await cut(run, longest=8) == 4
-    assert await left(run) == ["g1", "g4", "g6", "g7", "g8", "g9", "g10", "g11"], "g0, g2, g3 and g5 go"
+    assert await left(run) == ["g1", "g4", "g6", "g7", "g8", "g9", "g10", "g11"], "g0, g2, g3 and g5 are deleted"
     assert await cut(run, longest=8) == 0
     assert await cut(run, longest=0) == 2
     assert await left(run) == ["g1", "g4", "g7", "g9", "g10", "g11"], "g9 was delivered last"
     for lease in held:
         await run.lapse(lease)
     again = await run.rollout("r1").read(5, 0.01) + await run.rollout("r1").read(5, 0.01)
-    assert sorted(item.message.group for item in again) == ["g1", "g10", "g11", "g4", "g7"], "no message was lost"
+    assert sorted(delivery.message.group for delivery in again) == ["g1", "g10", "g11", "g4", "g7"], (
+        "no message was lost"
+    )
 
 
 async def test_stream_above_its_limit_keeps_all_unacked_entries(run):
@@ -120,30 +122,30 @@ async def test_leases_on_deleted_entries_hide_no_others(run, redis):
 
 
 async def test_tailing_reader_sees_all_entries_despite_a_long_lease(run, redis):
-    """A reader that is behind by no more than the limit misses nothing."""
+    """A reader that is behind by at most the limit misses no entry."""
     seen, after = [], "0-0"
     await acked(run, 1, 0)
     for _ in range(20):
         await acked(run, 5)
         await cut(run, longest=6)
-        assert await there(run) == 6
+        assert await length(run) == 6
         entries = await tail(redis, run.streams.tasks, after)
         after = entries[-1][0]
         seen += [json.loads(body)["group"] for _, body in entries]
     assert seen == [f"g{number}" for number in range(101)]
 
 
-async def test_the_last_delivered_entry_goes_once_another_is_behind_it(run):
+async def test_the_last_delivered_entry_stays_until_a_later_delivery(run):
     await send(run, 3)
-    for item in await run.rollout().read(3, 0.01):
-        await run.rollout().ack(item.lease)
+    for delivery in await run.rollout().read(3, 0.01):
+        await run.rollout().ack(delivery.lease)
     assert await cut(run) == 2
     assert await cut(run) == 0
     await send(run, 1)
-    [item] = await run.rollout().read(3, 0.01)
-    await run.rollout().ack(item.lease)
+    [delivery] = await run.rollout().read(3, 0.01)
+    await run.rollout().ack(delivery.lease)
     assert await cut(run) == 1
-    assert await there(run) == 1, "a stream never holds more than one entry that is done with"
+    assert await length(run) == 1, "at most one acked entry stays"
 
 
 async def test_a_lease_that_lapsed_and_was_taken_over_is_kept(run):
@@ -164,7 +166,7 @@ async def test_gone_consumers_are_deleted_unless_they_hold_a_lease(run, redis):
     await run.rollout("idler").ack(done.lease)
 
     async def known():
-        return {item["name"].decode() for item in await redis.xinfo_consumers(run.streams.tasks, "rollout")}
+        return {consumer["name"].decode() for consumer in await redis.xinfo_consumers(run.streams.tasks, "rollout")}
 
     await cut(run)
     assert await known() == {"holder", "idler"}
@@ -173,9 +175,11 @@ async def test_gone_consumers_are_deleted_unless_they_hold_a_lease(run, redis):
     assert await known() == {"holder"}
     assert (await redis.xpending(run.streams.tasks, "rollout"))["pending"] == 1
     await send(run, 1)
-    assert [item.message.group for item in await run.rollout("idler").read(1, 0.01)] == ["g2"], "it may come back"
+    assert [delivery.message.group for delivery in await run.rollout("idler").read(1, 0.01)] == ["g2"], (
+        "a deleted consumer may come back"
+    )
     await run.lapse(held.lease)
-    assert [item.message.group for item in await run.rollout("idler").read(1, 0.01)] == ["g0"]
+    assert [delivery.message.group for delivery in await run.rollout("idler").read(1, 0.01)] == ["g0"]
 
 
 async def test_missing_or_shared_stream_is_not_trimmed(run, redis, keys):
@@ -183,11 +187,11 @@ async def test_missing_or_shared_stream_is_not_trimmed(run, redis, keys):
     await redis.xadd(keys.lane(Lane.EVALUATION).samples, {"m": "x"})
     assert await trim(redis, keys.lane(Lane.EVALUATION).samples, "verifier", GONE_S, 0) == 0
     await send(run, 2)
-    for item in await run.rollout().read(2, 0.01):
-        await run.rollout().ack(item.lease)
+    for delivery in await run.rollout().read(2, 0.01):
+        await run.rollout().ack(delivery.lease)
     assert await trim(redis, run.streams.tasks, "verifier", GONE_S, 0) == 0
     for name in ("another", "zzz"):
         await redis.xgroup_create(run.streams.tasks, name, id="0")
-        assert await cut(run, longest=0) == 0, "a second group has not read it"
+        assert await cut(run, longest=0) == 0, "a second group has not read the entries"
         await redis.xgroup_destroy(run.streams.tasks, name)
     assert await cut(run) == 1

@@ -1,4 +1,4 @@
-"""Waits are named, announced with the process, told when they last, and shown as metrics."""
+"""Waits are named, announced with the process, reported when they last, and shown as metrics."""
 
 import asyncio
 import logging
@@ -54,7 +54,7 @@ def test_a_wait_keeps_its_beginning_while_its_text_changes():
     waits.done("verdicts")
     waits.pending("verdicts", "3 groups", 90)
     assert waits.current(clock.now) == ()
-    assert [item.since for item in waits.current(clock.now + 1)] == [1010]
+    assert [wait.since for wait in waits.current(clock.now + 1)] == [1010]
 
 
 def test_waits_are_shown_oldest_first_once_they_last_a_second():
@@ -63,11 +63,11 @@ def test_waits_are_shown_oldest_first_once_they_last_a_second():
     for name in ("b", "a", "c"):
         waits.pending(name, "x", 60)
         clock.now += 1
-    assert [item.name for item in waits.current(clock.now)] == ["b", "a", "c"]
-    assert [item.name for item in waits.current(clock.now - 1)] == ["b", "a"]
+    assert [wait.name for wait in waits.current(clock.now)] == ["b", "a", "c"]
+    assert [wait.name for wait in waits.current(clock.now - 1)] == ["b", "a"]
 
 
-def test_a_stall_is_reported_once_a_wait():
+def test_a_stall_is_reported_once_per_wait():
     clock = Clock()
     waits = Waits(clock)
     waits.pending("sync", "replica 1", 10)
@@ -76,31 +76,31 @@ def test_a_stall_is_reported_once_a_wait():
     assert stalled.name == "sync"
     waits.pending("sync", "replica 2", 10)
     assert waits.newly_stalled(clock.now + 50) == []
-    assert waits.newly_long(clock.now + 50) == [], "what is known to stall need not be told again"
+    assert waits.newly_long(clock.now + 50) == [], "a reported stall is not reported again as a long wait"
     waits.done("sync")
     clock.now += 60
     waits.pending("sync", "replica 2", 10)
-    assert [item.waits_for for item in waits.newly_stalled(clock.now + 11)] == ["replica 2"]
+    assert [wait.waits_for for wait in waits.newly_stalled(clock.now + 11)] == ["replica 2"]
 
 
-def test_what_lasts_is_told_within_a_minute_unless_it_is_idle():
+def test_a_long_wait_is_reported_within_a_minute_unless_idle():
     clock = Clock()
     waits = Waits(clock)
     waits.pending("batch", "the sampler", 600)
     waits.pending("tasks", "work", 600, idle=True)
     assert LONG_AFTER_S + heartbeat_module.HEARTBEAT_S + heartbeat_module.PATIENCE_S < 60
     assert waits.newly_long(clock.now + LONG_AFTER_S) == []
-    assert [item.name for item in waits.newly_long(clock.now + LONG_AFTER_S + 0.1)] == ["batch"]
+    assert [wait.name for wait in waits.newly_long(clock.now + LONG_AFTER_S + 0.1)] == ["batch"]
     assert waits.newly_long(clock.now + 100) == []
-    assert {item.name for item in waits.newly_stalled(clock.now + 601)} == {"batch", "tasks"}
+    assert {wait.name for wait in waits.newly_stalled(clock.now + 601)} == {"batch", "tasks"}
 
 
-def test_a_wait_ends_with_its_body_whatever_happens_there():
+def test_a_wait_ends_with_its_body_even_on_an_error():
     waits = Waits(Clock())
 
     def fail():
         with waits.on("sync", "replica", 5):
-            assert [item.name for item in waits.current(1001)] == ["sync"]
+            assert [wait.name for wait in waits.current(1001)] == ["sync"]
             raise RuntimeError("broken")
 
     with pytest.raises(RuntimeError, match="broken"):
@@ -126,7 +126,7 @@ def test_a_body_does_not_end_the_wait_that_followed_its_own():
     with waits.on("sync", "replica 1", 5):
         waits.done("sync")
         waits.pending("sync", "replica 2", 5)
-    assert [item.waits_for for item in waits.current(1001)] == ["replica 2"]
+    assert [wait.waits_for for wait in waits.current(1001)] == ["replica 2"]
 
 
 @pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("inf"), float("nan")])
@@ -160,10 +160,10 @@ def metric(name, run, wait):
 async def until(condition, deadline_s=90.0):
     """The first true answer of `condition`, a coroutine function."""
     ends = time.monotonic() + deadline_s
-    while not (found := await condition()):
-        assert time.monotonic() < ends, "did not come true in time"
+    while not (answer := await condition()):
+        assert time.monotonic() < ends, "the condition did not become true in time"
         await asyncio.sleep(0.02)
-    return found
+    return answer
 
 
 @pytest.fixture
@@ -171,19 +171,19 @@ def quick(monkeypatch):
     monkeypatch.setattr(heartbeat_module, "HEARTBEAT_S", 0.05)
 
 
-async def test_the_heartbeat_announces_waits_and_tells_of_stalls(redis, run_id, quick):
+async def test_the_heartbeat_announces_waits_and_reports_stalls(redis, run_id, quick):
     keys = RunKeys(run_id)
     event_log = EventLog(redis, keys, "learner")
     clock = Clock(time.time() - 50)
     waits = Waits(clock)
     waits.pending("batch", "the sampler's batch 7", 600)
     waits.pending("sync", "replica rollout-2", 20)
-    clock.now = time.time() + 3600  # it stays young, however long the rest takes
-    waits.pending("short", "nothing much", 5)
+    clock.now = time.time() + 3600  # this wait stays short, however long the test takes
+    waits.pending("short", "an example", 5)
     async with Heartbeat(redis, info_of(run_id), waits, event_log):
         await until(lambda: _at_least(event_log, 2))
-        [found] = await live_processes(redis, run_id)
-        assert {item.name: item.deadline_s for item in found.waits} == {"batch": 600, "sync": 20}
+        [process] = await live_processes(redis, run_id)
+        assert {wait.name: wait.deadline_s for wait in process.waits} == {"batch": 600, "sync": 20}
         assert metric("penstock_wait_seconds", run_id, "sync") == pytest.approx(50, abs=10)
         assert metric("penstock_stalled_waits", run_id, "sync") == 1
         assert metric("penstock_stalled_waits", run_id, "batch") == 0
@@ -191,13 +191,13 @@ async def test_the_heartbeat_announces_waits_and_tells_of_stalls(redis, run_id, 
         await until(lambda: _announced(redis, run_id, {"batch"}))
         assert metric("penstock_wait_seconds", run_id, "sync") is None
         assert metric("penstock_stalled_waits", run_id, "sync") is None
-    told = {event.phase: event.text for _, event in await event_log.events()}
-    assert set(told) == {"stalled", "waiting"}
-    assert told["stalled"].startswith("learner-1: waits for replica rollout-2 (sync) for 5")
-    assert told["stalled"].endswith(" s of at most 20 s")
-    assert told["waiting"].startswith("learner-1: waits for the sampler's batch 7 (batch) for 5")
-    assert len(await event_log.events()) == 2, "each is told once"
-    assert metric("penstock_wait_seconds", run_id, "batch") is None, "gone with its process"
+    texts = {event.phase: event.text for _, event in await event_log.events()}
+    assert set(texts) == {"stalled", "waiting"}
+    assert texts["stalled"].startswith("learner-1: waits for replica rollout-2 (sync) for 5")
+    assert texts["stalled"].endswith(" s of at most 20 s")
+    assert texts["waiting"].startswith("learner-1: waits for the sampler's batch 7 (batch) for 5")
+    assert len(await event_log.events()) == 2, "each wait is reported once"
+    assert metric("penstock_wait_seconds", run_id, "batch") is None, "the metric ends with its process"
 
 
 async def _at_least(event_log, count):
@@ -206,11 +206,11 @@ async def _at_least(event_log, count):
 
 
 async def _announced(redis, run, names):
-    [found] = await live_processes(redis, run)
-    return {item.name for item in found.waits} <= names
+    [process] = await live_processes(redis, run)
+    return {wait.name for wait in process.waits} <= names
 
 
-async def test_the_heartbeat_survives_redis_and_tells_what_it_missed(own_server, run_id, quick, monkeypatch, caplog):
+async def test_the_heartbeat_reports_stalls_after_redis_returns(own_server, run_id, quick, monkeypatch, caplog):
     server, redis = own_server
     event_log = EventLog(redis, RunKeys(run_id), "learner")
     clock = Clock(time.time() - 100)
@@ -224,10 +224,10 @@ async def test_the_heartbeat_survives_redis_and_tells_what_it_missed(own_server,
         server.start(60)
         [(_, event)] = await until(event_log.events)
         assert (event.phase, event.text[:47]) == ("stalled", "learner-1: waits for Redis to come back (redis)")
-        assert [item.id for item in await live_processes(redis, run_id)] == ["learner-1"]
+        assert [process.id for process in await live_processes(redis, run_id)] == ["learner-1"]
 
 
-async def test_a_redis_that_hangs_does_not_silence_the_log(own_server, run_id, quick, monkeypatch, caplog):
+async def test_stalls_are_logged_while_redis_hangs(own_server, run_id, quick, monkeypatch, caplog):
     monkeypatch.setattr(heartbeat_module, "PATIENCE_S", 0.3)
     server, redis = own_server
     clock = Clock(time.time() - 100)
@@ -258,16 +258,16 @@ async def test_a_full_redis_still_takes_heartbeats_and_events(own_server, run_id
         [(_, event)] = await until(event_log.events)
         assert event.phase == "stalled"
         await heartbeat.update(state="ready", version=3)
-        [found] = await live_processes(redis, run_id)
-        assert (found.state, [item.name for item in found.waits]) == ("ready", ["redis-memory"])
+        [process] = await live_processes(redis, run_id)
+        assert (process.state, [wait.name for wait in process.waits]) == ("ready", ["redis-memory"])
 
 
-async def test_an_announcement_that_cannot_be_read_is_left_out(redis, run_id):
+async def test_an_unreadable_announcement_is_omitted(redis, run_id):
     keys = RunKeys(run_id)
     async with Heartbeat(redis, info_of(run_id)):
         await redis.set(keys.process("broken"), b'{"id": 7}')
         await redis.sadd(keys.processes, "broken")
-        assert [item.id for item in await live_processes(redis, run_id)] == ["learner-1"]
+        assert [process.id for process in await live_processes(redis, run_id)] == ["learner-1"]
 
 
 async def test_a_service_names_its_waits_in_its_context(redis, redis_url, run_id, quick):
@@ -283,7 +283,7 @@ async def test_a_service_names_its_waits_in_its_context(redis, redis_url, run_id
     serving = asyncio.create_task(host_service(Waiter(), run_id, redis_url, stopping))
 
     async def announced():
-        return [wait for item in await live_processes(redis, run_id) for wait in item.waits]
+        return [wait for process in await live_processes(redis, run_id) for wait in process.waits]
 
     [wait] = await until(announced)
     assert (wait.name, wait.waits_for, wait.idle) == ("work", "a request to stop", True)
@@ -297,6 +297,6 @@ async def test_an_announcement_survives_a_broken_connection(redis_url, run_id):
     async with Heartbeat(redis, info_of(run_id)) as heartbeat:
         await redis.connection_pool.disconnect()
         await heartbeat.update(state="ready")
-        [found] = await live_processes(redis, run_id)
-        assert found.state == "ready"
+        [process] = await live_processes(redis, run_id)
+        assert process.state == "ready"
     await redis.aclose()
