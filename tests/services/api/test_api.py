@@ -46,7 +46,7 @@ async def test_an_id_is_generated_from_the_name(api):
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "expected"),
     [
         (
             {"recipe": recipe_document("/m", learner={"ranks": 0})},
@@ -58,10 +58,10 @@ async def test_an_id_is_generated_from_the_name(api):
         ({}, ["recipe: missing: this field is required"]),
     ],
 )
-async def test_bad_submission_names_field_and_value(api, body, says):
+async def test_bad_submission_names_field_and_value(api, body, expected):
     answer = await api.post("/v1/runs", json=body)
     assert answer.status_code == 422
-    for part in says:
+    for part in expected:
         assert part in answer.json()["detail"]
 
 
@@ -77,8 +77,8 @@ async def test_a_second_submission_under_an_id_is_rejected(api, run_id):
 async def test_scale_and_cancel_change_the_desired_state(api, redis, run_id):
     await api.post("/v1/runs", json={"id": run_id, "recipe": recipe_document("/model")})
     assert (await api.patch(f"/v1/runs/{run_id}/scale", json={"rollout": 2})).json()["rollout_replicas"] == 2
-    refused = await api.patch(f"/v1/runs/{run_id}/scale", json={"rollout": 0})
-    assert (refused.status_code, "rollout" in refused.json()["detail"]) == (422, True)
+    rejected = await api.patch(f"/v1/runs/{run_id}/scale", json={"rollout": 0})
+    assert (rejected.status_code, "rollout" in rejected.json()["detail"]) == (422, True)
     assert (await api.post(f"/v1/runs/{run_id}/cancel")).status_code == 202
     assert (await RunRecords(redis).get(run_id)).cancel_requested
     await RunRecords(redis).transition(run_id, RunState.CANCELLED, "test")
@@ -187,9 +187,9 @@ async def test_a_process_disappears_with_its_heartbeat(redis, run_id):
     info = ProcessInfo(id="rollout-1", service="rollout", run=run_id, host="h", pid=1, metrics="h:9")
     async with Heartbeat(redis, info) as heartbeat:
         await heartbeat.update(state="ready", version=4)
-        [found] = await live_processes(redis, run_id)
-        assert (found.state, found.version) == ("ready", 4)
-        await redis.delete(RunKeys(run_id).process("rollout-1"))  # what Redis does when heartbeats stop
+        [process] = await live_processes(redis, run_id)
+        assert (process.state, process.version) == ("ready", 4)
+        await redis.delete(RunKeys(run_id).process("rollout-1"))  # as Redis does when heartbeats stop
         assert await live_processes(redis, run_id) == []
         assert await policy_version(redis, RunKeys(run_id)) is None
 
@@ -203,9 +203,9 @@ async def test_bad_cursor_names_the_field(api, run_id, after):
 
 async def test_pause_and_resume_of_a_running_run(api, redis, run_id):
     path = await submitted(api, redis, run_id)
-    refused = await api.post(f"{path}/pause")
+    rejected = await api.post(f"{path}/pause")
     expected = (409, f"run {run_id!r} is queued; only a running one can be paused")
-    assert (refused.status_code, refused.json()["detail"]) == expected
+    assert (rejected.status_code, rejected.json()["detail"]) == expected
     await RunRecords(redis).transition(run_id, RunState.RUNNING, "test")
     paused = await api.post(f"{path}/pause")
     assert (paused.status_code, paused.json()["pause_requested"]) == (202, True)
@@ -224,11 +224,11 @@ async def test_an_ended_run_is_resumed_from_a_checkpoint(api, redis, run_id):
     assert (await api.post(f"{path}/resume")).status_code == 409
     await RunRecords(redis).transition(run_id, RunState.FAILED, "test")
     await redis.set(RunKeys(run_id).checkpoints, "[2, 4]")
-    for step, says in ((3, "from_step: 3 is not valid"), (-1, "-1"), (2**31, str(2**31)), ("two", "'two'")):
-        refused = await api.post(f"{path}/resume", json={"from_step": step})
-        assert refused.status_code == 422
-        assert "from_step" in refused.json()["detail"]
-        assert says in refused.json()["detail"]
+    for step, value in ((3, "from_step: 3 is not valid"), (-1, "-1"), (2**31, str(2**31)), ("two", "'two'")):
+        rejected = await api.post(f"{path}/resume", json={"from_step": step})
+        assert rejected.status_code == 422
+        assert "from_step" in rejected.json()["detail"]
+        assert value in rejected.json()["detail"]
     assert (await api.post(f"{path}/resume", json={"from": 2})).status_code == 422
     view = (await api.post(f"{path}/resume", json={"from_step": 2})).json()
     assert (view["state"], view["reason"]) == ("queued", "resumed from step 2")
@@ -250,12 +250,12 @@ async def test_steps_and_versions_are_separate_fields(api, redis, run_id):
 async def test_waits_are_sorted_and_stalls_are_alerts(api, redis, run_id):
     path = await submitted(api, redis, run_id)
     now = time.time()
-    ages = {"rollout-1": ("tasks", 90, 600, True), "learner-1": ("sync", 120, 60, False)}
+    announced = {"rollout-1": ("tasks", 90, 600, True), "learner-1": ("sync", 120, 60, False)}
     assert (await api.get(f"{path}/waits")).json() == []
     async with AsyncExitStack() as alive:
-        for name, (wait, seconds, deadline_s, idle) in ages.items():
+        for name, (wait, seconds, deadline_s, idle) in announced.items():
             waits = Waits(lambda seconds=seconds: now - seconds)
-            waits.pending(wait, f"what {name} wants", deadline_s, idle)
+            waits.pending(wait, f"input of {name}", deadline_s, idle)
             service = name.split("-")[0]
             info = ProcessInfo(id=name, service=service, run=run_id, host="h", pid=1, metrics="h:9")
             await alive.enter_async_context(Heartbeat(redis, info, waits))
@@ -266,14 +266,14 @@ async def test_waits_are_sorted_and_stalls_are_alerts(api, redis, run_id):
         "process": "learner-1",
         "service": "learner",
         "name": "sync",
-        "waits_for": "what learner-1 wants",
+        "waits_for": "input of learner-1",
         "since": now - 120,
         "deadline_s": 60.0,
         "idle": False,
         "stalled": True,
     }
     assert (second["process"], second["idle"], second["stalled"]) == ("rollout-1", True, False)
-    assert alert.startswith("learner-1: waits for what learner-1 wants (sync) for 1")
+    assert alert.startswith("learner-1: waits for input of learner-1 (sync) for 1")
     assert alert.endswith(" s of at most 60 s")
 
 
@@ -283,8 +283,8 @@ async def test_a_full_redis_is_503_only_for_a_new_run(own_server, run_id):
     async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as api:
         path = await submitted(api, redis, run_id, RunState.RUNNING)
         await redis.config_set("maxmemory", 1)
-        refused = await api.post("/v1/runs", json={"recipe": recipe_document("/model")})
-        assert (refused.status_code, "maxmemory" in refused.json()["detail"]) == (503, True)
+        rejected = await api.post("/v1/runs", json={"recipe": recipe_document("/model")})
+        assert (rejected.status_code, "maxmemory" in rejected.json()["detail"]) == (503, True)
         assert (await api.post(f"{path}/pause")).status_code == 202
         assert (await api.post(f"{path}/cancel")).status_code == 202
         assert (await api.get(path)).json()["pause_requested"]

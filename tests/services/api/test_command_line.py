@@ -1,4 +1,4 @@
-"""Every service starts alone, and reports in one line why it cannot."""
+"""Every service can start alone, and reports in one line why it cannot start."""
 
 import os
 import subprocess
@@ -12,21 +12,21 @@ UNREACHABLE = ("redis://:secret@127.0.0.1:1/0", "127.0.0.1:1/0 cannot be reached
 
 
 @pytest.mark.parametrize(
-    ("module", "url", "says"),
+    ("module", "url", "message"),
     [
         ("services.sampler", *UNKNOWN),
         ("verifier", *UNKNOWN),
         # These import torch first; whole runs start them as well.
         *(pytest.param(module, *UNKNOWN, marks=pytest.mark.slow) for module in ("rollout", "learner")),
-        # Ten seconds each, and the same code as that of the sampler below.
+        # Ten seconds each; a sampler's quick case is below.
         *(pytest.param(module, *UNREACHABLE, marks=pytest.mark.slow) for module in MODULES),
     ],
 )
-def test_a_failed_start_is_one_line(redis_url, module, url, says):
+def test_a_failed_start_is_one_line(redis_url, module, url, message):
     command = [sys.executable, "-m", module, "--run", "no-such-run", "--redis", url or redis_url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2, done.stderr
-    assert says in done.stderr.splitlines()[-1]
+    assert message in done.stderr.splitlines()[-1]
     assert "secret" not in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -39,21 +39,21 @@ def test_api_alone_names_an_unreachable_redis():
 
 
 AWAY = ("redis://:secret@127.0.0.1:1/0", "Redis at redis://127.0.0.1:1/0 cannot be reached within 10 s: ")
-REFUSED = ("redis://:secret@127.0.0.1:x/0", "--redis (PENSTOCK_REDIS): 'redis://127.0.0.1:x/0' is not valid (")
+INVALID = ("redis://:secret@127.0.0.1:x/0", "--redis (PENSTOCK_REDIS): 'redis://127.0.0.1:x/0' is not valid (")
 MISSING = ("", "--redis: no value, and PENSTOCK_REDIS is not set; expected redis://host:port/db, ")
 
 
 @pytest.mark.parametrize(
-    ("module", "address", "says"),
+    ("module", "address", "message"),
     [
-        *(("services.sampler", *case) for case in (AWAY, REFUSED, MISSING)),
-        *(("services.api", *case) for case in (REFUSED, MISSING)),
+        *(("services.sampler", *case) for case in (AWAY, INVALID, MISSING)),
+        *(("services.api", *case) for case in (INVALID, MISSING)),
         pytest.param("services.api", *AWAY, marks=pytest.mark.slow),
     ],
 )
-def test_the_address_of_redis_defaults_to_the_variable(module, address, says):
+def test_the_address_of_redis_defaults_to_the_variable(module, address, message):
     command = [sys.executable, "-m", module, *(["--run", "no-such-run"] if module != "services.api" else [])]
     environment = {**os.environ, "PENSTOCK_REDIS": address}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert (done.returncode, "secret" in done.stderr, "Traceback" in done.stderr) == (2, False, False)
-    assert says in done.stderr.splitlines()[-1]
+    assert message in done.stderr.splitlines()[-1]

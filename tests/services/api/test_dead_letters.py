@@ -28,7 +28,13 @@ async def dead_letter(redis, run, group, **fields):
     await transitions.dispatch(Lane.TRAIN, task, None)
     await transitions.release(Lane.TRAIN, group, Release.DEAD, 2)
     body = task.model_dump_json()
-    values = {"reason": "died of it", "deliveries": 3, "cause": "deliveries", "size": len(body), "at": 5.0} | fields
+    values = {
+        "reason": "the replica died",
+        "deliveries": 3,
+        "cause": "deliveries",
+        "size": len(body),
+        "at": 5.0,
+    } | fields
     letter = DeadLetter(stream=keys.lane(Lane.TRAIN).tasks, entry="1-0", group=group, prompt="p", body=body, **values)
     return (await redis.xadd(keys.dead, {"m": letter.model_dump_json()})).decode()
 
@@ -44,7 +50,7 @@ async def test_dead_letters_are_shown_and_redriven(api, redis, run_id):
     expected = {
         "at": 5.0,
         "cause": "deliveries",
-        "reason": "died of it",
+        "reason": "the replica died",
         "deliveries": 3,
         "group": "g0",
         "prompt": "p",
@@ -57,8 +63,8 @@ async def test_dead_letters_are_shown_and_redriven(api, redis, run_id):
     assert (done.status_code, done.json()["redriven"]) == (200, "g0-r1")
     again = await api.post(f"{path}/dead/{first}/redrive")
     assert (again.status_code, again.json()["detail"]) == (409, "its group was requeued before, as g0-r1")
-    [every] = (await api.post(f"{path}/dead/redrive")).json()
-    assert (every["entry"], every["group"], every["redriven"]) == (second, "g1", "g1-r1")
+    [attempt] = (await api.post(f"{path}/dead/redrive")).json()
+    assert (attempt["entry"], attempt["group"], attempt["redriven"]) == (second, "g1", "g1-r1")
     assert [letter["redriven"] for letter in (await api.get(f"{path}/dead")).json()] == ["g0-r1", "g1-r1"]
     view = (await api.get(path)).json()
     assert (view["groups"]["dispatched"], view["groups"]["dead"], view["groups"]["pending"]) == (4, 2, 2)
@@ -67,10 +73,10 @@ async def test_dead_letters_are_shown_and_redriven(api, redis, run_id):
 
 
 @pytest.mark.parametrize("entry", ["abc", "1", "1-1-1", "9" * 30 + "-1"])
-async def test_no_such_letter(api, redis, run_id, entry):
+async def test_an_unknown_letter_is_named(api, redis, run_id, entry):
     path = await submitted(api, redis, run_id)
-    refused = await api.post(f"{path}/dead/{entry}/redrive")
-    assert (refused.status_code, "entry" in refused.json()["detail"]) == (422, True)
+    rejected = await api.post(f"{path}/dead/{entry}/redrive")
+    assert (rejected.status_code, "entry" in rejected.json()["detail"]) == (422, True)
     assert (await api.get(f"{path}/dead", params={"after": entry})).status_code == 422
     assert (await api.post(f"{path}/dead/1-1/redrive")).status_code == 404
 
@@ -80,9 +86,9 @@ async def test_nothing_is_redriven_in_an_ended_run(api, redis, run_id, state, hi
     path = await submitted(api, redis, run_id, RunState(state))
     entry = await dead_letter(redis, run_id, "g0")
     for route in (f"{path}/dead/redrive", f"{path}/dead/{entry}/redrive"):
-        refused = await api.post(route)
+        rejected = await api.post(route)
         expected = (409, f"run {run_id!r} has ended: it is {state}{hint}")
-        assert (refused.status_code, refused.json()["detail"]) == expected
+        assert (rejected.status_code, rejected.json()["detail"]) == expected
     assert (await api.get(f"{path}/dead")).json()[0]["redriven"] is None
 
 

@@ -1,4 +1,4 @@
-"""Owns what the controller's tests share: a cluster played by hand, a submitted run, processes with a heartbeat.
+"""Owns what the controller's tests share: a cluster that the test controls, a submitted run, processes with heartbeats.
 
 Must not be used outside tests.
 """
@@ -18,7 +18,7 @@ from tests.harness.small_run import recipe_document
 
 
 class HandCluster:
-    """Does what the test says, and records its requests. `failing`: the errors of the next requests of a name."""
+    """Records its requests, and fails as the test chooses. `failing`: the errors of the next requests by name."""
 
     def __init__(self, only):
         self.only = only
@@ -101,7 +101,7 @@ def replica(run, state="ready", version=0):
 
 
 async def commit(redis, run, step):
-    """What the controller reads of a committed step."""
+    """Write the part of a committed step that the controller reads."""
     await redis.hset(RunKeys(run).policy, mapping={"version": step + 2, "step": step})
 
 
@@ -134,15 +134,15 @@ async def events_of(redis, run, phase):
 async def first_event(redis, run, phase):
     """The text of the first event of a phase, once there is one."""
     ends = time.monotonic() + 90
-    while not (found := await events_of(redis, run, phase)):
+    while not (texts := await events_of(redis, run, phase)):
         assert time.monotonic() < ends, f"no event {phase!r}"
         await asyncio.sleep(0.05)
-    return found[0]
+    return texts[0]
 
 
 @asynccontextmanager
 async def present(redis, run, **processes):
-    """Heartbeats of services that are ready, by id; leaving one silences it."""
+    """Heartbeats of services that are ready, by id."""
     async with AsyncExitStack() as stack:
         heartbeats = {}
         for pid, (name, service) in enumerate(processes.items(), 100):
@@ -153,5 +153,5 @@ async def present(redis, run, **processes):
 
 
 async def silence(heartbeat):
-    """What a stopped process does: its heartbeat lapses."""
+    """Stop a heartbeat, as if its process had stopped."""
     await heartbeat.__aexit__()

@@ -1,4 +1,4 @@
-"""Owns the tests of the cluster's limits: what fits, what is rejected, and that a changed file counts at once.
+"""Owns the tests of the cluster's limits: which runs and requests fit, and that a changed file takes effect at once.
 
 Must not need a cluster.
 """
@@ -73,11 +73,11 @@ def test_pods_are_packed_and_never_overfull():
 
 
 def test_room_is_what_other_runs_leave():
-    full = record("a", RunState.RUNNING, replicas=5)
-    assert shortage(limits(), record("b"), [full]) is None
-    assert shortage(limits(), record("b", replicas=2), [full]).startswith("rollout: 2 x 4 CPUs, 1 GPUs have no room")
-    assert shortage(limits(), record("b", replicas=2), [replace(full, state=RunState.SUCCEEDED)]) is None
-    assert shortage(limits(), full, [full]) is None, "a run is not in its own way"
+    running = record("a", RunState.RUNNING, replicas=5)
+    assert shortage(limits(), record("b"), [running]) is None
+    assert shortage(limits(), record("b", replicas=2), [running]).startswith("rollout: 2 x 4 CPUs, 1 GPUs have no room")
+    assert shortage(limits(), record("b", replicas=2), [replace(running, state=RunState.SUCCEEDED)]) is None
+    assert shortage(limits(), running, [running]) is None, "a run does not block itself"
 
 
 def test_a_run_that_never_fits_does_not_block_later_runs():
@@ -93,20 +93,20 @@ def test_a_run_that_never_fits_does_not_block_later_runs():
 
 
 def test_a_process_that_no_pod_can_hold_is_named():
-    found = shortage(limits(rollout={"pods": 3, "cpus": 2, "gpus": 2}), record("a"), [])
-    assert found.startswith(
+    reason = shortage(limits(rollout={"pods": 3, "cpus": 2, "gpus": 2}), record("a"), [])
+    assert reason.startswith(
         "rollout: 1 x 4 CPUs, 1 GPUs: one of them is larger than a pod; the chart allows at most 3 pods"
     )
 
 
 def test_an_evaluation_run_requests_no_learner():
     document = recipe_document("/model", limits={"rollout_steps": 0})
-    only = replace(record("a"), recipe=parse_recipe(document))
-    assert resource_requests(only.recipe, 1)["learner"] == []
+    evaluation = replace(record("a"), recipe=parse_recipe(document))
+    assert resource_requests(evaluation.recipe, 1)["learner"] == []
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (None, "readable (No such file or directory)"),
         ("{", "Invalid JSON"),
@@ -114,7 +114,7 @@ def test_an_evaluation_run_requests_no_learner():
         (json.dumps({**FILE, "learners": {}}), "learners"),
     ],
 )
-def test_an_unusable_file_is_named(tmp_path, monkeypatch, text, says):
+def test_an_unusable_file_is_named(tmp_path, monkeypatch, text, message):
     path = tmp_path / "bounds.json"
     if text is not None:
         path.write_text(text)
@@ -123,7 +123,7 @@ def test_an_unusable_file_is_named(tmp_path, monkeypatch, text, says):
         ClusterLimitsError, match=r"PENSTOCK_BOUNDS: .* is not valid: expected the chart's bounds.json"
     ) as error:
         load_cluster_limits()
-    assert says in str(error.value)
+    assert message in str(error.value)
 
 
 async def test_api_rejects_more_replicas_than_the_limits_allow(api, redis, run_id, tmp_path, monkeypatch):
@@ -132,8 +132,8 @@ async def test_api_rejects_more_replicas_than_the_limits_allow(api, redis, run_i
     monkeypatch.setenv(VARIABLE, str(path))
     await api.post("/v1/runs", json={"id": run_id, "recipe": recipe_document("/model", rollout=ROLLOUT)})
     assert (await api.patch(f"/v1/runs/{run_id}/scale", json={"rollout": 6})).status_code == 202
-    refused = await api.patch(f"/v1/runs/{run_id}/scale", json={"rollout": 7})
-    assert (refused.status_code, refused.json()["detail"]) == (
+    rejected = await api.patch(f"/v1/runs/{run_id}/scale", json={"rollout": 7})
+    assert (rejected.status_code, rejected.json()["detail"]) == (
         422,
         "rollout: 7 is not valid: expected 1 to 6; the chart allows rollout at most 3 pods of 8 CPUs and 2 GPUs, "
         "and a replica requests 4 CPUs, 1 GPUs (rollout.maxReplicas)",
@@ -164,7 +164,7 @@ async def test_the_fleet_stays_within_limits_that_change(redis, run_id, tmp_path
         await until(lambda: cluster.asked[-1] == "scale 6")
         events = await events_of(redis, run_id, "scaling")
     assert "rollout 6 -> 2 replicas (6 are requested; the cluster's limits allow no more)" in events
-    assert (await records.get(run_id)).rollout_replicas == 6, "what is wanted stays"
+    assert (await records.get(run_id)).rollout_replicas == 6, "the requested number stays"
 
 
 async def test_a_run_waits_until_the_limits_are_raised(redis, run_id, tmp_path, monkeypatch):
@@ -186,6 +186,6 @@ async def test_a_running_run_is_resumed_after_limits_were_lowered(redis, run_id,
     records = RunRecords(redis)
     async with controlled(redis, run_id, tmp_path, **sections) as (_, cluster), Heartbeat(redis, replica(run_id)):
         assert "at most 1 pods" in await first_event(redis, run_id, "queued")
-        assert cluster.asked == [], "as a new run it has no room"
+        assert cluster.asked == [], "a new run has no room"
         await records.transition(run_id, RunState.RUNNING, "as the previous controller left it")
         await until(lambda: any(request.startswith("start ") for request in cluster.asked))

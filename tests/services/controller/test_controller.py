@@ -1,4 +1,4 @@
-"""The controller brings runs to their end; the test plays the cluster."""
+"""The controller brings runs to their end; the test acts as the cluster."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ async def test_life_of_a_run(redis, run_id, tmp_path):
             await evaluate(redis, run_id, "before", 0.25)
             await evaluate(redis, run_id, "after", 0.75)
             await asyncio.sleep(1.2)
-            assert (await records.get(run_id)).state is RunState.RUNNING, "not done before the export"
+            assert (await records.get(run_id)).state is RunState.RUNNING, "the run ends after the export"
             await records.set_paths(run_id, export_path="/exported")
             record = await until_state(records, run_id, RunState.SUCCEEDED)
     assert cluster.asked == ["prepare", "start /prepared", "scale 2", "stop"]
@@ -70,15 +70,17 @@ async def test_a_run_ends_with_the_last_evaluation_of_every_set(redis, run_id, t
         for kind, name, accuracy in (("aime", "before", 0.1), ("held-out", "before", 0.25), ("held-out", "after", 0.5)):
             await evaluate(redis, run_id, name, accuracy, kind)
         await asyncio.sleep(1.2)
-        assert (await records.get(run_id)).state is RunState.RUNNING, "not done before the other set"
+        assert (await records.get(run_id)).state is RunState.RUNNING, (
+            "the run ends after the last evaluation of both sets"
+        )
         await evaluate(redis, run_id, "after", 0.2, "aime")
         record = await until_state(records, run_id, RunState.SUCCEEDED)
     assert (record.summary["accuracy_before"], record.summary["accuracy_after"]) == (0.25, 0.5)
-    found = {
+    accuracies = {
         kind: {name: evaluation["accuracy"] for name, evaluation in by_name.items()}
         for kind, by_name in record.summary["evaluations"].items()
     }
-    assert found == {"aime": {"before": 0.1, "after": 0.2}, "held-out": {"before": 0.25, "after": 0.5}}
+    assert accuracies == {"aime": {"before": 0.1, "after": 0.2}, "held-out": {"before": 0.25, "after": 0.5}}
 
 
 async def test_an_evaluation_run_needs_no_learner_and_no_export(redis, run_id, tmp_path):
@@ -107,7 +109,7 @@ async def test_a_long_evaluation_is_progress(redis, run_id, tmp_path):
             task = Task(group=f"e.x.before.{number}", prompt=prompt, samples=1, sampling=sampling)
             await transitions.dispatch(Lane.EVALUATION, task, None)
             await asyncio.sleep(1.0)
-        assert (await records.get(run_id)).state is RunState.RUNNING, "every second one more prompt"
+        assert (await records.get(run_id)).state is RunState.RUNNING, "one more prompt per second is progress"
         record = await until_state(records, run_id, RunState.FAILED)
     assert "no progress for 8 s" in record.reason
     assert "10 of 10 evaluation prompts pending" in record.reason
@@ -132,7 +134,7 @@ async def test_a_paused_run_does_not_stall_and_can_be_resumed(redis, run_id, tmp
         await records.request_pause(run_id)
         await until_state(records, run_id, RunState.PAUSED)
         await asyncio.sleep(9.0)
-        assert (await records.get(run_id)).state is RunState.PAUSED, "a pause is no stall"
+        assert (await records.get(run_id)).state is RunState.PAUSED, "a pause is not a stall"
         await records.resume(run_id)
         await until_state(records, run_id, RunState.RUNNING)
         await redis.set(keys.starved, "512 groups judged, 0 of 4 kept; 512 with 0")
@@ -168,7 +170,7 @@ async def test_a_fenced_controller_writes_nothing(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         await until_state(records, run_id, RunState.STARTING)
         await become_owner(redis, RunKeys(run_id), "controller")
-        cluster.fault = ["seen by the previous one alone"]
+        cluster.fault = ["seen only by the previous controller"]
         await asyncio.sleep(1.0)
         # Its own controller resumes the run, as the owner.
         record = await until_state(records, run_id, RunState.FAILED)
@@ -182,9 +184,9 @@ async def test_a_run_owned_by_another_controller_is_left_to_it(redis, run_id, tm
         await until_state(records, run_id, RunState.STARTING)
         async with Heartbeat(redis, other):
             epoch = await become_owner(redis, keys, "controller")
-            cluster.fault = ["seen by the previous one alone"]
+            cluster.fault = ["seen only by the previous controller"]
             await asyncio.sleep(3.0)
-            assert await redis.get(keys.epoch("controller")) == str(epoch).encode(), "taken over again"
+            assert await redis.get(keys.epoch("controller")) == str(epoch).encode(), "this controller took the run over"
             assert (await records.get(run_id)).state is RunState.STARTING
         await until_state(records, run_id, RunState.FAILED)
 
@@ -300,7 +302,7 @@ async def test_a_run_survives_a_long_outage_of_redis(redis, run_id, tmp_path, mo
         monkeypatch.setattr(cluster, "faults", AsyncMock(side_effect=away))
         await until(lambda: cluster.faults.await_count >= 2)
         assert (await records.get(run_id)).state is RunState.STARTING, (
-            "the run gets a new controller, it has not failed"
+            "the run has not failed; it gets a new controller"
         )
         monkeypatch.undo()
         async with Heartbeat(redis, replica(run_id)):
@@ -309,21 +311,21 @@ async def test_a_run_survives_a_long_outage_of_redis(redis, run_id, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    ("limits", "announce", "says"),
+    ("limits", "announce", "reason"),
     [
         ({"startup_timeout_s": 1.0}, False, "limits.startup_timeout_s): learner, rollout, sampler, verifier"),
         ({"startup_timeout_s": 1.0, "rollout_steps": 0}, False, "startup_timeout_s): rollout, sampler, verifier"),
         ({"stall_timeout_s": 1.0}, True, "no progress for 1 s"),
     ],
 )
-async def test_a_passed_deadline_names_what_is_missing(redis, run_id, tmp_path, limits, announce, says):
+async def test_a_passed_deadline_names_what_is_missing(redis, run_id, tmp_path, limits, announce, reason):
     async with controlled(redis, run_id, tmp_path, limits=limits) as (records, _):
         if announce:
             async with Heartbeat(redis, replica(run_id)):
                 record = await until_state(records, run_id, RunState.FAILED)
         else:
             record = await until_state(records, run_id, RunState.FAILED)
-    assert says in record.reason
+    assert reason in record.reason
 
 
 async def test_the_next_controller_resumes_an_unfinished_run(redis, run_id, tmp_path):

@@ -82,11 +82,11 @@ async def test_a_silent_sampler_and_learner_are_restarted(redis, run_id, tmp_pat
 
 
 class GetTimeoutError(TimeoutError):
-    """Like Ray's; the controller knows none of its errors."""
+    """Like Ray's; the controller does not import Ray's errors."""
 
 
 class ActorDiedError(Exception):
-    """Like Ray's: no RuntimeError, and of many lines."""
+    """Like Ray's: not a RuntimeError, and its text has many lines."""
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ async def test_failed_scaling_is_retried_with_the_current_number(redis, run_id, 
         texts = await events_of(redis, run_id, "scaling-failed")
         assert await events_of(redis, run_id, "scaling") == ["rollout 1 -> 3 replicas", "rollout 3 -> 1 replicas"]
     assert set(asked) == {"scale 3", "scale 1"}
-    assert len(asked) == 3, "two that failed, and one that did not"
+    assert len(asked) == 3, "two failed requests and one that succeeded"
     assert asked[-1] == "scale 1"
     assert texts[0].startswith("the rollout fleet could not be scaled: GetTimeoutError: Serve; retry in ")
     assert texts[1].startswith("the rollout fleet could not be scaled: TimeoutError; retry in ")
@@ -177,7 +177,7 @@ async def test_a_running_run_is_resumed_despite_cluster_time_outs(redis, run_id,
         await until_state(records, run_id, RunState.RUNNING)
         cluster.failing["start"] = [GetTimeoutError("Serve's controller")] * 3
         cluster.failing["shortage"] = [GetTimeoutError("Ray's control store")]
-        await become_owner(redis, RunKeys(run_id), "controller")  # its controller is fenced, and started again
+        await become_owner(redis, RunKeys(run_id), "controller")  # its controller is fenced and restarts
         await redis.hset(RunKeys(run_id).record, "pause_requested", "1")
         await until_state(records, run_id, RunState.PAUSED)
         cluster.failing["faults"] = [ActorDiedError("Ray's control store")] * 2
@@ -241,14 +241,14 @@ async def test_pauses_between_retries_grow_and_name_the_wait(redis, run_id, monk
 
 
 async def waits_of(redis, run, name):
-    found = [process.waits for process in await live_processes(redis, run) if process.service == "controller"]
-    return [(wait.waits_for, wait.deadline_s) for waits in found for wait in waits if wait.name == name]
+    controllers = [process for process in await live_processes(redis, run) if process.service == "controller"]
+    return [(wait.waits_for, wait.deadline_s) for process in controllers for wait in process.waits if wait.name == name]
 
 
 async def until_waits(redis, run, expected):
     ends = time.monotonic() + 20
-    while (found := await waits_of(redis, run, "fleet")) != expected:
-        assert time.monotonic() < ends, found
+    while (waits := await waits_of(redis, run, "fleet")) != expected:
+        assert time.monotonic() < ends, waits
         await asyncio.sleep(0.1)
 
 

@@ -1,4 +1,4 @@
-"""Recipes: every fault names field, value and what is expected."""
+"""Recipes: every error names the field, the value and what is expected."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.harness.small_run import recipe_document
 
 
 @pytest.mark.parametrize(
-    ("sections", "says"),
+    ("sections", "expected"),
     [
         (
             {"algorithm": {"clip_low": -0.2}},
@@ -22,7 +22,7 @@ from tests.harness.small_run import recipe_document
             ["algorithm.reduction: 'mean' is not valid: expected 'token', 'group_token'"],
         ),
         ({"learner": {"zero_stage": 7}}, ["learner.zero_stage", "7", "less than or equal to 3"]),
-        # With only one, a damaged checkpoint would leave none to rewind to.
+        # With only one checkpoint kept, a damaged one would leave none to rewind to.
         (
             {"learner": {"checkpoints_kept": 1}},
             ["learner.checkpoints_kept: 1 is not valid: expected a number greater than or equal to 2"],
@@ -116,14 +116,14 @@ from tests.harness.small_run import recipe_document
         ),
     ],
 )
-def test_faults(sections, says):
+def test_errors_name_field_value_and_expectation(sections, expected):
     with pytest.raises(RecipeError) as caught:
         parse_recipe(recipe_document("/model", **sections))
-    for part in says:
+    for part in expected:
         assert part in str(caught.value)
 
 
-def test_all_faults_are_reported_at_once():
+def test_all_errors_are_reported_at_once():
     document = recipe_document("/model", rollout={"replicas": 0}, learner={"ranks": 0})
     del document["limits"]["rollout_steps"]
     with pytest.raises(RecipeError) as caught:
@@ -133,7 +133,7 @@ def test_all_faults_are_reported_at_once():
 
 
 @pytest.mark.parametrize("text", ["[1, 2", "- a\n- b\n", "\x00"])
-def test_unreadable_recipe(tmp_path, text):
+def test_an_unreadable_recipe_is_an_error(tmp_path, text):
     path = tmp_path / "recipe.yaml"
     path.write_text(text)
     with pytest.raises(RecipeError, match=r"recipe"):

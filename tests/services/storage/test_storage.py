@@ -1,4 +1,4 @@
-"""The store, with a real S3 server: files are whole or absent, whichever process dies, and errors are understood."""
+"""The store, with a real S3 server: files are whole or absent, whichever process dies, and errors name their cause."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def place() -> StoreAddress:
-    found = configured_store()
-    assert found is not None
-    return found
+    address = configured_store()
+    assert address is not None
+    return address
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -74,24 +74,24 @@ def test_addresses() -> None:
 def test_a_folder_is_fetched_as_it_was_put(store: S3Server, folder: Path, tmp_path: Path) -> None:
     at = place() / "export"
     put_folder(at, folder)
-    found = local_copy(str(at), "model.path", tmp_path / "cache")
-    assert found.name == "export"
-    assert files_of(found).keys() - {MANIFEST} == files_of(folder).keys()
-    assert all(files_of(found)[name] == content for name, content in files_of(folder).items())
+    copy = local_copy(str(at), "model.path", tmp_path / "cache")
+    assert copy.name == "export"
+    assert files_of(copy).keys() - {MANIFEST} == files_of(folder).keys()
+    assert all(files_of(copy)[name] == content for name, content in files_of(folder).items())
     # A new folder replaces the old one completely, and is fetched beside it.
     (folder / "empty").unlink()
     (folder / "config.json").write_text("[]")
     put_folder(at, folder)
     again = local_copy(str(at), "model.path", tmp_path / "cache")
     assert files_of(again).keys() == {"config.json", "below/big b#é.bin", MANIFEST}
-    assert (found / "config.json").read_text() == "{}"
+    assert (copy / "config.json").read_text() == "{}"
     assert list((tmp_path / "cache").glob(".*")) == []
 
 
 def test_a_single_object_is_fetched_by_its_name(store: S3Server, tmp_path: Path) -> None:
     objects.put_bytes(place() / "data/questions.jsonl", b"{}\n")
-    found = local_copy(str(place() / "data/questions.jsonl"), "data.path", tmp_path)
-    assert (found.name, found.read_bytes()) == ("questions.jsonl", b"{}\n")
+    copy = local_copy(str(place() / "data/questions.jsonl"), "data.path", tmp_path)
+    assert (copy.name, copy.read_bytes()) == ("questions.jsonl", b"{}\n")
     with pytest.raises(StoreError, match=r"^data\.path: 's3://.*/nothing' is not valid: expected .*, found none$"):
         local_copy(str(place() / "nothing"), "data.path", tmp_path)
 
@@ -105,9 +105,9 @@ def test_a_big_object_is_fetched_in_parts_where_supported(
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.address)
         objects.get_file(place() / "run/big", big.stat().st_size, tmp_path / "back")
         assert server.parts == 3
-        for wrong in (-1, +1):
+        for difference in (-1, +1):
             with pytest.raises(StoreError, match="could not be read"):
-                objects.get_file(place() / "run/none", big.stat().st_size + wrong, tmp_path / "back-2")
+                objects.get_file(place() / "run/none", big.stat().st_size + difference, tmp_path / "back-2")
     assert facts_of(tmp_path / "back") == facts_of(big)
 
 
@@ -116,10 +116,10 @@ def test_a_mark_pins_the_content_of_an_address(store: S3Server, tmp_path: Path) 
     objects.put_bytes(at / "config.json", b"{}")
     named = marked(str(at), contents(at, "model.path"))
     assert named.startswith(f"{at}#")
-    found = local_copy(named, "model.path", tmp_path / "one")
+    copy = local_copy(named, "model.path", tmp_path / "one")
     objects.put_bytes(at / "config.json", b"[]")
     # A node that has it keeps using it; another node gets no other content under the same name.
-    assert local_copy(named, "model.path", tmp_path / "one") == found
+    assert local_copy(named, "model.path", tmp_path / "one") == copy
     with pytest.raises(StoreError, match=r"model\.path: s3://.* has changed since the run started"):
         local_copy(named, "model.path", tmp_path / "other")
 
@@ -181,7 +181,7 @@ def test_the_next_fetch_replaces_one_that_was_killed(store: S3Server, folder: Pa
             fetching.kill()
             fetching.communicate(timeout=10)
     left = [path for top in (cache, run) for path in top.iterdir() if path.suffix != ".lock"]
-    assert len(left) == 2, "each kill leaves the same"
+    assert len(left) == 2, "one partial copy per kind stays, however many kills"
     assert files_of(local_copy(str(at), "model.path", cache)).keys() - {MANIFEST} == files_of(folder).keys()
     assert run_mirror("run").fetch({"big": size}, run) == ["big"]
     assert [path.name[:3] for path in cache.iterdir()] == ["s3-"]
@@ -201,8 +201,8 @@ def test_the_second_fetch_keeps_the_folder_of_the_first(
         (tmp_path / "second" / first.name).symlink_to(first)
 
     monkeypatch.setattr(objects, "get_file", and_another)
-    found = local_copy(str(at), "model.path", tmp_path / "second")
-    assert found.resolve().parent == first
+    copy = local_copy(str(at), "model.path", tmp_path / "second")
+    assert copy.resolve().parent == first
     assert list((tmp_path / "second").glob(".*")) == []
 
 
@@ -238,13 +238,13 @@ def test_many_processes_fetch_an_address_once(store: S3Server, folder: Path, tmp
         f"print(local_copy({str(place() / 'model')!r}, 'model.path', Path({str(tmp_path / 'cache')!r})), len(got))"
     )
     temporary = [tmp_path / f"tmp-{number}" for number in range(4)]
-    for each in temporary:
-        each.mkdir()  # each pod has its own, also where pods share the cache
+    for directory in temporary:
+        directory.mkdir()  # each pod has its own, even if pods share the cache
     fetching = [
         subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(each)}
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(directory)}
         )
-        for each in temporary
+        for directory in temporary
     ]
     ends = time.monotonic() + 30
     try:
@@ -281,36 +281,36 @@ def test_errors_name_no_credentials(store: S3Server, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret")
     monkeypatch.setenv("AWS_ENDPOINT_URL", store.variables["AWS_ENDPOINT_URL"].replace("//", "//user:hidden@"))
     mirror = run_mirror("run")
-    for ask in (mirror.listed, lambda: mirror.read("run.json"), lambda: mirror.put_bytes("x", b"")):
-        with pytest.raises(StoreError) as found:
-            ask()
-        text = str(found.value)
-        assert not isinstance(found.value, StoreAwayError), "a retry does not help"
+    for request in (mirror.listed, lambda: mirror.read("run.json"), lambda: mirror.put_bytes("x", b"")):
+        with pytest.raises(StoreError) as raised:
+            request()
+        text = str(raised.value)
+        assert not isinstance(raised.value, StoreAwayError), "a retry does not help"
         for part in (str(place()), "http://127.0.0.1:", "SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"):
             assert part in text
         for secret in ("another-secret", SECRET, KEY, "hidden"):
             assert secret not in text
-    assert str(pickle.loads(pickle.dumps(found.value))) == text  # noqa: S301 - it crosses Ray
+    assert str(pickle.loads(pickle.dumps(raised.value))) == text  # noqa: S301 - Ray pickles errors
 
 
 def test_a_missing_bucket_is_named(store: S3Server) -> None:
     mirror = StoredMirror(StoreAddress("no-such-bucket", "x"))
-    for ask in (mirror.listed, lambda: mirror.put_bytes("x", b"")):
-        with pytest.raises(StoreError, match=r"s3://no-such-bucket/x.*no such bucket at http://127") as found:
-            ask()
-        assert not isinstance(found.value, StoreAwayError | MissingObjectError)
+    for request in (mirror.listed, lambda: mirror.put_bytes("x", b"")):
+        with pytest.raises(StoreError, match=r"s3://no-such-bucket/x.*no such bucket at http://127") as raised:
+            request()
+        assert not isinstance(raised.value, StoreAwayError | MissingObjectError)
 
 
 class Killing:
-    """Checked by an upload before each of its parts; at the second check the server dies."""
+    """A stop flag that an upload checks before each part; the second check kills the server."""
 
     def __init__(self, server: S3Server) -> None:
         self._server = server
-        self.asked = 0
+        self.checks = 0
 
     def is_set(self) -> bool:
-        self.asked += 1
-        if self.asked == 2:
+        self.checks += 1
+        if self.checks == 2:
             self._server.kill()
         return False
 
@@ -325,7 +325,7 @@ def test_a_killed_server_is_an_error_until_it_is_back(own_store: S3Server, folde
         mirror.listed()
     assert time.monotonic() - began < 30
     own_store.start()
-    assert mirror.listed() == {"big-0": big.stat().st_size}, "whole or not"
+    assert mirror.listed() == {"big-0": big.stat().st_size}, "a file is whole or absent"
     mirror.put("big-again", big)
     mirror.fetch({"big-again": big.stat().st_size}, tmp_path / "back")
     assert facts_of(tmp_path / "back/big-again") == facts_of(big)
@@ -341,10 +341,10 @@ def test_a_server_that_hangs_is_an_error_in_time(
     mirror.put("config.json", folder / "config.json")
     own_store.hang()
     try:
-        for ask in (mirror.listed, lambda: mirror.put("big", folder / "below/big b#é.bin")):
+        for request in (mirror.listed, lambda: mirror.put("big", folder / "below/big b#é.bin")):
             began = time.monotonic()
             with pytest.raises(StoreAwayError, match="did not respond as expected"):
-                ask()
+                request()
             assert time.monotonic() - began < 20
     finally:
         own_store.resume()
@@ -358,9 +358,9 @@ def test_an_upload_is_cancelled_when_its_process_stops(store: S3Server, folder: 
     with pytest.raises(objects.UploadCancelledError):
         run_mirror("run").put("big", folder / "below/big b#é.bin", stop)
     assert run_mirror("run").listed() == {}
-    with pytest.raises(FileNotFoundError) as found:
+    with pytest.raises(FileNotFoundError) as raised:
         run_mirror("run").put("gone", folder / "gone")
-    assert not isinstance(found.value, StoreError)
+    assert not isinstance(raised.value, StoreError)
 
 
 def test_files_are_listed_fetched_and_deleted_by_name(store: S3Server, folder: Path, tmp_path: Path) -> None:

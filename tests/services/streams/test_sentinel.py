@@ -218,7 +218,9 @@ async def test_a_sentinel_s_address_in_place_of_a_server_s_is_named(watched):
     port = watched.sentinels[0].port
     with pytest.raises(RedisUnavailableError) as raised:
         await connect(f"redis://127.0.0.1:{port}/0", 3.0)
-    assert f"Redis at redis://127.0.0.1:{port}/0 is a Sentinel: expected redis+sentinel://host:port," in str(raised.value)
+    assert f"Redis at redis://127.0.0.1:{port}/0 is a Sentinel: expected redis+sentinel://host:port," in str(
+        raised.value
+    )
 
 
 @pytest.mark.timeout(240)
