@@ -22,27 +22,27 @@ class HandCluster:
 
     def __init__(self, only):
         self.only = only
-        self.asked = []
+        self.requests = []
         self.fault = []
         self.broken_learner = None
         self.ready = set()
         self.short = None
         self.failing = {}
 
-    def ask(self, name, detail=""):
-        self.asked.append(f"{name} {detail}".strip())
+    def request(self, name, detail=""):
+        self.requests.append(f"{name} {detail}".strip())
         if self.failing.get(name):
             raise self.failing[name].pop(0)
 
     async def prepare_model(self, record):
-        self.ask("prepare")
+        self.request("prepare")
         return "/prepared"
 
     async def start(self, record):
-        self.ask("start", record.model_path)
+        self.request("start", record.model_path)
 
     async def scale_rollout(self, run, replicas):
-        self.ask("scale", replicas)
+        self.request("scale", replicas)
 
     async def faults(self, run, ready):
         if self.failing.get("faults"):
@@ -55,10 +55,10 @@ class HandCluster:
 
     async def restart_learner(self, record):
         self.broken_learner = None  # half of a restart may hide the fault
-        self.ask("restart learner")
+        self.request("restart learner")
 
     async def restart_sampler(self, run):
-        self.ask("restart sampler")
+        self.request("restart sampler")
 
     async def shortage(self, record):
         if self.failing.get("shortage"):
@@ -66,7 +66,7 @@ class HandCluster:
         return self.short
 
     async def stop(self, run, deadline_s):
-        self.asked.append("stop")
+        self.requests.append("stop")
 
 
 @asynccontextmanager

@@ -151,17 +151,17 @@ async def test_the_fleet_stays_within_limits_that_change(redis, run_id, tmp_path
     async with controlled(redis, run_id, tmp_path, **sections) as (records, cluster), Heartbeat(redis, replica(run_id)):
         await until_state(records, run_id, RunState.RUNNING)
         await records.scale(run_id, 6)
-        await until(lambda: "scale 6" in cluster.asked)
+        await until(lambda: "scale 6" in cluster.requests)
         path.write_text(json.dumps({**FILE, "rollout": {"pods": 1, "cpus": 8, "gpus": 2}}))
-        await until(lambda: "scale 2" in cluster.asked)
-        asked = list(cluster.asked)
+        await until(lambda: "scale 2" in cluster.requests)
+        requests = list(cluster.requests)
         path.write_text("half a fi")
         await until(lambda: any("keeps 2 replicas" in entry.getMessage() for entry in caplog.records))
         cluster.ready = None
         await until(lambda: cluster.ready is not None)  # the actions after that check are done
-        assert cluster.asked == asked
+        assert cluster.requests == requests
         path.write_text(json.dumps(FILE))
-        await until(lambda: cluster.asked[-1] == "scale 6")
+        await until(lambda: cluster.requests[-1] == "scale 6")
         events = await events_of(redis, run_id, "scaling")
     assert "rollout 6 -> 2 replicas (6 are requested; the cluster's limits allow no more)" in events
     assert (await records.get(run_id)).rollout_replicas == 6, "the requested number stays"
@@ -173,7 +173,7 @@ async def test_a_run_waits_until_the_limits_are_raised(redis, run_id, tmp_path, 
     monkeypatch.setenv(VARIABLE, str(path))
     async with controlled(redis, run_id, tmp_path, learner={"gpus": 4.0}) as (records, cluster):
         assert "at most 0 pods" in await first_event(redis, run_id, "queued")
-        assert cluster.asked == []
+        assert cluster.requests == []
         path.write_text(json.dumps(FILE))
         await until_state(records, run_id, RunState.STARTING)
 
@@ -186,6 +186,6 @@ async def test_a_running_run_is_resumed_after_limits_were_lowered(redis, run_id,
     records = RunRecords(redis)
     async with controlled(redis, run_id, tmp_path, **sections) as (_, cluster), Heartbeat(redis, replica(run_id)):
         assert "at most 1 pods" in await first_event(redis, run_id, "queued")
-        assert cluster.asked == [], "a new run has no room"
+        assert cluster.requests == [], "a new run has no room"
         await records.transition(run_id, RunState.RUNNING, "as the previous controller left it")
-        await until(lambda: any(request.startswith("start ") for request in cluster.asked))
+        await until(lambda: any(request.startswith("start ") for request in cluster.requests))

@@ -43,7 +43,7 @@ async def test_life_of_a_run(redis, run_id, tmp_path):
             assert (await records.get(run_id)).state is RunState.RUNNING, "the run ends after the export"
             await records.set_paths(run_id, export_path="/exported")
             record = await until_state(records, run_id, RunState.SUCCEEDED)
-    assert cluster.asked == ["prepare", "start /prepared", "scale 2", "stop"]
+    assert cluster.requests == ["prepare", "start /prepared", "scale 2", "stop"]
     assert [change.state for change in record.history] == ["queued", "starting", "running", "succeeded"]
     summary = json.loads((tmp_path / run_id / "summary.json").read_text())
     assert (summary["accuracy_before"], summary["accuracy_after"]) == (0.25, 0.75)
@@ -54,8 +54,8 @@ async def test_life_of_a_run(redis, run_id, tmp_path):
 async def test_preparing_the_model_retries_a_store_that_is_away(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path, limits={"startup_timeout_s": 30.0}) as (records, cluster):
         cluster.failing["prepare"] = [StoreAwayError("the store does not answer")] * 2
-        await until(lambda: "start /prepared" in cluster.asked)
-    assert cluster.asked.count("prepare") == 3
+        await until(lambda: "start /prepared" in cluster.requests)
+    assert cluster.requests.count("prepare") == 3
     assert (await records.get(run_id)).state is RunState.STARTING
 
 
@@ -119,7 +119,7 @@ async def test_a_run_waits_for_room_and_reports_why(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         cluster.short = "needs 8 GPUs, 0 are free"
         assert await first_event(redis, run_id, "queued") == "needs 8 GPUs, 0 are free"
-        assert cluster.asked == []
+        assert cluster.requests == []
         cluster.short = None
         await until_state(records, run_id, RunState.STARTING)
 
@@ -159,7 +159,7 @@ async def test_a_run_that_failed_is_resumed(redis, run_id, tmp_path):
     states = [change.state for change in record.history]
     assert states == ["queued", "starting", "failed", "queued", "starting", "running"]
     assert record.resumptions == 1
-    assert [request for request in cluster.asked if request != "stop"] == [
+    assert [request for request in cluster.requests if request != "stop"] == [
         "prepare",
         "start /prepared",
         "start /prepared",
@@ -196,11 +196,11 @@ async def test_a_resumed_run_stops_processes_left_from_before(redis, run_id, tmp
         await until_state(records, run_id, RunState.STARTING)
         await records.request_cancel(run_id)
         await until_state(records, run_id, RunState.CANCELLED)
-        cluster.asked.clear()
+        cluster.requests.clear()
         await records.resume(run_id)
         await until_state(records, run_id, RunState.STARTING)
-        await until(lambda: "start /prepared" in cluster.asked)
-    assert cluster.asked[:2] == ["stop", "start /prepared"]
+        await until(lambda: "start /prepared" in cluster.requests)
+    assert cluster.requests[:2] == ["stop", "start /prepared"]
 
 
 async def test_cancel_stops_everything(redis, run_id, tmp_path):
@@ -208,7 +208,7 @@ async def test_cancel_stops_everything(redis, run_id, tmp_path):
         await until_state(records, run_id, RunState.STARTING)
         await records.request_cancel(run_id)
         await until_state(records, run_id, RunState.CANCELLED)
-    assert cluster.asked[-1] == "stop"
+    assert cluster.requests[-1] == "stop"
 
 
 async def test_fault_fails_the_run_with_its_reason(redis, run_id, tmp_path):
@@ -217,17 +217,17 @@ async def test_fault_fails_the_run_with_its_reason(redis, run_id, tmp_path):
         cluster.fault = ["learner rank 0 died"]
         record = await until_state(records, run_id, RunState.FAILED)
     assert record.reason == "learner rank 0 died"
-    assert cluster.asked[-1] == "stop"
+    assert cluster.requests[-1] == "stop"
 
 
 async def test_the_summary_is_stored_after_the_services_stopped(redis, run_id, tmp_path, store, monkeypatch):
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
-        asked = []
-        monkeypatch.setattr(run_module, "run_mirror", lambda run: asked.extend(cluster.asked) or run_mirror(run))
+        requests = []
+        monkeypatch.setattr(run_module, "run_mirror", lambda run: requests.extend(cluster.requests) or run_mirror(run))
         await until_state(records, run_id, RunState.STARTING)
         cluster.fault = ["learner rank 0 died"]
         await until_state(records, run_id, RunState.FAILED)
-    assert asked[-1] == "stop"
+    assert requests[-1] == "stop"
     assert run_mirror(run_id).read("summary.json") == (tmp_path / run_id / "summary.json").read_bytes()
 
 
@@ -247,7 +247,7 @@ async def test_a_queued_run_waits_while_limits_are_unreadable(redis, run_id, tmp
     monkeypatch.setenv(VARIABLE, str(path))
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         assert "Invalid JSON" in await first_event(redis, run_id, "queued")
-        assert cluster.asked == []
+        assert cluster.requests == []
         monkeypatch.delenv(VARIABLE)
         await until_state(records, run_id, RunState.STARTING)
 
@@ -258,7 +258,7 @@ async def test_a_running_run_is_resumed_with_unreadable_limits(redis, run_id, tm
     monkeypatch.setenv(VARIABLE, str(path))
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         await records.transition(run_id, RunState.RUNNING, "as the previous controller left it")
-        await until(lambda: any(request.startswith("start ") for request in cluster.asked))
+        await until(lambda: any(request.startswith("start ") for request in cluster.requests))
 
 
 def test_an_outage_of_redis_does_not_count_as_silence(monkeypatch):
@@ -307,7 +307,7 @@ async def test_a_run_survives_a_long_outage_of_redis(redis, run_id, tmp_path, mo
         monkeypatch.undo()
         async with Heartbeat(redis, replica(run_id)):
             await until_state(records, run_id, RunState.RUNNING)
-    assert cluster.asked[:3] == ["prepare", "start /prepared", "start /prepared"]
+    assert cluster.requests[:3] == ["prepare", "start /prepared", "start /prepared"]
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ async def test_a_passed_deadline_names_what_is_missing(redis, run_id, tmp_path, 
 async def test_the_next_controller_resumes_an_unfinished_run(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path) as (records, first):
         await until_state(records, run_id, RunState.STARTING)
-    assert first.asked[-1] == "stop"
+    assert first.requests[-1] == "stop"
     second = HandCluster(run_id)
     stopping = asyncio.Event()
     loop = asyncio.create_task(Controller(redis, second, tmp_path).run(stopping))
@@ -339,4 +339,4 @@ async def test_the_next_controller_resumes_an_unfinished_run(redis, run_id, tmp_
         await until_state(records, run_id, RunState.RUNNING)
     stopping.set()
     await loop
-    assert second.asked[0] == "start /prepared"
+    assert second.requests[0] == "start /prepared"

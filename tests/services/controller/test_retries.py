@@ -53,8 +53,8 @@ async def test_progress_resets_the_count_of_learner_restarts(redis, run_id, tmp_
     assert record.reason == (
         "learner rank 0: RuntimeError: no CUDA device (the learner was restarted 3 times without a new rollout step)"
     )
-    assert cluster.asked.count("restart learner") == 6
-    assert cluster.asked[-1] == "stop"
+    assert cluster.requests.count("restart learner") == 6
+    assert cluster.requests[-1] == "stop"
 
 
 async def test_a_silent_sampler_and_learner_are_restarted(redis, run_id, tmp_path, monkeypatch):
@@ -67,14 +67,14 @@ async def test_a_silent_sampler_and_learner_are_restarted(redis, run_id, tmp_pat
     ):
         await until_state(records, run_id, RunState.RUNNING)
         await asyncio.sleep(2.0)
-        assert not [request for request in cluster.asked if request.startswith("restart")]
+        assert not [request for request in cluster.requests if request.startswith("restart")]
         await silence(there["learner-b"])
-        await until(lambda: "restart learner" in cluster.asked)
+        await until(lambda: "restart learner" in cluster.requests)
         await silence(there["sampler-a"])
-        await until(lambda: "restart sampler" in cluster.asked)
+        await until(lambda: "restart sampler" in cluster.requests)
         await asyncio.sleep(2.0)
-        asked = [request for request in cluster.asked if request.startswith("restart")]
-        assert asked == ["restart learner", "restart sampler"], "restarted processes are given time to appear"
+        requests = [request for request in cluster.requests if request.startswith("restart")]
+        assert requests == ["restart learner", "restart sampler"], "restarted processes are given time to appear"
         [learner] = await events_of(redis, run_id, "learner-restarted")
         [sampler] = await events_of(redis, run_id, "sampler-restarted")
     assert re.match(r"learner: 1 of 2 processes silent for 1\d s; all ranks are restarted \(1 of 10", learner)
@@ -112,17 +112,17 @@ async def test_a_failed_restart_is_retried_until_it_succeeds(redis, run_id, tmp_
         # Six attempts half a second apart: a run that waits for its learner does not stall.
         cluster.failing["restart learner"] = [TimeoutError("killed 20 s ago and still there: r/learner-0")] * 6
         cluster.broken_learner = "learner rank 0: its process died"
-        await until(lambda: cluster.asked.count("restart learner") == 7)
+        await until(lambda: cluster.requests.count("restart learner") == 7)
         cluster.failing["restart sampler"] = [ActorDiedError("The actor died\npid=1\n")] * 2
         await commit(redis, run_id, 1)
         await silence(there["sampler-a"])
-        await until(lambda: cluster.asked.count("restart sampler") == 3)
+        await until(lambda: cluster.requests.count("restart sampler") == 3)
         await asyncio.sleep(0.7)
-        asked = [request for request in cluster.asked if request.startswith("restart")]
+        requests = [request for request in cluster.requests if request.startswith("restart")]
         texts = await events_of(redis, run_id, "restart-failed")
         began = await phases(redis, run_id, "learner-restarted", "sampler-restarted")
         assert (await records.get(run_id)).state is RunState.RUNNING
-    assert asked == ["restart learner"] * 7 + ["restart sampler"] * 3, "a restart that succeeded is not repeated"
+    assert requests == ["restart learner"] * 7 + ["restart sampler"] * 3, "a restart that succeeded is not repeated"
     assert began == ["learner-restarted", "sampler-restarted"], "reported once for all attempts"
     assert re.fullmatch(
         r"the learner could not be restarted: TimeoutError: killed 20 s ago and still there: r/learner-0; "
@@ -144,7 +144,7 @@ async def test_a_restart_that_never_succeeds_fails_the_run(redis, run_id, tmp_pa
     assert record.reason == (
         "the learner could not be restarted: RuntimeError: no room for 2 x 8 GPUs (failed 3 times in a row)"
     )
-    assert cluster.asked[-1] == "stop"
+    assert cluster.requests[-1] == "stop"
 
 
 @pytest.mark.usefixtures("hasty")
@@ -156,17 +156,17 @@ async def test_failed_scaling_is_retried_with_the_current_number(redis, run_id, 
         await until_state(records, run_id, RunState.RUNNING)
         cluster.failing["scale"] = [GetTimeoutError("Serve"), TimeoutError()]
         await records.scale(run_id, 3)
-        await until(lambda: "scale 3" in cluster.asked)
+        await until(lambda: "scale 3" in cluster.requests)
         await records.scale(run_id, 1)  # the previous number, but 3 may have been applied
-        await until(lambda: "scale 1" in cluster.asked)
+        await until(lambda: "scale 1" in cluster.requests)
         await asyncio.sleep(1.2)
-        asked = [request for request in cluster.asked if request.startswith("scale")]
+        requests = [request for request in cluster.requests if request.startswith("scale")]
         assert (await records.get(run_id)).state is RunState.RUNNING
         texts = await events_of(redis, run_id, "scaling-failed")
         assert await events_of(redis, run_id, "scaling") == ["rollout 1 -> 3 replicas", "rollout 3 -> 1 replicas"]
-    assert set(asked) == {"scale 3", "scale 1"}
-    assert len(asked) == 3, "two failed requests and one that succeeded"
-    assert asked[-1] == "scale 1"
+    assert set(requests) == {"scale 3", "scale 1"}
+    assert len(requests) == 3, "two failed requests and one that succeeded"
+    assert requests[-1] == "scale 1"
     assert texts[0].startswith("the rollout fleet could not be scaled: GetTimeoutError: Serve; retry in ")
     assert texts[1].startswith("the rollout fleet could not be scaled: TimeoutError; retry in ")
 
@@ -187,7 +187,7 @@ async def test_a_running_run_is_resumed_despite_cluster_time_outs(redis, run_id,
         [first, *_] = await events_of(redis, run_id, "restart-failed")
         assert len(await events_of(redis, run_id, "look-failed")) == 3
     assert first.startswith("the run's services could not be found: GetTimeoutError: Serve's controller; ")
-    assert cluster.asked.count("start /prepared") == 5
+    assert cluster.requests.count("start /prepared") == 5
 
 
 async def test_a_failed_first_placement_fails_the_run(redis, run_id, tmp_path):

@@ -111,7 +111,7 @@ async def test_a_redriven_group_without_messages_is_orphaned(redis, run_id, monk
         consumer = Consumer(redis, keys, keys.lane(Lane.TRAIN).tasks, "rollout", "hand", Task, 30.0, 3)
         await consumer.open()
         while not (held := await consumer.read(64, 10)):
-            pass  # the sampler takes its time to start
+            pass  # the sampler is still starting
         for delivery in held:
             await consumer.dead_letter(delivery, "no answer", Cause.DELIVERIES)
 

@@ -36,7 +36,7 @@ def test_due_steps(every, total, known, version, due):
 
 
 class HandEvaluator:
-    """Ends an evaluation when the test says so."""
+    """Ends an evaluation when the test calls `end`."""
 
     def __init__(self):
         self.begun, self.ends = [], {}

@@ -105,8 +105,8 @@ class QueueMachine(RuleBasedStateMachine):
             if not any(self.acts.model.streams[name].of("new") for name in (*before, stream)):
                 self.some_new()
             for earlier in before:
-                for held_now in self.acts.read(earlier, "a", 2):
-                    (self.acts.draw if earlier == TASKS else self.acts.judge)(held_now)
+                for reached in self.acts.read(earlier, "a", 2):
+                    (self.acts.draw if earlier == TASKS else self.acts.judge)(reached)
             self.acts.read(stream, "a", 2)
         return []
 

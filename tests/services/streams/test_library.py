@@ -68,8 +68,8 @@ def test_every_function_has_a_case_here():
 
 
 def test_every_function_that_asks_for_a_fence_has_one_here():
-    asks = {name for name, source in sources().items() if re.search(r"\bfenced\(", source)}
-    assert asks == set(FENCED)
+    fenced = {name for name, source in sources().items() if re.search(r"\bfenced\(", source)}
+    assert fenced == set(FENCED)
 
 
 async def ready(run, name):
@@ -212,7 +212,7 @@ async def test_two_versions_of_the_code_coexist_in_a_rolling_upgrade(own_server,
         lambda shared, functions: (shared, functions | {"dispatch": "-- the next release\n" + functions["dispatch"]})
     )
     assert library().name != old
-    assert not await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE), "the new code knows the old one's group"
+    assert not await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE), "the new code finds the old code's group"
     assert await run.sampler.dispatch(Lane.TRAIN, task_of("g1"), STATE)
     assert sorted(names(await client.function_list())) == sorted([old, library().name])
     assert await client.fcall(f"{old}_dispatch", 6, *await dispatch_keys(run, "g2"), 1, "g2", "{}", 2, "") == 1

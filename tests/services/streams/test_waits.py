@@ -24,7 +24,7 @@ from tests.harness.small_run import recipe_document
 
 
 class Clock:
-    """Unix seconds that pass when the test says so."""
+    """A clock in Unix seconds that the test advances."""
 
     def __init__(self, now=1000.0):
         self.now = now
