@@ -1,4 +1,4 @@
-"""Owns the ways of installing the chart that every test goes through, and what each expects to find in the namespace.
+"""Owns the cases: the ways to install the chart that every test covers, and the objects that each expects to exist.
 
 Must not assert anything.
 """
@@ -27,7 +27,7 @@ def _redis(**external: Any) -> dict[str, Any]:
 
 
 def _placement(name: str) -> dict[str, Any]:
-    """Where the pods of one component go; no two components alike, so that a mix-up shows."""
+    """Where the pods of one component are placed; it differs for each component, so that a mix-up is detected."""
     return {
         "nodeSelector": {"pool": name},
         "tolerations": [{"key": "pool", "operator": "Equal", "value": name, "effect": "NoSchedule"}],
@@ -237,7 +237,7 @@ CASES = [
 
 
 def values_of(case: Case) -> Document:
-    """All values that hold for a case."""
+    """The chart's values merged with those of a case."""
     values = default_values()
     for name in case.files:
         values = merged(values, load_all((CHART / name).read_text(encoding="utf-8"))[0])

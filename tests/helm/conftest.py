@@ -1,4 +1,4 @@
-"""Owns which tests of the chart run in one process: those that share renderings, each of which is made once there.
+"""Owns which tests of the chart run in one process: those that share renderings, so that each is rendered once.
 
 Must not choose what is tested.
 """
@@ -22,7 +22,7 @@ ALONE = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the others into one group of pytest-xdist, before tests/conftest.py groups by file what has no group."""
+    """Put the tests that render into one group of pytest-xdist, before tests/conftest.py groups the others by file."""
     for item in items:
         if item.path.parent == Path(__file__).parent and item.path.stem not in ALONE:
             item.add_marker(pytest.mark.xdist_group("helm"))

@@ -1,6 +1,6 @@
 """Owns what modules print for `--help`: `python -m tests.helm.help_texts` reads their command lines as JSON.
 
-Must not import anything of Penstock: each module is run in a process of its own, as `python -m` would run it.
+Must not import Penstock: each module runs in a separate process, as with `python -m`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import ray  # noqa: F401  the library that takes longest to import, for all proc
 
 
 def run(command: list[str]) -> int:
-    """Become `python -m COMMAND --help`; its exit status."""
+    """Run `python -m COMMAND --help` in this process, and return its exit status."""
     sys.argv = [*command, "--help"]
     try:
         runpy.run_module(command[0], run_name="__main__", alter_sys=True)
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
-    except BaseException:  # noqa: BLE001  the parent tells it
+    except BaseException:  # noqa: BLE001  the parent reports it
         traceback.print_exc()
         return 1
     return 0
 
 
 def forked(command: list[str]) -> tuple[int, str]:
-    """The exit status of a process for one command, and what it printed."""
+    """Run one command in a new process; returns its exit status and its output."""
     with tempfile.TemporaryFile("w+") as printed:
         child = os.fork()
         if child == 0:

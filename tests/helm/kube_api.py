@@ -1,6 +1,6 @@
-"""Owns a stand-in for the Kubernetes API server: it answers what Helm asks before it renders, from stored objects.
+"""Owns a fake Kubernetes API server: it answers Helm's requests before rendering from a list of objects.
 
-Must not be taken for more: it stores nothing that is sent to it, and validates nothing.
+Must not do more: it stores and validates nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ROOT_CA: Document = {
 
 
 def ray_definition(*options: str) -> Document:
-    """KubeRay's definition of RayCluster, as far as the chart looks at it: these fields has `autoscalerOptions`."""
+    """The part of KubeRay's definition of RayCluster that the chart reads: the fields of `autoscalerOptions`."""
 
     def version(name: str, fields: tuple[str, ...]) -> Document:
         inner = {"autoscalerOptions": {"type": "object", "properties": {field: {"type": "array"} for field in fields}}}
@@ -104,7 +104,7 @@ def _groups(served: Iterable[str]) -> Document:
 
 
 def answers(objects: Iterable[Document], without: Iterable[str] = ()) -> dict[str, Document]:
-    """What is answered by path, for a cluster that holds `objects` and lacks the API versions in `without`."""
+    """The answers by path, of a cluster that has `objects` but not the API versions in `without`."""
     served = [version for version in KINDS if version not in without]
     found: dict[str, Document] = {
         "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0"},
@@ -129,7 +129,9 @@ def _root(version: str) -> str:
 def _handler(found: dict[str, Document], forbidden: Iterable[str]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # headers and body are two writes; the second would wait for Helm's receipt
+        disable_nagle_algorithm = (
+            True  # headers and body are two writes: without this the second waits for Helm's acknowledgement
+        )
 
         def do_GET(self) -> None:
             path = self.path.split("?")[0]
@@ -150,7 +152,7 @@ def _handler(found: dict[str, Document], forbidden: Iterable[str]) -> type[BaseH
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: a test prints no requests."""
+            """Print nothing: requests do not belong in a test's output."""
 
     return Handler
 
@@ -159,7 +161,7 @@ def _handler(found: dict[str, Document], forbidden: Iterable[str]) -> type[BaseH
 def kube_api(
     folder: Path, objects: Iterable[Document], without: Iterable[str] = (), forbidden: Iterable[str] = ()
 ) -> Iterator[Path]:
-    """A running stand-in; yields the kubeconfig file, made in `folder`, by which Helm finds it.
+    """Run the fake server; yields a kubeconfig file in `folder` with its address.
 
     `forbidden` names resources (as in a path) that this user may not read.
     """
@@ -197,9 +199,9 @@ def against(
     forbidden: Iterable[str] = (),
     namespace: bool = True,
 ) -> Rendering:
-    """What an upgrade renders over a cluster that holds `objects`: `lookup` finds them, and only its APIs are there.
+    """Render an upgrade of a cluster that has `objects`: `lookup` finds them, and only the cluster's APIs exist.
 
-    Without `namespace` there is not even what Kubernetes puts into each.
+    Without `namespace` the namespace does not exist, nor the objects that Kubernetes creates in each.
     """
     with kube_api(folder, (*objects, *([ROOT_CA] if namespace else [])), without, forbidden) as config:
         arguments = (
@@ -214,7 +216,7 @@ def against(
 
 
 def of_cluster(case: Case) -> list[Document]:
-    """The objects that a case says exist."""
+    """The objects that a case declares to exist."""
     return [
         {
             "apiVersion": "v1",

@@ -1,6 +1,7 @@
 """Owns the meaning of NetworkPolicies: whether a connection between two endpoints is allowed, as Kubernetes defines it.
 
-Must not know Penstock's components or ports. What no policy says (a node's own probes reach its pods) is not modelled.
+Must not know Penstock's components or ports. It does not model what Kubernetes
+allows without a policy, such as a node's probes of its pods.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ NAMESPACE_NAME = "kubernetes.io/metadata.name"
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A pod (with its namespace), or an address that is no pod of the cluster (`namespace` empty).
+    """A pod (with its namespace), or an address outside the cluster (`namespace` is empty).
 
-    `ports` are a pod's named ports; `ip` is needed only where policies name address blocks.
+    `ports` are a pod's named ports; `ip` is needed only if policies name address blocks.
     """
 
     name: str
@@ -32,7 +33,7 @@ class Endpoint:
 
     @property
     def all_namespace_labels(self) -> dict[str, str]:
-        """The namespace's labels with the one that Kubernetes itself sets."""
+        """The namespace's labels, with the one that Kubernetes sets."""
         return {**self.namespace_labels, NAMESPACE_NAME: self.namespace}
 
 
@@ -50,17 +51,17 @@ class Policy:
 
     @property
     def directions(self) -> frozenset[str]:
-        """The directions it closes: as stated, else Ingress, and Egress where it has such rules."""
+        """The directions it closes: those it states, by default Ingress, and Egress if it has egress rules."""
         stated = self.spec.get("policyTypes")
         return frozenset(stated or (["Ingress", "Egress"] if self.spec.get("egress") else ["Ingress"]))
 
     def selects(self, endpoint: Endpoint) -> bool:
-        """Whether it applies to a pod."""
+        """Whether the policy applies to a pod."""
         return endpoint.namespace == self.namespace and matches(self.spec["podSelector"], endpoint.labels)
 
 
 def matches(selector: Document | None, labels: Mapping[str, str]) -> bool:
-    """Whether a label selector selects; the empty one selects everything, None nothing."""
+    """Whether a label selector matches; an empty selector matches everything, None matches nothing."""
     if selector is None:
         return False
     exact = all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items())
@@ -81,7 +82,7 @@ def _expression(term: Document, labels: Mapping[str, str]) -> bool:
 def allowed(
     policies: Sequence[Policy], source: Endpoint, destination: Endpoint, port: int, protocol: str = "TCP"
 ) -> bool:
-    """Whether `source` may open a connection to `port` of `destination`: it must be let out, and let in."""
+    """Whether `source` may open a connection to `port` of `destination`: egress and ingress must both allow it."""
     ports = frozenset({port})
     return bool(
         let_out(policies, source, destination, ports, protocol) & let_in(policies, source, destination, ports, protocol)
@@ -91,9 +92,9 @@ def allowed(
 def let_out(
     policies: Sequence[Policy], source: Endpoint, destination: Endpoint, ports: Ports, protocol: str = "TCP"
 ) -> Ports:
-    """Those of `ports` on which the policies of `source` let it go to `destination`.
+    """Those of `ports` on which the policies of `source` allow egress to `destination`.
 
-    A pod that no policy of a direction selects is open in that direction; an endpoint outside is never closed.
+    A pod that no policy of a direction selects is open in that direction; so is an endpoint outside the cluster.
     """
     return _passing(policies, "Egress", source, destination, destination, ports, protocol)
 
@@ -101,7 +102,7 @@ def let_out(
 def let_in(
     policies: Sequence[Policy], source: Endpoint, destination: Endpoint, ports: Ports, protocol: str = "TCP"
 ) -> Ports:
-    """Those of `ports` on which the policies of `destination` let `source` come."""
+    """Those of `ports` on which the policies of `destination` allow ingress from `source`."""
     return _passing(policies, "Ingress", destination, source, destination, ports, protocol)
 
 
@@ -127,7 +128,7 @@ def _passing(
 
 
 def _peer_fits(peers: Sequence[Document] | None, endpoint: Endpoint, namespace: str) -> bool:
-    """No peers, or an empty list of them, is everybody."""
+    """Without peers, or with an empty list of them, a rule matches every endpoint."""
     return not peers or any(_one_peer(peer, endpoint, namespace) for peer in peers)
 
 
@@ -152,7 +153,7 @@ def _in_block(block: Document, endpoint: Endpoint) -> bool:
 
 
 def _port_fits(ports: Sequence[Document] | None, destination: Endpoint, port: int, protocol: str) -> bool:
-    """No ports, or an empty list of them, is every port."""
+    """Without ports, or with an empty list of them, a rule matches every port."""
     return not ports or any(_one_port(entry, destination, port, protocol) for entry in ports)
 
 

@@ -1,6 +1,6 @@
-"""Owns the reading of Kubernetes quantities.
+"""Owns parsing of Kubernetes quantities.
 
-Must not accept what an API server would refuse.
+Must not accept what an API server would reject.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNITS = {
 
 
 def quantity(value: str | int | float) -> float:
-    """The number that a quantity stands for: cores, bytes, pieces; ValueError for what is none."""
+    """Parse a quantity into a number: cores, bytes, pieces. Raises ValueError for any other text."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi|)", str(value))
     if not match:
         raise ValueError(f"{value!r} is no quantity")

@@ -1,4 +1,4 @@
-"""Owns the finding of what rendered objects refer to by name: Secrets, ConfigMaps, claims, accounts, roles, Services.
+"""Owns references by name in rendered objects: to Secrets, ConfigMaps, claims, accounts, roles, Services.
 
 Must not judge whether a reference is satisfied.
 """
@@ -16,7 +16,7 @@ KEYED = ("Secret", "ConfigMap")
 
 @dataclass(frozen=True)
 class Reference:
-    """One object named by another; `key` is what is wanted of a Secret or ConfigMap, empty for the whole object."""
+    """One object that another names; `key` is the key of a Secret or ConfigMap, empty for the whole object."""
 
     kind: str
     name: str
@@ -47,7 +47,7 @@ def _whole(kind: str, field: str) -> Callable[[Any], _Found]:
 
 
 def _volume(kind: str) -> Callable[[Any], _Found]:
-    """A volume, or one source of a projected volume; every key listed under `items` is wanted."""
+    """The references of a volume, or of one source of a projected volume: every key listed under `items`."""
 
     def found(value: Document) -> _Found:
         name = value.get("secretName") or value.get("name")
@@ -111,7 +111,7 @@ _DATA = frozenset({"data", "stringData", "binaryData", "labels", "annotations", 
 
 
 def references(manifest: Manifest) -> list[Reference]:
-    """Everything that an object names, in the order of its fields."""
+    """All references of an object, in the order of its fields."""
     return list(_walk(manifest.document, str(manifest)))
 
 

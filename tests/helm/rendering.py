@@ -1,6 +1,6 @@
-"""Owns what `helm template` makes of the chart: each case rendered and parsed once, its pods as KubeRay runs them.
+"""Owns the rendered chart: each case rendered by `helm template` and parsed once, its pods as KubeRay runs them.
 
-Must not know what the chart should say; that is what the tests beside it are for.
+Must not check what is rendered; the tests do.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Document = dict[str, Any]
 
 
 class _StrictLoader(yaml.CSafeLoader):
-    """YAML as an API server reads it: the same key twice in one mapping is an error, not the later one."""
+    """YAML as an API server reads it: a duplicate key in a mapping is an error; it does not override the first."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
@@ -53,15 +53,15 @@ class _StrictLoader(yaml.CSafeLoader):
 
 
 def load_all(text: str) -> list[Any]:
-    """Every document of a YAML text that is not empty; a key given twice is a yaml.YAMLError."""
+    """Every document of a YAML text that is not empty. Raises yaml.YAMLError for a duplicate key."""
     return [document for document in yaml.load_all(text, Loader=_StrictLoader) if document]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to install the chart, and what it expects to find in the namespace already.
+    """One way to install the chart, and the objects that it expects in the namespace.
 
-    `external` names objects which the values declare to exist: (kind, name) -> the keys that they hold.
+    `external`: the objects that the values declare to exist, (kind, name) -> their keys.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Case:
         return self.name
 
     def but(self, values: Mapping[str, Any], *, name: str = "") -> Case:
-        """The same case with `values` merged over its own."""
+        """The same case with `values` merged into its own."""
         return replace(self, name=name or f"{self.name}, changed", values=merged(self.values, values))
 
     def with_arguments(self, *arguments: str) -> Case:
@@ -85,7 +85,7 @@ class Case:
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `under` as Helm does it: mappings are merged, everything else is replaced."""
+    """Merge `over` into `under` as Helm does: mappings are merged, everything else is replaced."""
     result = dict(under)
     for key, value in over.items():
         below = result.get(key)
@@ -95,7 +95,7 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Manifest:
-    """One rendered object, with the questions that tests ask of any object."""
+    """One rendered object, with what tests need of any object."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
@@ -113,7 +113,7 @@ class Manifest:
     __repr__ = __str__
 
     def at(self, *path: str | int, default: Any = None) -> Any:
-        """The value at a path, or `default` where the path ends early."""
+        """The value at a path, or `default` if the path does not exist."""
         here: Any = self.document
         for step in path:
             try:
@@ -124,18 +124,18 @@ class Manifest:
 
     @property
     def hooks(self) -> frozenset[str]:
-        """The moments at which Helm applies this object by itself, e.g. {"test"}; empty for an ordinary one."""
+        """The hooks on which Helm applies this object, e.g. {"test"}; empty for an ordinary object."""
         return frozenset(part.strip() for part in self.annotations.get("helm.sh/hook", "").split(",") if part.strip())
 
     @property
     def kept(self) -> bool:
-        """Whether `helm uninstall` leaves it."""
+        """Whether `helm uninstall` keeps it."""
         return self.annotations.get("helm.sh/resource-policy") == "keep"
 
 
 @dataclass(frozen=True, eq=False)
 class Container:
-    """One container, with whether it ends before the others start."""
+    """One container; `init`: it ends before the others start."""
 
     document: Document
     init: bool = False
@@ -146,12 +146,12 @@ class Container:
 
     @property
     def command(self) -> list[str]:
-        """Command and arguments, as one line."""
+        """Command and arguments in one line."""
         return [*self.document.get("command", []), *self.document.get("args", [])]
 
     @property
     def env(self) -> dict[str, Document]:
-        """The variables by name, each as its own document."""
+        """The environment variables by name, each with its document."""
         return {entry["name"]: entry for entry in self.document.get("env", [])}
 
     @property
@@ -167,7 +167,7 @@ class Container:
 
 @dataclass(frozen=True, eq=False)
 class PodTemplate:
-    """What one workload makes its pods from; `group` is the worker group of a RayCluster, else empty."""
+    """The pod template of one workload; `group` is the worker group of a RayCluster, else empty."""
 
     owner: Manifest
     document: Document
@@ -210,7 +210,7 @@ class PodTemplate:
 
     @property
     def main(self) -> Container:
-        """The first ordinary container: the one that KubeRay takes for Ray's."""
+        """The first ordinary container: KubeRay treats it as Ray's."""
         return next(container for container in self.containers if not container.init)
 
 
@@ -219,7 +219,7 @@ HEAD_GROUP = "headgroup"
 
 
 def _autoscaler(cluster: Manifest, ray: Document) -> list[Document]:
-    """The container that KubeRay adds to the head, from what autoscalerOptions lay over its own defaults."""
+    """The container that KubeRay adds to the head: its defaults, overridden by autoscalerOptions."""
     if not cluster.at("spec", "enableInTreeAutoscaling"):
         return []
     options = deepcopy(cluster.at("spec", "autoscalerOptions", default={}))
@@ -234,7 +234,7 @@ def _autoscaler(cluster: Manifest, ray: Document) -> list[Document]:
 
 
 def _ray_pod(cluster: Manifest, group: str, kind: str, template: Document) -> PodTemplate:
-    """A group's pods with the labels that KubeRay adds; node type, group and cluster are its own, whatever is given."""
+    """A group's pods with KubeRay's labels, whose node type, group and cluster override the template's."""
     document = deepcopy(template)
     metadata = document.setdefault("metadata", {})
     fixed = {"ray.io/node-type": kind, "ray.io/group": group, "ray.io/cluster": cluster.name}
@@ -273,19 +273,19 @@ _POD_TEMPLATES: dict[str, Callable[[Manifest], Iterator[PodTemplate]]] = {
 
 
 class Rendering:
-    """Everything that one case renders."""
+    """All objects that one case renders."""
 
     def __init__(self, manifests: tuple[Manifest, ...]) -> None:
         self.manifests = manifests
 
     def all(self, kind: str, component: str = "") -> list[Manifest]:
-        """The objects of a kind, and of a component where one is named."""
+        """The objects of a kind, and of a component if one is given."""
         return [
             manifest for manifest in self.manifests if manifest.kind == kind and component in ("", manifest.component)
         ]
 
     def one(self, kind: str, component: str = "", name: str = "") -> Manifest:
-        """The only object of a kind (with this component, with this name); AssertionError where it is not one."""
+        """The only object of a kind, component and name. Raises AssertionError if there is none or several."""
         found = [manifest for manifest in self.all(kind, component) if name in ("", manifest.name)]
         assert len(found) == 1, f"{kind} {component or name}: expected one, found {found} in {self.manifests}"
         return found[0]
@@ -296,7 +296,7 @@ class Rendering:
 
     @cached_property
     def pods(self) -> tuple[PodTemplate, ...]:
-        """What every workload makes its pods from, Ray's groups and test pods included."""
+        """The pod templates of all workloads, with those of Ray's groups and of test pods."""
         return tuple(
             pod
             for manifest in self.manifests
@@ -305,11 +305,11 @@ class Rendering:
 
     @property
     def lasting_pods(self) -> tuple[PodTemplate, ...]:
-        """The pods of the release itself: those that no hook starts."""
+        """The pods of the release, without those that a hook starts."""
         return tuple(pod for pod in self.pods if not pod.owner.hooks)
 
     def pod(self, component: str) -> PodTemplate:
-        """The only lasting pod template of a component."""
+        """The only pod template of a component, hooks excluded."""
         found = [pod for pod in self.lasting_pods if pod.component == component]
         assert len(found) == 1, f"pods of {component}: expected one template, found {found}"
         return found[0]
@@ -319,7 +319,7 @@ class Rendering:
         return self.one("RayCluster")
 
     def group(self, role: str) -> Document:
-        """The worker group whose pods bear a component's label."""
+        """The worker group whose pods have a component's label."""
         found = [
             group
             for group in self.cluster.at("spec", "workerGroupSpecs")
@@ -330,12 +330,14 @@ class Rendering:
 
 
 class HelmError(Exception):
-    """Helm refused; the text is what it printed on standard error."""
+    """Helm failed; the text is its standard error."""
 
 
 def helm(*arguments: str) -> str:
-    """What the real Helm prints, offline; HelmError with its own message where it exits with an error."""
-    with tempfile.TemporaryDirectory() as cache:  # of what an API server said, by its address; not in the home folder
+    """Run the real Helm, offline, and return its output. Raises HelmError with its message if it fails."""
+    with (
+        tempfile.TemporaryDirectory() as cache
+    ):  # Helm's cache of API discovery, by the server's address; not in the home folder
         done = subprocess.run(
             [HELM, *arguments],
             capture_output=True,
@@ -343,7 +345,7 @@ def helm(*arguments: str) -> str:
             timeout=DEADLINE_S,
             check=False,
             cwd=ROOT,
-            # Helm lives for a tenth of a second: collecting its garbage would take a good part of that.
+            # Helm runs for a tenth of a second; garbage collection would take much of that.
             env={**os.environ, "KUBECACHEDIR": cache, "GOGC": "400"},
         )
     if done.returncode:
@@ -352,27 +354,27 @@ def helm(*arguments: str) -> str:
 
 
 def _run(verb: tuple[str, ...], case: Case, *more: str) -> str:
-    """Runs a Helm command over the chart with a case's values in a file."""
+    """Run a Helm command on the chart with a case's values in a file."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as values:
-        json.dump(case.values, values)  # JSON is YAML
+        json.dump(case.values, values)  # JSON is valid YAML
         values.flush()
         files = [argument for name in case.files for argument in ("--values", str(CHART / name))]
         return helm(*verb, str(CHART), *files, "--values", values.name, "--namespace", NAMESPACE, *more)
 
 
 def template(case: Case, *more: str) -> str:
-    """The text that `helm template` prints for a case; HelmError where the chart refuses its values."""
+    """The output of `helm template` for a case. Raises HelmError if the chart rejects its values."""
     return template_as(RELEASE, case, *more)
 
 
 def template_as(release: str, case: Case, *more: str) -> str:
-    """The same, for a release of another name."""
+    """The same for a release with another name."""
     versions = [argument for version in case.api_versions for argument in ("--api-versions", version)]
     return _run(("template", release), case, "--kube-version", case.kube_version, *versions, *case.arguments, *more)
 
 
 def lint(case: Case) -> str:
-    """What `helm lint --strict` prints for a case; HelmError where it finds anything to warn of."""
+    """The output of `helm lint --strict` for a case. Raises HelmError if there is a warning."""
     return _run(("lint", "--strict"), case, "--kube-version", case.kube_version)
 
 
@@ -385,7 +387,7 @@ _rendered: dict[str, Rendering] = {}
 
 
 def render(case: Case) -> Rendering:
-    """What a case renders; rendered once in a process, so tests must not change it."""
+    """The rendered case. It is rendered once per process, so tests must not change it."""
     key = json.dumps([case.values, case.files, case.api_versions, case.kube_version, case.arguments], sort_keys=True)
     if key not in _rendered:
         _rendered[key] = parse(template(case))

@@ -1,6 +1,6 @@
 """Owns strict validation of one object: Kubernetes' own schemas, KubeRay's CRDs, the models of prometheus-operator.
 
-Must not let a field pass that its schema does not name: a misspelt field would be dropped silently by an API server.
+Must not accept a field that the schema does not name: an API server would drop a misspelt field silently.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _read_once = cache(kubernetes_validate.schema_contents)
 
 
 def kubernetes_errors(document: Document, version: str) -> list[str]:
-    """What Kubernetes of a version would refuse or not know in a built-in object; LookupError for a kind it has not."""
+    """What a version of Kubernetes rejects in a built-in object. Raises LookupError for an unknown kind."""
     return _kubernetes_errors(json.dumps(document, sort_keys=True), version)
 
 
 @cache
 def _kubernetes_errors(text: str, version: str) -> list[str]:
-    """By text: most objects are the same in most of the cases."""
+    """Cached by text: most objects are the same in most cases."""
     try:
         with mock.patch.object(kubernetes_validate, "schema_contents", _read_once):
             kubernetes_validate.validate(json.loads(text), version, strict=True)
@@ -55,7 +55,7 @@ def _kubernetes_errors(text: str, version: str) -> list[str]:
 
 
 def custom_errors(document: Document) -> list[str]:
-    """What the CRD of a ray.io object would refuse or not know."""
+    """What the CRD of a ray.io object rejects or does not know."""
     validator = _validator(document["kind"], document["apiVersion"])
     return [f"{_path(error.absolute_path)}: {error.message[:300]}" for error in validator.iter_errors(document)]
 
@@ -66,15 +66,15 @@ def _validator(kind: str, api_version: str) -> jsonschema.Draft202012Validator:
     text = (CRDS / f"{group}_{kind.lower()}s.yaml").read_text(encoding="utf-8")
     versions = yaml.load(text, Loader=yaml.CSafeLoader)["spec"]["versions"]
     schema = next(entry["schema"]["openAPIV3Schema"] for entry in versions if entry["name"] == version)
-    # The API server checks the object's own metadata by itself; a CRD only says that there is some.
+    # The API server checks an object's metadata; a CRD only states that it has some.
     schema["properties"]["metadata"] = {"type": "object", OPEN: True}
     return jsonschema.Draft202012Validator(closed(schema))
 
 
 def closed(schema: Document) -> Document:
-    """A structural schema that refuses what an API server would prune: every field that it does not name.
+    """A structural schema that rejects what an API server would prune: every field that it does not name.
 
-    Where the schema itself keeps unknown fields it stays open.
+    It accepts unknown fields where the original schema keeps them.
     """
     result = deepcopy(schema)
     _close(result)
@@ -91,15 +91,15 @@ def _close(node: Any) -> None:
         node["additionalProperties"] = False
         node.setdefault("properties", {})
     for key, value in node.items():
-        # The names below `properties` are fields, not keywords: one may well be called `type`.
+        # The names below `properties` are fields, not keywords: one may be called `type`.
         for inner in value.values() if key == "properties" else [value]:
             _close(inner)
 
 
 def monitoring_errors(document: Document) -> list[str]:
-    """What prometheus-operator's CRD would refuse or not know.
+    """What prometheus-operator's CRD rejects or does not know.
 
-    Its models ignore what they do not name: whatever they lose is sought here.
+    Its models drop what they do not name, so the result is compared with the input.
     """
     from cloudcoil.models.prometheus_operator import v1, v1alpha1
     from pydantic import ValidationError
@@ -113,7 +113,7 @@ def monitoring_errors(document: Document) -> list[str]:
 
 
 def _lost(given: Any, kept: Any, path: tuple[str | int, ...]) -> Iterable[str]:
-    """The paths of what was given and is not in what a model kept."""
+    """The paths that are in the input but not in what a model kept."""
     if isinstance(given, dict) and isinstance(kept, dict):
         for key, value in given.items():
             if key not in kept:
@@ -130,7 +130,7 @@ def _path(steps: Iterable[str | int]) -> str:
 
 
 def errors(manifest: Manifest, version: str) -> list[str]:
-    """What is wrong with any object that a chart may render, for a Kubernetes version."""
+    """The faults of any object that a chart may render, for a version of Kubernetes."""
     if manifest.api_version.startswith("ray.io/"):
         return custom_errors(manifest.document)
     if manifest.api_version.startswith(MONITORING):

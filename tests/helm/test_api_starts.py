@@ -1,4 +1,4 @@
-"""Owns the test that the API's rendered command, with its rendered variables, answers its rendered probes.
+"""Tests that the API's rendered command, with its rendered variables, answers its rendered probes.
 
 Must not need a cluster: files that a pod would mount are written to a folder, and Redis is an embedded server.
 """
@@ -27,7 +27,7 @@ PASSWORD = "a-password-of-this-test"
 
 
 def environment(pod: PodTemplate, folder: Path, redis: str) -> dict[str, str]:
-    """The container's variables, with the mounted files they name written below `folder`."""
+    """The container's variables, with the mounted files that they name written below `folder`."""
     found = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PENSTOCK_HOST": "127.0.0.1"}
     for name, entry in pod.main.env.items():
         value = str(entry.get("value", ""))
@@ -42,7 +42,7 @@ def environment(pod: PodTemplate, folder: Path, redis: str) -> dict[str, str]:
 
 
 def mounted(pod: PodTemplate, path: str) -> str:
-    """What a file of the pod holds: the ConfigMap's own text, or a password."""
+    """The content of a pod's file: the ConfigMap's text, or a password."""
     folder, _, key = path.rpartition("/")
     volume: Document = pod.volumes[pod.main.mounts[folder]["name"]]
     if "configMap" not in volume:
@@ -52,7 +52,7 @@ def mounted(pod: PodTemplate, path: str) -> str:
 
 @contextmanager
 def started(container: Container, variables: dict[str, str], port: int, cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    """The container's command as a process, at another port."""
+    """Start the container's command as a process, on another port."""
     line = [
         {"python": sys.executable, "8470": str(port), "0.0.0.0": "127.0.0.1"}.get(word, word)
         for word in container.command
@@ -73,7 +73,7 @@ def started(container: Container, variables: dict[str, str], port: int, cwd: Pat
 
 
 def until_ready(process: subprocess.Popen[str], address: str) -> None:
-    """Asks as the kubelet does, until the deadline."""
+    """Repeat a request as the kubelet does, until the deadline."""
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()[0]
@@ -101,7 +101,7 @@ async def test_the_api_pod_answers_its_probes_and_prometheus(tmp_path: Path) -> 
 
 
 async def let_in(port: int, user: str) -> None:
-    """Makes the release's user on the embedded server, and sends everybody else away."""
+    """Create the release's user on the embedded server, and disable every other user."""
     from services.streams.connection.client import connect
 
     client = await connect(f"redis://127.0.0.1:{port}/0")

@@ -1,4 +1,4 @@
-"""Owns the test that a wrong value is refused before anything is made, with its path and what is accepted.
+"""Tests that an invalid value is rejected before any object is created, with its path and what is expected.
 
 Must not check what good values render.
 """
@@ -42,7 +42,7 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     (("api.replicas=0",), ("api.replicas", "greater than or equal to 1")),
     (("redis.maxMemoryMiB=8192",), ("redis.maxMemoryMiB: 8192 is not valid", "three quarters of redis.memory (8Gi)")),
     (("networkPolicy.dns.ports={99999}",), ("networkPolicy.dns.ports", "65535")),
-    # Where a policy leads to: an empty list would open it to everybody, or on every port.
+    # The peers of a policy: an empty list would open it to every endpoint, or on every port.
     *(
         ((f"json:networkPolicy.{name}={empty}",), (f"networkPolicy.{name.split('.')[0]}", word))
         for name in ("kubernetesApi.peers", "kubernetesApi.ports", "dns.peers", "dns.ports")

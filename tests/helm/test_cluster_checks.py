@@ -1,6 +1,6 @@
-"""Owns the test that an install looks at its cluster first, and says what is missing and how to get it.
+"""Tests that an install checks its cluster first, and reports what is missing and how to get it.
 
-Must not check values that are wrong by themselves; test_bad_input.py does.
+Must not check values that are invalid in any cluster; test_bad_input.py does.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def test_a_secret_without_a_key_is_one_clear_message(tmp_path: Path) -> None:
 
 @each("namespace", [True, False], called={True: "namespace", False: "no namespace yet"}.get)
 def test_an_operator_that_is_too_old_is_one_clear_message(tmp_path: Path, namespace: bool) -> None:
-    """Helm 4 would tell of an unknown field, and Helm 3 send a cluster whose autoscaler never comes back."""
+    """Helm 4 would report an unknown field; Helm 3 would create a cluster whose autoscaler never restarts."""
     for options in [("image",), ("command",), ("args",)]:
         with pytest.raises(HelmError, match=r"KubeRay is too old .*expected 1\.7 or newer.*helm show crds"):
             against(tmp_path, DEFAULTS, ray_definition(*options), namespace=namespace)
@@ -111,7 +111,7 @@ def test_the_operator_check_can_be_switched_off(tmp_path: Path) -> None:
 
 
 def test_a_missing_operator_is_reported_without_a_namespace(tmp_path: Path) -> None:
-    """With `--create-namespace` Helm renders first; what lies in the namespace cannot be looked at then."""
+    """With `--create-namespace` Helm renders first, when the objects of the namespace cannot be checked."""
     with pytest.raises(HelmError, match="KubeRay is missing"):
         against(tmp_path, DEFAULTS, without=("ray.io/v1",), namespace=False)
     assert against(tmp_path, EXTERNAL_REDIS, namespace=False).cluster
@@ -125,7 +125,7 @@ def test_cilium_without_its_kind_is_one_clear_message(tmp_path: Path) -> None:
 
 
 def test_a_registry_secret_of_another_type_is_one_clear_message(tmp_path: Path) -> None:
-    """Nodes pass over such a one without a word."""
+    """Nodes ignore such a Secret silently."""
     opaque = {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -146,7 +146,7 @@ def test_a_registry_secret_of_another_type_is_one_clear_message(tmp_path: Path) 
 
 
 def live_redis(**changed: object) -> Document:
-    """The StatefulSet as it was made: with these fields of its claim other than now."""
+    """The StatefulSet as created earlier, with other values of these fields of its claim."""
     document = deepcopy(render(DEFAULTS).one("StatefulSet", "redis").document)
     claim = document["spec"]["volumeClaimTemplates"][0]["spec"]
     for field, value in changed.items():

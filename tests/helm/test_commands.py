@@ -1,4 +1,4 @@
-"""Owns the test that what the manifests start exists: modules, their flags, scripts, the tiny run's recipe.
+"""Tests that what the manifests start exists: modules, their flags, scripts, the recipe of `helm test`.
 
 Must not start a service; test_api_starts.py does that.
 """
@@ -26,7 +26,7 @@ HELP_S = 120.0
 
 
 def commands(case: Case) -> dict[tuple[str, ...], tuple[PodTemplate, Container]]:
-    """Every command line of a case, with where it stands."""
+    """Every command line of a case, with its place."""
     return {tuple(container.command): (pod, container) for pod in render(case).pods for container in pod.containers}
 
 
@@ -42,7 +42,7 @@ def every_command() -> dict[tuple[str, ...], tuple[PodTemplate, Container]]:
 
 
 def subcommand_of(line: tuple[str, ...]) -> tuple[str, ...]:
-    """The module of a command line and the words that choose one of its commands: what `--help` is asked of."""
+    """The module of a command line and its subcommand, whose `--help` is read."""
     module, *rest = line[2:]
     before_flags = next((index for index, word in enumerate(rest) if word.startswith("-")), len(rest))
     return (module, *(word for word in rest[:before_flags] if word.isidentifier()))
@@ -50,7 +50,7 @@ def subcommand_of(line: tuple[str, ...]) -> tuple[str, ...]:
 
 @cache
 def helps() -> dict[tuple[str, ...], tuple[int, str]]:
-    """What each module says to `--help`, by command; its colours and its width are set so that no flag is cut."""
+    """The `--help` of each module by command, without colours and wide enough that no flag is cut."""
     asked = sorted({subcommand_of(line) for line in every_command() if module_of(line)})
     environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -67,7 +67,7 @@ def helps() -> dict[tuple[str, ...], tuple[int, str]]:
     return {command: (status, told) for command, (status, told) in zip(asked, json.loads(done.stdout), strict=True)}
 
 
-def test_the_release_starts_what_was_agreed() -> None:
+def test_the_release_starts_the_expected_modules() -> None:
     started = {
         pod.component: container.command
         for pod, container in every_command().values()
@@ -106,7 +106,7 @@ def test_a_modules_command_line_is_one_it_accepts(line: tuple[str, ...]) -> None
 
 
 @each("line", lambda: [line for line in every_command() if not module_of(line)], called=" ".join)
-def test_a_script_is_one_that_is_mounted_or_one_of_rays_own(line: tuple[str, ...]) -> None:
+def test_a_script_is_mounted_or_is_part_of_ray(line: tuple[str, ...]) -> None:
     pod, container = every_command()[line]
     assert line[0] in SHELLS, line
     if line[1] == "-c":
@@ -120,7 +120,7 @@ def test_a_script_is_one_that_is_mounted_or_one_of_rays_own(line: tuple[str, ...
     assert done.returncode == 0, done.stderr
 
 
-def test_scripts_inside_arguments_are_lawful_shell() -> None:
+def test_scripts_inside_arguments_are_valid_shell() -> None:
     for pod in render(DEFAULTS).pods:
         for container in pod.containers:
             line = container.command
@@ -133,13 +133,13 @@ def test_scripts_inside_arguments_are_lawful_shell() -> None:
 
 @cache
 def flags_of_ray(command: str) -> frozenset[str]:
-    """The flags of a command of Ray's own command line."""
+    """The flags of a command of Ray's command line."""
     from ray.scripts.scripts import cli
 
     return frozenset(flag for parameter in cli.commands[command].params for flag in parameter.opts)
 
 
-def test_rays_autoscaler_has_the_flags_it_is_started_with() -> None:
+def test_rays_autoscaler_accepts_its_flags() -> None:
     script = next(
         word for line in every_command() if line[:2] == ("sh", "-c") for word in line if "kuberay-autoscaler" in word
     )
@@ -166,10 +166,10 @@ def test_the_run_of_helm_test_is_a_valid_recipe(case: Case) -> None:
     path = next(word for word in pod.main.command if word.startswith(mount))
     text = rendering.one("ConfigMap", name=volume["configMap"]["name"]).at("data", path.removeprefix(f"{mount}/"))
     recipe = parse_recipe(yaml.safe_load(text))
-    assert recipe.limits.rollout_steps <= 3, "a tiny run"
+    assert recipe.limits.rollout_steps <= 3, "a small run"
 
 
-def test_the_runs_recipe_asks_for_no_more_than_the_bounds() -> None:
+def test_the_runs_recipe_is_within_the_limits() -> None:
     mixed = [DEFAULTS.but({role: {"gpus": 0}}) for role in ("rollout", "learner")]
     for case in (DEFAULTS, CPU, *mixed):
         rendering = render(case)

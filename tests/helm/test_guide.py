@@ -1,6 +1,6 @@
-"""Owns the check of the guide: its clusters hold their runs, its commands exist, its node sizes are the chart's.
+"""Tests the guide: its clusters have room for their runs, its commands exist, its node sizes are the chart's.
 
-Must not repeat what `penstock plan` computes; it asks the same code.
+Must not repeat what `penstock plan` computes; it calls the same code.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def memory(pod_group: dict[str, object]) -> float:
 
 
 @each("case, name", PAIRS, called=itemgetter(1))
-def test_the_run_has_room_within_the_chart_s_bounds(case: Case, name: str) -> None:
+def test_the_run_has_room_within_the_charts_limits(case: Case, name: str) -> None:
     bounds = ClusterLimits.model_validate_json(render(case).one("ConfigMap", name=BOUNDS).at("data", "bounds.json"))
     wanted = recipe(name)
     booked = resource_requests(wanted, wanted.rollout.replicas)
@@ -56,7 +56,7 @@ def test_redis_holds_what_the_run_keeps_there(case: Case, name: str) -> None:
     redis = render(case).pod("redis").main
     limit = next(entry["value"] for key, entry in redis.env.items() if key == "REDIS_MAXMEMORY")
     assert limit.endswith("mb")
-    # Nothing new is dispatched from 85 % on.
+    # Above 85 % the sampler dispatches nothing.
     assert int(limit.removesuffix("mb")) * 2**20 * 0.85 > footprint(recipe(name)).total
 
 
@@ -107,7 +107,7 @@ def test_the_commands_that_helm_prints_after_an_install_exist() -> None:
 
 
 def guide_s_helm() -> list[tuple[str, ...]]:
-    """What each `helm install` or `upgrade` of the chart in guide and README is given: files and values."""
+    """The files and values of each `helm install` or `upgrade` of the chart in the guide and the README."""
     found = []
     for page in (GUIDE, ROOT / "README.md"):
         for words in console_commands(page.read_text()):
@@ -121,9 +121,9 @@ def guide_s_helm() -> list[tuple[str, ...]]:
 
 
 @each("given", guide_s_helm)
-def test_the_chart_takes_what_the_guide_gives_it(given: tuple[str, ...]) -> None:
+def test_the_chart_accepts_the_values_of_the_guide(given: tuple[str, ...]) -> None:
     api = [argument for version in (*RAY_API, *PROMETHEUS_API) for argument in ("--api-versions", version)]
-    # Its schema refuses a value that it does not know.
+    # Its schema rejects an unknown value.
     helm("template", "penstock", "helm/penstock", "--kube-version", NEWEST, *api, *given)
 
 
@@ -134,7 +134,7 @@ NODES = {
 
 
 @each("case, name", PAIRS[:2], called=itemgetter(1))
-def test_the_guide_s_node_sizes_are_what_the_pods_request(case: Case, name: str) -> None:
+def test_the_guides_node_sizes_are_the_pods_requests(case: Case, name: str) -> None:
     for components in NODES[case.name]:
         (row,) = [
             row.split(" | ")
@@ -145,7 +145,7 @@ def test_the_guide_s_node_sizes_are_what_the_pods_request(case: Case, name: str)
 
 
 def requested(case: Case, components: set[str], count: str) -> str:
-    """What these components' pods request, with as many of each group as its `count` says, as the guide writes it."""
+    """The requests of these components' pods, `count` pods of each group, in the guide's form."""
     sums = dict.fromkeys(("cpu", "memory", "nvidia.com/gpu"), 0.0)
     for pod in render(case).lasting_pods:
         if pod.component in components:

@@ -1,4 +1,4 @@
-"""Owns the test that the operator and Ray's own autoscaler accept the cluster: what no CRD can say.
+"""Tests that the operator and Ray's autoscaler accept the cluster, beyond what a CRD can state.
 
 Must not repeat the CRD; test_schemas.py validates against it.
 """
@@ -31,7 +31,7 @@ OF_KUBERAY = {
 
 
 def refusals(cluster: Document) -> list[str]:
-    """Why KubeRay would refuse a cluster, or quietly not do what is asked."""
+    """Why KubeRay would reject a cluster, or silently ignore a part of it."""
     spec = cluster["spec"]
     groups = {"head": spec["headGroupSpec"], **{group["groupName"]: group for group in spec["workerGroupSpecs"]}}
     version = tuple(int(part) for part in spec["rayVersion"].split(".")[:2])
@@ -68,15 +68,15 @@ def test_kuberay_accepts_the_cluster(case: Case) -> None:
 
 
 @each("release", ["r" * 53, "a-name-that-is-cut-off-exactly-at-a-dash--still-ok"])
-def test_a_long_or_odd_release_name_still_makes_a_lawful_cluster(release: str) -> None:
+def test_a_long_or_odd_release_name_makes_a_valid_cluster(release: str) -> None:
     rendering = parse(template_as(release, DEFAULTS))
     assert refusals(rendering.cluster.document) == []
     assert all(len(manifest.name) <= 63 for manifest in rendering.manifests)
 
 
 @each("case", CASES)
-def test_rays_autoscaler_reads_the_groups_as_meant(case: Case) -> None:
-    """By the very function with which the autoscaler in the head's pod reads the cluster."""
+def test_rays_autoscaler_reads_the_groups_as_intended(case: Case) -> None:
+    """By the function with which the autoscaler in the head's pod reads the cluster."""
     from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
     document: Any = {**render(case).cluster.document}
@@ -112,7 +112,7 @@ def test_ray_reaches_the_same_redis_with_its_own_user() -> None:
     assert address[SENTINELS.name] == "rediss://redis-primary.data:6380"
 
 
-def test_penstocks_redis_address_is_the_agreed_one() -> None:
+def test_the_redis_address_follows_the_values() -> None:
     address = {
         case.name: render(case).pod("api").main.env["PENSTOCK_REDIS"]["value"]
         for case in (DEFAULTS, EXTERNAL_REDIS_TLS, SENTINELS)
@@ -134,7 +134,7 @@ def test_how_an_upgrade_replaces_pods_is_a_value(strategy: str) -> None:
 
 
 def test_kuberay_adds_no_wider_role_to_the_accounts() -> None:
-    """KubeRay makes a role and a binding of the cluster's name, where there are none."""
+    """KubeRay creates a role and a binding with the cluster's name if there are none."""
     rendering = render(DEFAULTS)
     assert rendering.one("Role", name=FULLNAME)
     binding = rendering.one("RoleBinding", name=FULLNAME)

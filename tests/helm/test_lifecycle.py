@@ -1,6 +1,6 @@
-"""Owns the test of install, upgrade, `helm test` and uninstall: order of objects, hooks, what an upgrade keeps.
+"""Tests install, upgrade, `helm test` and uninstall: order of objects, hooks, what an upgrade keeps.
 
-Must not check what pods do when they end; their own tests do.
+Must not check what pods do when they end; tests/cluster does.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_an_upgrade_renders_as_an_install_does(case: Case) -> None:
 
 
 def live_cluster(**counts: int) -> Document:
-    """The cluster as it runs: with the counts that controller and autoscaler gave it."""
+    """The running cluster, with the counts that the controller and the autoscaler set."""
     document = deepcopy(render(DEFAULTS).cluster.document)
     for group in document["spec"]["workerGroupSpecs"]:
         if group["groupName"] in counts:
@@ -68,11 +68,11 @@ def test_an_upgrade_keeps_the_counts_that_the_controller_wrote(tmp_path: Path) -
         "learner": 1,
     }
     assert rendering.group("rollout")["scaleStrategy"]["workersToDelete"] == ["rollout-gpu-pod-1"], (
-        "a pod meant to go would stay"
+        "a pod that was scaled down would stay"
     )
 
 
-def test_a_lower_bound_ends_no_replica_that_runs(tmp_path: Path) -> None:
+def test_a_lower_limit_ends_no_running_replica(tmp_path: Path) -> None:
     lowered = DEFAULTS.but({"rollout": {"maxReplicas": 1}})
     group = against(tmp_path, lowered, live_cluster(**{"rollout-gpu": 3})).group("rollout")
     assert group["replicas"] == 3
@@ -86,7 +86,7 @@ def test_a_higher_minimum_adds_replicas_only_if_needed(tmp_path: Path) -> None:
 
 
 def test_an_idle_group_stays_at_zero(tmp_path: Path) -> None:
-    """0 is a count like any other, not the absence of one."""
+    """0 is a count, not a missing count."""
     assert against(tmp_path, DEFAULTS, live_cluster(**{"rollout-gpu": 0})).group("rollout")["replicas"] == 0
 
 
@@ -135,16 +135,14 @@ CONFIGURATION: list[tuple[str, dict[str, Any], set[str]]] = [
 
 
 @each("change, values, replaced", CONFIGURATION, called=itemgetter(0))
-def test_a_change_replaces_exactly_the_pods_it_concerns(
-    change: str, values: dict[str, Any], replaced: set[str]
-) -> None:
+def test_a_change_replaces_exactly_the_pods_it_affects(change: str, values: dict[str, Any], replaced: set[str]) -> None:
     before, after = render(EXISTING_SECRETS), render(EXISTING_SECRETS.but(values))
     changed = {pod.component for pod in before.lasting_pods if after.pod(pod.component).document != pod.document}
     assert changed == replaced, change
 
 
 def test_pods_have_checksums_of_config_maps_they_read_once() -> None:
-    """All except the bounds, which are read at each use: their pods must not restart."""
+    """All except the limits, which are read at each use: their pods must not restart."""
     rendering, looked_at = render(DEFAULTS), set()
     for pod in rendering.lasting_pods:
         for name, volume in pod.volumes.items():
@@ -167,21 +165,21 @@ def test_helm_test_submits_a_run_and_leaves_nothing_behind() -> None:
     assert "--wait" in pod.main.command
     patience = default_values()["test"]["timeoutSeconds"]
     assert str(patience) in pod.main.command
-    assert pod.spec["activeDeadlineSeconds"] > patience, "the command's own message would not be seen"
+    assert pod.spec["activeDeadlineSeconds"] > patience, "the command's message would be lost"
 
 
 def policies(annotations: dict[str, str]) -> set[str]:
     return {policy.strip() for policy in annotations.get("helm.sh/hook-delete-policy", "").split(",")}
 
 
-def test_uninstall_drains_the_cluster_before_redis_goes() -> None:
+def test_uninstall_drains_the_cluster_before_redis_ends() -> None:
     hooks = [manifest for manifest in render(DEFAULTS).manifests if "pre-delete" in manifest.hooks]
     job = next(hook for hook in hooks if hook.kind == "Job")
     weights = {str(hook): int(hook.annotations.get("helm.sh/hook-weight", "0")) for hook in hooks}
     assert all(weight < weights[str(job)] for name, weight in weights.items() if name != str(job)), weights
     for hook in hooks:
-        assert "before-hook-creation" in policies(hook.annotations), f"{hook}: a second try would fail on it"
-        assert "hook-succeeded" in policies(hook.annotations), f"{hook} would stay for ever"
+        assert "before-hook-creation" in policies(hook.annotations), f"{hook}: a retry would fail because it exists"
+        assert "hook-succeeded" in policies(hook.annotations), f"{hook} would stay forever"
     limit = job.at("spec", "activeDeadlineSeconds")
     waits = default_values()["uninstall"]["timeoutSeconds"]
     assert waits < limit < 300, "Helm's own time limit is five minutes"
@@ -214,7 +212,7 @@ def test_two_releases_in_one_namespace_share_no_name() -> None:
     assert not mine & theirs
 
 
-def test_a_release_called_penstock_does_not_stutter() -> None:
+def test_a_release_called_penstock_is_not_named_twice() -> None:
     names = {manifest.name for manifest in parse(template_as("penstock", DEFAULTS)).manifests}
     assert "penstock-api" in names
     assert not [name for name in names if "penstock-penstock" in name]
@@ -239,7 +237,7 @@ def test_an_image_without_a_registry_gives_a_warning(tmp_path: Path, repository:
 
 
 def notes_of(folder: Path, case: Case) -> str:
-    """What `helm install` prints at its end."""
+    """The notes that `helm install` prints."""
     values = folder / "values.json"
     values.write_text(json.dumps(case.values), encoding="utf-8")
     with kube_api(folder, [ROOT_CA]) as config:

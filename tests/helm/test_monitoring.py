@@ -1,6 +1,6 @@
-"""Owns the test that rules, dashboards and monitors reach Prometheus and Grafana as they lie in the chart's files.
+"""Tests that rules, dashboards and monitors reach Prometheus and Grafana unchanged.
 
-Must not check expressions; the tests of deploy's observability do, with a real Prometheus.
+Must not check expressions; tests/observability does, with a real Prometheus.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def test_there_are_rules_and_dashboards_to_ship() -> None:
     assert len(DASHBOARDS) == 5, "run overview, fleet, learner, data plane, verifier"
 
 
-def test_every_rule_file_is_shipped_whole() -> None:
-    """Helm's own braces must not take what is Prometheus' template."""
+def test_every_rule_file_is_shipped_unchanged() -> None:
+    """Helm must not expand Prometheus' templates, which use braces too."""
     shipped = {rule.name: rule.at("spec", "groups") for rule in render(MONITORED).all("PrometheusRule")}
     assert set(shipped) == {f"{FULLNAME}-{path.stem}" for path in RULES}
     for path in RULES:
@@ -39,7 +39,7 @@ def test_every_rule_file_is_shipped_whole() -> None:
 
 
 def without_links(groups: list[Document]) -> Any:
-    """A copy without the runbooks' addresses, which the values may replace."""
+    """A copy without the runbooks' addresses, which the values can replace."""
     return json.loads(re.sub(r'"runbook_url": "[^"]*/', '"runbook_url": "', json.dumps(groups)))
 
 
@@ -59,7 +59,7 @@ def test_every_alert_links_to_its_own_runbook(base: str) -> None:
         assert rule["labels"]["severity"] in SEVERITIES, rule["alert"]
 
 
-def test_no_name_of_an_alert_or_a_group_is_given_twice() -> None:
+def test_names_of_alerts_and_groups_are_unique() -> None:
     groups = [group for rule in render(MONITORED).all("PrometheusRule") for group in rule.at("spec", "groups")]
     names = [group["name"] for group in groups]
     alerts = [rule["alert"] for rule in rules_of(groups) if "alert" in rule]
@@ -67,7 +67,7 @@ def test_no_name_of_an_alert_or_a_group_is_given_twice() -> None:
     assert len(alerts) == len(set(alerts))
 
 
-def test_every_dashboard_is_shipped_whole_where_grafana_looks() -> None:
+def test_every_dashboard_is_shipped_where_grafana_looks() -> None:
     maps = [
         config_map
         for config_map in render(MONITORED).all("ConfigMap")

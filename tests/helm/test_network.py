@@ -1,6 +1,6 @@
-"""Owns the drawn arrows: who may open a connection to whom, and on which ports, as one table per way of installing.
+"""Owns the allowed connections: from where to where and on which ports, one table per way of installing.
 
-Must not know how the policies say so; network.py works that out.
+Must not know how policies express them; network.py evaluates policies.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ Arrows = dict[tuple[str, str], frozenset[int]]
 
 
 def joined(*tables: Arrows) -> Arrows:
-    """Several tables as one; an arrow of two tables has the ports of both."""
+    """Merge tables; a connection in two tables has the ports of both."""
     result: Arrows = {}
     for table in tables:
         for arrow, ports in table.items():
@@ -99,7 +99,7 @@ def joined(*tables: Arrows) -> Arrows:
 
 
 def fan(sources: tuple[str, ...], destinations: tuple[str, ...], *ports: int) -> Arrows:
-    """The same arrow between each source and each destination."""
+    """The same connection between each source and each destination."""
     return {(endpoint, other): frozenset(ports) for endpoint, other in product(sources, destinations)}
 
 
@@ -116,7 +116,7 @@ OWN_REDIS = fan(PENSTOCK, ("redis",), REDIS)
 
 
 def by_address(sources: tuple[str, ...], *ports: int) -> Arrows:
-    """Egress to any address; the release's own pods have addresses too, but allow no ingress by address."""
+    """Egress to any address; the release's pods have addresses too, but allow no ingress by address."""
     return fan(sources, (*REACHED_BY_ADDRESS, *OWN), *ports)
 
 
@@ -162,9 +162,9 @@ def everybody(case: Case) -> dict[str, Endpoint]:
 
 
 def sides(case: Case, rules: list[Policy], protocol: str = "TCP", only: Policy | None = None) -> tuple[Arrows, Arrows]:
-    """On which ports each pod of the release is let out to anybody, and anybody is let in.
+    """The ports on which each pod of the release has egress to and ingress from each endpoint.
 
-    `only` those pods that one policy applies to: what it says changes nothing for the others.
+    `only`: the pods to which one policy applies; it changes nothing for the others.
     """
     there = everybody(case)
     own = [name for name in there if name not in OTHERS and (only is None or only.selects(there[name]))]
@@ -180,7 +180,7 @@ def sides(case: Case, rules: list[Policy], protocol: str = "TCP", only: Policy |
 
 
 def arrows(case: Case, rules: list[Policy], protocol: str = "TCP") -> Arrows:
-    """Every connection that is allowed between a pod of the release and anybody: let out and let in."""
+    """Every allowed connection of a pod of the release: egress and ingress both allow it."""
     outwards, inwards = sides(case, rules, protocol)
     return present(
         {
@@ -192,18 +192,18 @@ def arrows(case: Case, rules: list[Policy], protocol: str = "TCP") -> Arrows:
 
 
 def present(table: Arrows) -> Arrows:
-    """Without the arrows that have no ports."""
+    """Without the connections that have no ports."""
     return {arrow: ports for arrow, ports in table.items() if ports}
 
 
 def drawn_for(case: Case, drawn: Arrows, side: int) -> Arrows:
-    """The drawn arrows that start (0) or end (1) at a pod of the release; no arrow for pods that a case has not."""
+    """The expected connections that start (0) or end (1) at a pod of the release, if the case has that pod."""
     there = everybody(case)
     return {arrow: ports for arrow, ports in drawn.items() if arrow[side] not in OTHERS and {*arrow} <= set(there)}
 
 
 def differences(found: Arrows, expected: Arrows) -> list[str]:
-    """In words: which arrow has ports too many, or too few."""
+    """The connections with too many or too few ports, as text."""
     lines = []
     for arrow in sorted(set(found) | set(expected)):
         more = found.get(arrow, frozenset()) - expected.get(arrow, frozenset())
@@ -214,20 +214,20 @@ def differences(found: Arrows, expected: Arrows) -> list[str]:
 
 
 @every_case
-def test_exactly_the_drawn_arrows_are_open(case: Case, drawn: Arrows, outwards: Arrows) -> None:
+def test_exactly_the_expected_connections_are_allowed(case: Case, drawn: Arrows, outwards: Arrows) -> None:
     beyond = {arrow: ports for arrow, ports in outwards.items() if arrow[1] in OTHERS}
     assert differences(arrows(case, policies(case)), joined(drawn, beyond)) == []
 
 
 @every_case
 def test_each_pod_is_closed_on_its_own_side(case: Case, drawn: Arrows, outwards: Arrows) -> None:
-    """One side alone would hold if the other were opened by mistake."""
+    """Each side is enough to close a connection if the other is opened by mistake."""
     let_go, let_come = sides(case, policies(case))
     assert differences(let_go, joined(drawn_for(case, drawn, 0), drawn_for(case, outwards, 0))) == []
     assert differences(let_come, drawn_for(case, drawn, 1)) == []
 
 
-def test_by_udp_only_names_are_asked_and_weights_sent() -> None:
+def test_udp_is_only_for_dns_and_weights() -> None:
     found = arrows(DEFAULTS, policies(DEFAULTS), "UDP")
     expected = joined(
         fan((*PENSTOCK, "test", "uninstall"), ("dns", "node's dns"), DNS),
@@ -237,15 +237,15 @@ def test_by_udp_only_names_are_asked_and_weights_sent() -> None:
 
 
 @every_case
-def test_nobody_outside_reaches_ray_or_redis(case: Case, drawn: Arrows, outwards: Arrows) -> None:
-    """The table itself must not draw such an arrow, whatever the policies say."""
+def test_no_outside_endpoint_reaches_ray_or_redis(case: Case, drawn: Arrows, outwards: Arrows) -> None:
+    """The table itself must not contain such a connection."""
     for (source, destination), ports in joined(drawn, outwards).items():
         if source in OTHERS and destination in (*GROUPS, "redis"):
             assert source in ("prometheus", "operator"), (source, destination)
             assert ports <= METRICS | {DASHBOARD}, (source, destination)
 
 
-def test_the_verifier_reaches_redis_the_head_and_names_alone() -> None:
+def test_the_verifier_reaches_only_redis_the_head_and_dns() -> None:
     found = arrows(DEFAULTS, policies(DEFAULTS))
     assert {destination for source, destination in found if source == "verifier"} == {
         "redis",
@@ -256,7 +256,7 @@ def test_the_verifier_reaches_redis_the_head_and_names_alone() -> None:
     assert {source for source, destination in found if destination == "verifier"} == {"head", "prometheus"}
 
 
-def test_kuberays_clean_up_of_redis_passes_as_the_head() -> None:
+def test_kuberays_clean_up_of_redis_is_allowed_as_the_head() -> None:
     head = everybody(DEFAULTS)["head"]
     cleaner = Endpoint("clean-up", {**head.labels, "ray.io/node-type": "redis-cleanup"}, NAMESPACE, ip="10.1.0.80")
     assert allowed(policies(DEFAULTS), cleaner, everybody(DEFAULTS)["redis"], REDIS)
@@ -277,7 +277,7 @@ def test_a_pod_without_a_policy_of_its_own_is_closed() -> None:
 CILIUM = DEFAULTS.but({"networkPolicy": {"cilium": True, "kubernetesApi": {"ports": [6443]}}}, name="Cilium")
 
 
-def test_with_cilium_only_its_own_kind_leads_to_the_api_server() -> None:
+def test_with_cilium_only_its_own_kind_allows_the_api_server() -> None:
     found = {policy.component: policy for policy in render(CILIUM).all("CiliumNetworkPolicy")}
     assert set(found) == {"head", "uninstall"}
     for component, policy in found.items():
@@ -301,7 +301,7 @@ def test_cilium_allows_only_what_drain_and_policies_need() -> None:
 
 
 def test_extra_egress_allows_the_agent_of_a_cloud_role() -> None:
-    """EKS Pod Identity: a link-local address, which the object store's peers leave out."""
+    """EKS Pod Identity: a link-local address, which the object store's peers exclude."""
     rule = {"to": [{"ipBlock": {"cidr": "169.254.170.23/32"}}], "ports": [{"port": 80, "protocol": "TCP"}]}
     case = OBJECT_STORE.but({"networkPolicy": {"extraEgress": [rule]}})
     agent = Endpoint("pod identity", ip="169.254.170.23")
@@ -320,10 +320,10 @@ def test_without_policies_everything_is_open() -> None:
 
 
 def mutations(rules: list[Policy]) -> Iterator[tuple[str, Policy, list[Policy]]]:
-    """The policies with one of them removed or opened, a rule without its peers or its ports; and which one it was."""
+    """Variants of the policies, with names: one policy removed or opened, or a rule without peers or ports."""
     for index, policy in enumerate(rules):
         name = policy.document["metadata"]["name"]
-        if not name.endswith("-deny"):  # its own test sees that
+        if not name.endswith("-deny"):  # a separate test covers that
             yield f"{name} removed", policy, rules[:index] + rules[index + 1 :]
         for direction in ("ingress", "egress"):
             yield f"{name}: any {direction}", policy, swapped(rules, index, direction, [{}], add=True)
@@ -346,7 +346,7 @@ def swapped(
     return [*rules[:index], Policy(NAMESPACE, document), *rules[index + 1 :]]
 
 
-def test_every_policy_removed_or_loosened_is_noticed() -> None:
+def test_every_removed_or_loosened_policy_is_detected() -> None:
     rules = policies(DEFAULTS)
     expected = {id(policy): sides(DEFAULTS, rules, only=policy) for policy in rules}
     changed = list(mutations(rules))

@@ -1,4 +1,4 @@
-"""Owns the test of the evaluator itself: each rule of NetworkPolicy semantics once allowed and once refused.
+"""Tests the evaluator: each rule of NetworkPolicy semantics once allows and once denies a connection.
 
 Must not look at the chart.
 """
@@ -37,14 +37,14 @@ FROM_WEB = {"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}
 @each(
     "specs, source, expected",
     [
-        ([], THEIRS, True),  # nothing selects it: open
+        ([], THEIRS, True),  # no policy selects it: open
         ([DENY_ALL], WEB, False),
         ([DENY_ALL, OPEN], WEB, True),  # policies add up
         ([into_store()], WEB, False),  # selected, no rule
-        ([into_store({})], OUTSIDE, True),  # an empty rule is everybody
+        ([into_store({})], OUTSIDE, True),  # an empty rule matches every endpoint
         ([into_store({"from": []})], OUTSIDE, True),
         ([into_store(FROM_WEB)], WEB, True),
-        ([into_store(FROM_WEB)], THEIRS, False),  # a bare pod selector means this namespace
+        ([into_store(FROM_WEB)], THEIRS, False),  # a pod selector alone means this namespace
         ([into_store({"from": [{"podSelector": {}, "namespaceSelector": {}}]})], THEIRS, True),
         ([into_store({"from": [{"namespaceSelector": {"matchLabels": {"team": "red"}}}]})], THEIRS, True),
         ([into_store({"from": [{"namespaceSelector": {"matchLabels": {"team": "blue"}}}]})], THEIRS, False),
@@ -69,7 +69,7 @@ FROM_WEB = {"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}
             THEIRS,
             True,
         ),
-        ([into_store({"from": [{"namespaceSelector": {}}]})], OUTSIDE, False),  # selectors name pods alone
+        ([into_store({"from": [{"namespaceSelector": {}}]})], OUTSIDE, False),  # selectors match pods only
         ([into_store({"from": [{"ipBlock": {"cidr": "203.0.113.0/24"}}]})], OUTSIDE, True),
         ([into_store({"from": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["203.0.113.0/24"]}}]})], OUTSIDE, False),
         ([into_store(FROM_WEB | {"ports": [{"port": 6379}]})], WEB, True),
@@ -86,10 +86,10 @@ FROM_WEB = {"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}
             [out_of_web({"to": [{"podSelector": {"matchLabels": {"app": "store"}}}]}), DENY_ALL],
             WEB,
             False,
-        ),  # let out, not let in
+        ),  # egress allowed, ingress not
         ([out_of_web({"to": [{"podSelector": {"matchLabels": {"app": "api"}}}]})], WEB, False),
         ([out_of_web({"to": [{"podSelector": {}}], "ports": [{"port": "redis"}]})], WEB, True),
-        ([out_of_web()], THEIRS, True),  # a policy ends at its namespace
+        ([out_of_web()], THEIRS, True),  # a policy applies to its namespace only
     ],
 )
 def test_each_rule_of_the_semantics(specs: list[dict[str, Any]], source: Endpoint, expected: bool) -> None:

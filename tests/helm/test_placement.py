@@ -1,4 +1,4 @@
-"""Owns the test that placement, priorities, variables and annotations reach the pods they are given for, and no others.
+"""Tests that placement, priorities, variables and annotations reach exactly the pods that the values name.
 
 Must not check resources; test_security.py does.
 """
@@ -23,7 +23,7 @@ from tests.helm.rendering import Case, Document, render
 
 
 @each("component", [*PLACED, "redis"])
-def test_each_component_goes_where_it_is_told(component: str) -> None:
+def test_each_component_is_placed_as_the_values_say(component: str) -> None:
     pod = render(PLACEMENT).pod(component)
     own = {"key": "pool", "operator": "Equal", "value": component, "effect": "NoSchedule"}
     of_ray = component in GROUPS
@@ -40,8 +40,8 @@ GPU_LABEL = {"nvidia.com/gpu.present": "true"}
 GUIDE = [Case(name, files=(f"../../deploy/values/{name}.yaml",)) for name in ("qwen2.5-7b", "qwen2.5-32b")]
 
 
-def bears(tolerations: list[Document], taint: str) -> bool:
-    """Whether a pod may be on a node with a taint that refuses new pods."""
+def tolerates(tolerations: list[Document], taint: str) -> bool:
+    """Whether a pod tolerates a NoSchedule taint."""
     return any(
         toleration.get("key") in (None, taint)
         and toleration.get("operator") == "Exists"
@@ -51,7 +51,7 @@ def bears(tolerations: list[Document], taint: str) -> bool:
 
 
 def bound_to_gpus(case: Case) -> set[str]:
-    """The components that can only run where GPUs are: they have some, or a selector asks for such a node."""
+    """The components that can only run on GPU nodes: they request GPUs, or a selector requires such a node."""
     return {
         pod.component
         for pod in render(case).lasting_pods
@@ -66,7 +66,7 @@ def test_pods_bound_to_gpu_nodes_tolerate_their_taint(case: Case) -> None:
     assert {"rollout", "learner"} <= bound
     pods = render(case).lasting_pods
     assert [
-        pod for pod in pods if pod.component in bound and not bears(pod.spec.get("tolerations", []), "nvidia.com/gpu")
+        pod for pod in pods if pod.component in bound and not tolerates(pod.spec.get("tolerations", []), "nvidia.com/gpu")
     ] == []
 
 
@@ -85,17 +85,17 @@ def test_pods_bound_to_gpu_nodes_tolerate_their_taint(case: Case) -> None:
         ({"ray": {"nodeSelector": GPU_LABEL}, "rollout": {"gpus": 0}, "learner": {"gpus": 0}}, set()),
     ],
 )
-def test_who_bears_the_taint_of_gpu_nodes(values: Document, bearing: set[str]) -> None:
+def test_which_pods_tolerate_the_taint_of_gpu_nodes(values: Document, bearing: set[str]) -> None:
     rendering = render(NEW_SHARED_CLAIM.but(values))
     assert {
-        pod.component for pod in rendering.lasting_pods if bears(pod.spec.get("tolerations", []), "nvidia.com/gpu")
+        pod.component for pod in rendering.lasting_pods if tolerates(pod.spec.get("tolerations", []), "nvidia.com/gpu")
     } == bearing
 
 
-def test_pods_with_a_slice_of_a_gpu_bear_the_taint_of_whole_ones() -> None:
+def test_pods_with_a_gpu_slice_tolerate_the_gpu_taint() -> None:
     rendering = render(DEFAULTS.but({"ray": {"gpuResource": "nvidia.com/mig-1g.10gb"}}))
     tolerations = rendering.pod("rollout").spec["tolerations"]
-    assert [bears(tolerations, f"nvidia.com/{name}") for name in ("gpu", "mig-1g.10gb", "other")] == [True, True, False]
+    assert [tolerates(tolerations, f"nvidia.com/{name}") for name in ("gpu", "mig-1g.10gb", "other")] == [True, True, False]
 
 
 @each("component", GROUPS)
@@ -112,7 +112,7 @@ def test_variables_of_all_ray_pods_go_to_all_ray_pods() -> None:
     assert {pod.component for pod in rendering.lasting_pods if "MARK" in pod.main.env} == set(GROUPS)
 
 
-def test_rdma_goes_to_the_groups_it_is_given_for() -> None:
+def test_rdma_goes_to_the_groups_that_the_values_name() -> None:
     rendering = render(RDMA)
     for role in ROLES:
         pod, asked = rendering.pod(role), role in ("rollout", "learner")

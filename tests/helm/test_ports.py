@@ -1,4 +1,4 @@
-"""Owns the test that ports agree: containers, probes, Services, monitors, Ingress, and the routes behind them.
+"""Tests that the ports of containers, probes, Services, monitors, Ingress and routes agree.
 
 Must not check who may reach them; test_network.py does.
 """
@@ -24,12 +24,12 @@ SIDECARS = ("autoscaler",)
 @cache
 def routes() -> frozenset[str]:
     """The paths that the API answers."""
-    without_redis: Any = None  # what answers is not asked here
+    without_redis: Any = None  # no route is called here
     return frozenset(str(getattr(route, "path", "")) for route in create_app(without_redis).routes)
 
 
 def target(container: Container, port: str | int) -> int:
-    """The number of a port that a probe or Service names; AssertionError where the container has none such."""
+    """The number of a port that a probe or Service names. Raises AssertionError if the container does not have it."""
     if isinstance(port, str):
         assert port in container.ports, f"{container.name} has no port {port!r}: {container.ports}"
         return container.ports[port]
@@ -57,7 +57,7 @@ def probes(container: Container) -> dict[str, Document]:
 
 
 @each("case", CASES)
-def test_every_container_that_lasts_is_probed_in_all_three_ways(case: Case) -> None:
+def test_every_lasting_container_has_all_three_probes(case: Case) -> None:
     for pod in render(case).lasting_pods:
         for container in pod.containers:
             if container.init or container.name in SIDECARS or pod.owner.kind == "Job":
@@ -73,7 +73,7 @@ def test_every_container_that_lasts_is_probed_in_all_three_ways(case: Case) -> N
 
 
 @each("case", CASES)
-def test_probes_ask_the_routes_that_answer_them(case: Case) -> None:
+def test_probes_use_routes_that_exist(case: Case) -> None:
     ports = {"api": API_PORT}
     assert {"/readyz", "/healthz", "/metrics"} <= routes()
     for pod in render(case).lasting_pods:
@@ -98,7 +98,7 @@ def test_a_started_container_has_time_to_start(case: Case) -> None:
 
 
 @each("case", CASES)
-def test_the_agreed_ports(case: Case) -> None:
+def test_the_known_ports_are_declared(case: Case) -> None:
     rendering = render(case)
     assert API_PORT in rendering.pod("api").main.ports.values()
     assert [port["port"] for port in rendering.one("Service", "api").at("spec", "ports")] == [API_PORT]
@@ -179,7 +179,7 @@ def test_variables_and_commands_use_addresses_of_services(case: Case) -> None:
 
 
 def service_ports(rendering: Rendering, host: str) -> set[int]:
-    """The ports of the Service at a host; KubeRay makes the head's by itself, from the head's container ports."""
+    """The ports of the Service at a host; KubeRay creates the head's from the head's container ports."""
     name = host.split(".")[0]
     if name == f"{FULLNAME}-head-svc":
         return set(rendering.pod("head").main.ports.values())

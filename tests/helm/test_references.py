@@ -1,6 +1,6 @@
-"""Owns the test that whatever a rendered object names exists: rendered beside it, or declared to exist by the values.
+"""Tests that every object that another names exists: it is rendered, or the values declare that it exists.
 
-Must not look at what the references are for.
+Must not check what references are for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ OF_KUBERNETES = {("ConfigMap", "kube-root-ca.crt"): frozenset({"ca.crt"})}
 
 
 def provided(case: Case, rendering: Rendering) -> dict[tuple[str, str], frozenset[str]]:
-    """Every object that is there once the case is installed, with its keys."""
+    """Every object that exists once the case is installed, with its keys."""
     there = {(manifest.kind, manifest.name): keys_of(manifest) for manifest in rendering.manifests}
     for workload in rendering.all("StatefulSet"):
         for claim in workload.at("spec", "volumeClaimTemplates", default=[]):
@@ -24,14 +24,14 @@ def provided(case: Case, rendering: Rendering) -> dict[tuple[str, str], frozense
 
 
 def keys_of(manifest: Manifest) -> frozenset[str]:
-    """The keys that a Secret or ConfigMap holds."""
+    """The keys of a Secret or ConfigMap."""
     return frozenset(
         key for field in ("data", "stringData", "binaryData") for key in manifest.at(field, default=None) or {}
     )
 
 
 def unsatisfied(case: Case, rendering: Rendering) -> list[Reference]:
-    """What is named and would not be there."""
+    """The references to objects or keys that would not exist."""
     there = provided(case, rendering)
     return [
         reference
@@ -50,11 +50,11 @@ def unsatisfied(case: Case, rendering: Rendering) -> list[Reference]:
 
 
 @each("case", CASES)
-def test_what_is_named_exists(case: Case) -> None:
+def test_every_reference_exists(case: Case) -> None:
     assert [str(reference) for reference in unsatisfied(case, render(case))] == []
 
 
-def test_a_missing_object_and_a_missing_key_are_noticed() -> None:
+def test_a_missing_object_and_a_missing_key_are_detected() -> None:
     rendering = render(DEFAULTS)
     for gone in ("Secret", "ConfigMap", "ServiceAccount"):
         without = Rendering(tuple(manifest for manifest in rendering.manifests if manifest.kind != gone))
@@ -89,7 +89,7 @@ def test_every_mount_has_its_volume_and_every_volume_a_mount(case: Case) -> None
 
 
 @each("case", CASES)
-def test_no_two_objects_share_a_name_and_all_names_are_lawful(case: Case) -> None:
+def test_names_of_objects_are_unique_and_valid(case: Case) -> None:
     rendering = render(case)
     named = [(manifest.kind, manifest.name) for manifest in rendering.manifests]
     assert len(named) == len(set(named)), [reference for reference in named if named.count(reference) > 1]

@@ -1,6 +1,6 @@
-"""Owns the test that the chart sets bounds and nothing else: counts belong to the controller, and survive an upgrade.
+"""Tests that the chart sets limits only: counts belong to the controller, and survive an upgrade.
 
-Must not check how the controller uses them; its own tests do.
+Must not check how the controller uses them; tests/services/controller does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def bounds(rendering: Rendering) -> dict[str, dict[str, Any]]:
 
 
 @each("case", CASES)
-def test_groups_and_bounds_are_what_the_values_say(case: Case) -> None:
+def test_groups_and_limits_are_those_of_the_values(case: Case) -> None:
     rendering, values = render(case), values_of(case)
     expected = {
         role: {"pods": values[role]["maxReplicas"], "cpus": values[role]["cpus"], "gpus": values[role]["gpus"]}
@@ -62,10 +62,10 @@ def test_groups_announce_their_role_and_the_head_no_cpu(case: Case) -> None:
 
 
 def announced(group: Document) -> dict[str, float]:
-    """The resources that a group's nodes tell Ray they have, by either of KubeRay's two ways (never both at once)."""
+    """The resources that a group's nodes announce to Ray, in either of KubeRay's two ways (never both at once)."""
     if group.get("resources"):
         clash = {"num-cpus", "num-gpus", "memory", "resources"} & set(group["rayStartParams"])
-        assert not clash, f"KubeRay refuses {clash} beside `resources`"
+        assert not clash, f"KubeRay rejects {clash} together with `resources`"
         return {name: float(amount) for name, amount in group["resources"].items()}
     parameters = group["rayStartParams"]
     custom = json.loads(parameters.get("resources", '"{}"').strip("'\"").replace("\\", "") or "{}")
@@ -73,7 +73,7 @@ def announced(group: Document) -> dict[str, float]:
 
 
 def without_bounds(rendering: Rendering) -> list[Document]:
-    """All objects, without what a bound may change."""
+    """All objects, without what a limit may change."""
     found = []
     for manifest in rendering.manifests:
         document = deepcopy(manifest.document)
@@ -91,7 +91,7 @@ def without_bounds(rendering: Rendering) -> list[Document]:
     list(product([EXISTING_SECRETS, CPU.but({"redis": {"existingSecret": "own-redis"}})], ROLES)),
     called=lambda case: f"{case[0]}: {case[1]}",
 )
-def test_another_bound_changes_no_pod(case: Case, role: str) -> None:
+def test_a_changed_limit_changes_no_pod(case: Case, role: str) -> None:
     before, after = render(case), render(case.but({role: {"minReplicas": 1, "maxReplicas": 9}}))
     assert [pod.document for pod in before.pods] == [pod.document for pod in after.pods], "pods would restart"
     assert without_bounds(before) == without_bounds(after)
@@ -100,8 +100,8 @@ def test_another_bound_changes_no_pod(case: Case, role: str) -> None:
 
 
 @each("case", CASES)
-def test_the_bounds_are_a_folder_that_follows_an_upgrade(case: Case) -> None:
-    """A file mounted by subPath would stay as it was when the pod started."""
+def test_the_limits_are_a_folder_that_follows_an_upgrade(case: Case) -> None:
+    """A file mounted by subPath would not follow an upgrade."""
     for component in ("api", "head"):
         pod = render(case).pod(component)
         assert pod.main.env["PENSTOCK_BOUNDS"]["value"] == "/etc/penstock/bounds/bounds.json"

@@ -1,4 +1,4 @@
-"""Owns the test that every rendered object is what its API accepts, field by field, in every supported Kubernetes.
+"""Tests that every rendered object is valid, field by field, in every supported version of Kubernetes.
 
 Must not check what an object means.
 """
@@ -29,7 +29,7 @@ def test_objects_are_valid_in_oldest_and_newest_kubernetes(case: Case, version: 
     rendering = render(replace(case, kube_version=version))
     ours = [manifest for manifest in rendering.manifests if not manifest.api_version.startswith("ray.io/")]
     found = [f"{manifest} {error}" for manifest in ours for error in errors(manifest, version)]
-    # A Ray pod is a pod: what Kubernetes says of pods holds for it, whatever the CRD says.
+    # A Ray pod is a pod: Kubernetes' schema of pods applies to it as well as the CRD.
     found += [f"{pod} {error}" for pod in rendering.pods for error in kubernetes_errors(as_pod(pod.document), version)]
     assert found == []
 
@@ -42,14 +42,14 @@ def as_pod(template: Document) -> Document:
 
 @needs_crds
 @each("case", CASES)
-def test_the_cluster_is_what_its_crd_names(case: Case) -> None:
+def test_the_ray_cluster_fits_its_crd(case: Case) -> None:
     for manifest in render(case).manifests:
         if manifest.api_version.startswith("ray.io/"):
             assert custom_errors(manifest.document) == []
 
 
 def misspelt(document: Document) -> Iterator[tuple[str, Document]]:
-    """Copies of an object, each with one of its fields misspelt: those at the top, and those of its spec."""
+    """Copies of an object, each with one misspelt field: the top-level fields, and those of its spec."""
     for parent in ((), ("spec",)):
         fields = document if not parent else document.get("spec") or {}
         for name in fields:
@@ -62,7 +62,7 @@ def misspelt(document: Document) -> Iterator[tuple[str, Document]]:
 
 
 def every_kind() -> list[Manifest]:
-    """One object of each kind that the chart can render, but Cilium's, of which no schema is here."""
+    """One object of each kind that the chart can render, except Cilium's, whose schema is not available here."""
     return list({manifest.kind: manifest for manifest in render(EVERYTHING).manifests}.values())
 
 
@@ -90,7 +90,7 @@ def test_a_misspelt_field_is_found_in_every_kind() -> None:
         (("spec", "upgradeStrategy"), "type", "NewCluster"),
     ],
 )
-def test_a_fault_deep_in_the_cluster_is_found(path: tuple[str | int, ...], field: str, value: object) -> None:
+def test_a_fault_deep_in_the_ray_cluster_is_found(path: tuple[str | int, ...], field: str, value: object) -> None:
     document = deepcopy(render(EVERYTHING).cluster.document)
     assert custom_errors(document) == []
     holder = document

@@ -1,4 +1,4 @@
-"""Owns the test that secrets travel by reference: never in a variable's value, an argument, a ConfigMap or a label.
+"""Tests that secrets are passed by reference: never in a variable's value, an argument, a ConfigMap or a label.
 
 Must not check that the Secrets exist; test_references.py does.
 """
@@ -18,7 +18,7 @@ WITH_CREDENTIALS = re.compile(r"\w+://[^/\s\"']*:[^/\s\"'@]+@")
 
 
 @each("case", CASES)
-def test_a_secret_variable_has_no_value_of_its_own(case: Case) -> None:
+def test_a_secret_variable_has_no_literal_value(case: Case) -> None:
     for pod in render(case).pods:
         for container in pod.containers:
             for name, entry in container.env.items():
@@ -26,7 +26,7 @@ def test_a_secret_variable_has_no_value_of_its_own(case: Case) -> None:
                     assert "value" not in entry, f"{pod} {container.name} {name}"
                     assert "secretKeyRef" in entry["valueFrom"], f"{pod} {container.name} {name}"
             twice = [variable["name"] for variable in container.document.get("env", [])]
-            assert len(twice) == len(set(twice)), f"{pod} {container.name}: a variable is given twice: {twice}"
+            assert len(twice) == len(set(twice)), f"{pod} {container.name}: a variable occurs twice: {twice}"
 
 
 @each("case", CASES)
@@ -37,7 +37,7 @@ def test_no_address_carries_credentials(case: Case) -> None:
 
 
 def generated(rendering: Rendering) -> set[str]:
-    """The values inside the rendered Secrets that are worth keeping."""
+    """The values inside the rendered Secrets that are confidential."""
     found = set()
     for secret in rendering.all("Secret"):
         found |= set((secret.at("stringData", default=None) or {}).values())
@@ -75,7 +75,7 @@ def test_password_files_are_keys_of_mounted_secrets(case: Case) -> None:
 
 
 def keys_at(volume: dict[str, object]) -> set[str]:
-    """The file names that a Secret volume (or projection of Secrets) makes."""
+    """The file names in a Secret volume (or a projection of Secrets)."""
     sources = (
         [volume.get("secret")]
         if "secret" in volume
@@ -99,7 +99,7 @@ def test_penstock_pods_see_only_their_own_users_password(case: Case) -> None:
                 assert "ray-password" not in keys, f"{pod} would see Ray's password"
 
 
-def test_the_sentinels_password_is_mounted_where_they_have_one() -> None:
+def test_the_sentinels_password_is_mounted_if_they_have_one() -> None:
     for component in ("api", "head", "cpu", "verifier", "rollout", "learner"):
         env = render(SENTINELS).pod(component).main.env
         assert env["PENSTOCK_REDIS_SENTINEL_PASSWORD_FILE"]["value"]
@@ -112,8 +112,8 @@ def test_the_verifier_holds_no_credentials_of_the_object_store(case: Case) -> No
     assert not {name for name in names if name.startswith("AWS_")}, "it runs other people's code and needs no store"
 
 
-def test_the_clouds_role_reaches_only_the_pods_that_keep_files() -> None:
-    """A cloud hands the token of an account's role to every pod of the account, whatever is mounted otherwise."""
+def test_the_clouds_role_reaches_only_pods_that_store_files() -> None:
+    """A cloud passes the token of an account's role to every pod of the account, independently of its mounts."""
     rendering = render(OBJECT_STORE_BY_ROLE)
     accounts = {
         account.name

@@ -1,6 +1,6 @@
-"""Owns the test that every container is confined: user, capabilities, root file system, token, host, images.
+"""Tests that every container is confined: user, capabilities, root file system, token, host, images.
 
-Must not check who may talk to whom; test_network.py does.
+Must not check connections; test_network.py does.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from tests.helm.rendering import Case, Container, PodTemplate, default_values, r
 
 USERS = {"redis": 999}
 OUR_USER = 10001
-LAWFUL_VOLUMES = {"configMap", "emptyDir", "projected", "secret", "downwardAPI", "persistentVolumeClaim", "ephemeral"}
+ALLOWED_VOLUMES = {"configMap", "emptyDir", "projected", "secret", "downwardAPI", "persistentVolumeClaim", "ephemeral"}
 """What the restricted Pod Security Standard accepts, and the chart may need."""
 ACCOUNT_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def effective(pod: PodTemplate, container: Container, field: str) -> Any:
-    """What holds for a container: its own securityContext, else the pod's."""
+    """A field of a container's securityContext, else of the pod's."""
     own = container.document.get("securityContext") or {}
     return own.get(field, (pod.spec.get("securityContext") or {}).get(field))
 
 
 def faults(pod: PodTemplate, container: Container) -> list[str]:
-    """In what a container is less confined than it must be."""
+    """The ways in which a container is less confined than it must be."""
     own = container.document.get("securityContext") or {}
     user = effective(pod, container, "runAsUser")
     checks = {
@@ -50,7 +50,7 @@ def test_every_container_is_confined(case: Case) -> None:
     ] == []
 
 
-def test_a_container_with_one_right_too_many_is_noticed() -> None:
+def test_a_container_with_an_extra_right_is_detected() -> None:
     pod = render(DEFAULTS).pod("api")
     wrong: dict[str, Any] = {
         "readOnlyRootFilesystem": False,
@@ -81,7 +81,7 @@ def test_nothing_of_the_host_is_shared(case: Case) -> None:
     for pod in render(case).pods:
         assert not [field for field in ("hostNetwork", "hostPID", "hostIPC", "hostUsers") if pod.spec.get(field)], pod
         kinds = {kind for volume in pod.volumes.values() for kind in volume if kind != "name"}
-        assert kinds <= LAWFUL_VOLUMES, f"{pod}: {kinds - LAWFUL_VOLUMES}"
+        assert kinds <= ALLOWED_VOLUMES, f"{pod}: {kinds - ALLOWED_VOLUMES}"
 
 
 @each("case", CASES)
@@ -91,7 +91,7 @@ def test_volumes_written_by_pods_belong_to_their_group(case: Case) -> None:
 
 
 def token_mounts(pod: PodTemplate) -> dict[str, set[str]]:
-    """The containers that see a token of the pod's account, by the way it comes."""
+    """The containers that see a token of the pod's account, by how it is mounted."""
     sources = {name: volume.get("projected", {}).get("sources", []) for name, volume in pod.volumes.items()}
     projected = {name for name, found in sources.items() if any("serviceAccountToken" in source for source in found)}
     automatic = pod.spec.get("automountServiceAccountToken", True)
@@ -122,7 +122,7 @@ def test_only_the_autoscaler_and_the_clean_up_hold_a_token(case: Case) -> None:
         assert needs or not (mounts["automatic"] or mounts["projected"]), f"{pod} needs no token"
 
 
-def test_the_autoscalers_token_lies_where_its_client_looks() -> None:
+def test_the_autoscalers_token_is_where_its_client_looks() -> None:
     pod = render(DEFAULTS).pod("head")
     autoscaler = next(container for container in pod.containers if container.name == "autoscaler")
     mount = autoscaler.mounts[ACCOUNT_TOKEN]
@@ -138,7 +138,7 @@ def test_the_autoscalers_token_lies_where_its_client_looks() -> None:
 
 
 @each("case", CASES)
-def test_roles_are_no_wider_than_their_use(case: Case) -> None:
+def test_roles_have_only_the_rights_in_use(case: Case) -> None:
     rendering = render(case)
     assert not rendering.has("ClusterRole")
     assert not rendering.has("ClusterRoleBinding")
@@ -155,7 +155,7 @@ IMAGE = re.compile(
 
 
 @each("case", CASES)
-def test_every_image_is_a_stated_one(case: Case) -> None:
+def test_every_image_is_one_of_the_values(case: Case) -> None:
     version = render(case).manifests[0].labels["app.kubernetes.io/version"]
     for pod in render(case).pods:
         for container in pod.containers:
@@ -169,13 +169,13 @@ def test_every_image_is_a_stated_one(case: Case) -> None:
 
 
 def uses_gpu(case: Case, component: str) -> bool:
-    """Whether a component's pods have GPUs, by what is rendered for them."""
+    """Whether a component's rendered pods request GPUs."""
     if component not in ROLES:
         return False
     return "nvidia.com/gpu" in render(case).pod(component).main.document["resources"]["limits"]
 
 
-def test_digests_go_to_the_images_they_are_given_for() -> None:
+def test_digests_apply_to_the_images_that_the_values_name() -> None:
     rendering = render(PINNED)
     for pod in rendering.pods:
         for container in pod.containers:
@@ -199,7 +199,7 @@ def test_groups_with_gpus_request_whole_gpus_in_limits() -> None:
         resources = rendering.pod(role).main.document["resources"]
         wanted = values[role]["gpus"]
         assert int(resources["limits"].get("nvidia.com/gpu", 0)) == wanted, (role, resources)
-        assert int(resources["requests"].get("nvidia.com/gpu", wanted)) == wanted, "Kubernetes takes no other amount"
+        assert int(resources["requests"].get("nvidia.com/gpu", wanted)) == wanted, "Kubernetes accepts no other amount"
         assert ("nvidia.com/gpu" in resources["limits"]) == (wanted > 0), (
-            "an amount of 0 still wants a node with a driver"
+            "an amount of 0 still requires a node with a driver"
         )

@@ -1,4 +1,4 @@
-"""Owns the test that selectors find pods, and only the pods they are meant for.
+"""Tests that selectors match pods, and only the intended ones.
 
 Must not check ports; test_ports.py does.
 """
@@ -29,7 +29,7 @@ INSTANCE, NAME = "app.kubernetes.io/instance", "app.kubernetes.io/name"
 
 
 def selected(rendering: Rendering, selector: dict[str, Any]) -> set[PodTemplate]:
-    """The lasting pod templates that a label selector selects."""
+    """The pod templates that a label selector matches, hooks excluded."""
     return {pod for pod in rendering.lasting_pods if matches(selector, pod.labels)}
 
 
@@ -68,15 +68,15 @@ def test_a_disruption_budget_still_allows_a_drain(case: Case) -> None:
             assert spec == {"maxUnavailable": 1}
         else:
             # A single pod is kept until an operator deletes it; of several pods one may be evicted at any time.
-            assert spec == {"minAvailable": 1}, f"{budget}: of {most} none may be evicted"
+            assert spec == {"minAvailable": 1}, f"{budget}: none of {most} may be evicted"
     held = {budget.component for budget in rendering.all("PodDisruptionBudget")}
     assert held == {"api", "head", "rollout", "learner"} | ({"redis"} if rendering.has("StatefulSet") else set()), (
-        "cpu and verifier keep nothing: one of one pod would hold a node up for ever"
+        "cpu and verifier keep no state: a budget of one of one pod would block a node's drain forever"
     )
 
 
 def most_pods(pod: PodTemplate) -> int:
-    """How many pods there can be of one template."""
+    """The largest number of pods of one template."""
     if not pod.group:
         return int(pod.owner.at("spec", "replicas"))
     groups = {group["groupName"]: group for group in pod.owner.at("spec", "workerGroupSpecs")}
@@ -110,10 +110,10 @@ def test_every_network_policy_names_existing_pods(case: Case) -> None:
 
 
 @each("case", CASES)
-def test_affinity_and_spread_speak_of_the_pod_itself(case: Case) -> None:
+def test_affinity_and_spread_refer_to_the_pod_itself(case: Case) -> None:
     for pod in render(case).pods:
         for rule in pod.spec.get("topologySpreadConstraints", []):
-            assert matches(rule["labelSelector"], pod.labels), f"{pod} spreads others than itself: {rule}"
+            assert matches(rule["labelSelector"], pod.labels), f"{pod} spreads pods other than itself: {rule}"
 
 
 @each("case", CASES)
@@ -129,7 +129,7 @@ def test_a_service_monitor_finds_its_service(case: Case) -> None:
 
 
 @each("case", CASES)
-def test_objects_and_pods_bear_the_release_and_their_component(case: Case) -> None:
+def test_labels_name_the_release_and_the_component(case: Case) -> None:
     rendering = render(case)
     for manifest in rendering.manifests:
         assert manifest.labels.get(INSTANCE) == "demo", f"{manifest} cannot be found by its release"
@@ -138,7 +138,7 @@ def test_objects_and_pods_bear_the_release_and_their_component(case: Case) -> No
     for pod in rendering.pods:
         assert pod.labels.get(INSTANCE) == "demo", pod
         assert pod.labels.get(COMPONENT), pod
-        # KubeRay's own value would otherwise stand, and selectors on the name would miss Ray's pods.
+        # Otherwise KubeRay's value would stay, and selectors by name would miss Ray's pods.
         assert pod.labels.get(NAME) == "penstock", pod
         assert pod.owner.kind == "Pod" or "helm.sh/chart" not in pod.labels, (
             f"{pod} would restart with every new chart version"

@@ -1,4 +1,4 @@
-"""Owns the test of what pods write to: /dev/shm, /tmp, the working folder; and that data outlives what it should.
+"""Tests what pods write to (/dev/shm, /tmp, the working folder), and that data outlives the release if it should.
 
 Must not check Secrets and ConfigMaps; test_references.py does.
 """
@@ -68,7 +68,7 @@ def test_rays_object_store_fits_into_shared_memory(case: Case) -> None:
 
 
 def on_volume(pod: PodTemplate, container: Container, path: str) -> Document:
-    """The volume on which a path of a container lies; AssertionError where it lies on the read-only root."""
+    """The volume that holds a container's path. Raises AssertionError if the path is on the read-only root."""
     holding = [mount for mount in container.mounts if path == mount or path.startswith(mount.rstrip("/") + "/")]
     assert holding, f"{pod} {container.name}: {path} is on the read-only root file system"
     mount = container.mounts[max(holding, key=len)]
@@ -112,7 +112,7 @@ def test_penstock_files_named_by_variables_are_mounted(case: Case) -> None:
 
 
 @each("case", CASES)
-def test_runs_lie_on_what_the_values_choose(case: Case) -> None:
+def test_runs_are_stored_where_the_values_say(case: Case) -> None:
     kind = case.values.get("storage", {}).get("kind", "claim") if not case.files else None
     for pod in ray_pods(case):
         if pod.component == "verifier":
@@ -127,7 +127,7 @@ def test_runs_lie_on_what_the_values_choose(case: Case) -> None:
             assert "persistentVolumeClaim" not in volume, f"{pod}: a bucket needs no shared volume"
 
 
-def test_the_bucket_is_reached_as_the_values_say() -> None:
+def test_the_bucket_has_the_address_of_the_values() -> None:
     env = render(OBJECT_STORE).pod("learner").main.env
     assert env["PENSTOCK_STORE"]["value"] == "s3://bucket/team"
     assert env["AWS_ENDPOINT_URL"]["value"] == "https://minio.example.org:9000"
@@ -163,13 +163,13 @@ def test_only_a_volume_of_one_node_keeps_its_pods_together() -> None:
     assert not node_bound(render(DEFAULTS).pod("verifier"))
 
 
-def test_no_volume_for_many_nodes_is_asked_for_unless_chosen() -> None:
+def test_a_volume_for_many_nodes_is_only_requested_if_chosen() -> None:
     for case in (DEFAULTS, CPU, OBJECT_STORE):
         for claim in render(case).all("PersistentVolumeClaim"):
             assert claim.at("spec", "accessModes") == ["ReadWriteOnce"], claim
 
 
-def test_data_outlives_the_release_unless_told() -> None:
+def test_data_outlives_the_release_by_default() -> None:
     claim = render(DEFAULTS).one("PersistentVolumeClaim")
     assert claim.kept
     assert claim.at("spec", "resources", "requests", "storage") == default_values()["storage"]["claim"]["size"]
@@ -181,7 +181,7 @@ def test_data_outlives_the_release_unless_told() -> None:
     assert not render(SHARED_CLAIM).has("PersistentVolumeClaim")
 
 
-def test_redis_keeps_its_volume_unless_told() -> None:
+def test_redis_keeps_its_volume_by_default() -> None:
     redis = render(DEFAULTS).one("StatefulSet", "redis")
     assert (
         redis.at("spec", "persistentVolumeClaimRetentionPolicy", default={"whenDeleted": "Retain"})["whenDeleted"]

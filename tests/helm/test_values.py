@@ -1,4 +1,4 @@
-"""Owns the test that values.yaml, its schema, its comments and the chart's README say the same.
+"""Tests that values.yaml, its schema, its comments and the chart's README agree.
 
 Must not check what values do.
 """
@@ -28,7 +28,7 @@ def schema() -> Document:
 
 
 def resolved(node: Document) -> Document:
-    """A schema with its reference and its `allOf` laid into one."""
+    """A schema merged with its reference and its `allOf`."""
     result = dict(node)
     for part in [*node.get("allOf", []), *([definition(node["$ref"])] if "$ref" in node else [])]:
         inner = resolved(part)
@@ -47,7 +47,7 @@ def definition(reference: str) -> Document:
 
 
 def differences(values: Any, node: Document, path: str = "") -> Iterator[str]:
-    """Keys that only the values have, and keys that only the schema has; below an open mapping keys are the user's."""
+    """Keys that only the values have, and keys that only the schema has; keys of an open mapping are the user's."""
     node = resolved(node)
     if "properties" not in node or not isinstance(values, dict):
         return
@@ -77,7 +77,7 @@ def test_every_key_of_the_schema_has_a_type() -> None:
     assert list(untyped(schema())) == []
 
 
-def test_the_schema_is_one() -> None:
+def test_the_schema_is_a_valid_json_schema() -> None:
     jsonschema.Draft7Validator.check_schema(schema())
     assert schema()["$schema"].startswith("http://json-schema.org/draft-07"), "what Helm reads"
 
@@ -89,7 +89,7 @@ def test_shipped_values_fit_the_schema(name: str) -> None:
 
 
 def undocumented() -> list[str]:
-    """The keys of values.yaml without a comment above them, unless what they hold is documented key by key."""
+    """The keys of values.yaml without a comment above them, unless each of their keys has one."""
     lines = (CHART / "values.yaml").read_text(encoding="utf-8").splitlines()
     found, documented = [], -1
     for index, line in enumerate(lines):
@@ -98,7 +98,7 @@ def undocumented() -> list[str]:
             continue
         indent = len(match[1])
         if documented >= 0 and indent > documented:
-            continue  # below a mapping that has a comment of its own
+            continue  # below a mapping that has a comment
         documented = -1
         if lines[index - 1].strip().startswith(COMMENT):
             documented = indent
@@ -118,7 +118,7 @@ def test_the_charts_readme_is_fresh() -> None:
 
 
 @each("case", CASES)
-def test_the_cases_of_these_tests_name_only_values_that_exist(case: Case) -> None:
-    """Helm would refuse them too; this says where."""
+def test_the_cases_use_only_values_that_exist(case: Case) -> None:
+    """Helm would reject them too; this test names the place."""
     values = merged(default_values(), json.loads(json.dumps(case.values)))
     assert [error.message for error in jsonschema.Draft7Validator(schema()).iter_errors(values)] == []

@@ -1,4 +1,4 @@
-"""Owns the test that every Penstock process gets the variables that all parts agreed on, and that they fit the rest.
+"""Tests that every Penstock process gets exactly the known variables, and that they agree with the other manifests.
 
 Must not check where secrets come from; test_secrets.py does.
 """
@@ -46,7 +46,7 @@ def test_every_process_has_exactly_the_known_variables(case: Case) -> None:
 
 
 @each("component", GROUPS)
-def test_the_ports_that_processes_take_are_those_that_are_open(component: str) -> None:
+def test_the_ports_that_processes_use_are_open(component: str) -> None:
     rendering = render(DEFAULTS)
     first, last = rendering.pod(component).main.env["PENSTOCK_METRICS_PORTS"]["value"].split("-")
     assert {int(first), int(last)} == METRICS
@@ -56,7 +56,7 @@ def test_the_ports_that_processes_take_are_those_that_are_open(component: str) -
     assert set(PORTS_OF_RAY.values()) == RAY
 
 
-def test_options_set_their_variables_and_are_not_there_otherwise() -> None:
+def test_options_set_their_variables_and_no_others() -> None:
     table = {
         "PENSTOCK_REDIS_CA_FILE": EXTERNAL_REDIS_TLS,
         "PENSTOCK_REDIS_SENTINEL_PASSWORD_FILE": SENTINELS,
@@ -68,6 +68,6 @@ def test_options_set_their_variables_and_are_not_there_otherwise() -> None:
 
 
 @each("role", ROLES)
-def test_a_level_of_logging_reaches_every_role(role: str) -> None:
+def test_the_log_level_reaches_every_role(role: str) -> None:
     rendering = render(DEFAULTS.but({"logLevel": "DEBUG"}))
     assert rendering.pod(role).main.env["PENSTOCK_LOG_LEVEL"]["value"] == "DEBUG"
