@@ -129,9 +129,8 @@ def _root(version: str) -> str:
 def _handler(found: dict[str, Document], forbidden: Iterable[str]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = (
-            True  # headers and body are two writes: without this the second waits for Helm's acknowledgement
-        )
+        # Headers and body are two writes: without this the second waits for Helm's acknowledgement.
+        disable_nagle_algorithm = True
 
         def do_GET(self) -> None:
             path = self.path.split("?")[0]

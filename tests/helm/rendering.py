@@ -335,9 +335,8 @@ class HelmError(Exception):
 
 def helm(*arguments: str) -> str:
     """Run the real Helm, offline, and return its output. Raises HelmError with its message if it fails."""
-    with (
-        tempfile.TemporaryDirectory() as cache
-    ):  # Helm's cache of API discovery, by the server's address; not in the home folder
+    # Helm caches API discovery by the server's address; tests keep that out of the home folder.
+    with tempfile.TemporaryDirectory() as cache:
         done = subprocess.run(
             [HELM, *arguments],
             capture_output=True,

@@ -66,7 +66,9 @@ def test_pods_bound_to_gpu_nodes_tolerate_their_taint(case: Case) -> None:
     assert {"rollout", "learner"} <= bound
     pods = render(case).lasting_pods
     assert [
-        pod for pod in pods if pod.component in bound and not tolerates(pod.spec.get("tolerations", []), "nvidia.com/gpu")
+        pod
+        for pod in pods
+        if pod.component in bound and not tolerates(pod.spec.get("tolerations", []), "nvidia.com/gpu")
     ] == []
 
 
@@ -95,7 +97,11 @@ def test_which_pods_tolerate_the_taint_of_gpu_nodes(values: Document, bearing: s
 def test_pods_with_a_gpu_slice_tolerate_the_gpu_taint() -> None:
     rendering = render(DEFAULTS.but({"ray": {"gpuResource": "nvidia.com/mig-1g.10gb"}}))
     tolerations = rendering.pod("rollout").spec["tolerations"]
-    assert [tolerates(tolerations, f"nvidia.com/{name}") for name in ("gpu", "mig-1g.10gb", "other")] == [True, True, False]
+    assert [tolerates(tolerations, f"nvidia.com/{name}") for name in ("gpu", "mig-1g.10gb", "other")] == [
+        True,
+        True,
+        False,
+    ]
 
 
 @each("component", GROUPS)

@@ -51,10 +51,8 @@ def probe(folder, port, command, shell=("sh",)):
 @pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_probes(folder, shell, tls):
-    shell = (
-        str(shutil.copy(demanded(shell[0]), folder / shell[0])),
-        *shell[1:],
-    )  # a path that the server's user can read
+    readable = shutil.copy(demanded(shell[0]), folder / shell[0])  # by the server's user
+    shell = (str(readable), *shell[1:])
     if tls:
         make_certificates(folder / "tls")
     with scripted_server(folder, shell) as server:
@@ -106,9 +104,8 @@ async def test_tls(folder, monkeypatch):
     authority = make_certificates(folder / "tls")
     with scripted_server(folder) as server:
         url = f"rediss://127.0.0.1:{server.port}/0"
-        with pytest.raises(
-            RedisUnavailableError, match="certificate verify failed"
-        ):  # against the system's authorities
+        # The system's authorities do not include the tests' own.
+        with pytest.raises(RedisUnavailableError, match="certificate verify failed"):
             await connect(url)
         monkeypatch.setenv(CA_FILE, str(authority))
         redis = await connect(url)

@@ -77,9 +77,8 @@ def confine() -> list[str]:
         raise ConfinementError(f"threads in the judging process: {threads} is not valid: expected 1")
     seccomp = _libseccomp()  # found by running ldconfig, which the limits below forbid
     limits = LIMITS | {"RLIMIT_AS": memory_bytes()}
-    Path("/proc/self/oom_score_adj").write_text(
-        str(FIRST_VICTIM)
-    )  # out of memory, the kernel kills this process before its parent
+    # When memory runs out, the kernel kills this process before its parent.
+    Path("/proc/self/oom_score_adj").write_text(str(FIRST_VICTIM))
     gaps = _restrict_files()
     for name, value in limits.items():
         _lower(getattr(resource, name), value)

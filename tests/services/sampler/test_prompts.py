@@ -239,9 +239,8 @@ def test_fields_may_map_a_whole_reference(tmp_path):
         {"q": "a", "v": "math", "r": {"answer": "1", "pattern": None}},
         {"q": "b", "v": "pattern", "r": {"answer": None, "pattern": "x|y"}},
     ]
-    path = write_parquet(
-        tmp_path / "r.parquet", rows
-    )  # one column type for both: each row has a null in the other's field
+    # A column has one type for both rows: each has a null in the other's field.
+    path = write_parquet(tmp_path / "r.parquet", rows)
     fields = {"question": "q", "answer": None, "reference": "r", "verifier": "v"}
     found = load_set(SourceSettings(source="parquet", path=path, layout="fields", fields=fields), None)
     assert [prompt.reference for prompt in found] == [{"answer": "1"}, {"pattern": "x|y"}]

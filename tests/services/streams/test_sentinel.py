@@ -104,9 +104,8 @@ async def test_what_a_replica_confirmed_survives_the_masters_death(watched, redi
     watched.servers[0].kill()
     began = time.monotonic()
     for number in range(50, 100):
-        await write(
-            number, 50
-        )  # unconfirmed: the new master has no replica; a short WAIT, so that the read above does not end meanwhile
+        # Unconfirmed, because the new master has no replica; the short WAIT keeps the read above open.
+        await write(number, 50)
     took = time.monotonic() - began
     over.set()
     count, longest = await counting
