@@ -57,10 +57,10 @@ def groups_in_flight(recipe: Recipe) -> int:
 
 
 def longest_streams(recipe: Recipe, lane: Lane) -> dict[str, int]:
-    """The length above which a lane's tasks, samples and verdicts lose acked entries behind an unacked one.
+    """The length of each stream of a lane above which the trim also deletes acked entries after an unacked one.
 
-    In training, the number of messages of all groups in flight: no entry is deleted early, and a stream is no longer
-    than if none of these messages had been acked. After an evaluation only pinned entries are left.
+    In training, the number of messages of all groups in flight: a stream is never longer than if none of these
+    messages had been acked, and no shorter one loses entries early. After an evaluation only pinned entries are left.
     """
     if lane is Lane.EVALUATION:
         return dict.fromkeys(("tasks", "samples", "verdicts"), EVALUATION_ENTRIES)
@@ -79,7 +79,7 @@ def footprint(recipe: Recipe) -> Footprint:
     """
     limits, learner = recipe.limits, recipe.learner
     group = _Group(recipe, recipe.algorithm.group_size, recipe.rollout.max_new_tokens)
-    # While one checkpoint is written, no more steps are trained than lead to the next.
+    # While a checkpoint is being written, at most the steps until the next one are trained.
     uncovered = limits.groups_per_step * max(1, 2 * learner.checkpoint_every)
     batches = 1 + limits.max_staleness + max(1, 2 * learner.checkpoint_every)
     prompts = recipe.data.train or 0
@@ -122,8 +122,8 @@ class _Group:
 def _sets(recipe: Recipe) -> list[tuple[int, int]]:
     """Every evaluated set whose size is known: its prompts, and the samples per prompt."""
     own = [(recipe.data.held_out, recipe.evaluation.samples)] if recipe.data.held_out else []
-    sized = [given for given in recipe.evaluation.sets if given.prompts]
-    return own + [(given.prompts or 0, given.samples or recipe.evaluation.samples) for given in sized]
+    sized = [extra for extra in recipe.evaluation.sets if extra.prompts]
+    return own + [(extra.prompts or 0, extra.samples or recipe.evaluation.samples) for extra in sized]
 
 
 def _evaluation(recipe: Recipe, prompts: int, samples: int) -> int:

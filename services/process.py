@@ -37,9 +37,9 @@ START_S = 10.0
 
 @dataclass(frozen=True)
 class Context:
-    """The connections and signals of a service. It returns from run() soon after `stopping` is set.
+    """What a service needs: its connections, its signals and its list of waits.
 
-    It lists everything that it waits for in `waits`, with a deadline.
+    The service must return from run() soon after `stopping` is set, and list everything that it waits for in `waits`.
     """
 
     redis: Redis

@@ -53,7 +53,10 @@ _STEP_METRICS = {
     "skipped_optimizer_steps": ("skipped_optimizer_steps", "Optimizer steps skipped for a non-finite gradient."),
     "staleness_max": ("staleness_max_versions", "Highest staleness of a trained sample."),
     "staleness_mean": ("staleness_mean_versions", "Mean staleness of the trained samples."),
-    "tokens_per_second": ("response_tokens_per_second", "Response tokens, from the first start to the last end."),
+    "tokens_per_second": (
+        "response_tokens_per_second",
+        "Response tokens per second, from the first start to the last end.",
+    ),
     "trained_tokens": ("trained_tokens", "Tokens in the loss."),
     "truncated_share": ("truncated_ratio", "Responses cut at the length limit."),
     "unknown_verdicts": ("unknown_verdicts", "Unknown verdicts since the previous batch."),
@@ -63,7 +66,7 @@ _STEP_METRICS = {
     ),
     "zero_advantage_share": ("zero_advantage_ratio", "Trained responses with advantage 0."),
 }
-"""By step metric (`GET /v1/runs/{id}/metrics`): its family behind `penstock_step_`, unit last, and its help."""
+"""By step metric (`GET /v1/runs/{id}/metrics`): its name after `penstock_step_`, ending with the unit, and its help."""
 
 _SETTINGS = {
     "algorithm.clip_high": "algorithm_clip_high_ratio",
@@ -78,7 +81,7 @@ _SETTINGS = {
     "rollout.max_sequences": "rollout_max_sequences",
     "weights.timeout_s": "weights_timeout_seconds",
 }
-"""By path in the recipe: the setting's family behind `penstock_setting_`, unit last."""
+"""By path in the recipe: the metric's name after `penstock_setting_`, ending with the unit."""
 
 STEP_METRICS = {
     name: Gauge(f"penstock_step_{family}", f"{text} Of the last committed rollout step.", ["run"])
@@ -115,7 +118,7 @@ def step_gauge(run: str, name: str) -> Gauge | None:
 def show_step(run: str, metrics: Mapping[str, float]) -> None:
     """Show the metrics of a committed rollout step, and remove those of `run` that the step does not have.
 
-    A name without a family, of a record that another version wrote, is left out.
+    A name without a family, such as one that another release wrote, is ignored.
     """
     shown = [(gauge, value) for name, value in metrics.items() if (gauge := step_gauge(run, name))]
     for gauge, value in shown:

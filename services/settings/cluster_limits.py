@@ -51,7 +51,8 @@ class RoleLimits(Section):
 
     def per_pod(self, request: ResourceRequest) -> int | None:
         """How many processes with this request fit into one pod; None: any number."""
-        shares = [has / wants for has, wants in zip((self.cpus, self.gpus), request, strict=True) if wants]
+        sizes = zip((self.cpus, self.gpus), request, strict=True)
+        shares = [capacity / amount for capacity, amount in sizes if amount]
         return int(min(shares) + TINY) if shares else None
 
     def most(self, request: ResourceRequest) -> int | None:
@@ -120,7 +121,7 @@ def load_cluster_limits() -> ClusterLimits | None:
     try:
         return ClusterLimits.model_validate_json(Path(path).read_bytes())
     except OSError as error:
-        expected = f"the chart's bounds.json, readable ({error.strerror})"
+        expected = f"the chart's bounds.json as a readable file ({error.strerror})"
         raise ClusterLimitsError(invalid(VARIABLE, path, expected)) from None
     except ValidationError as error:
         first = error.errors()[0]

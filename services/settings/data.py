@@ -20,8 +20,8 @@ class FieldMapping(Section):
     """Which field of a row holds what; a dotted path goes into nested objects (`reward_model.ground_truth`).
 
     Either `question` (text) or `messages` (a chat) gives the prompt; `answer` becomes `{"answer": ...}`, the reference
-    of `data.verifier`. A row may name its own verifier in `verifier` and have a whole `reference`. `answer_after`: the
-    answer is the text behind the last such mark (`####` in GSM8K's worked solutions).
+    of `data.verifier`. Rows may name their own verifier in `verifier`, and hold a whole reference in `reference`.
+    `answer_after`: the answer is the text after the last such mark (`####` in GSM8K's worked solutions).
     """
 
     question: str | None = "question"
@@ -96,7 +96,10 @@ class DataSettings(SourceSettings):
 
 
 class EvaluationSet(SourceSettings):
-    """One more held-out set: its first `prompts` questions (null: all); `samples` for each (null: as the others)."""
+    """One more held-out set: its first `prompts` questions (null: all), each answered `samples` times.
+
+    `samples`: null means evaluation.samples.
+    """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
     prompts: Positive | None = None
@@ -113,7 +116,7 @@ class EvaluationSettings(Section):
     """avg@k, pass@k and maj@k with k = `samples`, on the held-out split (`held-out`) and on every set of `sets`.
 
     Sets are evaluated before the first rollout step, after every `every` steps (0: never) while training continues,
-    and after the last. `max_new_tokens`: null takes rollout.max_new_tokens.
+    and after the last. `max_new_tokens`: null means rollout.max_new_tokens.
     """
 
     samples: Positive = 4

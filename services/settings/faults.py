@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 FIXED = re.compile(r"\w+ should be (?P<expected>.+)", re.DOTALL)
-REQUIRED = re.compile(r"(?P<subject>\w+) should (?P<expected>.+)", re.DOTALL)
+REQUIRED = re.compile(r"(?P<subject>\w+) should (?P<expected>(?:have|match) .+)", re.DOTALL)
+VERBS = {"have": "with", "match": "that matches"}
 
 
 def invalid(field: str, value: Any, expected: str) -> str:
@@ -26,17 +27,18 @@ def shown(value: Any) -> str:
 
 
 def explained(field: str, error: Mapping[str, Any]) -> str:
-    """One of pydantic's errors about `field` in that form."""
+    """One of pydantic's errors about `field`, in the form that this module owns."""
     message = str(error["msg"])
     if error["type"] == "missing":
         return f"{field}: missing: this field is required"
     if error["type"] == "extra_forbidden":
-        return invalid(field, error.get("input"), "no such field")
+        return invalid(field, error.get("input"), "a known field")
     if error["type"] in ("model_type", "dict_type"):
         return invalid(field, error.get("input"), "a mapping")
     if found := FIXED.fullmatch(message):
         number = "a number " if found["expected"].startswith(("greater", "less")) else ""
         return invalid(field, error.get("input"), number + found["expected"])
     if found := REQUIRED.fullmatch(message):
-        return invalid(field, error.get("input"), f"a {found['subject'].lower()} to {found['expected']}")
+        expected = re.sub("^(have|match)", lambda verb: VERBS[verb[0]], found["expected"])
+        return invalid(field, error.get("input"), f"a {found['subject'].lower()} {expected}")
     return f"{field}: {shown(error.get('input'))} is not valid: {message}"

@@ -27,7 +27,7 @@ DAPO: dict[str, Setting] = {
     "algorithm.clip_low": Setting(0.2, f"{PAPER} 4.1: epsilon_low"),
     "algorithm.clip_high": Setting(0.28, f"{PAPER} 4.1: epsilon_high"),
     "algorithm.dual_clip": Setting(None, f"{PAPER} Eq. 8 has none"),
-    "algorithm.reduction": Setting("token", f"{PAPER} 3.3; Eq. 8 to the letter is group_token, {CODE} is token"),
+    "algorithm.reduction": Setting("token", f"{PAPER} 3.3; Eq. 8 as printed is group_token, {CODE} is token"),
     "algorithm.advantage": Setting("group_std", f"{PAPER} Eq. 9 writes std(); n - 1 as in {CODE}"),
     "algorithm.proximal": Setting("recomputed", f"{PAPER} Eq. 8: pi_old at the start of the rollout step"),
     "algorithm.correction": Setting("auto", f"{CHOICE}: the paper is synchronous; truncated IS once staleness > 0"),
@@ -65,7 +65,7 @@ DAPO_VERL: dict[str, Setting] = DAPO | {
     "learner.learning_rate": Setting(1e-6, f"{SCRIPT}: optim.lr=1e-6"),
     "learner.warmup_rollout_steps": Setting(10, f"{SCRIPT}: lr_warmup_steps=10"),
     "learner.weight_decay": Setting(0.1, f"{SCRIPT}: weight_decay=0.1"),
-    "limits.max_staleness": Setting(0, f"{CODE}: generation and learning take turns"),
+    "limits.max_staleness": Setting(0, f"{CODE}: generation and learning alternate"),
     "evaluation.top_p": Setting(0.7, f"{SCRIPT}: val_kwargs.top_p=0.7"),
 }
 

@@ -31,7 +31,7 @@ class RecipeError(ValueError):
 
 
 class Recipe(Section):
-    """All settings of a run. Rules across sections are checked here, so that no run starts that cannot finish."""
+    """All settings of a run. Rules across sections are checked here, so that a run that cannot finish never starts."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
     seed: int = 0
@@ -141,7 +141,7 @@ class Recipe(Section):
 def _fault(error: dict[str, Any]) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        return invalid(where, error["input"], "no such field; `penstock validate --schema` lists the fields")
+        return invalid(where, error["input"], "a known field; `penstock validate --schema` lists them")
     if error["type"] == "value_error":  # from a validator of ours, which names the field below its section
         message = str(error["msg"]).removeprefix("Value error, ")
         return f"{where}.{message}" if where else message

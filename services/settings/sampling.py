@@ -58,8 +58,8 @@ class DynamicSamplingSettings(Section):
     """A group is kept if and only if 0 < correct < known; `min_known` defaults to the whole group.
 
     `continuous` refills as groups are judged; `generation_batches` draws `generation_batch_factor` x groups_per_step
-    groups, waits for all of them, and starves after `max_generation_batches` for one batch (0: no limit): then a
-    partial batch is trained, or the run is paused. `consumption`: which kept group is trained first, by the oldest
+    groups and waits for all of them; after `max_generation_batches` of them for one batch (0: no limit), a partial
+    batch is trained, or the run is paused. `consumption`: which kept group is trained first, by the oldest
     version that wrote it or (fifo) by the time it was kept.
     """
 

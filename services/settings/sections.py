@@ -64,7 +64,7 @@ class OverlongSettings(Section):
 
     `filtering` masks the loss of truncated responses; `punishment` shapes rewards over the last `cache` tokens (null:
     a fifth of rollout.max_new_tokens, like the paper's 4096 of 20480). `shape`: `paper` is Eq. 13, `published` the
-    code's line, times `factor` and never below -`factor`.
+    code's formula, times `factor` and never below -`factor`.
     """
 
     filtering: bool = False
@@ -84,8 +84,8 @@ class AlgorithmSettings(Section):
     """DAPO's parts, each with its switch. `preset` fills in what the recipe does not give; presets.py has the sources.
 
     `symmetric` clips at 1 +- clip_low. `dual_clip` bounds the loss of negative advantages at that ratio (null: off).
-    `constant_length` divides each response's sum (null: rollout.max_new_tokens). `proximal`: whose log-probs the
-    clipped ratio compares with. `icepop_low`, `icepop_high`: the range of importance ratios that `icepop` keeps.
+    `constant_length` divides each response's sum (null: rollout.max_new_tokens). `proximal`: the log-probs in the
+    denominator of the clipped ratio. `icepop_low`, `icepop_high`: the range of importance ratios that `icepop` keeps.
     """
 
     preset: Literal["dapo", "dapo-verl", "grpo"] = "dapo"
@@ -128,9 +128,9 @@ class AlgorithmSettings(Section):
 
 
 class RolloutSettings(Section):
-    """The vLLM fleet. `threads` limits one replica's CPU threads; `kv_cache_mib` its cache, per device.
+    """The vLLM fleet. `threads`: the CPU threads of one replica; `kv_cache_mib`: its KV cache, per device.
 
-    `eager` runs GPUs without CUDA graphs (CPUs always do). `gpus` are a replica's, one per tensor-parallel worker.
+    `eager` runs GPUs without CUDA graphs, as CPUs always run. `gpus`: per replica, one for each tensor-parallel worker.
     """
 
     replicas: Positive = 1
@@ -150,11 +150,12 @@ class RolloutSettings(Section):
 class LearnerSettings(Section):
     """The DeepSpeed learner. `mini_batch_groups` groups make one optimizer step.
 
-    `float64` is for proofs: it needs `zero_stage` 0. `activation_checkpointing` runs each layer twice to keep less.
+    `float64` is for comparisons with exact results and needs `zero_stage` 0. `activation_checkpointing` saves memory by
+    computing each layer's activations again in the backward pass.
     Every rollout step's batch is archived, and a checkpoint is written every `checkpoint_every` rollout steps. The last
     `checkpoints_kept` are kept together with the batches after them: a restarted learner resumes there, and
-    `penstock replay` starts there. At least two are kept, because the newest may turn out damaged.
-    With `checkpoint_every` 0 none is written: then every step is trained again from the archived batches.
+    `penstock replay` starts there. At least two are kept, because the newest may be damaged.
+    With `checkpoint_every` 0 none is written: a restarted learner trains every archived batch again.
     `max_non_finite_steps` optimizer steps in a row without a finite gradient fail the run.
     """
 
@@ -197,10 +198,10 @@ class WeightsSettings(Section):
 
 
 class LimitsSettings(Section):
-    """The length of a run and how far generation may run ahead of learning; 0 rollout steps: it only evaluates.
+    """The length of a run, and how far generation may run ahead of learning. With 0 rollout steps it only evaluates.
 
-    `response_tokens` is a budget (null: none): the rollout step at whose batch that many response tokens have been
-    generated for training, kept or not, is the last.
+    `response_tokens` is a budget (null: none). The first batch that is published once that many response tokens have
+    been generated for training, kept or not, is the last.
     """
 
     rollout_steps: Annotated[int, Field(ge=0)]

@@ -51,7 +51,7 @@ def test_recipe_error_names_field_value_and_valid_values(tmp_path: Path) -> None
         status, output = penstock(command[0], str(recipe), *command[1:])
         assert status == 2
         assert "algorithm.group_size: 1 is not valid: expected a number greater than or equal to 2" in output
-        assert "algorithm.clip_heigh: 0.3 is not valid: expected no such field" in output
+        assert "algorithm.clip_heigh: 0.3 is not valid: expected a known field" in output
 
 
 def test_packaged_recipe_is_valid_and_steps_are_whole() -> None:

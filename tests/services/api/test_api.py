@@ -54,7 +54,7 @@ async def test_an_id_is_generated_from_the_name(api):
         ),
         ({"recipe": []}, ["recipe: [] is not valid: expected a mapping"]),
         ({"recipe": recipe_document("/m"), "id": "Not OK"}, ["id: 'Not OK' is not valid: expected lower-case letters"]),
-        ({"recipe": recipe_document("/m"), "idd": "x"}, ["idd: 'x' is not valid: expected no such field"]),
+        ({"recipe": recipe_document("/m"), "idd": "x"}, ["idd: 'x' is not valid: expected a known field"]),
         ({}, ["recipe: missing: this field is required"]),
     ],
 )

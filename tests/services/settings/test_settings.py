@@ -29,7 +29,7 @@ from tests.harness.small_run import recipe_document
         ),
         (
             {"rollout": {"replica": 2}},
-            ["rollout.replica: 2 is not valid: expected no such field; `penstock validate --schema`"],
+            ["rollout.replica: 2 is not valid: expected a known field; `penstock validate --schema`"],
         ),
         ({"rollout": {"replicas": "many"}}, ["rollout.replicas: 'many' is not valid: expected a valid integer"]),
         (
