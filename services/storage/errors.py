@@ -18,7 +18,7 @@ class StoreError(OSError):
         super().__init__(errno.EIO, text)
 
     def __reduce__(self) -> tuple[type[StoreError], tuple[str]]:
-        """Errors also come from other processes, pickled."""
+        """How to pickle it, because other processes send it pickled."""
         return type(self), (str(self),)
 
     def __str__(self) -> str:

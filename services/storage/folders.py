@@ -55,7 +55,10 @@ def marked(text: str, found: dict[str, Found]) -> str:
 
 
 def contents(at: StoreAddress, field: str) -> dict[str, Found]:
-    """The files below an address, or under "" the one object that it names. Raises StoreError if there is none."""
+    """The files below an address by name; for the address of one object, only that, under the name "".
+
+    Raises StoreError if there is none.
+    """
     found = {name: entry for name, entry in objects.listed(at).items() if not name.endswith("/")}
     if not found and at.key and (single := objects.head(at)):
         return {"": single}
@@ -86,7 +89,7 @@ def local_copy(text: str, field: str, cache: Path) -> Path:
                 _fetch(at, found, partial / name)
                 if _mark(contents(at, field)) != content:
                     raise StoreError(
-                        f"{field}: {at} changed while it was fetched; do not write to it during a run's start"
+                        f"{field}: {at} changed while it was fetched; do not write to it while a run starts"
                     )
                 _check(at, partial / name)
                 _put_in_place(partial, place, name)

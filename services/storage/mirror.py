@@ -41,7 +41,7 @@ class Mirror(Protocol):
         """The sizes of the files below `under`, by name in the run's folder, in order; empty if not `remote`."""
 
     def fetch(self, files: dict[str, int], folder: Path) -> list[str]:
-        """Fetch files, given with their sizes, to the run's `folder`, except those that are there with that size.
+        """Fetch files, given with their sizes, to the run's `folder`, unless they are there with that size.
 
         Returns the names of the fetched files. Raises MissingObjectError.
         """
@@ -168,7 +168,7 @@ def partial_of(path: Path) -> Path:
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Keep other processes that see `path` from fetching the same; a process that dies releases it.
+    """Lock `path`, so that no other process that sees it fetches the same. The lock of a process that dies is released.
 
     The lock file is beside the path, because pods may share a volume and no other folder. Raises StoreError, OSError.
     """
@@ -179,7 +179,7 @@ def exclusive(path: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
             raise StoreError(
-                f"{lock}: cannot be locked ({error.strerror}); its file system has to support flock"
+                f"{lock}: cannot be locked ({error.strerror}); its file system must support flock"
             ) from None
         yield
         # The path exists now, as every process that waits for this lock will see. After a failure the lock file stays.

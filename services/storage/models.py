@@ -1,7 +1,7 @@
 """Owns the names of models in run records, and the folder of each on this node.
 
-Must not read a model, nor import torch: a program, `python -m learner.model.source`, prepares a packaged one, because
-every node has the package and the program, but not the same disk.
+Must not read a model, nor import torch: the program `python -m learner.model.source` prepares a packaged model on each
+node, because nodes may share no disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 PACKAGE = "package:"
 PREPARE_S = 600.0
 AWAY_S, RETRY_S = 120.0, 2.0
-"""How long a store that is away is retried when a process starts, and the pause between retries, in seconds."""
+"""How long an unavailable store is retried when a process starts, and the pause between retries, in seconds."""
 
 
 class ModelUnavailableError(RuntimeError):
@@ -55,7 +55,7 @@ def local_file(path: str, field: str) -> Path:
 
 
 def _fetched(text: str, field: str, cache: Path) -> Path:
-    """A copy on this node. A store that is away is retried: failing would only restart this process."""
+    """A copy on this node. An unavailable store is retried, because a failure would only restart this process."""
     ends = time.monotonic() + AWAY_S
     while True:
         try:

@@ -3,7 +3,7 @@
 Must not know their content, nor log a credential. The only importer of obstore: pyarrow's S3 needs chunked requests,
 which many compatible servers reject, and its copy_files ignores an upload that failed.
 Endpoint, region and credentials come from AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-AWS_SESSION_TOKEN; without keys from the pod's service account or the machine's role.
+AWS_SESSION_TOKEN; without keys, the credentials are those of the pod's service account or the machine's role.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KEYS = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY"
 MACHINE_ROLE = "169.254.169.254"
 REJECTED = re.compile(r"status code: 4(?!08|09|29)\d\d")
 STALLED = "<Code>RequestTimeout</Code>"
-"""With status 400: an upload was too slow. A retry helps, unlike for RequestTimeTooSkewed: a clock that is wrong."""
+"""With status 400: an upload was too slow, and a retry helps. After RequestTimeTooSkewed, a wrong clock, none does."""
 
 
 class Found(NamedTuple):
@@ -74,7 +74,10 @@ def put_bytes(at: StoreAddress, content: bytes) -> None:
 
 
 def put_file(at: StoreAddress, path: Path, stop: threading.Event | None = None) -> None:
-    """Put a file, whole or not at all. Raises StoreError, its OSError, and UploadCancelledError once `stop` is set."""
+    """Put a file, whole or not at all.
+
+    Raises StoreError, OSError of the file, UploadCancelledError once `stop` is set.
+    """
     import obstore
 
     size = path.stat().st_size
@@ -239,7 +242,7 @@ def _tried(what: str, do: Callable[[], R]) -> R:
 
 
 def _translated(what: str, error: Exception) -> StoreError | None:
-    """The library's error as a StoreError; None if it is no error of the store."""
+    """The library's error as a StoreError; None if it is not an error of the store."""
     from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
     if not isinstance(error, BaseError | FileNotFoundError):
@@ -255,9 +258,9 @@ def _translated(what: str, error: Exception) -> StoreError | None:
         return None
     rejected = isinstance(error, PermissionDeniedError | UnauthenticatedError) or REJECTED.search(text)
     if rejected and STALLED not in text:
-        return StoreError(f"{what}: {here} rejects it ({_response(text)}); the credentials of {KEYS} have to allow it")
+        return StoreError(f"{what}: {here} rejects the request ({_response(text)}); {KEYS} must allow it")
     if MACHINE_ROLE in text:
-        return StoreError(f"{what}: no credentials: neither {KEYS} are set nor does this machine have a role")
+        return StoreError(f"{what}: no credentials: {KEYS} are not set, and this machine has no role")
     return StoreAwayError(f"{what}: {here} did not respond as expected ({_response(text)})")
 
 

@@ -46,7 +46,7 @@ def parse_address(text: str, field: str) -> StoreAddress:
 
 
 def configured_store() -> StoreAddress | None:
-    """The store that PENSTOCK_STORE names; None if unset: then the runs folder is durable itself. Raises StoreError."""
+    """The store that PENSTOCK_STORE names; None if unset, when the runs folder itself is durable. Raises StoreError."""
     given = os.environ.get(STORE)
     return parse_address(given, STORE) if given else None
 
