@@ -92,7 +92,7 @@ class Cause(StrEnum):
 class DeadLetter(Message):
     """consumer -> sampler and users: a dead-lettered message, with the reason; `prompt` is the id of a task's prompt.
 
-    `size`: of the message, in bytes; `body` may be cut short, and can then not be delivered again. `at`: Unix seconds.
+    `size`: of the message, in bytes; `body` may be cut short, and then cannot be delivered again. `at`: Unix seconds.
     """
 
     kind: Literal["dead"] = "dead"

@@ -1,4 +1,4 @@
-"""Owns the words for what became of a delivered message, by the service that consumes it; metrics count them.
+"""Owns the results of handling a message, by the service that consumes it; metrics count them.
 
 Must not hold a message.
 """

@@ -44,7 +44,7 @@ class Transition(Value):
 
 
 class Wait(Value):
-    """A wait of a process: its name, what exactly it waits for, its start (Unix seconds), its deadline after that.
+    """A wait of a process: its name, what exactly it waits for, its start (Unix seconds), its deadline in seconds.
 
     An `idle` wait is for work: its length is no fault of the process. A wait past its deadline is a stall.
     """

@@ -43,8 +43,8 @@ class BatchGroup(Value):
 class SamplerState(Value):
     """The sampler's position when it published a batch or dispatched a group: enough to continue drawing from there.
 
-    `generation_batches` counts those drawn for the batch that is being filled (refill `generation_batches`), also one
-    that the sampler's death interrupted. `cursor`, `scan` and `draws` belong to the prompt selection.
+    `generation_batches` counts those drawn for the batch that is being filled (refill `generation_batches`), including
+    one that the sampler's death interrupted. `cursor`, `scan` and `draws` belong to the prompt selection.
     """
 
     cursor: int
@@ -72,7 +72,7 @@ class SamplerSnapshot(Message):
 
 
 class Batch(Message):
-    """sampler -> learner: the groups of one rollout step, to be consumed at policy `version`; `last`: no more follow.
+    """sampler -> learner: the groups of one rollout step, to be consumed at policy `version`; `last`: none follows.
 
     `snapshot` is the key of the sampler's snapshot, which a checkpoint that covers this step contains.
     """

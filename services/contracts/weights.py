@@ -47,7 +47,7 @@ class WeightPlan(Message):
 class WeightAck(Message):
     """fleet -> learner: the result of one plan on one replica.
 
-    The seconds also distinguish the ack of a repeated plan from the previous one: a stream accepts no entry twice.
+    The seconds also distinguish the ack of a repeated plan from the previous one: equal messages are appended once.
     """
 
     kind: Literal["weight-ack"] = "weight-ack"

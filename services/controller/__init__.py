@@ -1,4 +1,4 @@
-"""Owns the controller: it brings every run from its desired state to its actual one, through the Cluster protocol.
+"""Owns the controller: it brings every run into its desired state, through the Cluster protocol.
 
 Must not import Ray or any engine.
 """

@@ -15,15 +15,15 @@ from services.streams.state.runs import RunRecord
 class Cluster(Protocol):
     """Where a run's services run. Every method is idempotent.
 
-    A request that cannot be fulfilled now raises; its text is reported, and the request is repeated. What a failed
-    request left half done is completed by the next request of its kind.
+    A method raises an error when it cannot fulfil the request now. The controller reports the error and repeats the
+    request, which completes what the failed one left unfinished.
 
-    A process that dies is replaced without a request, except the learner's: all of its ranks start together. The
-    cluster counts no replacements, only those in a row that did not help.
+    The cluster replaces a process that dies without a request, except a rank of the learner: all ranks start together.
+    It does not limit replacements, only those in a row that did not help.
     """
 
     async def prepare_model(self, record: RunRecord) -> str:
-        """Materialise the run's model; the Hugging Face folder that every service can read."""
+        """Prepare the run's model; returns its name for the record, see services.storage.models."""
 
     async def start(self, record: RunRecord) -> None:
         """Start the run's sampler, verifier and rollout fleets, and learner ranks unless it only evaluates.
@@ -41,10 +41,10 @@ class Cluster(Protocol):
         """Change the number of rollout replicas; those that stay are not disturbed."""
 
     async def faults(self, run: str, ready: Collection[HostPid]) -> list[str]:
-        """Services that failed for good, one line each: replacing them has not helped several times in a row.
+        """Services whose replacements did not help several times in a row, one line each.
 
-        `ready`: host and pid of the run's processes whose heartbeat says ready; a process that died is among them
-        until its heartbeat lapses. Its death does not count.
+        `ready`: host and pid of the run's processes whose heartbeat reports ready; a process that died is among them
+        until its heartbeat lapses. The death of such a process does not count.
         """
 
     async def learner_fault(self, run: str) -> str | None:

@@ -21,7 +21,7 @@ SCALING_S = 60.0
 
 
 class FleetScaling:
-    """The number of rollout replicas of one run. `replicas`: the number that the cluster was last asked for."""
+    """The number of rollout replicas of one run. `replicas`: the number last requested from the cluster."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
@@ -41,7 +41,7 @@ class FleetScaling:
         return self.sized(record)
 
     def sized(self, record: RunRecord) -> RunRecord:
-        """The record with the number of replicas that the cluster was asked for in place of the requested one."""
+        """The record with the number of replicas last requested from the cluster in place of its own."""
         return replace(record, rollout_replicas=self.replicas)
 
     async def scale(self, record: RunRecord) -> None:
@@ -60,7 +60,7 @@ class FleetScaling:
                 await self._context.cluster.scale_rollout(self._context.run, replicas)
 
     async def show(self, record: RunRecord) -> None:
-        """Show the fleets in the metrics, and wait for replicas that are not ready; a paused run wants them too."""
+        """Show the fleets in the metrics, and wait for replicas that are not ready, also while the run is paused."""
         processes = await live_processes(self._context.redis, self._context.run)
         await self._context.metrics.show(self.sized(record), processes)
         ready = Counter(process.service for process in processes if process.state == "ready")

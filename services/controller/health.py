@@ -1,4 +1,4 @@
-"""Owns the health of a run's processes: which have died or fallen silent, and what is restarted for it.
+"""Owns the health of a run's processes: which have died or fallen silent, and what is restarted because of it.
 
 Must not start or stop processes itself; it asks the cluster.
 """
@@ -22,11 +22,11 @@ from services.waits import Waits
 SILENT_S = 20.0
 """How long after its heartbeat has lapsed a process counts as silent: half a minute together with the lapse."""
 CHECK_S = 6.0
-"""The most that one check adds to a silence: while Redis or this process was away, no heartbeat could be read."""
+"""The most that one check adds to a silence: while Redis is away or this process hangs, no heartbeat can be read."""
 LEARNER_RESTARTS = 10
 """Restarts of the learner in a row without a new rollout step. The kill of a learner that was ready does not count."""
 FAILED = "failed: "
-"""Part of a fault that a service reported itself, in contrast to one whose process was killed or fell silent."""
+"""Part of the text of a fault that a service reported itself, and of no fault of a killed or silent process."""
 
 
 class Silence:
@@ -65,7 +65,7 @@ class Silence:
 class HealthMonitor:
     """Checks one run's processes, and restarts the sampler and the learner.
 
-    The limits count restarts in a row that did not help, never restarts as such. A request that the cluster could not
+    The limits count restarts in a row that did not help, not all restarts. A request that the cluster could not
     fulfil is retried, whatever the processes do in the meantime.
     """
 
@@ -89,9 +89,10 @@ class HealthMonitor:
         return RetriedRequest(self._event_log, self._waits, phase=phase, failure=failure, wait=wait)
 
     async def check(self, record: RunRecord) -> bool:
-        """Restart what needs it; whether a restart was pending before or is now: the run cannot progress meanwhile.
+        """Restart the services that need it.
 
-        Raises RunFailedError when restarts do not help, or cannot be done.
+        Returns whether a restart was pending before or is now, because the run cannot progress meanwhile. Raises
+        RunFailedError when restarts do not help, or cannot be done.
         """
         pending = self._restart_pending
         processes = await live_processes(self._redis, self._run)
@@ -140,7 +141,7 @@ class HealthMonitor:
             if not (cause := fault or silence):
                 return
             await self._count_learner_restart(cause)
-        # The heartbeat of a killed rank lasts a while, and so does that of ranks that half of a restart had started.
+        # Killed ranks, and ranks that a failed restart had started, have a heartbeat until it lapses.
         self._previous_learners = ready
         async with self._learner_restart:
             with self._waits.on("placing", "the learner's ranks to be restarted", startup_s):
@@ -150,7 +151,7 @@ class HealthMonitor:
     async def _count_learner_restart(self, fault: str) -> None:
         """Report that the learner is restarted, and why; once for all attempts. Raises RunFailedError at the limit."""
         step = await committed_step(self._redis, RunKeys(self._run))
-        # The kill of a learner that was ready is no sign of a fault, however often; a failure of its own is.
+        # However often a ready learner is killed, that is no sign of a fault; a failure that it reports is one.
         forgiven = step != self._step or (self._learner_was_ready and FAILED not in fault)
         self._learner_restarts = 1 if forgiven else self._learner_restarts + 1
         self._step, self._learner_was_ready = step, False
@@ -167,6 +168,6 @@ class HealthMonitor:
 
 
 async def learner_recovery(redis: Redis, run: str) -> set[str]:
-    """What a restarted learner reports of the archived steps that it trains again; each text counts once."""
+    """The progress texts of a restarted learner that trains archived steps again; each text counts once."""
     processes = [process for process in await live_processes(redis, run) if process.service == "learner"]
     return {wait.waits_for for process in processes for wait in process.waits if wait.name == "recovery"}

@@ -52,7 +52,7 @@ class Placement:
         context = self._context
         record = await context.current()
         if record.state is RunState.QUEUED and record.resumptions:
-            await context.stop_services()  # processes that the run had before would be taken for the new ones
+            await context.stop_services()  # its previous processes would be mistaken for the new ones
         record = await self._wait_for_room(record)
         if record.state is RunState.QUEUED:
             await context.change(RunState.STARTING, "placing services")
@@ -84,8 +84,8 @@ class Placement:
             lacking = sorted(set(services_of(recipe)) - ready)
             context.waits.pending("start", f"{', '.join(lacking) or 'a replica'} to be ready", deadline)
             if (news := await learner_recovery(context.redis, context.run)) - recovered or restarting:
-                # Training archived steps again takes longer the more of them there are; requests to the cluster that
-                # failed have a limit of their own.
+                # The more archived steps there are, the longer training them again takes. Failed requests to the
+                # cluster have a limit of their own.
                 recovered |= news
                 ends = time.monotonic() + deadline
                 context.waits.done("start")
@@ -127,7 +127,7 @@ class Placement:
         return "the cluster does not report its free capacity"
 
     async def _model(self, record: RunRecord) -> str:
-        """The model's name for the record. A store that is away is retried until the start's deadline."""
+        """The model's name for the record. An unavailable store is retried until the startup deadline."""
         deadline = record.recipe.limits.startup_timeout_s
         ends = time.monotonic() + deadline
         with self._context.waits.on("model", "the model to be ready", deadline):

@@ -20,7 +20,7 @@ ATTEMPTS = 10
 """Failures in a row of one request after which the run fails."""
 PAUSE_S = (1.0, 30.0)
 """The first pause before a retry, and the longest: each is twice the previous one. Ten attempts that fail at once take
-two and a half minutes, in which Serve's controller or Ray's control store has restarted."""
+two and a half minutes, enough for Serve's controller or Ray's control store to restart."""
 GRACE_S = 180.0
 """How late a retry may be: another request may keep the run's controller busy until that request's deadline."""
 REASON_CHARACTERS = 300
@@ -34,8 +34,8 @@ class RetriedRequest:
     """One kind of request to the cluster. Its body, `async with`, may fail ATTEMPTS times in a row.
 
     `phase`: the event that reports a failure; `failure`: what failed, as a sentence; `wait`: the name of the wait for
-    the next attempt. A time-out of the infrastructure is no fault of the run: whatever the body raises is reported and
-    swallowed, and `retry_pending` says that the request has to be repeated as soon as it is `due`. Leaving the body
+    the next attempt. A time-out of the infrastructure is no fault of the run: an error of the body is reported and
+    suppressed, and `retry_pending` reports that the request has to be repeated as soon as it is `due`. Leaving the body
     raises RunFailedError with the reason after the last attempt; RedisUnavailableError and FencedError pass through,
     because they end the run's controller, not the run.
     """

@@ -1,4 +1,4 @@
-"""Owns one run from queued to its end: own it, have it placed and followed, end it and clean up.
+"""Owns one run from queued to its end: become its owner, place it, follow it, end it and clean up.
 
 Must not start processes itself; it asks the cluster.
 """
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class RunController:
-    """Controls one run through its life. Calling `run` again after a crash continues where the record stands."""
+    """Controls one run through its life. Calling `run` again after a crash continues from the record."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
@@ -41,7 +41,7 @@ class RunController:
         self._placement = Placement(context, self._fleet)
 
     async def run(self) -> None:
-        """Bring the run to its end, and leave no service of it running.
+        """Control the run until it ends, and leave none of its services running.
 
         Raises RedisUnavailableError: the run continues, and gets a new controller when Redis is back; FencedError:
         another controller owns it.

@@ -1,4 +1,4 @@
-"""Owns what the parts of a run's controller share: the run's connections, its record, its services' stop.
+"""Owns what the parts of a run's controller share: its connections, its record, and how its services are stopped.
 
 Must not decide what happens to the run.
 """

@@ -62,9 +62,10 @@ class RunMetrics:
             family.labels(self._run).set(attrgetter(path)(recipe))
 
     async def show(self, record: RunRecord, processes: Iterable[ProcessInfo]) -> None:
-        """Show the run's live processes, how many it wants, and its new events.
+        """Show the run's live processes, how many it should have, and its new events.
 
-        A process that dies reports it in an event and is no longer scraped, so the controller counts for all.
+        A process that dies reports it in an event and is no longer scraped, so the controller counts the events of all
+        processes.
         """
         self._count(await self._new_events())
         found = Counter((process.service, process.state) for process in processes)
@@ -90,6 +91,6 @@ class RunMetrics:
 
 
 def replicas_desired(record: RunRecord) -> dict[str, int]:
-    """By service: the number of processes that a run wants, after its fleet may have been scaled."""
+    """By service: the number of processes that a run should have, after its fleet may have been scaled."""
     requests = resource_requests(record.recipe, record.rollout_replicas)
     return {"sampler": 1} | {service: len(processes) for service, processes in requests.items() if processes}

@@ -24,7 +24,7 @@ from services.streams.state.heartbeat import live_processes
 from services.streams.state.runs import OWNER, RunRecords
 
 FAILING_S = 300.0
-"""How long the run records may be unreadable: each attempt waits a while for a Redis that is away."""
+"""How long the run records may be unreadable: each attempt waits for a Redis that is away."""
 RUNS_DEADLINE_S = STOP_DEADLINE_S + 3.0
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Controller:
             await cancel_and_wait(*self._controlled.values())
 
     async def _try_to_start_runs(self, stopping: asyncio.Event, read_at: float) -> float:
-        """When the records were last read; a failure does not touch the runs. Raises what fails for FAILING_S."""
+        """When the records were last read. A failure does not affect the runs; one that lasts FAILING_S is raised."""
         try:
             await self._start_runs(stopping)
         except Exception:
@@ -96,5 +96,5 @@ class Controller:
         if any(process.service == OWNER for process in await live_processes(self._redis, run)):
             return True
         self._lost.discard(run)
-        log.warning("run %s: the other controller has no heartbeat any more; resuming the run", run)
+        log.warning("run %s: the other controller no longer has a heartbeat; resuming the run", run)
         return False

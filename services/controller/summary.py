@@ -22,7 +22,7 @@ from services.streams.state.runs import RunRecord
 
 
 async def summarise(redis: Redis, record: RunRecord) -> dict[str, Any]:
-    """The run's results. `groups` reconciles; accuracies are held-out avg@k with their standard errors.
+    """The run's results. `groups` are the group counters; accuracies are held-out avg@k with their standard errors.
 
     `evaluations` holds, by set and name, the records before and after training (or of a run that only evaluates).
     """
