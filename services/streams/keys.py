@@ -57,7 +57,10 @@ class RunKeys:
 
     def __post_init__(self) -> None:
         if not RUN_ID.fullmatch(self.run):
-            raise ValueError(f"run id: {self.run!r} is not valid: expected lower-case letters, digits and dashes")
+            raise ValueError(
+                f"run id: {self.run!r} is not valid: expected lower-case letters, digits and dashes, "
+                "at most 96, the first of them not a dash"
+            )
 
     def key(self, name: str) -> str:
         """The key called `name` in this run."""

@@ -3,13 +3,13 @@
 Must not hold keys or messages.
 
 Every command, pipeline, script and connection attempt is retried with exponential back-off while Redis is away, for
-RECONNECT_S seconds. So is a command that Redis refuses because it cannot write its file, became a replica, or lacks its
-replicas. With Sentinels, each attempt asks them for the master's address. A command whose answer was lost may thus run
-twice. All that Penstock sends tolerates this: sets and deletes have the same result; a fence that is raised twice still
-refuses every former owner; the second run of an effect finds the first and changes nothing (and replies False, which
-need not mean that another process was first); entries delivered by a lost read stay pending and are delivered again
-when their lease lapses; an event may be logged twice. A transaction that watches keys is not retried here: its caller
-handles WatchError.
+RECONNECT_S seconds. So is a command that Redis rejects because it cannot write its file, became a replica, or has too
+few replicas. With Sentinels, each attempt asks them for the master's address. A command whose answer was lost may
+therefore run twice. Every command that Penstock sends tolerates this: sets and deletes have the same result; a fence
+that is raised twice still rejects every previous owner; the second run of an effect finds the first and changes nothing
+(and replies False, which need not mean that another process was first); entries delivered by a lost read stay pending
+and are delivered again when their lease lapses; an event may be logged twice. A transaction that watches keys is not
+retried here: its caller handles WatchError.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BACKOFF_S = (0.05, 1.0)
 LOG_S = 5.0
 # Each command that waits for Redis holds a connection; all samples of a fleet may finish in that time.
 CONNECTIONS = 1000
-# Refusals that waiting can cure: the disk is full; replicas, or the master, are away; the server is now a replica.
+# Errors that waiting can cure: the disk is full; the replicas or the master are away; the server is now a replica.
 _TEMPORARY = ("MISCONF", "NOREPLICAS", "MASTERDOWN", "READONLY", "UNBLOCKED")
 # By the mode that a server reports: why it cannot be used.
 _UNUSABLE = {
@@ -61,7 +61,7 @@ _UNUSABLE = {
 
 
 class RedisUnavailableError(RuntimeError):
-    """Redis is unreachable, refuses the client, or is too old. The text names the address, never a password."""
+    """Redis is unreachable, rejects the client, or is too old. The text names the address, never a password."""
 
 
 class RedisAwayError(redis_errors.ConnectionError, RedisUnavailableError):
@@ -137,7 +137,7 @@ class RetryWhileAway(Retry):
             log.warning("Redis at %s is away: %s; retrying for another %.0f s", self._address, self.reason, left_s)
 
     def _is_temporary(self, error: Exception) -> bool:
-        """Whether the server is away or refuses for a while, or a password or certificate is being replaced."""
+        """Whether waiting may help: the server is away or unable, or a password or certificate is being replaced."""
         if isinstance(error, (redis_errors.AuthenticationError, redis_errors.AuthorizationError)):
             return self._has_answered
         if isinstance(error.__context__, ssl.SSLCertVerificationError):
@@ -191,7 +191,7 @@ async def connect(url: str, deadline_s: float = RECONNECT_S) -> Redis:
     except RedisSettingError as error:
         raise RedisUnavailableError(str(error)) from None
     except redis_errors.AuthenticationError as error:
-        raise RedisUnavailableError(f"Redis at {redacted(url)} refused the credentials: {error}") from None
+        raise RedisUnavailableError(f"Redis at {redacted(url)} rejected the credentials: {error}") from None
     except (RedisAwayError, TimeoutError):
         raise RedisUnavailableError(
             f"Redis at {redacted(url)} cannot be reached within {deadline_s:g} s: {probe.get_retry().reason}"

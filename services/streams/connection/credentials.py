@@ -41,17 +41,19 @@ class PasswordFile(CredentialProvider):
             password = self._path.read_text().rstrip("\r\n")
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "not text"
-            raise self._refused(f"cannot be read: {why}") from None
+            raise self._invalid(f"it cannot be read: {why}") from None
         if not password:
-            raise self._refused("is empty")
+            raise self._invalid("it is empty")
         return (self._username, password) if self._username else (password,)
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
         """As `get_credentials`. A mounted Secret is in memory, so that reading it does not block the event loop."""
         return self.get_credentials()
 
-    def _refused(self, why: str) -> RedisSettingError:
-        return RedisSettingError(f"{self._variable}: {str(self._path)!r} {why}: expected a file with a password")
+    def _invalid(self, why: str) -> RedisSettingError:
+        return RedisSettingError(
+            f"{self._variable}: {str(self._path)!r} is not valid ({why}): expected a file with a password"
+        )
 
 
 def server_credentials(address: RedisUrl) -> dict[str, Any]:
@@ -67,7 +69,8 @@ def server_credentials(address: RedisUrl) -> dict[str, Any]:
     if username:
         given = "--redis" if address.username else USERNAME
         raise RedisSettingError(
-            f"{given}: user {username!r} has no password: expected {PASSWORD_FILE} with the path of its file"
+            f"{given}: {username!r} is not valid (a user without a password): "
+            f"expected {PASSWORD_FILE} with the path of its password file"
         )
     return {}
 
@@ -100,7 +103,7 @@ class TrustedCertificates:
         except OSError as error:  # ssl.SSLError, too
             why = error.reason if isinstance(error, ssl.SSLError) else error.strerror
             raise RedisSettingError(
-                f"{CA_FILE}: {self._file!r} cannot be used: {why}: expected a PEM file with certificates of authorities"
+                f"{CA_FILE}: {self._file!r} is not valid ({why}): expected a PEM file with certificates of authorities"
             ) from None
         return self._context
 

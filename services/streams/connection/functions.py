@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 SHARED = "shared.lua"
 GROWING = frozenset({"dispatch", "publish_sample", "redrive"})
-"""Refused by a Redis at its maxmemory. All others may exceed it: they are small, and work in flight must drain."""
+"""Redis at its maxmemory rejects these. All others may exceed it: they are small, and work in flight must drain."""
 CONSTANTS = {"RELEASED_KEPT": RELEASED_KEPT, "DEAD_KEPT": DEAD_KEPT}
 """What lua/ uses of services/streams/retention.py."""
 SCRIPT_MEMORY = "OOM "
@@ -107,7 +107,7 @@ async def call(redis: Redis, function: str, /, **values: Any) -> int:
 
     `values`: every key and argument by the name that the function's source declares; a list for `..._keys` and
     `..._list`. Raises SignatureError for other names before anything is sent; FencedError, RedisFullError, and
-    ResponseError for anything else that a function refuses.
+    ResponseError for any other error of a function.
     """
     signature = library().signatures.get(function)
     if signature is None:

@@ -29,8 +29,8 @@ SENTINEL_S = 1.0
 FRESH_S = 0.3
 """How long all connections use one answer of the Sentinels: a fleet that reconnects must not overload them."""
 LOOK_S = 1.0
-"""How often they are asked in normal operation. After a failover the former master still runs, and for about ten
-seconds it accepts writes that are lost afterwards."""
+"""How often the Sentinels are asked in normal operation. After a failover the previous master still runs, and for about
+ten seconds it accepts writes that are lost afterwards."""
 
 
 class _Trusting:
@@ -51,7 +51,7 @@ class _MasterConnection(SentinelManagedConnection):
     """A connection that asks the Sentinels whenever it connects.
 
     redis-py's own class does so only when the connection is taken from the pool: a retried command would go to the
-    former master.
+    previous master.
     """
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
@@ -82,7 +82,7 @@ class _MasterPool(SentinelConnectionPool, _ServerPool):
     async def get_master_address(self) -> tuple[str, int]:
         """The Sentinels' answer. Raises redis-py's MasterNotFoundError.
 
-        redis-py would close the idle connections to a former master here, although another task may have taken one of
+        redis-py would close the idle connections to a previous master here, although another task may have taken one of
         them meanwhile; this pool closes them when they are taken.
         """
         return await asyncio.shield(self._ask(FRESH_S))

@@ -24,7 +24,7 @@ _SCHEME = re.compile(r"[A-Za-z0-9+.-]+://")
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _PATH = {False: re.compile(r"()([0-9]*)/?"), True: re.compile(r"([A-Za-z0-9._-]+)(?:/([0-9]*))?/?")}
 HIDDEN = "***"
-"""Is shown instead of a part that may be a password."""
+"""Shown instead of a part that may be a password."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def parse_redis_url(url: str) -> RedisUrl:
     found = _PATH[watched].fullmatch(path)
     if found is None:
         part = "a service's name and a database number" if watched else "a database number"
-        raise _refused(url, f"expected {part} after the {'hosts' if watched else 'host'}")
+        raise _refused(url, f"{part} must follow the {'hosts' if watched else 'host'}")
     username, _, password = login.partition(":")
     return RedisUrl(
         scheme=scheme,

@@ -26,8 +26,8 @@ from services.streams.keys import RunKeys
 log = logging.getLogger(__name__)
 
 TRIMMED_AT_ONCE, TRIM_CALLS = 1000, 10
-"""Entries behind the oldest unacked one that one call may delete, during which Redis serves no other client; and calls
-of one trim."""
+"""The most entries after the oldest unacked one that one call deletes, because Redis serves no other client meanwhile;
+and the most calls of one trim."""
 
 M = TypeVar("M", bound=Message)
 
@@ -44,7 +44,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Delivery(Generic[M]):
-    """A message under lease. `deliveries` includes this one; above 1 a former consumer did not ack the message."""
+    """A message under lease. `deliveries` includes this one; above 1, a previous consumer did not ack it."""
 
     lease: Lease
     message: M
@@ -183,7 +183,7 @@ class Consumer(Generic[M]):
 
     @asynccontextmanager
     async def renewing(self, lease: Lease) -> AsyncIterator[None]:
-        """Keep the lease alive, three times per lease, while the body works."""
+        """Renew the lease while the body runs, three times within the duration of a lease."""
 
         async def renew() -> None:
             while True:
@@ -199,9 +199,10 @@ class Consumer(Generic[M]):
 
 
 async def trim(redis: Redis, stream: str, consumer_group: str, gone_after_s: float, longest: int) -> int:
-    """Delete the entries that a stream's only consumer group has acked; returns how many. Also deletes gone consumers.
+    """Delete the entries that a stream's only consumer group has acked, and consumers that are gone.
 
-    All entries before the oldest unacked one are deleted; behind it only the excess over `longest` entries, the oldest
+    Returns the number of deleted entries.
+    All entries before the oldest unacked one are deleted; after it, only the excess over `longest` entries, the oldest
     first. So a stream keeps at most `longest` entries, or the unacked ones and one more if these are more. A consumer
     is gone if it held no lease and read nothing for `gone_after_s` seconds.
     """
@@ -225,7 +226,7 @@ async def trim(redis: Redis, stream: str, consumer_group: str, gone_after_s: flo
 async def tail(
     redis: Redis, stream: str, after: str, count: int = 100, block_s: float = 0.0
 ) -> list[tuple[str, bytes]]:
-    """Entries behind `after` as (id, message), for readers that each need all entries; no consumer group, no ack."""
+    """Entries after id `after` as (id, message), for readers that each need all entries; no consumer group, no ack."""
     if block_s:
         reply = await redis.xread({stream: after}, count=count, block=int(block_s * 1000))
         entries = reply[0][1] if reply else []
@@ -237,9 +238,9 @@ async def tail(
 async def tail_messages(
     redis: Redis, keys: RunKeys, stream: str, model: type[M], after: str, count: int = 100, block_s: float = 0.0
 ) -> list[tuple[str, M]]:
-    """Entries behind `after` as (id, message); an entry that is not a `model` of this run becomes a dead letter.
+    """Entries after id `after` as (id, message); an entry that is not a `model` of this run becomes a dead letter.
 
-    The result is empty only at the end of the stream: entries behind any number of invalid ones are read.
+    The result is empty only at the end of the stream: entries after any number of invalid ones are read.
     """
     found: list[tuple[str, M]] = []
     while not found and (entries := await tail(redis, stream, after, count, block_s)):
@@ -256,7 +257,10 @@ async def tail_messages(
 
 
 async def reject_entry(redis: Redis, keys: RunKeys, stream: str, entry: str, message: Message, reason: str) -> None:
-    """Move an entry of a stream without a consumer group to the dead-letter stream: it is valid, but cannot be true."""
+    """Move an entry of a stream without a consumer group to the dead-letter stream.
+
+    For a valid message whose content cannot be true; `reason` explains it.
+    """
     log.error("%s: entry %s is dead-lettered: %s", stream, entry, reason)
     letter = Malformed(reason).letter(Source(stream, entry, message.model_dump_json().encode()))
     await _reject(redis, keys, stream, letter)

@@ -44,8 +44,8 @@ def pack(payload: SamplePayload) -> dict[str, bytes]:
     """The payload as fields of a Redis hash; arrays little-endian. Raises ValueError for unequal lengths."""
     if payload.response_ids.shape != payload.behaviour_logprobs.shape:
         raise ValueError(
-            f"response_ids has shape {payload.response_ids.shape} but behaviour_logprobs "
-            f"{payload.behaviour_logprobs.shape}; they must be equal"
+            f"behaviour_logprobs: shape {payload.behaviour_logprobs.shape} is not valid: "
+            f"expected that of response_ids, {payload.response_ids.shape}"
         )
     fields = {
         "prompt_ids": payload.prompt_ids.astype("<i4").tobytes(),

@@ -1,6 +1,6 @@
 """Owns the check of a stream's entry before it is used: its size, its type, and that it belongs to the run.
 
-Must not talk to Redis, nor judge the request of a message.
+Must not talk to Redis, nor judge what a message requests.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ def _own_payload(keys: RunKeys, message: Any) -> str | None:
 
 def _own_batch(keys: RunKeys, batch: Any) -> str | None:
     if not batch.groups:
-        return "groups: empty: expected at least one"
+        return "groups: [] is not valid: expected at least one"
     for group in batch.groups:
         prefix = keys.payload(group.group, 0).removesuffix("0")
         for sample in group.samples:
             if not sample.payload.startswith(prefix):
-                return f"payload: {sample.payload!r} does not belong to group {group.group!r} of this run"
+                return f"payload: {sample.payload!r} is not valid: expected one of group {group.group!r} of this run"
     return None
 
 

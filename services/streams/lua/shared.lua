@@ -18,7 +18,7 @@ local function with_lists(keys, args, single_keys, key_lists, single_args, arg_l
     pick(args, key_lists + arg_lists + 1, single_args, key_lists + 1, arg_lists)
 end
 
--- The error reply for a former owner; nothing for the owner.
+-- The error reply for a previous owner; nothing for the owner.
 local function fenced(epoch_key, epoch)
   local stored = tonumber(redis.call('GET', epoch_key) or '0')
   if stored > tonumber(epoch) then

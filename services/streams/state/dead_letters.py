@@ -63,7 +63,7 @@ class RedriveResult:
 
 
 async def letters(redis: Redis, keys: RunKeys, after: str = "0-0", count: int = PAGE) -> list[Letter]:
-    """Up to `count` dead letters behind entry `after`, oldest first. An invalid entry is shown as an invalid letter."""
+    """Up to `count` dead letters after entry `after`, oldest first. An invalid entry is shown as an invalid letter."""
     entries = await tail(redis, keys.dead, after, count)
     return await _opened(redis, keys, entries)
 

@@ -22,7 +22,7 @@ M = TypeVar("M", bound=Message)
 
 
 async def read_all(redis: Redis, keys: RunKeys, stream: str, model: type[M], after: str = "0-0") -> list[tuple[str, M]]:
-    """All messages behind `after`, with their ids; an invalid entry becomes a dead letter."""
+    """All messages after id `after`, with their ids; an invalid entry becomes a dead letter."""
     found: list[tuple[str, M]] = []
     while page := await tail_messages(redis, keys, stream, model, after, count=500):
         found += page
@@ -62,11 +62,11 @@ class EventLog:
         )
 
     async def events(self, after: str = "0-0") -> list[tuple[str, Event]]:
-        """Events behind `after`, oldest first."""
+        """Events after id `after`, oldest first."""
         return await read_all(self._redis, self._keys, self._keys.events, Event, after)
 
     async def steps(self, after: str = "0-0") -> list[tuple[str, StepRecord]]:
-        """Step records behind `after`, oldest first."""
+        """Step records after id `after`, oldest first."""
         return await read_all(self._redis, self._keys, self._keys.steps, StepRecord, after)
 
     async def evaluations(self) -> list[EvaluationRecord]:
@@ -76,5 +76,5 @@ class EventLog:
         ]
 
     async def dead_letters(self, after: str = "0-0") -> list[tuple[str, DeadLetter]]:
-        """Dead letters behind `after`, oldest first."""
+        """Dead letters after id `after`, oldest first."""
         return await read_all(self._redis, self._keys, self._keys.dead, DeadLetter, after)

@@ -31,7 +31,8 @@ from services.streams.state.snapshots import compress_snapshot
 EVALUATED_TTL_S = 7 * 24 * 3600
 """A resumed evaluation must still find which of its groups were answered, however long it takes."""
 MORE, KEPT, EVALUATED = "more", "kept", "evaluated"
-"""Decisions about a pending group beside the releases: draw its other samples, keep it for a batch, it is done."""
+"""Decisions about a pending group other than a release: draw its other samples, keep it for a batch, or end its
+evaluation."""
 
 
 class Effect(IntEnum):

@@ -59,13 +59,13 @@ class Heartbeat:
         self.info = info
         self._waits = waits or Waits()
         self._event_log = event_log
-        self._told = on_change
+        self._on_change = on_change
         self._gauges = _Gauges(info.run or "", info.service)
         self._unsent: deque[tuple[str, str]] = deque(maxlen=UNSENT_KEPT)
         self._heart: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Heartbeat:
-        self._told(self.info)
+        self._on_change(self.info)
         await self._announce()
         self._heart = asyncio.create_task(self._beat(), name=f"heartbeat of {self.info.id}")
         return self
@@ -89,7 +89,7 @@ class Heartbeat:
         changes = {"state": state, "version": version}
         self.info = self.info.model_copy(update={name: value for name, value in changes.items() if value is not None})
         if state is not None:
-            self._told(self.info)
+            self._on_change(self.info)
         await self._announce()
 
     async def _announce(self) -> None:

@@ -1,4 +1,4 @@
-"""Owns the epochs of a run's roles: who owns a role now, and whose writes are refused.
+"""Owns the epochs of a run's roles: who owns a role now, and whose writes are rejected.
 
 Must not write anything else; the functions in lua/ check the epoch with each write.
 """
@@ -11,7 +11,7 @@ from services.streams.keys import RunKeys
 
 
 async def become_owner(redis: Redis, keys: RunKeys, role: str) -> int:
-    """Raise the role's epoch and return it: from now on, writes of former owners are refused.
+    """Raise the role's epoch and return it: from now on, writes of previous owners are rejected.
 
     A repeated call (the reply was lost) raises it twice, which fences no other owner.
     """

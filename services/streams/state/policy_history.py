@@ -58,7 +58,10 @@ class LoggedBatch:
 
 
 class BatchReclaimedError(RuntimeError):
-    """The sampler reclaimed a batch while it was trained, as its entry was lost. A restart trains its successor."""
+    """The sampler reclaimed a batch while it was trained, because its entry was lost.
+
+    A restarted learner trains the batch that replaces it.
+    """
 
 
 class History:
@@ -112,7 +115,9 @@ class History:
         streams = self._keys.lane(Lane.TRAIN)
         staleness = record.staleness or (0,) * len(record.groups)
         if len(staleness) != len(record.groups):
-            raise ValueError(f"staleness: {len(staleness)} values for {len(record.groups)} groups")
+            raise ValueError(
+                f"staleness: {staleness} is not valid: expected one value per group ({len(record.groups)})"
+            )
         done = await call(
             self._redis,
             "commit_step",
@@ -160,7 +165,7 @@ class History:
         return bool(covered)
 
     async def batches(self, after: str = "0-0", block_s: float = 0.0) -> list[LoggedBatch]:
-        """The batches behind entry `after` that no checkpoint covers yet, oldest first; waits at most `block_s`.
+        """The batches after entry `after` that no checkpoint covers yet, oldest first; waits at most `block_s`.
 
         An entry that is not a batch of this run is moved to the dead-letter stream.
         """

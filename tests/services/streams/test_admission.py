@@ -92,9 +92,9 @@ def test_an_invalid_message_is_rejected_with_its_field(model, body, reason):
             raw(verdict_on(sample_of(RunKeys("another"), "g0", 1))),
             "facts.payload: 'penstock:{another}:payload",
         ),
-        (Batch, raw(batch_of(RunKeys("another"), 1, ["g0"])), "does not belong to group 'g0' of this run"),
+        (Batch, raw(batch_of(RunKeys("another"), 1, ["g0"])), "expected one of group 'g0' of this run"),
         (Batch, changed(BATCH, "groups", 1, "samples", 0, "payload", to="penstock:{r}:payload:g0:0"), "group 'g1'"),
-        (Batch, changed(BATCH, "groups", to=[]), "groups: empty: expected at least one"),
+        (Batch, changed(BATCH, "groups", to=[]), "groups: [] is not valid: expected at least one"),
     ],
 )
 def test_a_message_of_another_run_is_rejected(model, body, reason):

@@ -249,7 +249,7 @@ async def test_wrong_credentials_fail_connect_at_once(server, away):
     await away.config_set("requirepass", "right")
     wrong = server.url.replace("//", "//:wrong@")
     # If it had waited, the error would be that the server cannot be reached within so many seconds.
-    with pytest.raises(RedisUnavailableError, match=r"^Redis at redis://127\.0\.0\.1:\d+/0 refused the credentials"):
+    with pytest.raises(RedisUnavailableError, match=r"^Redis at redis://127\.0\.0\.1:\d+/0 rejected the credentials"):
         await connect(wrong)
 
 

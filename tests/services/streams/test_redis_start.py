@@ -216,7 +216,7 @@ async def test_a_password_changes_while_clients_are_connected(open_path, monkeyp
         assert await asyncio.wait_for(waiting, 30.0) == b"1"
         await mine.aclose()
         file.write_text("wr0ng")
-        with pytest.raises(RedisUnavailableError, match="refused the credentials") as raised:
+        with pytest.raises(RedisUnavailableError, match="rejected the credentials") as raised:
             await connect(f"redis://127.0.0.1:{server.port}/0")
         assert "wr0ng" not in str(raised.value)
 

@@ -15,7 +15,7 @@ local oldest = milliseconds(redis.call('XRANGE', dead_key, '-', '+', 'COUNT', 1)
 local known, waiting, old = redis.call('HGETALL', redriven_key), 0, {}
 for at = 1, #known, 2 do
   -- The value is the new name, and the time of the newest letter when it was given. Once all letters are younger than
-  -- that, none of them can ask for the group again.
+  -- that, none of them can refer to the group.
   local name, newest = known[at + 1]:match('^(%S+) (%d+)$')
   if redis.call('SISMEMBER', pending_key, name or known[at + 1]) == 1 then
     waiting = waiting + 1

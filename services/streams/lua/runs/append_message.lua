@@ -1,4 +1,4 @@
--- Append a message that is worth keeping although memory is short. `kept`: length of the stream (0: unbounded).
+-- Append a message, also when memory is short. `kept`: length of the stream (0: unbounded).
 local stream_key = unpack(keys)
 local message, kept = unpack(args)
 
