@@ -61,7 +61,7 @@ class GroupTable:
         self.generating[task.group] = Group(task)
 
     def keep(self, name: str) -> None:
-        """Move a judged group to the kept groups, behind those kept before it."""
+        """Move a judged group to the kept groups, after those kept before it."""
         self._kept_before += 1
         group = self.generating.pop(name)
         group.kept_order = self._kept_before

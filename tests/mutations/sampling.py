@@ -68,8 +68,8 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
         ),
         (
             "overlong: filtered responses leave the statistics",
-            "credit = advantages(recipe.algorithm.advantage, rewards)",
-            "kept = zip(rewards, group.in_order)\n    credit = advantages(recipe.algorithm.advantage, "
+            "values = advantages(recipe.algorithm.advantage, rewards)",
+            "kept = zip(rewards, group.in_order)\n    values = advantages(recipe.algorithm.advantage, "
             "[None if recipe.algorithm.overlong.filtering and verdict.facts.truncated else r for r, verdict in kept]"
             ")",
         ),

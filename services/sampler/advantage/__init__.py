@@ -1,4 +1,4 @@
-"""Owns group-level credit: rewards of responses, the filter of groups without a signal, advantages.
+"""Owns the rewards of responses, the filter of groups without a signal, and advantages.
 
 Must not do I/O or import numerical libraries; token-level maths is the learner's.
 """

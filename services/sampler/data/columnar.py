@@ -24,7 +24,7 @@ def parquet(path: Path, name: str, split: str | None, columns: tuple[str, ...]) 
     """Rows of a Parquet file, or of all Parquet files directly in a folder, sorted by name. Raises DataError."""
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if not files:
-        raise DataError(f"{name} has no .parquet file")
+        raise DataError(f"{name} is not valid: expected a folder with .parquet files")
     for file in files:
         yield from _parquet_rows(file, name if file == path else f"{name} {file.name!r}", columns)
 
@@ -32,7 +32,7 @@ def parquet(path: Path, name: str, split: str | None, columns: tuple[str, ...]) 
 def dataset(path: Path, name: str, split: str | None, columns: tuple[str, ...]) -> Iterator[Row]:
     """Rows of one split of a dataset folder; `split` may be None if the folder has only one. Raises DataError."""
     if not path.is_dir():
-        raise DataError(f"{name} is not a folder; {EXPECTED}")
+        raise DataError(f"{name} is not valid (it is not a folder): {EXPECTED}")
     if (path / "dataset_dict.json").is_file():
         path = path / _chosen(_json(path / "dataset_dict.json", name).get("splits", []), split, name)
         split = None  # chosen above; state.json of the part may still have the name of an earlier split
@@ -41,11 +41,13 @@ def dataset(path: Path, name: str, split: str | None, columns: tuple[str, ...]) 
         return
     by_split = _by_split(path)
     if not by_split:
-        raise DataError(f"{name} has no dataset; {EXPECTED}")
+        raise DataError(f"{name} is not valid (it has no dataset): {EXPECTED}")
     files = by_split[_chosen(list(by_split), split, name)]
     folders = sorted({str(file.parent.relative_to(path)) for file in files})
     if len(folders) > 1:
-        raise DataError(f"{name} has several datasets ({', '.join(folders)}); expected the path of one")
+        raise DataError(
+            f"{name} is not valid (it has several datasets, {', '.join(folders)}): expected the path of one"
+        )
     for file in files:
         yield from _parquet_rows(file, f"{name} {file.name!r}", columns)
 

@@ -1,4 +1,4 @@
-"""Owns the table of prompt formats: the wording in which the policy gets a question.
+"""Owns the table of prompt formats: how a question is worded for the policy.
 
 Must not choose a format; the source's setting does.
 """

@@ -26,12 +26,17 @@ def _reasoning_gym(source: SourceSettings, where: str, wanted: int | None) -> It
     import reasoning_gym  # slow to import
 
     if wanted is None:
-        raise DataError(f"{where}: source 'reasoning-gym' has no end: expected a number of prompts")
+        raise DataError(
+            f"{where}: null is not valid: expected a number of prompts with source = 'reasoning-gym', which has no end"
+        )
     size = wanted * DRAWS_PER_QUESTION
     try:
         entries = reasoning_gym.create_dataset(source.task, size=size, seed=source.seed, **source.options)
     except (ValueError, TypeError, AssertionError) as error:
-        raise DataError(f"{where}.task {source.task!r} with options {source.options!r} is not valid: {error}") from None
+        raise DataError(
+            f"{where}.task: {source.task!r} is not valid: "
+            f"expected a task of reasoning-gym that takes options = {source.options!r} ({error})"
+        ) from None
     for entry in entries:
         reference = {"task": source.task, "entry": entry}
         yield Item(({"role": "user", "content": entry["question"]},), "reasoning-gym", reference, str(entry["answer"]))
@@ -70,7 +75,7 @@ def items(source: SourceSettings, where: str, wanted: int | None) -> Iterator[It
         yield from _reasoning_gym(source, where, wanted)
         return
     layout = LAYOUTS[source.layout]
-    name = f"{where}.path {source.path!r}"
+    name = f"{where}.path: {source.path!r}"
     try:
         path = local_file(str(source.path), f"{where}.path")
     except StoreError as error:

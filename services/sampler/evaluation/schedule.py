@@ -58,7 +58,7 @@ class EvaluationSchedule:
             self._waiting = newest
 
     async def tick(self, step: int) -> None:
-        """Start the evaluation that is due at rollout step `step`. Raises what a finished one raised. Call it often."""
+        """Start the evaluation that is due at rollout step `step`. Raises a finished one's error. Call it often."""
         await self._note_due(step)
         if self._running is not None:
             if not self._running.done():

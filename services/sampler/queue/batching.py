@@ -35,7 +35,7 @@ def batch_group(recipe: Recipe, name: str, group: Group, version: int) -> BatchG
     statistics.
     """
     rewards = [shaped_reward(recipe, verdict) for verdict in group.in_order]
-    credit = advantages(recipe.algorithm.advantage, rewards)
+    values = advantages(recipe.algorithm.advantage, rewards)
     samples = [
         BatchSample(
             payload=verdict.facts.payload,
@@ -46,7 +46,7 @@ def batch_group(recipe: Recipe, name: str, group: Group, version: int) -> BatchG
             masked=earned is None or (recipe.algorithm.overlong.filtering and verdict.facts.truncated),
             staleness=staleness(version, verdict.facts.oldest_version),
         )
-        for verdict, earned, advantage in zip(group.in_order, rewards, credit, strict=True)
+        for verdict, earned, advantage in zip(group.in_order, rewards, values, strict=True)
     ]
     return BatchGroup(
         group=name,
@@ -74,7 +74,7 @@ def make_batch(
     """
     batch_groups = tuple(batch_group(recipe, name, group, version) for name, group in groups.items())
     facts = [verdict.facts for group in groups.values() for verdict in group.verdicts.values()]
-    ages = [sample.staleness for group in batch_groups for sample in group.samples]
+    stalenesses = [sample.staleness for group in batch_groups for sample in group.samples]
     trained = sum(sample.tokens for group in batch_groups for sample in group.samples if not sample.masked)
     if trained:
         metrics = {**metrics, "rollout_tokens_per_trained_token": metrics["response_tokens"] / trained}
@@ -83,7 +83,7 @@ def make_batch(
         version=version,
         groups=batch_groups,
         sampler_state=state,
-        sampling_metrics={**metrics, "staleness_mean": fmean(ages), "staleness_max": float(max(ages))},
+        sampling_metrics={**metrics, "staleness_mean": fmean(stalenesses), "staleness_max": float(max(stalenesses))},
         generation_started_at=min(sample.started_at for sample in facts),
         generation_finished_at=max(sample.finished_at for sample in facts),
         last=last,

@@ -67,10 +67,10 @@ class Dispatcher:
         )
 
     async def dispatch(self, steps_left: int, survival: float, version: int, level: Level) -> None:
-        """Dispatch as many groups as the free slots ask for, at policy `version` and this starvation level.
+        """Dispatch as many groups as the free slots need, at policy `version` and this starvation level.
 
         `survival`: the estimated share of judged groups that are kept. Raises PromptsExhaustedError when every prompt
-        was dropped, RedisFullError when Redis refuses the write for lack of memory.
+        was dropped, RedisFullError when Redis rejects the write for lack of memory.
         """
         limits = self._recipe.limits
         slot_limits = SlotLimits(
@@ -89,7 +89,7 @@ class Dispatcher:
         in_flight = self._table.prompts_in_flight
         strategy = "boundary" if level >= Level.BOUNDARY else self._rule.selection.strategy
         for _ in range(count):
-            # A prompt whose task a full Redis refused is sent before another one is drawn.
+            # A prompt whose task a full Redis rejected is sent before another one is drawn.
             self._unsent = self._unsent or self._draw(strategy, version, in_flight)
             in_flight.add(self._unsent.id)
             await self._send(self._unsent)

@@ -93,7 +93,7 @@ class Maintenance:
             DEAD_LETTERS.labels(keys.run, cause.value).inc(by_cause[cause])
 
     def refused(self, reason: str) -> None:
-        """Note that Redis refused a write for lack of memory."""
+        """Note that Redis rejected a write for lack of memory."""
         self._full = reason
 
     async def short_of_memory(self) -> bool:

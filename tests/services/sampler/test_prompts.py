@@ -211,7 +211,7 @@ def test_parquet_datasets_as_the_hub_lays_them_out(tmp_path):
     assert [prompt.reference["answer"] for prompt in load("data", "train")] == ["0", "1", "2", "3"]
     assert len(load("data", "test")) == 1
     assert len(load("converted", None)) == len(load("converted", "dev")) == 3
-    with pytest.raises(DataError, match=r"several datasets \(main, socratic\); expected the path of one"):
+    with pytest.raises(DataError, match=r"several datasets, main, socratic\): expected the path of one"):
         load("twice", "train")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="has no dataset"):
@@ -253,7 +253,9 @@ def test_a_system_prompt_comes_first_and_only_once(tmp_path):
     assert [message["role"] for message in prompt.messages] == ["system", "user"]
     chat = [{"m": [{"role": "system", "content": "x"}, {"role": "user", "content": "q"}], "answer": "1"}]
     source |= {"fields": {"question": None, "messages": "m"}}
-    with pytest.raises(DataError, match=r"data\.system_prompt: row 1 has its own system message"):
+    with pytest.raises(
+        DataError, match=r"data\.system_prompt: .* is not valid: expected null, because row 1 has its own"
+    ):
         load_set(SourceSettings(path=write_jsonl(tmp_path / "b.jsonl", chat), **source), None)
 
 
@@ -319,14 +321,17 @@ def test_train_null_takes_all_questions_that_are_not_held_out(tmp_path):
             DataSettings(options=ONE_DIGIT, train=190, held_out=64),
             r"data\.train \+ data\.held_out: 254 is .* 200",
         ),
-        (DataSettings(task="no_such_task"), "data.task 'no_such_task'"),
+        (DataSettings(task="no_such_task"), "data.task: 'no_such_task' is not valid"),
         (DataSettings(options={"min_terms": 0}), "min_terms"),
-        (DataSettings(source="jsonl", path="/no/such.jsonl"), "data.path '/no/such.jsonl' cannot be read"),
+        (DataSettings(source="jsonl", path="/no/such.jsonl"), "data.path: '/no/such.jsonl' cannot be read"),
         (
             DataSettings(source="parquet", path="/no/such.parquet"),
-            "data.path '/no/such.parquet' cannot be read as Parquet",
+            "data.path: '/no/such.parquet' cannot be read as Parquet",
         ),
-        (DataSettings(source="hf", path="/no/such"), "data.path '/no/such' is not a folder; .*save_to_disk"),
+        (
+            DataSettings(source="hf", path="/no/such"),
+            r"data.path: '/no/such' is not valid \(it is not a folder\): .*save_to_disk",
+        ),
     ],
 )
 def test_errors_name_the_field(data, message):
@@ -369,7 +374,7 @@ def test_the_error_of_a_row_names_field_value_and_expectation(tmp_path, bad, sou
     good |= {"prompt": good["m"], "reward_model": {"ground_truth": "1"}}
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(good) + "\n" + (bad if isinstance(bad, str) else json.dumps(bad)) + "\n")
-    with pytest.raises(DataError, match=rf"data\.path '{path}' row 2") as caught:
+    with pytest.raises(DataError, match=rf"data\.path: '{path}' row 2") as caught:
         load_set(SourceSettings(source="jsonl", path=str(path), **source), None)
     assert caught.match(message)
 
