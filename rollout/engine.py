@@ -130,7 +130,7 @@ def _engine_arguments(recipe: Recipe, model_path: str, replica: str, block_size:
         "weight_transfer_config": {"backend": TRANSFER_BACKEND},
         "worker_extension_cls": "rollout.vllm_worker.WorkerExtension",
         "disable_log_stats": True,
-        # On CPU, compiling takes 40 s at start and a C++ compiler; a run does not earn that back.
+        # On CPU, compiling takes 40 s at start and a C++ compiler; a run does not recover that time.
         "enforce_eager": rollout.eager or rollout.gpus == 0,
     }
     if rollout.gpus == 0:

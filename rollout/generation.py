@@ -54,7 +54,7 @@ class ResponseGenerator:
         """The task's prompt under the chat template: int32 [P].
 
         Raises PromptError for a prompt that cannot be answered, RefusedMessageError when the longest response that
-        the task asks for does not fit behind it.
+        the task requests does not fit after it.
         """
         prompt_ids = self._tokenizer.prompt_ids(task.prompt)
         longest, room = task.sampling.max_new_tokens, self._max_model_len - len(prompt_ids)

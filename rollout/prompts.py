@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from services.contracts import Cause, Prompt
 from services.settings import NO_TEMPLATE
+from services.settings.faults import shown
 from services.storage.models import local_file
 
 
@@ -46,7 +47,8 @@ class ChatTokenizer:
             self._tokenizer.chat_template = _template(local_file(chat_template, "model.chat_template"))
         if not self._joins and not self._tokenizer.chat_template:
             raise ValueError(
-                f"model.chat_template: {chat_template} is not valid: the tokenizer in {model_path!r} has no template; "
+                f"model.chat_template: {shown(chat_template)} is not valid "
+                f"(the tokenizer in {model_path!r} has no template): "
                 f"expected the path of a Jinja file, or {NO_TEMPLATE!r} to join the messages' texts"
             )
         self._max_prompt_tokens = max_prompt_tokens

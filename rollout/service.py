@@ -88,7 +88,7 @@ class Replica:
         self._transitions = GroupTransitions(context.redis, context.keys, RolloutService.name)
         limits, rollout = context.record.recipe.limits, context.record.recipe.rollout
         group_size = context.record.recipe.algorithm.group_size
-        # Samples: enough to keep every sequence slot busy while one group ends, and no more: what waits here ages.
+        # In samples: enough to keep each sequence slot busy while one group ends, no more: waiting tasks grow stale.
         self._slots = (-(-rollout.max_sequences // group_size) + 1) * group_size
         self._consumers = {
             lane: Consumer(

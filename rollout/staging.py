@@ -1,6 +1,6 @@
 """Owns the receiving side of a weight broadcast: a thread receives buckets into staging buffers and verifies them.
 
-Must not touch a model: weights are handed on only when all of them have arrived and are verified.
+Must not touch a model: weights are passed on only when all of them have arrived and are verified.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ FULL_PAUSE_S = 1.0
 
 @dataclass(frozen=True)
 class LeasedTask:
-    """A task under lease: what it asks for, and every effect it may have on the streams.
+    """A task under lease: what it requests, and every effect it may have on the streams.
 
     The group's last sample acks it. If it is neither acked nor dead-lettered, it is redelivered when the lease expires.
     """
@@ -46,7 +46,7 @@ class LeasedTask:
 
     @property
     def message(self) -> Task:
-        """What the sampler asks for."""
+        """What the sampler requests."""
         return self.delivery.message
 
     def renewing(self) -> AbstractAsyncContextManager[None]:
@@ -61,7 +61,7 @@ class LeasedTask:
         return await missing_samples(self.context.redis, self.context.keys, self.message)
 
     def request(self, index: int, prompt_ids: NDArray[np.int32]) -> ResponseRequest:
-        """What to ask of the generator for sample `index`; an on-policy run trains on samples of one version only."""
+        """The request to the generator for sample `index`; an on-policy run trains on samples of one version only."""
         task, sampling = self.message, self.message.sampling
         on_policy = self.context.record.recipe.limits.max_staleness == 0
         return ResponseRequest(

@@ -141,7 +141,7 @@ class WeightFollower:
     async def _receive(self, plan: WeightPlan) -> SyncTimes:
         """Stage the plan's version and apply it. Raises PlanFailedError, PoisonedError.
 
-        A version that is in use already is received for the sake of the group's other members, and dropped.
+        A version that is in use already is received too, because the broadcast needs every member, and then dropped.
         """
         manifest = await self._context.redis.get(self._context.keys.manifest)
         if manifest is None:

@@ -23,7 +23,7 @@ from types import ModuleType
 
 MEMORY_BYTES = 4 << 30
 MEMORY_SHARE = 4  # the divisor of a container's limit; how many replicas share the container is not known here
-ROOM_BYTES = 256 << 20  # the most memory that judging takes, beside Python and its libraries
+ROOM_BYTES = 256 << 20  # the most memory that judging takes, in addition to Python and its libraries
 MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Where a container reads its own limit: cgroup v2, v1."""
 FIRST_VICTIM = 1000

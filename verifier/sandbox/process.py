@@ -41,7 +41,7 @@ class JudgementTimeoutError(ProcessFailedError):
 
 
 class Start(BaseModel):
-    """The first line of a judging process: the gaps of its confinement, or why it refuses to work."""
+    """The first line of a judging process: the gaps of its confinement, or why it cannot judge."""
 
     gaps: tuple[str, ...] = ()
     refused: str = ""
@@ -111,13 +111,13 @@ class JudgingProcess:
     def ready(self, patience_s: float) -> tuple[str, ...]:
         """Wait until it is confined; returns the gaps of its confinement.
 
-        Raises ProcessFailedError, with the process's own reason when it refuses to work.
+        Raises ProcessFailedError, with the process's own reason when it cannot judge.
         """
         if self._gaps is None:
             start = self._parsed(Start, self._exchange(b"", patience_s))
             if start.refused:
                 self.kill()
-                raise ProcessFailedError(f"it refuses to work: {start.refused}")
+                raise ProcessFailedError(f"it cannot judge: {start.refused}")
             self._gaps = start.gaps
             self._bytes_at_start = self._resident_bytes()
         return self._gaps

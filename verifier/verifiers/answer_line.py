@@ -4,8 +4,8 @@ Must not compute: an equal answer in another notation is wrong here (`math` judg
 
 The rule (verl's math_dapo.py, after the Minerva paper's normal form, arXiv 2206.14858 appendix D.1): in the
 last 300 characters, the text after the last "Answer:" on its line, normalised, must equal the normalised reference.
-Each step scans the text a fixed number of times: the published scorer's patterns backtrack, and one response froze a
-run.
+Each step scans the text a fixed number of times: the published scorer's patterns backtrack, and one response
+can stop a run.
 """
 
 from __future__ import annotations
