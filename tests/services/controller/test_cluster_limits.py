@@ -108,7 +108,7 @@ def test_an_evaluation_run_requests_no_learner():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "readable (No such file or directory)"),
+        (None, "readable file (No such file or directory)"),
         ("{", "Invalid JSON"),
         (json.dumps({**FILE, "rollout": {"pods": -1, "cpus": 1, "gpus": 0}}), "rollout.pods"),
         (json.dumps({**FILE, "learners": {}}), "learners"),
