@@ -18,7 +18,7 @@ DEADLINE_S = 30.0
 def cancellation_requested() -> bool:
     """Whether this task was cancelled, even if the CancelledError was lost.
 
-    For loops inside a TaskGroup, which cancels its tasks only once and would wait for one that continues for ever.
+    For loops inside a TaskGroup, which cancels its tasks only once and would wait for one that never ends.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -36,6 +36,6 @@ def _containments(texts: Collection[str], inner: Collection[str]) -> Iterator[tu
     for text in texts if by_head else ():
         words = text.split(" ")
         for start in range(len(words) - WORDS + 1):
-            for wanted in by_head.get(tuple(words[start : start + WORDS]), ()):
-                if words[start : start + len(wanted)] == wanted:
-                    yield text, " ".join(wanted)
+            for question_words in by_head.get(tuple(words[start : start + WORDS]), ()):
+                if words[start : start + len(question_words)] == question_words:
+                    yield text, " ".join(question_words)

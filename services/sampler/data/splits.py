@@ -82,8 +82,8 @@ class _Gathered:
 def _gather(source: SourceSettings, where: str, wanted: int | None) -> _Gathered:
     """The distinct questions of a source: the first `wanted`, or all if it is None."""
     found = _Gathered()
-    for item in items(source, where, wanted):
-        found.add(source, where, item)
+    for row in items(source, where, wanted):
+        found.add(source, where, row)
         if len(found.prompts) == wanted:
             break
     return found

@@ -103,7 +103,7 @@ class Consumer(Generic[M]):
             self._next_reclaim = time.monotonic() + self._lease_ms / 3000
         block = max(1, int(block_s * 1000))
         reply = await self._redis.xreadgroup(self._group, self._name, {self._stream: ">"}, count=count, block=block)
-        entries = [(entry, fields, 1) for _, found in reply or [] for entry, fields in found]
+        entries = [(entry, fields, 1) for _, messages in reply or [] for entry, fields in messages]
         return await self._open_entries(entries)
 
     async def _reclaim(self, count: int) -> list[Delivery[M]]:

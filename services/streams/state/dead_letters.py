@@ -152,12 +152,12 @@ async def redrive_all(redis: Redis, keys: RunKeys, event_log: EventLog) -> list[
     after = "0-0"
     while page := await letters(redis, keys, after):
         after = page[-1].entry
-        for found in page:
-            group = found.letter.group
+        for stored in page:
+            group = stored.letter.group
             if group in renamed:
-                results.append(RedriveResult(found.entry, group, renamed[group], "with another letter of its group"))
-            elif not found.redriven:
-                result, fits = await _try_redrive(redis, keys, found, event_log)
+                results.append(RedriveResult(stored.entry, group, renamed[group], "with another letter of its group"))
+            elif not stored.redriven:
+                result, fits = await _try_redrive(redis, keys, stored, event_log)
                 if not fits:
                     left.append(len(results))
                 results.append(result)
