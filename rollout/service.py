@@ -54,7 +54,7 @@ class RolloutService:
         recipe, named = context.record.recipe, context.record.model_path
         if named is None:
             raise ValueError(
-                f"model_path of run {context.record.id!r}: None is not valid: expected a Hugging Face model folder"
+                f"model_path of run {context.record.id!r}: null is not valid: expected a Hugging Face model folder"
             )
         heartbeat = context.heartbeat
         heartbeat.info = heartbeat.info.model_copy(update={"workers": recipe.rollout.tensor_parallel})

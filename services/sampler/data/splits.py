@@ -118,7 +118,9 @@ def load_set(source: SourceSettings, wanted: int | None) -> tuple[Prompt, ...]:
 
 def _gathered_set(source: SourceSettings, wanted: int | None) -> _Gathered:
     found = _gather(source, _where(source), wanted)
-    if not found.prompts or len(found.prompts) < (wanted or 0):
+    if not found.prompts:
+        raise DataError(f"{_where(source)}.path: {source.path!r} is not valid: expected at least one question")
+    if len(found.prompts) < (wanted or 0):
         raise DataError(
             f"{_where(source)}.prompts: {wanted} is not valid: expected at most {len(found.prompts)},"
             " the number of distinct questions in the source"

@@ -305,6 +305,12 @@ def test_a_set_is_the_first_questions_of_its_source(tmp_path):
         load_set(source, 11)
 
 
+def test_a_set_without_a_question_is_rejected(tmp_path):
+    source = EvaluationSet(name="s", source="jsonl", path=write_jsonl(tmp_path / "s.jsonl", []), layout="fields")
+    with pytest.raises(DataError, match=r"'s'\.path: '.*s\.jsonl' is not valid: expected at least one question"):
+        load_set(source, None)
+
+
 def test_train_null_takes_all_questions_that_are_not_held_out(tmp_path):
     rows = [{"question": f"q{n}", "answer": n} for n in range(30)]
     data = {"source": "jsonl", "path": write_jsonl(tmp_path / "s.jsonl", rows), "layout": "fields", "held_out": 7}
