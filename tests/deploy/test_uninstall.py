@@ -10,14 +10,14 @@ from deploy.kubernetes.uninstall import UninstallError, remove_cluster
 
 
 class Kubernetes:
-    """Answers as the API server does, from a list of answers per path, the last for ever; records what was asked."""
+    """Answers as the API server does, from a list of answers per path whose last is repeated. Records the requests."""
 
     def __init__(self, cluster: list[int], pods: list[int]) -> None:
         self.cluster, self.pods = cluster, pods
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
-        self.asked.append(f"{request.method} {request.url.path}")
+        self.requests.append(f"{request.method} {request.url.path}")
         if request.url.path.endswith("/pods"):
             assert request.url.params["labelSelector"] == "ray.io/cluster=penstock"
             return httpx.Response(
@@ -41,7 +41,7 @@ def test_waits_for_the_cluster_and_then_for_its_pods() -> None:
     kubernetes.remove()
     path = "/apis/ray.io/v1/namespaces/ml/rayclusters/penstock"
     pods = "/api/v1/namespaces/ml/pods"
-    assert kubernetes.asked == [f"DELETE {path}", *[f"GET {path}"] * 3, *[f"GET {pods}"] * 3]
+    assert kubernetes.requests == [f"DELETE {path}", *[f"GET {path}"] * 3, *[f"GET {pods}"] * 3]
 
 
 def test_retries_while_the_server_does_not_answer() -> None:
@@ -65,4 +65,4 @@ def test_a_rejection_is_not_retried() -> None:
     kubernetes = Kubernetes(cluster=[403], pods=[0])
     with pytest.raises(UninstallError, match="answered with 403"):
         kubernetes.remove()
-    assert len(kubernetes.asked) == 2
+    assert len(kubernetes.requests) == 2

@@ -70,11 +70,11 @@ def check_penstock(words: list[str], *, named: bool = False) -> None:
     assert set(given) <= options.keys() | {"--help"}, f"{command}: it knows {sorted(options)}"
     if named and len(rest) == len(given):
         return
-    lacking = [
+    missing = [
         parameter.name for parameter in node.params if parameter.required and parameter.param_type_name == "option"
     ]
-    assert set(lacking) <= {options[parameter].name for parameter in given if parameter in options}, (
-        f"{command}: needs {lacking}"
+    assert set(missing) <= {options[parameter].name for parameter in given if parameter in options}, (
+        f"{command}: needs {missing}"
     )
     valued = sum(1 for word in given if word in options and not options[word].is_flag)
     arguments = [parameter.name for parameter in node.params if parameter.param_type_name == "argument"]

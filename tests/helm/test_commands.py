@@ -64,7 +64,7 @@ def helps() -> dict[tuple[str, ...], tuple[int, str]]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return {command: (status, told) for command, (status, told) in zip(asked, json.loads(done.stdout), strict=True)}
+    return {command: (status, text) for command, (status, text) in zip(asked, json.loads(done.stdout), strict=True)}
 
 
 def test_the_release_starts_the_expected_modules() -> None:

@@ -97,11 +97,11 @@ def test_the_commands_of_a_page_exist(page: Path) -> None:
 
 
 def test_the_commands_that_helm_prints_after_an_install_exist() -> None:
-    told = [
+    commands = [
         line for line in (CHART / "templates" / "NOTES.txt").read_text().splitlines() if line.startswith("  penstock ")
     ]
-    assert len(told) > 2
-    for line in told:
+    assert len(commands) > 2
+    for line in commands:
         for words in commands_of(line):
             check_penstock(words)
 

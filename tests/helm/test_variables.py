@@ -32,7 +32,7 @@ PORTS_OF_RAY = {
     "min-worker-port": 10002,
     "max-worker-port": 19999,
 }
-"""What `ray start` is told; the NetworkPolicies open exactly these."""
+"""The ports that `ray start` gets; the NetworkPolicies open exactly these."""
 
 
 @each("case", CASES)

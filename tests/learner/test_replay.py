@@ -134,7 +134,7 @@ def test_from_a_checkpoint_the_bits_agree_a_damaged_is_skipped(trained: Trained,
 
 
 @pytest.mark.slow
-def test_another_log_prob_is_told_as_different(copy: Path) -> None:
+def test_a_changed_log_prob_is_reported_as_different(copy: Path) -> None:
     archive = RunArchive(copy)
     batch, payloads = archive.batch(5), archive.share(5, 0)
     key = batch.groups[3].samples[0].payload

@@ -46,7 +46,7 @@ def test_the_writer_of_shares_tells_a_full_disk_like_others(tmp_path: Path) -> N
     assert found.value.errno in storage_retry.DISK_FULL
 
 
-async def test_patience_ends_and_other_faults_are_told_at_once(tmp_path: Path) -> None:
+async def test_a_full_disk_times_out_and_other_errors_fail_at_once(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(OSError, match="No space left") as found:
         await retry_storage(lambda: FULL.write_text("text"), "the batch", Waits(), 0.5)

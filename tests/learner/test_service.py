@@ -167,7 +167,7 @@ async def test_a_batch_that_other_bits_have_made_too_old_is_given_back(
     assert await redis.hget(keys.group("v0g0"), "state") == b"batched", "the group must be left to the sampler"
 
 
-async def test_damaged_payloads_are_left_out_of_the_loss_and_told(
+async def test_damaged_payloads_are_left_out_and_reported(
     redis: Any, redis_url: str, run_id: str, tiny_model: Path, runs_folder: Path
 ) -> None:
     keys = RunKeys(run_id)

@@ -94,7 +94,7 @@ def slowed(worker: RankWorker, monkeypatch: pytest.MonkeyPatch) -> Slow:
     return slow
 
 
-async def test_what_cannot_be_written_is_told_and_the_next_can(redis: Any, run_id: str, tiny_model: Path) -> None:
+async def test_a_failed_write_is_reported_and_the_next_succeeds(redis: Any, run_id: str, tiny_model: Path) -> None:
     keys = RunKeys(run_id)
     await submit(redis, run_id, tiny_model, learner=LEARNER)
     async with working(redis, run_id) as worker:

@@ -42,7 +42,7 @@ EMPTY = {
 
 
 class Prometheus:
-    """The shipped configuration on a port of its own, at the test's stack, with an interval fit for a short run."""
+    """The shipped configuration on a free port, scraping the test's stack at an interval that suits a short run."""
 
     def __init__(self, program, folder, api_port):
         document = yaml.safe_load(SHIPPED.read_text())
@@ -94,11 +94,11 @@ class Prometheus:
             self.process.wait(timeout=10)
 
 
-def until(condition: Callable[[], object], what: str, deadline_s: float, told: Callable[[], object]):
-    """What `condition` returns once that is true."""
+def until(condition: Callable[[], object], what: str, deadline_s: float, state: Callable[[], object]):
+    """Wait until `condition` returns something true, and return that."""
     ends = time.monotonic() + deadline_s
     while not (found := condition()):
-        assert time.monotonic() < ends, f"{what}: not within {deadline_s} s\n{told()}"
+        assert time.monotonic() < ends, f"{what}: not within {deadline_s} s\n{state()}"
         time.sleep(0.5)
     return found
 

@@ -29,8 +29,8 @@ OF_KUBERNETES = {"NetworkPolicy", "RayCluster"}
 
 def test_every_alert_has_a_page_and_every_page_an_alert():
     assert {page.stem for page in PAGES} == set(alerts())
-    told = (ROOT / "docs" / "operations" / "observability.md").read_text()
-    assert set(re.findall(r"\]\(runbooks/\w+/(\w+)\.md\)", told)) == set(alerts())
+    page = (ROOT / "docs" / "operations" / "observability.md").read_text()
+    assert set(re.findall(r"\]\(runbooks/\w+/(\w+)\.md\)", page)) == set(alerts())
 
 
 of_each_page = each("page", PAGES, called=lambda page: page.stem)

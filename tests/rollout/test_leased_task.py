@@ -1,4 +1,4 @@
-"""What a leased task asks of the engine and says about the responses; no engine is started."""
+"""A leased task's requests to the engine, its samples, and its route through the files; no engine is started."""
 
 from __future__ import annotations
 

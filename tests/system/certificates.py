@@ -1,6 +1,6 @@
 """Owns the certificates of the tests: an authority and a server certificate for 127.0.0.1, made with openssl.
 
-Must not be used for anything else: the keys lie open.
+Must not be used for anything else: the keys are readable by every user.
 """
 
 from __future__ import annotations

@@ -156,9 +156,9 @@ def start_sentinel(
 
 
 def script_settings(folder: Path, **changes: str) -> tuple[dict[str, str], int]:
-    """The variables with which the chart's start script runs in `folder`, and its port; the embedded server is on PATH.
+    """The variables for the chart's start script in `folder`, and its port; the embedded server is on PATH.
 
-    As root, what it writes to is given to the user of the official image, as whom it must be run: see `open_path`.
+    As root, this gives the folders to the user of the official image; run the script as that user (see `open_path`).
     """
     for name in ("bin", "data", "secret", "tls"):
         (folder / name).mkdir(exist_ok=True)
