@@ -106,6 +106,6 @@ def test_a_screen_shifts_training_to_middle_pass_rates() -> None:
     assert total_variation((1.0, 0.0), (0.0, 1.0)) == 1
 
 
-def test_a_distribution_without_signal_is_refused() -> None:
+def test_a_distribution_without_signal_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"rates: \[0.0, 1.0\] is not valid: expected one between 0 and 1"):
         kept_distribution((0.0, 1.0), (1.0, 1.0), 16)

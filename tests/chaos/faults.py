@@ -73,9 +73,9 @@ FAULTS: Mapping[str, Fault] = {
     "swallow connections": Fault(moments.connected, strikes.swallow_connections, _ALL_SERVICES, 4, PROXY),
     "refuse connections": Fault(moments.connected, strikes.refuse_connections, _ALL_SERVICES, 6, PROXY),
     "full disk": Fault(moments.checkpoint_coming, strikes.fill_disk, recovery.checkpoint_written, 6, DISK),
-    "damaged checkpoint": Fault(moments.checkpointed, strikes.spoil_checkpoint, _REPLACED["learner"], 6),
-    "damaged payload": Fault(moments.payload_waiting, strikes.spoil_payload, recovery.group_ended, 8),
-    "damaged message": Fault(_MESSAGES, strikes.spoil_message, recovery.refused, 14),
+    "damaged checkpoint": Fault(moments.checkpointed, strikes.damage_checkpoint, _REPLACED["learner"], 6),
+    "damaged payload": Fault(moments.payload_waiting, strikes.damage_payload, recovery.group_ended, 8),
+    "damaged message": Fault(_MESSAGES, strikes.damage_message, recovery.rejected, 14),
     "duplicated message": Fault(_MESSAGES, strikes.duplicate_message, recovery.entry_dealt_with, 14),
 }
 """Every fault by name."""

@@ -86,7 +86,7 @@ def entry_dealt_with(scene: Scene, struck: Struck) -> bool:
     stream, entry = struck.entry
     name = key(scene.run, stream)
     if stream == "batches":
-        return refused(scene, struck) or scene.step() > (struck.moment.batch or 0)
+        return rejected(scene, struck) or scene.step() > (struck.moment.batch or 0)
     reader = READERS[stream]
     groups = [group for group in scene.server.xinfo_groups(name) if group["name"].decode() == reader]
     delivered = groups[0]["last-delivered-id"].decode() if groups else "0-0"
@@ -95,7 +95,7 @@ def entry_dealt_with(scene: Scene, struck: Struck) -> bool:
     return not scene.server.xpending_range(name, reader, entry, entry, 1)
 
 
-def refused(scene: Scene, struck: Struck) -> bool:
+def rejected(scene: Scene, struck: Struck) -> bool:
     """The added entry is in the dead-letter stream, as an invalid message."""
     assert struck.entry is not None
     stream, entry = struck.entry

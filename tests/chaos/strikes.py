@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.damage import MESSAGES, PAYLOADS
 from tests.chaos.ground import ProxyThread
 from tests.chaos.lookups import BODY, Process, key, message
 from tests.chaos.moments import confirmed
 from tests.chaos.scene import Moment, Scene
-from tests.chaos.spoiling import MESSAGES, PAYLOADS
 from tests.harness.stack import exists, freeze, send
 
 EFFECT_S = 30.0
@@ -123,7 +123,7 @@ def stop_redis(scene: Scene, moment: Moment) -> Struck | None:
     return struck if freeze(pid) else None
 
 
-def spoil_checkpoint(scene: Scene, moment: Moment) -> Struck | None:
+def damage_checkpoint(scene: Scene, moment: Moment) -> Struck | None:
     """Flip one bit of the newest checkpoint, and kill -9 the learner, which has to resume from an older one."""
     folder = scene.folder / "checkpoints" / str(moment.facts["checkpoint"])
 
@@ -242,7 +242,7 @@ def refuse_connections(scene: Scene, moment: Moment) -> Struck | None:
     return struck
 
 
-def spoil_payload(scene: Scene, moment: Moment) -> Struck | None:
+def damage_payload(scene: Scene, moment: Moment) -> Struck | None:
     """Overwrite a field of one payload; None if it was released meanwhile."""
     name = str(moment.facts["payload"])
     how = scene.rng.choice(sorted(PAYLOADS))
@@ -255,7 +255,7 @@ def duplicate_message(scene: Scene, moment: Moment) -> Struck | None:
     return _append(scene, moment, moment.facts["body"])
 
 
-def spoil_message(scene: Scene, moment: Moment) -> Struck | None:
+def damage_message(scene: Scene, moment: Moment) -> Struck | None:
     """Append a damaged copy of an entry under lease."""
     how = scene.rng.choice(sorted(MESSAGES))
     struck = _append(scene, moment, MESSAGES[how](moment.facts["body"], scene.rng))

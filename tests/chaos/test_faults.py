@@ -21,13 +21,13 @@ from services.streams.delivery.payloads import PayloadMissingError, SamplePayloa
 from services.streams.delivery.validation import Malformed, admit
 from services.streams.keys import RunKeys
 from tests.chaos import disk, moments, strikes
+from tests.chaos.damage import MESSAGES, PAYLOADS
 from tests.chaos.faults import FAULTS
 from tests.chaos.injector import inject
 from tests.chaos.lookups import Held, batch_in_flight, client, key, leases, open_sync, still_leased
-from tests.chaos.recovery import entry_dealt_with, refused
+from tests.chaos.recovery import entry_dealt_with, rejected
 from tests.chaos.scene import Moment, Scene
 from tests.chaos.server import Server
-from tests.chaos.spoiling import MESSAGES, PAYLOADS
 from tests.harness.stack import exists
 from tests.harness.workload import recipe
 
@@ -226,13 +226,13 @@ def test_a_message_is_copied_while_it_is_leased(raw, scene):
 
 def test_a_damaged_message_is_rejected_by_its_entry(raw, scene):
     lease(raw, "tasks", "rollout", {"group": "g0"})
-    struck = strikes.spoil_message(scene, moments.message_in_flight("tasks")(scene))
+    struck = strikes.damage_message(scene, moments.message_in_flight("tasks")(scene))
     stream, entry = struck.entry
     letter = {"stream": key(RUN, stream), "entry": entry, "cause": "deliveries"}
     raw.xadd(key(RUN, "dead"), {"m": json.dumps(letter)})
-    assert not refused(scene, struck)
+    assert not rejected(scene, struck)
     raw.xadd(key(RUN, "dead"), {"m": json.dumps({**letter, "cause": "invalid"})})
-    assert refused(scene, struck)
+    assert rejected(scene, struck)
 
 
 def test_a_payload_counts_until_its_batch_is_trained(raw, scene):

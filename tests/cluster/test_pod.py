@@ -61,7 +61,7 @@ def test_a_missing_kuberay_command_is_one_clear_line(tmp_path: Path, module: lis
     assert "ray.io/overwrite-container-cmd" in message
 
 
-def test_an_unknown_role_is_refused() -> None:
+def test_an_unknown_role_is_rejected() -> None:
     command = [sys.executable, "-m", "deploy.kubernetes.node", "--role", "head"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2

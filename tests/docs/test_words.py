@@ -32,12 +32,12 @@ OWN = "tests/docs/test_words.py"
 
 
 def test_refused_words_are_gone() -> None:
-    pattern = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, INSTEAD))})(?![\w-])", re.I)
+    pattern = re.compile(rf"(?<![a-z0-9-])({'|'.join(map(re.escape, INSTEAD))})(?![a-z0-9-])", re.I)
     found = [
         f"{path}:{number}: {match[0]}: write {INSTEAD[match[0].lower()]}"
         for path in tracked()
         if path.endswith(SUFFIXES) and path != OWN and "/results/" not in path
         for number, line in enumerate((ROOT / path).read_text().splitlines(), 1)
-        for match in pattern.finditer(line)
+        for match in pattern.finditer(line.replace("_", " "))  # names too, such as give_up
     ]
     assert found == []

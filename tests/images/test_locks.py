@@ -48,7 +48,7 @@ def asked(name):
 
 
 @pytest.mark.parametrize("name", ["build", "cpu", "gpu"])
-def test_lock_holds_what_is_asked_for(name):
+def test_a_lock_holds_what_is_requested(name):
     versions, _ = locked(name)
     for wanted in asked(name):
         found = versions.get(canonicalize_name(wanted.name))

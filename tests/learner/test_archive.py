@@ -139,7 +139,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("file", "before")]
 
 
-def test_an_archive_begins_once(archive: RunArchive) -> None:
+def test_an_archive_starts_once(archive: RunArchive) -> None:
     recipe = parse_recipe(recipe_document("/model"))
     facts = RunFacts(run="run", recipe=recipe, model_path="/model", ranks=2, device="cpu", versions={"torch": "2"})
     archive.start(facts)

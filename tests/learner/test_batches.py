@@ -52,7 +52,7 @@ def test_a_single_group_is_spread_over_the_ranks() -> None:
     assert [len(share) for share in plan.shares] == [2, 2]
 
 
-def test_a_mini_batch_without_a_trainable_response_says_so() -> None:
+def test_a_mini_batch_without_trainable_responses_is_an_error() -> None:
     plans = plan_step(batch_of(("a", [5, 5], {0, 1}), ("b", [5, 5], set())), 1, "token", 1, longest=9)
     assert [plan.trainable for plan in plans] == [False, True]
 

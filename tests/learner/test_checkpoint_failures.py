@@ -108,7 +108,7 @@ def test_a_folder_that_cannot_be_made_fails_the_checkpoint(archive: RunArchive, 
         checkpoints.partial.start(2)
 
 
-def test_killed_in_the_middle_of_writing_the_former_one_is_used(archive: RunArchive, checkpoints: Checkpoints) -> None:
+def test_after_a_kill_during_a_write_the_previous_one_is_used(archive: RunArchive, checkpoints: Checkpoints) -> None:
     before = save(checkpoints, header(2), block_of(1000))
     code = f"from tests.learner.test_checkpoint_failures import write_for_ever; write_for_ever({str(archive.folder)!r})"
     process = subprocess.Popen(

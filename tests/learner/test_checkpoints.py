@@ -140,7 +140,7 @@ def test_a_renamed_folder_is_no_checkpoint(archive: RunArchive, checkpoints: Che
     assert ["does not match its digest or its folder" in reason for reason in skipped.values()] == [True]
 
 
-def test_of_several_of_a_step_the_latest_version_counts(archive: RunArchive, checkpoints: Checkpoints) -> None:
+def test_the_checkpoint_of_the_latest_version_is_used(archive: RunArchive, checkpoints: Checkpoints) -> None:
     save(checkpoints, header(2, version=2), block_of(10))
     later = save(checkpoints, header(2, version=7), block_of(10, seed=1))
     earlier = save(checkpoints, header(2, version=3), block_of(10))
@@ -203,7 +203,7 @@ def test_a_rank_that_never_writes_is_named_at_the_deadline(archive: RunArchive, 
     assert names(archive) == [before.name]
 
 
-def test_one_that_is_given_up_while_ranks_write_leaves_nothing(
+def test_an_abandoned_checkpoint_leaves_nothing_behind(
     archive: RunArchive, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = Slow(block_of(10_000_000), threading.Event(), threading.Event())
@@ -251,7 +251,7 @@ def test_a_missing_batch_fails_the_checkpoint_and_is_named(archive: RunArchive, 
     assert [checkpoint.step for checkpoint in checkpoints.complete()] == [2]
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(
+def test_training_continues_while_a_checkpoint_is_written(
     tiny_model: Path, archive: RunArchive, checkpoints: Checkpoints
 ) -> None:
     ranks = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
@@ -282,7 +282,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
         leave(ranks)
 
 
-def test_a_checkpoint_that_is_not_there_is_named(checkpoints: Checkpoints) -> None:
+def test_a_missing_checkpoint_is_named(checkpoints: Checkpoints) -> None:
     class NoTrainer:
         def restore(self, files: object) -> None:
             raise AssertionError("nothing can be restored")

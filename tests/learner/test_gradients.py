@@ -188,7 +188,7 @@ def test_behaviour_as_proximal_measures_the_current_policy(policy: Path, ranks: 
 
 
 @pytest.mark.conformance(formula="pi_ref: the initial policy of the run", setting="algorithm.kl_coefficient")
-def test_the_reference_stays_where_the_run_began(policy: Path, ranks: Ranks) -> None:
+def test_the_reference_stays_at_the_initial_policy(policy: Path, ranks: Ranks) -> None:
     """k3 is 0 for the initial policy and positive after a rollout step; without a coefficient it is absent."""
     case = replace(EXACT, algorithm={"kl_coefficient": 0.1}, mini_batch_groups=4)
     trainer = Trainer(policy, recipe(policy, case), ranks)

@@ -30,7 +30,7 @@ def test_a_folder_is_used_as_it_is(tiny_model: Path, tmp_path: Path) -> None:
     assert prepare_model(ModelSettings(path=str(tiny_model)), tmp_path) == tiny_model
 
 
-def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ModelSourceError, match=r"^model.path: '.*nowhere' is not valid \(no such folder\): expected a"):
         prepare_model(ModelSettings(path=str(tmp_path / "nowhere")), tmp_path)
     (tmp_path / "config.json").write_text("{}")
@@ -75,7 +75,7 @@ def test_a_sliding_window_model_does_not_share_prompts(tiny_model: Path) -> None
     assert not can_share_prompts(PolicyModel(MistralForCausalLM(config).eval(), 1.0))
 
 
-def test_a_head_that_does_more_than_a_product_is_refused(tiny_model: Path) -> None:
+def test_a_head_that_does_more_than_a_product_is_rejected(tiny_model: Path) -> None:
     policy = load_policy(tiny_model, "float32", 1.0)
     policy.causal_lm.lm_head.register_forward_hook(lambda module, given, logits: logits * given[0].shape[0])
     with pytest.raises(ValueError, match="LlamaForCausalLM is not valid"):
@@ -96,7 +96,7 @@ def test_dropout_is_off_even_where_layers_train(tiny_model: Path, tmp_path: Path
     assert can_share_prompts(policy)
 
 
-def test_an_architecture_that_cannot_checkpoint_is_refused(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_architecture_that_cannot_checkpoint_is_rejected(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LlamaForCausalLM, "supports_gradient_checkpointing", False)
     load_policy(tiny_model, "float32", 1.0)
     with pytest.raises(ValueError, match=r"learner.activation_checkpointing: true is not valid for LlamaForCausalLM"):
@@ -113,15 +113,15 @@ def test_float64_needs_no_zero(tiny_model: Path, stage: int) -> None:
 
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_a_gradient_that_is_not_finite_changes_nothing(tiny_model: Path, stage: int) -> None:
-    """One of three mini-batches is spoilt: it is skipped and recorded, weights stay finite, training continues."""
+    """One of three mini-batches is damaged: it is skipped and recorded, weights stay finite, training continues."""
     ranks = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
     try:
-        trainer = Trainer(tiny_model, recipe(tiny_model, Case("spoilt", stage=stage, mini_batch_groups=1)), ranks)
+        trainer = Trainer(tiny_model, recipe(tiny_model, Case("damaged", stage=stage, mini_batch_groups=1)), ranks)
         manifest = make_manifest(trainer, 1)
         batch, payloads = step_data(tiny_model, "mixed")
         good = payloads["0:0"]
-        spoilt = np.full_like(good.behaviour_logprobs, math.nan)
-        payloads["0:0"] = SamplePayload(good.prompt_ids, good.response_ids, spoilt, "", "stop", ())
+        damaged = np.full_like(good.behaviour_logprobs, math.nan)
+        payloads["0:0"] = SamplePayload(good.prompt_ids, good.response_ids, damaged, "", "stop", ())
         trained = trainer.train(trainer.plan(batch)[:1], payloads)
         assert trained.optimizer == (OptimizerStepRecord(loss=None, gradient_norm=None, applied=False),)
         assert (trained.optimizer_steps, trained.skipped) == (0, 1)

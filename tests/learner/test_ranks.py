@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.slow
-def test_a_rank_may_come_later_than_a_collective_may_take() -> None:
+def test_a_rank_may_join_after_the_timeout_of_a_collective() -> None:
     code = (
         "import time, torch; from learner.training.process_group import Ranks; time.sleep(20 * {rank}); "
         "ranks = Ranks({rank}, {world}, '127.0.0.1', {port}, timeout_s=15, meet_s=170); "

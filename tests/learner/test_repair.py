@@ -20,7 +20,7 @@ def archive(tmp_path: Path) -> RunArchive:
     return made
 
 
-async def test_what_redis_still_has_is_archived_anew(redis: Any, run_id: str, archive: RunArchive) -> None:
+async def test_batches_that_redis_still_has_are_archived_again(redis: Any, run_id: str, archive: RunArchive) -> None:
     keys = RunKeys(run_id)
     run = await DrivenRun.open(redis, keys)
     covered, *logged = [await run.trained(step, f"g{step}", f"h{step}") for step in (1, 2, 3)]

@@ -90,7 +90,7 @@ def penstock(folder: Path, step: int) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_from_the_model_every_bit_is_the_same(trained: Trained, copy: Path) -> None:
+def test_replay_from_the_model_is_bit_equal(trained: Trained, copy: Path) -> None:
     shutil.rmtree(copy / "checkpoints")
     plan = plan_replay(copy, 3)
     assert (plan.start, plan.steps, plan.exact) == (None, (1, 2, 3), True)
@@ -111,7 +111,7 @@ def test_from_the_model_every_bit_is_the_same(trained: Trained, copy: Path) -> N
     assert [line.split(" of ")[0] for line in reported] == ["step 1", "step 2", "step 3"]
 
 
-def test_from_a_checkpoint_the_bits_agree_a_damaged_is_skipped(trained: Trained, copy: Path) -> None:
+def test_replay_skips_a_damaged_checkpoint_and_is_bit_equal(trained: Trained, copy: Path) -> None:
     nearest = plan_replay(copy, 5)
     assert nearest.start is not None
     assert (nearest.start.step, nearest.steps, nearest.skipped) == (4, (5,), ())
@@ -158,7 +158,7 @@ def test_a_damaged_share_is_named(copy: Path) -> None:
         plan_replay(copy, 4)
 
 
-def test_what_cannot_be_replayed_is_refused(copy: Path, tmp_path: Path) -> None:
+def test_a_step_that_cannot_be_replayed_is_an_error(copy: Path, tmp_path: Path) -> None:
     status, output = penstock(tmp_path / "no-such-run", 1)
     assert (status, output) == (
         2,

@@ -21,7 +21,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage_retry, "RETRY_S", 0.1)
 
 
-async def test_what_finds_no_room_is_written_once_there_is_some(tmp_path: Path) -> None:
+async def test_a_write_is_repeated_once_the_disk_has_room(tmp_path: Path) -> None:
     path, waits = tmp_path / "file", Waits()
     path.symlink_to(FULL)
     task = asyncio.create_task(retry_storage(lambda: path.write_text("text"), "the batch", waits, 60.0))
@@ -38,7 +38,7 @@ async def test_what_finds_no_room_is_written_once_there_is_some(tmp_path: Path) 
     assert waits.current(time.time() + 60) == ()
 
 
-def test_the_writer_of_shares_tells_a_full_disk_like_others(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_wait_for_writers_of_shares_too(tmp_path: Path) -> None:
     path = tmp_path / "share"
     path.symlink_to(FULL)
     with pytest.raises(OSError, match="No space left") as found:

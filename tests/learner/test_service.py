@@ -145,7 +145,7 @@ def check_export(folder: Path, replica: Receiver, initial: dict[str, torch.Tenso
     assert exported.generation_config.eos_token_id == 3
 
 
-async def test_a_batch_that_other_bits_have_made_too_old_is_given_back(
+async def test_a_batch_made_too_old_by_a_new_version_is_returned(
     redis: Any, redis_url: str, run_id: str, tiny_model: Path
 ) -> None:
     keys = RunKeys(run_id)
@@ -223,7 +223,7 @@ async def test_the_export_waits_for_the_last_evaluation_of_every_set(
         await stop(thread)
 
 
-async def test_records_of_an_earlier_run_with_the_same_id_are_refused(
+async def test_records_of_an_earlier_run_with_the_same_id_fail(
     redis: Any, redis_url: str, run_id: str, tiny_model: Path
 ) -> None:
     await submit(redis, run_id, tiny_model, limits={"rollout_steps": 1})

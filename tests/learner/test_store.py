@@ -202,7 +202,7 @@ def test_ranks_of_several_nodes_write_one_checkpoint(store: S3Server, tmp_path: 
     assert {name.split("/")[1] for name in run_mirror("run").listed("checkpoints")} == {before.name, found.name}
 
 
-def test_a_run_that_began_without_a_store_is_taken_along(store: S3Server, tmp_path: Path) -> None:
+def test_a_run_that_started_without_a_store_is_uploaded(store: S3Server, tmp_path: Path) -> None:
     local = RunArchive(tmp_path / "run")
     local.prepare()
     fill_local = Checkpoints(local)
@@ -216,7 +216,7 @@ def test_a_run_that_began_without_a_store_is_taken_along(store: S3Server, tmp_pa
     assert (archive.steps(), checkpoints.newest_intact(1)) == ([1], (kept, {}))
 
 
-async def test_a_store_that_is_away_is_waited_for_by_name(
+async def test_an_unreachable_store_is_a_named_wait(
     own_store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage_retry, "RETRY_S", 0.2)
@@ -359,7 +359,7 @@ async def test_two_ranks_on_two_nodes_and_the_model_in_the_store(
         RunArchive(tmp_path / "d" / run_id).facts()
 
 
-def test_a_model_of_the_store_is_looked_at_before_it_is_fetched(store: S3Server, tmp_path: Path) -> None:
+def test_a_stored_model_is_checked_before_it_is_fetched(store: S3Server, tmp_path: Path) -> None:
     from learner.model.source import ModelSourceError, record_name
     from services.settings import ModelSettings
     from services.storage.objects import put_bytes

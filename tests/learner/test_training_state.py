@@ -73,14 +73,14 @@ def check_continuation(model: Path, folder: Path, stage: int, dtype: str, ranks:
         *[(0, "float64"), (3, "bfloat16"), pytest.param(3, "float32", marks=pytest.mark.slow)],
     ],
 )
-def test_one_rank_goes_on_as_if_it_had_not_stopped(
+def test_one_rank_continues_as_if_it_had_not_stopped(
     tiny_model: Path, tmp_path: Path, alone: Ranks, stage: int, dtype: str
 ) -> None:
     check_continuation(tiny_model, tmp_path, stage, dtype, alone)
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_policy_that_no_step_has_touched_can_be_kept_too(
+def test_the_state_of_an_untrained_policy_is_saved_too(
     tiny_model: Path, tmp_path: Path, alone: Ranks, stage: int
 ) -> None:
     writer = open_trainer(tiny_model, stage, "float32", alone)
@@ -243,7 +243,7 @@ def test_in_bfloat16_parameters_are_what_the_masters_round_to(tiny_model: Path, 
         reader.close()
 
 
-def test_a_state_of_another_policy_is_refused(tiny_model: Path, tmp_path: Path, alone: Ranks) -> None:
+def test_a_state_of_another_policy_is_rejected(tiny_model: Path, tmp_path: Path, alone: Ranks) -> None:
     untied = write_tiny_model(tmp_path / "untied", tied=False)
     for name, model, stage, dtype in (("untied", untied, 1, "float32"), ("wide", tiny_model, 0, "float64")):
         writer = open_trainer(model, stage, dtype, alone)

@@ -118,7 +118,7 @@ async def test_a_failed_write_is_reported_and_the_next_succeeds(redis: Any, run_
         assert [path.name[:11] for path in folder.iterdir()] == ["step-000002"]
 
 
-async def test_a_write_under_way_is_given_up_when_the_learner_ends(
+async def test_a_write_in_progress_is_abandoned_when_the_learner_ends(
     redis: Any, run_id: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = RunKeys(run_id)

@@ -186,7 +186,7 @@ async def test_a_sender_that_dies_leaves_the_old_weights_intact(replica: Replica
     assert_written_by(policies, PROMPT, await replica.engine.generate(PROMPT, sampling(30), "after-repair"))
 
 
-async def test_a_wrong_checksum_is_refused(replica: Replica, policies: dict[int, Policy]) -> None:
+async def test_a_wrong_checksum_is_rejected(replica: Replica, policies: dict[int, Policy]) -> None:
     ack = await replica.sender.send(replica.sender.plan(5, 6), policies[6].weights, corruption=1)
     assert ack.phase == "failed"
     assert "checksums of buckets [0]" in ack.detail
@@ -324,7 +324,7 @@ async def test_an_incomplete_policy_poisons_the_replica(replica: Replica, polici
         await asyncio.wait_for(replica.following, 60)
 
 
-async def test_the_death_of_the_engine_is_noticed(replica: Replica) -> None:
+async def test_the_death_of_the_engine_is_detected(replica: Replica) -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 
     replica.engine.check()

@@ -318,7 +318,7 @@ main(sys.argv[1:])
 
 
 @pytest.mark.parametrize("name", LAX)
-async def test_a_process_that_is_not_confined_refuses_to_work(name, tmp_path, monkeypatch):
+async def test_a_process_that_is_not_confined_does_not_judge(name, tmp_path, monkeypatch):
     source, reason = LAX[name]
     (tmp_path / "lax_judging.py").write_text(PROGRAM.format(source))
     monkeypatch.syspath_prepend(str(tmp_path))

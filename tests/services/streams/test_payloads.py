@@ -26,7 +26,7 @@ async def test_payload_survives_the_round_trip(redis, keys):
 
 
 @pytest.mark.parametrize("field", pack(BODY))
-async def test_a_payload_that_lost_a_bit_or_a_field_is_noticed(redis, keys, field):
+async def test_a_payload_that_lost_a_bit_or_a_field_is_detected(redis, keys, field):
     key, packed = keys.payload("g0", 0), pack(BODY)
     for fields in (packed | {field: bytes([packed[field][0] ^ 1]) + packed[field][1:]}, packed | {field: b""}):
         stored = {name.encode(): value for name, value in fields.items()}

@@ -152,7 +152,7 @@ async def test_a_paused_run_continues(redis, records, run_id):
     assert not await redis.exists(starved)
 
 
-async def test_resume_withdraws_a_pause_that_has_not_begun(records, run_id):
+async def test_resume_withdraws_a_pause_that_has_not_started(records, run_id):
     await records.transition(run_id, RunState.RUNNING, "test")
     await records.request_pause(run_id)
     assert not (await records.resume(run_id)).pause_requested
