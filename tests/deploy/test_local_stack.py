@@ -89,7 +89,7 @@ def test_another_server_on_its_port_is_not_mistaken_for_it(valkey, tmp_path, mon
     with subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL) as other:
         try:
             assert asyncio.run(entries(valkey.url, 1)) == 1
-            with pytest.raises(StackError, match="does not restart"):
+            with pytest.raises(StackError, match="did not restart"):
                 valkey.restart()
         finally:
             other.terminate()
