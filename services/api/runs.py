@@ -31,7 +31,7 @@ from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.policy_history import read_policy
-from services.streams.state.runs import UNCHANGED, Resumption, RunRecord, RunRecords
+from services.streams.state.runs import UNCHANGED, ResumeChanges, RunRecord, RunRecords
 from services.waits import describe_wait
 
 EVENTS_SHOWN = 50
@@ -95,8 +95,8 @@ def _add_changes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
         """Resume a paused run, or requeue a run that failed or was cancelled."""
         if request and request.rollout is not None:
             _check_limits((await records.get(run)).recipe, "rollout", request.rollout)
-        resumption = Resumption(**request.model_dump()) if request else UNCHANGED
-        return await _view(redis, await records.resume(run, resumption))
+        changes = ResumeChanges(**request.model_dump()) if request else UNCHANGED
+        return await _view(redis, await records.resume(run, changes))
 
     @app.patch("/v1/runs/{run}/scale", status_code=202)
     async def scale(run: str, request: ScaleRequest) -> RunView:

@@ -128,7 +128,7 @@ def _flat(fields: Mapping[str, str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Resumption:
+class ResumeChanges:
     """How to resume a run that ended: from an older step's checkpoint, with other numbers; None: unchanged."""
 
     from_step: int | None = None
@@ -136,7 +136,7 @@ class Resumption:
     rollout: int | None = None
 
 
-UNCHANGED = Resumption()
+UNCHANGED = ResumeChanges()
 
 
 class RunRecords:
@@ -206,7 +206,7 @@ class RunRecords:
         refusal = "only a running one can be paused"
         return await self._change(run, {RunState.RUNNING}, _Change(fields={"pause_requested": "1"}), refusal=refusal)
 
-    async def resume(self, run: str, wish: Resumption = UNCHANGED) -> RunRecord:
+    async def resume(self, run: str, changes: ResumeChanges = UNCHANGED) -> RunRecord:
         """Resume a paused run, or requeue one that failed or was cancelled.
 
         A requested pause that has not started is cancelled. Raises UnknownRunError, RunStateError,
@@ -214,32 +214,32 @@ class RunRecords:
         """
         record = await self.get(run)
         if record.state in RESUMABLE:
-            return await self._requeue(record, wish)
+            return await self._requeue(record, changes)
         if record.state is not RunState.PAUSED and not (record.state is RunState.RUNNING and record.pause_requested):
             hint = "it has nothing left to do" if record.state.ended else "cancel it first"
             raise RunStateError(f"run {run!r} is {record.state.value}; {hint}")
-        if wish != UNCHANGED:
+        if changes != UNCHANGED:
             raise RunStateError(f"run {run!r} is {record.state.value}; cancel it first, then resume it with changes")
         change = _Change(drop=("pause_requested",), delete_keys=(RunKeys(run).starved,))
         return await self._change(run, {record.state}, change, refusal="its state changed meanwhile; retry")
 
-    async def _requeue(self, record: RunRecord, wish: Resumption) -> RunRecord:
+    async def _requeue(self, record: RunRecord, changes: ResumeChanges) -> RunRecord:
         run, fields = record.id, {}
         drop = ["cancel_requested", "pause_requested", "summary"]
-        if wish.from_step is None:
+        if changes.from_step is None:
             reason = "resumed"
             drop.append("resume_step")
         else:
-            await self._check_step(run, wish.from_step)
-            reason, fields["resume_step"] = f"resumed from step {wish.from_step}", str(wish.from_step)
+            await self._check_step(run, changes.from_step)
+            reason, fields["resume_step"] = f"resumed from step {changes.from_step}", str(changes.from_step)
             drop.append("export_path")  # it contains weights that leave the history
-        if wish.learner_ranks is not None:
-            learner = record.recipe.learner.model_copy(update={"ranks": wish.learner_ranks})
+        if changes.learner_ranks is not None:
+            learner = record.recipe.learner.model_copy(update={"ranks": changes.learner_ranks})
             fields["recipe"] = record.recipe.model_copy(update={"learner": learner}).model_dump_json()
-            reason += f", {wish.learner_ranks} learner ranks"
-        if wish.rollout is not None:
-            fields["rollout_replicas"] = str(wish.rollout)
-            reason += f", {wish.rollout} rollout replicas"
+            reason += f", {changes.learner_ranks} learner ranks"
+        if changes.rollout is not None:
+            fields["rollout_replicas"] = str(changes.rollout)
+            reason += f", {changes.rollout} rollout replicas"
         change = _Change(RunState.QUEUED, reason, fields, tuple(drop), "resumptions", (RunKeys(run).starved,))
         return await self._change(run, RESUMABLE, change, refusal="its state changed meanwhile; retry")
 

@@ -15,7 +15,7 @@ from services.streams.state.ownership import become_owner
 from services.streams.state.runs import (
     EndedRunError,
     NoCheckpointError,
-    Resumption,
+    ResumeChanges,
     RunRecords,
     RunStateError,
     UnknownRunError,
@@ -145,7 +145,7 @@ async def test_a_paused_run_continues(redis, records, run_id):
     await records.transition(run_id, RunState.PAUSED, "on request")
     await redis.set(starved, "0:5 1:0")
     with pytest.raises(RunStateError, match="is paused; cancel it first"):
-        await records.resume(run_id, Resumption(0))
+        await records.resume(run_id, ResumeChanges(0))
     assert await redis.exists(starved)
     record = await records.resume(run_id)
     assert (record.state, record.pause_requested, record.resumptions) == (RunState.PAUSED, False, 0)
@@ -177,11 +177,11 @@ async def test_an_ended_run_is_queued_again(redis, records, run_id, state):
     assert (first.model_path, first.export_path) == ("/model", "/export")
     assert not await redis.exists(keys.starved)
     await records.transition(run_id, state, "test")
-    second = await records.resume(run_id, Resumption(4))
+    second = await records.resume(run_id, ResumeChanges(4))
     assert (second.reason, second.resumptions, second.resume_step) == ("resumed from step 4", 2, 4)
     assert second.export_path is None, "the exported weights leave the history"
     await records.transition(run_id, state, "test")
-    assert (await records.resume(run_id, Resumption(0))).resume_step == 0
+    assert (await records.resume(run_id, ResumeChanges(0))).resume_step == 0
     await records.transition(run_id, state, "test")
     assert (await records.resume(run_id)).resume_step is None
 
@@ -189,10 +189,10 @@ async def test_an_ended_run_is_queued_again(redis, records, run_id, state):
 async def test_a_step_without_a_checkpoint_is_rejected(redis, records, run_id):
     await records.transition(run_id, RunState.FAILED, "test")
     with pytest.raises(NoCheckpointError, match=r"^from_step: 3 is not valid: expected .*: 0$"):
-        await records.resume(run_id, Resumption(3))
+        await records.resume(run_id, ResumeChanges(3))
     await redis.set(RunKeys(run_id).checkpoints, json.dumps([4, 2]))
     with pytest.raises(NoCheckpointError, match=r"^from_step: 3 is not valid: expected .*: 0, 2, 4$"):
-        await records.resume(run_id, Resumption(3))
+        await records.resume(run_id, ResumeChanges(3))
     record = await records.get(run_id)
     assert (record.state, record.resumptions) == (RunState.FAILED, 0)
 
@@ -210,7 +210,7 @@ async def test_active_and_succeeded_runs_cannot_be_resumed(records, run_id, stat
     await in_state(records, run_id, state)
     for step in (None, 0):
         with pytest.raises(RunStateError, match=message):
-            await records.resume(run_id, Resumption(step))
+            await records.resume(run_id, ResumeChanges(step))
 
 
 async def test_one_of_many_concurrent_resumptions_counts(records, run_id):
@@ -246,10 +246,10 @@ async def test_a_full_redis_takes_every_change_but_no_new_run(own_server, run_id
 
 async def test_a_run_resumes_with_other_ranks_and_replicas(records, run_id):
     await records.transition(run_id, RunState.FAILED, "lost a machine")
-    record = await records.resume(run_id, Resumption(learner_ranks=3, rollout=2))
+    record = await records.resume(run_id, ResumeChanges(learner_ranks=3, rollout=2))
     assert (record.recipe.learner.ranks, record.rollout_replicas, record.resume_step) == (3, 2, None)
     assert record.reason == "resumed, 3 learner ranks, 2 rollout replicas"
     await records.transition(run_id, RunState.PAUSED, "test")
     with pytest.raises(RunStateError, match="cancel it first"):
-        await records.resume(run_id, Resumption(learner_ranks=2))
+        await records.resume(run_id, ResumeChanges(learner_ranks=2))
     assert (await records.get(run_id)).recipe.learner.ranks == 3
