@@ -11,12 +11,12 @@ from tests.helm.rendering import CHART, PROMETHEUS_API, RAY_API, Case, Document,
 
 RAY = frozenset({8076, 8077, 8078, 8079, 52365, 10002, 19999})
 METRICS = frozenset({9400, 9499})
-"""Ports: Ray's own but for the control store's, and the first and the last that metrics are served on."""
+"""Ports: Ray's own except the control store's; the first and the last of the metrics ports."""
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 REDIS_KEYS = frozenset({"penstock-password", "ray-password"})
 S3_KEYS = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"})
 DRIVERS = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-"""Borne by every pod that has GPUs, given or not: clouds taint such nodes by themselves."""
+"""The toleration of every pod that has GPUs, even if the values have none: clouds taint such nodes automatically."""
 OF_RAY = {"key": "ray", "operator": "Exists", "effect": "NoSchedule"}
 ROLES = ("cpu", "verifier", "rollout", "learner")
 GROUPS = ("head", *ROLES)
@@ -110,7 +110,7 @@ SENTINELS = Case(
 )
 OBJECT_STORE = Case("object store", S3, external={("Secret", "own-s3"): S3_KEYS})
 OBJECT_STORE_BY_ROLE = Case(
-    "object store by the account's role, a volume per pod",
+    "object store with the account's role, a volume per pod",
     {
         "storage": {"kind": "s3", "s3": {"url": "s3://bucket", "scratch": {"storageClass": "fast", "size": "300Gi"}}},
         "serviceAccount": {

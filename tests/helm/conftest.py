@@ -17,7 +17,7 @@ ALONE = {
     "test_network_evaluator",
     "test_values",
 }
-"""Files that render values of their own, or nothing: any process may take these."""
+"""Files that render their own values, or nothing: any process may run them."""
 
 
 @pytest.hookimpl(tryfirst=True)

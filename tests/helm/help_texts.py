@@ -12,7 +12,7 @@ import sys
 import tempfile
 import traceback
 
-import ray  # noqa: F401  the library that takes longest to import, for all processes that are forked from this one
+import ray  # noqa: F401  slowest to import; imported once for all forked processes
 
 
 def run(command: list[str]) -> int:

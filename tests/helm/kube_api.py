@@ -33,7 +33,7 @@ KINDS = {
 }
 STOPS_WITHIN_S = 0.02
 OF_THE_CLUSTER = ("APIService", "CustomResourceDefinition")
-"""Kinds whose objects lie in no namespace."""
+"""Kinds whose objects are in no namespace."""
 
 
 ROOT_CA: Document = {
@@ -232,4 +232,4 @@ TYPES = {
     frozenset({".dockerconfigjson"}): "kubernetes.io/dockerconfigjson",
     frozenset({"tls.crt", "tls.key"}): "kubernetes.io/tls",
 }
-"""Keys of a Secret -> its type, where that is not Opaque."""
+"""Keys of a Secret -> its type, if that is not Opaque."""

@@ -27,5 +27,5 @@ def quantity(value: str | int | float) -> float:
     """Parse a quantity into a number: cores, bytes, pieces. Raises ValueError for any other text."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi|)", str(value))
     if not match:
-        raise ValueError(f"{value!r} is no quantity")
+        raise ValueError(f"{value!r} is not a quantity")
     return float(match[1]) * _UNITS[match[2]]

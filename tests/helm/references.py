@@ -104,7 +104,7 @@ _FIELDS: dict[str, Callable[[Any], _Found]] = {
     "credentials": _key_ref("Secret"),
     "roleRef": lambda value: iter([(value["kind"], value["name"], "")]),
 }
-"""Field -> what it names; these fields mean the same wherever they occur in the kinds that a chart renders."""
+"""Field -> the objects that it names; these fields mean the same in every kind that a chart renders."""
 
 _DATA = frozenset({"data", "stringData", "binaryData", "labels", "annotations", "matchLabels"})
 """Fields whose keys are the user's own."""

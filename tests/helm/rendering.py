@@ -24,7 +24,7 @@ CHART = ROOT / "helm" / "penstock"
 RELEASE, NAMESPACE = "demo", "training"
 FULLNAME = f"{RELEASE}-penstock"
 OLDEST, NEWEST = "1.27.0", "1.35.0"
-"""Those that Chart.yaml accepts."""
+"""The versions of Kubernetes that Chart.yaml accepts."""
 COMPONENT = "app.kubernetes.io/component"
 RAY_API = ("ray.io/v1", "ray.io/v1/RayCluster")
 PROMETHEUS_API = tuple(
@@ -48,7 +48,7 @@ class _StrictLoader(yaml.CSafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         twice = {key for key in keys if keys.count(key) > 1}
         if twice:
-            raise yaml.constructor.ConstructorError(None, None, f"given twice: {sorted(twice)}", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"duplicate keys: {sorted(twice)}", node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -200,7 +200,7 @@ class PodTemplate:
 
     @cached_property
     def containers(self) -> tuple[Container, ...]:
-        """Every container: init, ordinary, and in the head's pod the autoscaler that KubeRay adds."""
+        """Every container: init, ordinary, and in the head's pod the autoscaler, which KubeRay adds."""
         spec = self.spec
         found = [Container(document, init=True) for document in spec.get("initContainers", [])]
         found += [Container(document) for document in spec["containers"]]
@@ -291,7 +291,7 @@ class Rendering:
         return found[0]
 
     def has(self, kind: str, component: str = "") -> bool:
-        """Whether anything of a kind (and component) is rendered."""
+        """Whether an object of a kind (and component) is rendered."""
         return bool(self.all(kind, component))
 
     @cached_property

@@ -22,7 +22,7 @@ import yaml
 from tests.helm.rendering import ROOT, Document, Manifest
 
 CRDS = Path(os.environ.get("PENSTOCK_TEST_CRDS") or ROOT.parent / "shared" / "data" / "crds")
-"""KubeRay's CRDs lie beside the checkout; in no registry is a package of them."""
+"""KubeRay's CRDs are next to the checkout, because no registry has a package of them."""
 HAS_CRDS = (CRDS / "ray.io_rayclusters.yaml").is_file()
 needs_crds = pytest.mark.skipif(
     not HAS_CRDS,
@@ -33,7 +33,7 @@ OPEN = "x-kubernetes-preserve-unknown-fields"
 MONITORING = "monitoring.coreos.com/"
 
 _read_once = cache(kubernetes_validate.schema_contents)
-"""Without a cache the library reads some megabytes for every object."""
+"""Without a cache the library reads several megabytes for every object."""
 
 
 def kubernetes_errors(document: Document, version: str) -> list[str]:

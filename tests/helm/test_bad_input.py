@@ -14,7 +14,7 @@ from tests.helm.cases import DEFAULTS, DIGEST, GROUPS, INGRESS, ROLES
 from tests.helm.rendering import CHART, NAMESPACE, Case, HelmError, helm, lint, render, template, template_as
 
 Set = tuple[str, ...]
-"""Arguments as people type them: `--set` takes them apart, `--set-string` keeps text, `--set-json` says exactly."""
+"""Arguments as users type them: `--set` parses them, `--set-string` keeps text, `--set-json` sets the exact value."""
 
 
 def arguments(settings: Set) -> list[str]:
@@ -84,7 +84,7 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     (("rollout.replicas=2",), ("rollout", "replicas is not allowed")),
     (("redis.external.adress=a:1",), ("redis.external", "adress")),
     (("networkPolicy.clients[0].podSelectr.a=b",), ("networkPolicy.clients.0", "podSelectr")),
-    # Errors that Kubernetes would report only at the first pod: it does not check a pod template in a RayCluster.
+    # Errors that Kubernetes would report only for the first pod: it does not check the pod templates of a RayCluster.
     (("rollout.tolerations[0].operatr=Exists",), ("rollout.tolerations.0", "operatr is not allowed")),
     (("rollout.tolerations[0].operator=Exist",), ("rollout.tolerations.0.operator", "Exists")),
     (("learner.topologySpreadConstraints[0].foo=1",), ("learner.topologySpreadConstraints.0", "maxSkew is required")),
@@ -146,7 +146,7 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     (("ray.upgradeStrategy=NewCluster",), ("ray.upgradeStrategy", "Recreate", "None")),
     (("ray.objectStoreMiB=10",), ("ray.objectStoreMiB", "80")),
     (("logLevel=CHATTY",), ("logLevel", "DEBUG")),
-    # What the chart sets itself.
+    # Names that the chart itself sets.
     (("commonLabels.app\\.kubernetes\\.io/name=x",), ("commonLabels",)),
     (("api.env[0].name=PENSTOCK_REDIS", "api.env[0].value=redis://u:p@h"), ("api.env",)),
     (("ray.env[0].name=REDIS_PASSWORD", "ray.env[0].value=p"), ("ray.env",)),
@@ -169,7 +169,7 @@ def test_a_wrong_value_is_rejected_with_its_path(settings: Set, words: tuple[str
 
 
 @each("settings", [("rollout.maxReplicas=-1",), ("rolout.maxReplicas=2",), ("image.cpu.tag=latest",)])
-def test_lint_rejects_it_too(settings: Set) -> None:
+def test_lint_rejects_a_wrong_value_too(settings: Set) -> None:
     with pytest.raises(HelmError, match="schema"):
         helm("lint", "--strict", str(CHART), *arguments(settings))
 
@@ -180,7 +180,7 @@ def test_every_component_rejects_an_unknown_key(role: str) -> None:
         template(DEFAULTS.but({role: {"nodeSelectors": {"a": "b"}}}))
 
 
-def test_several_faults_are_reported_at_once() -> None:
+def test_several_errors_are_reported_at_once() -> None:
     values: dict[str, Any] = {role: {"minReplicas": 9, "maxReplicas": 3} for role in ROLES}
     with pytest.raises(HelmError) as refused:
         template(DEFAULTS.but(values))

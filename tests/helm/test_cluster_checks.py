@@ -28,7 +28,7 @@ from tests.helm.schemas import CRDS, needs_crds
 
 
 @each("case", [case for case in CASES if "PriorityClass" not in {kind for kind, _ in case.external}])
-def test_a_cluster_that_has_what_a_case_names_is_accepted(tmp_path: Path, case: Case) -> None:
+def test_a_cluster_with_all_objects_of_a_case_is_accepted(tmp_path: Path, case: Case) -> None:
     assert against(tmp_path, case, *of_cluster(case)).cluster
 
 

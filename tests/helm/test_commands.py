@@ -55,7 +55,7 @@ def helps() -> dict[tuple[str, ...], tuple[int, str]]:
     environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-m", "tests.helm.help_texts"],
-        input=json.dumps(asked),
+        input=json.dumps(commands_of_modules),
         text=True,
         cwd=ROOT,
         capture_output=True,
@@ -92,7 +92,7 @@ def test_the_release_starts_the_expected_modules() -> None:
 
 
 @each("line", lambda: sorted(line for line in every_command() if module_of(line)), called=" ".join)
-def test_a_modules_command_line_is_one_it_accepts(line: tuple[str, ...]) -> None:
+def test_a_module_accepts_its_command_line(line: tuple[str, ...]) -> None:
     module, *rest = line[2:]
     assert find_spec(module), f"there is no module {module}"
     status, text = helps()[subcommand_of(line)]
@@ -114,7 +114,7 @@ def test_a_script_is_mounted_or_is_part_of_ray(line: tuple[str, ...]) -> None:
         return
     folder, _, name = line[1].rpartition("/")
     volume = pod.volumes[container.mounts[folder]["name"]]
-    assert volume["configMap"]["name"], "a script comes from a ConfigMap"
+    assert volume["configMap"]["name"], "the script is not from a ConfigMap"
     text = (CHART / "files" / f"redis-{name}").read_text(encoding="utf-8")
     done = subprocess.run(["sh", "-n"], input=text, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

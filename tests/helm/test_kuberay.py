@@ -13,7 +13,7 @@ from tests.helm.cases import CASES, DEFAULTS, EXISTING_SECRETS, EXTERNAL_REDIS_T
 from tests.helm.rendering import FULLNAME, NAMESPACE, Case, Document, parse, render, template_as
 
 LONGEST_NAME = 53
-"""KubeRay's own limit: it appends up to ten characters for a Service."""
+"""KubeRay's limit: it appends up to ten characters for the name of a Service."""
 FIRST_WITH_TOKENS = (2, 52)
 OF_KUBERAY = {
     "RAY_REDIS_ADDRESS",
@@ -27,7 +27,7 @@ OF_KUBERAY = {
     "RAY_AUTH_MODE",
     "RAY_enable_autoscaler_v2",
 }
-"""Variables that KubeRay sets by itself; it refuses some of them, and the others would be there twice."""
+"""Variables that KubeRay sets itself; it rejects some of them, and would duplicate the others."""
 
 
 def refusals(cluster: Document) -> list[str]:
@@ -38,10 +38,10 @@ def refusals(cluster: Document) -> list[str]:
     checks: dict[str, bool] = {
         "name": bool(re.fullmatch(rf"[a-z]([-a-z0-9]{{0,{LONGEST_NAME - 2}}}[a-z0-9])?", cluster["metadata"]["name"])),
         "rayVersion too old for tokens": version >= FIRST_WITH_TOKENS,
-        "own command, but not announced": cluster["metadata"]["annotations"].get("ray.io/overwrite-container-cmd")
+        "own command without the annotation": cluster["metadata"]["annotations"].get("ray.io/overwrite-container-cmd")
         == "true",
         "FT by annotation and by options": "ray.io/ft-enabled" not in cluster["metadata"]["annotations"],
-        "a group's name twice": len(groups) == 1 + len(spec["workerGroupSpecs"]),
+        "duplicate name of a group": len(groups) == 1 + len(spec["workerGroupSpecs"]),
     }
     for name, group in groups.items():
         pod, parameters = group["template"]["spec"], group["rayStartParams"]
@@ -128,7 +128,7 @@ def test_an_existing_token_is_used() -> None:
 
 
 @each("strategy", ["Recreate", "None"])
-def test_how_an_upgrade_replaces_pods_is_a_value(strategy: str) -> None:
+def test_the_upgrade_strategy_is_a_value(strategy: str) -> None:
     cluster = render(DEFAULTS.but({"ray": {"upgradeStrategy": strategy}})).cluster
     assert cluster.at("spec", "upgradeStrategy", "type") == strategy
 

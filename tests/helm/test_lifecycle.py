@@ -43,7 +43,7 @@ from tests.helm.rendering import (
 
 
 @each("case", CASES)
-def test_an_upgrade_renders_as_an_install_does(case: Case) -> None:
+def test_an_upgrade_renders_the_same_as_an_install(case: Case) -> None:
     rendering = parse(template(case, "--is-upgrade"))
     assert [str(manifest) for manifest in rendering.manifests] == [str(manifest) for manifest in render(case).manifests]
 
@@ -129,7 +129,7 @@ CONFIGURATION: list[tuple[str, dict[str, Any], set[str]]] = [
     ("replicas of the API", {"api": {"replicas": 3}}, set()),
     ("monitoring", {"metrics": {"dashboards": {"enabled": True}}}, set()),
     ("a network peer", {"networkPolicy": {"clients": [{"podSelector": {}}]}}, set()),
-    ("patience of the test", {"test": {"timeoutSeconds": 100}}, set()),
+    ("timeout of the test", {"test": {"timeoutSeconds": 100}}, set()),
     ("idle time", {"ray": {"autoscaler": {"idleTimeoutSeconds": 100}}}, set()),
 ]
 
@@ -193,13 +193,13 @@ def test_uninstall_without_draining_has_no_hook() -> None:
 
 @each("case", CASES)
 def test_nothing_but_test_and_uninstall_is_a_hook(case: Case) -> None:
-    """A hook is not upgraded, not owned by the release and not removed with it."""
+    """Helm does not upgrade a hook, and does not delete it with the release."""
     for manifest in render(case).manifests:
         assert manifest.hooks <= {"test", "pre-delete"}, manifest
         assert not (manifest.hooks and manifest.kept), manifest
 
 
-def test_only_data_is_kept() -> None:
+def test_uninstall_keeps_data_only() -> None:
     assert {manifest.kind for manifest in render(EVERYTHING).manifests if manifest.kept} <= {
         "PersistentVolumeClaim",
         "Secret",

@@ -28,17 +28,17 @@ from tests.helm.rendering import NAMESPACE, Case, PodTemplate, render
 
 DNS, HTTPS, REDIS, GCS, DASHBOARD, API, NODE, FREE = 53, 443, 6379, 6379, 8265, 8470, 8471, 40000
 API_SERVERS = frozenset({443, 6443, 8443, 16443})
-"""Clouds and kubeadm, minikube, MicroK8s: the ports on which the servers themselves listen."""
+"""The ports on which API servers listen: clouds and kubeadm, minikube, MicroK8s."""
 STORE, REDIS_TLS = 9000, 6380
 OPEN_TO_RAY = RAY | {16443}
-"""With a port between the first and the last of its workers."""
+"""With a port between the first and the last port of Ray's workers."""
 PROBED = (
     frozenset({DNS, GCS, REDIS, REDIS_TLS, DASHBOARD, API, NODE, FREE, STORE, 22, 8080, 9399, 9500, 10001, 20000})
     | RAY
     | METRICS
     | API_SERVERS
 )
-"""Every port that anything listens on, those beside the ranges, and some that nothing uses."""
+"""Every port in use, those next to the ranges, and some unused ones."""
 
 OTHERS = {
     endpoint.name: endpoint
@@ -84,7 +84,7 @@ REACHED_BY_ADDRESS = (
     "internet",
     "agent",
 )
-"""What 0.0.0.0/0 is, besides the release's own pods; a cloud's metadata service is always left out."""
+"""The endpoints in 0.0.0.0/0 apart from the release's own pods; a cloud's metadata service is always excluded."""
 
 Arrows = dict[tuple[str, str], frozenset[int]]
 
@@ -111,7 +111,7 @@ ALWAYS = joined(
     fan(("test", "prometheus"), ("api",), API),
     fan(("prometheus",), GROUPS, *METRICS),
 )
-"""Ray's star around the head, weights between learner and rollout, metrics, names; nothing from verifier to worker."""
+"""Ray's star around the head, weights between learner and rollout, metrics, DNS; none from the verifier to a worker."""
 OWN_REDIS = fan(PENSTOCK, ("redis",), REDIS)
 
 
@@ -142,7 +142,7 @@ EXPECTED: list[tuple[Case, Arrows, Arrows]] = [
         {},
     ),
 ]
-"""Case, the drawn arrows, and what is let out by address besides."""
+"""Case, the drawn arrows, and further egress by address."""
 every_case = each("case, drawn, outwards", EXPECTED, called=lambda case: case[0])
 
 
@@ -155,8 +155,8 @@ def endpoint(pod: PodTemplate, number: int) -> Endpoint:
     return Endpoint(pod.component, pod.labels, NAMESPACE, ip=f"10.1.0.{number}", ports=ports)
 
 
-def everybody(case: Case) -> dict[str, Endpoint]:
-    """All pods of a release, hooks included, and all others."""
+def all_endpoints(case: Case) -> dict[str, Endpoint]:
+    """All pods of a release, hooks included, and all other endpoints."""
     own = [endpoint(pod, number) for number, pod in enumerate(render(case).pods, start=10)]
     return {endpoint.name: endpoint for endpoint in own} | OTHERS
 
@@ -166,7 +166,7 @@ def sides(case: Case, rules: list[Policy], protocol: str = "TCP", only: Policy |
 
     `only`: the pods to which one policy applies; it changes nothing for the others.
     """
-    there = everybody(case)
+    there = all_endpoints(case)
     own = [name for name in there if name not in OTHERS and (only is None or only.selects(there[name]))]
     outwards = {
         (endpoint, other): let_out(rules, there[endpoint], there[other], PROBED, protocol)
@@ -209,7 +209,7 @@ def differences(found: Arrows, expected: Arrows) -> list[str]:
         more = found.get(arrow, frozenset()) - expected.get(arrow, frozenset())
         less = expected.get(arrow, frozenset()) - found.get(arrow, frozenset())
         if more or less:
-            lines.append(f"{arrow[0]} -> {arrow[1]}: too many {sorted(more)}, missing {sorted(less)}")
+            lines.append(f"{arrow[0]} -> {arrow[1]}: extra {sorted(more)}, missing {sorted(less)}")
     return lines
 
 
@@ -259,13 +259,13 @@ def test_the_verifier_reaches_only_redis_the_head_and_dns() -> None:
 def test_kuberays_clean_up_of_redis_is_allowed_as_the_head() -> None:
     head = everybody(DEFAULTS)["head"]
     cleaner = Endpoint("clean-up", {**head.labels, "ray.io/node-type": "redis-cleanup"}, NAMESPACE, ip="10.1.0.80")
-    assert allowed(policies(DEFAULTS), cleaner, everybody(DEFAULTS)["redis"], REDIS)
+    assert allowed(policies(DEFAULTS), cleaner, all_endpoints(DEFAULTS)["redis"], REDIS)
 
 
 def test_a_pod_without_a_policy_of_its_own_is_closed() -> None:
     labels = {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/instance": "demo"}
     new = Endpoint("new", labels, NAMESPACE, ip="10.1.0.81")
-    rules, there = policies(DEFAULTS), everybody(DEFAULTS)
+    rules, there = policies(DEFAULTS), all_endpoints(DEFAULTS)
     assert not [
         endpoint.name
         for endpoint in there.values()
@@ -307,7 +307,7 @@ def test_extra_egress_allows_the_agent_of_a_cloud_role() -> None:
     agent = Endpoint("pod identity", ip="169.254.170.23")
     reaching = [
         endpoint.name
-        for endpoint in everybody(case).values()
+        for endpoint in all_endpoints(case).values()
         if endpoint.name in OWN and let_out(policies(case), endpoint, agent, frozenset({80}))
     ]
     assert set(reaching) == set(KEEPING_FILES)

@@ -96,7 +96,7 @@ def test_each_rule_of_the_semantics(specs: list[dict[str, Any]], source: Endpoin
     assert allowed(policies(*specs), source, STORE, 6379) is expected
 
 
-def test_directions_follow_from_rules_if_not_stated() -> None:
+def test_directions_follow_from_the_rules_if_not_stated() -> None:
     selector = {"podSelector": {"matchLabels": {"app": "web"}}}
     assert Policy("ours", {"spec": selector}).directions == {"Ingress"}
     assert Policy("ours", {"spec": {**selector, "egress": [{}]}}).directions == {"Ingress", "Egress"}

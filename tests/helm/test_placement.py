@@ -73,7 +73,7 @@ def test_pods_bound_to_gpu_nodes_tolerate_their_taint(case: Case) -> None:
 
 
 @each(
-    "values, bearing",
+    "values, tolerating",
     [
         ({"ray": {"nodeSelector": GPU_LABEL}}, set(GROUPS)),
         ({"ray": {"nodeSelector": GPU_LABEL}, "rollout": {"nodeSelector": {"pool": "a"}}}, set(GROUPS)),
@@ -121,10 +121,10 @@ def test_variables_of_all_ray_pods_go_to_all_ray_pods() -> None:
 def test_rdma_goes_to_the_groups_that_the_values_name() -> None:
     rendering = render(RDMA)
     for role in ROLES:
-        pod, asked = rendering.pod(role), role in ("rollout", "learner")
-        assert ("vpc.amazonaws.com/efa" in pod.main.document["resources"]["limits"]) is asked
-        assert (pod.spec.get("runtimeClassName") == "nvidia") is asked
-        assert ("NCCL_SOCKET_IFNAME" in pod.main.env) is asked
+        pod, has_rdma = rendering.pod(role), role in ("rollout", "learner")
+        assert ("vpc.amazonaws.com/efa" in pod.main.document["resources"]["limits"]) is has_rdma
+        assert (pod.spec.get("runtimeClassName") == "nvidia") is has_rdma
+        assert ("NCCL_SOCKET_IFNAME" in pod.main.env) is has_rdma
 
 
 def test_the_accounts_role_and_label_reach_head_and_workers() -> None:

@@ -1,6 +1,6 @@
 """Tests that the ports of containers, probes, Services, monitors, Ingress and routes agree.
 
-Must not check who may reach them; test_network.py does.
+Must not check which pods may reach them; test_network.py does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.helm.rendering import FULLNAME, NAMESPACE, Case, Container, Document,
 
 API_PORT, NODE_PORT, REDIS_PORT, GCS_PORT = 8470, 8471, 6379, 6379
 SIDECARS = ("autoscaler",)
-"""Containers whose health KubeRay and the pod's own container answer for."""
+"""Containers without probes: KubeRay and the probes of the pod's main container cover them."""
 
 
 @cache
@@ -111,7 +111,7 @@ def test_the_known_ports_are_declared(case: Case) -> None:
 
 
 @each("case", CASES)
-def test_no_two_ports_of_a_pod_collide_and_none_is_a_host_port(case: Case) -> None:
+def test_a_pods_ports_are_unique_and_not_host_ports(case: Case) -> None:
     for pod in render(case).pods:
         declared = [port for container in pod.containers for port in container.document.get("ports", [])]
         numbers = [(port["containerPort"], port.get("protocol", "TCP")) for port in declared]
@@ -148,7 +148,7 @@ def test_an_ingress_and_the_monitors_name_ports_that_exist(case: Case) -> None:
 
 
 def service_of_host(rendering: Rendering, host: str) -> bool:
-    """Whether a host name is that of a rendered Service, in this namespace."""
+    """Whether a host name belongs to a rendered Service in this namespace."""
     name, *domain = host.split(".")
     return any(service.name == name for service in rendering.all("Service")) and (not domain or domain[0] == NAMESPACE)
 
@@ -175,7 +175,7 @@ def test_variables_and_commands_use_addresses_of_services(case: Case) -> None:
             texts = [*container.command, *(str(entry.get("value", "")) for entry in container.env.values())]
             for host, port in re.findall(rf"\b({FULLNAME}-[\w.-]+?):(\d+)", " ".join(texts)):
                 ports = service_ports(rendering, host)
-                assert int(port) in ports, f"{pod} {container.name}: {host}:{port}, which has {ports}"
+                assert int(port) in ports, f"{pod} {container.name}: {host}:{port}, but the Service has {ports}"
 
 
 def service_ports(rendering: Rendering, host: str) -> set[int]:

@@ -11,7 +11,7 @@ from tests.helm.references import KEYED, Reference, references
 from tests.helm.rendering import Case, Manifest, Rendering, render
 
 OF_KUBERNETES = {("ConfigMap", "kube-root-ca.crt"): frozenset({"ca.crt"})}
-"""What Kubernetes itself puts into every namespace."""
+"""What Kubernetes itself creates in every namespace."""
 
 
 def provided(case: Case, rendering: Rendering) -> dict[tuple[str, str], frozenset[str]]:
@@ -69,11 +69,11 @@ def test_a_missing_object_and_a_missing_key_are_detected() -> None:
 
 
 @each("case", CASES)
-def test_what_is_declared_external_is_not_rendered_but_used(case: Case) -> None:
+def test_external_objects_are_used_and_not_rendered(case: Case) -> None:
     rendering = render(case)
     rendered = {(manifest.kind, manifest.name) for manifest in rendering.manifests}
     named = {(reference.kind, reference.name) for manifest in rendering.manifests for reference in references(manifest)}
-    assert not rendered & set(case.external), "an object that exists already would be overwritten"
+    assert not rendered & set(case.external), "an existing object would be overwritten"
     assert set(case.external) <= named, "a value that declares an object has no effect"
 
 

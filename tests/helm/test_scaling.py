@@ -118,6 +118,6 @@ def test_rays_autoscaler_is_on() -> None:
 
 
 @each("case", CASES)
-def test_nothing_else_writes_counts(case: Case) -> None:
+def test_no_other_object_writes_counts(case: Case) -> None:
     for kind in ("HorizontalPodAutoscaler", "ScaledObject", "VerticalPodAutoscaler"):
         assert not render(case).has(kind)

@@ -1,6 +1,6 @@
 """Tests that every rendered object is valid, field by field, in every supported version of Kubernetes.
 
-Must not check what an object means.
+Must not check the meaning of an object.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def generated(rendering: Rendering) -> set[str]:
     return {value for value in found if len(value) >= 8}
 
 
-def test_generated_passwords_are_long_and_are_nowhere_else() -> None:
+def test_generated_passwords_are_long_and_only_in_secrets() -> None:
     rendering = render(DEFAULTS)
     passwords = generated(rendering)
     assert len(passwords) == 2
@@ -109,7 +109,9 @@ def test_the_sentinels_password_is_mounted_if_they_have_one() -> None:
 @each("case", CASES)
 def test_the_verifier_holds_no_credentials_of_the_object_store(case: Case) -> None:
     names = {name for container in render(case).pod("verifier").containers for name in container.env}
-    assert not {name for name in names if name.startswith("AWS_")}, "it runs other people's code and needs no store"
+    assert not {name for name in names if name.startswith("AWS_")}, (
+        "the verifier runs untrusted code and needs no store"
+    )
 
 
 def test_the_clouds_role_reaches_only_pods_that_store_files() -> None:

@@ -107,7 +107,7 @@ def token_mounts(pod: PodTemplate) -> dict[str, set[str]]:
 
 
 @each("case", CASES)
-def test_only_the_autoscaler_and_the_clean_up_hold_a_token(case: Case) -> None:
+def test_only_the_autoscaler_and_the_cleanup_hold_a_token(case: Case) -> None:
     rendering = render(case)
     for pod in rendering.lasting_pods:
         mounts = token_mounts(pod)

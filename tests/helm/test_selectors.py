@@ -84,7 +84,7 @@ def most_pods(pod: PodTemplate) -> int:
 
 
 @each("component", ["head", "rollout", "learner"])
-def test_a_budget_keeps_what_the_values_say_at_most_all(component: str) -> None:
+def test_a_budget_keeps_minavailable_at_most_all_pods(component: str) -> None:
     most = most_pods(render(DEFAULTS).pod(component))
     case = DEFAULTS.but({component: {"minAvailable": most}})
     assert render(case).one("PodDisruptionBudget", component).at("spec", "minAvailable") == most

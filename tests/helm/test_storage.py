@@ -52,7 +52,7 @@ def test_shared_memory_is_sized_and_within_the_pods_memory(case: Case) -> None:
 
 
 @each("role", ["head", *ROLES])
-def test_shared_memory_is_what_the_values_say(role: str) -> None:
+def test_shared_memory_has_the_size_of_the_values(role: str) -> None:
     pod = render(DEFAULTS.but({role: {"shmSize": "3Gi"}})).pod(role)
     assert pod.volumes[pod.main.mounts["/dev/shm"]["name"]]["emptyDir"]["sizeLimit"] == "3Gi"
 
@@ -80,7 +80,7 @@ def on_volume(pod: PodTemplate, container: Container, path: str) -> Document:
 
 
 @each("case", CASES)
-def test_folders_that_variables_name_for_writing_are_writable(case: Case) -> None:
+def test_folders_that_variables_name_are_writable(case: Case) -> None:
     for pod in render(case).pods:
         for container in pod.containers:
             folders = {name: entry["value"] for name, entry in container.env.items() if name in WRITTEN}
@@ -98,7 +98,7 @@ def test_penstock_containers_have_a_temporary_folder_and_a_home(case: Case) -> N
         for container in pod.containers:
             volume = on_volume(pod, container, "/tmp")
             assert "emptyDir" in volume, f"{pod} {container.name}"
-            assert "sizeLimit" in volume["emptyDir"], f"{pod}: one pod could fill the node's disk"
+            assert "sizeLimit" in volume["emptyDir"], f"{pod} could fill the node's disk"
             assert container.env["HOME"]["value"] == "/tmp/home", f"{pod} {container.name}"
 
 
@@ -157,7 +157,7 @@ def node_bound(pod: PodTemplate) -> list[dict[str, Any]]:
 
 def test_only_a_volume_of_one_node_keeps_its_pods_together() -> None:
     for role in ("cpu", "rollout", "learner"):
-        assert node_bound(render(DEFAULTS).pod(role)), f"{role} may start where its volume cannot be mounted"
+        assert node_bound(render(DEFAULTS).pod(role)), f"{role} may start on a node that cannot mount its volume"
         assert not node_bound(render(SHARED_CLAIM).pod(role)), role
         assert not node_bound(render(OBJECT_STORE).pod(role)), role
     assert not node_bound(render(DEFAULTS).pod("verifier"))
@@ -191,7 +191,7 @@ def test_redis_keeps_its_volume_by_default() -> None:
     assert dropped.at("spec", "persistentVolumeClaimRetentionPolicy", "whenDeleted") == "Delete"
 
 
-def test_redis_fits_its_memory_and_twice_its_disk() -> None:
+def test_redis_fits_its_memory_and_twice_into_its_disk() -> None:
     values, pod = default_values()["redis"], render(DEFAULTS).pod("redis")
     limit = quantity(pod.main.document["resources"]["limits"]["memory"])
     assert values["maxMemoryMiB"] * 2**20 <= 0.75 * limit

@@ -1,6 +1,6 @@
 """Tests that values.yaml, its schema, its comments and the chart's README agree.
 
-Must not check what values do.
+Must not check the effect of values.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def differences(values: Any, node: Document, path: str = "") -> Iterator[str]:
     if "properties" not in node or not isinstance(values, dict):
         return
     if node.get("additionalProperties") is not False:
-        yield f"{path or '(root)'}: the schema lets unknown keys pass"
+        yield f"{path or '(root)'}: the schema accepts unknown keys"
     for key in sorted(set(values) ^ set(node["properties"])):
         where = "values.yaml" if key in values else "the schema"
         yield f"{path}{key}: only in {where}"
@@ -79,11 +79,11 @@ def test_every_key_of_the_schema_has_a_type() -> None:
 
 def test_the_schema_is_a_valid_json_schema() -> None:
     jsonschema.Draft7Validator.check_schema(schema())
-    assert schema()["$schema"].startswith("http://json-schema.org/draft-07"), "what Helm reads"
+    assert schema()["$schema"].startswith("http://json-schema.org/draft-07"), "Helm reads draft 7"
 
 
 @each("name", ["values.yaml", "values-cpu.yaml"])
-def test_shipped_values_fit_the_schema(name: str) -> None:
+def test_shipped_values_are_valid(name: str) -> None:
     values = load_all((CHART / name).read_text(encoding="utf-8"))[0]
     assert [error.message for error in jsonschema.Draft7Validator(schema()).iter_errors(values)] == []
 
@@ -111,7 +111,7 @@ def test_every_value_has_a_comment() -> None:
     assert undocumented() == []
 
 
-def test_the_charts_readme_is_fresh() -> None:
+def test_the_charts_readme_is_up_to_date() -> None:
     command = [sys.executable, "-m", "deploy.kubernetes.chart_readme", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
