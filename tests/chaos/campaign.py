@@ -1,4 +1,4 @@
-"""Owns the long suite (`make chaos`): hundreds of faults over many runs, resumable, with a table of results at the end.
+"""Owns the long suite (`make chaos`): hundreds of faults over many runs, resumable, with a table of results.
 
 Must not end a process that it did not start. `python -m tests.chaos.campaign --seed N --runs DIR`
 """
@@ -34,7 +34,7 @@ STEPS = 60
 
 @dataclass(frozen=True)
 class Shape:
-    """How a run is set up: its Redis, replicas and ranks, and limits.max_staleness."""
+    """The setup of a run: its Redis, replicas and ranks, and limits.max_staleness."""
 
     redis: str
     replicas: int
@@ -54,7 +54,7 @@ SHAPES = (
 
 
 class BrokenRunError(RuntimeError):
-    """A run could not be finished or judged; its results have the reason."""
+    """A run could not be finished or judged; the results have the reason."""
 
 
 class Campaign:
@@ -76,7 +76,7 @@ class Campaign:
         return self._disk_refusal
 
     def left(self) -> Counter[str]:
-        """How often each fault still has to be injected here."""
+        """How often each fault remains to be injected on this machine."""
         wanted = Counter({name: fault.times for name, fault in FAULTS.items()})
         if self._disk_refusal:
             wanted = Counter({name: count for name, count in wanted.items() if FAULTS[name].needs != DISK})
@@ -87,13 +87,13 @@ class Campaign:
         return [name for name in self.left().elements() if FAULTS[name].needs in ("", shape.redis, DISK)]
 
     def deck(self, shape: Shape, number: int) -> list[str]:
-        """The faults for run `number`, in order; the run takes as many of them as it has time for."""
+        """The faults for run `number`, in order; the run gets as many of them as it has time for."""
         deck = self.open_to(shape)
         random.Random(f"deck {self._seed} {number}").shuffle(deck)
         return deck[:FAULTS_PER_RUN]
 
     def play(self, stack: Stack, shape: Shape, number: int, direct_url: str, proxy: ProxyThread | None) -> None:
-        """Play one run and write its results to the file."""
+        """Run one episode and append its results to the file."""
         run = f"chaos-{self._seed}-{number:03d}-{int(time.time()) % 100_000}"
         document = recipe(
             self._model,
@@ -133,17 +133,17 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--runs", type=Path, default=Path("runs/chaos"), help="folder for runs and results")
-    parser.add_argument("--faults", type=int, default=FAULTS_WANTED, help="how many faults have to count")
+    parser.add_argument("--faults", type=int, default=FAULTS_WANTED, help="number of faults that have to count")
     parser.add_argument("--engine-kills", type=int, default=ENGINE_KILLS_WANTED)
     parser.add_argument("--steps", type=int, default=STEPS, help="rollout steps of each run")
     parser.add_argument("--hours", type=float, default=HOURS, help="start no further run after this many hours")
     return parser.parse_args()
 
 
-def done(campaign: Campaign, folder: Path, asked: argparse.Namespace) -> bool:
+def done(campaign: Campaign, folder: Path, options: argparse.Namespace) -> bool:
     """Whether enough faults have counted, or none remain."""
     found = results.read(folder)
-    enough = sum(found.counted.values()) >= asked.faults and found.engine_kills >= asked.engine_kills
+    enough = sum(found.counted.values()) >= options.faults and found.engine_kills >= options.engine_kills
     return enough or not campaign.left()
 
 
@@ -165,7 +165,7 @@ def on_one_stack(campaign: Campaign, folder: Path, shape: Shape, number: int, en
                 break
     if stack.left:
         say(f"LEFT BEHIND: {stack.left}")
-        results.add_broken(folder, "the end of a stack", f"left behind: {stack.left}")
+        results.add_broken(folder, "stopping a stack", f"left behind: {stack.left}")
     return number
 
 
@@ -174,31 +174,31 @@ def over(ends: float) -> bool:
     return time.monotonic() > ends
 
 
-def run(campaign: Campaign, folder: Path, asked: argparse.Namespace) -> None:
-    """Play runs, stack after stack, until enough faults have counted or the time is over."""
-    ends = time.monotonic() + 3600 * asked.hours
+def run(campaign: Campaign, folder: Path, options: argparse.Namespace) -> None:
+    """Play runs, stack after stack, until enough faults have counted or the time has run out."""
+    ends = time.monotonic() + 3600 * options.hours
     number, shapes = len(results.read(folder).runs), 0
-    while not done(campaign, folder, asked) and not over(ends):
+    while not done(campaign, folder, options) and not over(ends):
         shape = SHAPES[(number // RUNS_PER_STACK + shapes) % len(SHAPES)]
         if not campaign.open_to(shape):
             shapes += 1
             continue
         say(f"starting a stack for up to {RUNS_PER_STACK} runs: {shape}")
-        number = on_one_stack(campaign, folder, shape, number, lambda: done(campaign, folder, asked) or over(ends))
+        number = on_one_stack(campaign, folder, shape, number, lambda: done(campaign, folder, options) or over(ends))
 
 
 def main() -> int:
     """Run what remains and print the table; 0 if every run succeeded and nothing was lost or duplicated."""
-    asked = arguments()
-    folder = asked.runs.absolute() / f"seed-{asked.seed}"
+    options = arguments()
+    folder = options.runs.absolute() / f"seed-{options.seed}"
     disk.free(folder)
-    campaign = Campaign(folder, asked.seed, asked.steps)
+    campaign = Campaign(folder, options.seed, options.steps)
     if campaign.disk_refusal:
         say(f"SKIPPED: full disk: {campaign.disk_refusal}")
-    run(campaign, folder, asked)
+    run(campaign, folder, options)
     found = results.read(folder)
     print(results.table(found))
-    wrong = results.shortcomings(found, asked.faults, asked.engine_kills)
+    wrong = results.shortcomings(found, options.faults, options.engine_kills)
     for shortcoming in wrong:
         print(f"FAILED: {shortcoming}")
     if not wrong:

@@ -1,6 +1,6 @@
 """Owns the ways to damage payloads and messages, by name.
 
-Must not choose one; the strike does, by its seed.
+Must not choose the damage; the strike does, with its seed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Damage = Callable[[Any, str, random.Random], bool]
 
 
 def _overwrite(field: str, change: Callable[[bytes, random.Random], bytes]) -> Damage:
-    """Change one field of a payload's hash; False when it is gone."""
+    """Change one field of a payload's hash; False if the payload no longer exists."""
 
     def damage(server: Any, name: str, rng: random.Random) -> bool:
         value = server.hget(name, field)
@@ -91,4 +91,4 @@ MESSAGES: Mapping[str, Callable[[bytes, random.Random], bytes]] = {
     "of a wrong type": _with(group={"not": "a name"}, groups="none"),
     "of another run": _with(group="of-another-run", groups=[{"group": "of-another-run", "samples": [FOREIGN]}]),
 }
-"""The ways to damage a message; no result is a message of this run."""
+"""The ways to damage a message; the result is never a valid message of this run."""

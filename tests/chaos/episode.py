@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 START_S = 300.0
 SILENCE_S = 300.0
-"""A run in which nothing finishes for this long counts as hung."""
+"""A run is considered hung if nothing finishes for this long."""
 POLL_S = 0.3
 PAUSE_S = (0.2, 2.0)
 STEPS_TO_SPARE = 3
-"""In its last steps a run gets no more faults: their recovery could not be observed."""
+"""No faults are injected in the last steps: their recovery could not be observed."""
 Say = Callable[[str], None]
 
 
@@ -111,7 +111,7 @@ class Episode:
         return Played(self.run, evidence.state, reason, time.monotonic() - started, judge(evidence), outcomes)
 
     def _strike(self, scene: Scene, faults: Sequence[str], at_once: int) -> list[Outcome]:
-        """Each of `at_once` threads takes the next fault as soon as the run has recovered from its previous one."""
+        """Each of `at_once` threads injects the next fault as soon as the run has recovered from its previous one."""
         left = deque(enumerate(faults))
         last = self.recipe["limits"]["rollout_steps"]
         outcomes: list[Outcome] = []
@@ -135,13 +135,13 @@ class Episode:
             try:
                 for done in [threads.submit(take) for _ in range(at_once)]:
                     done.result()
-            except BaseException:  # Ctrl-C too: the other threads must not run for minutes
+            except BaseException:  # Ctrl-C too: the other threads must not continue for minutes
                 scene.abandoned.set()
                 raise
         return outcomes
 
     def _finish(self, scene: Scene) -> None:
-        """Wait for the run's end as long as it makes progress. A run that hangs is cancelled and judged as it is."""
+        """Wait for the run's end while it makes progress. A run that hangs is cancelled and judged as it is."""
         endings, since = scene.endings(), time.monotonic()
         while not scene.ended():
             self.stack.check()

@@ -20,7 +20,7 @@ from tests.harness.servers import redis_log
 
 @dataclass(frozen=True)
 class Entry:
-    """A stream entry as the tail saw it; `body` is None if it was not a JSON object."""
+    """A stream entry as the tail read it; `body` is None if it was not a JSON object."""
 
     id: str
     body: dict[str, Any] | None
@@ -42,10 +42,10 @@ class Lane:
 
 @dataclass
 class Evidence:
-    """Everything that is known about one run. Streams and lanes by name; `recipe` is that of the run's record.
+    """All evidence about one run. Streams and lanes by name; `recipe` is that of the run's record.
 
     `added`: how many entries each stream ever had; for `restarted` streams a lower bound. `read`: how many of them are
-    here, of which `filled` were trimmed before the tail saw them and come from the server's append-only file.
+    here; `filled` is the number that was trimmed before the tail read them, restored from the append-only file.
     `unacked`: entries that a consumer group had not acked. `groups`: the hashes of all groups that still have
     one. `steps`: the step records of the surviving history. `archive`, `records`, `shares` by rollout step; a share's
     rows are (payload, group). `injected`: entries that the injector added, by stream.
@@ -128,7 +128,7 @@ def collect(
 
 
 def _filled(server: Any, run: str, name: str, entries: dict[str, list[Entry]]) -> int:
-    """Add entries that were trimmed before the tail saw them, from the server's append-only file; returns how many."""
+    """Add entries that were trimmed before the tail read them, from the append-only file; returns their number."""
     missed = redis_log.missed(server, key(run, name), {entry.id for entry in entries[name]})
     found = [*entries[name], *(Entry(entry, message(fields)) for entry, fields in missed)]
     entries[name] = sorted(found, key=lambda entry: entry.order)
@@ -158,7 +158,7 @@ def _group(server: Any, run: str, name: str) -> dict[str, str]:
 
 
 def _unacked(seen: Seen, entries: list[Entry]) -> set[str]:
-    """The entries that were unacked at the last look at the stream, and those added after it."""
+    """The entries that were unacked when the stream was last read, and those added since."""
     return seen.unacked | {entry.id for entry in entries if entry.order[0] >= seen.at}
 
 

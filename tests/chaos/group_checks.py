@@ -1,4 +1,4 @@
-"""Owns the oracle's checks of groups: each is dispatched, answered and ended once, and none is lost.
+"""Owns the oracle's checks of groups: each is dispatched, judged and ended once, and none is lost.
 
 Must not import the code under test.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from tests.chaos.evidence import Entry
 from tests.chaos.finding import Finding, Kind
 from tests.chaos.lookups import LANES
-from tests.chaos.story import Asked, Story
+from tests.chaos.story import GroupSize, Story
 
 RELEASED = ("filtered", "stale", "dead")
 OPEN = ("pending", "kept", "batched")
@@ -40,7 +40,7 @@ def every_group_is_accounted_for(story: Story) -> Iterator[Finding]:
             wrong = name not in pending and f"its state is {state!r}, but it is not counted as pending"
         elif state is None:
             ended = _hash_may_be_deleted(story) and story.ending(name)
-            wrong = not ended and "dispatched, and no record of it is left"
+            wrong = not ended and "dispatched, but no record of it is left"
         else:
             wrong = f"its state is {state!r}, but no step of the history has it"
         if wrong:
@@ -74,26 +74,26 @@ def nothing_is_stranded(story: Story) -> Iterator[Finding]:
     """A group that counts as pending must have a message in flight that will end it."""
     evidence = story.evidence
     for lane, prefix in LANES.items():
-        asked = story.dispatched(lane)
+        sizes = story.dispatched(lane)
         for name in sorted(evidence.lanes[lane].pending):
             state = evidence.groups.get(name, {}).get("state")
-            if name not in asked:
+            if name not in sizes:
                 yield Finding(Kind.COUNTERS, name, f"counted as pending in lane {lane}, but never dispatched")
             elif state == "batched" and evidence.state == "succeeded":
                 yield Finding(Kind.LOST, name, "in a batch, but the run succeeded without it")
-            elif state == "pending" and (why := _stranded(story, lane, prefix, name, asked[name])):
+            elif state == "pending" and (why := _stranded(story, lane, prefix, name, sizes[name])):
                 yield Finding(Kind.LOST, name, f"pending forever: {why}")
 
 
-def _stranded(story: Story, lane: str, prefix: str, name: str, asked: Asked) -> str | None:
-    """Why nothing will end a pending group; None if something will."""
+def _stranded(story: Story, lane: str, prefix: str, name: str, size: GroupSize) -> str | None:
+    """Why no message will end a pending group; None if one will."""
     evidence = story.evidence
     # A rewind restarted the training streams: earlier messages and letters do not count for a group dispatched again.
     life = len(story.rewinds) if lane == "train" else 0
     if letters := [letter for letter in evidence.own("dead") if _ends(letter, name) and story.life(letter) >= life]:
         unnoticed_s = (_sampled_until(story, lane) - letters[0].order[0]) / 1000
         return (
-            f"it was dead-lettered {unnoticed_s:.0f} s before the end, and not ended"
+            f"it was dead-lettered {unnoticed_s:.0f} s before the end, but not released"
             if unnoticed_s > NOTICED_S
             else None
         )
@@ -110,15 +110,15 @@ def _stranded(story: Story, lane: str, prefix: str, name: str, asked: Asked) -> 
 
     published, judged = announced("samples"), announced("verdicts")
     recorded = {int(field.removeprefix("verdict:")) for field in evidence.groups[name] if field.startswith("verdict:")}
-    missing = set(range(asked.wanted)) - published
+    missing = set(range(size.wanted)) - published
     if missing and not waiting(f"{prefix}tasks"):
         return f"samples {sorted(missing)} were never generated, but its task was acked"
-    if unjudged := (published & set(range(asked.wanted))) - judged - waiting(f"{prefix}samples"):
+    if unjudged := (published & set(range(size.wanted))) - judged - waiting(f"{prefix}samples"):
         return f"samples {sorted(unjudged)} were never judged, but are acked"
     if unrecorded := judged - recorded - waiting(f"{prefix}verdicts"):
         return f"verdicts {sorted(unrecorded)} were never recorded, but are acked"
-    if not missing and recorded >= set(range(asked.wanted)):
-        return "all of its verdicts are recorded, but it was not decided"
+    if not missing and recorded >= set(range(size.wanted)):
+        return "all of its verdicts are recorded, but there is no decision on it"
     return None
 
 
@@ -128,7 +128,7 @@ def _ends(letter: Entry, name: str) -> bool:
 
 
 def _sampled_until(story: Story, lane: str) -> int:
-    """Until when the sampler served the lane's groups (ms): until the run's end, for training until its last step."""
+    """When the sampler last served the lane's groups (ms): at the run's end; for training, at the last step."""
     evidence = story.evidence
     if lane == "train" and evidence.state == "succeeded" and evidence.entries["steps"]:
         return max(entry.order for entry in evidence.entries["steps"])[0]
@@ -159,20 +159,20 @@ def _each_once(story: Story, stream: str, verb: str) -> Iterator[Finding]:
 
 
 def groups_were_judged_by_the_rule(story: Story) -> Iterator[Finding]:
-    """Each group ended by the rule: 0 < correct < known is kept, any other group is not trained."""
+    """Each group ended as the rule requires: kept if 0 < correct < known, otherwise not trained."""
     # A group without a hash has only its verdicts: `ending` uses them.
     accepted = {"trained": {"kept"}, "stale": {"kept"}, "kept": {"kept"}, "batched": {"kept"}, "filtered": {"filtered"}}
     screened = story.evidence.recipe["algorithm"]["dynamic_sampling"].get("selection", {}).get("strategy") == "screen"
-    for name, asked in story.dispatched("train").items():
+    for name, size in story.dispatched("train").items():
         state = story.evidence.groups.get(name, {}).get("state")
         state = "trained" if name in story.trained else state
-        decision = story.decision(name, asked)
+        decision = story.decision(name, size)
         if state == "dead" and decision != "dead" and name not in story.letters:
-            yield Finding(Kind.RULE, name, f"dead, but its verdicts make it {decision}, and it has no dead letter")
+            yield Finding(Kind.RULE, name, f"dead, but by its verdicts {decision}, and it has no dead letter")
         if state == "filtered" and screened:
             continue
         if state in accepted and decision not in accepted[state]:
-            yield Finding(Kind.RULE, name, f"{state}, but its verdicts make it {decision}")
+            yield Finding(Kind.RULE, name, f"{state}, but by its verdicts {decision}")
 
 
 def only_what_was_injected_is_invalid(story: Story) -> Iterator[Finding]:
@@ -192,7 +192,7 @@ def counters_reconcile(story: Story) -> Iterator[Finding]:
         seen = len(story.dispatched(lane))
         if counted["dispatched"] != seen:
             yield Finding(
-                Kind.COUNTERS, lane, f"{counted['dispatched']} groups counted as dispatched, {seen} tasks seen"
+                Kind.COUNTERS, lane, f"{counted['dispatched']} groups counted as dispatched, the tail has {seen} tasks"
             )
         if counted["dispatched"] != sum(counted[name] for name in endings) + len(pending):
             yield Finding(Kind.COUNTERS, lane, f"{counted} with {len(pending)} pending do not add up")
@@ -204,5 +204,5 @@ def counters_reconcile(story: Story) -> Iterator[Finding]:
     endings = [story.ending(name) for name in story.dispatched("train")]
     for name in RELEASED:
         if counters.get(name, 0) != endings.count(name):
-            text = f"{counters.get(name, 0)} groups counted as {name}, {endings.count(name)} are"
+            text = f"{counters.get(name, 0)} groups counted as {name}, {endings.count(name)} expected"
             yield Finding(Kind.COUNTERS, "train", text)

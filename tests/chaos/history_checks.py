@@ -20,16 +20,16 @@ PAYLOAD = re.compile(r":payload:(?P<group>[^:]+):(?P<index>\d+)$")
 
 
 def the_tail_is_complete(story: Story) -> Iterator[Finding]:
-    """Every entry that a stream ever had is in the tail's file, and Redis counts every entry of the file."""
+    """The tail's file has every entry that a stream ever had, and Redis counts every entry of the file."""
     evidence = story.evidence
     for stream, added in evidence.added.items():
         read = evidence.read[stream]
         if added < 0:
             yield Finding(Kind.GAP, stream, "the tail did not finish")
         elif added > read:
-            yield Finding(Kind.GAP, stream, f"{added} entries were added, the tail saw {read}")
+            yield Finding(Kind.GAP, stream, f"{added} entries were added, but the tail read {read}")
         elif added < read and stream not in evidence.restarted:
-            yield Finding(Kind.GAP, stream, f"the tail saw {read} entries, Redis counts {added}")
+            yield Finding(Kind.GAP, stream, f"the tail read {read} entries, but Redis counts {added}")
 
 
 def no_group_is_trained_twice(story: Story) -> Iterator[Finding]:
@@ -67,7 +67,7 @@ def steps_and_versions_rise(story: Story) -> Iterator[Finding]:
         yield Finding(Kind.HISTORY, "policy", f"{evidence.policy} does not match the last step")
     last = next((step for step, batch in story.batches.items() if batch["last"]), None)
     if evidence.state == "succeeded" and (not steps or steps[-1] != last):
-        yield Finding(Kind.HISTORY, "steps", f"the run succeeded after step {steps[-1:]}, its last batch is of {last}")
+        yield Finding(Kind.HISTORY, "steps", f"the run succeeded after step {steps[-1:]}, but its last step is {last}")
 
 
 def steps_train_their_batches(story: Story) -> Iterator[Finding]:
@@ -79,7 +79,7 @@ def steps_train_their_batches(story: Story) -> Iterator[Finding]:
         where = f"step {step}"
         published = story.batches.get(step)
         if published is None or _names(published) != groups:
-            yield Finding(Kind.HISTORY, where, "its groups are not those of its published batch")
+            yield Finding(Kind.HISTORY, where, "its groups differ from those of its published batch")
         archived = evidence.archive.get(step)
         if archived is None and step > covered:
             yield Finding(Kind.ARCHIVE, where, "its batch is not archived, and no checkpoint covers the step")
@@ -120,7 +120,7 @@ def payloads_are_archived_once(story: Story) -> Iterator[Finding]:
         )
         found = sorted(story.evidence.shares.get(step, []))
         if found != wanted:
-            text = f"{len(found)} payloads ({len(set(found))} different) are archived, its batch has {len(wanted)}"
+            text = f"{len(found)} payloads ({len(set(found))} different) are archived, but its batch has {len(wanted)}"
             yield Finding(Kind.ARCHIVE, f"step {step}", text)
 
 
@@ -155,17 +155,17 @@ def _oldest(story: Story, payload: str) -> int | None:
 
 def evaluations_are_complete(story: Story) -> Iterator[Finding]:
     """Each evaluation is recorded once, and answers or drops every prompt dispatched for it."""
-    asked: dict[tuple[str, str], int] = {}
+    dispatched: dict[tuple[str, str], int] = {}
     for name in story.dispatched("evaluation"):
         _, which, when, _ = name.split(".")
-        asked[which, when] = asked.get((which, when), 0) + 1
+        dispatched[which, when] = dispatched.get((which, when), 0) + 1
     seen = set()
     for record in story.evidence.bodies("evaluations"):
         evaluation = (record["set"], record["name"])
         if evaluation in seen:
             yield Finding(Kind.DUPLICATED, " ".join(evaluation), "evaluated more than once")
         seen.add(evaluation)
-        if record["prompts"] + record["dropped"] != asked.get(evaluation, 0):
-            dispatched = asked.get(evaluation, 0)
-            text = f"{dispatched} prompts were dispatched, {record['prompts']} answered, {record['dropped']} dropped"
+        expected = dispatched.get(evaluation, 0)
+        if record["prompts"] + record["dropped"] != expected:
+            text = f"{expected} prompts were dispatched, {record['prompts']} answered, {record['dropped']} dropped"
             yield Finding(Kind.COUNTERS, " ".join(evaluation), text)

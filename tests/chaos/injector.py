@@ -16,7 +16,7 @@ from tests.chaos.scene import Scene
 from tests.chaos.strikes import Struck
 
 MOMENT_S = 60.0
-"""How long a fault waits for a moment in which it counts."""
+"""The longest wait for a moment in which the fault counts."""
 RECOVERY_S = 300.0
 LOOK_S = 0.002
 POLL_S = 0.1
@@ -24,7 +24,7 @@ POLL_S = 0.1
 
 @dataclass
 class Outcome:
-    """The outcome of one fault. It counts if its victim held something and it had an effect; `why`: why not.
+    """The outcome of one fault. It counts if its victim held something and the fault had an effect; `why`: why not.
 
     `at`: Unix seconds; `seconds`: from the strike to the recovery, None if there was none.
     """
@@ -60,7 +60,7 @@ def inject(scene: Scene, name: str) -> Outcome:
         if struck.release is not None:
             struck.release()
     evidence = struck.moment.as_json() | struck.facts | ({"entry": list(struck.entry)} if struck.entry else {})
-    why = "" if had_effect else "it had no effect: its target was gone by then"
+    why = "" if had_effect else "it had no effect: its target no longer existed"
     return Outcome(name, scene.run, had_effect, why, struck.at, seconds, evidence)
 
 

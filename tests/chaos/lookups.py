@@ -1,6 +1,6 @@
-"""Owns the chaos suite's own view of Redis: a run's key names, and which process holds what, by raw commands.
+"""Owns the chaos suite's own view of Redis: a run's key names, and what each process holds, by raw commands.
 
-Must not import the code under test: its own statements are no evidence.
+Must not import the code under test: what that reports is not evidence.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def key(run: str, name: str) -> str:
 
 
 def client(url: str, patience_s: float = 40.0) -> Any:
-    """A direct connection, past every proxy; waits `patience_s` seconds for a server that is down."""
+    """A direct connection without a proxy; waits `patience_s` seconds for a server that is down."""
     pause = 0.1
     return redis.Redis.from_url(
         url,
         protocol=2,
         socket_connect_timeout=2,
         socket_timeout=15,
-        # A server that accepts and stays silent is stopped: the caller has to release it first, so no retry.
+        # A server that accepts a connection but does not answer is stopped: the caller must release it, so no retry.
         retry=Retry(ConstantBackoff(pause), int(patience_s / pause), supported_errors=DOWN),
     )
 
@@ -103,7 +103,7 @@ def leases(server: Any, run: str, service: str | None = None, consumer: str | No
 
 
 def still_leased(server: Any, run: str, held: tuple[Held, ...]) -> list[Held]:
-    """Those of `held` that are not acked yet, under any consumer."""
+    """The entries of `held` that are not acked yet, whatever their consumer."""
     return [lease for lease in held if _leased(server, run, lease)]
 
 

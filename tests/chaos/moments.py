@@ -1,6 +1,6 @@
-"""Owns when a fault counts: its victim holds a lease, a batch or a sync, as raw commands to Redis show.
+"""Owns the moments in which a fault counts: its victim holds a lease, a batch or a sync, read by raw commands.
 
-Must not change anything; each look returns what it found, or None.
+Must not change anything; each look returns a Moment or None.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def syncing(scene: Scene) -> Moment | None:
 
 
 def inside(look: Look) -> Look:
-    """The same for the engine core below the replica."""
+    """The engine core of the replica that `look` finds."""
 
     def deeper(scene: Scene) -> Moment | None:
         found = look(scene)
@@ -89,7 +89,7 @@ def _running(scene: Scene) -> Moment | None:
 
 
 def confirmed(scene: Scene, moment: Moment) -> Moment | None:
-    """What the victim of an earlier look holds now. Called while it is stopped, so that the answer stays true."""
+    """What the victim of an earlier look holds now. Called while the victim is stopped, so that it cannot change."""
     if moment.sync is not None:
         sync = lookups.open_sync(scene.server, scene.run)
         sender = any(process.id == moment.process for process in lookups.processes(scene.server, scene.run, "learner"))
@@ -134,7 +134,7 @@ def checkpoint_coming(scene: Scene) -> Moment | None:
         return None
     batch = lookups.batch_in_flight(scene.server, scene.run)
     every, last = scene.recipe["learner"]["checkpoint_every"], scene.recipe["limits"]["rollout_steps"]
-    # After the last checkpoint of a run there is no next one that could succeed.
+    # After the last checkpoint of a run no later one could succeed.
     if batch is None or batch[1] > last - 4 * every:
         return None
     return Moment(None, None, batch=batch[1])

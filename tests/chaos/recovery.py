@@ -1,4 +1,4 @@
-"""Owns when the system has recovered from a fault, as seen in Redis, on disk or at the API by raw commands.
+"""Owns the conditions of recovery from a fault, read from Redis by raw commands, from the disk and from the API.
 
 Must not change anything. A run that has succeeded has recovered from everything.
 """
@@ -34,7 +34,7 @@ def _synced(scene: Scene, version: int) -> bool:
 
 
 def replaced(service: str) -> Recovered:
-    """As many processes of the service as the run wants are ready, not counting the killed one."""
+    """The service has as many ready processes as the run requires, not counting the killed one."""
 
     def look(scene: Scene, struck: Struck) -> bool:
         return sum(not same(process, struck) for process in scene.ready(service)) >= scene.wanted(service)
@@ -54,7 +54,7 @@ def back(service: str) -> Recovered:
 
 
 def progressing(scene: Scene, struck: Struck) -> bool:
-    """A group, an evaluation prompt or a rollout step has finished since."""
+    """A group, an evaluation prompt or a rollout step has finished since the fault."""
     return scene.endings() > struck.endings
 
 
@@ -65,13 +65,13 @@ def answering(scene: Scene, struck: Struck) -> bool:
 
 
 def checkpoint_written(scene: Scene, struck: Struck) -> bool:
-    """A complete checkpoint is on disk that is newer than the step committed at the fault."""
+    """The disk has a complete checkpoint that is newer than the step committed at the fault."""
     for path in (scene.folder / "checkpoints").glob("step-*/checkpoint.json"):
         try:
             if json.loads(path.read_text())["step"] > struck.step:
                 return True
         except (OSError, ValueError):
-            continue  # it is being replaced by a newer one
+            continue  # a newer checkpoint is replacing it
     return False
 
 
@@ -81,7 +81,7 @@ def group_ended(scene: Scene, struck: Struck) -> bool:
 
 
 def entry_dealt_with(scene: Scene, struck: Struck) -> bool:
-    """The added entry was acked; for a batch: it was rejected, or its step or a later one is committed."""
+    """The added entry was acked; or, if it is a batch, was rejected, or its step or a later one is committed."""
     assert struck.entry is not None
     stream, entry = struck.entry
     name = key(scene.run, stream)

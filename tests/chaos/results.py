@@ -35,7 +35,7 @@ class Results:
 
     @property
     def engine_kills(self) -> int:
-        """How many engines were killed."""
+        """The number of engines killed."""
         return sum(count for name, count in self.counted.items() if name in FAULTS and FAULTS[name].engine)
 
 
@@ -49,13 +49,13 @@ def read(folder: Path) -> Results:
 
 
 def add(folder: Path, played: Played) -> None:
-    """Append a run and its faults; the run's line comes last and makes them count."""
+    """Append a run and its faults; the run's line is written last, and only then do its faults count."""
     lines = [*(outcome.as_json() for outcome in played.outcomes), played.as_json()]
     _append(folder, lines)
 
 
 def add_broken(folder: Path, run: str, reason: str) -> None:
-    """Append a run that could not be judged, because its stack broke or it never started."""
+    """Append a run that could not be judged, because its stack failed or it never started."""
     _append(
         folder,
         [
@@ -81,7 +81,7 @@ def _append(folder: Path, lines: Iterable[dict[str, Any]]) -> None:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of `values` does not exceed; NaN without values."""
+    """The smallest value that is not exceeded by at least `share` of `values`; NaN without values."""
     ranked = sorted(values)
     return ranked[max(0, math.ceil(share * len(ranked)) - 1)] if ranked else math.nan
 

@@ -21,7 +21,7 @@ ENDINGS = ("trained", "filtered", "stale", "dead", "judged", "evaluated")
 
 @dataclass
 class Scene:
-    """One run under faults. `server`: Redis, past every proxy; `proxy`: the one in front of it, if any."""
+    """One run under faults. `server`: a direct connection to Redis; `proxy`: the proxy in front of it, if any."""
 
     run: str
     server: Any

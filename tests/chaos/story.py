@@ -1,6 +1,6 @@
-"""Owns what the streams alone imply: a run's rewinds, its groups, their verdicts and endings, recomputed.
+"""Owns what follows from the streams alone: a run's rewinds, its groups, their verdicts and endings, recomputed.
 
-Must not import the code under test, or use its decision about a group.
+Must not import the code under test, or use its decision on a group.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ REWOUND, ORPHANED = "rewound", "group-orphaned"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The size of a dispatched group: its samples, and how many of them its last task wants."""
+class GroupSize:
+    """The size of a dispatched group: its samples, and how many of them its last task requests."""
 
     samples: int
     wanted: int
 
 
 class Story:
-    """Evidence and what can be derived from it. A life is the time between two rewinds; lives count from 0."""
+    """The evidence and what follows from it. A life is the time between two rewinds; lives are counted from 0."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
@@ -70,17 +70,17 @@ class Story:
             if entry.body is not None:
                 yield (self.life(entry), sum(order <= entry.order for order in events)), entry.body
 
-    def dispatched(self, lane: str) -> dict[str, Asked]:
+    def dispatched(self, lane: str) -> dict[str, GroupSize]:
         """The lane's groups and their sizes."""
         return self._dispatched[lane]
 
     @cached_property
-    def _dispatched(self) -> dict[str, dict[str, Asked]]:
-        found: dict[str, dict[str, Asked]] = {lane: {} for lane in LANES}
+    def _dispatched(self) -> dict[str, dict[str, GroupSize]]:
+        found: dict[str, dict[str, GroupSize]] = {lane: {} for lane in LANES}
         for lane, prefix in LANES.items():
             for body in self.evidence.bodies(f"{prefix}tasks"):
                 stop = body.get("stop")
-                found[lane][body["group"]] = Asked(body["samples"], body["samples"] if stop is None else stop)
+                found[lane][body["group"]] = GroupSize(body["samples"], body["samples"] if stop is None else stop)
         return found
 
     def verdicts(self, lane: str) -> dict[str, dict[int, dict[str, Any]]]:
@@ -150,14 +150,14 @@ class Story:
         decision = self.decision(name, self.dispatched("train")[name])
         return "stale" if decision == "kept" else decision
 
-    def decision(self, name: str, asked: Asked) -> str | None:
+    def decision(self, name: str, size: GroupSize) -> str | None:
         """The decision on a training group by the rule of dynamic sampling; None while a verdict is missing."""
         known = self.judged.get(name, {})
-        if len(known) < asked.samples:
+        if len(known) < size.samples:
             return None
         rule = self.evidence.recipe["algorithm"]["dynamic_sampling"]
         outcomes = [verdict["outcome"] for verdict in known.values()]
         correct, wrong = outcomes.count("correct"), outcomes.count("wrong")
-        if correct + wrong < (rule.get("min_known") or asked.samples):
+        if correct + wrong < (rule.get("min_known") or size.samples):
             return "dead"
         return "kept" if (correct and wrong) or not rule.get("enabled", True) else "filtered"

@@ -1,6 +1,6 @@
 """Owns the actions of faults on processes, connections, the disk, payloads and messages.
 
-Must not touch a process of another stack. A strike returns None, without effect, if the victim no longer held anything.
+Must not touch a process of another stack. A strike returns None, without effect, if its victim holds nothing any more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHUNK = bytes(64 * 1024)
 
 @dataclass
 class Struck:
-    """A fault that was injected: its moment, when (Unix seconds), and how many endings the run had by then.
+    """An injected fault: its moment, its time (Unix seconds), and how many endings the run had at that time.
 
     `release` undoes it as soon as `due` is true. `entry`: the added entry, as (stream, id). `dead`: ids of killed
     processes. `facts`: more evidence; `had_effect`: after the recovery, whether the fault had an effect.
@@ -54,7 +54,7 @@ def _now(scene: Scene, moment: Moment, **more: Any) -> Struck:
 
 
 def kill(scene: Scene, moment: Moment) -> Struck | None:
-    """kill -9 in the moment: the victim is stopped first, so that it is certain what it holds."""
+    """kill -9 in the moment. The victim is stopped first, so that what it holds cannot change."""
     return _on_stopped(scene, moment, lambda pid, held: _killed(scene, pid, held))
 
 
@@ -139,7 +139,7 @@ def damage_checkpoint(scene: Scene, moment: Moment) -> Struck | None:
 
 
 def flip_a_bit(folder: Path, where: float) -> bool:
-    """Flip a bit of the checkpoint's largest file, at share `where` of its length; False if it is gone."""
+    """Flip a bit of the checkpoint's largest file, at the fraction `where` of its length; False if it is gone."""
     try:
         path = max(folder.glob("*.safetensors"), key=lambda file: file.stat().st_size)
         with path.open("r+b") as file:
@@ -198,7 +198,7 @@ def _last_event(scene: Scene) -> str:
 
 
 def _proxy(scene: Scene) -> ProxyThread:
-    assert scene.proxy is not None, "moments of this fault need a proxy"
+    assert scene.proxy is not None, "this fault needs a proxy"
     return scene.proxy
 
 
@@ -227,7 +227,7 @@ def delay_connections(scene: Scene, moment: Moment) -> Struck | None:
 
 
 def swallow_connections(scene: Scene, moment: Moment) -> Struck | None:
-    """Make every connection to Redis hang, open and silent, as behind a router that lost its state."""
+    """Make every connection to Redis hang, open but without traffic, as behind a router that lost its state."""
     struck = _now(scene, moment)
     struck.facts["swallowed"] = _proxy(scene).swallow()
     return struck

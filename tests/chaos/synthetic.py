@@ -1,4 +1,4 @@
-"""Owns a synthetic run for the oracle's tests: everything that a clean run leaves behind, small enough to edit.
+"""Owns a synthetic run for the oracle's tests: all the evidence of a clean run, small enough to edit.
 
 Must not be used outside tests.
 """
@@ -17,7 +17,7 @@ SAMPLES = 2
 
 
 class Writer:
-    """Gives entries increasing ids, as Redis does."""
+    """Appends entries with increasing ids, as Redis does."""
 
     def __init__(self) -> None:
         self.entries: dict[str, list[Entry]] = {name: [] for name in STREAMS}
@@ -83,7 +83,7 @@ def generate(writer: Writer, group: str, outcomes: tuple[str, ...], prefix: str 
 
 
 def clean_run() -> Evidence:
-    """A run of two steps that succeeded, with one group of every ending, and a clean evaluation."""
+    """A run of two steps that succeeded, with a group of every ending and a complete evaluation."""
     writer, mixed = Writer(), ("correct", "wrong")
     for prompt in PROMPTS:
         generate(writer, prompt, ("correct", "correct"), "evaluation:")
@@ -132,7 +132,7 @@ def clean_run() -> Evidence:
 
 
 def append(evidence: Evidence, stream: str, body: dict[str, Any] | None, entry: str) -> None:
-    """Add an entry that the tail has seen."""
+    """Add an entry that the tail has read."""
     evidence.entries[stream].append(Entry(entry, body))
     evidence.added[stream] += 1
     evidence.read[stream] += 1

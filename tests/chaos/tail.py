@@ -30,7 +30,7 @@ from tests.chaos.lookups import BODY, STREAMS, key
 BLOCK_MS = 200
 COUNT = 500
 RETRY_S = 0.01
-"""Between two attempts to reach a server that is down; short, so that other readers do not get ahead of the tail."""
+"""Between two attempts to reach a server that is down; short, so that the tail reads before the services do."""
 END_S = 60.0
 START_S = 30.0
 ROOT = Path(__file__).parents[2]
@@ -136,7 +136,7 @@ class Follower:
 
 
 def raise_priority() -> str | None:
-    """Get real-time priority; returns why that is not possible, or None."""
+    """Request real-time priority; returns the reason if that is not possible, else None."""
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     except (AttributeError, OSError) as error:

@@ -1,4 +1,4 @@
-"""One short run under a handful of faults: it succeeds, and the oracle finds nothing lost and nothing trained twice."""
+"""A short run under a few faults: it succeeds, and the oracle finds nothing lost and nothing trained twice."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 
 
 @pytest.mark.timeout(900)
-def test_a_run_survives_a_handful_of_faults(played: Played):
+def test_a_run_survives_several_faults(played: Played):
     results = "\n".join(json.dumps(outcome.as_json()) for outcome in played.outcomes)
     assert played.state == "succeeded", f"{played.reason}\n{results}"
     assert not played.judgement.findings, f"{played.judgement}\n{results}"
     assert (played.judgement.lost, played.judgement.duplicated) == (0, 0)
 
 
-def test_every_fault_counted_and_was_recovered_from(played: Played):
+def test_every_fault_counted_and_the_run_recovered(played: Played):
     assert sorted(outcome.fault for outcome in played.outcomes if outcome.counted) == sorted(FAULTS)
     assert [outcome.fault for outcome in played.outcomes if not outcome.recovered] == []
 
 
-def test_the_oracle_saw_the_whole_run(played: Played):
+def test_the_oracle_has_evidence_of_the_whole_run(played: Played):
     figures = played.judgement.figures
     assert figures["steps"] == STEPS
     assert figures["trained"] == 4 * STEPS

@@ -76,7 +76,7 @@ def lease(raw: Any, stream: str, reader: str, body: dict[str, Any], consumer: st
     return str(entry.decode())
 
 
-def test_a_lease_is_seen_until_it_is_acked(raw):
+def test_a_lease_is_reported_until_it_is_acked(raw):
     assert leases(raw, RUN) == []
     entry = lease(raw, "samples", "verifier", {"group": "g0"})
     held = Held("samples", entry, "victim")
@@ -105,7 +105,7 @@ def test_a_sync_is_open_until_all_members_have_acked(raw):
     for member, generation in (("a", 5), ("b", 4)):
         ack = {"member": member, "generation": generation, "version": 3, "phase": "applied"}
         raw.xadd(key(RUN, "weight-acks"), {"m": json.dumps(ack)})
-    assert open_sync(raw, RUN).missing == {"b"}, "an ack of an older plan does not count"
+    assert open_sync(raw, RUN).missing == {"b"}, "an ack of an older plan must not count"
     raw.xadd(key(RUN, "weight-acks"), {"m": json.dumps({"member": "b", "generation": 5, "version": 3})})
     assert open_sync(raw, RUN) is None
 
@@ -125,7 +125,7 @@ def test_a_victim_without_a_lease_is_not_killed(raw, scene, sleeper, monkeypatch
     assert exists(sleeper.pid)
 
 
-def test_a_victim_with_a_lease_is_killed_with_that_evidence(raw, scene, sleeper):
+def test_a_victim_with_a_lease_is_killed_and_recorded(raw, scene, sleeper):
     announce(raw, "verifier", sleeper.pid)
     entry = lease(raw, "samples", "verifier", {"group": "g0"})
     struck = strikes.kill(scene, moments.working("verifier")(scene))
@@ -134,7 +134,7 @@ def test_a_victim_with_a_lease_is_killed_with_that_evidence(raw, scene, sleeper)
     recovered = FAULTS["kill verifier"].recovered
     assert not recovered(scene, struck)
     raw.xack(key(RUN, "samples"), "verifier", entry)
-    assert not recovered(scene, struck), "the killed process's heartbeat does not count"
+    assert not recovered(scene, struck), "the killed process's heartbeat must not count"
     for name in ("another", "one-more"):
         announce(raw, "verifier", 1, name)
     assert recovered(scene, struck)
@@ -182,7 +182,7 @@ def a_batch() -> Batch:
 
 @pytest.mark.parametrize("how", sorted(MESSAGES))
 @pytest.mark.parametrize("message", [a_task(), a_batch()], ids=["task", "batch"])
-def test_a_damaged_message_is_not_of_the_run(how: str, message: Task | Batch):
+def test_a_damaged_message_is_no_message_of_the_run(how: str, message: Task | Batch):
     body = message.model_dump_json().encode()
     assert not isinstance(admit(RunKeys(RUN), type(message), body), Malformed)
     for seed in range(20):
@@ -199,7 +199,7 @@ def test_every_damage_changes_an_existing_payload(raw, how: str):
         SamplePayload(ids, ids, np.zeros(3, np.float32), "abc", "stop", (VersionSpan(version=0, start=0, end=3),))
     )
     assert not PAYLOADS[how](raw, name, random.Random(1))
-    assert not raw.exists(name), "a released payload is not created again"
+    assert not raw.exists(name), "a released payload must not be created again"
     raw.hset(name, mapping=fields)
     unpack(name, raw.hgetall(name))
     assert PAYLOADS[how](raw, name, random.Random(1))
@@ -224,7 +224,7 @@ def test_a_message_is_copied_while_it_is_leased(raw, scene):
     assert entry_dealt_with(scene, struck)
 
 
-def test_a_damaged_message_is_rejected_by_its_entry(raw, scene):
+def test_a_rejected_message_is_found_by_its_entry(raw, scene):
     lease(raw, "tasks", "rollout", {"group": "g0"})
     struck = strikes.damage_message(scene, moments.message_in_flight("tasks")(scene))
     stream, entry = struck.entry

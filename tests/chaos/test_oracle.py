@@ -98,7 +98,7 @@ def forget_the_second_dead_letter_of_a_redriven_group(run: Evidence) -> None:
 
 
 def lose_the_task_of_a_redriven_group(run: Evidence) -> None:
-    """The letter of the original group does not excuse it."""
+    """The dead letter of the original group does not account for the redriven one."""
     forget_the_second_dead_letter_of_a_redriven_group(run)
     run.entries["dead"][-1].body["group"] = FILTERED
 
@@ -321,7 +321,7 @@ WRONGS: tuple[tuple[Callable[[Evidence], None], Kind, str], ...] = (
     (lie_about_staleness, Kind.STALENESS, "step 2"),
     (drop_a_prompt_silently, Kind.COUNTERS, "held-out before"),
 )
-"""What is done to the clean run; the kind and the subject of the finding."""
+"""The change to the clean run; the kind and the subject of the finding."""
 
 
 @pytest.mark.parametrize(("wrong", "kind", "subject"), WRONGS, ids=[wrong[0].__name__ for wrong in WRONGS])
@@ -349,7 +349,7 @@ def test_every_check_can_fail():
     ("stream", "body"),
     [("tasks", task("g0")), ("samples", sample("g0", 0)), ("verdicts", verdict("g0", 0, "wrong")), ("tasks", None)],
 )
-def test_injected_messages_do_not_count_against_the_run(stream: str, body: dict[str, Any] | None):
+def test_injected_messages_are_no_violation(stream: str, body: dict[str, Any] | None):
     run = clean_run()
     append(run, stream, body, LATER)
     letter = {**LETTER, "cause": "invalid", "stream": f"penstock:{{run}}:{stream}", "entry": LATER}
@@ -358,7 +358,7 @@ def test_injected_messages_do_not_count_against_the_run(stream: str, body: dict[
     assert judge(run).findings == ()
 
 
-def test_a_damaged_payload_may_be_left_out():
+def test_a_damaged_payload_may_be_missing_from_the_archive():
     run = clean_run()
     mask_what_is_whole(run)
     append(run, "events", {"phase": "payload-damaged", "text": f"step 1: {synthetic.payload('g0', 0)} is gone"}, LATER)
@@ -367,7 +367,7 @@ def test_a_damaged_payload_may_be_left_out():
 
 @pytest.mark.parametrize("until_s", [1, 60])
 def test_a_dead_letter_just_before_the_last_step_may_be_pending(until_s: int):
-    """After the last step the sampler does not end it, however long the last evaluation takes."""
+    """After the last step the sampler releases no group, however long the last evaluation takes."""
     run = clean_run()
     dead_letter(run, LATER)
     train_the_last_step_at(run, until_s)
@@ -375,7 +375,7 @@ def test_a_dead_letter_just_before_the_last_step_may_be_pending(until_s: int):
     assert judge(run).findings == ()
 
 
-def test_samples_and_letters_of_a_first_life_do_not_count_later():
+def test_samples_and_letters_before_a_rewind_do_not_count():
     run = rewound_run()
     append(run, "samples", sample(PENDING, 0), "5000-0")
     append(run, "verdicts", verdict(PENDING, 0, "wrong"), "5001-0")
@@ -387,7 +387,7 @@ def test_samples_and_letters_of_a_first_life_do_not_count_later():
     assert (found.kind, found.subject) == (Kind.LOST, PENDING)
 
 
-def test_a_rewind_opens_a_second_life():
+def test_a_rewind_starts_a_second_life():
     """Work repeated after a rewind is not a duplicate."""
     run = rewound_run()
     assert judge(run).findings == ()

@@ -62,7 +62,7 @@ def test_an_interrupted_campaign_is_resumed(tmp_path):
     campaign = Campaign(tmp_path, seed=5, steps=10)
     before = campaign.left()
     names = campaign.deck(SHAPES[0], 0)
-    assert names == Campaign(tmp_path, seed=5, steps=10).deck(SHAPES[0], 0), "the seed decides"
+    assert names == Campaign(tmp_path, seed=5, steps=10).deck(SHAPES[0], 0), "the seed must determine the faults"
     assert names != campaign.deck(SHAPES[0], 1)
     assert all(FAULTS[name].needs != "proxy" for name in names)
     results.add(tmp_path, played("one", *(struck(name, "one", 1.0) for name in names)))

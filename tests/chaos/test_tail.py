@@ -1,4 +1,4 @@
-"""The tail on a real server: it misses nothing when the server is killed, and reports a gap."""
+"""The tail on a real server: it misses no entry when the server is killed, and reports a gap."""
 
 from __future__ import annotations
 
@@ -135,10 +135,10 @@ def test_a_hash_that_is_missing_in_redis_is_found(left, redis_client):
     assert [finding.subject for finding in judge(left()).of(Kind.LOST)] == ["g4"]
 
 
-def test_streams_that_a_finished_run_deletes_are_seen_before(left, watch, redis_client):
+def test_streams_are_read_before_a_finished_run_deletes_them(left, watch, redis_client):
     ends = time.monotonic() + 20
     while not (all(watch.seen[name].at for name in READERS) and watch.seen["batches"].added):
-        assert time.monotonic() < ends, f"not seen in time: {watch.seen}"
+        assert time.monotonic() < ends, f"not read in time: {watch.seen}"
         time.sleep(0.1)
     redis_client.delete(*(key(RUN, name) for name in (*READERS, "batches")))
     collected = left()

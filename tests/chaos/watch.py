@@ -1,4 +1,4 @@
-"""Owns what has to be read while a run's streams exist: how many entries each ever had, and which are unacked.
+"""Owns what must be read while a run's streams exist: how many entries each has had, and which are unacked.
 
 Must not import the code under test. A run that succeeds deletes most of its streams, and a rewind restarts them.
 """
@@ -22,7 +22,7 @@ MOST = 100_000
 
 @dataclass
 class Seen:
-    """One stream, as last seen. `added`: how many entries it ever had, restarts included.
+    """One stream, as last read. `added`: how many entries it has had, restarts included.
 
     `restarted`: whether it was deleted, at the run's end or by a rewind; then `added` is a lower bound. `unacked`:
     entries that its consumer group had not acked at `at` (milliseconds of Redis' clock).
@@ -62,7 +62,7 @@ class Watch:
         self._thread.join(JOIN_S)
 
     def close(self) -> None:
-        """Stop, and look one last time."""
+        """Stop, and read the streams one last time."""
         self.__exit__()
         self.look()
 
@@ -71,7 +71,7 @@ class Watch:
             try:
                 self.look()
             except redis.exceptions.RedisError:
-                time.sleep(EVERY_S)  # a fault has hit Redis; the last look stays valid
+                time.sleep(EVERY_S)  # a fault has hit Redis; what was read last remains valid
 
     def look(self) -> None:
         """Read the state of every stream."""
