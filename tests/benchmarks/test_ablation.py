@@ -1,4 +1,4 @@
-"""The variants of the ablation: each changes what its name says and nothing else; the last is the paper's algorithm."""
+"""The variants of the ablation: each changes only the setting in its name; the last is the paper's algorithm."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def settings(index: int, seed: int = 0) -> dict[str, Any]:
     return flat(recipe(VARIANTS[index], seed).model_dump(mode="json"))
 
 
-def test_each_variant_changes_one_thing() -> None:
+def test_each_variant_changes_one_setting() -> None:
     changed = []
     for index in range(1, len(VARIANTS)):
         before, after = settings(index - 1), settings(index)
@@ -53,7 +53,7 @@ def test_the_last_variant_is_dapo() -> None:
     }
 
 
-def test_seeds_of_a_variant_differ_in_the_seed_alone() -> None:
+def test_seeds_of_a_variant_differ_only_in_the_seed() -> None:
     first, second = settings(0, SEEDS[0]), settings(0, SEEDS[1])
     assert {name for name in first if first[name] != second[name]} == {"seed", "name"}
     assert len(SEEDS) >= 3
@@ -95,7 +95,7 @@ def test_the_report_accepts_steps_without_metrics(tmp_path: Path, monkeypatch: p
     # 50, 75 and 25: mean 50, standard error 25 / sqrt(3) = 14.4
     assert [part.strip() for part in lines[2].split("|")][2:5] == ["3", "50.0 ± 14.4", "-"]
     assert [part.strip() for part in lines[3].split("|")][3:5] == ["75.0 ± 0.0", "+25.0 ± 14.4"]
-    assert len(lines) == 4, "variants without a result are left out"
+    assert len(lines) == 4, "variants without a result must not be listed"
     # Steps 7 and 8 are after 7,000 tokens.
     assert lines[2].split("|")[6].strip() == "75.0 ± 0.0"
     [row] = [line for line in report.midway(results).splitlines() if line.startswith(f"| {VARIANTS[1].title} |")]

@@ -87,7 +87,7 @@ def test_samples_at_pass_rates_0_and_1() -> None:
 
 def test_a_screen_saves_samples_on_prompts_without_signal() -> None:
     rates, weights = (0.0, 0.5), (3.0, 1.0)
-    # Three prompts of four give no group: 4 x 16 samples per group, or 3 x 4 and those of the fourth prompt.
+    # Three of four prompts give no group: 4 x 16 samples per group, or 3 x 4 plus those of the fourth prompt.
     assert cost_over(rates, weights, 16, 16) == pytest.approx(64 / mixed(0.5, 16))
     assert cost_over(rates, weights, 16, 4) == pytest.approx(12 / 0.875 + 4 / 0.875 + 12)
     assert cost_over((0.3,), (5.0,), 16, 4) == pytest.approx(samples_per_kept(0.3, 16, 4))

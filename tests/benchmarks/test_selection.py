@@ -17,7 +17,7 @@ SMALL = Scale(prompts=200, steps=12, groups_per_step=32, in_flight=16)
 
 @pytest.mark.parametrize("population", POPULATIONS)
 @pytest.mark.parametrize("way", [Way("uniform"), Way("screen", 4)])
-def test_without_drift_the_cost_is_the_closed_form(population: str, way: Way) -> None:
+def test_without_drift_the_cost_equals_the_closed_form(population: str, way: Way) -> None:
     result = Simulation(population, way, SMALL, seed=3).run()
     expected = report.closed_form(population, way, SMALL, [3])
     assert report.cost(result, SMALL) == pytest.approx(expected, rel=0.1)
@@ -32,7 +32,7 @@ def test_boundary_costs_less_if_most_prompts_are_impossible() -> None:
     assert costs["boundary"] < 0.6 * costs["uniform"]
 
 
-def test_ways_see_the_same_prompts_and_are_repeatable() -> None:
+def test_strategies_get_the_same_prompts_and_are_repeatable() -> None:
     first, second = (Simulation("U-shaped", Way("boundary"), SMALL, seed=1).run() for _ in range(2))
     assert first == second
     other = Simulation("U-shaped", Way("uniform", again=True), SMALL, seed=1).run()
@@ -46,7 +46,7 @@ def test_training_raises_the_logit_but_not_0_and_1() -> None:
     assert rates == pytest.approx([0.0, 0.75, 27 / 28, 1.0])
 
 
-def test_the_report_has_every_way_and_a_picture(tmp_path: Path) -> None:
+def test_the_report_has_every_strategy_and_a_picture(tmp_path: Path) -> None:
     scale, seeds = replace(SMALL, steps=3), (0, 1)
     runs = simulate(scale, seeds)
     lines = report.table(runs, scale, seeds).splitlines()

@@ -1,4 +1,4 @@
-"""docs/architecture.md: at most fifteen files, each of which exists, and message bodies with the fields of today."""
+"""docs/architecture.md: at most fifteen files, each of which exists, and message bodies with the current fields."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FILES = 15
 
 
 def models(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """Every message and every value inside one."""
+    """Every message, and every model inside a message."""
     for model in base.__subclasses__():
         yield model
         yield from models(model)
 
 
-def test_the_group_is_followed_through_fifteen_files() -> None:
+def test_the_page_names_at_most_fifteen_existing_files() -> None:
     files = re.findall(r"^\| \d+ \| `(.+?)` \|", PAGE, re.M)
     assert 0 < len(files) <= FILES
     assert [file for file in files if not (ROOT / file).is_file()] == []

@@ -1,4 +1,4 @@
-"""The glossary's words are those of metrics, API fields, settings and events; its synonyms are not."""
+"""Metrics, API fields, settings and events use the glossary's words, and none of their synonyms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORDS = 30
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """Word, meaning, and what it is called elsewhere."""
+    """Word, meaning, and its names elsewhere."""
     return [(word, meaning, elsewhere) for word, meaning, elsewhere in ROW.findall(GLOSSARY.read_text())][1:]
 
 
@@ -37,7 +37,7 @@ def property_names(schema: Any) -> set[str]:
 
 
 def names() -> dict[str, set[str]]:
-    """What users meet, by where they meet it."""
+    """The names that users see, by area."""
     metrics = {name for family in families() for name in (family._name, *family._labelnames)}
     openapi = create_app(None).openapi()  # type: ignore[arg-type]
     return {
@@ -55,7 +55,7 @@ def tokens(name: str) -> str:
 
 
 def is_used(word: str, found: str) -> bool:
-    """Whether the words of a name hold this word, in the singular or plural."""
+    """Whether the words of a name contain this word, in the singular or plural."""
     plain = " ".join(re.findall("[a-z]+", word))
     return f" {plain} " in found or f" {plain}s " in found or f" {plain}es " in found
 
@@ -87,6 +87,6 @@ def test_no_name_uses_a_synonym() -> None:
     assert used == set()
 
 
-def test_lag_is_said_of_streams_alone() -> None:
+def test_only_streams_have_a_lag() -> None:
     lagging = {name for area in names().values() for name in area if is_used("lag", tokens(name))}
     assert {name for name in lagging if not is_used("stream", tokens(name))} == set()

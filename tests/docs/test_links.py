@@ -22,7 +22,7 @@ def anchors(text):
 
 
 @of_each_page
-def test_every_relative_link_of_a_page_leads_somewhere(page):
+def test_every_relative_link_of_a_page_has_a_target(page):
     for link in LINK.findall(page.read_text()):
         if "://" in link or link.startswith("mailto:"):
             continue

@@ -1,4 +1,4 @@
-"""The words that the glossary and plain English replaced are gone from code, texts and documentation."""
+"""Code, texts and documentation do not use the words that the glossary and plain English replaced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INSTEAD = {
     "lays down": "writes",
     "come to an end": "end, finish",
 }
-"""What is refused, and what to write."""
+"""Each rejected word, and what to write instead."""
 SUFFIXES = (".py", ".md", ".yaml", ".yml", ".tpl", ".lua", ".sh", ".toml", ".txt", ".json", "Makefile", "Dockerfile")
 OWN = "tests/docs/test_words.py"
 

@@ -1,4 +1,4 @@
-"""Owns how tests extract the commands from documentation, and how `penstock` commands are checked by its parser.
+"""Owns the extraction of commands from documentation, and the check of `penstock` commands by its parser.
 
 Must not run a command.
 """
@@ -67,7 +67,7 @@ def check_penstock(words: list[str], *, named: bool = False) -> None:
         flag: parameter for parameter in node.params if parameter.param_type_name == "option" for flag in parameter.opts
     }
     given = [word for word in rest if word.startswith("--")]
-    assert set(given) <= options.keys() | {"--help"}, f"{command}: it knows {sorted(options)}"
+    assert set(given) <= options.keys() | {"--help"}, f"{command}: unknown option, expected {sorted(options)}"
     if named and len(rest) == len(given):
         return
     missing = [
@@ -78,4 +78,4 @@ def check_penstock(words: list[str], *, named: bool = False) -> None:
     )
     valued = sum(1 for word in given if word in options and not options[word].is_flag)
     arguments = [parameter.name for parameter in node.params if parameter.param_type_name == "argument"]
-    assert len(rest) - len(given) - valued == len(arguments), f"{command}: takes {arguments}"
+    assert len(rest) - len(given) - valued == len(arguments), f"{command}: expected arguments {arguments}"

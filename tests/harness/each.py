@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 TIMED_OUT = "Timeout "
-"""How a failure of pytest-timeout starts; it ends the whole test, because later cases would have no limit."""
+"""The start of a pytest-timeout failure, which ends the whole test, because later cases would have no limit."""
 
 
 def each(
     names: str, cases: Iterable[Any] | Callable[[], Iterable[Any]], called: Callable[[Any], object] = str
 ) -> Callable[[Any], Any]:
-    """Like pytest.mark.parametrize, but as one test: collecting thousands of cases takes longer than checks.
+    """Like pytest.mark.parametrize, but as one test: collecting thousands of cases takes longer than checking them.
 
     `names`: the parameters, separated by commas; with several, a case is a tuple. `cases`: the cases, or a function
     that makes them when the test runs. `called` returns a case's name.

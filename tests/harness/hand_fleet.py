@@ -29,7 +29,7 @@ class HandFleet:
         self.redis, self.keys, self.skill = redis, keys, skill
         self.version = 0
         self.tasks: list[Task] = []
-        """Every delivered training task, once; the stream itself is trimmed."""
+        """Every delivered training task, once, because the stream itself is trimmed."""
         self.transitions = GroupTransitions(redis, keys, "rollout")
         # A generator per lane: the order in which the lanes are answered varies.
         self.random, self.evaluation_random = random.Random(5), random.Random(6)

@@ -1,4 +1,4 @@
-"""Owns how a test kills a process tree, and how it waits for processes to exit.
+"""Owns the killing of a test's process tree, and the wait for processes to exit.
 
 Must not touch a process that the test did not start, directly or indirectly.
 """
@@ -33,7 +33,7 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether it runs. A zombie does not: an orphan stays one where no init process collects it."""
+    """Whether the process runs. A zombie does not: an orphan stays a zombie if no init process collects it."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

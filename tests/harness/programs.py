@@ -1,4 +1,4 @@
-"""Owns which Debian package has each program that tests need, and where it is: on PATH, or unpacked by `make tools`.
+"""Owns the programs that tests need: their Debian packages, and their places, on PATH or unpacked by `make tools`.
 
 Must not need root, or change the system.
 
@@ -29,7 +29,7 @@ PACKAGES = {
 FETCHED = ("busybox", "prometheus", "promtool")
 """The programs that need only their own package: they run from the folder where it is unpacked."""
 FOLDER = Path(sys.prefix) / "tools"
-"""Where the Makefile unpacks packages, each into a folder of its name."""
+"""The folder into which the Makefile unpacks packages, each in a folder of its name."""
 DOWNLOAD_S = 180.0
 
 
@@ -37,7 +37,7 @@ def find(program: str, folder: Path | None = None) -> Path | None:
     """The program on PATH, else in its unpacked package below `folder` (FOLDER by default), else None."""
     if found := shutil.which(program):
         return Path(found)
-    # Debian releases differ in the folder.
+    # The folder differs between Debian releases.
     unpacked = ((folder or FOLDER) / PACKAGES[program] / name / program for name in ("usr/bin", "bin"))
     return next((path for path in unpacked if path.is_file()), None)
 
@@ -117,7 +117,7 @@ class _Apt:
         return file
 
     def _update_once(self) -> None:
-        """Raises NotFetchedError, the same for each package: a failed update is not repeated."""
+        """Update the package lists once; a failure is raised again for each package, as NotFetchedError."""
         if not self._updated:
             self._updated = True
             self._options += ["-o", f"Dir::State::Lists={self._lists}"]
@@ -155,11 +155,11 @@ def fetch(packages: Iterable[str], folder: Path) -> dict[str, str]:
 def main() -> int:
     """Always returns 0: tests that need a missing program are skipped with a message."""
     folder = Path(sys.argv[1]).absolute() if len(sys.argv) > 1 else FOLDER
-    lacking = {program: PACKAGES[program] for program in FETCHED if find(program, folder) is None}
-    if not lacking:
+    absent = {program: PACKAGES[program] for program in FETCHED if find(program, folder) is None}
+    if not absent:
         return 0
-    for package, why in fetch(sorted(set(lacking.values())), folder).items():
-        programs = " and ".join(program for program, owner in lacking.items() if owner == package)
+    for package, why in fetch(sorted(set(absent.values())), folder).items():
+        programs = " and ".join(program for program, owner in absent.items() if owner == package)
         print(
             f"tools: no {programs}: install Debian's {package} ({why}); tests that need it are skipped", file=sys.stderr
         )

@@ -1,4 +1,4 @@
-"""Owns `penstock up` as tests run it: the process, its API and runs, and which of its descendants is which.
+"""Owns `penstock up` as tests run it: the process, its API and runs, and its descendants by role.
 
 Must not end a process that it did not start, or import the code under test.
 """
@@ -70,7 +70,7 @@ class Stack:
 
     @property
     def output(self) -> str:
-        """What this stack has printed."""
+        """The output of this stack so far."""
         return self._log.read_text()[self._begins :]
 
     @property
@@ -116,7 +116,7 @@ class Stack:
     def until(
         self, run: str, holds: Callable[[dict[str, Any]], bool], what: str, deadline_s: float = RUN_S
     ) -> dict[str, Any]:
-        """Wait until `holds` is true of the run's view; that view. A run that fails or is cancelled fails the test."""
+        """Wait until `holds` is true of the run's view; returns the view. A failed or cancelled run fails the test."""
         ends = time.monotonic() + deadline_s
         while not holds(view := self.view(run)):
             shown = json.dumps({**view, "recipe": None}, indent=1)[-6000:]
@@ -127,7 +127,7 @@ class Stack:
 
     @contextmanager
     def paused(self, run: str) -> Iterator[None]:
-        """Pause a run meanwhile: a short one may end before a replica has started."""
+        """Pause a run during the body: a short run may end before a replica has started."""
         self.api.post(f"/v1/runs/{run}/pause").raise_for_status()
         try:
             yield

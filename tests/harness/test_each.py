@@ -45,7 +45,7 @@ def test_errors_and_missing_exceptions_are_failures_too():
         mixed()
 
 
-def test_a_case_that_skips_fails_and_hides_no_other_case():
+def test_a_skipping_case_fails_and_hides_no_other_case():
     @each("number", [1, 2, 3])
     def skipping(number):
         if number == 2:

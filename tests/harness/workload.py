@@ -17,7 +17,7 @@ LEASE_S = 4.0
 
 
 def write_questions(path: Path) -> Path:
-    """Prompts whose answer must contain one of a few letters; a random model succeeds about half of the time."""
+    """Prompts whose answer must contain one of a few letters; a random model is correct about half of the time."""
     chosen = random.Random(3)
     rows = []
     for number in range(QUESTIONS):
@@ -29,7 +29,7 @@ def write_questions(path: Path) -> Path:
 
 
 def write_model(folder: Path) -> Path:
-    """A policy of 0.3 million parameters; an existing one is kept."""
+    """A policy of 0.3 million parameters; an existing model is kept."""
     return folder if (folder / "config.json").exists() else write_tiny_model(folder, scale=0.2)
 
 

@@ -20,7 +20,7 @@ def cycle(edges: dict[str, set[str]]) -> list[str]:
 
 
 def import_cycles(*packages: str) -> list[list[str]]:
-    """A cycle between the modules of these packages, and one between the children of each package, if there are any."""
+    """A cycle between the modules of these packages, and one between the children of each package, if any."""
     graph = grimp.build_graph(*packages, cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     graphs = [imports, *(edges for package in imports if (edges := sibling_edges(package, imports)))]
@@ -28,7 +28,7 @@ def import_cycles(*packages: str) -> list[list[str]]:
 
 
 def sibling_edges(package: str, imports: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Which children of a package import each other, through any module inside them."""
+    """The imports between the children of a package, through any module inside them."""
     depth = package.count(".") + 2
 
     def child(module: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Owns the figures of the house: sizes, documentation, types, cycles of imports.
+"""Owns the figures of the code's structure: sizes, documentation, types, import cycles.
 
 Must not judge them; test_house.py does. `python -m tests.house.figures` prints them.
 """
@@ -25,7 +25,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Definition:
-    """A class or a function: where it stands, and how many lines it takes."""
+    """A class or a function: its file, and its number of lines."""
 
     file: str
     name: str
@@ -34,7 +34,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class Signature:
-    """A public function or method: whether it has a docstring, and whether everything in it has a type."""
+    """A public function or method: whether it has a docstring, and whether it is typed completely."""
 
     file: str
     name: str
@@ -57,7 +57,7 @@ def python_files(*folders: str) -> Iterator[str]:
 
 
 def entries_per_folder(paths: list[str]) -> Counter[str]:
-    """How many files and folders each folder holds itself. Files whose names start with a dot do not count."""
+    """How many files and folders each folder contains directly. Files whose names start with a dot do not count."""
     entries = {
         (str(parent), path.relative_to(parent).parts[0])
         for path in map(PurePosixPath, paths)
@@ -67,7 +67,7 @@ def entries_per_folder(paths: list[str]) -> Counter[str]:
 
 
 def lines_of(file: str) -> int:
-    """The lines of a file."""
+    """The number of lines of a file."""
     return len((ROOT / file).read_text().splitlines())
 
 

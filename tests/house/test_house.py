@@ -1,4 +1,4 @@
-"""The house keeps its shape: small folders, files, classes and functions; documented, typed, formatted."""
+"""The code keeps its structure: small folders, files, classes and functions; documented, typed, formatted."""
 
 from __future__ import annotations
 

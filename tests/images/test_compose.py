@@ -1,4 +1,4 @@
-"""deploy/compose.yaml: valid by its specification, closed to other machines, and every file it names exists."""
+"""deploy/compose.yaml: valid by the specification, closed to other machines, and every file that it names exists."""
 
 import os
 import re
@@ -39,19 +39,19 @@ def test_service_is_confined(name):
     assert "privileged" not in service
 
 
-def test_images_of_others_are_pinned_and_ours_is_this_version():
+def test_foreign_images_are_pinned_and_ours_has_this_version():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     for name, service in SERVICES.items():
         if name == "penstock":
             assert service["image"] == f"${{PENSTOCK_IMAGE:-penstock:{version}-cpu}}"
             assert service["build"]["target"] == "${PENSTOCK_TARGET:-cpu}", (
-                "the image that is built is the one that is run"
+                "the built image must be the one that is run"
             )
         else:
             assert re.fullmatch(r"docker\.io/\S+:v?\d+\.\d+\.\d+\S*@sha256:[0-9a-f]{64}", service["image"]), name
 
 
-def test_redis_is_not_published_and_nothing_is_beyond_loopback():
+def test_redis_is_not_published_and_the_rest_on_loopback():
     assert "ports" not in SERVICES["redis"]
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert ports
@@ -68,7 +68,7 @@ def test_mounted_files_exist(service, source):
     assert (FILE.parent / source).resolve().exists(), f"{service} mounts {source}, which does not exist"
 
 
-def test_prometheus_finds_its_rules_beside_its_configuration():
+def test_prometheus_finds_its_rules():
     mounted = dict(volume.split(":")[:2] for volume in SERVICES["prometheus"]["volumes"])
     (configuration,) = [
         option.split("=", 1)[1] for option in SERVICES["prometheus"]["command"] if "config.file" in option
@@ -78,7 +78,7 @@ def test_prometheus_finds_its_rules_beside_its_configuration():
     assert rules == Path("../../helm/penstock/files/rules")
 
 
-def test_secrets_and_volumes_that_are_used_are_declared():
+def test_used_secrets_and_volumes_are_declared():
     for service in SERVICES.values():
         assert set(service.get("secrets", [])) <= COMPOSE["secrets"].keys()
         named = {volume.split(":")[0] for volume in service["volumes"] if not volume.startswith(".")}
@@ -88,7 +88,7 @@ def test_secrets_and_volumes_that_are_used_are_declared():
     assert read == {"penstock-password", "grafana-password"}
 
 
-def test_passwords_are_written_once_and_kept_from_others(tmp_path):
+def test_passwords_are_written_once_and_are_private(tmp_path):
     script = tmp_path / "prepare.sh"
     script.write_bytes(PREPARE.read_bytes())
     first = subprocess.run(["sh", script], capture_output=True, text=True, timeout=30, check=True)

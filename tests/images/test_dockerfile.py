@@ -16,16 +16,16 @@ STAGES = {
 SCRIPTS = [*sorted((ROOT / "deploy" / "images").glob("*.sh")), ROOT / "deploy" / "compose" / "prepare.sh"]
 
 
-def test_the_only_base_from_outside_is_pinned_by_digest():
+def test_the_only_external_base_is_pinned_by_digest():
     assert re.search(r"(?m)^ARG BASE=\S+:3\.11\.\d+-slim-bookworm@sha256:[0-9a-f]{64}$", TEXT)
     bases = re.findall(r"(?m)^FROM (\S+) AS", TEXT)
     assert {base for base in bases if base not in STAGES} == {"${BASE}"}
-    # A frontend that a comment names would be downloaded as well.
+    # A frontend named in a comment would be downloaded as well.
     assert "syntax=" not in TEXT.splitlines()[0]
 
 
 @pytest.mark.parametrize("target", ["cpu", "gpu"])
-def test_target_ends_as_the_platform_expects(target):
+def test_each_target_has_the_expected_user_and_paths(target):
     body = STAGES[target]
     assert "USER 10001:10001" in body
     assert "PATH=/opt/venv/bin:" in body

@@ -1,6 +1,6 @@
 """The CPU image, started as the platform starts it: read-only, without capabilities, as uid 10001.
 
-PENSTOCK_TEST_IMAGE names it, PENSTOCK_TEST_ENGINE the engine with its global options, PENSTOCK_TEST_RUN those of `run`.
+PENSTOCK_TEST_IMAGE: the image; PENSTOCK_TEST_ENGINE: the engine with its options; PENSTOCK_TEST_RUN: options of `run`.
 """
 
 import json
@@ -93,7 +93,7 @@ def test_metadata(described):
     assert not config.get("Entrypoint")
     labels = {name.removeprefix("org.opencontainers.image.") for name in config["Labels"]}
     assert {"title", "description", "version", "revision", "base.name"} <= labels
-    # No layer's description contains an address that the image was built from.
+    # No layer's description contains an address from the build.
     history = json.dumps([layer.get("created_by") for layer in described["History"][-9:]])
     assert "://" not in history.replace("https://download.pytorch.org", "")
 
@@ -125,7 +125,7 @@ def test_no_file_of_the_image_is_writable_or_gives_rights(image):
     assert {Path(file).name for file in found} <= DEBIAN_RIGHTS
 
 
-def test_byte_code_is_used_as_it_is(image):
+def test_the_byte_code_of_the_image_is_used(image):
     script = "import services.api.app, typer, torch, json; print('loaded')"
     done = started(image, "python", "-v", "-c", script)
     assert (done.returncode, done.stdout) == (0, "loaded\n"), done.stderr[-3000:]
@@ -184,12 +184,12 @@ def test_the_api_gets_ready_and_ends_on_sigterm(image, redis):
             timeout=60,
             check=True,
         )
-        assert shown.stdout.strip() == "0", "not 137: it was not killed"
+        assert shown.stdout.strip() == "0", "the API must end by itself (137: it was killed)"
     finally:
         subprocess.run([*ENGINE, "rm", "--force", name], capture_output=True, timeout=60, check=False)
 
 
-def test_no_redis_is_said_in_the_last_line(image):
+def test_a_missing_redis_is_reported_in_the_last_line(image):
     done = started(image, "python", "-m", "services.api", "--redis", "redis://:hidden@127.0.0.1:1/0", timeout_s=180)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("api: ")

@@ -38,7 +38,7 @@ def requirements(path):
     return [Requirement(line) for line in lines if line]
 
 
-def asked(name):
+def required(name):
     """The direct requirements, as the installer reads them."""
     if name == "build":
         return requirements(LOCKS / "build.in")
@@ -50,7 +50,7 @@ def asked(name):
 @pytest.mark.parametrize("name", ["build", "cpu", "gpu"])
 def test_a_lock_holds_what_is_requested(name):
     versions, _ = locked(name)
-    for wanted in asked(name):
+    for wanted in required(name):
         found = versions.get(canonicalize_name(wanted.name))
         stale = STALE.format(lock=f"{name}.lock", wanted=wanted, found=found or "nothing")
         assert found is not None, stale
@@ -58,23 +58,23 @@ def test_a_lock_holds_what_is_requested(name):
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu"])
-def test_lock_leaves_out_what_the_overrides_leave_out(name):
+def test_a_lock_excludes_what_the_overrides_exclude(name):
     versions, _ = locked(name)
     for override in requirements(OVERRIDES[name]):
         assert override.marker is not None
-        assert not override.marker.evaluate(ENVIRONMENT), f"{OVERRIDES[name].name}: {override} leaves nothing out"
+        assert not override.marker.evaluate(ENVIRONMENT), f"{OVERRIDES[name].name}: {override} excludes nothing"
         assert canonicalize_name(override.name) not in versions
 
 
 @pytest.mark.parametrize("name", ["build", "cpu", "gpu"])
-def test_lock_accepts_by_hash_alone(name):
+def test_a_lock_has_a_hash_for_every_package(name):
     versions, hashes = locked(name)
     assert versions
     assert [package for package in versions if not hashes[package]] == []
 
 
 @pytest.mark.parametrize("name", ["build", "cpu", "gpu"])
-def test_lock_names_no_source(name):
+def test_a_lock_names_no_source(name):
     text = (LOCKS / f"{name}.lock").read_text()
     assert not re.search(r"://|--(extra-)?index-url|--find-links|/(tmp|work|home|root)/", text)
 

@@ -45,7 +45,7 @@ def environment(tmp_path_factory):
     return folder / "bin" / "python"
 
 
-def test_installed_debian_packages_alone():
+def test_only_installed_debian_packages_are_listed():
     found = debian_components(STATUS.splitlines(keepends=True))
     assert [str(component.purl) for component in found] == [
         "pkg:deb/debian/libc6@2.36-9%2Bdeb12u14?arch=amd64",
@@ -54,7 +54,7 @@ def test_installed_debian_packages_alone():
 
 
 @pytest.mark.slow  # two scans of an environment
-def test_document_has_both_and_repeats(environment):
+def test_the_document_has_both_and_is_reproducible(environment):
     texts = [document(python_bill(environment), debian_components(STATUS.splitlines(True))) for _ in range(2)]
     assert texts[0] == texts[1]
     bill = json.loads(texts[0])
@@ -63,12 +63,12 @@ def test_document_has_both_and_repeats(environment):
     assert {(component["name"], component["version"]) for component in bill["components"]} >= INSTALLED
 
 
-def test_no_interpreter_is_one_line():
+def test_a_missing_interpreter_is_one_line():
     with pytest.raises(SbomError, match=r"--python: /nowhere/python cannot be scanned"):
         python_bill(Path("/nowhere/python"))
 
 
-def test_command_writes_the_file_or_says_why_not(environment, tmp_path):
+def test_the_command_writes_the_file_or_reports_why_not(environment, tmp_path):
     (tmp_path / "status").write_text(STATUS)
     command = [sys.executable, ROOT / "deploy/images/sbom.py", "--python", environment, "--output", tmp_path / "bill"]
     missing = subprocess.run([*command, "--dpkg-status", tmp_path / "none"], capture_output=True, text=True, timeout=60)

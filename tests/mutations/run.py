@@ -19,7 +19,7 @@ from tests.mutations.table import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = (".git", ".venv*", ".*_cache", ".hypothesis", "runs", "secrets", "__pycache__", "*.egg-info")
-"""Parts of a checkout that no test reads. Byte code must go: a mutated file may keep its size and time stamp."""
+"""Parts of a checkout that no test reads; byte code, because a mutated file may keep its size and time stamp."""
 ALL = [*MUTATIONS, *PLATFORM]
 SUITE = ("tests",)
 """Where the conformance suite is: all tests with its mark."""

@@ -14,7 +14,7 @@ from tests.mutations.sampling import SAMPLING
 class Mutation(NamedTuple):
     """`old`, which occurs once in `file`, becomes `new`: a plausible fault, and the code still runs.
 
-    `tests`: the files of which one must catch it; without them the conformance suite must.
+    `tests`: the files, one of which must catch it; if empty, the conformance suite must.
     """
 
     name: str
