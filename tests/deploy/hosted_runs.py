@@ -1,4 +1,4 @@
-"""Owns what tests of hosting ask about a run: its record, its processes and its faults.
+"""Owns what tests of hosting read about a run: its record, its processes and its faults.
 
 Must not start Ray.
 """
@@ -46,7 +46,7 @@ async def faults(cluster: Any, redis: Any, run: str) -> list[str]:
 
 
 async def learner_fault(cluster: Any, run: str) -> str:
-    """Why the learner has to be restarted, as soon as the cluster has noticed it."""
+    """The reason to restart the learner, as soon as the cluster has detected it."""
     ends = time.monotonic() + 30
     while not (fault := await cluster.learner_fault(run)):
         assert time.monotonic() < ends
@@ -55,18 +55,18 @@ async def learner_fault(cluster: Any, run: str) -> str:
 
 
 async def until_one_rank(run: str) -> None:
-    """Wait until Ray has noticed that all learner ranks but one have died."""
+    """Wait until Ray has detected that all learner ranks but one have died."""
     from deploy.hosting.actors import named_actors
     from deploy.hosting.roles import rank_name
 
     ends = time.monotonic() + 30
     while len(named_actors(rank_name(run))) > 1:
-        assert time.monotonic() < ends, "Ray has not noticed the death"
+        assert time.monotonic() < ends, "Ray has not detected the deaths"
         await asyncio.sleep(0.1)
 
 
 def failing_at(call: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, failing at that call with the error that Ray raises while its control store is down."""
+    """`function`, whose call number `call` fails with Ray's error for an unavailable control store."""
     from ray.exceptions import GetTimeoutError
 
     calls = iter(range(1, 100))
@@ -80,7 +80,7 @@ def failing_at(call: int, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_large_learner(record: RunRecord) -> RunRecord:
-    """The run with learner ranks that fit on no machine, and 2 s to place them."""
+    """The run with learner ranks too large for any machine, and 2 s to place them."""
     recipe = record.recipe
     changes = {
         "learner": recipe.learner.model_copy(update={"cpus": 64.0}),

@@ -40,7 +40,7 @@ def main():
         sys.exit(1)
     if not (runs / "fail").exists():
         say("ready")
-    # A test may end it as soon as it answers; by then it has reported all phases.
+    # A test may end this process as soon as it answers; by then it has reported all phases.
     threading.Thread(target=server.serve_forever, daemon=True).start()
     while not (runs / "fail").exists():
         if (runs / "die").exists():

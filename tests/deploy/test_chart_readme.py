@@ -47,7 +47,7 @@ def test_renders_a_table_per_section() -> None:
     assert '| `group.names` | `["a", "b"]` | A list \\| with a bar |' in readme
 
 
-def test_check_notices_a_stale_readme(
+def test_check_finds_an_outdated_readme(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("README.head.md", "values.yaml"):

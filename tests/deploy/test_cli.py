@@ -58,7 +58,7 @@ def test_packaged_recipe_is_valid_and_steps_are_whole() -> None:
     recipe = load_recipe(demo_recipe())
     assert recipe.limits.groups_per_step % recipe.learner.mini_batch_groups == 0
     booked = recipe.rollout.cpus * 2 + recipe.learner.cpus + recipe.verifier.cpus
-    assert booked <= 2, "a second rollout replica fits on two cores"
+    assert booked <= 2, "a second rollout replica must fit on two cores"
     assert penstock("validate", str(demo_recipe()))[0] == 0
 
 

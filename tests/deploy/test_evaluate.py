@@ -160,8 +160,8 @@ def test_recipe_keeps_its_sets_and_gets_the_model() -> None:
     assert (recipe.name, recipe.limits.rollout_steps, recipe.evaluation.every) == ("eval-smollm2-chain-sum", 0, 0)
     assert (recipe.rollout.max_new_tokens, recipe.data.held_out) == (24, 64)
     assert [(entry.name, entry.samples) for entry in recipe.evaluation.sets] == [("more", 8)]
-    asked = evaluation_recipe(document, "/exports/e", 256, None, NOTHING | {"samples": 2})
-    assert (asked.evaluation.samples, asked.evaluation.sets[0].samples, asked.model.max_model_len) == (2, None, 256)
+    recipe = evaluation_recipe(document, "/exports/e", 256, None, NOTHING | {"samples": 2})
+    assert (recipe.evaluation.samples, recipe.evaluation.sets[0].samples, recipe.model.max_model_len) == (2, None, 256)
 
 
 def test_fewer_prompts_are_the_first_of_the_same_held_out_split() -> None:

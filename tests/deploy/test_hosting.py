@@ -47,7 +47,7 @@ FAULT = "the optimizer met NaN"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("ray"),
-    # Ray's driver runs in this process and emits warnings that are not ours.
+    # Ray's driver runs in this process and emits its own warnings.
     pytest.mark.filterwarnings("ignore"),
 ]
 
@@ -111,7 +111,7 @@ async def test_life_of_a_run(cluster: Any, redis: Any, run_id: str, ray_session:
         await eventually(redis, run_id, service, lambda pids: len(pids) == 1)
     ends = time.monotonic() + 60
     while (count := len(await live_processes(redis, run_id))) != 4:  # the heartbeat of a stalled process expires
-        assert count < 4, "a repeated start starts no process twice"
+        assert count < 4, "the second start must not start a process again"
         assert time.monotonic() < ends, f"{count} processes"
         await asyncio.sleep(0.1)
 
@@ -124,7 +124,7 @@ async def test_life_of_a_run(cluster: Any, redis: Any, run_id: str, ray_session:
     drained = [
         event for _, event in await EventLog(redis, RunKeys(run_id), "test").events() if event.phase == "drained"
     ]
-    assert [event.service for event in drained] == ["rollout"], "the replica that left has drained"
+    assert [event.service for event in drained] == ["rollout"], "the removed replica must drain"
 
     (engine,) = psutil.Process(left).children()
     killed = time.monotonic()
@@ -134,7 +134,7 @@ async def test_life_of_a_run(cluster: Any, redis: Any, run_id: str, ray_session:
         pid for pid in await eventually(redis, run_id, "rollout", lambda pids: bool(set(pids) - {left})) if pid != left
     ]
     print(f"replaced after {time.monotonic() - killed:.1f} s")
-    assert await faults(cluster, redis, run_id) == [], "a replaced replica is not a fault of the run"
+    assert await faults(cluster, redis, run_id) == [], "a replaced replica must not be a fault of the run"
 
     pids = [info.pid for info in await live_processes(redis, run_id) if info.pid != left]
     assert replacement in pids
@@ -160,11 +160,11 @@ async def test_a_failed_rank_is_a_fault_and_names_it(
     await cluster.start(await submitted(redis, run_id, ranks=2))
     fault = await learner_fault(cluster, run_id)
     assert f"RuntimeError: {FAULT} (rank 1 of 2)" in fault
-    assert await faults(cluster, redis, run_id) == [], "the controller can still restart the learner"
+    assert await faults(cluster, redis, run_id) == [], "the controller must be able to restart the learner"
 
 
 @pytest.mark.timeout(240)
-async def test_killed_processes_recover_and_never_ready_ones_fail(
+async def test_killed_processes_recover_never_ready_ones_are_faults(
     cluster: Any, redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from deploy.hosting import factories
@@ -180,7 +180,7 @@ async def test_killed_processes_recover_and_never_ready_ones_fail(
     ends = time.monotonic() + 120
     while not found or len(killed) < allowed + 2:
         assert time.monotonic() < ends, (killed, found)
-        # The cluster counts a death as late only if it has seen the process alive and ready before.
+        # The cluster counts a death as late only if it has observed the process alive and ready before.
         ready = {info.host_pid for info in await live_processes(redis, run_id) if info.state == "ready"}
         sampler = actor_state(named_actor(f"{run_id}/sampler")).process
         found.update(await cluster.faults(run_id, ready))
@@ -200,7 +200,7 @@ async def test_killed_processes_recover_and_never_ready_ones_fail(
 
 
 @pytest.mark.timeout(240)
-async def test_new_gateway_finds_everything_and_restarts_the_learner(
+async def test_a_new_gateway_adopts_all_and_restarts_the_learner(
     cluster: Any, redis: Any, redis_url: str, run_id: str
 ) -> None:
     from deploy.hosting.cluster import RayCluster
@@ -240,7 +240,7 @@ async def test_new_gateway_finds_everything_and_restarts_the_learner(
         service: before[service] for service in ("sampler", "verifier")
     }
 
-    # A rank that dies while its gateway runs; and a sampler that hangs.
+    # A rank dies while its gateway runs, and a sampler hangs.
     os.kill(max(restarted - before["learner"]), signal.SIGKILL)
     assert re.fullmatch(r"learner rank [01]: its process died", await learner_fault(third, run_id))
     [sampler] = before["sampler"]
@@ -283,14 +283,14 @@ async def test_an_interrupted_learner_restart_can_be_repeated(
         patched.setattr(hosting, "KILLED_S", -1.0)
         patched.setattr(hosting, "named_actors", lambda prefix: [f"{prefix}0"])
         await is_interrupted(TimeoutError)
-    # Ranks that cannot be placed; the next call replaces those that still wait for a place.
+    # The ranks cannot be placed; the next call replaces those that still wait for a placement.
     await is_interrupted(hosting.PlacementError, with_large_learner(record))
 
     await cluster.restart_learner(record)
     assert await cluster.learner_fault(run_id) is None
     await eventually(redis, run_id, "learner", lambda found: len(set(found) - before) == 2)
 
-    # A controller that resumes a placed run has the fleet scaled to the current number.
+    # A controller that resumes a placed run scales the fleet to the current number of replicas.
     await cluster.start(await RunRecords(redis).scale(run_id, 2))
     await eventually(redis, run_id, "rollout", lambda found: len(found) == 2)
 
@@ -341,7 +341,7 @@ async def test_shortage_names_needed_and_free_resources(
 
 
 @pytest.mark.timeout(180)
-async def test_prepared_model_is_a_path_and_its_absence_one_line(
+async def test_a_prepared_model_is_a_path_a_missing_one_an_error(
     cluster: Any, redis: Any, run_id: str, tiny_model: Path
 ) -> None:
     records = RunRecords(redis)
@@ -352,6 +352,6 @@ async def test_prepared_model_is_a_path_and_its_absence_one_line(
         await cluster.prepare_model(absent)
 
 
-def test_no_serve_proxy_takes_a_port(ray_session: Path) -> None:
+def test_no_serve_proxy_uses_a_port(ray_session: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 8000))

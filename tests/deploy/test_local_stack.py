@@ -42,7 +42,7 @@ def kill(valkey):
 
 
 async def entries(url, more=0):
-    """How many entries the stream has, after adding some."""
+    """The number of entries of the stream, after adding `more`."""
     redis = await connect(url)
     for number in range(more):
         await redis.xadd("stream", {"m": f"{number} \0\0"})
@@ -51,7 +51,7 @@ async def entries(url, more=0):
     return count
 
 
-def test_killed_server_comes_back_on_its_port_with_its_data(valkey):
+def test_a_killed_server_restarts_on_its_port_with_its_data(valkey):
     url = valkey.url
     assert asyncio.run(entries(url, 50)) == 50
     for _ in range(3):
@@ -73,7 +73,7 @@ def test_a_server_that_keeps_dying_is_an_error(valkey, monkeypatch):
         valkey.restart()
 
 
-def test_life_in_between_forgives_deaths(valkey, monkeypatch):
+def test_deaths_with_a_long_life_in_between_are_not_counted(valkey, monkeypatch):
     monkeypatch.setattr("deploy.local.valkey.CALM_S", 0.2)
     for _ in range(DEATHS + 2):
         time.sleep(0.25)
@@ -81,7 +81,7 @@ def test_life_in_between_forgives_deaths(valkey, monkeypatch):
         valkey.restart()
 
 
-def test_another_server_on_its_port_is_not_mistaken_for_it(valkey, tmp_path, monkeypatch):
+def test_another_server_on_the_port_is_not_taken_for_valkey(valkey, tmp_path, monkeypatch):
     monkeypatch.setattr("deploy.local.valkey.ATTEMPTS", 1)
     port = int(valkey.url.rsplit(":", 1)[1].removesuffix("/0"))
     kill(valkey)
@@ -114,7 +114,7 @@ def test_a_power_failure_loses_only_incomplete_records(tmp_path, torn, zeros):
     again.close()
 
 
-def test_zeros_inside_a_record_stay(tmp_path):
+def test_zeros_inside_a_record_are_kept(tmp_path):
     folder = tmp_path / "appendonlydir"
     folder.mkdir()
     file = folder / "appendonly.aof.1.incr.aof"

@@ -75,7 +75,7 @@ def test_cache_and_sync() -> None:
     assert replica_memory(recipe(weights={"staging": "host", "bucket_mib": 64}), SHAPE).staged == 64 * 2**20
 
 
-def test_an_evaluation_books_no_learner() -> None:
+def test_an_evaluation_reserves_no_learner() -> None:
     sections = {"rollout": {"replicas": 2, "gpus": 1.0}, "learner": {"ranks": 2, "gpus": 1.0}}
     assert booked_gpus(recipe(**sections)) == 4
     assert booked_gpus(recipe(**sections, limits={"rollout_steps": 0})) == 2
@@ -99,7 +99,7 @@ def test_a_shape_matches_the_model(tiny_model: Path, tmp_path: Path) -> None:
     with safe_open(tiny_model / "model.safetensors", "pt") as file:
         stored = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
     found = model_shape(parse_recipe(recipe_document(tiny_model)).model, tmp_path)
-    assert found.parameters == stored, "the tied embedding counts once"
+    assert found.parameters == stored, "the tied embedding must count once"
     assert (found.layers, found.hidden, found.kv_values) == (2, 128, 2 * 2 * 1 * 64)
 
 
@@ -161,7 +161,7 @@ def test_diff_prints_values_and_sources() -> None:
     lines = {line.split("\u2502")[1].strip(): line for line in found.output.splitlines() if line.count("\u2502") == 6}
     warm_up = lines["learner.warmup_rollout_steps"]
     assert [part.strip() for part in warm_up.split("\u2502")][2:5:2] == ["20", "10"]
-    assert "algorithm.clip_high" not in lines, "what is equal is left out"
+    assert "algorithm.clip_high" not in lines, "equal settings must not be printed"
     assert "10.0" in lines["algorithm.dual_clip"]
     assert "clip_ratio_c=10.0" in found.output
     assert CliRunner().invoke(app, ["algorithm", "diff", "dapo", "ppo"]).exit_code == 2

@@ -78,7 +78,7 @@ def test_public_use_is_allowed(text: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_pinned_ray_is_the_one_that_was_tried() -> None:
+def test_the_pinned_ray_is_the_tested_one() -> None:
     from deploy.hosting import ray_internals
 
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]

@@ -96,29 +96,29 @@ def harmless(output: str) -> bool:
     return all(char.isprintable() or char == "\n" for char in output)
 
 
-async def ask(*arguments: str) -> tuple[int, str]:
+async def call(*arguments: str) -> tuple[int, str]:
     """Run the command in a thread, so that the test's event loop is not blocked."""
     return await asyncio.to_thread(penstock, *arguments)
 
 
 async def test_dead_letters_are_listed_and_redriven(redis: Any, gateway: str, run_id: str) -> None:
     keys = await submitted(redis, run_id, "running")
-    assert await ask("dead", run_id, "--api", gateway) == (0, f"{run_id}: no dead letters\n")
+    assert await call("dead", run_id, "--api", gateway) == (0, f"{run_id}: no dead letters\n")
     entries = [await dead_letter_group(redis, keys, f"g{number}", f"died of {HOSTILE}") for number in range(3)]
-    status, output = await ask("dead", run_id, "--api", gateway)
+    status, output = await call("dead", run_id, "--api", gateway)
     assert (status, harmless(output)) == (0, True), output
     cells = "".join("".join(line.split()) for line in output.splitlines())
     for shown in (*entries, "tasks", "deliveries", "\\x1b[2J", "[boldred]x[/boldred]", "\\u202e"):
         assert shown in cells.replace("│", "") or shown in output
     assert keys.dead not in output
-    assert await ask("dead", run_id, "--redrive", entries[1], "--api", gateway) == (
+    assert await call("dead", run_id, "--redrive", entries[1], "--api", gateway) == (
         0,
         f"{entries[1]}  g1  requeued as g1-r1\n{run_id}: requeued 1 group of 1 dead letter\n",
     )
-    status, output = await ask("dead", run_id, "--redrive", entries[1], "--api", gateway)
+    status, output = await call("dead", run_id, "--redrive", entries[1], "--api", gateway)
     assert (status, output) == (2, "penstock: its group was requeued before, as g1-r1\n")
     nameless = await dead_letter_without_group(redis, keys)
-    status, output = await ask("dead", run_id, "--redrive", "all", "--api", gateway)
+    status, output = await call("dead", run_id, "--redrive", "all", "--api", gateway)
     assert (status, harmless(output)) == (0, True), output
     assert f"{entries[2]}  g2  requeued as g2-r1\n" in output
     assert f"{nameless}  -  it names no group: \\x1b]0;owned" in output
@@ -129,7 +129,7 @@ async def test_dead_letters_are_listed_and_redriven(redis: Any, gateway: str, ru
         "pending": 3,
         "reconciled": True,
     }
-    assert "g0-r1" in (await ask("dead", run_id, "--api", gateway))[1]
+    assert "g0-r1" in (await call("dead", run_id, "--api", gateway))[1]
 
 
 @pytest.mark.parametrize("entry", ["everything", "../../x", "1-1/../2-2", ""])
@@ -141,21 +141,21 @@ def test_an_invalid_entry_is_rejected(entry: str) -> None:
 
 async def test_an_error_that_repeats_hostile_text_is_harmless(redis: Any, gateway: str, run_id: str) -> None:
     entry = await dead_letter_without_group(redis, await submitted(redis, run_id, "running"))
-    status, output = await ask("dead", run_id, "--redrive", entry, "--api", gateway)
+    status, output = await call("dead", run_id, "--redrive", entry, "--api", gateway)
     assert (status, harmless(output)) == (2, True), output
     assert output.startswith("penstock: it names no group: \\x1b]0;owned")
 
 
 async def test_waits_are_a_table(redis: Any, gateway: str, run_id: str) -> None:
     await submitted(redis, run_id, "running")
-    assert await ask("waits", run_id, "--api", gateway) == (0, f"{run_id}: nothing waits\n")
+    assert await call("waits", run_id, "--api", gateway) == (0, f"{run_id}: nothing waits\n")
     began = time.time() - 130
     waits = Waits(lambda: began)
     waits.pending("sync", f"replica {HOSTILE}", 60)
     waits.pending("tasks", "work", 600, idle=True)
     info = ProcessInfo(id="learner-1", service="learner", run=run_id, host="h", pid=1, metrics="h:9")
     async with Heartbeat(redis, info, waits):
-        status, output = await ask("waits", run_id, "--api", gateway)
+        status, output = await call("waits", run_id, "--api", gateway)
     assert (status, harmless(output)) == (0, True), output
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if "│" in line]
     assert re.fullmatch(r"[2-9]m\d\ds", rows[0][0]), rows[0][0]
@@ -166,10 +166,10 @@ async def test_waits_are_a_table(redis: Any, gateway: str, run_id: str) -> None:
 
 async def test_a_run_is_paused_watched_and_resumed(redis: Any, gateway: str, run_id: str) -> None:
     keys, records = await submitted(redis, run_id), RunRecords(redis)
-    status, output = await ask("pause", run_id, "--api", gateway)
+    status, output = await call("pause", run_id, "--api", gateway)
     assert (status, output) == (2, f"penstock: run {run_id!r} is queued; only a running one can be paused\n")
     await records.transition(run_id, RunState.RUNNING, "test")
-    assert (await ask("pause", run_id, "--api", gateway))[0] == 0
+    assert (await call("pause", run_id, "--api", gateway))[0] == 0
     assert (await records.get(run_id)).pause_requested
     await records.transition(run_id, RunState.PAUSED, "no informative groups")
     await redis.set(keys.starved, "64 groups judged, 0 of 4 kept; correct answers 0:60 4:4")
@@ -180,8 +180,8 @@ async def test_a_run_is_paused_watched_and_resumed(redis: Any, gateway: str, run
     async with asyncio.timeout(30):
         seen = [(await watching.stdout.readline()).decode() for _ in range(3)]
     await asyncio.sleep(2.5)
-    assert watching.returncode is None, "watch does not end while the run is paused"
-    assert await ask("resume", run_id, "--api", gateway) == (0, f"{run_id}: resuming\n")
+    assert watching.returncode is None, "watch must not end while the run is paused"
+    assert await call("resume", run_id, "--api", gateway) == (0, f"{run_id}: resuming\n")
     record = await records.get(run_id)
     assert (record.pause_requested, await redis.exists(keys.starved)) == (False, 0)
     await records.transition(run_id, RunState.FAILED, "test")
@@ -194,9 +194,9 @@ async def test_a_run_is_paused_watched_and_resumed(redis: Any, gateway: str, run
         f"`penstock resume {run_id}` resumes it",
         "run is failed: test",
     ]
-    status, output = await ask("resume", run_id, "--from", "3", "--api", gateway)
+    status, output = await call("resume", run_id, "--from", "3", "--api", gateway)
     assert (status, output.startswith("penstock: from_step: 3 is not valid")) == (2, True)
     await redis.set(keys.checkpoints, "[3]")
     expected = f"{run_id}: queued, resumed from step 3\n"
-    assert await ask("resume", run_id, "--from", "3", "--api", gateway) == (0, expected)
+    assert await call("resume", run_id, "--from", "3", "--api", gateway) == (0, expected)
     assert (await records.get(run_id)).resume_step == 3

@@ -1,6 +1,6 @@
 """Owns the tests of `penstock submit --wait`, which `helm test` and scripts use.
 
-Must not start a stack: the run's end is played through its record.
+Must not start a stack: the tests end the run through its record.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class LateApi:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; it answers within seconds."""
+        """Start the API; it answers within seconds."""
         self.process = subprocess.Popen(self._command, cwd=ROOT)
 
     def knows(self, run: str) -> bool:
-        """Whether it answers, and has the run."""
+        """Whether the API answers and has the run."""
         return self._answers(f"/v1/runs/{run}")
 
     def until_ready(self) -> None:
-        """Wait until it answers."""
+        """Wait until the API answers."""
         self.until(lambda: self._answers("/v1/runs"), "the API does not answer")
 
     def until(self, holds: Callable[[], bool], what: str, deadline_s: float = 60.0) -> None:
@@ -130,7 +130,7 @@ asyncio.run(end(*sys.argv[1:]))
 
 def test_a_run_that_takes_too_long_is_cancelled(gateway: LateApi, recipe: Path, run_id: str) -> None:
     gateway.start()
-    gateway.until_ready()  # the time below is the run's alone
+    gateway.until_ready()  # the timeout below covers the run only
     done = penstock("submit", str(recipe), "--id", run_id, "--api", gateway.url, "--wait", "--timeout", "12")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, f"{run_id}: has not ended within 12 s; cancelling")
     assert httpx.get(f"{gateway.url}/v1/runs/{run_id}", timeout=20).json()["state"] == "queued"

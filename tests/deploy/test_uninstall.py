@@ -1,4 +1,4 @@
-"""The hook that ends the Ray cluster before Redis goes."""
+"""The hook that ends the Ray cluster before Redis is deleted."""
 
 from __future__ import annotations
 
