@@ -28,7 +28,7 @@ from tests.harness.process_trees import end_tree
 
 READY_S = 300.0
 STARTS = 10
-"""How often a pod is started within its deadline; KubeRay restarts pods without a limit."""
+"""The maximum number of starts of a pod within its deadline; KubeRay restarts pods without a limit."""
 AGENTS = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
 ROLES = ("cpu", "verifier", "rollout", "learner")
 BOUNDS = {role: {"pods": 1, "cpus": 2, "gpus": 0} for role in ROLES}
@@ -157,14 +157,14 @@ class Cluster:
     def start_worker(self, name: str, role: str, cpus: float = 2) -> Pod:
         """Start a pod of a worker group, without waiting until it is ready."""
         line = self._line(name, role, f"--address={self._host}:{self._gcs} --num-cpus={cpus}")
-        # KubeRay sets this where Ray's state is in Redis; otherwise a worker without a head ends after 60 s.
+        # KubeRay sets this if Ray's state is in Redis; otherwise a worker without a head ends after 60 s.
         line["RAY_gcs_rpc_server_reconnect_timeout_s"] = "600"
         self.pods[name] = Pod(name, ["deploy.kubernetes.node", "--role", role], line, self.folder)
         return self.pods[name]
 
     def _line(self, name: str, role: str, options: str) -> dict[str, str]:
         resources = json.dumps({f"penstock-{role}": 1000})
-        # Ray waits only 15 s to learn the ports of its agents, too short on a busy machine: choose them here.
+        # Ray waits only 15 s for the ports of its agents, too short on a busy machine: choose the ports here.
         ports = " ".join(f"--{agent}-port={free_port()}" for agent in AGENTS)
         line = (
             f"ray start {options} {ports} --resources='{resources}' --object-store-memory=80000000 "
@@ -207,7 +207,7 @@ class Cluster:
             assert self.api.post(f"/v1/runs/{run}/resume").status_code == 202
 
     def close(self) -> None:
-        """End everything that was started, each part even if ending another one fails."""
+        """End all that was started, each part even if ending another one fails."""
         with ExitStack() as ending:
             for folder in self._ray_folders:
                 ending.callback(shutil.rmtree, folder, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""Owns the test that the pods of the chart work together: a run over several pods that drain, die and return.
+"""Owns the test that the pods of the chart work together: a run over several pods that drain, die and restart.
 
-Must not need Kubernetes: each pod's first process is started as the chart starts it, side by side on this machine.
+Must not need Kubernetes: each pod's first process is started with the chart's command, side by side on this machine.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def versions(view: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.timeout(1500)
-def test_a_run_survives_pods_that_drain_die_and_return(cluster: Cluster, tiny_model: Path, questions: Path) -> None:
+def test_a_run_survives_pods_that_drain_die_and_restart(cluster: Cluster, tiny_model: Path, questions: Path) -> None:
     run = cluster.submit(document(tiny_model, questions))
     check_the_first_steps(cluster, run)
     check_a_second_pod_that_comes_and_drains(cluster, run)
@@ -68,7 +68,7 @@ def check_the_first_steps(cluster: Cluster, run: str) -> None:
     rollout.until("/readyz", lambda status, text: status == 503 and f"rollout of {run}" in text)
     cluster.until(run, lambda view: view["state"] == "running" and view["rollout_steps"] >= 2, "two steps", RUN_S)
     rollout.until_ready()
-    assert "rollout INFO" in rollout.log.read_text(), "a pod's log contains its services' lines"
+    assert "rollout INFO" in rollout.log.read_text(), "a pod's log must contain its services' lines"
 
 
 def check_a_second_pod_that_comes_and_drains(cluster: Cluster, run: str) -> None:
@@ -87,7 +87,7 @@ def check_a_second_pod_that_comes_and_drains(cluster: Cluster, run: str) -> None
     assert f"did not drain within {DRAIN_S:g} s" not in second.log.read_text()
     cluster.set_bounds()
     view = cluster.until(run, lambda view: len(versions(view)) == 2, "the fleet within its bounds", RUN_S)
-    assert view["rollout_replicas"] == 3, "the wanted number stays"
+    assert view["rollout_replicas"] == 3, "the desired number must not change"
 
 
 def check_lost_pods(cluster: Cluster, run: str) -> None:

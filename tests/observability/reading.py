@@ -1,6 +1,6 @@
 """Owns parsing of rules, dashboards and PromQL for the tests. Results are cached, so tests must not change them.
 
-Must not know an alert or a panel.
+Must not depend on a particular alert or panel.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def dashboards() -> dict[str, dict[str, Any]]:
 
 
 def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
-    """Its panels, without the rows."""
+    """The dashboard's panels, without the rows."""
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
 def dashboard_expressions() -> Iterator[tuple[str, str]]:
-    """Every PromQL expression of every dashboard, with its place; Grafana's variables are replaced."""
+    """Every PromQL expression of every dashboard, with its location; Grafana's variables are replaced."""
     for name, board in dashboards().items():
         for panel in panels(board):
             for target in panel["targets"]:
@@ -116,12 +116,12 @@ def _selectors(expression: Any) -> Iterator[Any]:
 
 @cache
 def exported() -> set[str]:
-    """The names under which Prometheus sees the metrics of services.metrics."""
+    """The names under which Prometheus stores the metrics of services.metrics."""
     return {f"{family._name}{suffix}" for family in families() for suffix in SUFFIXES[family._type]}
 
 
 def everything_named() -> dict[str, set[str]]:
-    """Every metric that a rule or a dashboard reads, with the places that read it."""
+    """Every metric that a rule or a dashboard reads, with the locations of its readers."""
     found: dict[str, set[str]] = {}
     expressions = [(rule.get("alert") or rule["record"], rule["expr"]) for rule in rules()]
     for where, expression in [*expressions, *dashboard_expressions()]:

@@ -1,4 +1,4 @@
-"""Metric names follow Prometheus' conventions, and every step metric and exported setting has a family of its own."""
+"""Metric names follow Prometheus' conventions, and every step metric and exported setting has its own family."""
 
 import re
 
@@ -20,7 +20,7 @@ UNITS = {
     *("batches", "entries", "events", "failures", "faults", "letters", "messages", "payloads", "processes", "prompts"),
     *("runs", "samples", "sequences", "steps", "verdicts", "waits"),
 }
-"""What a name may end with: the unit of its values, or what they count."""
+"""The valid endings of a name: the unit of its values, or what they count."""
 WITHOUT_UNIT = {
     "penstock_run_state": "1 for one of several states",
     "penstock_policy_version": "a number that identifies a version",
@@ -39,7 +39,7 @@ OF_THE_LEARNER = (
     *("loss", "gradient_norm", "learning_rate", "zero_advantage_share"),
     *("skipped_optimizer_steps", "learning_seconds", "publish_seconds"),
 )
-"""Beside those of learner.algorithm.loss; tests/learner/test_service.py compares with a real step."""
+"""In addition to those of learner.algorithm.loss; tests/learner/test_service.py compares with a real step."""
 
 of_each_family = each("family", tuple(families()), called=lambda family: family._name)
 
@@ -64,7 +64,7 @@ def test_families_without_a_unit_exist():
     assert set(WITHOUT_UNIT) <= {family._name for family in families()}
 
 
-def test_recorded_names_say_level_metric_and_operation():
+def test_recorded_names_have_level_metric_and_operation():
     for name in recorded():
         assert re.fullmatch(r"run:penstock_[a-z0-9_]+:(max|rate10m|rate1h)", name), name
         metric = name.split(":")[1]
@@ -72,7 +72,7 @@ def test_recorded_names_say_level_metric_and_operation():
 
 
 def step_metrics():
-    """The name of every step metric, from the code that makes it."""
+    """The name of every step metric, from the code that creates it."""
     settings, window = recipe(), Window(recipe())
     group = group_of(*[(Outcome.CORRECT, 4, False, 3)] * 4)
     window.judged(group, "kept")
@@ -93,7 +93,7 @@ def assigned():
 def test_every_step_metric_has_a_family(run_id):
     names = step_metrics()
     assert {name for name in names if step_gauge(run_id, name) is None} == set()
-    assert set(STEP_METRICS) - names == set(), "families of step metrics that no code makes"
+    assert set(STEP_METRICS) - names == set(), "families of step metrics that no code creates"
     forget(run_id)
 
 

@@ -58,7 +58,7 @@ def test_identifiers_are_unique_and_panels_do_not_overlap():
             taken |= cells
 
 
-def test_every_panel_explains_itself():
+def test_every_panel_has_a_description():
     for name, board in dashboards().items():
         titles = [panel["title"] for panel in panels(board)]
         assert len(set(titles)) == len(titles), name
@@ -77,7 +77,7 @@ def test_every_expression_reads_only_what_is_exported(where, expression):
 
 
 def label_values():
-    """By metric and label: the possible values, where the code fixes them."""
+    """By metric and label: the possible values, if the code defines them."""
     return {
         ("penstock_events_total", "phase"): {*COMMON_PHASES, *(phase for words in PHASES.values() for phase in words)},
         ("penstock_processes", "state"): set(PROCESS_STATES),

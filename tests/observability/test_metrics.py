@@ -40,7 +40,7 @@ def sample(metric, /, **labels):
 
 
 def shown(run):
-    """Every series of a run that this process shows."""
+    """Every series of a run that this process exports."""
     return [
         line for line in generate_latest().decode().splitlines() if f'run="{run}"' in line and "_created{" not in line
     ]
@@ -78,7 +78,7 @@ def test_the_page_lists_every_phase_of_an_event():
     assert listed.pop("every service") == COMMON_PHASES
     assert listed == {service: phases for service, phases in PHASES.items() if phases}
     every = [phase for phases in PHASES.values() for phase in phases]
-    assert len(set(every)) == len(every), "one phase, one meaning"
+    assert len(set(every)) == len(every), "each phase must have one meaning"
 
 
 def test_every_event_in_the_code_has_a_known_phase():
@@ -99,7 +99,7 @@ def test_every_event_in_the_code_has_a_known_phase():
     assert unused == set(), "phases that no code writes"
 
 
-def test_counters_start_at_zero_and_go_with_the_process(run_id):
+def test_counters_start_at_zero_and_end_with_the_process(run_id):
     for service in AT_ZERO:
         expose(run_id, service)
     assert sample("penstock_messages_total", run=run_id, stream="train-tasks", result="mixed-version") == 0
@@ -192,7 +192,7 @@ def test_a_run_state_is_shown_until_an_hour_after_its_end(run_id):
 
 async def test_the_controller_exports_processes_settings_and_events(redis, run_id):
     event_log = EventLog(redis, RunKeys(run_id), "learner")
-    await event_log.write("checkpoint-failed", "before the controller came")
+    await event_log.write("checkpoint-failed", "before the controller started")
     figures = RunMetrics(run_id, EventLog(redis, RunKeys(run_id), "controller"))
     running = record(run_id, RunState.RUNNING, 0.0, rollout_replicas=3)
     await figures.open(running.recipe)
@@ -201,7 +201,7 @@ async def test_the_controller_exports_processes_settings_and_events(redis, run_i
     assert sample("penstock_events_total", phase="weights-late", **labels) == 0
     assert sample("penstock_setting_limits_lease_seconds", run=run_id) == running.recipe.limits.lease_s
     await event_log.write("checkpoint-failed", "again")
-    await event_log.write("no-such-word", "of a newer release")
+    await event_log.write("no-such-word", "from a newer release")
     ready = ProcessInfo(id="rollout-1", service="rollout", run=run_id, host="h", pid=1, metrics="h:9", state="ready")
     await figures.show(running, [ready])
     assert sample("penstock_events_total", phase="checkpoint-failed", **labels) == 2
@@ -230,7 +230,9 @@ async def test_stream_figures_show_stuck_leases(redis, run_id):
     assert 0.3 <= found.oldest_idle_s < 60
     [newest] = [entry["message_id"] for entry in await redis.xpending_range(streams.tasks, "rollout", "-", "+", 10)][2:]
     await redis.xclaim(streams.tasks, "rollout", "one", 0, [newest], idle=90_000)
-    assert (await stream_figures(redis, readers, 1.0))[streams.tasks].oldest_idle_s >= 90, "wherever it is in the list"
+    assert (await stream_figures(redis, readers, 1.0))[streams.tasks].oldest_idle_s >= 90, (
+        "the oldest lease must be found anywhere in the list"
+    )
     [undelivered] = [entry for entry, _ in await redis.xrange(streams.tasks)][4:]
     await redis.xdel(streams.tasks, undelivered)
     assert (await stream_figures(redis, readers, 1.0))[streams.tasks].lag is None
@@ -244,7 +246,9 @@ async def test_maintenance_exports_streams_and_dead_letters(redis, run_id):
     async with service_context(redis, run_id, recipe_document("/model"), "sampler") as context:
         await redis.xadd(keys.dead, {"m": letter.model_dump_json()})
         maintenance = Maintenance(context)
-        assert sample("penstock_dead_letters_total", run=run_id, cause="deliveries") is None, "no 0 to rise from"
+        assert sample("penstock_dead_letters_total", run=run_id, cause="deliveries") is None, (
+            "the counter must not exist before maintenance"
+        )
         await maintenance._maintain()
         assert sample("penstock_dead_letters_total", run=run_id, cause="deliveries") == 1
         assert sample("penstock_dead_letters_total", run=run_id, cause="invalid") == 0

@@ -1,4 +1,4 @@
-"""Debian's Prometheus beside a real laptop stack: the shipped configuration, rules and dashboards work."""
+"""Debian's Prometheus next to a real laptop stack: the shipped configuration, rules and dashboards work."""
 
 import os
 import re
@@ -146,7 +146,7 @@ def series_of(prometheus, expression):
 
 
 @pytest.mark.timeout(600)
-def test_the_shipped_files_work_beside_a_real_run(stack, prometheus, run):
+def test_the_shipped_files_work_with_a_real_run(stack, prometheus, run):
     check_targets(prometheus)
     check_metrics(stack, prometheus, run)
     check_rules(prometheus, run)
@@ -155,7 +155,7 @@ def test_the_shipped_files_work_beside_a_real_run(stack, prometheus, run):
 
 
 def check_targets(prometheus):
-    """Every process is found, and answers."""
+    """Prometheus finds every process, and every process answers."""
 
     def all_up():
         found = prometheus.ask("/targets")["activeTargets"]
@@ -186,7 +186,7 @@ def check_metrics(stack, prometheus, run):
     [lease] = until(lambda: series_of(prometheus, limit), "the run's settings", 60, lambda: limit)
     assert float(lease["value"][1]) == 5.0
     [step, *_] = stack.api.get(f"/v1/runs/{run}/metrics").json()["steps"]
-    assert {name for name in step["metrics"] if step_gauge(run, name) is None} == set(), "no family for them"
+    assert {name for name in step["metrics"] if step_gauge(run, name) is None} == set(), "step metrics without a family"
     trained = f'penstock_groups{{run="{run}", state="trained"}} >= 8'
     until(lambda: series_of(prometheus, trained), "the groups of the first steps", 30, lambda: trained)
 
@@ -206,20 +206,20 @@ def check_rules(prometheus, run):
     def unrecorded():
         return recorded() - set(prometheus.ask("/label/__name__/values")) - {"run:penstock_correct_ratio:rate1h"}
 
-    until(lambda: not unrecorded(), "what the rules record of the first steps", 60, unrecorded)
+    until(lambda: not unrecorded(), "the recorded series of the first steps", 60, unrecorded)
     found = prometheus.ask("/alerts")["alerts"]
     firing = {alert["labels"]["alertname"] for alert in found if alert["state"] == "firing"}
-    assert firing == set(), "a healthy run"
+    assert firing == set(), "alerts of a healthy run"
 
 
 def check_panels(prometheus, run):
-    """Every expression of every dashboard is valid, and returns data unless EMPTY says why not.
+    """Every expression of every dashboard is valid, and returns data unless EMPTY has the reason.
 
-    The range is the whole run, as in a panel: the waits of its start are over by now.
+    The range is the whole run, as in a panel, because the waits of its start are over.
     """
 
     def empty():
-        # Fewer points than the test has seconds: Prometheus returns at most 11000.
+        # A coarse step, because Prometheus returns at most 11000 points.
         seen = {"start": prometheus.began, "end": time.time(), "step": 2}
         return {
             where
@@ -229,7 +229,7 @@ def check_panels(prometheus, run):
         }
 
     # A rate needs two scrapes of its counter.
-    until(lambda: not empty(), "something in every panel", 60, empty)
+    until(lambda: not empty(), "data in every panel", 60, empty)
 
 
 def check_the_end(stack, prometheus, run):
@@ -249,4 +249,4 @@ def check_the_end(stack, prometheus, run):
         found = series_of(prometheus, f'{{run="{run}", __name__!~"ALERTS.*|run:.*"}}')
         return {series["metric"]["__name__"] for series in found}
 
-    until(lambda: gone() == {"penstock_run_state"}, "nothing of the run but its state", 30, gone)
+    until(lambda: gone() == {"penstock_run_state"}, "no series of the run except its state", 30, gone)

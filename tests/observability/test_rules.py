@@ -1,4 +1,4 @@
-"""Alert rules: promtool accepts them, and every alert fires for a faulty run and stays quiet for a healthy one."""
+"""Alert rules: promtool accepts them, and every alert fires for a faulty run and is silent for a healthy one."""
 
 import re
 import subprocess
@@ -43,11 +43,11 @@ def test_every_rule_file_has_cases():
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in CASES.glob("*.yaml")))
-def test_alerts_fire_and_are_quiet(promtool, name):
+def test_alerts_fire_and_are_silent(promtool, name):
     run(promtool, "test", "rules", CASES / name)
 
 
-def test_every_alert_is_tested_firing_and_quiet():
+def test_every_alert_is_tested_firing_and_silent():
     fires, quiet = set(), set()
     for path in CASES.glob("*.yaml"):
         for case in yaml.load(path.read_text(), Loader=yaml.CSafeLoader)["tests"]:

@@ -26,7 +26,7 @@ def correct(text, answer):
         ("answer : 7", "7"),
         ("The final ANSWER:7", "7"),
         ("Answer:\n\n 7 \nDone.", "7"),  # the colon may end its line
-        ("Answer: 7\nAnswer:", "7"),  # nothing follows the last one
+        ("Answer: 7\nAnswer:", "7"),  # the last line is empty
         ("Answer: x = 3, y = 4", "x = 3, y = 4"),
         ("The answer is 42", ""),
         ("", ""),
@@ -82,9 +82,9 @@ def test_normal_form(written, normal):
 def test_equality_is_of_strings():
     assert correct("Answer: 1,000", "1000")
     assert correct("Answer: $\\frac12$", "\\frac{1}{2}")
-    assert not correct("Answer: 0.5", "\\frac{1}{2}"), "equal in value, in another notation"
-    assert not correct("Answer: 42.", "42"), "as the published rule has it"
-    assert not correct("42", "42"), "without the line"
+    assert not correct("Answer: 0.5", "\\frac{1}{2}"), "equal in value, but in another notation"
+    assert not correct("Answer: 42.", "42"), "the published rule compares the full stop too"
+    assert not correct("42", "42"), "the response has no answer line"
     assert correct("Answer: 7", 7)
 
 
@@ -104,7 +104,7 @@ def test_an_unusable_reference_is_an_error():
 def test_reasoning_gym_reads_the_answer_line_of_format_dapo():
     assert extract_answer("Left, then right.\nAnswer: up", oracle="up") == "up"
     assert extract_answer("up", oracle="up") == "up"
-    assert extract_answer("Answer: 3 or 4", oracle="4") == "4", "a number stays the last one"
+    assert extract_answer("Answer: 3 or 4", oracle="4") == "4", "the last number must be taken"
 
 
 MEGABYTE = 1 << 20
@@ -116,7 +116,7 @@ PIECES = [
 
 @pytest.mark.parametrize("piece", PIECES)
 def test_a_hostile_megabyte_is_judged_in_linear_time(piece):
-    """Quadratic work on 2^20 characters would be 10^12 steps; the linear work is some hundred passes over 1 MB."""
+    """Quadratic work on 2^20 characters would be 10^12 steps; the linear work is about a hundred passes over 1 MB."""
     hostile = (piece * (MEGABYTE // len(piece) + 1))[:MEGABYTE]
     started = time.process_time()
     normalised(hostile)

@@ -1,4 +1,4 @@
-"""What a judged text cannot do even if it runs code: each test tries one thing, and none succeeds."""
+"""What a judged text cannot do even if it runs code: each test attempts one action, which must fail."""
 
 import asyncio
 import errno
@@ -102,7 +102,7 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
-async def test_it_is_rejected(hostile, bystander, tmp_path, name):
+async def test_a_forbidden_action_is_rejected(hostile, bystander, tmp_path, name):
     (tmp_path / "secret").write_text(SECRET)
     assert await ran(hostile, FORBIDDEN[name], bystander=bystander.pid, folder=str(tmp_path)) == REFUSED
     assert [path.name for path in tmp_path.iterdir()] == ["secret"]
@@ -174,23 +174,23 @@ async def test_a_file_outside_pythons_folders_is_not_read(hostile, tmp_path, pat
     assert await ran(hostile, code, path=path) in {f"PermissionError {errno.EACCES}", "absent"}
 
 
-async def test_no_secret_is_in_its_environment(hostile):
+async def test_no_secret_is_in_the_environment(hostile):
     code = "import os; found = [value in str(dict(os.environ)) for value in (secret, passed)]"
     assert await ran(hostile, code, secret=SECRET, passed=os.environ["PATH"]) == "[False, True]"
     [process] = judging_processes()
-    block = process.environ()  # the variables at its start, which it cannot clear
+    block = process.environ()  # the variables from its start, which the process cannot clear
     assert SECRET not in block.values()
     assert "PYTHONPATH" in block
 
 
-async def test_its_only_open_files_are_its_pipes(hostile):
+async def test_the_only_open_files_are_its_pipes(hostile):
     [process] = judging_processes()
     folder = f"/proc/{process.pid}/fd"
     held = {os.readlink(f"{folder}/{name}").split(":")[0] for name in os.listdir(folder)}
     assert held == {"pipe", "/dev/null"}
 
 
-async def test_its_resources_are_limited(hostile):
+async def test_the_resources_of_a_process_are_limited(hostile):
     code = "import resource; found = [resource.getrlimit(getattr(resource, f'RLIMIT_{name}'))[1] for name in names]"
     names = ["CPU", "CORE", "FSIZE", "NOFILE", "NPROC"]
     assert await ran(hostile, code, names=names) == str([3600, 0, 0, 64, 0])
@@ -215,7 +215,7 @@ main(sys.argv[1:])
         pytest.param(str(1 << 20), 256 << 20, 511 << 20, marks=pytest.mark.slow),
     ],
 )
-async def test_its_memory_is_a_share_of_the_containers(tmp_path, monkeypatch, limit, least, most):
+async def test_the_memory_limit_is_a_share_of_the_containers(tmp_path, monkeypatch, limit, least, most):
     (tmp_path / "limit").write_text(f"{limit}\n")
     (tmp_path / "contained_judging.py").write_text(IN_CONTAINER.format(limit=str(tmp_path / "limit")))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -226,7 +226,7 @@ async def test_its_memory_is_a_share_of_the_containers(tmp_path, monkeypatch, li
         assert (await sandbox.judge("math", "$2$", {"answer": "2"})).outcome is Outcome.CORRECT
 
 
-def test_out_of_memory_the_kernel_kills_it_before_its_parent(hostile):
+def test_out_of_memory_kills_the_judging_process_first(hostile):
     asyncio.run(ran(hostile, "found = 1"))
     [process] = judging_processes()
     assert Path(f"/proc/{process.pid}/oom_score_adj").read_text() == "1000\n"
@@ -281,7 +281,7 @@ async def test_an_answer_that_a_scorer_evaluates_reaches_nothing(real, task, nam
     assert not list(tmp_path.iterdir())
 
 
-async def test_those_answers_succeed_without_confinement(tmp_path, monkeypatch):
+async def test_the_same_answers_succeed_without_confinement(tmp_path, monkeypatch):
     """Otherwise the test above would prove nothing."""
     (tmp_path / "unconfined_judging.py").write_text(UNCONFINED)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -293,7 +293,7 @@ async def test_those_answers_succeed_without_confinement(tmp_path, monkeypatch):
 
 
 LAX = {
-    "a process that is not filtered": (
+    "without a filter of system calls": (
         "confinement._filter_calls = lambda seccomp: None",
         "tried a TCP socket, and it succeeded",
     ),
@@ -307,7 +307,7 @@ LAX = {
         "ctypes.util.find_library = lambda name: None if name == 'seccomp' else find(name)",
         "Unable to find libseccomp; install it",
     ),
-    "no end with its parent": ("from verifier.sandbox import prctl; prctl.PR_SET_PDEATHSIG = 9999", "Invalid argument"),
+    "survives its parent": ("from verifier.sandbox import prctl; prctl.PR_SET_PDEATHSIG = 9999", "Invalid argument"),
 }
 PROGRAM = """import sys
 from verifier.sandbox import confinement
@@ -370,7 +370,7 @@ async def test_a_process_that_is_not_ready_in_time_is_an_error(tmp_path, monkeyp
     ],
 )
 def test_every_system_call_in_the_table_is_known(machine, lacks):
-    """A name that libseccomp does not know would be skipped silently."""
+    """libseccomp would silently skip a name that it does not know."""
     import pyseccomp
 
     found = {name: pyseccomp.resolve_syscall(getattr(pyseccomp.Arch, machine), name) for name in ALLOWED}

@@ -1,4 +1,4 @@
-"""The only reply accepted from a judging process in which a text runs code: one, in time, to its own request."""
+"""A judging process in which a text runs code can send one reply, in time, to its own request, and no other."""
 
 import asyncio
 import pickle
@@ -41,7 +41,7 @@ async def judging_process(sandbox, **how):
 
 
 async def stopped(process):
-    """Whether it stops: a signal is delivered with delay."""
+    """Whether the process stops: a signal is delivered with a delay."""
     for _ in range(600):
         if process.status() == psutil.STATUS_STOPPED:
             return True
@@ -87,7 +87,7 @@ def test_a_reply_with_another_mark_is_rejected(forger, mark):
     assert not forger.alive
 
 
-def test_a_line_written_in_advance_does_not_answer_the_next(forger):
+def test_a_line_sent_in_advance_is_no_reply_to_the_next(forger):
     reply_to(forger, RIGHT)
     with pytest.raises(ProcessFailedError, match=r"an invalid reply|another request|without a request"):
         reply_to(forger, f"{RIGHT}\n{RIGHT.replace('MARK', 'LAST')}")
@@ -116,7 +116,7 @@ replies.write(json.dumps({"to": json.loads(requests.readline())[0]}).encode() + 
 """
 KEEPS_RUNNING = "while True: pass\n"
 LINGERS = "while True: time.sleep(0.1)\n"
-"""Keeps running too, without load on the machine."""
+"""Keeps running as well, without load on the machine."""
 
 
 class Bomb:
@@ -141,7 +141,7 @@ async def test_a_forged_line_is_unknown_and_kills_the_process(hostile, sent):
 
 
 async def test_a_text_that_forges_its_reply_and_ends_has_no_judgement(hostile):
-    """Its real reply follows the forged one."""
+    """The process's real reply follows the forged one."""
     found = await hostile.judge("python", FORGES, {})
     assert (found.outcome, found.fault) == (Outcome.UNKNOWN, "died"), found
     assert (await hostile.judge("pattern", "b", {"pattern": "a"})).outcome is Outcome.WRONG
@@ -183,13 +183,13 @@ async def test_nothing_runs_between_two_judgements():
         await sandbox.start()
         process = await judging_process(sandbox)
         assert await stopped(process)
-        # The most that a text can do: it takes over the whole process and imitates it.
+        # The strongest attack of a text: it takes over the whole process and imitates it.
         assert (await sandbox.judge("python", FORGES + LISTENS + KEEPS_RUNNING, {})).answer == "forged"
         assert await stopped(process)
         before = process.cpu_times()
         await asyncio.sleep(0.5)
         assert process.cpu_times() == before
-        # Another text may wait for it once, but never in a fresh process.
+        # Another text may be judged by this process once, but never in a fresh process.
         assert (await sandbox.judge("pattern", "b", {"pattern": "a"}, fresh=True)).outcome is Outcome.WRONG
         assert not process.is_running()
 

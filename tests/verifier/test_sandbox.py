@@ -64,7 +64,7 @@ async def test_reasoning_gym_judges_the_final_answer(sandbox, text, correct):
     [
         ("pattern", "the answer is 12", {"pattern": r"\b1\d\b"}, "12"),
         ("pattern", "no number", {"pattern": r"\b1\d\b"}, ""),
-        # A correct answer votes with the others in any notation.
+        # Equal correct answers count together in maj@k, whatever their notation.
         ("math", r"so \boxed{\frac{2}{4}}", {"answer": "0.5"}, "1/2"),
         ("math", r"it is $0.50$", {"answer": r"\frac12"}, "1/2"),
         ("math", r"\boxed{0.25}", {"answer": "0.5"}, "1/4"),

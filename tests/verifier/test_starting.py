@@ -84,7 +84,7 @@ async def test_a_fatal_fault_is_retried_in_a_fresh_process(redis, run_id, monkey
 
 
 async def test_a_lane_whose_cancellation_is_lost_still_ends(redis, run_id, monkeypatch):
-    """Up to Python 3.11 `asyncio.wait_for` loses a cancellation that meets a finished wait."""
+    """Up to Python 3.11 `asyncio.wait_for` loses a cancellation that arrives when the wait has finished."""
     reading, lost = asyncio.Semaphore(0), []
 
     async def start(_):
