@@ -1,4 +1,4 @@
-"""Owns one rollout step's data for the gradient tests, and the trainer's results for it, on any number of ranks.
+"""Owns the data of a rollout step for the gradient tests, and the trainer's results for it, on any number of ranks.
 
 Must not be used outside tests.
 """
@@ -61,8 +61,8 @@ MASKED = {"mixed": {(1, 1)}, "four": {(1, 1)}, "lopsided": set(), "single": {(0,
 class Case:
     """A way to run a rollout step. Its gradient must follow from `data`, `algorithm` and `given_proximal` alone.
 
-    `given_proximal`: ratios compare with `shifted` behaviour, so that clips and corrections bite at the first step.
-    `widened`: float64 with ZeRO, which no recipe may ask for, by way of tests/conformance/widened.py.
+    `given_proximal`: ratios compare with `shifted` behaviour, so that clips and corrections apply at the first step.
+    `widened`: float64 with ZeRO, which no recipe may request, through tests/conformance/widened.py.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Case:
 
 
 def recipe(folder: Path, case: Case) -> Recipe:
-    """The case's recipe; rates are high and nothing is clipped unless the case says so."""
+    """The case's recipe; learning rates are high, and nothing is clipped unless the case has a clip."""
     if case.widened:
         allowed = recipe(folder, replace(case, stage=0, widened=False))
         learner = allowed.learner.model_copy(update={"zero_stage": case.stage})
@@ -203,7 +203,7 @@ def _scale(trainer: Trainer, parameters: list[Any]) -> None:
 def run_case(folder: Path, case: Case, ranks: Ranks) -> tuple[dict[str, Tensor], Trained]:
     """One rollout step: Adam's first moment (0.1 x the last clipped gradient at one step) and the weights after it."""
     with pytest.MonkeyPatch.context() as patch, in_float64() if case.widened else nullcontext():
-        # Small chunks, so that ranks with less work must run the head as often as others despite short responses.
+        # Small chunks, so that ranks with short responses must still run the head as often as the others.
         patch.setattr(logprobs, "CHUNK_TOKENS", CHUNK_TOKENS)
         return _run(folder, case, ranks)
 

@@ -32,7 +32,7 @@ NEVER = threading.Event()
 
 
 def open_trainer(model: Path, stage: int, dtype: str, ranks: Ranks) -> Trainer:
-    # The learning rate of a warm-up shows whether its counter was restored, weight decay whether the weights were.
+    # The warm-up's learning rate shows whether its counter was restored; weight decay, whether the weights were.
     learner = {"zero_stage": stage, "dtype": dtype, "warmup_rollout_steps": 8, "weight_decay": 0.1}
     return Trainer(model, parse_recipe(recipe_document(model, learner=learner)), ranks)
 
@@ -45,8 +45,8 @@ def train(trainer: Trainer, version: int, rank: int) -> tuple[OptimizerStepRecor
     return trainer.train(plans, {key: payloads[key] for key in own}).optimizer
 
 
-def put_down(block: HostBlock, folder: Path, rank: int) -> None:
-    """A rank's file, as a checkpoint has it."""
+def write_state(block: HostBlock, folder: Path, rank: int) -> None:
+    """Write a rank's file, as in a checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"rank-{rank:04d}.safetensors").write_bytes(b"".join(block.chunks()))
 
@@ -56,7 +56,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
-    """All ranks' tensors, read by the format's own library. Each must exist once."""
+    """The tensors of all ranks, read by the format's own library. Each must exist once."""
     found: dict[str, Tensor] = {}
     for path in files_of(folder):
         tensors = load_file(path)
@@ -88,7 +88,7 @@ def block_of(values: int, seed: int = 0) -> HostBlock:
 
 @dataclass
 class Slow:
-    """A state whose first chunk is written at once, and the rest when `go` is set."""
+    """A state whose first chunk is written immediately, and the rest when `go` is set."""
 
     state: Writable
     begun: threading.Event
@@ -122,7 +122,7 @@ def archive_with(folder: Path, steps: int) -> RunArchive:
 
 
 def names(archive: RunArchive) -> list[str]:
-    """The names in the folder of checkpoints."""
+    """The names in the checkpoints folder."""
     return sorted(path.name for path in archive.checkpoints.iterdir())
 
 

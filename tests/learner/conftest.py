@@ -1,6 +1,6 @@
 """Owns the folder in which the learners of tests keep their runs.
 
-Must not know what a run's folder holds.
+Must not know the content of a run's folder.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def write(folder: Path, step: int, ranks: int = 2) -> None:
 
 
 def note(calls: list[str], dies_at: int) -> None:
-    """Record the names of all CALLS from now on, and die instead of the call with number `dies_at`, counted from 0."""
+    """Record the names of all CALLS, and die instead of making call number `dies_at`, counted from 0."""
 
     def noting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*given: Any, **named: Any) -> Any:
@@ -60,7 +60,7 @@ def note(calls: list[str], dies_at: int) -> None:
 
 
 def check(folder: Path) -> str:
-    """The steps left. Raises AssertionError unless they are as usable as before the write, or as after it."""
+    """The steps left. Raises AssertionError unless they are as usable as before or after the write."""
     checkpoints = Checkpoints(RunArchive(folder))
     steps = [checkpoint.step for checkpoint in checkpoints.complete()]
     for checkpoint in checkpoints.complete():
@@ -69,7 +69,7 @@ def check(folder: Path) -> str:
     assert steps in ([1, 2], [1, 2, 3], [2, 3]), steps
     assert newest is not None
     assert newest.step == steps[-1], newest
-    # Replay starts from the oldest, so the batches after it must exist.
+    # Replay starts from the oldest checkpoint, so the batches after it must exist.
     assert RunArchive(folder).steps()[-3 + steps[0] :] == list(range(steps[0] + 1, 4))
     checkpoints.clear_interrupted()
     write(folder, 3)

@@ -1,6 +1,6 @@
-"""Owns a replica as the weight protocol sees it: torch only, no engine.
+"""Owns a replica that follows the weight protocol with torch only, without an engine.
 
-Must not be used outside tests. Run as a program it is a process of its own, which may die in mid-broadcast.
+Must not be used outside tests. Run as a program, it is a separate process, which may die during a broadcast.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from services.streams.state.heartbeat import Heartbeat
 
 
 class Receiver:
-    """Follows plans that name it. `weights` holds the tensors of `version`; `plans` what it saw."""
+    """Follows plans that name it. `weights` has the tensors of `version`; `plans`, the plans that it read."""
 
     def __init__(self, redis: Any, run: str, name: str, die_after_buckets: int | None = None) -> None:
         self._redis = redis

@@ -123,7 +123,7 @@ async def stop(thread: ServiceThread) -> None:
 
 
 async def train_run(redis: Any, redis_url: str, run: str, versions: int) -> None:
-    """A learner of one rank, from the submitted run's model to its export after `versions` rollout steps."""
+    """Run a learner of one rank from the submitted run's model to its export, after `versions` rollout steps."""
     keys = RunKeys(run)
     thread = ServiceThread(LearnerService(), run, redis_url)
     try:
@@ -136,7 +136,7 @@ async def train_run(redis: Any, redis_url: str, run: str, versions: int) -> None
 
 
 class Program(subprocess.Popen[bytes]):
-    """A process that runs `code` and logs to a file, because no test reads a pipe meanwhile."""
+    """A process that runs `code` and logs to a file, because tests do not read a pipe while it runs."""
 
     def __init__(self, code: str, environment: dict[str, str]) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it stays readable after the process
@@ -149,15 +149,15 @@ class Program(subprocess.Popen[bytes]):
             stderr=self._log,
         )
 
-    def said(self) -> str:
-        """Its log so far, read without moving the file position at which it writes."""
+    def output(self) -> str:
+        """The log so far, read without moving the file position of the process."""
         return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0).decode(errors="replace")
 
 
 def start_ranks(run: str, redis_url: str, world: int, nodes: Sequence[Path] = ()) -> list[Program]:
     """Start the ranks of a learner as processes; kill them with `end_ranks`.
 
-    `nodes`: for each a PENSTOCK_RUNS of its own, as on nodes that share nothing but a store.
+    `nodes`: a separate PENSTOCK_RUNS for each rank, as on nodes that share only a store.
     """
     return start_programs(
         "from learner.training.process_group import end_with; from learner.service import LearnerService; "
@@ -170,7 +170,7 @@ def start_ranks(run: str, redis_url: str, world: int, nodes: Sequence[Path] = ()
 
 
 def start_programs(code: str, world: int, environments: Sequence[dict[str, str]] = ()) -> list[Program]:
-    """`world` processes that run `code`, in which {rank}, {world} and {port} are filled in."""
+    """Start `world` processes that run `code`, in which {rank}, {world} and {port} are replaced."""
     port = free_port()
     return [
         Program(code.format(rank=rank, world=world, port=port), environment)
@@ -179,11 +179,11 @@ def start_programs(code: str, world: int, environments: Sequence[dict[str, str]]
 
 
 async def drain_ranks(processes: list[Program]) -> None:
-    """Ask all ranks to stop. Each must exit with 0."""
+    """Stop all ranks. Each must exit with 0."""
     for process in processes:
         process.terminate()
     for process in processes:
-        assert await asyncio.to_thread(process.wait, 60) == 0, process.said()
+        assert await asyncio.to_thread(process.wait, 60) == 0, process.output()
 
 
 def end_ranks(processes: list[Program]) -> None:

@@ -1,4 +1,4 @@
-"""A run's folder: files are read back, damage is named, retention keeps what replay needs."""
+"""A run's folder: files are read back, damage is reported, retention keeps what replay needs."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_damaged_batch_is_named(archive: RunArchive, content: bytes) -> None:
         archive.batch(2)
 
 
-def test_what_is_missing_is_named(archive: RunArchive) -> None:
+def test_a_missing_file_is_named(archive: RunArchive) -> None:
     with pytest.raises(ArchiveError, match=r"step-000002\.json: missing"):
         archive.batch(2)
     with pytest.raises(ArchiveError, match=r"step-000002\.rank-0\.parquet: missing"):
@@ -125,7 +125,7 @@ def test_what_is_missing_is_named(archive: RunArchive) -> None:
         archive.facts()
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("before")
 
@@ -155,7 +155,7 @@ def files(archive: RunArchive) -> list[str]:
     return sorted(path.name for path in archive.share_path(1, 0).parent.iterdir())
 
 
-def test_steps_are_forgotten_at_either_end_with_all_their_shares(archive: RunArchive) -> None:
+def test_steps_at_either_end_are_deleted_with_their_shares(archive: RunArchive) -> None:
     for step in range(1, 7):
         archive.write_batch(batch(step))
         archive.write_share(batch(step), 0, {})

@@ -1,4 +1,4 @@
-"""Mini-batches, shares and micro-batches: which rank trains which samples, in which layout."""
+"""Mini-batches, shares and micro-batches: the samples of each rank, and their layout."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_responses_are_numbered_over_all_rows_of_a_micro_batch() -> None:
     assert micro_batch.data.sample.tolist() == [0, 0, 1, 2]
 
 
-def test_numbers_are_rounded_once_and_last() -> None:
+def test_numbers_are_rounded_once_at_the_end() -> None:
     third = PlannedSample("x", "g", 1, advantage=1 / 3, weight=1 / 7)
     (micro_batch,) = micro_batches([third], {"x": payload([7], [1])}, 64, share_prompts=True)
     assert (micro_batch.data.advantage.tolist(), micro_batch.data.weight.tolist()) == ([1 / 3], [1 / 7])
@@ -110,7 +110,7 @@ def test_numbers_are_rounded_once_and_last() -> None:
     assert rounded.data.sample.dtype == rounded.targets.dtype == torch.int64
 
 
-def test_the_budget_bounds_padded_tokens_a_long_sample_is_alone() -> None:
+def test_the_budget_counts_padding_and_a_long_sample_is_alone() -> None:
     payloads = {f"s{index}": payload([1, 2, 3], [1] * tokens) for index, tokens in enumerate([30, 6, 5, 4, 3])}
     share = [planned(f"s{index}", str(index), tokens) for index, tokens in enumerate([30, 6, 5, 4, 3])]
     found = micro_batches(share, payloads, 20, share_prompts=False)

@@ -59,7 +59,7 @@ def test_a_full_disk_fails_the_checkpoint_and_nothing_else(tmp_path: Path) -> No
         name = checkpoints.partial.start(2)
         with pytest.raises(CheckpointError, match=r"rank-0001.*could not be written \(No space left on device\)"):
             checkpoints.partial.write(name, 1, block_of(800_000), NEVER)
-        # Rank 0 learns of it from the other rank's report, long before its deadline.
+        # Rank 0 gets the failure from the other rank's report, long before its deadline.
         checkpoints.partial.write(name, 0, block_of(100), NEVER)
         with pytest.raises(CheckpointError, match=r"rank-0001.*No space left on device"):
             checkpoints.commit(name, header(2, ranks=2), NEVER)
@@ -110,7 +110,7 @@ def test_a_folder_that_cannot_be_made_fails_the_checkpoint(archive: RunArchive, 
 
 def test_after_a_kill_during_a_write_the_previous_one_is_used(archive: RunArchive, checkpoints: Checkpoints) -> None:
     before = save(checkpoints, header(2), block_of(1000))
-    code = f"from tests.learner.test_checkpoint_failures import write_for_ever; write_for_ever({str(archive.folder)!r})"
+    code = f"from tests.learner.test_checkpoint_failures import write_forever; write_forever({str(archive.folder)!r})"
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=ROOT,
@@ -136,8 +136,8 @@ def test_after_a_kill_during_a_write_the_previous_one_is_used(archive: RunArchiv
     assert names(archive) == [before.name, after.name]
 
 
-def write_for_ever(folder: str) -> None:
-    """The process that is killed."""
+def write_forever(folder: str) -> None:
+    """The work of the process that the test kills."""
     checkpoints = Checkpoints(RunArchive(Path(folder)))
     name = checkpoints.partial.start(4)
     print(name, flush=True)
@@ -163,5 +163,5 @@ def test_dying_at_any_call_leaves_only_intact_checkpoints(tmp_path: Path) -> Non
     assert set(deaths[: renamed + 1]) == {"1,2"}
     assert deaths[renamed + 1] == "1,2,3"
     assert set(deaths[renamed + 1 :]) <= {"1,2,3", "2,3"}
-    # Content, then names, then the rename that makes it a checkpoint; all before anything is deleted.
+    # Content, then names, then the rename that completes the checkpoint, all before any deletion.
     assert calls.split()[renamed - 1 : renamed + 3] == ["fsync", "rename", "fsync", "unlink"]

@@ -56,7 +56,7 @@ def groups(archive: RunArchive, step: int) -> tuple[str, ...]:
     return tuple(group.group for group in archive.batch(step).groups)
 
 
-def test_what_is_written_is_found_again(archive: RunArchive, checkpoints: Checkpoints) -> None:
+def test_a_written_checkpoint_is_found_again(archive: RunArchive, checkpoints: Checkpoints) -> None:
     assert checkpoints.newest_intact(STEPS) == (None, {})
     first = save(checkpoints, header(2), block_of(1000), block_of(10, seed=1))
     sampler = json.dumps({"cursor": 7, "text": "é"})
@@ -110,7 +110,7 @@ def count_on(path: Path) -> None:
         (MANIFEST, Path.unlink, "missing"),
     ],
 )
-def test_a_damaged_one_is_skipped_and_reported(
+def test_a_damaged_checkpoint_is_skipped_and_reported(
     archive: RunArchive, checkpoints: Checkpoints, file: str, harm: Callable[[Path], None], reason: str
 ) -> None:
     good = save(checkpoints, header(2), block_of(1000), block_of(1000), sampler="{}")
@@ -120,7 +120,7 @@ def test_a_damaged_one_is_skipped_and_reported(
     found, skipped = checkpoints.newest_intact(STEPS)
     assert (found, list(skipped)) == (good, [bad.name])
     assert skipped[bad.name].startswith(f"{path}: {reason}")
-    # Set aside, it is not counted as a usable checkpoint.
+    # A checkpoint that is set aside does not count as usable.
     checkpoints.set_aside(skipped)
     save(checkpoints, header(5), block_of(10))
     checkpoints.prune(2)
@@ -152,7 +152,7 @@ def test_the_checkpoint_of_the_latest_version_is_used(archive: RunArchive, check
     assert names(archive) == [f"damaged-{later.name}", earlier.name]
 
 
-def test_the_last_ones_and_a_partial_one_are_kept(archive: RunArchive, checkpoints: Checkpoints) -> None:
+def test_the_last_checkpoints_and_a_partial_one_are_kept(archive: RunArchive, checkpoints: Checkpoints) -> None:
     in_progress = checkpoints.partial.start(6)
     checkpoints.partial.write(in_progress, 0, block_of(10), NEVER)
     for step in (1, 2):
@@ -197,7 +197,7 @@ def test_a_rank_that_never_writes_is_named_at_the_deadline(archive: RunArchive, 
     with pytest.raises(CheckpointError, match=r"ranks \[1, 2\] did not write their files within 0\.3 s"):
         checkpoints.commit(name, header(4, ranks=3), NEVER, deadline_s=0.3)
     assert names(archive) == [before.name]
-    # A rank that writes later cannot restore it.
+    # A rank that writes later cannot complete it.
     with pytest.raises(CheckpointError, match="abandoned by rank 0"):
         checkpoints.partial.write(name, 1, block_of(10), NEVER)
     assert names(archive) == [before.name]

@@ -87,7 +87,7 @@ def by_hand(folder: Path, case: Case) -> tuple[Found, Found, list[tuple[float, f
 )
 @pytest.mark.parametrize("name", STEPS)
 def test_a_rollout_step_by_hand(name: str, policy: Path, ranks: Ranks) -> None:
-    """Two optimizer steps: their losses, their gradient norms before clipping, and where the weights end."""
+    """Two optimizer steps: their losses, their gradient norms before clipping, and the final weights."""
     case = STEPS[name]
     initial, weights, steps = by_hand(policy, case)
     found, trained = run_case(policy, case, ranks)
@@ -108,7 +108,7 @@ def test_a_rollout_step_by_hand(name: str, policy: Path, ranks: Ranks) -> None:
 @pytest.mark.conformance(
     formula="pi_old: the policy at the start of the rollout step (DAPO Eq. 8)", setting="proximal = recomputed"
 )
-def test_the_short_cut_saves_a_pass_and_changes_nothing(policy: Path, ranks: Ranks) -> None:
+def test_the_short_cut_saves_a_pass_and_keeps_the_result(policy: Path, ranks: Ranks) -> None:
     """At the first optimizer step the proximal policy is the current one; at the second its ratios differ from 1."""
     short, full = (run_case(policy, STEPS[name], ranks) for name in ("two-steps", "recomputed"))
     assert all(torch.equal(tensor, full[0][name]) for name, tensor in short[0].items())
@@ -136,7 +136,7 @@ def test_warm_up_counts_rollout_steps_not_optimizer_steps(policy: Path, ranks: R
 
 
 def forwards(trainer: Trainer) -> list[None]:
-    """Has one entry per forward pass of the policy's first layer."""
+    """A list that gets an entry for each forward pass of the policy's first layer."""
     calls: list[None] = []
     trainer.causal_lm.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(None))
     return calls
@@ -145,7 +145,7 @@ def forwards(trainer: Trainer) -> list[None]:
 @pytest.mark.parametrize(
     ("case", "passes"),
     [
-        # Of 2 x 2 micro-batches; the second optimizer step's are also run without gradient, before the first.
+        # 2 x 2 micro-batches; those of the second optimizer step also run without gradient, before the first.
         (EXACT, 4 + 2),
         (replace(EXACT, algorithm={"proximal": "behaviour"}), 4),
         # With checkpointing each of the 4 runs again in the backward pass.
@@ -153,7 +153,7 @@ def forwards(trainer: Trainer) -> list[None]:
         (replace(EXACT, checkpointing=True, dtype="float32", stage=3), 4 + 2 + 4),
     ],
 )
-def test_what_is_computed_how_often(case: Case, passes: int, policy: Path, ranks: Ranks) -> None:
+def test_the_number_of_forward_passes(case: Case, passes: int, policy: Path, ranks: Ranks) -> None:
     trainer = open_trainer(policy, replace(case, budget=20), ranks)
     calls = forwards(trainer)
     batch, payloads = step_data(policy, "four")

@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 
-def test_a_folder_is_used_as_it_is(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_folder_is_used_unchanged(tiny_model: Path, tmp_path: Path) -> None:
     assert prepare_model(ModelSettings(path=str(tiny_model)), tmp_path) == tiny_model
 
 
@@ -82,7 +82,7 @@ def test_a_head_that_does_more_than_a_product_is_rejected(tiny_model: Path) -> N
         can_share_prompts(policy)
 
 
-def test_dropout_is_off_even_where_layers_train(tiny_model: Path, tmp_path: Path) -> None:
+def test_dropout_is_off_even_in_training_mode(tiny_model: Path, tmp_path: Path) -> None:
     """Activation checkpointing needs training mode, in which dropout would be on; two passes must still agree."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model, attention_dropout=0.5)
     model.save_pretrained(tmp_path)
@@ -104,7 +104,7 @@ def test_an_architecture_that_cannot_checkpoint_is_rejected(tiny_model: Path, mo
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_float64_needs_no_zero(tiny_model: Path, stage: int) -> None:
+def test_float64_requires_zero_stage_0(tiny_model: Path, stage: int) -> None:
     with pytest.raises(
         RecipeError, match=f"learner.zero_stage: {stage} is not valid: expected 0 with dtype = 'float64'"
     ):

@@ -1,4 +1,4 @@
-"""Ranks meet however late the last one has its model, and receive commands whatever rank 0 waits for."""
+"""Ranks form their group however late the last one has its model, and get commands during any wait of rank 0."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_rank_may_join_after_the_timeout_of_a_collective() -> None:
         ended = [program.wait(180) for program in programs]
     finally:
         end_ranks(programs)
-    assert ended == [0, 0], "\n".join(program.said() for program in programs)
+    assert ended == [0, 0], "\n".join(program.output() for program in programs)
 
 
 @pytest.mark.parametrize(
@@ -40,31 +40,31 @@ def test_a_rank_may_join_after_the_timeout_of_a_collective() -> None:
         pytest.param("lambda: 0", 0, "", marks=pytest.mark.slow),
         pytest.param("lambda: 3", 3, "", marks=pytest.mark.slow),
         ("lambda: int('many')", 1, "ValueError: invalid literal for int() with base 10: 'many'"),
-        ("lambda: sys.exit('usage')", 1, "usage\ntaken apart"),
+        ("lambda: sys.exit('usage')", 1, "usage\nshut down"),
     ],
 )
 def test_a_rank_exits_without_the_interpreters_shutdown(work: str, status: int, last: str) -> None:
     code = (
         "import atexit, sys; from learner.training.process_group import end_with; "
-        "atexit.register(print, 'taken apart', file=sys.stderr); end_with(" + work + ")"
+        "atexit.register(print, 'shut down', file=sys.stderr); end_with(" + work + ")"
     )
     programs = start_programs(code, 1)
     try:
         ended = programs[0].wait(180)
     finally:
         end_ranks(programs)
-    said = programs[0].said().strip()
-    assert (ended, said.endswith(last), "taken apart" in said) == (status, True, "taken apart" in last), said
+    output = programs[0].output().strip()
+    assert (ended, output.endswith(last), "shut down" in output) == (status, True, "shut down" in last), output
 
 
-async def test_ranks_are_waited_for_as_long_as_they_may_take_to_start(
+async def test_rank_0_waits_for_ranks_as_long_as_they_may_start(
     redis: Any, run_id: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, Any] = {}
 
     def meet(*_: Any, **named: Any) -> None:
         given.update(named)
-        raise ConnectionError("as far as this goes")
+        raise ConnectionError("end of the test")
 
     monkeypatch.setattr(worker, "Ranks", meet)
     document = recipe_document(tiny_model, limits={"startup_timeout_s": 5000.0})
@@ -77,23 +77,23 @@ async def test_ranks_are_waited_for_as_long_as_they_may_take_to_start(
 async def test_ranks_receive_idle_commands_while_rank_0_waits(
     redis: Any, run_id: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    sent: list[str] = []
 
     async def send(command: Any) -> None:
-        said.append(command.do)
+        sent.append(command.do)
 
     def away(*_: Any) -> None:
         ends = time.monotonic() + 60
-        while len(said) <= 2 and time.monotonic() < ends:
+        while len(sent) <= 2 and time.monotonic() < ends:
             time.sleep(0.05)
-        raise StoreError("the store refuses")
+        raise StoreError("the store rejects the request")
 
     monkeypatch.setattr(waiting, "TICK_S", 0.1)
     monkeypatch.setattr(run_end, "tokenizer_of", away)
     ours: Any = SimpleNamespace(send=send, model_folder=tiny_model)
     unused: Any = None
     async with service_context(redis, run_id, recipe_document(tiny_model), "learner") as context:
-        with pytest.raises(StoreError, match="the store refuses"):
+        with pytest.raises(StoreError, match="the store rejects the request"):
             await run_end.RunEnd(context, ours, unused)._export([])
-    assert len(said) > 2
-    assert set(said) == {"idle"}
+    assert len(sent) > 2
+    assert set(sent) == {"idle"}

@@ -1,4 +1,4 @@
-"""The start point of a resumed learner, and that it ends with the same bits wherever the previous one was killed."""
+"""A resumed learner's start point, and its result: the same bits, wherever the previous learner was killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,16 @@ from learner.training.minibatches import masked as with_masked
 from learner.training.process_group import Ranks
 from learner.training.trainer import leave
 from services.streams.keys import RunKeys
-from tests.learner.checkpointing import archive_with, bits, block_of, header, open_trainer, put_down, save, tensors_of
+from tests.learner.checkpointing import (
+    archive_with,
+    bits,
+    block_of,
+    header,
+    open_trainer,
+    save,
+    tensors_of,
+    write_state,
+)
 from tests.learner.running import ROOT, draw_batch
 
 pytestmark = [
@@ -30,7 +39,7 @@ pytestmark = [
 STEPS = 6
 COMMITTED = "committed"
 LIFE_S = 240.0
-"""The most seconds that each learner may run, including its start."""
+"""The time limit (seconds) of each learner, including its start."""
 
 
 @pytest.fixture
@@ -99,7 +108,7 @@ def test_shares_of_any_number_of_ranks_make_a_whole_batch(archive: RunArchive) -
 def work(folder: str, model: str, last: int) -> None:
     """A learner of one rank without a service: restore the committed step, then train up to step `last`.
 
-    Unless that ends the run, the step behind it is trained as well, but not committed: there it waits to be killed.
+    Unless that ends the run, the next step is trained but not committed; the learner then waits to be killed.
     """
     archive = RunArchive(Path(folder))
     checkpoints = Checkpoints(archive)
@@ -116,7 +125,7 @@ def work(folder: str, model: str, last: int) -> None:
         trainer.train(trainer.plan(batch), archived_payloads(archive, batch))
         if step == last + 1:
             time.sleep(LIFE_S)
-            raise TimeoutError(f"it was not killed within {LIFE_S:g} s of training step {step}")
+            raise TimeoutError(f"the learner was not killed within {LIFE_S:g} s of training step {step}")
         if step > at:
             committed.with_suffix(".new").write_text(str(step))
             committed.with_suffix(".new").replace(committed)
@@ -124,7 +133,7 @@ def work(folder: str, model: str, last: int) -> None:
         if step % 2 == 0:
             save(checkpoints, header(step), trainer.capture())
             checkpoints.prune(2)
-    put_down(trainer.capture(), archive.folder / "end", 0)
+    write_state(trainer.capture(), archive.folder / "end", 0)
     trainer.close()
     leave(ranks)
 
@@ -144,10 +153,10 @@ def begin(folder: Path, model: Path, last: int = STEPS) -> subprocess.Popen[str]
         pytest.param((1, 3, 4), [(0,), (0,), (2,), (2, 4)], marks=pytest.mark.slow),
     ],
 )
-def test_killed_again_and_again_it_ends_with_the_same_bits(
+def test_a_learner_killed_repeatedly_ends_with_the_same_bits(
     tiny_model: Path, tmp_path: Path, kills: tuple[int, ...], begins: list[tuple[int, ...]]
 ) -> None:
-    """`kills`: it is killed after these steps' commits; `begins`: the checkpoints each start may be from, 0: none."""
+    """`kills`: the learner is killed after these commits; `begins`: each start's possible checkpoints, 0: none."""
     folders = [archive_with(tmp_path / name, STEPS).folder for name in ("undisturbed", "killed")]
     undisturbed = begin(folders[0], tiny_model)
     starts: list[int] = []
@@ -167,7 +176,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(
 
 
 def killed_after(process: subprocess.Popen[str], last: int) -> int:
-    """Kill it after the commit of step `last` and before the next one. Returns the step of its checkpoint."""
+    """Kill the learner between the commits of step `last` and the next; returns the step of its checkpoint."""
     watchdog = threading.Timer(LIFE_S, process.kill)
     watchdog.start()
     try:
@@ -177,7 +186,7 @@ def killed_after(process: subprocess.Popen[str], last: int) -> int:
             if step == last:
                 time.sleep(0.002)
                 return start
-        raise AssertionError(f"it ended with {process.wait(60)} before step {last}")
+        raise AssertionError(f"the learner ended with {process.wait(60)} before step {last}")
     finally:
         watchdog.cancel()
         process.kill()

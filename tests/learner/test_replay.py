@@ -104,7 +104,7 @@ def test_replay_from_the_model_is_bit_equal(trained: Trained, copy: Path) -> Non
         (3, 1, True),
         (3, 2, True),
     ]
-    # The trained payload, not only the record with which it is compared.
+    # Change the trained payload too, not only the record with which it is compared.
     recorded = [record for step in trained.records[:3] for record in step.optimizer]
     assert [row.replayed for row in rows] == recorded
     assert len({record.gradient_norm for record in recorded}) == 6
@@ -174,7 +174,7 @@ def test_a_step_that_cannot_be_replayed_is_an_error(copy: Path, tmp_path: Path) 
         plan_replay(copy, 4)
 
 
-def test_a_model_that_is_gone_is_named(copy: Path, tmp_path: Path) -> None:
+def test_a_missing_model_is_named(copy: Path, tmp_path: Path) -> None:
     path = copy / "run.json"
     facts = RunArchive(copy).facts()
     path.write_text(facts.model_copy(update={"model_path": str(tmp_path / "gone")}).model_dump_json())
@@ -236,7 +236,7 @@ def step_record(*optimizer: OptimizerStepRecord) -> StepRecord:
         (ZERO, ZERO.model_copy(update={"loss": -1.1e-6}), False, False),
     ],
 )
-def test_equal_means(recorded: Any, replayed: Any, exact: bool, near: bool) -> None:
+def test_results_are_equal_within_the_tolerance(recorded: Any, replayed: Any, exact: bool, near: bool) -> None:
     found = ReplayedStep(step=1, optimizer=(replayed,))
     assert [[row.equal for row in _compare(step_record(recorded), found, tolerance)] for tolerance in (0.0, 1e-5)] == [
         [exact],
@@ -320,9 +320,9 @@ async def test_three_consecutive_non_finite_gradients_fail_the_run(
     # The second rollout step was committed with its skipped steps, the third was not.
     assert await policy_version(redis, keys) == 2
     assert (await group_counts(redis, keys)).trained == 8
-    # No checkpoint covers a step, so every batch stays for the next learner.
+    # No checkpoint covers a step, so every batch is kept for the next learner.
     assert await redis.xlen(keys.batches) == 3
-    # The files that it leaves are enough to reproduce the failure.
+    # The files of the failed run are enough to reproduce the failure.
     status, output = await asyncio.to_thread(penstock, runs_folder / run_id, 3)
     lines = [line for line in output.splitlines() if line.endswith(("yes", "NO"))]
     assert (status, len(lines), sum("skipped: not finite" in line for line in lines)) == (0, 6, 4), output

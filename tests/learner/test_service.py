@@ -73,11 +73,11 @@ async def test_a_run_from_the_initial_weights_to_the_export(
         assert "lm_head.weight" not in replica.weights
         for version in range(2):
             batch = await put_batch(redis, keys, version)
-            if version == 0:  # published twice, must be trained once; after the last step no batch is read
+            if version == 0:  # published twice, must be trained once; no batch is read after the last step
                 await redis.xadd(keys.batches, {"m": batch.model_dump_json()})
         await until_event(redis, keys, "awaiting-evaluation")
         await put_evaluation(redis, keys, name=BEFORE)
-        await asyncio.sleep(2.5)  # twice the learner's poll: an earlier evaluation must not let it export
+        await asyncio.sleep(2.5)  # two polls of the learner: the earlier evaluation must not start the export
         assert not (runs_folder / run_id / "export").exists()
         evaluation = await put_evaluation(redis, keys)
         folder = Path((await until_event(redis, keys, "exported")).rpartition(" is in ")[2])
@@ -150,7 +150,7 @@ async def test_a_batch_made_too_old_by_a_new_version_is_returned(
 ) -> None:
     keys = RunKeys(run_id)
     await submit(redis, run_id, tiny_model, limits={"rollout_steps": 2, "max_staleness": 0})
-    # A previous learner's weights of this step, which differ: those of this learner become version 1.
+    # A previous learner published other weights for this step, so this learner's weights become version 1.
     await redis.hset(keys.policy, mapping={"version": 0, "step": 0, "weights": "other bits", "announced": 0})
     await put_batch(redis, keys, 0)
     thread = ServiceThread(LearnerService(), run_id, redis_url)
@@ -237,7 +237,7 @@ async def test_records_of_an_earlier_run_with_the_same_id_fail(
 
 @pytest.fixture
 def two_ranks(redis_url: str, run_id: str) -> Iterator[Any]:
-    """Starts both ranks of a learner as processes."""
+    """Start both ranks of a learner as processes."""
     processes: list[Program] = []
 
     def begin() -> list[Program]:
@@ -249,7 +249,7 @@ def two_ranks(redis_url: str, run_id: str) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-async def test_two_ranks_learn_together_and_stop_together(
+async def test_two_ranks_train_together_and_stop_together(
     redis: Any, run_id: str, tiny_model: Path, two_ranks: Any
 ) -> None:
     keys = RunKeys(run_id)

@@ -75,7 +75,7 @@ def fill(archive: RunArchive, steps: int) -> None:
     archive.mirror.put_bytes("run.json", b"{}")
 
 
-def test_another_node_finds_what_one_has_written(store: S3Server, tmp_path: Path) -> None:
+def test_a_node_finds_the_files_of_another_node(store: S3Server, tmp_path: Path) -> None:
     archive, checkpoints = node(tmp_path / "a")
     fill(archive, STEPS)
     first = save(checkpoints, header(2), block_of(100), block_of(5 << 20, 1), sampler="{}")
@@ -84,13 +84,13 @@ def test_another_node_finds_what_one_has_written(store: S3Server, tmp_path: Path
     archive, checkpoints = node(tmp_path / "b")
     assert archive.steps() == [1, 2, 3, 4]
     assert checkpoints.complete() == [first, last]
-    assert list(archive.checkpoints.glob("*/*.safetensors")) == [], "files are fetched when they are needed"
+    assert list(archive.checkpoints.glob("*/*.safetensors")) == [], "files must be fetched only when they are needed"
     point = find_start_point(archive, checkpoints, STEPS)
     assert (point.checkpoint, point.steps) == (last, (4,))
     assert find_start_point(archive, checkpoints, 2).checkpoint == first
     assert checkpoints.sampler(first) == "{}"
     assert archived_payloads(archive, archive.batch(4)).keys() == draw_batch(RunKeys("run"), 3)[1].keys()
-    # A node finds neither what another deleted nor what another did not finish.
+    # A node finds no files that another node deleted or did not finish.
     archive.delete_after(3)
     checkpoints.partial.start(4)
     checkpoints.partial.write(checkpoints.partial.start(4), 0, block_of(10), NEVER)
@@ -105,7 +105,7 @@ def test_another_node_finds_what_one_has_written(store: S3Server, tmp_path: Path
     assert run_mirror("run").listed("checkpoints") == {}
 
 
-def test_damage_in_the_store_is_skipped_on_the_node_refetched(store: S3Server, tmp_path: Path) -> None:
+def test_damage_in_the_store_is_skipped_on_a_node_refetched(store: S3Server, tmp_path: Path) -> None:
     archive, checkpoints = node(tmp_path / "a")
     fill(archive, STEPS)
     first, second, third = (save(checkpoints, header(step), block_of(100, step), sampler="{}") for step in (1, 2, 3))
@@ -124,25 +124,25 @@ def test_damage_in_the_store_is_skipped_on_the_node_refetched(store: S3Server, t
     assert "damaged (it has" in point.skipped[second.name]
     checkpoints.set_aside(point.skipped)
     left = [path for path in (tmp_path / "b").rglob("*.safetensors*") if path.parent.name != first.name]
-    assert left == [], "scratch space has room for one checkpoint"
+    assert left == [], "scratch space must hold one checkpoint only"
     _, again = node(tmp_path / "c")
     assert again.complete() == [first]
-    assert again.clear_interrupted() == [], "the damaged ones are kept for inspection"
+    assert again.clear_interrupted() == [], "damaged checkpoints must be kept for inspection"
     kept = archive.mirror.listed("checkpoints")
     again.prune(1)
-    assert archive.mirror.listed("checkpoints") == kept, "kept as long as earlier checkpoints"
+    assert archive.mirror.listed("checkpoints") == kept, "damaged checkpoints must be kept as long as earlier ones"
     store.damaged(f"{under}/{first.name}/rank-0000.safetensors", None)
     start, skipped = node(tmp_path / "d")[1].newest_intact(STEPS)
     assert start is None
     assert skipped[first.name].endswith("rank-0000.safetensors: missing")
-    # A node other than the one that set them aside deletes them.
+    # Another node than the one that set them aside deletes them.
     archive, checkpoints = node(tmp_path / "e")
     last = save(checkpoints, header(4), block_of(100))
     checkpoints.prune(1)
     assert {name.split("/")[1] for name in archive.mirror.listed("checkpoints")} == {last.name}
 
 
-def test_a_moment_without_the_store_does_not_undo_a_checkpoint(
+def test_a_brief_outage_of_the_store_fails_no_checkpoint(
     store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reports, "RETRY_EVERY_S", 0.05)
@@ -153,16 +153,16 @@ def test_a_moment_without_the_store_does_not_undo_a_checkpoint(
     done, tried = (archive.mirror.put, archive.mirror.delete), list[Any]()
 
     def failing_once(do: Any) -> Any:
-        def ask(*given: Any) -> None:
+        def request(*given: Any) -> None:
             tried.append(given[0])
             if tried.count(given[0]) == 1:
-                raise StoreAwayError("the store is away")
+                raise StoreAwayError("the store does not answer")
             do(*given)
 
-        return ask
+        return request
 
-    for ask, do in zip(("put", "delete"), done, strict=True):
-        monkeypatch.setattr(archive.mirror, ask, failing_once(do))
+    for name_of_call, do in zip(("put", "delete"), done, strict=True):
+        monkeypatch.setattr(archive.mirror, name_of_call, failing_once(do))
     found = checkpoints.commit(name, header(1), NEVER, sampler="{}")
     assert len(tried) == 6, "the ranks' reports, sampler.json and the manifest"
     assert node(tmp_path / "b")[1].newest_intact(1) == (found, {})
@@ -183,10 +183,10 @@ def test_ranks_of_several_nodes_write_one_checkpoint(store: S3Server, tmp_path: 
     writing.join()
     assert sorted(found.files) == ["rank-0000.safetensors", "rank-0001.safetensors"]
     left = [path for path in (tmp_path / "b").rglob("*") if path.is_file() and "checkpoints" in path.parts]
-    assert left == [], "rank 1 cleans its own node"
+    assert left == [], "rank 1 must clean its own node"
     other.stored.fetch(found.name)
     other.check(found)
-    # A rank that fails is reported long before the deadline, one that is silent at the deadline.
+    # A rank that fails is reported long before the deadline; a silent rank, at the deadline.
     name = checkpoints.partial.start(1)
     checkpoints.partial.write(name, 0, block_of(10), NEVER)
     stopped = threading.Event()
@@ -225,7 +225,7 @@ async def test_an_unreachable_store_is_a_named_wait(
     own_store.kill()
     batch, payloads = draw_batch(RunKeys("run"), 0)
     task = asyncio.create_task(retry_storage(lambda: archive.write_share(batch, 0, payloads), "the batch", waits, 60.0))
-    ends = time.monotonic() + 120  # the store's own attempts come first
+    ends = time.monotonic() + 120  # the store's own retries come first
     while not (waiting := waits.current(time.time() + 60)):
         assert time.monotonic() < ends
         await asyncio.sleep(0.05)
@@ -237,7 +237,7 @@ async def test_an_unreachable_store_is_a_named_wait(
     own_store.kill()
     with pytest.raises(StoreAwayError):
         await retry_storage(lambda: archive.write_batch(batch), "the batch", waits, 0.5)
-    # Rank 0 notices its own failed write at once and retries later, as with a full disk.
+    # Rank 0 detects its own failed write immediately and retries later, as with a full disk.
     checkpoints = Checkpoints(archive)
     name = checkpoints.partial.start(1)
     with pytest.raises(CheckpointError, match="could not be written"):
@@ -247,7 +247,7 @@ async def test_an_unreachable_store_is_a_named_wait(
 
 
 async def steps_of(redis: Any, keys: RunKeys) -> list[Any]:
-    return [one for _, one in await EventLog(redis, keys, "test").steps()]
+    return [step for _, step in await EventLog(redis, keys, "test").steps()]
 
 
 async def until_step(redis: Any, keys: RunKeys, step: int) -> None:
@@ -339,7 +339,7 @@ async def test_two_ranks_on_two_nodes_and_the_model_in_the_store(
                 for rank in ranks:
                     rank.kill()
                 assert list((tmp_path / f"b/{run_id}/batches").iterdir()) == [], (
-                    "only this node cleans its scratch space"
+                    "only this node must clean its scratch space"
                 )
             else:
                 await put_evaluation(redis, keys)

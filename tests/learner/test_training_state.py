@@ -22,9 +22,9 @@ from tests.learner.checkpointing import (
     files_of,
     open_trainer,
     parameters_of,
-    put_down,
     tensors_of,
     train,
+    write_state,
 )
 from tests.learner.running import end_ranks, start_programs
 
@@ -50,11 +50,11 @@ def check_continuation(model: Path, folder: Path, stage: int, dtype: str, ranks:
     """Two steps, a state on disk, two steps; then the last two again from the disk, and all four without it."""
     writer = open_trainer(model, stage, dtype, ranks)
     before = [train(writer, version, ranks.rank) for version in (0, 1)]
-    put_down(writer.capture(), folder, ranks.rank)
+    write_state(writer.capture(), folder, ranks.rank)
     after = [train(writer, version, ranks.rank) for version in (2, 3)]
     ended = parameters_of(writer)
     writer.close()
-    ranks.all_reduce(torch.zeros(1))  # all files are there
+    ranks.all_reduce(torch.zeros(1))  # all files are written
     reader = open_trainer(model, stage, dtype, ranks)
     reader.restore(files_of(folder))
     assert [train(reader, version, ranks.rank) for version in (2, 3)] == after
@@ -84,7 +84,7 @@ def test_the_state_of_an_untrained_policy_is_saved_too(
     tiny_model: Path, tmp_path: Path, alone: Ranks, stage: int
 ) -> None:
     writer = open_trainer(tiny_model, stage, "float32", alone)
-    put_down(writer.capture(), tmp_path, 0)
+    write_state(writer.capture(), tmp_path, 0)
     wanted = [train(writer, version, 0) for version in (0, 1)]
     writer.close()
     kept = tensors_of(tmp_path)
@@ -104,7 +104,7 @@ def leave_states(model: Path, folder: Path, stages: Sequence[int], ranks: Ranks)
             train(writer, version, ranks.rank)
         writer.non_finite_in_a_row = 2
         source = folder / f"{ranks.world}-ranks-stage-{stage}"
-        put_down(writer.capture(), source, ranks.rank)
+        write_state(writer.capture(), source, ranks.rank)
         record = train(writer, 2, ranks.rank)
         if ranks.rank == 0:
             (source / NEXT).write_text(json.dumps([(step.loss, step.gradient_norm) for step in record]))
@@ -171,14 +171,14 @@ class Matrix(NamedTuple):
 
 
 SMALL = Matrix((1, 3), {2: (1, 3)}, (1,))
-# Two ranks add their states and read all; three, by which few tensors are divisible, only read.
+# Two ranks write their states and read all; three, by which few tensors are divisible, only read.
 WHOLE = Matrix(STAGES, {2: STAGES, 3: (2, 3)}, (0, 1, 3))
 
 
 @pytest.mark.parametrize(
     "matrix", [pytest.param(SMALL, id="small"), pytest.param(WHOLE, marks=pytest.mark.slow, id="whole")]
 )
-def test_any_ranks_and_stage_read_what_any_other_wrote(
+def test_any_ranks_and_stage_read_the_state_of_any_other(
     tiny_model: Path, tmp_path: Path, alone: Ranks, matrix: Matrix
 ) -> None:
     folder = tmp_path / "states"
@@ -201,16 +201,16 @@ def run_ranks(model: Path, folder: Path, world: int, matrix: Matrix) -> None:
         ended = [process.wait(600) for process in processes]
     finally:
         end_ranks(processes)
-    assert ended == [0] * world, "\n".join(process.said() for process in processes)
+    assert ended == [0] * world, "\n".join(process.output() for process in processes)
 
 
 def main(model: str, folder: str, whole: bool, rank: int, world: int, port: int) -> None:
-    """One rank of several."""
+    """Run one of several ranks."""
     matrix = WHOLE if whole else SMALL
     ranks = Ranks(rank, world, "127.0.0.1", port, timeout_s=300)
     if world == 2:
         leave_states(Path(model), Path(folder), matrix.stages, ranks)
-    ranks.all_reduce(torch.zeros(1))  # all files are there
+    ranks.all_reduce(torch.zeros(1))  # all files are written
     for stage in matrix.readers[world]:
         assert check_reading(Path(model), Path(folder), stage, matrix.after(stage), ranks) == matrix.written
         ranks.all_reduce(torch.zeros(1))
@@ -221,12 +221,12 @@ def main(model: str, folder: str, whole: bool, rank: int, world: int, port: int)
 
 
 @pytest.mark.slow
-def test_in_bfloat16_parameters_are_what_the_masters_round_to(tiny_model: Path, tmp_path: Path, alone: Ranks) -> None:
+def test_in_bfloat16_parameters_are_the_rounded_masters(tiny_model: Path, tmp_path: Path, alone: Ranks) -> None:
     for stage in STAGES:
         writer = open_trainer(tiny_model, stage, "bfloat16", alone)
         for version in (0, 1):
             train(writer, version, 0)
-        put_down(writer.capture(), tmp_path / str(stage), 0)
+        write_state(writer.capture(), tmp_path / str(stage), 0)
         writer.close()
     masters = tensors_of(tmp_path / "1")
     unrounded = [
@@ -247,7 +247,7 @@ def test_a_state_of_another_policy_is_rejected(tiny_model: Path, tmp_path: Path,
     untied = write_tiny_model(tmp_path / "untied", tied=False)
     for name, model, stage, dtype in (("untied", untied, 1, "float32"), ("wide", tiny_model, 0, "float64")):
         writer = open_trainer(model, stage, dtype, alone)
-        put_down(writer.capture(), tmp_path / name, 0)
+        write_state(writer.capture(), tmp_path / name, 0)
         writer.close()
     reader = open_trainer(tiny_model, 1, "float32", alone)
     for name, text in (
