@@ -1,6 +1,6 @@
-"""Owns the stack that the integration tests share, and the finished run that several of them read.
+"""Owns the stack that the integration tests share, and the finished run that several tests inspect.
 
-Must not decide what a test expects of them.
+Must not check the run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.integration.runs import FinishedRun, finish_run
 
 
 class SharedStack:
-    """One stack for all tests of a session; if a test has ended it, the next test gets a new one."""
+    """One stack for all tests of a session; if a test has stopped it, the next test gets a new one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -41,7 +41,7 @@ class SharedStack:
 
 @pytest.fixture(scope="session")
 def shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedStack]:
-    """The holder of the shared stack."""
+    """The owner of the shared stack."""
     holder = SharedStack(tmp_path_factory.mktemp("stack"))
     yield holder
     holder.stop()

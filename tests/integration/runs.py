@@ -25,7 +25,7 @@ from tests.harness.stack import Stack
 STEPS = 3
 """Rollout steps of the finished run that tests share."""
 ANSWER_S = 60.0
-"""How long one answer of Redis may take to reach a test on a busy machine; redis-py's own limit is 5 s."""
+"""The time limit for an answer of Redis on a busy machine; redis-py's own limit is 5 s."""
 
 
 def document(model: Path | str, questions: Path, max_staleness: int, steps: int) -> dict[str, Any]:
@@ -67,8 +67,8 @@ class Verdicts(threading.Thread):
         """When each trained sample was generated: (start, end) in Unix seconds, from the sample's facts."""
         self._done.set()
         self.join(ANSWER_S)
-        assert not self.is_alive(), f"no answer of Redis within {ANSWER_S:g} s"
-        # Entries that were trimmed before this thread read them.
+        assert not self.is_alive(), f"no answer from Redis within {ANSWER_S:g} s"
+        # Add the entries that were trimmed before this thread read them.
         self._take(redis_log.missed(self._redis, self._stream, self._found))
         self._redis.close()
         trained = {group for step in steps for group in step["groups"]}
@@ -78,7 +78,7 @@ class Verdicts(threading.Thread):
 
 
 def generated_while_learning(samples: Iterable[tuple[float, float]], steps: list[dict[str, Any]]) -> int:
-    """How many trained samples were generated while an optimizer step ran."""
+    """The number of trained samples that were generated while an optimizer step ran."""
     learning = [(step["learning_started_at"], step["learning_finished_at"]) for step in steps]
     return sum(any(start < until and end > since for since, until in learning) for start, end in samples)
 

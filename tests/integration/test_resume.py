@@ -15,7 +15,7 @@ from tests.harness.workload import recipe, write_model, write_questions
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 STEPS = 14
-"""Enough that no run ends before the test interrupts it; every checkpoint is kept, that of step 2 included."""
+"""Enough steps that no run ends before the test interrupts it; all checkpoints are kept, including that of step 2."""
 
 
 def check_history(records: list[dict[str, Any]], view: dict[str, Any]) -> None:

@@ -48,7 +48,7 @@ def check_evaluations(view, summary):
 
 
 @pytest.mark.timeout(600)
-def test_asynchronous_run_survives_kills_and_scaling(stack, tiny_model, questions):
+def test_an_asynchronous_run_survives_kills_and_scaling(stack, tiny_model, questions):
     more = {"name": "more", "source": "jsonl", "path": str(questions), "prompts": 4, "samples": 1}
     recipe = document(tiny_model, questions, max_staleness=1, steps=STEPS)
     run = stack.submit(recipe | {"evaluation": {"samples": 2, "every": 1, "sets": [more]}})
@@ -81,7 +81,7 @@ def test_asynchronous_run_survives_kills_and_scaling(stack, tiny_model, question
     assert generated_while_learning(verdicts.trained(steps), steps) > 0
     assert max(step["metrics"]["staleness_max"] for step in steps) >= 1
     assert all(step["metrics"]["staleness_max"] <= 1 for step in steps)
-    # A batch right after another one may contain no new group, and reports no accuracy.
+    # A batch directly after another one may have no newly judged group, and then reports no accuracy.
     assert all(0 < step["metrics"]["accuracy"] < 1 for step in steps if step["metrics"]["groups_kept"])
     trained = [group for step in steps for group in step["groups"]]
     assert len(set(trained)) == len(trained) == 4 * STEPS

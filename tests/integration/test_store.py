@@ -1,4 +1,4 @@
-"""A whole run of processes that share only Redis and an S3 store: each one has its own working folder."""
+"""A whole run of processes that share only Redis and an S3 store: each process has its own working folder."""
 
 from __future__ import annotations
 
@@ -101,4 +101,4 @@ async def test_a_run_needs_no_shared_folder(
     assert record.export_path == f"{top}/{run_id}/export"
     stored = run_mirror(run_id).listed()
     assert {"run.json", "records/step-000003.json", "export/model.safetensors"} <= stored.keys()
-    assert not (tmp_path / "node-verifier/models").exists(), "each fetches what it needs"
+    assert not (tmp_path / "node-verifier/models").exists(), "the verifier must not fetch the model"

@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(900)]
 def test_a_run_that_loses_its_replica_reconciles(finished_run: FinishedRun) -> None:
     check_reconciled(finished_run.view, finished_run.summary, STEPS)
     trained = [group for step in finished_run.steps for group in step["groups"]]
-    assert len(set(trained)) == len(trained) == 4 * STEPS, "a group is trained once"
-    assert finished_run.replaced_by, "another replica took the place of the one that was killed"
+    assert len(set(trained)) == len(trained) == 4 * STEPS, "each group must be trained exactly once"
+    assert finished_run.replaced_by, "no replica replaced the killed one"
 
 
 def test_an_on_policy_run_never_generates_while_it_learns(finished_run: FinishedRun) -> None:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[2]
 ALL = "not system and not images"
-"""Tests marked slow included, as most whole runs are."""
+"""Includes the tests marked slow, such as most whole runs."""
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", ALL]
 STREAMS = [
     "tests/services/streams/test_streams.py",
@@ -61,7 +61,7 @@ def test_a_whole_run_as_user_penstock(open_path):
 
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("tests", [STREAMS, ["tests/integration"]], ids=["streams", "whole-run"])
-def test_suite_passes_on_it(system_redis, tests):
+def test_the_suite_passes_on_it(system_redis, tests):
     environment = {**os.environ, "PENSTOCK_TEST_REDIS": system_redis}
     done = subprocess.run(
         [*PYTEST, *tests], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=2380, check=False

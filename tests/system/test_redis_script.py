@@ -24,7 +24,7 @@ SHELLS = [("dash",), ("busybox", "sh")]
 
 @pytest.fixture
 def folder(open_path, monkeypatch):
-    """A folder with the operating system's server on PATH; our variables name the user penstock."""
+    """A folder with the operating system's server on PATH; Penstock's variables name the user penstock."""
     binary = demanded("redis-server")
     demanded("redis-cli")  # called by the script's probes
     (open_path / "bin").mkdir()
@@ -58,7 +58,7 @@ def test_probes(folder, shell, tls):
     with scripted_server(folder, shell) as server:
         assert probe(folder, server.port, "ping", shell) == (True, "")
         assert probe(folder, server.port, "alive", shell) == (True, "")
-        # A changed Secret does not make the pod unready before Redis uses it.
+        # A changed Secret must not make the pod unready before Redis uses the new password.
         (folder / "secret/penstock-password").write_text("another")
         assert probe(folder, server.port, "ping", shell) == (True, "")
         os.kill(server.process.pid, signal.SIGSTOP)
@@ -68,7 +68,7 @@ def test_probes(folder, shell, tls):
     assert probe(folder, server.port, "alive", shell) == (False, "redis: no answer\n")
 
 
-def test_a_server_that_loads_is_alive_and_not_ready(folder):
+def test_a_loading_server_is_alive_and_not_ready(folder):
     with scripted_server(folder) as server:
         mine = server.client(username="penstock", password=PASSWORDS["penstock"])
         with mine.pipeline(transaction=False) as pipe:
@@ -114,7 +114,7 @@ async def test_tls(folder, monkeypatch):
             await connect(url.replace("127.0.0.1", "localhost"))
         with pytest.raises(RedisUnavailableError, match="cannot be reached within 2 s"):
             await connect(url.replace("rediss", "redis"), 2.0)
-        # A new authority: the server restarts with its certificate, our bundle is updated later.
+        # A new authority: the server restarts with its certificate, and the client's bundle is updated later.
         bundle = authority.read_text()
         make_certificates(folder / "tls")
         newer = authority.read_text()
@@ -177,9 +177,9 @@ async def test_sentinels_by_tls(watched_by_tls, monkeypatch):
     monkeypatch.setenv(CA_FILE, str(authority))
     monkeypatch.delenv(USERNAME)
     monkeypatch.delenv(PASSWORD_FILE)
-    asked = sentinel.client(ssl=True, ssl_ca_certs=str(authority))
+    master = sentinel.client(ssl=True, ssl_ca_certs=str(authority))
     ends = time.monotonic() + 30
-    while asked.sentinel_master("penstock")["num-slaves"] != 1:
+    while master.sentinel_master("penstock")["num-slaves"] != 1:
         assert time.monotonic() < ends
         await asyncio.sleep(0.1)
     redis = await connect(f"rediss+sentinel://127.0.0.1:{sentinel.port}/penstock/0")
