@@ -51,7 +51,7 @@ def subcommand_of(line: tuple[str, ...]) -> tuple[str, ...]:
 @cache
 def helps() -> dict[tuple[str, ...], tuple[int, str]]:
     """The `--help` of each module by command, without colours and wide enough that no flag is cut."""
-    asked = sorted({subcommand_of(line) for line in every_command() if module_of(line)})
+    commands_of_modules = sorted({subcommand_of(line) for line in every_command() if module_of(line)})
     environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-m", "tests.helm.help_texts"],
@@ -64,7 +64,10 @@ def helps() -> dict[tuple[str, ...], tuple[int, str]]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return {command: (status, text) for command, (status, text) in zip(asked, json.loads(done.stdout), strict=True)}
+    return {
+        command: (status, text)
+        for command, (status, text) in zip(commands_of_modules, json.loads(done.stdout), strict=True)
+    }
 
 
 def test_the_release_starts_the_expected_modules() -> None:

@@ -198,7 +198,7 @@ def present(table: Arrows) -> Arrows:
 
 def drawn_for(case: Case, drawn: Arrows, side: int) -> Arrows:
     """The expected connections that start (0) or end (1) at a pod of the release, if the case has that pod."""
-    there = everybody(case)
+    there = all_endpoints(case)
     return {arrow: ports for arrow, ports in drawn.items() if arrow[side] not in OTHERS and {*arrow} <= set(there)}
 
 
@@ -257,7 +257,7 @@ def test_the_verifier_reaches_only_redis_the_head_and_dns() -> None:
 
 
 def test_kuberays_clean_up_of_redis_is_allowed_as_the_head() -> None:
-    head = everybody(DEFAULTS)["head"]
+    head = all_endpoints(DEFAULTS)["head"]
     cleaner = Endpoint("clean-up", {**head.labels, "ray.io/node-type": "redis-cleanup"}, NAMESPACE, ip="10.1.0.80")
     assert allowed(policies(DEFAULTS), cleaner, all_endpoints(DEFAULTS)["redis"], REDIS)
 
