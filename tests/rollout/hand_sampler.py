@@ -39,14 +39,14 @@ class HandSampler:
     transitions: GroupTransitions
 
     async def samples(self, lane: Lane, group: str, count: int, deadline_s: float = 60.0) -> list[Sample]:
-        """Wait for `count` samples of the group; those."""
+        """Wait for `count` samples of the group; returns them."""
 
-        async def enough() -> list[Sample] | None:
+        async def complete() -> list[Sample] | None:
             found = await self.all_samples(lane)
             mine = sorted((sample for sample in found if sample.group == group), key=lambda sample: sample.index)
             return mine if len(mine) >= count else None
 
-        found: list[Sample] = await until(enough, deadline_s)
+        found: list[Sample] = await until(complete, deadline_s)
         return found
 
     async def all_samples(self, lane: Lane) -> list[Sample]:

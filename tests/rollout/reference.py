@@ -17,7 +17,7 @@ from rollout.engine import Generation
 from tests.harness.tiny_model import write_tiny_model
 
 ROUNDING = 3e-4
-"""Nats. In float32 a log-prob of this model is up to 4e-5 away from its float64 value, on 2,000 tokens with AVX-512,
+"""Nats. In float32 a log-prob of this model differs from its float64 value by up to 4e-5, on 2,000 tokens with AVX-512,
 with AVX2 and without either. Engine and reference may each differ by that much; the rest is margin."""
 
 
@@ -31,7 +31,7 @@ class Policy:
 
     @property
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """By Hugging Face name in model order; a tied head is left out."""
+        """The weights by Hugging Face name, in model order, without a tied head."""
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
 
     def logprobs(self, prompt: list[int], response: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -44,7 +44,7 @@ class Policy:
 
 
 def assert_written_by(policies: dict[int, Policy], prompt: list[int], generation: Generation) -> None:
-    """Every span's log-probs are its version's, but for rounding."""
+    """Assert that every span's log-probs are those of its version, except for rounding."""
     for span in generation.spans:
         expected = policies[span.version].logprobs(prompt, generation.response_ids)[span.start : span.end]
         found = generation.behaviour_logprobs[span.start : span.end]

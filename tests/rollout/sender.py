@@ -63,11 +63,11 @@ def broadcast(group: Any, tensor: torch.Tensor) -> None:
 
 
 DYING = 3
-"""The generation of the group whose sender dies."""
+"""The generation of the broadcast group whose sender dies."""
 
 
 def send_one_bucket_and_die(port: int, bucket_bytes: int) -> None:
-    """A learner's process that dies in the middle of a broadcast; it also hosts the store."""
+    """A learner's process, which also hosts the store; it dies in the middle of a broadcast."""
     store = TCPStore(HOST, port, is_master=True, wait_for_workers=False)
     group = form(port, DYING, 2, 60.0)
     broadcast(group, torch.zeros(bucket_bytes, dtype=torch.uint8))
@@ -101,7 +101,7 @@ class Sender:
         await self._context.redis.xadd(self._context.keys.weight_plans, {"m": plan.model_dump_json()})
 
     async def send(self, plan: WeightPlan, weights: Mapping[str, torch.Tensor], corruption: int = 0) -> WeightAck:
-        """Publish a version by the protocol and return the ack; `corruption` is added to the first checksum."""
+        """Publish a version by the protocol and return its ack; `corruption` is added to the first checksum."""
         manifest = manifest_of(weights)
         await self.announce(plan, manifest)
         await asyncio.to_thread(self._transmit, plan, flatten(manifest, weights), corruption)

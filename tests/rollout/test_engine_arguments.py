@@ -1,4 +1,4 @@
-"""The engine's arguments where vLLM's default would silently change the policy."""
+"""The engine's arguments whose defaults in vLLM would silently change the policy."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def test_eager(eager, gpus, expected):
 
 
 @pytest.mark.conformance(formula="behaviour log-probs are those of the sampling distribution", setting="rollout")
-def test_log_probs_and_sampling_are_the_recipe_s_alone():
+def test_log_probs_and_sampling_follow_the_recipe_only():
     found = arguments()
     assert found["logprobs_mode"] == "processed_logprobs"
     assert found["generation_config"] == "vllm"
@@ -33,7 +33,7 @@ def test_log_probs_and_sampling_are_the_recipe_s_alone():
 
 @pytest.mark.parametrize("given", [None, "/elsewhere"])
 def test_compiled_code_is_cached_per_instruction_set(given):
-    """The folder's last part; ATEN_CPU_CAPABILITY=default gives the same on every processor."""
+    """The last part of the folder; with ATEN_CPU_CAPABILITY=default it is the same on every processor."""
     code = "import os, rollout.engine as e\nwith e._environment(1, 9): print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": str(ROOT)}
     environment.pop("TORCHINDUCTOR_CACHE_DIR", None)

@@ -1,4 +1,4 @@
-"""Text to tokens: the template in force, and prompts that no response can be drawn for."""
+"""Text to tokens: the template in use, and prompts for which no response can be generated."""
 
 import string
 
@@ -31,7 +31,7 @@ def test_a_template_file_replaces_the_tokenizer_s_template(tiny_model, tmp_path)
     assert ChatTokenizer(str(tiny_model), 9, str(file)).prompt_ids(prompt("12")).tolist() == ids_of("12")
 
 
-def test_none_joins_the_texts(tiny_model):
+def test_template_none_joins_the_texts(tiny_model):
     ids = ChatTokenizer(str(tiny_model), 9, "none").prompt_ids(prompt("1", "2")).tolist()
     newline = 7 + string.printable.index("\n")
     assert ids == [*ids_of("1"), newline, newline, *ids_of("2")]

@@ -20,7 +20,7 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Policy]:
 
 
 def written(logits: torch.Tensor) -> Generation:
-    """As an engine returns it, of version 0 throughout."""
+    """The generation as an engine returns it, all of version 0."""
     rows = torch.log_softmax(logits[0, len(PROMPT) - 1 : -1], -1)
     found = rows.gather(1, torch.from_numpy(RESPONSE.astype(np.int64))[:, None])[:, 0].float().numpy()
     return Generation(RESPONSE, found, (VersionSpan(version=0, start=0, end=len(RESPONSE)),), "stop")

@@ -76,7 +76,7 @@ async def fleet(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Asy
     await redis.aclose()
 
 
-async def test_a_joiner_works_only_once_it_holds_a_published_version(fleet: Fleet) -> None:
+async def test_a_joining_replica_works_only_with_a_published_version(fleet: Fleet) -> None:
     await fleet.transitions.dispatch(Lane.TRAIN, task("g0"), None)
     joiner = await present(fleet.context.redis, fleet.context.record.id, "joining")
     await asyncio.sleep(0.6)
@@ -115,7 +115,7 @@ async def test_a_joiner_works_only_once_it_holds_a_published_version(fleet: Flee
     assert len(set(longer)) == len(longer) > 1
 
 
-async def test_the_evaluation_lane_has_streams_of_its_own(fleet: Fleet) -> None:
+async def test_the_evaluation_lane_has_its_own_streams(fleet: Fleet) -> None:
     await fleet.transitions.dispatch(Lane.EVALUATION, task("e0", samples=2), None)
     assert len(await fleet.samples(Lane.EVALUATION, "e0", 2)) == 2
     entries = await tail(fleet.context.redis, fleet.context.keys.lane(Lane.TRAIN).samples, "0-0", 1000)
@@ -154,8 +154,8 @@ async def test_a_prompt_that_is_too_long_is_a_dead_letter(fleet: Fleet) -> None:
     assert fleet.service.alive
 
 
-async def test_stopping_drains_and_leaves_nothing_behind(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout.service, "DRAIN_S", 45.0)  # how long a group in flight may take on a busy machine
+async def test_a_stop_drains_and_leaves_nothing_behind(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout.service, "DRAIN_S", 45.0)  # the time that a group in flight may take on a busy machine
     children = psutil.Process().children(recursive=True)
     engine = [child for child in children if "VLLM" in "".join(child.cmdline())]
     assert len(engine) == 2  # EngineCore and its worker
@@ -170,7 +170,7 @@ async def test_stopping_drains_and_leaves_nothing_behind(fleet: Fleet, monkeypat
     assert not left
 
 
-async def test_a_killed_replica_takes_its_engine_with_it(fleet: Fleet, redis_url: str) -> None:
+async def test_the_engine_of_a_killed_replica_ends(fleet: Fleet, redis_url: str) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "rollout", "--run", fleet.context.record.id, "--redis", redis_url
     )

@@ -1,6 +1,6 @@
-"""A tied model under weight syncs: afterwards vLLM computes what transformers computes.
+"""A tied model under weight syncs: afterwards vLLM's log-probs are those of transformers.
 
-Also the rest of what a replica does with a real engine. All tests share one engine, so each continues from the version
+Also the other behaviour of a replica with a real engine. All tests share one engine, so each continues from the version
 that the previous test left.
 """
 
@@ -45,10 +45,10 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-# Longer than three KV blocks, so that a stale prefix cache would show.
+# Longer than three KV blocks, so that a stale prefix cache is detected.
 PROMPT = [2, 4, *(7 + (31 * i) % 90 for i in range(98))]
 SERVED = 20
-"""The generation of the broadcast group in the test of the replica's loops; above those of the syncs."""
+"""The generation of the broadcast group in the test of the replica's loops; higher than those of the syncs."""
 
 
 def sampling(tokens: int, seed: int | None = None) -> Sampling:
@@ -76,7 +76,7 @@ async def test_log_probs_follow_consecutive_versions(replica: Replica, policies:
     assert "lm_head.weight" not in policies[1].weights
     with pytest.raises(RuntimeError, match="'default'"):
         await replica.engine.generate(PROMPT, sampling(4), "unpublished")
-    for version in (1, 2):  # one group serves both: the second plan repeats the generation
+    for version in (1, 2):  # both versions use one group: the second plan repeats the generation
         ack = await replica.sender.send(replica.sender.plan(1, version), policies[version].weights)
         assert (ack.phase, ack.version, ack.generation) == ("applied", version, 1), ack.detail
         assert 0 < ack.pause_s < 20
@@ -88,7 +88,7 @@ async def test_log_probs_follow_consecutive_versions(replica: Replica, policies:
             assert generation.finish_reason == "length"
             assert_written_by(policies, PROMPT, generation)
     difference = policies[1].logprobs(PROMPT, generation.response_ids) - generation.behaviour_logprobs
-    assert np.abs(difference).max() > 1  # the versions are far apart, so the comparison means something
+    assert np.abs(difference).max() > 1  # the versions differ enough for the comparison to be meaningful
 
 
 async def sync_amid(replica: Replica, version: int, policies: dict[int, Policy], acked: asyncio.Event) -> None:
@@ -105,7 +105,7 @@ async def test_running_requests_continue_with_the_new_weights(replica: Replica, 
     acked = asyncio.Event()
 
     async def stream(i: int) -> list[Generation]:
-        """One request after the other, so that some run when the weights arrive, however late that is.
+        """Send one request after the other, so that some run when the weights arrive, however late.
 
         Their lengths differ, so that not all end at once.
         """
@@ -144,7 +144,7 @@ async def test_on_policy_samples_are_generated_by_one_version(
     await consumer.open()
 
     async def work() -> list[str]:
-        """One group after the other, so that one is generated when the weights arrive, however late that is."""
+        """Generate one group after the other, so that one is in flight when the weights arrive, however late."""
         payloads: list[str] = []
         while not acked.is_set():
             task = Task(group=f"g{len(payloads)}", prompt=prompt, samples=2, sampling=sampling(600))
@@ -173,7 +173,7 @@ async def test_a_sender_that_dies_leaves_the_old_weights_intact(replica: Replica
     dying = multiprocessing.get_context("spawn").Process(target=send_one_bucket_and_die, args=(port, int(first)))
     dying.start()
     await replica.sender.announce(replica.sender.plan(DYING, 5, timeout_s=90.0, port=port), manifest)
-    ack = await replica.sender.ack(120)  # its process imports torch first
+    ack = await replica.sender.ack(120)  # the sender's process imports torch first
     assert (ack.phase, ack.generation) == ("failed", DYING)
     await asyncio.to_thread(dying.join, 60)
     assert dying.exitcode == 9
@@ -198,10 +198,10 @@ async def test_a_wrong_checksum_is_rejected(replica: Replica, policies: dict[int
 async def test_a_newer_plan_interrupts_an_older_one(replica: Replica, policies: dict[int, Policy]) -> None:
     await replica.sender.announce(replica.sender.plan(6, 6, timeout_s=120.0), manifest_of(policies[6].weights))
 
-    async def taken() -> bool:
+    async def followed() -> bool:
         return replica.follower._generation == 6
 
-    await until(taken, 60)
+    await until(followed, 60)
     async with asyncio.timeout(60):
         superseded = await replica.sender.send(replica.sender.plan(7, 6), policies[6].weights)
         applied = await replica.sender.ack()
@@ -221,7 +221,9 @@ async def test_a_previous_learners_plan_is_not_followed(replica: Replica, polici
     assert letter.reason.startswith("not a valid WeightPlan")
 
 
-async def test_a_version_is_applied_once_and_never_an_older_one(replica: Replica, policies: dict[int, Policy]) -> None:
+async def test_a_version_is_applied_once_and_no_older_one_after_it(
+    replica: Replica, policies: dict[int, Policy]
+) -> None:
     again = await replica.sender.send(replica.sender.plan(7, 6), policies[7].weights)
     assert (again.phase, again.pause_s) == ("applied", 0.0)
     await replica.sender.announce(replica.sender.plan(8, 2), manifest_of(policies[2].weights))
@@ -265,7 +267,7 @@ async def first_samples(sampler: HandSampler, sender: Sender, policy: Policy, mo
 
 
 async def other_tasks(sampler: HandSampler) -> None:
-    """Tasks of an evaluation, of a dead replica, of a released group, and one whose prompt is too long."""
+    """Tasks of an evaluation, of a dead replica and of a released group, and a task whose prompt is too long."""
     context, transitions = sampler.context, sampler.transitions
     streams = context.keys.lane(Lane.TRAIN)
     await transitions.dispatch(Lane.EVALUATION, task("e0", samples=2), None)
@@ -283,14 +285,14 @@ async def other_tasks(sampler: HandSampler) -> None:
     before = await context.redis.xlen(streams.samples)
     await context.redis.xadd(streams.tasks, {"m": task("r0").model_dump_json()})  # delivered again
     await until(sampler.all_acked, 60)
-    assert await context.redis.xlen(streams.samples) == before, "a released group is acked without work"
+    assert await context.redis.xlen(streams.samples) == before, "a released group must be acked without work"
     assert {sample.group for sample in await sampler.all_samples(Lane.TRAIN)} <= {"g0", "dead", "r0"}
 
 
 async def test_a_replicas_loops_serve_both_lanes(
     replica: Replica, policies: dict[int, Policy], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The service around its engine, in a separate run; test_service.py covers the engine's start and stop."""
+    """The service with this engine, in a separate run; test_service.py covers the engine's start and stop."""
     model = tmp_path_factory.getbasetemp() / "start"
     document = recipe_document(model, limits={"lease_s": LEASE_S})
     redis = replica.context.redis
@@ -310,13 +312,13 @@ async def test_a_replicas_loops_serve_both_lanes(
         finally:
             await cancel_and_wait(serving)
         assert context.heartbeat.info.state == "draining"
-        assert len(await sampler.samples(Lane.TRAIN, "last", 4)) == 4, "the group in flight is finished"
+        assert len(await sampler.samples(Lane.TRAIN, "last", 4)) == 4, "the group in flight must be finished"
         assert await sampler.all_acked()
 
 
 async def test_an_incomplete_policy_poisons_the_replica(replica: Replica, policies: dict[int, Policy]) -> None:
-    lacking = {name: tensor for name, tensor in policies[0].weights.items() if name != "model.norm.weight"}
-    ack = await replica.sender.send(replica.sender.plan(SERVED + 1, 9), lacking)
+    incomplete = {name: tensor for name, tensor in policies[0].weights.items() if name != "model.norm.weight"}
+    ack = await replica.sender.send(replica.sender.plan(SERVED + 1, 9), incomplete)
     assert ack.phase == "failed"
     assert "model.norm.weight" in ack.detail
     assert replica.context.heartbeat.info.state == "poisoned"
@@ -332,11 +334,11 @@ async def test_the_death_of_the_engine_is_detected(replica: Replica) -> None:
         if "VLLM::Worker" in "".join(child.cmdline()):
             os.kill(child.pid, signal.SIGKILL)
 
-    async def noticed() -> bool:
+    async def detected() -> bool:
         try:
             replica.engine.check()
         except EngineDeadError:
             return True
         return False
 
-    assert await until(noticed, 60)
+    assert await until(detected, 60)

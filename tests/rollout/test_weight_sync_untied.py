@@ -14,7 +14,7 @@ from services.contracts import Sampling
 from tests.rollout.reference import Policy, assert_written_by
 from tests.rollout.replica import Replica, started_replica
 
-# A separate engine: whether the head is tied is decided at its start.
+# A separate engine: an engine's head is tied or untied from its start.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("vllm"),
@@ -54,8 +54,8 @@ async def test_log_probs_follow_consecutive_versions(replica: Replica, policies:
 
 
 async def test_an_incomplete_policy_poisons_the_replica(replica: Replica, policies: dict[int, Policy]) -> None:
-    lacking = {name: tensor for name, tensor in policies[0].weights.items() if name != "lm_head.weight"}
-    ack = await replica.sender.send(replica.sender.plan(3, 3), lacking)
+    incomplete = {name: tensor for name, tensor in policies[0].weights.items() if name != "lm_head.weight"}
+    ack = await replica.sender.send(replica.sender.plan(3, 3), incomplete)
     assert ack.phase == "failed"
     assert "lm_head.weight" in ack.detail
     assert replica.context.heartbeat.info.state == "poisoned"

@@ -11,7 +11,7 @@ from typing import Any
 
 
 async def until(condition: Callable[[], Awaitable[Any]], deadline_s: float) -> Any:
-    """Poll until `condition` returns a true value; that value."""
+    """Poll until `condition` returns a true value; returns it."""
     async with asyncio.timeout(deadline_s):
         while True:
             if found := await condition():
