@@ -308,7 +308,7 @@ async def test_three_consecutive_non_finite_gradients_fail_the_run(
     finally:
         thread.stop(20)
     text = str(thread.error)
-    assert "3 optimizer steps in a row had no finite gradient (learner.max_non_finite_steps)" in text
+    assert "3 consecutive optimizer steps had a non-finite gradient (learner.max_non_finite_steps)" in text
     assert str(runs_folder / run_id / "batches/step-000003.json") in text
     assert f"`penstock replay {run_id} 3 --runs {runs_folder}`" in text
     events = [event for _, event in await EventLog(redis, keys, "test").events()]
