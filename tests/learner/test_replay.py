@@ -314,7 +314,7 @@ async def test_three_consecutive_non_finite_gradients_fail_the_run(
     events = [event for _, event in await EventLog(redis, keys, "test").events()]
     skips = [event.text for event in events if event.phase == "non-finite-gradient"]
     assert ["2 of 2 optimizer steps skipped" in line for line in skips] == [True, True]
-    assert skips[0].endswith("2 in a row by now")
+    assert skips[0].endswith("2 in a row so far")
     assert [text in event.text for event in events if event.phase == "service-failed"] == [True]
     assert at_the_end == [4.0]
     # The second rollout step was committed with its skipped steps, the third was not.
