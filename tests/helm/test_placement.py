@@ -87,11 +87,11 @@ def test_pods_bound_to_gpu_nodes_tolerate_their_taint(case: Case) -> None:
         ({"ray": {"nodeSelector": GPU_LABEL}, "rollout": {"gpus": 0}, "learner": {"gpus": 0}}, set()),
     ],
 )
-def test_which_pods_tolerate_the_taint_of_gpu_nodes(values: Document, bearing: set[str]) -> None:
+def test_which_pods_tolerate_the_taint_of_gpu_nodes(values: Document, tolerating: set[str]) -> None:
     rendering = render(NEW_SHARED_CLAIM.but(values))
     assert {
         pod.component for pod in rendering.lasting_pods if tolerates(pod.spec.get("tolerations", []), "nvidia.com/gpu")
-    } == bearing
+    } == tolerating
 
 
 def test_pods_with_a_gpu_slice_tolerate_the_gpu_taint() -> None:
