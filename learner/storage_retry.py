@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from services.storage.errors import StoreAwayError
+from services.storage.errors import StoreOutageError
 from services.waits import Waits
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,6 @@ async def retry_storage(operation: Callable[[], R], what: str, waits: Waits, pat
 
 def _wait_for(error: OSError) -> tuple[str, str] | None:
     """The name of the wait, and the resource to wait for. None if a retry does not help."""
-    if isinstance(error, StoreAwayError):
+    if isinstance(error, StoreOutageError):
         return STORE_WAIT, "the store"
     return (DISK_WAIT, "room on the disk") if error.errno in DISK_FULL else None

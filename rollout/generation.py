@@ -16,7 +16,7 @@ from rollout.engine import Generation, RolloutEngine
 from rollout.prompts import ChatTokenizer
 from services.contracts import Sampling, Task
 from services.streams.delivery.payloads import SamplePayload
-from services.streams.state.group_state import RefusedMessageError
+from services.streams.state.group_state import RejectedMessageError
 
 log = logging.getLogger(__name__)
 
@@ -53,13 +53,13 @@ class ResponseGenerator:
     def encoded_prompt(self, task: Task) -> NDArray[np.int32]:
         """The task's prompt under the chat template: int32 [P].
 
-        Raises PromptError for a prompt that cannot be answered, RefusedMessageError when the longest response that
+        Raises PromptError for a prompt that cannot be answered, RejectedMessageError when the longest response that
         the task requests does not fit after it.
         """
         prompt_ids = self._tokenizer.prompt_ids(task.prompt)
         longest, room = task.sampling.max_new_tokens, self._max_model_len - len(prompt_ids)
         if longest > room:
-            raise RefusedMessageError(
+            raise RejectedMessageError(
                 f"sampling.max_new_tokens: {longest} is not valid: expected at most {room}, which is "
                 f"model.max_model_len less the prompt's {len(prompt_ids)} tokens"
             )

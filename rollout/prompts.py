@@ -47,9 +47,9 @@ class ChatTokenizer:
             self._tokenizer.chat_template = _template(local_file(chat_template, "model.chat_template"))
         if not self._joins and not self._tokenizer.chat_template:
             raise ValueError(
-                f"model.chat_template: {shown(chat_template)} is not valid "
-                f"(the tokenizer in {model_path!r} has no template): "
-                f"expected the path of a Jinja file, or {NO_TEMPLATE!r} to join the messages' texts"
+                f"model.chat_template: {shown(chat_template)} is not valid: "
+                f"expected the path of a Jinja file, or {NO_TEMPLATE!r} to join the messages' texts; "
+                f"the tokenizer in {model_path!r} has no template"
             )
         self._max_prompt_tokens = max_prompt_tokens
         self.stop_ids = stop_token_ids(Path(model_path), self._tokenizer.eos_token_id)

@@ -23,7 +23,7 @@ from services.process import Context
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.delivery.payloads import SamplePayload
-from services.streams.state.group_state import GroupTransitions, RefusedMessageError, missing_samples
+from services.streams.state.group_state import GroupTransitions, RejectedMessageError, missing_samples
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class LeasedTask:
     async def missing_samples(self) -> list[int]:
         """The indices of the samples that are not published yet; empty when the group was released.
 
-        Raises RefusedMessageError for a group that this run does not have, or that has fewer samples.
+        Raises RejectedMessageError for a group that this run does not have, or that has fewer samples.
         """
         return await missing_samples(self.context.redis, self.context.keys, self.message)
 
@@ -143,7 +143,7 @@ class GroupWorker:
         except PromptError as error:
             await task.dead_letter(str(error), error.cause)
             task.count(TaskResult.DEAD_LETTERED)
-        except RefusedMessageError as error:
+        except RejectedMessageError as error:
             await task.dead_letter(str(error), Cause.INVALID)
             task.count(TaskResult.REFUSED)
         except MixedVersionError as error:

@@ -18,7 +18,7 @@ from services.metrics import DAMAGED_PAYLOADS, FAULTS, MESSAGES, VERDICT_SECONDS
 from services.process import Context
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.delivery.payloads import PayloadMissingError, fetch_text
-from services.streams.state.group_state import GroupTransitions, RefusedMessageError
+from services.streams.state.group_state import GroupTransitions, RejectedMessageError
 from verifier.sandbox.pool import Finding, Sandbox
 from verifier.sandbox.prctl import deny_inspection
 
@@ -106,7 +106,7 @@ class _LaneJudge:
             try:
                 first = await self._transitions.publish_verdict(self._lane, delivery.lease, verdict)
                 result = SampleResult.PUBLISHED if first else SampleResult.DUPLICATE
-            except RefusedMessageError as error:
+            except RejectedMessageError as error:
                 await self._consumer.dead_letter(delivery, str(error), Cause.INVALID)
                 result = SampleResult.REFUSED
         VERDICT_SECONDS.labels(self._context.keys.run, finding.outcome.value).observe(time.monotonic() - started)

@@ -45,7 +45,7 @@ from learner.checkpoint.manifest import (
 )
 from learner.checkpoint.partial import PartialCheckpoints, checkpoint_error, delete_folder
 from learner.checkpoint.remote import DAMAGED, StoredCheckpoints
-from learner.checkpoint.reports import collect_files, retry_while_away
+from learner.checkpoint.reports import collect_files, retry_during_outage
 
 log = logging.getLogger(__name__)
 
@@ -100,12 +100,12 @@ class Checkpoints:
             files = collect_files(self.partial.reports(name), header.ranks, stop, deadline_s)
             if sampler is not None:
                 files[SAMPLER] = write_hashed(partial / SAMPLER, [memoryview(sampler.encode())], stop)
-                retry_while_away(lambda: self.stored.put(name, partial / SAMPLER), stop)
+                retry_during_outage(lambda: self.stored.put(name, partial / SAMPLER), stop)
             checkpoint = Checkpoint(
                 **header.model_dump(), name=name, consumed=self._consumed(header.step, consumed or {}), files=files
             )
             checkpoint = write_manifest(partial, checkpoint)
-            retry_while_away(lambda: self.stored.put(name, partial / MANIFEST), stop)
+            retry_during_outage(lambda: self.stored.put(name, partial / MANIFEST), stop)
             partial.rename(self._folder / name)
             sync_folder(self._folder)
         except (OSError, ArchiveError, CheckpointError) as error:

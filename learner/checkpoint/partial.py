@@ -22,7 +22,7 @@ from learner.checkpoint.reports import (
     RankReport,
     RankReports,
     StoredReports,
-    retry_while_away,
+    retry_during_outage,
     state_file,
 )
 from services.storage.errors import StoreError
@@ -83,11 +83,11 @@ class PartialCheckpoints:
             if on_other_node:
                 self._clear_scratch(name)
             facts = write_hashed(file, state.chunks(), stop)
-            retry_while_away(lambda: self._stored.put(name, file, stop), stop, bound_s)
+            retry_during_outage(lambda: self._stored.put(name, file, stop), stop, bound_s)
             if on_other_node:
                 file.unlink()
             report = RankReport(files={file.name: facts})
-            retry_while_away(lambda: reports.write(rank, report), stop, bound_s)
+            retry_during_outage(lambda: reports.write(rank, report), stop, bound_s)
         except FileNotFoundError:
             raise CheckpointError(f"{file}: abandoned by rank 0") from None
         except (OSError, CheckpointError, UploadCancelledError) as error:

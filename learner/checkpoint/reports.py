@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from learner.archive import ArchiveError, read_message, write_message
 from learner.checkpoint.manifest import STATE_SUFFIX, CheckpointError
 from services.contracts import Value
-from services.storage.errors import StoreAwayError
+from services.storage.errors import StoreOutageError
 from services.storage.facts import FileFacts
 from services.storage.mirror import Mirror
 
@@ -105,7 +105,7 @@ class StoredReports:
             listed = self._mirror.listed(self._under)
             names = {rank: f"{self._under}/{report_file(rank)}" for rank in ranks}
             contents = {rank: self._mirror.read(name) for rank, name in names.items() if name in listed}
-        except StoreAwayError as error:
+        except StoreOutageError as error:
             log.warning("reading the ranks' reports on a checkpoint failed: %s; retrying", error)
             return {}
         return {
@@ -143,11 +143,11 @@ def collect_files(reports: RankReports, ranks: int, stop: threading.Event, deadl
             raise CheckpointError(f"ranks {sorted(missing)} did not write their files within {deadline_s:g} s")
         if stop.wait(reports.poll_s):
             raise CheckpointError("the learner is stopping")
-    retry_while_away(lambda: reports.delete(range(ranks)), stop)
+    retry_during_outage(lambda: reports.delete(range(ranks)), stop)
     return files
 
 
-def retry_while_away(operation: Callable[[], None], stop: threading.Event, bound_s: float = RETRY_FOR_S) -> None:
+def retry_during_outage(operation: Callable[[], None], stop: threading.Event, bound_s: float = RETRY_FOR_S) -> None:
     """Run `operation`, with retries for `bound_s` seconds while the store is unavailable, or until `stop` is set.
 
     Raises its last error.
@@ -156,7 +156,7 @@ def retry_while_away(operation: Callable[[], None], stop: threading.Event, bound
     while True:
         try:
             operation()
-        except StoreAwayError as error:
+        except StoreOutageError as error:
             if time.monotonic() >= ends or stop.wait(RETRY_EVERY_S):
                 raise
             log.warning("%s; retrying", error)

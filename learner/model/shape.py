@@ -67,13 +67,13 @@ def _config(model: ModelSettings, cache: Path) -> Any:
             return AutoConfig.for_model(model.architecture.model_type, **fields)
         except ValueError as error:
             raise ModelSourceError(
-                f"model.architecture.model_type: {model.architecture.model_type!r} is not valid "
-                f"({str(error).splitlines()[0]}): expected the type of a causal LM in transformers"
+                f"model.architecture.model_type: {model.architecture.model_type!r} is not valid: "
+                f"expected the type of a causal LM in transformers; {str(error).splitlines()[0]}"
             ) from None
     if model.package is not None:
         gguf = packaged_gguf(model.package)
         return AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
     raise ModelSourceError(
-        f"model.path: {model.path!r} is not valid (it has no config.json): expected a Hugging Face model folder, "
-        "or model.architecture in addition"
+        f"model.path: {model.path!r} is not valid: expected a Hugging Face model folder, "
+        "or model.architecture in addition; it has no config.json"
     )

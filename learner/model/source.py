@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from services.settings import ModelSettings
-from services.storage.errors import StoreAwayError, StoreError
+from services.storage.errors import StoreError, StoreOutageError
 from services.storage.folders import contents, marked
 from services.storage.models import PACKAGE, packaged_folder
 from services.storage.places import is_remote, parse_address
@@ -52,7 +52,7 @@ def prepare_model(model: ModelSettings, cache: Path) -> Path:
 def record_name(model: ModelSettings, cache: Path) -> str:
     """Check that `model` can be used, preparing a package if needed, and return its name for the record of a run.
 
-    Every node finds the model by that name; see services.storage.models. Raises ModelSourceError, StoreAwayError.
+    Every node finds the model by that name; see services.storage.models. Raises ModelSourceError, StoreOutageError.
     """
     if model.package is not None:
         prepare_model(model, cache)
@@ -62,12 +62,12 @@ def record_name(model: ModelSettings, cache: Path) -> str:
     try:
         # The contents are listed in the store: this node may never need the model itself.
         found = contents(parse_address(str(model.path), "model.path"), "model.path")
-    except StoreAwayError:
+    except StoreOutageError:
         raise
     except StoreError as error:  # a retry does not help, so the recipe is wrong
         raise ModelSourceError(str(error)) from None
     if missing := _missing_of(found.__contains__):
-        raise _invalid(str(model.path), f"no {', no '.join(missing)}")
+        raise _invalid(str(model.path), f"it has no {', no '.join(missing)}")
     return marked(str(model.path), found)
 
 
@@ -84,7 +84,7 @@ def _missing(folder: Path) -> list[str]:
 
 
 def _missing_of(exists: Callable[[str], bool]) -> list[str]:
-    needs = {"config.json": ("config.json",), "weights": WEIGHT_FILES, "a tokenizer": TOKENIZER_FILES}
+    needs = {"config.json": ("config.json",), "weights": WEIGHT_FILES, "tokenizer": TOKENIZER_FILES}
     return [
         f"{what} ({' or '.join(names)})" if len(names) > 1 else what
         for what, names in needs.items()
@@ -95,15 +95,15 @@ def _missing_of(exists: Callable[[str], bool]) -> list[str]:
 def _checked(path: Path) -> Path:
     """Return the absolute path of a folder that is a model. Raises ModelSourceError."""
     if not path.is_dir():
-        raise _invalid(str(path), "a single file" if path.is_file() else "no such folder")
+        raise _invalid(str(path), "it is a single file" if path.is_file() else "no such folder")
     if missing := _missing(path):
-        raise _invalid(str(path), f"no {', no '.join(missing)}")
+        raise _invalid(str(path), f"it has no {', no '.join(missing)}")
     return path.absolute()
 
 
 def _invalid(shown: str, fault: str) -> ModelSourceError:
     expected = "expected a Hugging Face model folder with config.json, weights and a tokenizer"
-    return ModelSourceError(f"model.path: {shown!r} is not valid ({fault}): {expected}")
+    return ModelSourceError(f"model.path: {shown!r} is not valid: {expected}; {fault}")
 
 
 def packaged_gguf(package: str) -> Path:
@@ -113,8 +113,8 @@ def packaged_gguf(package: str) -> Path:
     found = find_spec(module)
     if found is None or found.origin is None or not (source := Path(found.origin).parent / gguf).is_file():
         raise ModelSourceError(
-            f"model.package: {package!r} is not valid (it is not installed, or has no {gguf}): "
-            f"expected an installed package of {sorted(PACKAGES)} (`pip install {package} gguf`), or model.path"
+            f"model.package: {package!r} is not valid: expected an installed package of {sorted(PACKAGES)} "
+            f"(`pip install {package} gguf`), or model.path; it is not installed, or has no {gguf}"
         )
     return source
 

@@ -150,8 +150,9 @@ def can_share_prompts(policy: PolicyModel) -> bool:
     if not deviations[False] <= tolerance:
         name = type(policy.causal_lm).__name__
         raise ValueError(
-            f"model: {name} is not valid (log-probs differ from its own logits by {deviations[False]:.3g}): "
-            "expected a causal LM whose logits are a linear head on its last hidden state"
+            f"model: {name} is not valid: "
+            "expected a causal LM whose logits are a linear head on its last hidden state; "
+            f"log-probs differ from its own logits by {deviations[False]:.3g}"
         )
     if not deviations[True] <= tolerance:
         log.info("responses do not share prompt rows: log-probs would differ by %.3g nats", deviations[True])

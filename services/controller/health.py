@@ -22,7 +22,7 @@ from services.waits import Waits
 SILENT_S = 20.0
 """How long after its heartbeat has lapsed a process counts as silent: half a minute together with the lapse."""
 CHECK_S = 6.0
-"""The most that one check adds to a silence: while Redis is away or this process hangs, no heartbeat can be read."""
+"""The most that one check adds to a silence: without Redis, or while this process hangs, no heartbeat can be read."""
 LEARNER_RESTARTS = 10
 """Restarts of the learner in a row without a new rollout step. The kill of a learner that was ready does not count."""
 FAILED = "failed: "

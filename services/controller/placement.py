@@ -16,7 +16,7 @@ from services.controller.health import HealthMonitor, learner_recovery
 from services.controller.retry import RetriedRequest, RunFailedError
 from services.controller.run_context import PERIOD_S, RunContext
 from services.settings import ClusterLimitsError, Recipe, load_cluster_limits
-from services.storage.errors import StoreAwayError
+from services.storage.errors import StoreOutageError
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.runs import RunRecord
 
@@ -134,7 +134,7 @@ class Placement:
             while True:
                 try:
                     return await self._context.cluster.prepare_model(record)
-                except StoreAwayError as error:
+                except StoreOutageError as error:
                     if time.monotonic() > ends:
                         raise
                     log.warning("run %s: %s; retrying", self._context.run, error)

@@ -24,7 +24,7 @@ from services.streams.state.heartbeat import live_processes
 from services.streams.state.runs import OWNER, RunRecords
 
 FAILING_S = 300.0
-"""How long the run records may be unreadable: each attempt waits for a Redis that is away."""
+"""How long the run records may be unreadable: each attempt waits for an unavailable Redis."""
 RUNS_DEADLINE_S = STOP_DEADLINE_S + 3.0
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ class StoreError(OSError):
         return str(self.strerror)
 
 
-class StoreAwayError(StoreError):
+class StoreOutageError(StoreError):
     """The store does not answer, or cannot serve requests now. A later retry may succeed."""
 
 

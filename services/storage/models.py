@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from services.storage.errors import StoreAwayError
+from services.storage.errors import StoreOutageError
 from services.storage.folders import local_copy
 from services.storage.mirror import exclusive
 from services.storage.places import is_remote, runs_folder
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 PACKAGE = "package:"
 PREPARE_S = 600.0
-AWAY_S, RETRY_S = 120.0, 2.0
+OUTAGE_S, RETRY_S = 120.0, 2.0
 """How long an unavailable store is retried when a process starts, and the pause between retries, in seconds."""
 
 
@@ -56,11 +56,11 @@ def local_file(path: str, field: str) -> Path:
 
 def _fetched(text: str, field: str, cache: Path) -> Path:
     """A copy on this node. An unavailable store is retried, because a failure would only restart this process."""
-    ends = time.monotonic() + AWAY_S
+    ends = time.monotonic() + OUTAGE_S
     while True:
         try:
             return local_copy(text, field, cache)
-        except StoreAwayError as error:
+        except StoreOutageError as error:
             if time.monotonic() > ends:
                 raise
             log.warning("%s; retry in %g s", error, RETRY_S)

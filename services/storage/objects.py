@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from services.storage.errors import MissingObjectError, StoreAwayError, StoreError
+from services.storage.errors import MissingObjectError, StoreError, StoreOutageError
 from services.storage.places import StoreAddress
 
 log = logging.getLogger(__name__)
@@ -234,7 +234,7 @@ def _tried(what: str, do: Callable[[], R]) -> R:
             fault = _translated(what, error)
             if fault is None:
                 raise
-            if not isinstance(fault, StoreAwayError) or attempt == ATTEMPTS:
+            if not isinstance(fault, StoreOutageError) or attempt == ATTEMPTS:
                 raise fault from None
             log.warning("%s; retry in %g s", fault, PAUSE_S)
         time.sleep(PAUSE_S)
@@ -261,7 +261,7 @@ def _translated(what: str, error: Exception) -> StoreError | None:
         return StoreError(f"{what}: {here} rejects the request ({_response(text)}); {KEYS} must allow it")
     if MACHINE_ROLE in text:
         return StoreError(f"{what}: no credentials: {KEYS} are not set, and this machine has no role")
-    return StoreAwayError(f"{what}: {here} did not respond as expected ({_response(text)})")
+    return StoreOutageError(f"{what}: {here} did not respond as expected ({_response(text)})")
 
 
 def _response(text: str) -> str:

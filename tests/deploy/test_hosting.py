@@ -348,7 +348,7 @@ async def test_a_prepared_model_is_a_path_a_missing_one_an_error(
     there = await records.create(run_id, parse_recipe(recipe_document(tiny_model)))
     assert await cluster.prepare_model(there) == str(tiny_model)
     absent = await records.create(f"{run_id}-absent", parse_recipe(recipe_document("/nowhere")))
-    with pytest.raises(ValueError, match=r"^model\.path: '/nowhere' is not valid \(no such folder\)"):
+    with pytest.raises(ValueError, match=r"^model\.path: '/nowhere' is not valid: expected .*; no such folder"):
         await cluster.prepare_model(absent)
 
 

@@ -82,14 +82,14 @@ async def test_ranks_receive_idle_commands_while_rank_0_waits(
     async def send(command: Any) -> None:
         sent.append(command.do)
 
-    def away(*_: Any) -> None:
+    def rejecting_tokenizer(*_: Any) -> None:
         ends = time.monotonic() + 60
         while len(sent) <= 2 and time.monotonic() < ends:
             time.sleep(0.05)
         raise StoreError("the store rejects the request")
 
     monkeypatch.setattr(waiting, "TICK_S", 0.1)
-    monkeypatch.setattr(run_end, "tokenizer_of", away)
+    monkeypatch.setattr(run_end, "tokenizer_of", rejecting_tokenizer)
     ours: Any = SimpleNamespace(send=send, model_folder=tiny_model)
     unused: Any = None
     async with service_context(redis, run_id, recipe_document(tiny_model), "learner") as context:

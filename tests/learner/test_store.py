@@ -25,7 +25,7 @@ from learner.recovery.start import archived_payloads, find_start_point
 from learner.service import LearnerService
 from learner.storage_retry import retry_storage
 from services.process import ServiceThread
-from services.storage.errors import StoreAwayError
+from services.storage.errors import StoreOutageError
 from services.storage.folders import local_copy
 from services.storage.mirror import run_mirror
 from services.streams.keys import RunKeys
@@ -156,7 +156,7 @@ def test_a_brief_outage_of_the_store_fails_no_checkpoint(
         def request(*given: Any) -> None:
             tried.append(given[0])
             if tried.count(given[0]) == 1:
-                raise StoreAwayError("the store does not answer")
+                raise StoreOutageError("the store does not answer")
             do(*given)
 
         return request
@@ -235,7 +235,7 @@ async def test_an_unreachable_store_is_a_named_wait(
     await asyncio.wait_for(task, 120.0)
     assert list(run_mirror("run").listed()) == ["batches/step-000001.rank-0.parquet"]
     own_store.kill()
-    with pytest.raises(StoreAwayError):
+    with pytest.raises(StoreOutageError):
         await retry_storage(lambda: archive.write_batch(batch), "the batch", waits, 0.5)
     # Rank 0 detects its own failed write immediately and retries later, as with a full disk.
     checkpoints = Checkpoints(archive)
@@ -369,5 +369,7 @@ def test_a_stored_model_is_checked_before_it_is_fetched(store: S3Server, tmp_pat
     with pytest.raises(ModelSourceError, match=r"^model\.path: 's3://.*/half' is not valid: expected .*, found none"):
         record_name(ModelSettings(path=url), tmp_path)
     put_bytes(parse_address(f"{url}/config.json", "x"), b"{}")
-    with pytest.raises(ModelSourceError, match=r"^model\.path: 's3://.*/half' is not valid \(no weights"):
+    with pytest.raises(
+        ModelSourceError, match=r"^model\.path: 's3://.*/half' is not valid: expected .*; it has no weights"
+    ):
         record_name(ModelSettings(path=url), tmp_path)

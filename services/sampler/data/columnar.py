@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from services.sampler.data.rows import DataError, Row
+from services.settings.faults import shown
 
 BATCH_ROWS = 4096
 BUFFER_BYTES = 1 << 20
@@ -32,7 +33,7 @@ def parquet(path: Path, name: str, split: str | None, columns: tuple[str, ...]) 
 def dataset(path: Path, name: str, split: str | None, columns: tuple[str, ...]) -> Iterator[Row]:
     """Rows of one split of a dataset folder; `split` may be None if the folder has only one. Raises DataError."""
     if not path.is_dir():
-        raise DataError(f"{name} is not valid (it is not a folder): {EXPECTED}")
+        raise DataError(f"{name} is not valid: {EXPECTED}; it is not a folder")
     if (path / "dataset_dict.json").is_file():
         path = path / _chosen(_json(path / "dataset_dict.json", name).get("splits", []), split, name)
         split = None  # chosen above; state.json of the part may still have the name of an earlier split
@@ -41,13 +42,11 @@ def dataset(path: Path, name: str, split: str | None, columns: tuple[str, ...]) 
         return
     by_split = _by_split(path)
     if not by_split:
-        raise DataError(f"{name} is not valid (it has no dataset): {EXPECTED}")
+        raise DataError(f"{name} is not valid: {EXPECTED}; it has no dataset")
     files = by_split[_chosen(list(by_split), split, name)]
     folders = sorted({str(file.parent.relative_to(path)) for file in files})
     if len(folders) > 1:
-        raise DataError(
-            f"{name} is not valid (it has several datasets, {', '.join(folders)}): expected the path of one"
-        )
+        raise DataError(f"{name} is not valid: expected the path of one dataset; it has several: {', '.join(folders)}")
     for file in files:
         yield from _parquet_rows(file, f"{name} {file.name!r}", columns)
 
@@ -67,10 +66,8 @@ def _chosen(splits: list[str], split: str | None, name: str) -> str:
     available = ", ".join(map(repr, splits))
     if split is None and len(splits) == 1:
         return splits[0]
-    if split is None:
-        raise DataError(f"{name} has several splits; set split to one of {available}")
-    if split not in splits:
-        raise DataError(f"{name} has no split {split!r}; expected one of {available}")
+    if split is None or split not in splits:
+        raise DataError(f"{name}: split {shown(split)} is not valid: expected one of {available}")
     return split
 
 
@@ -78,7 +75,7 @@ def _saved_rows(path: Path, name: str, split: str | None, columns: tuple[str, ..
     """Rows of a folder with `state.json`: its Arrow streams in the order that this file lists."""
     state = _json(path / "state.json", name)
     if split is not None and (own := state.get("_split")) != split:
-        raise DataError(f"{name} has only split {own!r}: split {split!r} is not valid: expected null")
+        raise DataError(f"{name}: split {shown(split)} is not valid: expected null, because it has only split {own!r}")
     for entry in state.get("_data_files", []):
         file = path / str(entry["filename"])
         yield from _arrow_rows(file, f"{name} {file.name!r}", columns)

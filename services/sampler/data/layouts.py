@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from services.sampler.data.rows import Row, shown
+from services.sampler.data.rows import Row, excerpt
 from services.settings import SourceSettings
 
 REFERENCES: Mapping[str, tuple[str, ...]] = {
@@ -47,7 +47,7 @@ def _judged_by(row: Row, messages: Messages, verifier: str, reference: dict[str,
     missing = [name for name in REFERENCES[verifier] if reference.get(name) is None]
     if missing:
         expected = f"{', '.join(missing)} for verifier {verifier!r}"
-        raise row.fault(field, f"{shown(reference)} is not valid: expected {expected}")
+        raise row.fault(field, f"{excerpt(reference)} is not valid: expected {expected}")
     return Item(messages, verifier, reference, (verifier, reference))
 
 
@@ -65,9 +65,9 @@ def _reference(row: Row, field: str) -> dict[str, Any]:
         try:
             value = json.loads(value)
         except ValueError:
-            raise row.fault(field, f"{shown(value)} is not valid: expected an object, or one as JSON text") from None
+            raise row.fault(field, f"{excerpt(value)} is not valid: expected an object, or one as JSON text") from None
     if not isinstance(value, Mapping):
-        raise row.fault(field, f"{shown(value)} is not valid: expected an object")
+        raise row.fault(field, f"{excerpt(value)} is not valid: expected an object")
     return {name: entry for name, entry in value.items() if entry is not None}
 
 
@@ -75,13 +75,13 @@ def _chat(row: Row, field: str) -> Messages:
     value = row.get(field)
     wanted = {"role", "content"}
     if not isinstance(value, list) or not value:
-        raise row.fault(field, f"{shown(value)} is not valid: expected a list of objects with role and content")
+        raise row.fault(field, f"{excerpt(value)} is not valid: expected a list of objects with role and content")
     for message in value:
         if not isinstance(message, Mapping) or not all(isinstance(message.get(name), str) for name in wanted):
-            raise row.fault(field, f"message {shown(message)} is not valid: expected role and content as text")
+            raise row.fault(field, f"message {excerpt(message)} is not valid: expected role and content as text")
     last = value[-1]
     if last["role"] != "user" or not last["content"].strip():
-        raise row.fault(field, f"last message {shown(last)} is not valid: expected a user message that is not blank")
+        raise row.fault(field, f"last message {excerpt(last)} is not valid: expected a user message that is not blank")
     return tuple({"role": message["role"], "content": message["content"]} for message in value)
 
 
@@ -111,7 +111,7 @@ def _after(row: Row, field: str, answer: str, mark: str | None) -> str:
         return answer
     _, found, rest = answer.rpartition(mark)
     if not found or not rest.strip():
-        raise row.fault(field, f"{shown(answer)} is not valid: expected text after {mark!r} (fields.answer_after)")
+        raise row.fault(field, f"{excerpt(answer)} is not valid: expected text after {mark!r} (fields.answer_after)")
     return rest.strip()
 
 

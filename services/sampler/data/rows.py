@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from services.settings.faults import shown
+
 SHOWN = 80  # characters of a faulty value that an error shows
 
 
@@ -43,7 +45,7 @@ class Row:
         """The text at `path`. Raises DataError unless it is text and not blank."""
         value = self.get(path)
         if not isinstance(value, str) or not value.strip():
-            raise self.fault(path, f"{shown(value)} is not valid: expected text that is not blank")
+            raise self.fault(path, f"{excerpt(value)} is not valid: expected text that is not blank")
         return value
 
     def answer(self, path: str) -> str:
@@ -52,11 +54,11 @@ class Row:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return str(value)
         if not isinstance(value, str) or not value.strip():
-            raise self.fault(path, f"{shown(value)} is not valid: expected text or a number")
+            raise self.fault(path, f"{excerpt(value)} is not valid: expected text or a number")
         return value
 
 
-def shown(value: Any) -> str:
+def excerpt(value: Any) -> str:
     """A value as errors show it, cut to SHOWN characters."""
-    text = repr(value)
+    text = shown(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

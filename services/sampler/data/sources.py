@@ -11,7 +11,7 @@ from pathlib import Path
 
 from services.sampler.data import columnar
 from services.sampler.data.layouts import LAYOUTS, Item
-from services.sampler.data.rows import DataError, Row, shown
+from services.sampler.data.rows import DataError, Row, excerpt
 from services.settings import SourceSettings
 from services.storage.errors import StoreError
 from services.storage.models import local_file
@@ -58,7 +58,7 @@ def _object(name: str, number: int, line: bytes) -> Mapping[str, object]:
     except ValueError as error:
         raise DataError(f"{name} row {number}: not JSON ({error}); expected one object per line") from None
     if not isinstance(values, dict):
-        raise DataError(f"{name} row {number}: {shown(values)} is not valid: expected an object")
+        raise DataError(f"{name} row {number}: {excerpt(values)} is not valid: expected an object")
     return values
 
 

@@ -13,7 +13,7 @@ from services.contracts import Prompt
 from services.sampler.data.formats import FORMATS
 from services.sampler.data.layouts import Item
 from services.sampler.data.overlap import normalised, shared
-from services.sampler.data.rows import DataError, shown
+from services.sampler.data.rows import DataError, excerpt
 from services.sampler.data.sources import items
 from services.settings import DataSettings, EvaluationSet, SourceSettings
 
@@ -95,7 +95,7 @@ def _prompt(source: SourceSettings, where: str, number: int, item: Item) -> Prom
     messages = [*before, {"role": "user", "content": content}]
     if source.system_prompt is not None:
         if any(message["role"] == "system" for message in messages):
-            shown_prompt = shown(source.system_prompt)
+            shown_prompt = excerpt(source.system_prompt)
             raise DataError(
                 f"{where}.system_prompt: {shown_prompt} is not valid: expected null, "
                 f"because row {number} has its own system message"

@@ -34,7 +34,7 @@ from services.settings import HELD_OUT, Recipe
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.keys import EVALUATION_GROUP
-from services.streams.state.group_state import EVALUATED, GroupTransitions, RefusedMessageError
+from services.streams.state.group_state import EVALUATED, GroupTransitions, RejectedMessageError
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.runs import is_paused
 
@@ -279,7 +279,7 @@ class Evaluator:
             decision, samples = EVALUATED if group.judged else "", group.task.samples
         try:
             await self._transitions.record_verdict(Lane.EVALUATION, delivery.lease, verdict, decision, samples)
-        except RefusedMessageError as error:
+        except RejectedMessageError as error:
             await self._consumer.dead_letter(delivery, str(error), Cause.INVALID)
             MESSAGES.labels(self._context.keys.run, "evaluation-verdicts", VerdictResult.REFUSED).inc()
             return

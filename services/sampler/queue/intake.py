@@ -13,7 +13,7 @@ from services.sampler.queue.state import QueueState
 from services.sampler.queue.waits import VERDICTS
 from services.sampler.selection.screening import COMPLETE, screen
 from services.streams.delivery.consumer import Consumer, Delivery
-from services.streams.state.group_state import MORE, RefusedMessageError
+from services.streams.state.group_state import MORE, RejectedMessageError
 
 
 class VerdictIntake:
@@ -58,7 +58,7 @@ class VerdictIntake:
             await state.transitions.record_verdict(
                 Lane.TRAIN, delivery.lease, verdict, decision, size, rest=rest, posterior=posterior
             )
-        except RefusedMessageError as error:
+        except RejectedMessageError as error:
             await self._verdicts.dead_letter(delivery, str(error), Cause.INVALID)
             MESSAGES.labels(run, "train-verdicts", VerdictResult.REFUSED).inc()
             return

@@ -1,9 +1,9 @@
-"""Owns the connection to Redis: one checked client per process, which waits while Redis is away.
+"""Owns the connection to Redis: one checked client per process, which waits while Redis is unavailable.
 
 Must not hold keys or messages.
 
-Every command, pipeline, script and connection attempt is retried with exponential back-off while Redis is away, for
-RECONNECT_S seconds. So is a command that Redis rejects because it cannot write its file, became a replica, or has too
+Every command, pipeline, script and connection attempt is retried with exponential back-off for RECONNECT_S s while
+Redis is unavailable. So is a command that Redis rejects because it cannot write its file, became a replica, or has too
 few replicas. With Sentinels, each attempt asks them for the master's address. A command whose answer was lost may
 therefore run twice. Every command that Penstock sends tolerates this: sets and deletes have the same result; a fence
 that is raised twice still rejects every previous owner; the second run of an effect finds the first and changes nothing
@@ -42,7 +42,7 @@ Redis: TypeAlias = Any
 
 OLDEST_SERVER = (7, 0)
 RECONNECT_S = 60.0
-"""How long a command waits while Redis is away: a restart, and the loading of a large append-only file."""
+"""How long a command waits while Redis is unavailable: a restart, and the loading of a large append-only file."""
 ANSWER_S = 15.0
 """How long one answer may take. Longer than any BLOCK, else a blocking read would count as a dead connection; far
 shorter than RECONNECT_S, so that a connection that died silently leaves time for another one."""
@@ -51,7 +51,7 @@ BACKOFF_S = (0.05, 1.0)
 LOG_S = 5.0
 # Each command that waits for Redis holds a connection; all samples of a fleet may finish in that time.
 CONNECTIONS = 1000
-# Errors that waiting can cure: the disk is full; the replicas or the master are away; the server is now a replica.
+# Errors that waiting can cure: the disk is full; replicas or master are unreachable; the server is now a replica.
 _TEMPORARY = ("MISCONF", "NOREPLICAS", "MASTERDOWN", "READONLY", "UNBLOCKED")
 # By the mode that a server reports: why it cannot be used.
 _UNUSABLE = {
@@ -64,15 +64,15 @@ class RedisUnavailableError(RuntimeError):
     """Redis is unreachable, rejects the client, or is too old. The text names the address, never a password."""
 
 
-class RedisAwayError(redis_errors.ConnectionError, RedisUnavailableError):
-    """Redis has been away for longer than a command waits."""
+class RedisOutageError(redis_errors.ConnectionError, RedisUnavailableError):
+    """Redis has been unavailable for longer than a command waits."""
 
 
 _within: ContextVar[bool] = ContextVar("_within", default=False)
 
 
-class RetryWhileAway(Retry):
-    """The retry policy of all connections of one client: retry until Redis has been away for `limit_s` seconds.
+class OutageRetry(Retry):
+    """The retry policy of all connections of one client: retry until Redis has been unavailable for `limit_s` seconds.
 
     redis-py nests its retries: a command connects, and a connection tests itself, each with the same object. Only the
     outermost call retries, else the limits would multiply.
@@ -82,12 +82,12 @@ class RetryWhileAway(Retry):
         super().__init__(NoBackoff(), -1)
         self._address = address
         self._limit_s = limit_s
-        self._away_since: float | None = None
+        self._out_since: float | None = None
         self._logged_at = float("-inf")
         self._has_answered = False
         self.reason = "no answer"
 
-    def __deepcopy__(self, _: dict[int, Any]) -> RetryWhileAway:
+    def __deepcopy__(self, _: dict[int, Any]) -> OutageRetry:
         # Each connection copies its retry; all of them share what is known about the server.
         return self
 
@@ -98,7 +98,7 @@ class RetryWhileAway(Retry):
         is_retryable: Callable[[Exception], bool] | None = None,
         with_failure_count: bool = False,
     ) -> T:
-        """The result of `do`. Raises RedisAwayError, and at once any error that waiting cannot cure."""
+        """The result of `do`. Raises RedisOutageError, and at once any error that waiting cannot cure."""
         if _within.get():
             return await do()
         token = _within.set(True)
@@ -119,8 +119,8 @@ class RetryWhileAway(Retry):
                 failures, ends = failures + 1, min(ends, now + self._limit_s)
                 await fail(*((error, failures) if counted else (error,)))
                 if now >= ends:
-                    raise RedisAwayError(
-                        f"Redis at {self._address} has been away for {self._limit_s:g} s: {error}"
+                    raise RedisOutageError(
+                        f"Redis at {self._address} has been unavailable for {self._limit_s:g} s: {error}"
                     ) from None
                 self._log_failure(error, ends - now)
                 await asyncio.sleep(min(_pause(failures), ends - now))
@@ -131,13 +131,15 @@ class RetryWhileAway(Retry):
     def _log_failure(self, error: Exception, left_s: float) -> None:
         now = time.monotonic()
         self.reason = str(error).rstrip(".") or type(error).__name__
-        self._away_since = self._away_since or now
+        self._out_since = self._out_since or now
         if now - self._logged_at >= LOG_S:
             self._logged_at = now
-            log.warning("Redis at %s is away: %s; retrying for another %.0f s", self._address, self.reason, left_s)
+            log.warning(
+                "Redis at %s is unavailable: %s; retrying for another %.0f s", self._address, self.reason, left_s
+            )
 
     def _is_temporary(self, error: Exception) -> bool:
-        """Whether waiting may help: the server is away or unable, or a password or certificate is being replaced."""
+        """Whether waiting may help: the server is unreachable or unable, or a password or certificate changes."""
         if isinstance(error, (redis_errors.AuthenticationError, redis_errors.AuthorizationError)):
             return self._has_answered
         if isinstance(error.__context__, ssl.SSLCertVerificationError):
@@ -148,9 +150,9 @@ class RetryWhileAway(Retry):
 
     def _log_answer(self) -> None:
         self._has_answered = True
-        if self._away_since is not None:
-            log.warning("Redis at %s answers again after %.1f s", self._address, time.monotonic() - self._away_since)
-            self._away_since, self._logged_at = None, float("-inf")
+        if self._out_since is not None:
+            log.warning("Redis at %s answers again after %.1f s", self._address, time.monotonic() - self._out_since)
+            self._out_since, self._logged_at = None, float("-inf")
 
 
 def _pause(failures: int) -> float:
@@ -160,7 +162,7 @@ def _pause(failures: int) -> float:
 
 
 def client(url: str, patience_s: float = RECONNECT_S, answer_s: float = ANSWER_S) -> Redis:
-    """A client whose commands wait up to `patience_s` seconds while Redis is away, then raise RedisAwayError.
+    """A client whose commands wait up to `patience_s` seconds while Redis is unavailable, then raise RedisOutageError.
 
     A connection whose answer takes longer than `answer_s` seconds is replaced. Raises RedisUnavailableError for an
     address, a password file or a certificate that cannot be used.
@@ -175,7 +177,7 @@ def client(url: str, patience_s: float = RECONNECT_S, answer_s: float = ANSWER_S
             socket_timeout=answer_s,
             health_check_interval=15,
             max_connections=CONNECTIONS,
-            retry=RetryWhileAway(str(address), patience_s),
+            retry=OutageRetry(str(address), patience_s),
         )
     except ValueError as error:
         raise RedisUnavailableError(str(error)) from None
@@ -192,7 +194,7 @@ async def connect(url: str, deadline_s: float = RECONNECT_S) -> Redis:
         raise RedisUnavailableError(str(error)) from None
     except redis_errors.AuthenticationError as error:
         raise RedisUnavailableError(f"Redis at {redacted(url)} rejected the credentials: {error}") from None
-    except (RedisAwayError, TimeoutError):
+    except (RedisOutageError, TimeoutError):
         raise RedisUnavailableError(
             f"Redis at {redacted(url)} cannot be reached within {deadline_s:g} s: {probe.get_retry().reason}"
         ) from None

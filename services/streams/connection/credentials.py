@@ -52,7 +52,7 @@ class PasswordFile(CredentialProvider):
 
     def _invalid(self, why: str) -> RedisSettingError:
         return RedisSettingError(
-            f"{self._variable}: {str(self._path)!r} is not valid ({why}): expected a file with a password"
+            f"{self._variable}: {str(self._path)!r} is not valid: expected a file with a password; {why}"
         )
 
 
@@ -69,8 +69,8 @@ def server_credentials(address: RedisUrl) -> dict[str, Any]:
     if username:
         given = "--redis" if address.username else USERNAME
         raise RedisSettingError(
-            f"{given}: {username!r} is not valid (a user without a password): "
-            f"expected {PASSWORD_FILE} with the path of its password file"
+            f"{given}: {username!r} is not valid: "
+            f"expected {PASSWORD_FILE} with the path of its password file; a user needs a password"
         )
     return {}
 
@@ -103,7 +103,7 @@ class TrustedCertificates:
         except OSError as error:  # ssl.SSLError, too
             why = error.reason if isinstance(error, ssl.SSLError) else error.strerror
             raise RedisSettingError(
-                f"{CA_FILE}: {self._file!r} is not valid ({why}): expected a PEM file with certificates of authorities"
+                f"{CA_FILE}: {self._file!r} is not valid: expected a PEM file with certificates of authorities; {why}"
             ) from None
         return self._context
 

@@ -57,16 +57,16 @@ def parse_redis_url(url: str) -> RedisUrl:
         raise ValueError(f"--redis: no value, and PENSTOCK_REDIS is not set; {EXPECTED}")
     scheme, _, rest = url.partition("://")
     if scheme not in _SCHEMES:
-        raise _refused(url, "unknown scheme")
+        raise _invalid(url, "unknown scheme")
     _, watched, port = _SCHEMES[scheme]
     login, _, place = rest.rpartition("@")
     if "?" in place or "#" in place:
-        raise _refused(url, "a part after ? or # is not supported")
+        raise _invalid(url, "a part after ? or # is not supported")
     hosts, _, path = place.partition("/")
     found = _PATH[watched].fullmatch(path)
     if found is None:
         part = "a service's name and a database number" if watched else "a database number"
-        raise _refused(url, f"{part} must follow the {'hosts' if watched else 'host'}")
+        raise _invalid(url, f"{part} must follow the {'hosts' if watched else 'host'}")
     username, _, password = login.partition(":")
     return RedisUrl(
         scheme=scheme,
@@ -85,15 +85,15 @@ def _hosts(url: str, text: str, several: bool, default: int) -> tuple[tuple[str,
         port = int(found[2] or default) if found else 0
         if found is None or not 1 <= port <= 65535:
             shown = part if found or "@" in url else HIDDEN
-            raise _refused(url, f"{shown!r} is not a host and a port from 1 to 65535")
+            raise _invalid(url, f"{shown!r} is not a host and a port from 1 to 65535")
         hosts.append((found[1].strip("[]"), port))
     if len(hosts) > 1 and not several:
-        raise _refused(url, "several servers; a Redis Cluster is not supported")
+        raise _invalid(url, "several servers; a Redis Cluster is not supported")
     return tuple(hosts)
 
 
-def _refused(url: str, why: str) -> ValueError:
-    return ValueError(f"--redis (PENSTOCK_REDIS): {_without_credentials(url)!r} is not valid ({why}): {EXPECTED}")
+def _invalid(url: str, why: str) -> ValueError:
+    return ValueError(f"--redis (PENSTOCK_REDIS): {_without_credentials(url)!r} is not valid: {EXPECTED}; {why}")
 
 
 def redacted(url: str) -> str:

@@ -44,16 +44,16 @@ class Effect(IntEnum):
     OUTSIDE_GROUP = -2
 
 
-class RefusedMessageError(ValueError):
+class RejectedMessageError(ValueError):
     """A valid message that does not belong to this run; the text says why."""
 
 
 def _effect(reply: int, group: str, index: int) -> bool:
-    """Whether the effect was the first. Raises RefusedMessageError."""
+    """Whether the effect was the first. Raises RejectedMessageError."""
     if reply == Effect.UNKNOWN_GROUP:
-        raise RefusedMessageError(f"group {group!r} is not a group of this run")
+        raise RejectedMessageError(f"group {group!r} is not a group of this run")
     if reply == Effect.OUTSIDE_GROUP:
-        raise RefusedMessageError(f"index {index} is not a sample of group {group!r}")
+        raise RejectedMessageError(f"index {index} is not a sample of group {group!r}")
     return reply == Effect.FRESH
 
 
@@ -102,7 +102,7 @@ class GroupTransitions:
     async def publish_sample(self, lane: Lane, lease: Lease, wanted: int, sample: Sample, body: SamplePayload) -> bool:
         """Store a payload and announce its sample; ack the task once `wanted` samples exist. False if not the first.
 
-        Raises RefusedMessageError for a group or sample that this run does not have, RedisFullError.
+        Raises RejectedMessageError for a group or sample that this run does not have, RedisFullError.
         """
         streams = self._keys.lane(lane)
         reply = await call(
@@ -124,7 +124,7 @@ class GroupTransitions:
     async def publish_verdict(self, lane: Lane, lease: Lease, verdict: Verdict) -> bool:
         """Announce a verdict and ack its sample. False if the sample had been judged before.
 
-        Raises RefusedMessageError for a group or sample that this run does not have.
+        Raises RejectedMessageError for a group or sample that this run does not have.
         """
         streams = self._keys.lane(lane)
         reply = await call(
@@ -154,7 +154,7 @@ class GroupTransitions:
         """Record a verdict and ack it; `decision` is '' unless it decides, then MORE, KEPT, EVALUATED or a release.
 
         `rest`: with MORE, the task for the group's other samples. `posterior`: the prompt's pass rates after the
-        decided group, as (prompt id, value). Raises RefusedMessageError for a group or sample that this run does not
+        decided group, as (prompt id, value). Raises RejectedMessageError for a group or sample that this run does not
         have, FencedError.
         """
         streams = self._keys.lane(lane)
@@ -275,7 +275,7 @@ class GroupTransitions:
 async def missing_samples(redis: Redis, keys: RunKeys, task: Task) -> list[int]:
     """The sample indices of a task that were not published yet; empty if the group was released.
 
-    Raises RefusedMessageError for a group that this run does not have, or that has fewer samples.
+    Raises RejectedMessageError for a group that this run does not have, or that has fewer samples.
     """
     async with redis.pipeline(transaction=True) as pipe:
         pipe.hmget(keys.group(task.group), "state", "samples")
@@ -283,9 +283,9 @@ async def missing_samples(redis: Redis, keys: RunKeys, task: Task) -> list[int]:
             pipe.exists(keys.payload(task.group, index))
         (state, samples), *exists = await pipe.execute()
     if state is None:
-        raise RefusedMessageError(f"group {task.group!r} is not a group of this run")
+        raise RejectedMessageError(f"group {task.group!r} is not a group of this run")
     if task.wanted > int(samples):
-        raise RefusedMessageError(f"samples {task.wanted} exceed those of group {task.group!r}, {int(samples)}")
+        raise RejectedMessageError(f"samples {task.wanted} exceed those of group {task.group!r}, {int(samples)}")
     if state != b"pending":
         return []
     return [index for index, published in enumerate(exists) if not published]

@@ -290,7 +290,7 @@ async def test_a_full_redis_is_503_only_for_a_new_run(own_server, run_id):
         assert (await api.get(path)).json()["pause_requested"]
 
 
-async def test_a_redis_that_is_away_is_503(own_server, run_id):
+async def test_an_unavailable_redis_is_503(own_server, run_id):
     server, _ = own_server
     redis = client(f"redis://127.0.0.1:{server.port}/0", patience_s=0.5)
     transport = httpx.ASGITransport(app=create_app(redis))
@@ -298,7 +298,7 @@ async def test_a_redis_that_is_away_is_503(own_server, run_id):
         path = await submitted(api, redis, run_id)
         server.stop()
         for answer in (await api.get(path), await api.post(f"{path}/cancel")):
-            assert (answer.status_code, "has been away for 0.5 s" in answer.json()["detail"]) == (503, True)
+            assert (answer.status_code, "has been unavailable for 0.5 s" in answer.json()["detail"]) == (503, True)
         assert (await api.get("/healthz")).status_code == 200
     await redis.aclose()
 

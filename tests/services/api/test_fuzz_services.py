@@ -16,7 +16,7 @@ from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts
-from services.streams.state.group_state import GroupTransitions, RefusedMessageError
+from services.streams.state.group_state import GroupTransitions, RejectedMessageError
 from services.streams.state.runs import RunRecords
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
@@ -36,7 +36,7 @@ class SteadyFleet(HandFleet):
         try:
             await super().answer(lane, delivery)
             await consumer.ack(delivery.lease)
-        except RefusedMessageError as error:
+        except RejectedMessageError as error:
             await consumer.dead_letter(delivery, str(error), Cause.INVALID)
         except (KeyError, TypeError, AttributeError) as error:
             await consumer.dead_letter(delivery, f"no question of this test: {error!r}", Cause.REFUSED)

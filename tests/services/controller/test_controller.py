@@ -11,9 +11,9 @@ from services.controller import run as run_module
 from services.controller.health import Silence
 from services.controller.service import Controller
 from services.settings.cluster_limits import VARIABLE
-from services.storage.errors import StoreAwayError
+from services.storage.errors import StoreOutageError
 from services.storage.mirror import run_mirror
-from services.streams.connection.client import RedisAwayError
+from services.streams.connection.client import RedisOutageError
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_state import GroupTransitions
@@ -51,9 +51,9 @@ async def test_life_of_a_run(redis, run_id, tmp_path):
     assert summary["groups"]["reconciled"] is True
 
 
-async def test_preparing_the_model_retries_a_store_that_is_away(redis, run_id, tmp_path):
+async def test_preparing_the_model_retries_an_unavailable_store(redis, run_id, tmp_path):
     async with controlled(redis, run_id, tmp_path, limits={"startup_timeout_s": 30.0}) as (records, cluster):
-        cluster.failing["prepare"] = [StoreAwayError("the store does not answer")] * 2
+        cluster.failing["prepare"] = [StoreOutageError("the store does not answer")] * 2
         await until(lambda: "start /prepared" in cluster.requests)
     assert cluster.requests.count("prepare") == 3
     assert (await records.get(run_id)).state is RunState.STARTING
@@ -231,7 +231,7 @@ async def test_the_summary_is_stored_after_the_services_stopped(redis, run_id, t
     assert run_mirror(run_id).read("summary.json") == (tmp_path / run_id / "summary.json").read_bytes()
 
 
-async def test_a_run_ends_although_the_store_is_away(redis, run_id, tmp_path, own_store):
+async def test_a_run_ends_although_the_store_is_unavailable(redis, run_id, tmp_path, own_store):
     own_store.kill()
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         await until_state(records, run_id, RunState.STARTING)
@@ -266,7 +266,7 @@ def test_an_outage_of_redis_does_not_count_as_silence(monkeypatch):
     monkeypatch.setattr("services.controller.health.time.monotonic", lambda: clock[0])
     silence = Silence("sampler", 1)
     assert silence.observe(["a"], startup_s=60) is None
-    clock[0] += 300  # Redis was away, and every heartbeat has lapsed
+    clock[0] += 300  # Redis was unavailable, and every heartbeat has lapsed
     assert silence.observe([], startup_s=60) is None
     clock[0] += 2
     assert silence.observe(["a"], startup_s=60) is None
@@ -298,8 +298,8 @@ async def test_a_fault_includes_the_last_failure_event(redis, run_id, tmp_path):
 async def test_a_run_survives_a_long_outage_of_redis(redis, run_id, tmp_path, monkeypatch):
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         await until_state(records, run_id, RunState.STARTING)
-        away = RedisAwayError("Redis at redis://h:1/0 has been away for 60 s: refused")
-        monkeypatch.setattr(cluster, "faults", AsyncMock(side_effect=away))
+        outage = RedisOutageError("Redis at redis://h:1/0 has been unavailable for 60 s: refused")
+        monkeypatch.setattr(cluster, "faults", AsyncMock(side_effect=outage))
         await until(lambda: cluster.faults.await_count >= 2)
         assert (await records.get(run_id)).state is RunState.STARTING, (
             "the run has not failed; it gets a new controller"

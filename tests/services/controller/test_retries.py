@@ -9,7 +9,7 @@ import pytest
 
 from services.contracts import RunState
 from services.controller.retry import RetriedRequest, RunFailedError
-from services.streams.connection.client import RedisAwayError
+from services.streams.connection.client import RedisOutageError
 from services.streams.connection.functions import FencedError
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
@@ -207,7 +207,7 @@ async def attempt(attempts, error):
         raise error
 
 
-@pytest.mark.parametrize("error", [RedisAwayError("away"), FencedError("older"), RunFailedError("no")])
+@pytest.mark.parametrize("error", [RedisOutageError("unavailable"), FencedError("older"), RunFailedError("no")])
 async def test_errors_of_redis_and_fencing_are_not_retried(redis, run_id, error):
     attempts = retried(redis, run_id, Waits())
     await attempt(attempts, KeyError("what the cluster raised"))

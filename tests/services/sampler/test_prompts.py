@@ -189,9 +189,9 @@ def test_saved_datasets(tmp_path):
     assert count("one", None) == count("one", "train") == count("both", "train") == 4
     assert count("both", "test") == 1
     for folder, split, message in (
-        ("both", None, "several splits; set split to one of 'train', 'test'"),
-        ("both", "dev", "no split 'dev'"),
-        ("one", "test", "has only split 'train'"),
+        ("both", None, "split null is not valid: expected one of 'train', 'test'$"),
+        ("both", "dev", "split 'dev' is not valid: expected one of 'train', 'test'$"),
+        ("one", "test", "split 'test' is not valid: expected null, because it has only split 'train'$"),
     ):
         with pytest.raises(DataError, match=message):
             count(folder, split)
@@ -211,7 +211,7 @@ def test_parquet_datasets_as_the_hub_lays_them_out(tmp_path):
     assert [prompt.reference["answer"] for prompt in load("data", "train")] == ["0", "1", "2", "3"]
     assert len(load("data", "test")) == 1
     assert len(load("converted", None)) == len(load("converted", "dev")) == 3
-    with pytest.raises(DataError, match=r"several datasets, main, socratic\): expected the path of one"):
+    with pytest.raises(DataError, match=r"expected the path of one dataset; it has several: main, socratic$"):
         load("twice", "train")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="has no dataset"):
@@ -336,7 +336,7 @@ def test_train_null_takes_all_questions_that_are_not_held_out(tmp_path):
         ),
         (
             DataSettings(source="hf", path="/no/such"),
-            r"data.path: '/no/such' is not valid \(it is not a folder\): .*save_to_disk",
+            r"data.path: '/no/such' is not valid: expected .*save_to_disk.*; it is not a folder",
         ),
     ],
 )
@@ -362,8 +362,8 @@ ANSWER = {"layout": "fields"}
         (GOOD | {"reference": "x"}, {}, "'reference': 'x' is not valid: expected an object, or"),
         (GOOD | {"reference": []}, {}, r"'reference': \[\] is not valid: expected an object"),
         (GOOD | {"reference": {"pattern": "x"}}, {}, "'reference': .* expected answer for verifier 'math'"),
-        ({"question": "b", "answer": None}, ANSWER, "'answer': None is not valid: expected text or a number"),
-        ({"question": "b", "answer": True}, ANSWER, "'answer': True is not valid"),
+        ({"question": "b", "answer": None}, ANSWER, "'answer': null is not valid: expected text or a number"),
+        ({"question": "b", "answer": True}, ANSWER, "'answer': true is not valid"),
         ({"question": "b", "answer": "4"}, ANSWER | {"fields": {"answer_after": "##"}}, "'4' .* text after '##'"),
         ({"m": [], "answer": 1}, CHAT, r"'m': \[\] is not valid: expected a list of objects with role"),
         ({"m": [{"role": "user"}], "answer": 1}, CHAT, "'m': message {'role': 'user'} is not valid"),

@@ -15,7 +15,7 @@ from typing import cast
 import pytest
 
 from services.storage import objects
-from services.storage.errors import MissingObjectError, StoreAwayError, StoreError
+from services.storage.errors import MissingObjectError, StoreError, StoreOutageError
 from services.storage.facts import facts_of
 from services.storage.folders import MANIFEST, contents, local_copy, marked, put_folder
 from services.storage.mirror import NO_MIRROR, StoredMirror, run_mirror
@@ -273,7 +273,7 @@ def test_transient_errors_differ_from_rejections(status: str, code: str, passes:
     text = f"Generic S3 error: Error performing PUT http://h/b - Server returned non-2xx status code: {status}: "
     fault = objects._translated("it", GenericError(f"{text}<Error><Code>{code}</Code><Message>why</Message></Error>"))
     assert isinstance(fault, StoreError)
-    assert isinstance(fault, StoreAwayError) is passes
+    assert isinstance(fault, StoreOutageError) is passes
     assert f"({code}: why)" in str(fault)
 
 
@@ -285,7 +285,7 @@ def test_errors_name_no_credentials(store: S3Server, monkeypatch: pytest.MonkeyP
         with pytest.raises(StoreError) as raised:
             request()
         text = str(raised.value)
-        assert not isinstance(raised.value, StoreAwayError), "a retry does not help"
+        assert not isinstance(raised.value, StoreOutageError), "a retry does not help"
         for part in (str(place()), "http://127.0.0.1:", "SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"):
             assert part in text
         for secret in ("another-secret", SECRET, KEY, "hidden"):
@@ -298,7 +298,7 @@ def test_a_missing_bucket_is_named(store: S3Server) -> None:
     for request in (mirror.listed, lambda: mirror.put_bytes("x", b"")):
         with pytest.raises(StoreError, match=r"s3://no-such-bucket/x.*no such bucket at http://127") as raised:
             request()
-        assert not isinstance(raised.value, StoreAwayError | MissingObjectError)
+        assert not isinstance(raised.value, StoreOutageError | MissingObjectError)
 
 
 class Killing:
@@ -318,10 +318,10 @@ class Killing:
 def test_a_killed_server_is_an_error_until_it_is_back(own_store: S3Server, folder: Path, tmp_path: Path) -> None:
     mirror, big = run_mirror("run"), folder / "below/big b#é.bin"
     mirror.put("big-0", big)
-    with pytest.raises(StoreAwayError, match=r"s3://.* could not be written: http://127.* did not respond"):
+    with pytest.raises(StoreOutageError, match=r"s3://.* could not be written: http://127.* did not respond"):
         mirror.put("big-1", big, cast("threading.Event", Killing(own_store)))
     began = time.monotonic()
-    with pytest.raises(StoreAwayError):
+    with pytest.raises(StoreOutageError):
         mirror.listed()
     assert time.monotonic() - began < 30
     own_store.start()
@@ -343,7 +343,7 @@ def test_a_server_that_hangs_is_an_error_in_time(
     try:
         for request in (mirror.listed, lambda: mirror.put("big", folder / "below/big b#é.bin")):
             began = time.monotonic()
-            with pytest.raises(StoreAwayError, match="did not respond as expected"):
+            with pytest.raises(StoreOutageError, match="did not respond as expected"):
                 request()
             assert time.monotonic() - began < 20
     finally:

@@ -17,7 +17,7 @@ from services.streams.delivery.consumer import Delivery, Lease, trim
 from services.streams.keys import RunKeys
 from services.streams.state.dead_letters import NotRedrivableError, letters, redrive
 from services.streams.state.events import EventLog
-from services.streams.state.group_state import GroupTransitions, RefusedMessageError, missing_samples
+from services.streams.state.group_state import GroupTransitions, RejectedMessageError, missing_samples
 from services.streams.state.policy_history import History
 from services.streams.state.rewind import ReopenedGroup, RewindTarget, rewind
 from tests.services.driven import (
@@ -142,7 +142,7 @@ class Actors:
         name = call.__name__
         try:
             self.do(call)
-        except RefusedMessageError:
+        except RejectedMessageError:
             self.met(f"{name} for a group without a hash")
             self.dead_letter(held, Cause.INVALID)
         else:

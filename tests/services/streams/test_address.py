@@ -155,20 +155,21 @@ def test_a_password_file_that_cannot_be_used_is_named(tmp_path, monkeypatch, var
     monkeypatch.setenv(variable, str(file))
     with pytest.raises(RedisUnavailableError) as raised:
         client("redis+sentinel://h/main")
-    assert str(raised.value).startswith(f"{variable}: {str(file)!r} is not valid (it {why}")
-    assert str(raised.value).endswith(": expected a file with a password")
+    assert str(raised.value).startswith(
+        f"{variable}: {str(file)!r} is not valid: expected a file with a password; it {why}"
+    )
 
 
 def test_a_user_without_a_password_is_rejected(monkeypatch):
     with pytest.raises(
         RedisUnavailableError,
-        match=rf"^--redis: 'me' .* without a password\): expected {PASSWORD_FILE} with",
+        match=rf"^--redis: 'me' is not valid: expected {PASSWORD_FILE} with .*; a user needs a password$",
     ):
         client("redis://me@h/0")
     monkeypatch.setenv(USERNAME, "penstock")
     with pytest.raises(
         RedisUnavailableError,
-        match=rf"^{USERNAME}: 'penstock' .* without a password\): expected {PASSWORD_FILE}",
+        match=rf"^{USERNAME}: 'penstock' is not valid: expected {PASSWORD_FILE} with .*; a user needs a password$",
     ):
         client("redis://h/0")
 
@@ -181,9 +182,8 @@ def test_a_bundle_that_cannot_be_used_is_named(tmp_path, monkeypatch, content, w
     monkeypatch.setenv(CA_FILE, str(file))
     with pytest.raises(RedisUnavailableError) as raised:
         client("rediss://h/0")
-    assert str(raised.value).startswith(f"{CA_FILE}: {str(file)!r} is not valid (")
-    assert why in str(raised.value)
-    assert str(raised.value).endswith("expected a PEM file with certificates of authorities")
+    assert str(raised.value).startswith(f"{CA_FILE}: {str(file)!r} is not valid: expected a PEM file")
+    assert why in str(raised.value).partition("; ")[2]
     client("redis://h/0")  # needs no certificates
 
 

@@ -17,7 +17,7 @@ from redis.exceptions import WatchError
 from deploy.local.valkey import EmbeddedValkey, server_binary
 from services.streams.connection.client import (
     RECONNECT_S,
-    RedisAwayError,
+    RedisOutageError,
     RedisUnavailableError,
     client,
     connect,
@@ -47,8 +47,8 @@ def server(tmp_path):
 
 
 @pytest.fixture
-async def away(server):
-    """A client of its own for the server that is killed."""
+async def direct(server):
+    """A client of the server, without a proxy between them."""
     redis = await connect(server.url)
     yield redis
     await redis.aclose()
@@ -66,21 +66,21 @@ def port_of(server):
     return int(re.search(r":(\d+)/", server.url)[1])
 
 
-async def test_every_kind_of_call_survives_kill_and_restart(server, away):
-    script = away.register_script("return redis.call('INCR', KEYS[1])")
-    await away.function_load(LIBRARY)
+async def test_every_kind_of_call_survives_kill_and_restart(server, direct):
+    script = direct.register_script("return redis.call('INCR', KEYS[1])")
+    await direct.function_load(LIBRARY)
 
     async def pipeline(transaction):
-        async with away.pipeline(transaction=transaction) as pipe:
+        async with direct.pipeline(transaction=transaction) as pipe:
             pipe.incr(f"pipeline-{transaction}")
             pipe.get(f"pipeline-{transaction}")
             first, second = await pipe.execute()
             assert first == int(second)
 
     calls = {
-        "command": lambda: away.incr("command"),
+        "command": lambda: direct.incr("command"),
         "script": lambda: script(keys=["script"]),  # the server forgets scripts: EVALSHA must fall back
-        "function": lambda: away.fcall("count", 1, "function"),  # functions are data, and kept
+        "function": lambda: direct.fcall("count", 1, "function"),  # functions are data, and kept
         "pipeline-True": lambda: pipeline(True),
         "pipeline-False": lambda: pipeline(False),
     }
@@ -93,36 +93,36 @@ async def test_every_kind_of_call_survives_kill_and_restart(server, away):
     over.set()
     for name, task in tasks.items():
         count, longest = await task
-        stored = int(await away.get(name))
-        assert longest > 0.5, f"{name} was not in flight when the server was away"
+        stored = int(await direct.get(name))
+        assert longest > 0.5, f"{name} was not in flight when the server was unavailable"
         # A call whose reply was lost may have run twice; no call is lost.
         assert count <= stored <= count + 2, name
 
 
-async def test_a_blocked_read_continues_after_a_restart(server, away):
-    await away.xgroup_create("stream", "group", id="0", mkstream=True)
-    read = asyncio.create_task(away.xreadgroup("group", "reader", {"stream": ">"}, count=1, block=10_000))
+async def test_a_blocked_read_continues_after_a_restart(server, direct):
+    await direct.xgroup_create("stream", "group", id="0", mkstream=True)
+    read = asyncio.create_task(direct.xreadgroup("group", "reader", {"stream": ">"}, count=1, block=10_000))
     await asyncio.sleep(0.2)
     restarted = await kill_and_restart(server)
-    await away.xadd("stream", {"m": "news"})
+    await direct.xadd("stream", {"m": "news"})
     [[_, [(_, fields)]]] = await read
     assert fields == {b"m": b"news"}
     print(f"commands work {time.monotonic() - restarted:.2f} s after the server does")
 
 
-async def test_many_tasks_wait_at_once(server, away):
+async def test_many_tasks_wait_at_once(server, direct):
     over = asyncio.Event()
-    tasks = [asyncio.create_task(repeat(lambda i=i: away.incr(f"counter-{i}"), over)) for i in range(200)]
+    tasks = [asyncio.create_task(repeat(lambda i=i: direct.incr(f"counter-{i}"), over)) for i in range(200)]
     await asyncio.sleep(0.3)
     restarted = await kill_and_restart(server)
-    await asyncio.gather(*(away.incr(f"late-{i}") for i in range(200)))
+    await asyncio.gather(*(direct.incr(f"late-{i}") for i in range(200)))
     assert time.monotonic() - restarted < RECONNECT_S / 2
     over.set()
     assert all(longest > 0.5 for _, longest in await asyncio.gather(*tasks))
 
 
-async def test_commands_wait_for_a_server_that_loads_its_file(server, away, tmp_path):
-    async with away.pipeline(transaction=False) as pipe:
+async def test_commands_wait_for_a_server_that_loads_its_file(server, direct, tmp_path):
+    async with direct.pipeline(transaction=False) as pipe:
         for number in range(3000):
             pipe.set(f"key-{number}", number)
         await pipe.execute()
@@ -146,11 +146,11 @@ async def test_commands_wait_for_a_server_that_loads_its_file(server, away, tmp_
     ]
     slow = await asyncio.create_subprocess_exec(*map(str, command), stdout=subprocess.DEVNULL)
     try:
-        assert await away.get("key-2999") == b"2999"
+        assert await direct.get("key-2999") == b"2999"
     finally:
         slow.terminate()
         await slow.wait()
-    assert "loading the dataset" in away.get_retry().reason
+    assert "loading the dataset" in direct.get_retry().reason
 
 
 async def test_a_lost_connection_fails_a_watched_transaction(server):
@@ -195,13 +195,13 @@ async def test_dropped_refused_and_slow_connections(server):
         await redis.aclose()
 
 
-async def test_blocked_read_notices_a_silently_dead_connection(server, away):
+async def test_blocked_read_notices_a_silently_dead_connection(server, direct):
     async with Proxy("127.0.0.1", port_of(server)) as proxy:
         redis = client(f"redis://127.0.0.1:{proxy.port}/0", answer_s=5.0)
         await redis.xgroup_create("stream", "group", id="0", mkstream=True)
         began = time.monotonic()
         read = asyncio.create_task(redis.xreadgroup("group", "reader", {"stream": ">"}, count=1, block=4_500))
-        await until_a_read_blocks(away)  # not through the proxy, which would swallow a second connection too
+        await until_a_read_blocks(direct)  # not through the proxy, which would swallow a second connection too
         assert proxy.swallow() > 0
         # The entry goes to the read whose connection is dead; it stays pending until its lease is taken over.
         await redis.xadd("stream", {"m": "lost"})
@@ -220,15 +220,15 @@ async def test_patience_ends_with_the_address_and_without_the_password(server, c
         errors = await asyncio.gather(*(redis.get("key") for _ in range(50)), return_exceptions=True)
     assert time.monotonic() - began > 2.9
     for error in errors:
-        assert isinstance(error, RedisAwayError)
+        assert isinstance(error, RedisOutageError)
         assert isinstance(error, RedisUnavailableError)
         assert isinstance(error, RedisConnectionError)
-        assert str(error).startswith(f"Redis at redis://127.0.0.1:{port}/0 has been away for 3 s: ")
-        assert str(error).count("has been away") == 1, "nested retries"
+        assert str(error).startswith(f"Redis at redis://127.0.0.1:{port}/0 has been unavailable for 3 s: ")
+        assert str(error).count("has been unavailable") == 1, "nested retries"
         assert "secret" not in str(error) + repr(error)
     lines = [record.message for record in caplog.records]
     assert len(lines) == 1, "one line in a few seconds, however many commands wait"
-    assert re.fullmatch(rf"Redis at redis://127.0.0.1:{port}/0 is away: .+; retrying for another 3 s", lines[0])
+    assert re.fullmatch(rf"Redis at redis://127.0.0.1:{port}/0 is unavailable: .+; retrying for another 3 s", lines[0])
     problem = await connection_problem(redis, 1.0)
     assert problem.startswith("no answer within 1 s: "), problem
     assert "refused" in problem or "connecting" in problem.lower()
@@ -245,33 +245,33 @@ async def test_connect_waits_for_a_server_that_comes_late(server):
     await redis.aclose()
 
 
-async def test_wrong_credentials_fail_connect_at_once(server, away):
-    await away.config_set("requirepass", "right")
+async def test_wrong_credentials_fail_connect_at_once(server, direct):
+    await direct.config_set("requirepass", "right")
     wrong = server.url.replace("//", "//:wrong@")
     # If it had waited, the error would be that the server cannot be reached within so many seconds.
     with pytest.raises(RedisUnavailableError, match=r"^Redis at redis://127\.0\.0\.1:\d+/0 rejected the credentials"):
         await connect(wrong)
 
 
-async def test_commands_wait_for_a_server_that_cannot_save(server, away, tmp_path, caplog):
-    await load(away)
-    await away.config_set("save", "3600 1")
+async def test_commands_wait_for_a_server_that_cannot_save(server, direct, tmp_path, caplog):
+    await load(direct)
+    await direct.config_set("save", "3600 1")
     shutil.rmtree(tmp_path / "valkey")  # the server keeps its open files, but cannot write a snapshot
-    await away.bgsave()
+    await direct.bgsave()
     for _ in range(200):
-        if (await away.info("persistence"))["rdb_last_bgsave_status"] != "ok":
+        if (await direct.info("persistence"))["rdb_last_bgsave_status"] != "ok":
             break
         await asyncio.sleep(0.05)
     with caplog.at_level(logging.WARNING, "services.streams.connection.client"):
         writing = [
-            asyncio.create_task(away.set("key", "value")),
-            asyncio.create_task(become_owner(away, RunKeys("run"), "sampler")),
+            asyncio.create_task(direct.set("key", "value")),
+            asyncio.create_task(become_owner(direct, RunKeys("run"), "sampler")),
         ]
         await asyncio.sleep(1.0)
         assert not any(call.done() for call in writing)
-        await away.config_set("stop-writes-on-bgsave-error", "no")
+        await direct.config_set("stop-writes-on-bgsave-error", "no")
         assert await asyncio.wait_for(asyncio.gather(*writing), 60.0) == [True, 1]
-    assert any("is away: MISCONF" in record.message for record in caplog.records)
+    assert any("is unavailable: MISCONF" in record.message for record in caplog.records)
 
 
 async def test_silent_server_does_not_hold_connect_beyond_its_deadline():

@@ -28,7 +28,7 @@ from services.streams.delivery.validation import LARGEST_LETTER, LARGEST_MESSAGE
 from services.streams.keys import RunKeys
 from services.streams.state.dead_letters import NotRedrivableError, letters, redrive
 from services.streams.state.events import EventLog, read_all
-from services.streams.state.group_state import RefusedMessageError, missing_samples
+from services.streams.state.group_state import RejectedMessageError, missing_samples
 from tests.services.driven import (
     EVENT,
     LETTER,
@@ -103,7 +103,7 @@ class Fuzzed:
             for delivery in deliveries:
                 try:
                     await serve(delivery)
-                except RefusedMessageError as error:
+                except RejectedMessageError as error:
                     await consumer.dead_letter(delivery, str(error), Cause.INVALID)
                 else:
                     served.append(delivery.lease.entry)

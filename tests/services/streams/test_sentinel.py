@@ -263,6 +263,8 @@ async def test_patience_ends_when_no_sentinel_answers(watched):
     redis = client(watched.url, patience_s=2.0)
     for sentinel in watched.sentinels:
         sentinel.kill()
-    with pytest.raises(RedisConnectionError, match=r"has been away for 2 s: No master found for 'penstock' : Sentinel"):
+    with pytest.raises(
+        RedisConnectionError, match=r"has been unavailable for 2 s: No master found for 'penstock' : Sentinel"
+    ):
         await redis.ping()
     await redis.aclose()

@@ -17,7 +17,7 @@ from services.sampler.data import load_set, load_splits
 from services.sampler.data.rows import DataError
 from services.settings import DataSettings, EvaluationSet, parse_recipe
 from services.storage import models
-from services.storage.errors import StoreAwayError, StoreError
+from services.storage.errors import StoreError, StoreOutageError
 from services.storage.folders import put_folder
 from services.storage.models import local_model
 from services.storage.objects import put_bytes
@@ -75,6 +75,6 @@ def test_a_process_waits_for_its_files_at_startup(
     assert models.local_file(url("template.jinja"), "model.chat_template").read_text() == "{{ messages }}"
     back.join()
     own_store.kill()
-    monkeypatch.setattr(models, "AWAY_S", 0.0)
-    with pytest.raises(StoreAwayError):
+    monkeypatch.setattr(models, "OUTAGE_S", 0.0)
+    with pytest.raises(StoreOutageError):
         models.local_file(url("template.jinja"), "model.chat_template")

@@ -10,7 +10,7 @@ from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts, response_tokens
-from services.streams.state.group_state import EVALUATED, MORE, GroupTransitions, RefusedMessageError, missing_samples
+from services.streams.state.group_state import EVALUATED, MORE, GroupTransitions, RejectedMessageError, missing_samples
 from services.streams.state.snapshots import read_snapshot
 from tests.services.driven import (
     BODY,
@@ -81,7 +81,7 @@ async def test_a_limited_number_of_tombstones_stays(run, redis, keys):
     assert await redis.llen(run.streams.released) == 512
     assert [await run.state(f"g{number}") for number in (0, 1, 2, 3, 514)] == [None, None, None, "dead", "dead"]
     assert await run.counts() == {"dispatched": 515, "dead": 515}
-    with pytest.raises(RefusedMessageError, match="group 'g0' is not a group of this run"):
+    with pytest.raises(RejectedMessageError, match="group 'g0' is not a group of this run"):
         await missing_samples(redis, keys, task_of("g0"))
 
 
@@ -174,14 +174,14 @@ async def test_messages_that_fit_no_group_change_nothing(run, redis, keys, group
         run.sampler.record_verdict(Lane.TRAIN, task.lease, verdict_on(sample), "kept", 2),
     ]
     for call in calls:
-        with pytest.raises(RefusedMessageError, match=reason):
+        with pytest.raises(RejectedMessageError, match=reason):
             await call
     assert await contents(redis, keys) == before
 
 
 async def test_a_task_with_more_samples_than_its_group_is_rejected(run, redis, keys):
     await run.dispatched("g0")
-    with pytest.raises(RefusedMessageError, match="samples 3 exceed those of group 'g0', 2"):
+    with pytest.raises(RejectedMessageError, match="samples 3 exceed those of group 'g0', 2"):
         await missing_samples(redis, keys, task_of("g0", samples=3))
     assert await missing_samples(redis, keys, task_of("g0", samples=3, stop=1)) == [0]
 
