@@ -18,8 +18,10 @@ from tests.mutations.platform import PLATFORM
 from tests.mutations.table import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
-LEFT_OUT = (".git", ".venv*", ".*_cache", ".hypothesis", "runs", "secrets", "__pycache__", "*.egg-info")
+LEFT_OUT = (".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info")
 """Parts of a checkout that no test reads; byte code, because a mutated file may keep its size and time stamp."""
+DATA = (ROOT / "runs", ROOT / "deploy" / "compose" / "secrets")
+"""What a stack wrote into the checkout. Named by path, because sources have folders of these names too."""
 ALL = [*MUTATIONS, *PLATFORM]
 SUITE = ("tests",)
 """Where the conformance suite is: all tests with its mark."""
@@ -87,7 +89,12 @@ class Verdict(NamedTuple):
 
 def copy_checkout(target: Path) -> None:
     """Copy the checkout into the folder `target`, which may exist."""
-    shutil.copytree(ROOT, target, ignore=shutil.ignore_patterns(*LEFT_OUT), dirs_exist_ok=True)
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        data = {name for name in names if Path(folder, name) in DATA}
+        return data | shutil.ignore_patterns(*LEFT_OUT)(folder, names)
+
+    shutil.copytree(ROOT, target, ignore=left_out, dirs_exist_ok=True)
 
 
 def mutated(text: str, mutation: Mutation) -> str:

@@ -20,6 +20,8 @@ from tests.mutations.platform import PLATFORM
 from tests.mutations.run import ALL, ROOT, copy_checkout, mutated
 from tests.mutations.table import MUTATIONS, Mutation
 
+SUFFIXES = {".py", ".lua", ".sh", ".tpl", ".yaml", ".j2"}
+
 
 @each("fault", PLATFORM, called=lambda fault: fault.name)
 def test_each_fault_of_the_platform_applies_once(fault: Mutation) -> None:
@@ -54,6 +56,14 @@ def test_every_table_entry_has_a_mutation(entry: str) -> None:
     )
     assert set(CLIPPINGS) == {"clip_higher", "symmetric"}
     assert set(PUNISHMENTS) == {"paper", "published"}, "`overlong:` and `overlong, published:` here"
+
+
+def test_a_copy_has_every_source(tmp_path: Path) -> None:
+    packages = ("benchmarks", "deploy", "helm", "learner", "rollout", "services", "tests", "verifier")
+    sources = [path for name in packages for path in (ROOT / name).rglob("*") if path.suffix in SUFFIXES]
+    copy_checkout(tmp_path)
+    assert len(sources) > 500
+    assert [str(path) for path in sources if not (tmp_path / path.relative_to(ROOT)).is_file()] == []
 
 
 @pytest.mark.slow
