@@ -3,12 +3,12 @@
 Must not hold keys or messages.
 
 Every command, pipeline, script and connection attempt is retried with exponential back-off for RECONNECT_S s while
-Redis is unavailable. So is a command that Redis rejects because it cannot write its file, became a replica, or has too
-few replicas. With Sentinels, each attempt asks them for the master's address. A command whose answer was lost may
-therefore run twice. Every command that Penstock sends tolerates this: sets and deletes have the same result; a fence
-that is raised twice still rejects every previous owner; the second run of an effect finds the first and changes nothing
-(and replies False, which need not mean that another process was first); entries delivered by a lost read stay pending
-and are delivered again when their lease lapses; an event may be logged twice. A transaction that watches keys is not
+Redis is unavailable, or rejects it for a reason that passes (see `answers`). With Sentinels, each attempt asks them for
+the master's address. A command whose answer was lost may therefore run twice. Every command that Penstock sends
+tolerates this: sets and deletes have the same result; a fence that is raised twice still rejects every previous owner;
+the second run of an effect finds the first and changes nothing (and replies False, which need not mean that another
+process was first); entries delivered by a lost read stay pending and are delivered again when their lease lapses; an
+event may be logged twice. A transaction that watches keys is not
 retried here: its caller handles WatchError.
 """
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import ssl
 import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -28,6 +27,7 @@ from redis import exceptions as redis_errors
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from services.streams.connection.answers import Answer, answer_to
 from services.streams.connection.credentials import RedisSettingError
 from services.streams.connection.pools import make_pool
 from services.streams.connection.url import parse_redis_url, redacted
@@ -49,10 +49,8 @@ shorter than RECONNECT_S, so that a connection that died silently leaves time fo
 CONNECT_S = 5.0
 BACKOFF_S = (0.05, 1.0)
 LOG_S = 5.0
-# Each command that waits for Redis holds a connection; all samples of a fleet may finish in that time.
-CONNECTIONS = 1000
-# Errors that waiting can cure: the disk is full; replicas or master are unreachable; the server is now a replica.
-_TEMPORARY = ("MISCONF", "NOREPLICAS", "MASTERDOWN", "READONLY", "UNBLOCKED")
+CONNECTIONS = 12
+"""The most connections of one client. A blocking read holds one while it waits; other commands wait for their turn."""
 # By the mode that a server reports: why it cannot be used.
 _UNUSABLE = {
     "cluster": "is part of a Redis Cluster, which is not supported: expected one server, or one that Sentinels watch",
@@ -69,6 +67,8 @@ class RedisOutageError(redis_errors.ConnectionError, RedisUnavailableError):
 
 
 _within: ContextVar[bool] = ContextVar("_within", default=False)
+_waited_since: ContextVar[float | None] = ContextVar("_waited_since", default=None)
+"""Since when (monotonic seconds) the command that now got a connection waited for it; None if it did not wait."""
 
 
 class OutageRetry(Retry):
@@ -109,11 +109,14 @@ class OutageRetry(Retry):
 
     async def _retry(self, do: Callable[[], Awaitable[T]], fail: Callable[..., Any], counted: bool) -> T:
         failures, ends = 0, float("inf")
+        if (since := _waited_since.get()) is not None:
+            _waited_since.set(None)
+            ends = since + self._limit_s
         while True:
             try:
                 result = await do()
             except (redis_errors.RedisError, OSError) as error:
-                if not self._is_temporary(error):
+                if not self._waits_for(error):
                     raise
                 now = time.monotonic()
                 failures, ends = failures + 1, min(ends, now + self._limit_s)
@@ -128,6 +131,19 @@ class OutageRetry(Retry):
                 self._log_answer()
                 return result
 
+    async def wait_for_turn(self, turns: asyncio.Semaphore) -> None:
+        """Wait for a free connection; the time counts for the command that gets it. Raises RedisOutageError."""
+        since = time.monotonic()
+        try:
+            async with asyncio.timeout(self._limit_s):
+                await turns.acquire()
+        except TimeoutError:
+            raise RedisOutageError(
+                f"Redis at {self._address} has been unavailable for {self._limit_s:g} s: all connections "
+                f"of this client were in use ({self.reason})"
+            ) from None
+        _waited_since.set(since)
+
     def _log_failure(self, error: Exception, left_s: float) -> None:
         now = time.monotonic()
         self.reason = str(error).rstrip(".") or type(error).__name__
@@ -138,15 +154,10 @@ class OutageRetry(Retry):
                 "Redis at %s is unavailable: %s; retrying for another %.0f s", self._address, self.reason, left_s
             )
 
-    def _is_temporary(self, error: Exception) -> bool:
+    def _waits_for(self, error: Exception) -> bool:
         """Whether waiting may help: the server is unreachable or unable, or a password or certificate changes."""
-        if isinstance(error, (redis_errors.AuthenticationError, redis_errors.AuthorizationError)):
-            return self._has_answered
-        if isinstance(error.__context__, ssl.SSLCertVerificationError):
-            return self._has_answered
-        if isinstance(error, redis_errors.ResponseError):
-            return isinstance(error, redis_errors.ReadOnlyError) or str(error).startswith(_TEMPORARY)
-        return isinstance(error, (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError))
+        answer = answer_to(error)
+        return answer is Answer.WAIT or (answer is Answer.WAIT_IF_KNOWN and self._has_answered)
 
     def _log_answer(self) -> None:
         self._has_answered = True

@@ -5,28 +5,35 @@ Must not know what a function does.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from redis.exceptions import OutOfMemoryError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 
+from services.streams.connection.answers import Answer, answer_to
 from services.streams.connection.client import Redis
 from services.streams.connection.signatures import Signature, SignatureError, parse_signature
 from services.streams.retention import DEAD_KEPT, RELEASED_KEPT
 
 log = logging.getLogger(__name__)
 
-SHARED = "shared.lua"
+SHARED, TOGETHER = "shared.lua", "together.lua"
 GROWING = frozenset({"dispatch", "publish_sample", "redrive"})
 """Redis at its maxmemory rejects these. All others may exceed it: they are small, and work in flight must drain."""
 CONSTANTS = {"RELEASED_KEPT": RELEASED_KEPT, "DEAD_KEPT": DEAD_KEPT}
 """What lua/ uses of services/streams/retention.py."""
-SCRIPT_MEMORY = "OOM "
+TOGETHER_CALLS, TOGETHER_BYTES = 256, 4 * 2**20
+"""The most calls and bytes that are sent as one command: Redis serves no other client while it runs them."""
+_TOGETHER = {False: "together", True: "together_growing"}
+"""The function that runs several calls, by whether a full Redis rejects them."""
 
 
 class FencedError(RuntimeError):
@@ -75,14 +82,19 @@ def library() -> Library:
 
 
 def _code(library_name: str, shared: str, functions: dict[str, str], signatures: Mapping[str, Signature]) -> str:
-    parts = [f"#!lua name={library_name}", shared]
+    parts = [f"#!lua name={library_name}", shared, "local functions = {}"]
     for name, source in functions.items():
-        flags = "{}" if name in GROWING else "{'allow-oom'}"
-        parts.append(
-            f"redis.register_function{{function_name='{library_name}_{name}', flags={flags}, "
-            f"callback=function(keys, args)\n{_lists(signatures[name])}{source}end}}"
-        )
+        parts.append(f"functions.{name} = function(keys, args)\n{_lists(signatures[name])}{source}end")
+        parts.append(_registered(f"{library_name}_{name}", f"functions.{name}", grows=name in GROWING))
+    parts.append(files("services.streams").joinpath("lua", TOGETHER).read_text())
+    for grows, name in _TOGETHER.items():
+        parts.append(_registered(f"{library_name}_{name}", "together", grows=grows))
     return "\n".join(parts)
+
+
+def _registered(name: str, callback: str, *, grows: bool) -> str:
+    flags = "{}" if grows else "{'allow-oom'}"
+    return f"redis.register_function{{function_name='{name}', flags={flags}, callback={callback}}}"
 
 
 def _lists(signature: Signature) -> str:
@@ -102,8 +114,75 @@ async def load(redis: Redis) -> None:
             raise
 
 
+@dataclass(frozen=True)
+class _Call:
+    """One call that waits to be sent, and its reply."""
+
+    function: str
+    keys: list[Any]
+    args: list[Any]
+    reply: asyncio.Future[int]
+
+    @property
+    def grows(self) -> bool:
+        return self.function in GROWING
+
+    @property
+    def size(self) -> int:
+        """About how many bytes are sent."""
+        return sum(len(value) if isinstance(value, str | bytes) else 8 for value in (*self.keys, *self.args))
+
+
+class _CallQueue:
+    """The calls of one client. Those that wait while others are in flight are sent as one command, in order."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[_Call] = deque()
+        self._in_flight: list[_Call] = []
+        self._sender: asyncio.Task[None] | None = None
+
+    async def run(self, redis: Redis, function: str, keys: list[Any], args: list[Any]) -> int:
+        call = _Call(function, keys, args, asyncio.get_running_loop().create_future())
+        self._waiting.append(call)
+        if self._sender is None:
+            self._sender = asyncio.create_task(self._send_all(redis), name="calls of Redis functions")
+        try:
+            return await call.reply
+        finally:
+            # Without a caller that still waits, an unavailable Redis need not be waited for.
+            if self._sender is not None and all(other.reply.done() for other in (*self._in_flight, *self._waiting)):
+                self._sender.cancel()
+
+    async def _send_all(self, redis: Redis) -> None:
+        try:
+            while self._waiting:
+                self._in_flight = self._next()
+                await _send(redis, self._in_flight)
+        finally:
+            for call in (*self._in_flight, *self._waiting):
+                call.reply.cancel()
+            self._in_flight, self._sender = [], None
+            self._waiting.clear()
+
+    def _next(self) -> list[_Call]:
+        first = self._waiting.popleft()
+        calls, size = [first], first.size
+        while self._waiting and len(calls) < TOGETHER_CALLS and self._waiting[0].grows == first.grows:
+            size += self._waiting[0].size
+            if size > TOGETHER_BYTES:
+                break
+            calls.append(self._waiting.popleft())
+        return calls
+
+
+_queues: WeakKeyDictionary[Any, _CallQueue] = WeakKeyDictionary()
+
+
 async def call(redis: Redis, function: str, /, **values: Any) -> int:
     """The integer reply of a function. Loads the library again where a server has lost it.
+
+    Calls that are made while another one of the same client is in flight are sent together, in the order of the calls,
+    at most TOGETHER_CALLS at once; each has its own effect, reply and error. A call may be repeated by the client.
 
     `values`: every key and argument by the name that the function's source declares; a list for `..._keys` and
     `..._list`. Raises SignatureError for other names before anything is sent; FencedError, RedisFullError, and
@@ -113,25 +192,55 @@ async def call(redis: Redis, function: str, /, **values: Any) -> int:
     if signature is None:
         raise SignatureError(f"Redis function {function!r} does not exist")
     keys, args = signature.order(values)
+    queue = _queues.get(redis)
+    if queue is None:
+        queue = _queues[redis] = _CallQueue()
     try:
-        try:
-            return await _call(redis, function, keys, args)
-        except ResponseError as error:
-            if "function not found" not in str(error).lower():
-                raise
-            log.info("loading the functions %s into Redis", library().name)
-            await load(redis)
-            return await _call(redis, function, keys, args)
-    except OutOfMemoryError as error:
-        raise RedisFullError(f"Redis is at its maxmemory: {error}") from None
+        return await queue.run(redis, function, keys, args)
     except ResponseError as error:
-        text = str(error)
-        if text.startswith("FENCED"):
-            raise FencedError(text) from None
-        if text.startswith(SCRIPT_MEMORY):
-            raise RedisFullError(f"Redis is at its maxmemory: {text}") from None
+        match answer_to(error):
+            case Answer.FENCED:
+                raise FencedError(str(error)) from None
+            case Answer.FULL:
+                raise RedisFullError(f"Redis is at its maxmemory: {error}") from None
         raise
 
 
-async def _call(redis: Redis, function: str, keys: list[Any], args: list[Any]) -> int:
-    return int(await redis.fcall(f"{library().name}_{function}", len(keys), *keys, *args))
+async def _send(redis: Redis, calls: list[_Call]) -> None:
+    """Send calls in one command, and hand each its reply or its error."""
+    replies: list[Any]
+    try:
+        replies = await _replies(redis, calls)
+    except (RedisError, OSError) as error:  # each caller raises it
+        replies = [error] * len(calls)
+    for call, reply in zip(calls, replies, strict=True):
+        if call.reply.done():  # its caller was cancelled
+            continue
+        if isinstance(reply, Exception):
+            call.reply.set_exception(reply)
+        else:
+            call.reply.set_result(int(reply))
+
+
+async def _replies(redis: Redis, calls: list[_Call]) -> list[Any]:
+    try:
+        return await _fcall(redis, calls)
+    except ResponseError as error:
+        if answer_to(error) is not Answer.LOAD:
+            raise
+        log.info("loading the functions %s into Redis", library().name)
+        await load(redis)
+        return await _fcall(redis, calls)
+
+
+async def _fcall(redis: Redis, calls: list[_Call]) -> list[Any]:
+    if len(calls) == 1:
+        [only] = calls
+        return [await redis.fcall(f"{library().name}_{only.function}", len(only.keys), *only.keys, *only.args)]
+    keys = [key for call in calls for key in call.keys]
+    sizes = [part for call in calls for part in (call.function, len(call.keys), len(call.args))]
+    args = [arg for call in calls for arg in call.args]
+    found: list[Any] = await redis.fcall(
+        f"{library().name}_{_TOGETHER[calls[0].grows]}", len(keys), *keys, len(calls), *sizes, *args
+    )
+    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from redis import asyncio as redis_asyncio
 from redis import exceptions as redis_errors
@@ -28,6 +29,8 @@ SENTINEL_S = 1.0
 """How long one Sentinel may take to answer before the next one is asked."""
 FRESH_S = 0.3
 """How long all connections use one answer of the Sentinels: a fleet that reconnects must not overload them."""
+IDLE_S = 15.0
+"""How long a connection may be idle."""
 LOOK_S = 1.0
 """How often the Sentinels are asked in normal operation. After a failover the previous master still runs, and for about
 ten seconds it accepts writes that are lost afterwards."""
@@ -65,7 +68,43 @@ class _TlsMasterConnection(_Trusting, _MasterConnection, SentinelManagedSSLConne
 
 
 class _ServerPool(ConnectionPool):
-    """redis-py's pool, whose preparation of a connection waits for Redis like a command does."""
+    """redis-py's pool with a queue: a command waits for its turn when all connections are in use.
+
+    That wait, and the preparation of a connection, end like a command's wait for Redis. Idle connections are closed.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._turns = asyncio.Semaphore(self.max_connections)
+        self._idle_since: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+
+    async def get_connection(self, command_name: str | None = None, *keys: Any, **options: Any) -> Any:
+        """A connected connection. Raises what `retry` raises when none becomes free, or Redis stays unavailable."""
+        if self._turns.locked():
+            await self.connection_kwargs["retry"].wait_for_turn(self._turns)
+        else:
+            await self._turns.acquire()
+        connection = cast(Any, super()).get_available_connection()
+        try:
+            await self.ensure_connection(connection)
+        except BaseException:
+            await self.release(connection)
+            raise
+        return connection
+
+    async def release(self, connection: Any) -> None:
+        """Return a connection, and close those that were idle for IDLE_S."""
+        try:
+            await super().release(connection)
+            self._idle_since[connection] = time.monotonic()
+        finally:
+            self._turns.release()
+        await self._close_idle(time.monotonic() - IDLE_S)
+
+    async def _close_idle(self, since: float) -> None:
+        # The connection that was returned last is taken first, so the first in the list is the longest idle one.
+        while self._available_connections and self._idle_since.get(self._available_connections[0], since) < since:
+            await self._available_connections.pop(0).disconnect(nowait=True)
 
     async def ensure_connection(self, connection: Any) -> None:
         await connection.retry.call_with_retry(
