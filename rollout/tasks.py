@@ -22,6 +22,7 @@ from services.metrics import MESSAGES, TOKENS
 from services.process import Context
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer, Delivery
+from services.streams.delivery.leases import LeaseLostError
 from services.streams.delivery.payloads import SamplePayload
 from services.streams.state.group_state import GroupTransitions, RejectedMessageError, missing_samples
 
@@ -50,7 +51,7 @@ class LeasedTask:
         return self.delivery.message
 
     def renewing(self) -> AbstractAsyncContextManager[None]:
-        """Keep the lease while the body runs."""
+        """Keep the lease while the body runs; see Consumer.renewing."""
         return self.consumer.renewing(self.delivery.lease)
 
     async def missing_samples(self) -> list[int]:
@@ -135,7 +136,8 @@ class GroupWorker:
         """Publish the samples that the task's group lacks.
 
         A task of a released group is acked without work. A prompt that cannot be answered, and a task that is not of
-        this run, are dead-lettered with reason and cause. When this raises, the task stays unacked and is redelivered.
+        this run, are dead-lettered with reason and cause. The work stops when the lease is lost. When this raises, the
+        task stays unacked and is redelivered.
         """
         try:
             async with task.renewing():
@@ -146,6 +148,9 @@ class GroupWorker:
         except RejectedMessageError as error:
             await task.dead_letter(str(error), Cause.INVALID)
             task.count(TaskResult.REFUSED)
+        except LeaseLostError as error:
+            log.warning("the generation of group %s was stopped: %s", task.message.group, error)
+            task.count(TaskResult.LEASE_LOST)
         except MixedVersionError as error:
             # Not acked: the lease expires and the task is redelivered, at most limits.max_deliveries times.
             log.error("group %s is left for redelivery: %s", task.message.group, error)

@@ -17,7 +17,8 @@ from services.contracts import Cause, Lane, Outcome, Sample, SampleResult, Sandb
 from services.metrics import DAMAGED_PAYLOADS, FAULTS, MESSAGES, VERDICT_SECONDS
 from services.process import Context
 from services.streams.delivery.consumer import Consumer, Delivery
-from services.streams.delivery.payloads import PayloadMissingError, fetch_text
+from services.streams.delivery.leases import LeaseLostError
+from services.streams.delivery.payloads import fetch_texts
 from services.streams.state.group_state import GroupTransitions, RejectedMessageError
 from verifier.sandbox.pool import Finding, Sandbox
 from verifier.sandbox.prctl import deny_inspection
@@ -85,39 +86,46 @@ class _LaneJudge:
                 continue
             waits.done(idle)
             with waits.on(judging, f"{len(deliveries)} judgements in the sandbox", patience):
+                keys = [delivery.message.facts.payload for delivery in deliveries]
+                texts, damaged = await fetch_texts(self._context.redis, keys)
                 async with asyncio.TaskGroup() as judgements:
-                    for delivery in deliveries:
-                        judgements.create_task(self._judge(delivery))
+                    for delivery, key in zip(deliveries, keys, strict=True):
+                        judgements.create_task(self._judge(delivery, texts.get(key), damaged.get(key, "")))
 
-    async def _judge(self, delivery: Delivery[Sample]) -> None:
-        sample = delivery.message
-        started = time.monotonic()
-        async with self._consumer.renewing(delivery.lease):
-            finding = await self._find(sample)
-            verdict = Verdict(
-                group=sample.group,
-                index=sample.index,
-                outcome=finding.outcome,
-                score=finding.score,
-                reason=finding.reason[:REASON_CHARACTERS],
-                answer=finding.answer,
-                facts=sample.facts,
-            )
-            try:
-                first = await self._transitions.publish_verdict(self._lane, delivery.lease, verdict)
-                result = SampleResult.PUBLISHED if first else SampleResult.DUPLICATE
-            except RejectedMessageError as error:
-                await self._consumer.dead_letter(delivery, str(error), Cause.INVALID)
-                result = SampleResult.REFUSED
+    async def _judge(self, delivery: Delivery[Sample], text: str | None, damage: str) -> None:
+        try:
+            async with self._consumer.renewing(delivery.lease):
+                await self._publish_verdict(delivery, text, damage)
+        except LeaseLostError as error:
+            log.warning("a judgement was stopped: %s", error)
+            MESSAGES.labels(self._context.keys.run, f"{self._lane.value}-samples", SampleResult.LEASE_LOST).inc()
+
+    async def _publish_verdict(self, delivery: Delivery[Sample], text: str | None, damage: str) -> None:
+        sample, started = delivery.message, time.monotonic()
+        finding = Finding(Outcome.UNKNOWN, 0.0, damage)
+        if text is None:
+            DAMAGED_PAYLOADS.labels(self._context.keys.run, VerifierService.name).inc()
+        else:
+            finding = await self._find(sample, text)
+        verdict = Verdict(
+            group=sample.group,
+            index=sample.index,
+            outcome=finding.outcome,
+            score=finding.score,
+            reason=finding.reason[:REASON_CHARACTERS],
+            answer=finding.answer,
+            facts=sample.facts,
+        )
+        try:
+            first = await self._transitions.publish_verdict(self._lane, delivery.lease, verdict)
+            result = SampleResult.PUBLISHED if first else SampleResult.DUPLICATE
+        except RejectedMessageError as error:
+            await self._consumer.dead_letter(delivery, str(error), Cause.INVALID)
+            result = SampleResult.REFUSED
         VERDICT_SECONDS.labels(self._context.keys.run, finding.outcome.value).observe(time.monotonic() - started)
         MESSAGES.labels(self._context.keys.run, f"{self._lane.value}-samples", result).inc()
 
-    async def _find(self, sample: Sample) -> Finding:
-        try:
-            text = await fetch_text(self._context.redis, sample.facts.payload)
-        except PayloadMissingError as error:
-            DAMAGED_PAYLOADS.labels(self._context.keys.run, VerifierService.name).inc()
-            return Finding(Outcome.UNKNOWN, 0.0, str(error))
+    async def _find(self, sample: Sample, text: str) -> Finding:
         finding = Finding(Outcome.UNKNOWN, 0.0, "not judged")
         for _ in range(ATTEMPTS):
             fresh = finding.fault in FATAL  # the fault may have been that of a text judged before

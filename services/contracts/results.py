@@ -12,13 +12,15 @@ class TaskResult(StrEnum):
     """What a rollout replica did with a task.
 
     `mixed-version`: at limits.max_staleness = 0 a response had tokens of two policy versions in every attempt, so the
-    task is left for redelivery.
+    task is left for redelivery. `lease-lost`: another replica took the task over, or its group was rewound, so the
+    generation was stopped.
     """
 
     DONE = "done"
     DEAD_LETTERED = "dead-lettered"
     REFUSED = "refused"
     MIXED_VERSION = "mixed-version"
+    LEASE_LOST = "lease-lost"
 
 
 class SampleResult(StrEnum):
@@ -26,6 +28,7 @@ class SampleResult(StrEnum):
 
     PUBLISHED = "published"
     DUPLICATE = "duplicate"
+    LEASE_LOST = "lease-lost"
     REFUSED = "refused"
 
 

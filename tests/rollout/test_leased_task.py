@@ -13,7 +13,8 @@ from rollout.engine import Generation
 from rollout.generation import MIXED_VERSION_TRIES, MixedVersionError, ResponseGenerator
 from rollout.tasks import LeasedTask
 from services.contracts import Lane, Task, VersionSpan
-from services.streams.delivery.consumer import Consumer, Delivery, Lease
+from services.streams.delivery.consumer import Consumer, Delivery
+from services.streams.delivery.leases import Lease
 from services.streams.delivery.payloads import SamplePayload
 from services.streams.state.group_state import GroupTransitions
 from tests.harness.leased_task_route import FixedTokenizer, SameAnswer, leased_task_route

@@ -32,7 +32,8 @@ from services.contracts import (
     Verdict,
     VersionSpan,
 )
-from services.streams.delivery.consumer import Consumer, Delivery, Lease
+from services.streams.delivery.consumer import Consumer, Delivery
+from services.streams.delivery.leases import Lease
 from services.streams.delivery.payloads import SamplePayload
 from services.streams.keys import RunKeys
 from services.streams.state.group_counts import group_counts

@@ -71,15 +71,11 @@ async def test_a_fatal_fault_is_retried_in_a_fresh_process(redis, run_id, monkey
         seen.append(fresh)
         return Finding(Outcome.UNKNOWN, 0.0, "for the test", fault=fault)
 
-    async def fetch_text(*_):
-        return "a"
-
     monkeypatch.setattr(Sandbox, "judge", judge)
-    monkeypatch.setattr(service, "fetch_text", fetch_text)
     sample = SimpleNamespace(verifier="pattern", reference={"pattern": "a"}, facts=SimpleNamespace(payload="somewhere"))
     async with service_context(redis, run_id, recipe_document("/nowhere"), "verifier") as context:
         with Sandbox(1, 20.0) as sandbox:
-            found = await service._LaneJudge(context, Lane.TRAIN, sandbox)._find(sample)
+            found = await service._LaneJudge(context, Lane.TRAIN, sandbox)._find(sample, "a")
     assert (found.fault, seen) == (fault, fresh)
 
 

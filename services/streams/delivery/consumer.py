@@ -5,21 +5,19 @@ Must not know what a message means beyond its type.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from redis.exceptions import ResponseError
 
-from services.cancellation import cancel_and_wait
 from services.contracts import Cause, DeadLetter, Message
 from services.metrics import REDELIVERED_MESSAGES
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
+from services.streams.delivery.leases import Lease, LeaseRenewal, renew_lease
 from services.streams.delivery.validation import Malformed, Source, admit, make_letter, origin
 from services.streams.keys import RunKeys
 
@@ -30,16 +28,6 @@ TRIMMED_AT_ONCE, TRIM_CALLS = 1000, 10
 and the most calls of one trim."""
 
 M = TypeVar("M", bound=Message)
-
-
-@dataclass(frozen=True)
-class Lease:
-    """The right to work on one entry, until it is acked or the lease lapses unrenewed."""
-
-    stream: str
-    consumer_group: str
-    consumer: str
-    entry: str
 
 
 @dataclass(frozen=True)
@@ -76,6 +64,7 @@ class Consumer(Generic[M]):
         self._name = name
         self._model = model
         self._lease_ms = int(lease_s * 1000)
+        self._renewal = LeaseRenewal(redis, lease_s)
         self._max_deliveries = max_deliveries
         self._next_reclaim = 0.0
 
@@ -101,7 +90,7 @@ class Consumer(Generic[M]):
             if reclaimed:
                 return reclaimed
             self._next_reclaim = time.monotonic() + self._lease_ms / 3000
-        block = max(1, int(block_s * 1000))
+        block = int(block_s * 1000) or None
         reply = await self._redis.xreadgroup(self._group, self._name, {self._stream: ">"}, count=count, block=block)
         entries = [(entry, fields, 1) for _, messages in reply or [] for entry, fields in messages]
         return await self._open_entries(entries)
@@ -171,31 +160,11 @@ class Consumer(Generic[M]):
 
     async def renew_lease(self, lease: Lease) -> bool:
         """Renew the lease once; False if another consumer owns the entry or it was acked."""
-        renewed = await call(
-            self._redis,
-            "renew_lease",
-            stream_key=lease.stream,
-            consumer_group=lease.consumer_group,
-            consumer=lease.consumer,
-            entry=lease.entry,
-        )
-        return bool(renewed)
+        return await renew_lease(self._redis, lease)
 
-    @asynccontextmanager
-    async def renewing(self, lease: Lease) -> AsyncIterator[None]:
-        """Renew the lease while the body runs, three times within the duration of a lease."""
-
-        async def renew() -> None:
-            while True:
-                await asyncio.sleep(self._lease_ms / 3000)
-                if not await self.renew_lease(lease):
-                    return
-
-        task = asyncio.create_task(renew(), name=f"renewal of {lease.entry} on {lease.stream}")
-        try:
-            yield
-        finally:
-            await cancel_and_wait(task)
+    def renewing(self, lease: Lease) -> AbstractAsyncContextManager[None]:
+        """Renew the lease while the body runs. Once it is lost, cancel the body: LeaseLostError."""
+        return self._renewal.holding(lease)
 
 
 async def trim(redis: Redis, stream: str, consumer_group: str, gone_after_s: float, longest: int) -> int:

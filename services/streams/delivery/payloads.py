@@ -99,12 +99,22 @@ async def fetch(redis: Redis, keys: list[str]) -> tuple[dict[str, SamplePayload]
     return whole, damaged
 
 
-async def fetch_text(redis: Redis, key: str) -> str:
-    """Only the response's text, which a verifier needs. Raises PayloadMissingError."""
-    text, crc = await redis.hmget(key, "text", "text_crc")
+async def fetch_texts(redis: Redis, keys: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The texts of responses, which a verifier needs, in one round trip: the valid ones, and the errors, by key."""
+    async with redis.pipeline(transaction=False) as pipe:
+        for key in keys:
+            pipe.hmget(key, "text", "text_crc")
+        found = await pipe.execute()
+    texts, damaged = {}, {}
+    for key, (text, crc) in zip(keys, found, strict=True):
+        try:
+            texts[key] = _text(text, crc)
+        except ValueError as error:
+            damaged[key] = f"payload {key} is missing or damaged: {error}"
+    return texts, damaged
+
+
+def _text(text: bytes | None, crc: bytes | None) -> str:
     if text is None or crc is None or not crc.isdigit() or int(crc) != _crc(text):
-        raise PayloadMissingError(f"payload {key} is missing or damaged: no valid text")
-    try:
-        return str(text.decode())
-    except UnicodeDecodeError as error:
-        raise PayloadMissingError(f"payload {key} is missing or damaged: {error}") from None
+        raise ValueError("no valid text")
+    return text.decode()

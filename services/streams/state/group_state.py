@@ -21,7 +21,7 @@ from services.contracts import (
 )
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
-from services.streams.delivery.consumer import Lease
+from services.streams.delivery.leases import Lease
 from services.streams.delivery.payloads import SamplePayload, pack
 from services.streams.keys import RunKeys
 from services.streams.retention import EVENTS_KEPT
@@ -33,6 +33,10 @@ EVALUATED_TTL_S = 7 * 24 * 3600
 MORE, KEPT, EVALUATED = "more", "kept", "evaluated"
 """Decisions about a pending group other than a release: draw its other samples, keep it for a batch, or end its
 evaluation."""
+
+
+ENDS = frozenset({EVALUATED, *Release})
+"""The decisions that end a group."""
 
 
 class Effect(IntEnum):
@@ -170,7 +174,7 @@ class GroupTransitions:
             released_key=streams.released,
             tasks_key=streams.tasks,
             posteriors_key=self._keys.posteriors,
-            payload_keys=self._payloads(verdict.group, samples),
+            payload_keys=self._payloads(verdict.group, samples) if decision in ENDS else [],
             epoch=self._epoch,
             consumer_group=lease.consumer_group,
             verdict_entry=lease.entry,
@@ -277,15 +281,12 @@ async def missing_samples(redis: Redis, keys: RunKeys, task: Task) -> list[int]:
 
     Raises RejectedMessageError for a group that this run does not have, or that has fewer samples.
     """
-    async with redis.pipeline(transaction=True) as pipe:
-        pipe.hmget(keys.group(task.group), "state", "samples")
-        for index in range(task.wanted):
-            pipe.exists(keys.payload(task.group, index))
-        (state, samples), *exists = await pipe.execute()
+    published = [f"sample:{index}" for index in range(task.wanted)]
+    state, samples, *entries = await redis.hmget(keys.group(task.group), "state", "samples", *published)
     if state is None:
         raise RejectedMessageError(f"group {task.group!r} is not a group of this run")
     if task.wanted > int(samples):
         raise RejectedMessageError(f"samples {task.wanted} exceed those of group {task.group!r}, {int(samples)}")
     if state != b"pending":
         return []
-    return [index for index, published in enumerate(exists) if not published]
+    return [index for index, entry in enumerate(entries) if entry is None]

@@ -13,7 +13,8 @@ from typing import Any
 
 from services.contracts import Cause, Lane, Release
 from services.streams.connection.functions import FencedError
-from services.streams.delivery.consumer import Delivery, Lease, trim
+from services.streams.delivery.consumer import Delivery, trim
+from services.streams.delivery.leases import Lease
 from services.streams.keys import RunKeys
 from services.streams.state.dead_letters import NotRedrivableError, letters, redrive
 from services.streams.state.events import EventLog

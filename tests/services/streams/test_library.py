@@ -10,7 +10,7 @@ from services.contracts import Cause, Lane, Release
 from services.streams.connection import functions as function_library
 from services.streams.connection.client import connect
 from services.streams.connection.functions import FencedError, RedisFullError, library
-from services.streams.delivery.consumer import Lease
+from services.streams.delivery.leases import Lease
 from services.streams.keys import RunKeys
 from services.streams.state.dead_letters import NotRedrivableError
 from services.streams.state.ownership import become_owner

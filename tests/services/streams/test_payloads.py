@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from services.streams.delivery.payloads import PayloadMissingError, fetch, fetch_text, pack, unpack
+from services.streams.delivery.payloads import PayloadMissingError, fetch, fetch_texts, pack, unpack
 from services.streams.keys import RunKeys
 from tests.services.driven import BODY
 
@@ -18,7 +18,10 @@ async def test_payload_survives_the_round_trip(redis, keys):
     await redis.hset(key, mapping=pack(BODY))
     whole, damaged = await fetch(redis, [key, "no-such-key"])
     assert list(whole) == [key]
-    assert whole[key].text == await fetch_text(redis, key) == "zwölf"
+    texts, unreadable = await fetch_texts(redis, [key, "no-such-key"])
+    assert whole[key].text == texts[key] == "zwölf"
+    assert list(texts) == [key]
+    assert "payload no-such-key is missing" in unreadable["no-such-key"]
     assert whole[key].spans == BODY.spans
     np.testing.assert_array_equal(whole[key].response_ids, [8, 9])
     np.testing.assert_array_equal(whole[key].behaviour_logprobs, np.array([-0.5, -1.25], np.float32))
@@ -37,5 +40,6 @@ async def test_a_payload_that_lost_a_bit_or_a_field_is_detected(redis, keys, fie
             with pytest.raises(PayloadMissingError, match=f"payload {key} is missing or damaged"):
                 unpack(key, stored)
         if field.startswith("text"):
-            with pytest.raises(PayloadMissingError, match=f"payload {key} is missing or damaged"):
-                await fetch_text(redis, key)
+            texts, unreadable = await fetch_texts(redis, [key])
+            assert not texts
+            assert unreadable[key].startswith(f"payload {key} is missing or damaged")

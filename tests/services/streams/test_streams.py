@@ -7,6 +7,7 @@ import pytest
 from services.contracts import Cause, Lane, Outcome, Release, Sample
 from services.streams.connection.functions import FencedError
 from services.streams.delivery.consumer import Consumer
+from services.streams.delivery.leases import LeaseLostError
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts, response_tokens
@@ -289,6 +290,25 @@ async def test_renewal_keeps_a_lease_and_does_not_steal_a_lost_one(redis, keys):
     assert not await other.renew_lease(taken.lease), "an acked entry has no owner"
 
 
+async def test_work_stops_when_its_lease_is_lost(redis, keys):
+    run = await DrivenRun.open(redis, keys, lease_s=0.3)
+    for number in range(3):
+        await run.sampler.dispatch(Lane.TRAIN, task_of(f"g{number}"), STATE)
+    holder = run.rollout("r0")
+    kept, taken, finished = await holder.read(3, 1)
+
+    async def work(delivery):
+        async with holder.renewing(delivery.lease):
+            await asyncio.sleep(60 if delivery is taken else 1.0)
+
+    works = [asyncio.create_task(work(delivery)) for delivery in (kept, taken, finished)]
+    await asyncio.sleep(0.05)
+    await redis.xclaim(run.streams.tasks, "rollout", "r1", 0, [taken.lease.entry])
+    results = await asyncio.wait_for(asyncio.gather(*works, return_exceptions=True), 30)
+    assert [type(result) for result in results] == [type(None), LeaseLostError, type(None)]
+    assert taken.lease.entry in str(results[1])
+
+
 async def test_a_lapsed_lease_is_found_behind_many_live_ones(run, redis):
     for number in range(40):
         await run.sampler.dispatch(Lane.TRAIN, task_of(f"g{number}"), STATE)
@@ -338,8 +358,6 @@ async def test_a_consumer_continues_after_its_stream_was_deleted(run, redis, key
     await redis.delete(run.streams.tasks)
     await run.sampler.dispatch(Lane.TRAIN, task_of("g2"), STATE)
     assert not await consumer.renew_lease(held.lease), "the stream has no consumer group"
-    async with consumer.renewing(held.lease):
-        pass
     assert [delivery.message.group for _ in range(2) for delivery in await consumer.read(2, 0.01)] == ["g2"]
 
 

@@ -9,7 +9,7 @@ local fresh = LATE
 if state == 'pending' and redis.call('EXISTS', payload_key) == 0
   and is_leased(tasks_key, consumer_group, task_entry) then
   redis.call('HSET', payload_key, unpack(payload_field_list))
-  publish(samples_key, sample)
+  redis.call('HSET', group_key, 'sample:' .. index, publish(samples_key, sample))
   redis.call('HINCRBY', group_key, 'published', 1)
   fresh = FRESH
 end

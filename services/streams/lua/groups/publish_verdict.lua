@@ -5,7 +5,10 @@ local consumer_group, sample_entry, index, verdict = unpack(args)
 local found = find_sample(group_key, index)
 if found < 0 then return found end
 if not is_leased(samples_key, consumer_group, sample_entry) then return LATE end
-local fresh = redis.call('HSETNX', group_key, 'judged:' .. index, '1')
-if fresh == 1 then publish(verdicts_key, verdict) end
+local fresh = LATE
+if redis.call('HEXISTS', group_key, 'judged:' .. index) == 0 then
+  redis.call('HSET', group_key, 'judged:' .. index, publish(verdicts_key, verdict))
+  fresh = FRESH
+end
 redis.call('XACK', samples_key, consumer_group, sample_entry)
 return fresh

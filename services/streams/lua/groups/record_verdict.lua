@@ -18,8 +18,7 @@ if decision == '' then return fresh end
 if posterior ~= '' then redis.call('HSET', posteriors_key, prompt, posterior) end
 if decision == 'more' then
   if redis.call('HSETNX', group_key, 'extended', '1') == 1 then
-    redis.call('HSET', group_key, 'task', rest_task)
-    publish(tasks_key, rest_task)
+    redis.call('HSET', group_key, 'task', rest_task, 'entry', publish(tasks_key, rest_task))
   end
   return FRESH
 end

@@ -1,0 +1,92 @@
+"""Owns leases: the right to work on an entry, its renewal, and the end of work whose lease was lost.
+
+Must not read a stream or ack an entry; the consumer does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from redis.exceptions import RedisError
+
+from services.streams.connection.client import Redis
+from services.streams.connection.functions import call
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to work on one entry, until it is acked or the lease lapses unrenewed."""
+
+    stream: str
+    consumer_group: str
+    consumer: str
+    entry: str
+
+
+class LeaseLostError(RuntimeError):
+    """Another consumer took the entry over, or it was acked or deleted: work on it has no effect any more."""
+
+
+async def renew_lease(redis: Redis, lease: Lease) -> bool:
+    """Renew a lease once; False if another consumer owns the entry or it was acked."""
+    renewed = await call(
+        redis,
+        "renew_lease",
+        stream_key=lease.stream,
+        consumer_group=lease.consumer_group,
+        consumer=lease.consumer,
+        entry=lease.entry,
+    )
+    return bool(renewed)
+
+
+class LeaseRenewal:
+    """Renews the held leases of one consumer, three times within the duration of a lease, all in one command."""
+
+    def __init__(self, redis: Redis, lease_s: float) -> None:
+        self._redis = redis
+        self._every_s = lease_s / 3
+        self._held: dict[Lease, asyncio.Timeout] = {}
+        self._renewing: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def holding(self, lease: Lease) -> AsyncIterator[None]:
+        """Renew the lease while the body runs; once it is lost, cancel the body and raise LeaseLostError."""
+        try:
+            async with asyncio.timeout(None) as body:
+                self._held[lease] = body
+                if self._renewing is None:
+                    self._renewing = asyncio.create_task(self._renew(), name=f"renewal on {lease.stream}")
+                try:
+                    yield
+                finally:
+                    self._release(lease)
+        except TimeoutError:
+            if not body.expired():
+                raise
+            raise LeaseLostError(f"the lease of {lease.entry} on {lease.stream} was lost") from None
+
+    def _release(self, lease: Lease) -> None:
+        del self._held[lease]
+        if not self._held and self._renewing is not None:
+            self._renewing.cancel()
+            self._renewing = None
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            leases = list(self._held)
+            try:
+                renewed = await asyncio.gather(*(renew_lease(self._redis, lease) for lease in leases))
+            except (RedisError, OSError) as error:
+                log.warning("%d leases were not renewed and may lapse: %s", len(leases), error)
+                continue
+            for lease, kept in zip(leases, renewed, strict=True):
+                if not kept and lease in self._held:
+                    self._held[lease].reschedule(asyncio.get_running_loop().time())
