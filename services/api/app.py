@@ -5,6 +5,7 @@ Must not hold state; every request reads Redis.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -23,7 +24,7 @@ from services.settings.faults import explained
 from services.streams.connection.client import Redis, RedisUnavailableError, connection_problem
 from services.streams.connection.functions import RedisFullError
 from services.streams.state.dead_letters import NotRedrivableError, UnknownLetterError
-from services.streams.state.heartbeat import live_processes
+from services.streams.state.heartbeat import live_by_run
 from services.streams.state.runs import NoCheckpointError, RunRecords, RunStateError, UnknownRunError
 
 STATUS = {
@@ -107,10 +108,8 @@ def _add_probe_routes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
     async def targets(request: Request) -> list[TargetGroup]:
         """Every live process's metrics page (Prometheus HTTP service discovery)."""
         own = TargetGroup(targets=[request.url.netloc], labels={"service": "api"})
-        found = await live_processes(redis, None)
-        for record in await records.all():
-            if not record.state.ended:
-                found += await live_processes(redis, record.id)
+        active = [record.id for record in await records.all() if not record.state.ended]
+        found = chain.from_iterable((await live_by_run(redis, [None, *active])).values())
         labelled = [
             TargetGroup(
                 targets=[process.metrics],

@@ -14,8 +14,8 @@ RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,95}")
 RUNS = "penstock:runs"
 EVALUATION_GROUP = "e."
 """The prefix of the ids of evaluation groups; ids of training groups never start with it."""
-SHARED_PROCESSES = "penstock:{-}:processes"
-"""The index of processes that belong to no run; no run id is a dash."""
+SHARED_HEARTBEATS = "penstock:{-}:heartbeats"
+"""The heartbeats of processes that belong to no run; no run id is a dash."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,6 @@ class RunKeys:
     def epoch(self, role: str) -> str:
         return self.key(f"epoch:{role}")
 
-    def process(self, process: str) -> str:
-        return self.key(f"process:{process}")
-
     @property
     def record(self) -> str:
         return self.key("record")
@@ -161,8 +158,8 @@ class RunKeys:
         return self.key("weight-manifest")
 
     @property
-    def processes(self) -> str:
-        return self.key("processes")
+    def heartbeats(self) -> str:
+        return self.key("heartbeats")
 
 
 def order_of(entry: str) -> tuple[int, int]:

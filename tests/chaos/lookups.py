@@ -29,6 +29,8 @@ STREAMS = (*READERS, "batches", "steps", "events", "dead", "evaluations", "weigh
 LANES = {"train": "", "evaluation": "evaluation:"}
 """By lane: the prefix of its streams and counters."""
 READY = "ready"
+LAPSES_S = 10
+"""How long a heartbeat counts, by Redis' clock."""
 DOWN = (redis.exceptions.ConnectionError, redis.exceptions.BusyLoadingError)
 
 
@@ -69,9 +71,10 @@ class Process:
 def processes(server: Any, run: str, service: str | None = None) -> list[Process]:
     """The run's live processes, or those of `service`."""
     found = []
-    for member in sorted(server.smembers(key(run, "processes"))):
-        body = server.get(key(run, f"process:{member.decode()}"))
-        if body is not None:
+    seconds, _ = server.time()
+    for _, value in sorted(server.hgetall(key(run, "heartbeats")).items()):
+        at_ms, _, body = value.partition(b" ")
+        if abs(seconds - int(at_ms) / 1000) <= LAPSES_S:
             announced = json.loads(body)
             found.append(Process(*(announced[name] for name in ("id", "service", "pid", "state", "version"))))
     return [process for process in found if service in (None, process.service)]

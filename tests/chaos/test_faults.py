@@ -64,8 +64,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 def announce(raw: Any, service: str, pid: int, name: str = "victim", state: str = "ready") -> None:
     announced = {"id": name, "service": service, "pid": pid, "state": state, "version": 0}
-    raw.set(key(RUN, f"process:{name}"), json.dumps(announced))
-    raw.sadd(key(RUN, "processes"), name)
+    raw.hset(key(RUN, "heartbeats"), name, f"{raw.time()[0] * 1000} {json.dumps(announced)}")
 
 
 def lease(raw: Any, stream: str, reader: str, body: dict[str, Any], consumer: str = "victim") -> str:

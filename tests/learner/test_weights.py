@@ -23,6 +23,7 @@ from services.contracts.weight_layout import bucket_layout, cut_buckets
 from services.settings import WeightsSettings
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
+from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.policy_history import History
 from tests.learner.receiver import Receiver
 from tests.learner.running import until_event
@@ -54,7 +55,7 @@ async def until(condition: Callable[[], bool], what: str, deadline_s: float = 30
 
 async def announced(redis: Any, keys: RunKeys, name: str) -> None:
     ends = time.monotonic() + 60
-    while not await redis.exists(keys.process(name)):
+    while not await redis.hexists(keys.heartbeats, name):
         assert time.monotonic() < ends, f"{name} did not announce itself"
         await asyncio.sleep(0.05)
 
@@ -168,10 +169,9 @@ async def test_a_replica_that_never_answers_is_named_at_the_deadline(redis: Any,
     publisher = Publisher(redis, keys, EventLog(redis, keys, "learner"), settings, "127.0.0.1", history)
     await publisher.open(snapshot(0).manifest)
     deaf = Receiver(redis, run_id, "deaf")
-    await redis.set(keys.process("deaf"), deaf.info.model_dump_json(), px=60_000)
-    await redis.sadd(keys.processes, "deaf")
     try:
-        seconds = await publisher.publish(snapshot(0))
+        async with Heartbeat(redis, deaf.info):
+            seconds = await publisher.publish(snapshot(0))
         assert "forming the group" in await until_event(redis, keys, "weight-sync-failed")
     finally:
         await publisher.close()

@@ -273,12 +273,24 @@ class DrivenRun:
 
 
 async def contents(redis: Any, keys: RunKeys) -> dict[str, Any]:
-    """All that Redis holds of a run, except the idle times of leases: equal if and only if nothing changed."""
+    """All that Redis holds of a run, except the idle times of leases and the times of heartbeats.
+
+    Equal if and only if nothing else changed.
+    """
     content = {}
     async for key in redis.scan_iter(match=keys.key("*"), count=1000):
         kind = (await redis.type(key)).decode()
         content[key.decode()] = kind, await READERS[kind](redis, key)
+    if keys.heartbeats in content:
+        kind, announced = content[keys.heartbeats]
+        content[keys.heartbeats] = kind, {name: value.partition(b" ")[2] for name, value in announced.items()}
     return content
+
+
+async def set_back(redis: Any, keys: RunKeys, process: str, seconds: float) -> None:
+    """Make a process's last heartbeat `seconds` older, as if it had been silent, or Redis' clock had jumped."""
+    at_ms, _, info = (await redis.hget(keys.heartbeats, process)).partition(b" ")
+    await redis.hset(keys.heartbeats, process, b"%d %s" % (int(at_ms) - seconds * 1000, info))
 
 
 async def _stream(redis: Any, key: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""Owns heartbeats: each process announces that it is alive, and its waits, under a key that lapses when it dies.
+"""Owns heartbeats: each process announces that it is alive, and its waits; the announcement lapses when it dies.
 
 Must not decide how to react to a death or a stall.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pydantic import ValidationError
 from redis.exceptions import RedisError
@@ -19,7 +20,7 @@ from services.contracts import ProcessInfo, Wait
 from services.metrics import STALLED_WAITS, WAIT_DEADLINE_SECONDS, WAIT_SECONDS
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import RedisFullError, call
-from services.streams.keys import SHARED_PROCESSES, RunKeys
+from services.streams.keys import SHARED_HEARTBEATS, RunKeys
 from services.streams.state.events import EventLog
 from services.waits import Waits, describe_wait
 
@@ -29,15 +30,16 @@ HEARTBEAT_S = 2.0
 LAPSES_S = 10.0
 PATIENCE_S = 5.0
 """How long one heartbeat may take; a Redis that hangs must not keep waits out of the log."""
+FORGOTTEN_S = 6 * LAPSES_S
+"""How old a lapsed heartbeat is when it is deleted. Later than it lapses, so that only a process that has been silent
+for a minute can return while its heartbeat is being deleted; its next one restores it."""
+FORGOTTEN_AT_ONCE = 500
 UNSENT_KEPT = 100
 """Events that wait for Redis to answer again; the oldest are dropped first, and all are in the log."""
 
 
-def _places(run: str | None, process: str) -> tuple[str, str]:
-    if run is None:
-        return SHARED_PROCESSES, SHARED_PROCESSES.removesuffix("es") + f":{process}"
-    keys = RunKeys(run)
-    return keys.processes, keys.process(process)
+def _key(run: str | None) -> str:
+    return SHARED_HEARTBEATS if run is None else RunKeys(run).heartbeats
 
 
 class Heartbeat:
@@ -74,11 +76,9 @@ class Heartbeat:
         if self._heart:
             await cancel_and_wait(self._heart)
         self._gauges.show((), 0.0)
-        index, key = _places(self.info.run, self.info.id)
         try:
             async with asyncio.timeout(PATIENCE_S):
-                await self._redis.delete(key)
-                await self._redis.srem(index, self.info.id)
+                await self._redis.hdel(_key(self.info.run), self.info.id)
         except (RedisError, OSError) as error:
             log.warning(
                 "could not delete the heartbeat of %s; it lapses within %g s: %s", self.info.id, LAPSES_S, _text(error)
@@ -93,16 +93,14 @@ class Heartbeat:
         await self._announce()
 
     async def _announce(self) -> None:
-        index, key = _places(self.info.run, self.info.id)
         self.info = self.info.model_copy(update={"waits": self._waits.current(time.time())})
         await call(
             self._redis,
             "heartbeat",
-            process_key=key,
-            processes_key=index,
-            info=self.info.model_dump_json(),
-            lapses_ms=int(LAPSES_S * 1000),
+            heartbeats_key=_key(self.info.run),
             process=self.info.id,
+            info=self.info.model_dump_json(),
+            forgotten_s=int(FORGOTTEN_S),
         )
 
     async def _beat(self) -> None:
@@ -155,24 +153,40 @@ def _text(error: Exception) -> str:
 
 
 async def live_processes(redis: Redis, run: str | None) -> list[ProcessInfo]:
-    """The processes of a run (or the shared ones) whose heartbeat has not lapsed, oldest first.
+    """The processes of a run (or the shared ones) whose heartbeat has not lapsed, oldest first; one round trip.
 
     One that cannot be parsed is logged and left out.
     """
-    index, _ = _places(run, "")
-    ids = sorted(member.decode() for member in await redis.smembers(index))
-    if not ids:
-        return []
-    bodies = await asyncio.gather(*(redis.get(_places(run, process)[1]) for process in ids))
-    lapsed = [process for process, body in zip(ids, bodies, strict=True) if body is None]
-    if lapsed:
-        await redis.srem(index, *lapsed)
-    found = []
-    for process, body in zip(ids, bodies, strict=True):
-        if body is None:
-            continue
+    return (await live_by_run(redis, [run]))[run]
+
+
+async def live_by_run(redis: Redis, runs: Sequence[str | None]) -> dict[str | None, list[ProcessInfo]]:
+    """`live_processes` of several runs, in one round trip."""
+    async with redis.pipeline(transaction=False) as pipe:
+        pipe.time()
+        for run in runs:
+            pipe.hgetall(_key(run))
+        (seconds, microseconds), *hashes = await pipe.execute()
+    now_ms = seconds * 1000 + microseconds // 1000
+    found: dict[str | None, list[ProcessInfo]] = {}
+    for run, fields in zip(runs, hashes, strict=True):
+        ages = {process: _age_s(value, now_ms) for process, value in fields.items()}
+        live = (fields[process] for process, age_s in ages.items() if age_s <= LAPSES_S)
+        found[run] = sorted(_parsed(live), key=lambda info: (info.started_at, info.id))
+        if forgotten := [process for process, age_s in ages.items() if age_s > FORGOTTEN_S][:FORGOTTEN_AT_ONCE]:
+            await redis.hdel(_key(run), *forgotten)
+    return found
+
+
+def _age_s(value: bytes, now_ms: int) -> float:
+    """The age of a heartbeat. One from the future has an age too: it lapses when the server's clock is set back."""
+    at = value.partition(b" ")[0]
+    return abs(now_ms - int(at)) / 1000 if at.isdigit() else math.inf
+
+
+def _parsed(values: Iterable[bytes]) -> Iterator[ProcessInfo]:
+    for value in values:
         try:
-            found.append(ProcessInfo.model_validate_json(body))
+            yield ProcessInfo.model_validate_json(value.partition(b" ")[2])
         except ValidationError as error:
-            log.warning("process %s cannot be parsed and is left out: %s", process, error.errors()[0]["msg"])
-    return sorted(found, key=lambda info: (info.started_at, info.id))
+            log.warning("heartbeat %.200r cannot be parsed and is left out: %s", value, error.errors()[0]["msg"])

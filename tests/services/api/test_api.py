@@ -20,13 +20,14 @@ from services.contracts import (
 from services.streams.connection.client import client
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
-from services.streams.state.heartbeat import Heartbeat
+from services.streams.state.heartbeat import LAPSES_S, Heartbeat, live_processes
 from services.streams.state.policy_history import policy_version
 from services.streams.state.runs import RunRecords
 from services.waits import Waits
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document
 from tests.services.api.submitting import submitted
+from tests.services.driven import set_back
 
 
 async def test_submitted_run_is_queued_and_shown(api, run_id):
@@ -182,14 +183,12 @@ async def test_the_server_stops_on_request_and_needs_a_free_port(redis):
 
 
 async def test_a_process_disappears_with_its_heartbeat(redis, run_id):
-    from services.streams.state.heartbeat import live_processes
-
     info = ProcessInfo(id="rollout-1", service="rollout", run=run_id, host="h", pid=1, metrics="h:9")
     async with Heartbeat(redis, info) as heartbeat:
         await heartbeat.update(state="ready", version=4)
         [process] = await live_processes(redis, run_id)
         assert (process.state, process.version) == ("ready", 4)
-        await redis.delete(RunKeys(run_id).process("rollout-1"))  # as Redis does when heartbeats stop
+        await set_back(redis, RunKeys(run_id), "rollout-1", LAPSES_S + 1)
         assert await live_processes(redis, run_id) == []
         assert await policy_version(redis, RunKeys(run_id)) is None
 

@@ -265,9 +265,10 @@ async def test_a_full_redis_still_takes_heartbeats_and_events(own_server, run_id
 async def test_an_unreadable_announcement_is_omitted(redis, run_id):
     keys = RunKeys(run_id)
     async with Heartbeat(redis, info_of(run_id)):
-        await redis.set(keys.process("broken"), b'{"id": 7}')
-        await redis.sadd(keys.processes, "broken")
+        now, _ = await redis.time()
+        await redis.hset(keys.heartbeats, mapping={"broken": b'%d000 {"id": 7}' % now, "timeless": b'{"id": 7}'})
         assert [process.id for process in await live_processes(redis, run_id)] == ["learner-1"]
+        assert await redis.hkeys(keys.heartbeats) == [b"learner-1", b"broken"]
 
 
 async def test_a_service_names_its_waits_in_its_context(redis, redis_url, run_id, quick):
