@@ -36,6 +36,7 @@ PHASES: dict[str, tuple[str, ...]] = {
         "evaluation-unknown",
         "group-dead",
         "group-orphaned",
+        "group-restored",
         "prompt-refused",
         "prompt-too-long",
         "redis-memory-freed",

@@ -1,21 +1,24 @@
 """Owns the sampler's table of its groups: verdicts so far, kept groups, untrained batches.
 
-Must not do I/O, except that `recover` and `recall` read groups from Redis.
+Must not do I/O, except that `recall` and `recover` read groups from Redis.
 """
 
 from __future__ import annotations
 
-import asyncio
+import heapq
+import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from services.contracts import Lane, Outcome, Task, Verdict
-from services.sampler.advantage.filtering import KEPT
 from services.sampler.backpressure import Flow
 from services.sampler.selection.order import Waiting, in_order
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
+from services.streams.state.group_state import BATCHED, KEPT, PENDING, REOPENED, read_fields, read_groups
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -48,29 +51,67 @@ class Group:
 
 
 class GroupTable:
-    """All groups of one lane that have not been released. `batched`: groups per untrained batch, by rollout step."""
+    """All groups of the training lane that have not been released, by their state.
+
+    `generating` is in the order of dispatch. `batched`: the groups of each untrained batch, by rollout step.
+    `reopened`: groups that a rewind reopened and that wait to be dispatched again, with their prompts' ids.
+    No method costs more than what it changes, except `next_batch` and `open_groups`.
+    """
 
     def __init__(self) -> None:
         self.generating: dict[str, Group] = {}
         self.kept: dict[str, Group] = {}
-        self.batched: dict[int, int] = {}
+        self.batched: dict[int, tuple[str, ...]] = {}
+        self.reopened: dict[str, str] = {}
         self._kept_before = 0
+        self._kept_by_age: list[tuple[int, str]] = []
+        self._prompts: Counter[str] = Counter()
 
-    def dispatched(self, task: Task) -> None:
-        """Add the group of a dispatched task."""
-        self.generating[task.group] = Group(task)
+    def add(self, name: str, group: Group) -> None:
+        """Add a group that is being generated."""
+        self.reopened.pop(name, None)
+        self.generating[name] = group
+        self._prompts[group.task.prompt.id] += 1
 
     def keep(self, name: str) -> None:
         """Move a judged group to the kept groups, after those kept before it."""
-        self._kept_before += 1
-        group = self.generating.pop(name)
-        group.kept_order = self._kept_before
-        self.kept[name] = group
+        group = self._take(name)
+        group.kept_order = self._kept_before + 1
+        self.restore_kept(name, group)
 
     def restore_kept(self, name: str, group: Group) -> None:
         """Add a group that was kept before, by this sampler or an earlier one."""
         self.kept[name] = group
         self._kept_before = max(self._kept_before, group.kept_order)
+        heapq.heappush(self._kept_by_age, (group.oldest_version, name))
+
+    def remove(self, name: str) -> None:
+        """Remove a group that is being generated, was kept or reopened, because it was released."""
+        if name in self.generating:
+            self._take(name)
+        elif self.reopened.pop(name, None) is None:
+            del self.kept[name]
+
+    def _take(self, name: str) -> Group:
+        group = self.generating.pop(name)
+        prompt = group.task.prompt.id
+        self._prompts[prompt] -= 1
+        if not self._prompts[prompt]:
+            del self._prompts[prompt]
+        return group
+
+    def kept_where(self, too_old: Callable[[int], bool]) -> list[str]:
+        """The kept groups whose oldest version is `too_old`, oldest first; they stay in the table."""
+        found: dict[str, None] = {}
+        while self._kept_by_age:
+            version, name = self._kept_by_age[0]
+            known = self.kept.get(name)
+            if known is not None and known.oldest_version == version:
+                if not too_old(version):
+                    break
+                found[name] = None
+            heapq.heappop(self._kept_by_age)
+        return list(found)
 
     def next_batch(self, consumption: str, size: int) -> list[str]:
         """The ids of the kept groups for the next batch, at most `size`, ordered by the `consumption` setting."""
@@ -81,34 +122,44 @@ class GroupTable:
         """Move kept groups to the batch of `step`; they hold their slots until that rollout step is committed."""
         for name in names:
             del self.kept[name]
-        self.batched[step] = len(names)
+        self.batched[step] = tuple(names)
 
-    def batches_lost(self, step: int, groups: Mapping[str, Group]) -> None:
-        """Remove the batches of rollout step `step` and later; their `groups` are kept again."""
-        self.batched = {batch: count for batch, count in self.batched.items() if batch < step}
-        for name, group in groups.items():
-            self.restore_kept(name, group)
+    def batches_lost(self, step: int) -> None:
+        """Remove the batches of rollout step `step` and later."""
+        self.batched = {batch: names for batch, names in self.batched.items() if batch < step}
 
     def trained(self, step: int) -> None:
         """Free the slots of the batches up to rollout step `step`, which is committed."""
-        self.batched = {batch: count for batch, count in self.batched.items() if batch > step}
+        for batch in [batch for batch in self.batched if batch <= step]:
+            del self.batched[batch]
 
     def flow(self, survival: float) -> Flow:
         """How many groups are in each state, for back-pressure."""
-        return Flow(len(self.generating), len(self.kept), sum(self.batched.values()), survival)
+        return Flow(len(self.generating), len(self.kept), sum(map(len, self.batched.values())), survival)
+
+    def unknown(self, names: Iterable[str]) -> list[str]:
+        """Those of the `names` that are not in the table."""
+        batched = {name for batch in self.batched.values() for name in batch}
+        known = (self.generating, self.kept, self.reopened, batched)
+        return [name for name in names if not any(name in part for part in known)]
+
+    @property
+    def oldest_generating(self) -> str:
+        """The group that was dispatched first of those being generated; '' if there is none."""
+        return next(iter(self.generating), "")
 
     @property
     def prompts_in_flight(self) -> set[str]:
         """The ids of the prompts whose group is not judged yet."""
-        return {group.task.prompt.id for group in self.generating.values()}
+        return set(self._prompts)
 
     @property
     def open_groups(self) -> list[str]:
         """The ids of all groups that are neither released nor batched, sorted."""
-        return sorted([*self.generating, *self.kept])
+        return sorted([*self.generating, *self.kept, *self.reopened])
 
 
-def as_stored(fields: dict[bytes, bytes]) -> Group:
+def as_stored(fields: Mapping[bytes, bytes]) -> Group:
     """A group from its hash in Redis."""
     group = Group(Task.model_validate_json(fields[b"task"]), kept_order=int(fields.get(b"kept_order", b"0")))
     for key, value in fields.items():
@@ -118,24 +169,38 @@ def as_stored(fields: dict[bytes, bytes]) -> Group:
     return group
 
 
-async def recall(redis: Redis, keys: RunKeys, name: str, state: str = "pending") -> Group | None:
-    """A group that Redis has in `state` and the table lacks, such as a requeued dead group. None in any other state."""
-    fields = await redis.hgetall(keys.group(name))
-    return as_stored(fields) if fields.get(b"state") == state.encode() else None
+async def recall(redis: Redis, keys: RunKeys, table: GroupTable, names: list[str]) -> list[str]:
+    """Add groups to the table as Redis has them, in the order of `names`. Returns those that are not open in Redis.
+
+    A group that is kept or pending is read as a whole; of a batched or reopened one only the fields that the table has.
+    """
+    gone, whole, batched = [], [], dict[int, list[str]]()
+    for name, (state, step, prompt) in zip(
+        names, await read_fields(redis, keys, names, ("state", "step", "prompt")), strict=True
+    ):
+        if state == BATCHED.encode():
+            batched.setdefault(int(step or 0), []).append(name)
+        elif state == REOPENED.encode():
+            table.reopened[name] = (prompt or b"").decode()
+        else:
+            whole.append(name)
+    for in_step, members in batched.items():
+        table.batched[in_step] = (*table.batched.get(in_step, ()), *members)
+    async for name, fields in read_groups(redis, keys, whole):
+        state = fields.get(b"state")
+        if state == KEPT.encode():
+            table.restore_kept(name, as_stored(fields))
+        elif state == PENDING.encode():
+            table.add(name, as_stored(fields))
+        else:
+            gone.append(name)
+    return gone
 
 
 async def recover(redis: Redis, keys: RunKeys, lane: Lane) -> GroupTable:
     """The table of a lane, rebuilt from Redis."""
     table = GroupTable()
-    names = sorted(member.decode() for member in await redis.smembers(keys.lane(lane).pending))
-    hashes = await asyncio.gather(*(redis.hgetall(keys.group(name)) for name in names))
-    batched: Counter[int] = Counter()
-    for name, fields in zip(names, hashes, strict=True):
-        if fields[b"state"] == b"pending":
-            table.generating[name] = as_stored(fields)
-        elif fields[b"state"] == KEPT.encode():
-            table.restore_kept(name, as_stored(fields))
-        elif fields[b"state"] == b"batched":
-            batched[int(fields[b"step"])] += 1
-    table.batched = dict(batched)
+    names = sorted([member.decode() async for member in redis.sscan_iter(keys.lane(lane).pending, count=1000)])
+    for name in await recall(redis, keys, table, list(dict.fromkeys(names))):
+        log.warning("group %s is pending, but Redis lost its hash; the audit releases it", name)
     return table

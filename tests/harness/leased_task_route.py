@@ -79,7 +79,7 @@ async def leased_task_route(redis: Any, run: str) -> list[str]:
     async with service_context(redis, run, recipe_document("/none"), "rollout") as context:
         transitions = GroupTransitions(redis, context.keys, "rollout")
         consumer = Consumer(redis, context.keys, context.keys.lane(Lane.TRAIN).tasks, "rollout", "me", Task, 30.0, 3)
-        await transitions.dispatch(Lane.TRAIN, message, None)
+        await transitions.dispatch(Lane.TRAIN, [message], None)
         await consumer.open()
         [delivery] = await consumer.read(1, 5.0)
         leased_task = LeasedTask(context, Lane.TRAIN, consumer, transitions, delivery)

@@ -85,7 +85,7 @@ async def leave_a_group_behind(context: Context, transitions: GroupTransitions) 
     keys = context.keys
     dead = Consumer(context.redis, keys, keys.lane(Lane.TRAIN).tasks, CONSUMER_GROUP, "dead", Task, LEASE_S, 5)
     await dead.open()
-    await transitions.dispatch(Lane.TRAIN, task("dead"), None)
+    await transitions.dispatch(Lane.TRAIN, [task("dead")], None)
     [delivery] = await dead.read(1, 1.0)
     facts = SampleFacts(
         payload=keys.payload("dead", 1),

@@ -77,7 +77,7 @@ async def fleet(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Asy
 
 
 async def test_a_joining_replica_works_only_with_a_published_version(fleet: Fleet) -> None:
-    await fleet.transitions.dispatch(Lane.TRAIN, task("g0"), None)
+    await fleet.transitions.dispatch(Lane.TRAIN, [task("g0")], None)
     joiner = await present(fleet.context.redis, fleet.context.record.id, "joining")
     await asyncio.sleep(0.6)
     assert await fleet.context.redis.xlen(fleet.context.keys.lane(Lane.TRAIN).samples) == 1  # the dead replica's
@@ -116,7 +116,7 @@ async def test_a_joining_replica_works_only_with_a_published_version(fleet: Flee
 
 
 async def test_the_evaluation_lane_has_its_own_streams(fleet: Fleet) -> None:
-    await fleet.transitions.dispatch(Lane.EVALUATION, task("e0", samples=2), None)
+    await fleet.transitions.dispatch(Lane.EVALUATION, [task("e0", samples=2)], None)
     assert len(await fleet.samples(Lane.EVALUATION, "e0", 2)) == 2
     entries = await tail(fleet.context.redis, fleet.context.keys.lane(Lane.TRAIN).samples, "0-0", 1000)
     assert "e0" not in {Sample.model_validate_json(body).group for _, body in entries}
@@ -136,7 +136,7 @@ async def test_a_dead_replicas_group_is_completed_not_repeated(fleet: Fleet) -> 
 async def test_a_released_group_is_acked_without_work(fleet: Fleet) -> None:
     context = fleet.context
     stream = context.keys.lane(Lane.TRAIN).tasks
-    await fleet.transitions.dispatch(Lane.TRAIN, task("r0"), None)
+    await fleet.transitions.dispatch(Lane.TRAIN, [task("r0")], None)
     assert await fleet.transitions.release(Lane.TRAIN, "r0", Release.STALE, 4)
     before = await context.redis.xlen(context.keys.lane(Lane.TRAIN).samples)
     await context.redis.xadd(stream, {"m": task("r0").model_dump_json()})  # delivered again
@@ -145,7 +145,7 @@ async def test_a_released_group_is_acked_without_work(fleet: Fleet) -> None:
 
 
 async def test_a_prompt_that_is_too_long_is_a_dead_letter(fleet: Fleet) -> None:
-    await fleet.transitions.dispatch(Lane.TRAIN, task("long", text="7" * 300), None)
+    await fleet.transitions.dispatch(Lane.TRAIN, [task("long", text="7" * 300)], None)
     event_log = EventLog(fleet.context.redis, fleet.context.keys, "test")
     [(_, letter)] = await until(event_log.dead_letters, 60)
     assert (letter.group, letter.prompt, letter.cause) == ("long", "7" * 8, Cause.TOO_LONG)
@@ -159,7 +159,7 @@ async def test_a_stop_drains_and_leaves_nothing_behind(fleet: Fleet, monkeypatch
     children = psutil.Process().children(recursive=True)
     engine = [child for child in children if "VLLM" in "".join(child.cmdline())]
     assert len(engine) == 2  # EngineCore and its worker
-    await fleet.transitions.dispatch(Lane.TRAIN, task("last", tokens=200), None)
+    await fleet.transitions.dispatch(Lane.TRAIN, [task("last", tokens=200)], None)
     await until(fleet.all_delivered, 60)
     assert await asyncio.to_thread(fleet.service.stop, 90)
     assert fleet.service.error is None

@@ -148,7 +148,7 @@ async def test_on_policy_samples_are_generated_by_one_version(
         payloads: list[str] = []
         while not acked.is_set():
             task = Task(group=f"g{len(payloads)}", prompt=prompt, samples=2, sampling=sampling(600))
-            assert await transitions.dispatch(Lane.TRAIN, task, None)
+            assert await transitions.dispatch(Lane.TRAIN, [task], None)
             [delivery] = await consumer.read(1, 20.0)
             await worker.work(LeasedTask(context, Lane.TRAIN, consumer, replica_transitions, delivery))
             payloads += [context.keys.payload(task.group, index) for index in range(2)]
@@ -243,7 +243,7 @@ async def test_a_seed_repeats_a_response(replica: Replica) -> None:
 async def first_samples(sampler: HandSampler, sender: Sender, policy: Policy, model: Path) -> None:
     """No sample is generated before the first version; then complete samples of that version."""
     keys, redis = sampler.context.keys, sampler.context.redis
-    await sampler.transitions.dispatch(Lane.TRAIN, task("g0"), None)
+    await sampler.transitions.dispatch(Lane.TRAIN, [task("g0")], None)
     await asyncio.sleep(0.6)
     assert await redis.xlen(keys.lane(Lane.TRAIN).samples) == 1  # the dead replica's
     ack = await sender.send(sender.plan(SERVED, 7), policy.weights)
@@ -270,17 +270,17 @@ async def other_tasks(sampler: HandSampler) -> None:
     """Tasks of an evaluation, of a dead replica and of a released group, and a task whose prompt is too long."""
     context, transitions = sampler.context, sampler.transitions
     streams = context.keys.lane(Lane.TRAIN)
-    await transitions.dispatch(Lane.EVALUATION, task("e0", samples=2), None)
+    await transitions.dispatch(Lane.EVALUATION, [task("e0", samples=2)], None)
     assert len(await sampler.samples(Lane.EVALUATION, "e0", 2)) == 2
     samples = await sampler.samples(Lane.TRAIN, "dead", 4)
     await until(sampler.all_acked, 60)
     assert [sample.index for sample in samples] == [0, 1, 2, 3]
     whole, _ = await fetch(context.redis, [sample.facts.payload for sample in samples])
     assert [body.text == "left" for body in whole.values()] == [False, True, False, False]
-    await transitions.dispatch(Lane.TRAIN, task("long", text="7" * 300), None)
+    await transitions.dispatch(Lane.TRAIN, [task("long", text="7" * 300)], None)
     [(_, letter)] = await until(context.event_log.dead_letters, 60)
     assert (letter.group, letter.cause) == ("long", Cause.TOO_LONG)
-    await transitions.dispatch(Lane.TRAIN, task("r0"), None)
+    await transitions.dispatch(Lane.TRAIN, [task("r0")], None)
     assert await transitions.release(Lane.TRAIN, "r0", Release.STALE, 4)
     before = await context.redis.xlen(streams.samples)
     await context.redis.xadd(streams.tasks, {"m": task("r0").model_dump_json()})  # delivered again
@@ -305,7 +305,7 @@ async def test_a_replicas_loops_serve_both_lanes(
         try:
             await first_samples(sampler, Sender(context, context.heartbeat.info.id), policies[7], model)
             await other_tasks(sampler)
-            await sampler.transitions.dispatch(Lane.TRAIN, task("last"), None)
+            await sampler.transitions.dispatch(Lane.TRAIN, [task("last")], None)
             await until(sampler.all_delivered, 60)
             context.stopping.set()
             await asyncio.wait_for(serving, 60)

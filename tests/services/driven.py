@@ -211,7 +211,7 @@ class DrivenRun:
 
     async def dispatched(self, group: str, samples: int = 2, stop: int | None = None) -> Delivery[Task]:
         """A new group, whose task a replica holds."""
-        assert await self.sampler.dispatch(Lane.TRAIN, task_of(group, samples, stop), STATE)
+        assert await self.sampler.dispatch(Lane.TRAIN, [task_of(group, samples, stop)], STATE)
         [delivery] = await self.rollout().read(1, 1)
         assert delivery.message.group == group
         return delivery

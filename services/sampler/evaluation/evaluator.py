@@ -5,10 +5,12 @@ Must not influence training groups, or decide when to evaluate; the schedule doe
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from statistics import fmean
 
 from services.contracts import (
@@ -26,21 +28,27 @@ from services.contracts import (
 )
 from services.metrics import EVALUATION_PROMPTS, EVALUATION_SCORE, MESSAGES
 from services.process import Context
+from services.sampler.audit import Audit
 from services.sampler.data import load_set, load_splits
 from services.sampler.evaluation.scores import Response, Score, average, majority, over_questions, passes, sizes
 from services.sampler.groups import Group
-from services.sampler.orphans import Orphans
 from services.settings import HELD_OUT, Recipe
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.keys import EVALUATION_GROUP
-from services.streams.state.group_state import EVALUATED, GroupTransitions, RejectedMessageError
+from services.streams.state.group_state import (
+    EVALUATED,
+    TASKS_AT_ONCE,
+    GroupTransitions,
+    RejectedMessageError,
+    read_groups,
+)
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.runs import is_paused
 
 SHARE_BESIDE_TRAINING = 0.5
 """The share of the fleet's sequence slots for an evaluation beside training. Replicas serve evaluation tasks first."""
-HASHES_AT_ONCE = 100
+READ_COUNT = 256
 WAIT = "evaluation"
 CORRECTNESS = {Outcome.CORRECT: True, Outcome.WRONG: False, Outcome.UNKNOWN: None}
 
@@ -154,7 +162,7 @@ class Evaluator:
         self._context = context
         self._transitions = transitions
         self._sets = sets
-        self._orphans = Orphans(context, Lane.EVALUATION)
+        self._audit = Audit(context, Lane.EVALUATION)
         self._dead_after = "0-0"
         recipe = self._recipe = context.record.recipe
         self._consumer = Consumer(
@@ -219,12 +227,12 @@ class Evaluator:
                     waits.pending(WAIT, text, patience)
                 if not paused:
                     await self._dispatch(progress, await self._slots(held_out) if beside_training else prompts)
-                for delivery in await self._consumer.read(64, 0.5):
+                if deliveries := await self._consumer.read(READ_COUNT, 0.5):
                     waits.done(WAIT)
-                    await self._record(progress, delivery)
+                    await asyncio.gather(*(self._record(progress, delivery) for delivery in deliveries))
                 await self._drop_dead(progress)
-                for orphan in await self._orphans.among(progress.dispatched):
-                    await self._drop(progress, orphan, "its messages are gone from all streams")
+                if self._audit.due:
+                    await self._reconcile(progress)
         finally:
             waits.done(WAIT)
         return progress
@@ -237,13 +245,9 @@ class Evaluator:
             for number, prompt in enumerate(held_out.prompts)
         ]
         progress = EvaluationProgress()
-        for start in range(0, len(tasks), HASHES_AT_ONCE):
-            part = tasks[start : start + HASHES_AT_ONCE]
-            async with self._context.redis.pipeline(transaction=False) as pipe:
-                for task in part:
-                    pipe.hgetall(keys.group(task.group))
-                for task, fields in zip(part, await pipe.execute(), strict=True):
-                    progress.add(task, fields)
+        by_name = {task.group: task for task in tasks}
+        async for group, fields in read_groups(self._context.redis, keys, list(by_name)):
+            progress.add(by_name[group], fields)
         return progress
 
     @staticmethod
@@ -261,13 +265,16 @@ class Evaluator:
     async def _dispatch(self, progress: EvaluationProgress, slots: int) -> None:
         """Dispatch waiting prompts into the free slots, as long as Redis has memory for them."""
         while progress.waiting and len(progress.dispatched) < slots:
-            task = progress.waiting[0]
+            most = min(TASKS_AT_ONCE, slots - len(progress.dispatched))
+            tasks = list(islice(progress.waiting, most))
             try:
-                await self._transitions.dispatch(Lane.EVALUATION, task, None)
+                await self._transitions.dispatch(Lane.EVALUATION, tasks, None)
             except RedisFullError as error:
                 self._context.waits.pending(WAIT, f"free memory in Redis: {error}", self._recipe.limits.stall_timeout_s)
                 return
-            progress.dispatched[task.group] = Group(progress.waiting.popleft())
+            for task in tasks:
+                progress.dispatched[task.group] = Group(task)
+                progress.waiting.popleft()
 
     async def _record(self, progress: EvaluationProgress, delivery: Delivery[Verdict]) -> None:
         """Record a verdict; dead-letter one that is not of this run."""
@@ -277,15 +284,26 @@ class Evaluator:
         if group is not None and verdict.index < group.task.samples:
             group.verdicts.setdefault(verdict.index, verdict)
             decision, samples = EVALUATED if group.judged else "", group.task.samples
+            if decision:
+                progress.judged.append(progress.dispatched.pop(verdict.group))
         try:
             await self._transitions.record_verdict(Lane.EVALUATION, delivery.lease, verdict, decision, samples)
         except RejectedMessageError as error:
+            if decision:
+                raise RuntimeError(f"Redis lost a prompt that was being judged: {error}") from None
             await self._consumer.dead_letter(delivery, str(error), Cause.INVALID)
             MESSAGES.labels(self._context.keys.run, "evaluation-verdicts", VerdictResult.REFUSED).inc()
             return
         MESSAGES.labels(self._context.keys.run, "evaluation-verdicts", VerdictResult.RECORDED).inc()
-        if group is not None and decision:
-            progress.judged.append(progress.dispatched.pop(verdict.group))
+
+    async def _reconcile(self, progress: EvaluationProgress) -> None:
+        """Drop prompts whose messages are gone, and correct the progress where Redis disagrees with it."""
+        found = await self._audit.look(progress.dispatched, {})
+        for name in found.orphaned:
+            await self._drop(progress, name, "its messages are gone from all streams")
+        lost = {name: progress.dispatched.pop(name).task for name in found.changed}
+        async for name, fields in read_groups(self._context.redis, self._context.keys, list(lost)):
+            progress.add(lost[name], fields)
 
     async def _drop_dead(self, progress: EvaluationProgress) -> None:
         """Drop the prompts of dead letters since the last call. Dropped prompts are not part of the means."""

@@ -27,11 +27,10 @@ class DeadLetterWatch:
             # A rewind requeued the groups of all earlier letters.
             if letter.cause is Cause.INVALID or order_of(entry) <= state.rewound_at or not letter.group:
                 continue
-            if letter.group not in state.table.generating and await state.recall_pending(letter.group) is None:
+            if letter.group not in state.table.generating:
                 continue
             if dropped:
                 await event_log.write(f"prompt-{letter.cause.value}", f"never drawn again: {letter.reason}")
             elif letter.cause not in PROMPT_FAULTS:
                 await event_log.write("group-dead", f"{letter.group}: {letter.reason}")
             await state.release(letter.group, Release.DEAD)
-            del state.table.generating[letter.group]

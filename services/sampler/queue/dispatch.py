@@ -5,17 +5,19 @@ Must not judge groups. `backpressure` decides how many tasks are sent, `selectio
 
 from __future__ import annotations
 
+from itertools import islice
+
 from services.contracts import Cause, DeadLetter, Lane, Prompt, SamplerState, Sampling, Task
 from services.metrics import DROPPED_PROMPTS
 from services.process import Context
 from services.sampler.backpressure import REFILLS, SlotLimits
-from services.sampler.data import PromptsExhaustedError
-from services.sampler.groups import GroupTable
+from services.sampler.data import DataError, PromptsExhaustedError
+from services.sampler.groups import Group, GroupTable
 from services.sampler.queue.starvation import Level
 from services.sampler.selection.posterior import PassRates
 from services.sampler.selection.strategies import STRATEGIES, Place, Rule, Selection
 from services.settings import Recipe
-from services.streams.state.group_state import GroupTransitions
+from services.streams.state.group_state import TASKS_AT_ONCE, GroupTransitions
 
 PROMPT_FAULTS = (Cause.TOO_LONG, Cause.REFUSED)
 """Causes that are faults of the prompt: every further draw would fail in the same way."""
@@ -29,7 +31,10 @@ def task_of(recipe: Recipe, group: str, prompt: Prompt, stop: int | None = None)
 
 
 class Dispatcher:
-    """Draws prompts for the training lane and sends their tasks. Its `state` is stored with every task."""
+    """Draws prompts for the training lane and sends their tasks. Its `state` is stored with every task.
+
+    Reopened groups are sent first, into the same slots.
+    """
 
     def __init__(
         self,
@@ -51,18 +56,23 @@ class Dispatcher:
         self._selection = Selection(prompts, self._recipe.seed, self.rates, rule, place)
         self._next_group = state.next_group
         self._generation_batches = state.generation_batches
-        self._unsent: Prompt | None = None
+        self._prompts = {prompt.id: prompt for prompt in prompts}
+        self._place = place
+        # Drawn, but not sent because Redis was full: with the place in the walks after each.
+        self._unsent: list[tuple[Prompt, Place]] = []
         self._count_dropped()
 
     @property
     def state(self) -> SamplerState:
         """The state from which a successor continues. It reads the dropped prompts from the dead letters."""
-        place = self._selection.place
+        return self._state(self._next_group, self._place)
+
+    def _state(self, next_group: int, place: Place) -> SamplerState:
         return SamplerState(
             cursor=place.cursor,
             scan=place.scan,
             draws=place.draws,
-            next_group=self._next_group,
+            next_group=next_group,
             generation_batches=self._generation_batches,
         )
 
@@ -86,35 +96,54 @@ class Dispatcher:
             if self.exhausted:
                 return
             self._generation_batches += 1
-        in_flight = self._table.prompts_in_flight
+        if not count:
+            return
         strategy = "boundary" if level >= Level.BOUNDARY else self._rule.selection.strategy
-        for _ in range(count):
-            # A prompt whose task a full Redis rejected is sent before another one is drawn.
-            self._unsent = self._unsent or self._draw(strategy, version, in_flight)
-            in_flight.add(self._unsent.id)
-            await self._send(self._unsent)
-            self._unsent = None
+        in_flight = self._table.prompts_in_flight
+        while count > 0:
+            chunk = min(count, TASKS_AT_ONCE)
+            reopened = list(islice(self._table.reopened.items(), chunk))
+            while len(reopened) + len(self._unsent) < chunk:
+                self._draw(strategy, version, in_flight)
+            await self._send(reopened, self._unsent[: chunk - len(reopened)])
+            count -= chunk
 
     @property
     def exhausted(self) -> bool:
         """Whether all generation batches that the recipe allows for one batch were dispatched."""
         return 0 < self._rule.max_generation_batches <= self._generation_batches
 
-    def _draw(self, strategy: str, version: int, in_flight: set[str]) -> Prompt:
+    def _draw(self, strategy: str, version: int, in_flight: set[str]) -> None:
         try:
-            return self._selection.next(strategy, version, in_flight)
+            prompt = self._selection.next(strategy, version, in_flight)
         except PromptsExhaustedError as error:
             limit = self._recipe.max_prompt_tokens
             raise PromptsExhaustedError(f"{error} (data.max_prompt_tokens, in force: {limit})") from None
+        in_flight.add(prompt.id)
+        self._unsent.append((prompt, self._selection.place))
 
-    async def _send(self, prompt: Prompt) -> None:
+    async def _send(self, reopened: list[tuple[str, str]], drawn: list[tuple[Prompt, Place]]) -> None:
+        """Dispatch reopened groups again, and groups of prompts that were drawn; all of them or none."""
         chosen = self._rule.selection
         stop = chosen.screen_samples if STRATEGIES[chosen.strategy].screens else None
-        task = task_of(self._recipe, f"g{self._next_group:08d}", prompt, stop)
-        after = self.state.model_copy(update={"next_group": self._next_group + 1})
-        await self._transitions.dispatch(Lane.TRAIN, task, after)
-        self._next_group += 1
-        self._table.dispatched(task)
+        prompts = [(name, self._prompts[prompt]) for name, prompt in reopened]
+        prompts += [(f"g{self._next_group + number:08d}", prompt) for number, (prompt, _) in enumerate(drawn)]
+        tasks = [task_of(self._recipe, name, prompt, stop) for name, prompt in prompts]
+        next_group, place = self._next_group + len(drawn), drawn[-1][1] if drawn else self._place
+        await self._transitions.dispatch(Lane.TRAIN, tasks, self._state(next_group, place))
+        self._next_group, self._place = next_group, place
+        del self._unsent[: len(drawn)]
+        for task in tasks:
+            self._table.add(task.group, Group(task))
+
+    def check_reopened(self) -> None:
+        """Raise DataError if a reopened group's prompt is not among the training prompts."""
+        for group, prompt in self._table.reopened.items():
+            if prompt not in self._prompts:
+                raise DataError(
+                    f"prompt {prompt!r} of group {group} is no longer among the training prompts; restore the data "
+                    "that the run was started with"
+                )
 
     def drop(self, letter: DeadLetter) -> bool:
         """Drop the prompt of a dead letter if the prompt is at fault. True if it was not dropped before."""

@@ -5,15 +5,19 @@ Must not hold a rule of its own: `filtering` and `screening` decide what is kept
 
 from __future__ import annotations
 
+import asyncio
+
 from services.contracts import Cause, Lane, Task, Verdict, VerdictResult
 from services.metrics import MESSAGES
 from services.sampler.advantage.filtering import KEPT, decide
-from services.sampler.groups import Group
+from services.sampler.groups import Group, recall
 from services.sampler.queue.state import QueueState
 from services.sampler.queue.waits import VERDICTS
 from services.sampler.selection.screening import COMPLETE, screen
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.state.group_state import MORE, RejectedMessageError
+
+READ_COUNT = 256
 
 
 class VerdictIntake:
@@ -39,32 +43,43 @@ class VerdictIntake:
         await self._verdicts.open()
 
     async def read(self) -> None:
-        """Wait up to 0.25 s for verdicts, and record up to 256 of them."""
-        for delivery in await self._verdicts.read(256, 0.25):
-            await self._record(delivery)
+        """Wait up to 0.25 s for verdicts, and record up to READ_COUNT of them, together."""
+        deliveries = await self._verdicts.read(READ_COUNT, 0.25)
+        if not deliveries:
+            return
+        state = self._state
+        state.context.waits.done(VERDICTS)
+        names = state.table.unknown(dict.fromkeys(delivery.message.group for delivery in deliveries))
+        await recall(state.context.redis, state.context.keys, state.table, names)
+        # Each decides before it is sent, and they are sent in this order.
+        await asyncio.gather(*(self._record(delivery) for delivery in deliveries))
 
     async def _record(self, delivery: Delivery[Verdict]) -> None:
-        """Record a verdict together with the decision that it leads to; dead-letter one that is not of this run."""
+        """Record a verdict together with the decision that it leads to; dead-letter one that is not of this run.
+
+        The table changes first: Redis changes in the same way, or this raises, and a restarted sampler reads it again.
+        """
         state, verdict = self._state, delivery.message
-        state.context.waits.done(VERDICTS)
-        group = state.table.generating.get(verdict.group) or await state.recall_pending(verdict.group)
+        group = state.table.generating.get(verdict.group)
         decision, rest, posterior = "", None, ("", "")
         if group is not None and verdict.index < group.task.samples:
             group.verdicts.setdefault(verdict.index, verdict)
             decision, rest = self._decide(group)
             posterior = self._update_pass_rate(group, decision)
+            if decision:
+                self._apply(verdict.group, group, decision, rest)
         run, size = state.context.keys.run, state.recipe.algorithm.group_size
         try:
             await state.transitions.record_verdict(
                 Lane.TRAIN, delivery.lease, verdict, decision, size, rest=rest, posterior=posterior
             )
         except RejectedMessageError as error:
+            if decision:
+                raise RuntimeError(f"Redis lost a group that was being judged: {error}") from None
             await self._verdicts.dead_letter(delivery, str(error), Cause.INVALID)
             MESSAGES.labels(run, "train-verdicts", VerdictResult.REFUSED).inc()
             return
         MESSAGES.labels(run, "train-verdicts", VerdictResult.RECORDED).inc()
-        if group is not None and decision:
-            self._apply(verdict.group, group, decision, rest)
 
     def _decide(self, group: Group) -> tuple[str, Task | None]:
         """The decision on a group, '' while verdicts are missing; with MORE, the task for its other samples too."""
@@ -90,7 +105,7 @@ class VerdictIntake:
         return prompt, rates.entry(prompt)
 
     def _apply(self, name: str, group: Group, decision: str, rest: Task | None) -> None:
-        """Update the queue's state after a recorded decision."""
+        """Update the queue's state for a decision."""
         if rest is not None:
             group.task = rest
             return
@@ -100,4 +115,4 @@ class VerdictIntake:
         if decision == KEPT:
             self._state.table.keep(name)
         else:
-            del self._state.table.generating[name]
+            self._state.table.remove(name)

@@ -5,6 +5,8 @@ Must not compute advantages or metrics; `batching` does.
 
 from __future__ import annotations
 
+import asyncio
+
 from services.contracts import CommittedPolicy, Release, SamplerSnapshot
 from services.sampler.backpressure import staleness
 from services.sampler.queue.batching import Window, make_batch
@@ -29,10 +31,10 @@ class BatchPublisher:
                 return
             consuming = policy.version + ahead
             await self._release_stale(consuming)
-            names = state.table.next_batch(self._recipe.algorithm.dynamic_sampling.consumption, limits.groups_per_step)
-            partial = state.starvation.level is Level.PARTIAL and len(names) > 0
-            if len(names) < limits.groups_per_step and not partial:
+            kept = len(state.table.kept)
+            if kept < limits.groups_per_step and not (kept and state.starvation.level is Level.PARTIAL):
                 return
+            names = state.table.next_batch(self._recipe.algorithm.dynamic_sampling.consumption, limits.groups_per_step)
             await self._publish(consuming, names)
 
     async def _publish(self, consuming: int, names: list[str]) -> None:
@@ -72,7 +74,6 @@ class BatchPublisher:
 
     async def _release_stale(self, consuming: int) -> None:
         """Release the kept groups that would exceed the staleness limit at policy version `consuming`."""
-        for name, group in list(self._state.table.kept.items()):
-            if staleness(consuming, group.oldest_version) > self._recipe.limits.max_staleness:
-                await self._state.release(name, Release.STALE)
-                del self._state.table.kept[name]
+        bound = self._recipe.limits.max_staleness
+        stale = self._state.table.kept_where(lambda oldest: staleness(consuming, oldest) > bound)
+        await asyncio.gather(*(self._state.release(name, Release.STALE) for name in stale))

@@ -87,8 +87,7 @@ class SamplingQueue:
         if not paused:
             await self._dispatch(policy)
         await self._intake.read()
-        await self._reconciler.release_orphans()
-        await self._reconciler.restore(policy.step)
+        await self._reconciler.look(policy.step)
         self._waits.update()
 
     async def _paused(self) -> bool:

@@ -1,89 +1,77 @@
-"""Owns the reconciliation of the sampler's table with Redis: orphaned groups, requeued groups, a lost batch.
+"""Owns the reconciliation of the sampler's table with Redis: orphaned groups, groups that differ, a lost batch.
 
 Must not release a group that can still receive a verdict.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection
-from dataclasses import dataclass
+import logging
 
 from services.contracts import Lane, Release
-from services.sampler.advantage.filtering import KEPT
+from services.sampler.audit import Audit
 from services.sampler.groups import recall
-from services.sampler.orphans import Orphans
 from services.sampler.queue.state import QueueState
+from services.streams.state.group_state import read_fields
 
-EVERY_S = 5.0
+log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class LostBatch:
-    """The oldest untrained batch, whose `entry` is gone. `groups`: those of this batch and of all later ones."""
-
-    step: int
-    entry: str
-    groups: list[str]
+PENDING_PER_LOOK = 512
 
 
 class Reconciler:
-    """Corrects the table where Redis disagrees with it."""
+    """Corrects the table where Redis disagrees with it: Redis is right."""
 
     def __init__(self, state: QueueState) -> None:
         self._state = state
         self._redis, self._keys = state.context.redis, state.context.keys
-        self._orphans = Orphans(state.context, Lane.TRAIN)
-        self._search_at = time.monotonic() + EVERY_S
+        self._audit = Audit(state.context, Lane.TRAIN)
+        self._cursor = 0
 
-    async def release_orphans(self) -> None:
-        """Release the groups whose messages are gone from all streams, because no verdict can arrive for them."""
-        for name in await self._orphans.among(self._state.table.generating):
-            await self._state.context.event_log.write(
-                "group-orphaned", f"{name}: its messages are gone from all streams"
-            )
-            await self._state.release(name, Release.DEAD)
-            del self._state.table.generating[name]
-
-    async def restore(self, trained: int) -> None:
-        """Every EVERY_S seconds, add requeued groups to the table, and keep the groups of a lost batch again.
-
-        `trained`: the last committed rollout step.
-        """
-        if time.monotonic() < self._search_at:
+    async def look(self, trained: int) -> None:
+        """Look at the next groups, if it is time. `trained`: the last committed rollout step."""
+        if not self._audit.due:
             return
-        self._search_at = time.monotonic() + EVERY_S
         table = self._state.table
-        pending = {member.decode() for member in await self._redis.smembers(self._keys.lane(Lane.TRAIN).pending)}
-        unknown = sorted(pending - table.generating.keys() - table.kept.keys())
-        requeued = {name: group for name in unknown if (group := await recall(self._redis, self._keys, name))}
-        lost = await self._lost_batch([name for name in unknown if name not in requeued], trained)
-        table.generating |= requeued
-        if lost is not None:
-            await self._reclaim(lost)
+        found = await self._audit.look(table.generating, table.kept)
+        for name in found.orphaned:
+            await self._report("group-orphaned", f"{name}: its messages are gone from all streams")
+            await self._state.release(name, Release.DEAD)
+        for name in found.changed:
+            table.remove(name)
+        await self._adopt(found.changed + table.unknown(await self._some_pending()), trained)
+        await self._keep_lost_batch(trained)
 
-    async def _lost_batch(self, names: Collection[str], trained: int) -> LostBatch | None:
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for name in names:
-                pipe.hmget(self._keys.group(name), "state", "step", "batch")
-            facts = await pipe.execute()
-        # A sampler of an older release stored no entry.
-        batched = [
-            (int(step), entry, name)
-            for name, (state, step, entry) in zip(names, facts, strict=True)
-            if state == b"batched" and entry and int(step) > trained
-        ]
-        if not batched:
-            return None
-        step, entry, _ = min(batched)
-        if await self._redis.xrange(self._keys.batches, entry, entry):
-            return None
-        return LostBatch(step, entry.decode(), [name for *_, name in batched])
+    async def _some_pending(self) -> list[str]:
+        """The next of the groups that Redis counts as pending."""
+        pending = self._keys.lane(Lane.TRAIN).pending
+        self._cursor, members = await self._redis.sscan(pending, self._cursor, count=PENDING_PER_LOOK)
+        return [member.decode() for member in members]
 
-    async def _reclaim(self, lost: LostBatch) -> None:
-        state = self._state
-        if not await state.transitions.reclaim_batch(lost.step, lost.entry, lost.groups):
+    async def _adopt(self, names: list[str], trained: int) -> None:
+        """Add groups as Redis has them. One whose hash is gone counts as dead; one that ended is left alone."""
+        table = self._state.table
+        gone = await recall(self._redis, self._keys, table, list(dict.fromkeys(names)))
+        table.trained(trained)
+        if len(names) > len(gone):
+            await self._report("group-restored", f"{len(names) - len(gone)} groups as Redis has them, {names[0]} first")
+        for name, [state] in zip(gone, await read_fields(self._redis, self._keys, gone, ("state",)), strict=True):
+            if state is None and await self._state.transitions.release(Lane.TRAIN, name, Release.DEAD, 0):
+                await self._report("group-dead", f"{name}: Redis lost it")
+
+    async def _keep_lost_batch(self, trained: int) -> None:
+        """Keep the groups of the oldest untrained batch, and of all later ones, again if its entry is gone."""
+        state, step = self._state, min(self._state.table.batched, default=0)
+        if step <= trained:
             return
-        kept = {name: await recall(self._redis, self._keys, name, KEPT) for name in lost.groups}
-        state.table.batches_lost(lost.step, {name: group for name, group in kept.items() if group})
-        state.next_step, state.last_step = lost.step, state.recipe.limits.rollout_steps
+        [[entry]] = await read_fields(self._redis, self._keys, state.table.batched[step][:1], ("batch",))
+        if entry is None or await self._redis.xrange(self._keys.batches, entry, entry):
+            return  # a sampler of an older release stored no entry
+        names = [name for batch in state.table.batched.values() for name in batch]
+        if not await state.transitions.reclaim_batch(step, entry.decode(), names):
+            return
+        state.table.batches_lost(step)
+        await recall(self._redis, self._keys, state.table, names)
+        state.next_step, state.last_step = step, state.recipe.limits.rollout_steps
+
+    async def _report(self, phase: str, text: str) -> None:
+        await self._state.context.event_log.write(phase, text)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from services.contracts import Lane, Prompt, Release, SamplerState
 from services.process import Context
 from services.sampler.backpressure import SurvivalEstimate
-from services.sampler.groups import Group, GroupTable, recall, recover
+from services.sampler.groups import GroupTable, recover
 from services.sampler.queue.batching import Window
 from services.sampler.queue.dispatch import Dispatcher
 from services.sampler.queue.starvation import Escalation, Level, Starvation
 from services.settings import Recipe
-from services.streams.keys import EVALUATION_GROUP, order_of
+from services.streams.keys import order_of
 from services.streams.state.group_state import GroupTransitions
 
 NO_ESCALATION = Escalation(None, None, None, None)
@@ -57,6 +57,7 @@ class QueueState:
         stored = await redis.get(keys.sampler_state)
         sampler_state = SamplerState.model_validate_json(stored) if stored else SamplerState(cursor=0, next_group=0)
         dispatcher = Dispatcher(context, transitions, table, prompts, sampler_state)
+        dispatcher.check_reopened()
         posteriors = await redis.hgetall(keys.posteriors)
         dispatcher.rates.load({prompt.decode(): entry.decode() for prompt, entry in posteriors.items()})
         state = cls(
@@ -98,15 +99,8 @@ class QueueState:
         self.dispatcher.begin_batch()
         self.starvation.begin()
 
-    async def recall_pending(self, name: str) -> Group | None:
-        """Add a pending training group that the table lacks, such as a requeued dead one. None if Redis has none."""
-        known = name in self.table.kept or name.startswith(EVALUATION_GROUP)
-        group = None if known else await recall(self.context.redis, self.context.keys, name)
-        if group is not None:
-            self.table.generating[name] = group
-        return group
-
     async def release(self, name: str, release: Release) -> None:
-        """End a group without training it. The caller removes it from the table."""
+        """End a group without training it."""
         self.window.released(release)
         await self.transitions.release(Lane.TRAIN, name, release, self.recipe.algorithm.group_size)
+        self.table.remove(name)

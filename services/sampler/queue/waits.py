@@ -23,7 +23,7 @@ class QueueWaits:
         state, waits, limits = self._state, self._state.context.waits, self._state.recipe.limits
         generating, batched = state.table.generating, state.table.batched
         missing = limits.groups_per_step - len(state.table.kept)
-        group, step = min(generating, default=""), min(batched, default=0)
+        group, step = state.table.oldest_generating, min(batched, default=0)
         starved_step = str(state.next_step) if generating and missing > 0 and not batched else ""
         awaited: dict[str, tuple[str, str]] = {
             VERDICTS: (group, f"{len(generating)} groups, the oldest {group}"),

@@ -6,6 +6,7 @@ Must not decide anything: callers decide, and each decision takes effect exactly
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator, Sequence
 from enum import IntEnum
 
 from services.contracts import (
@@ -28,9 +29,15 @@ from services.streams.retention import EVENTS_KEPT
 from services.streams.state.ownership import become_owner
 from services.streams.state.snapshots import compress_snapshot
 
+TASKS_AT_ONCE = 64
+"""The most tasks of one dispatch, so that Redis is not held for long."""
+FIELDS_AT_ONCE, HASHES_AT_ONCE = 256, 64
+"""Groups per round trip: of a few fields each, or of whole hashes."""
 EVALUATED_TTL_S = 7 * 24 * 3600
 """A resumed evaluation must still find which of its groups were answered, however long it takes."""
-MORE, KEPT, EVALUATED = "more", "kept", "evaluated"
+PENDING, KEPT, BATCHED, REOPENED = "pending", "kept", "batched", "reopened"
+"""States of a group that has not ended. A reopened one waits to be dispatched again, after a rewind."""
+MORE, EVALUATED = "more", "evaluated"
 """Decisions about a pending group other than a release: draw its other samples, keep it for a batch, or end its
 evaluation."""
 
@@ -80,10 +87,11 @@ class GroupTransitions:
         """The fence of this caller's writes."""
         return self._epoch
 
-    async def dispatch(self, lane: Lane, task: Task, state: SamplerState | None) -> bool:
-        """Publish a task and count its group as dispatched. False if it had been dispatched before.
+    async def dispatch(self, lane: Lane, tasks: Sequence[Task], state: SamplerState | None) -> bool:
+        """Publish tasks, and count their groups as dispatched, all or none. A reopened group counts already.
 
-        Raises RedisFullError when Redis is at its maxmemory, FencedError.
+        False if all of them had been dispatched before. Raises RedisFullError when Redis is at its maxmemory,
+        FencedError.
         """
         streams = self._keys.lane(lane)
         dispatched = await call(
@@ -91,15 +99,15 @@ class GroupTransitions:
             "dispatch",
             epoch_key=self._epoch_key,
             tasks_key=streams.tasks,
-            group_key=self._keys.group(task.group),
             counters_key=streams.counters,
             pending_key=streams.pending,
             sampler_state_key=self._keys.sampler_state,
+            group_keys=[self._keys.group(task.group) for task in tasks],
             epoch=self._epoch,
-            group=task.group,
-            task=task.model_dump_json(),
-            samples=task.samples,
             sampler_state=state.model_dump_json() if state else "",
+            group_list=[task.group for task in tasks],
+            task_list=[task.model_dump_json() for task in tasks],
+            samples_list=[task.samples for task in tasks],
         )
         return bool(dispatched)
 
@@ -274,6 +282,33 @@ class GroupTransitions:
 
     def _payloads(self, group: str, samples: int) -> list[str]:
         return [self._keys.payload(group, index) for index in range(samples)]
+
+
+async def read_fields(
+    redis: Redis, keys: RunKeys, names: Sequence[str], fields: tuple[str, ...]
+) -> list[list[bytes | None]]:
+    """These fields of the hash of each group, in the order of `names`; None where a field or the hash is gone."""
+    found: list[list[bytes | None]] = []
+    for start in range(0, len(names), FIELDS_AT_ONCE):
+        async with redis.pipeline(transaction=False) as pipe:
+            for name in names[start : start + FIELDS_AT_ONCE]:
+                pipe.hmget(keys.group(name), *fields)
+            found += await pipe.execute()
+    return found
+
+
+async def read_groups(
+    redis: Redis, keys: RunKeys, names: Sequence[str]
+) -> AsyncIterator[tuple[str, dict[bytes, bytes]]]:
+    """Each group with its whole hash, which is empty if it is gone; a few groups at a time."""
+    for start in range(0, len(names), HASHES_AT_ONCE):
+        chunk = names[start : start + HASHES_AT_ONCE]
+        async with redis.pipeline(transaction=False) as pipe:
+            for name in chunk:
+                pipe.hgetall(keys.group(name))
+            hashes = await pipe.execute()
+        for name, fields in zip(chunk, hashes, strict=True):
+            yield name, fields
 
 
 async def missing_samples(redis: Redis, keys: RunKeys, task: Task) -> list[int]:

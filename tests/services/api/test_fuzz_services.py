@@ -132,7 +132,7 @@ async def test_a_verifier_survives_any_reference(redis, run_id, references):
     streams = keys.lane(Lane.TRAIN)
     tasks = Consumer(redis, keys, streams.tasks, "rollout", "r", type(task_of("g")), 60.0, 3)
     await tasks.open()
-    assert await sampler.dispatch(Lane.TRAIN, task_of("g0", len(cases)), STATE)
+    assert await sampler.dispatch(Lane.TRAIN, [task_of("g0", len(cases))], STATE)
     [held] = await tasks.read(1, 1)
     for index, (name, reference) in enumerate(cases):
         sample = sample_of(keys, "g0", index).model_copy(update={"verifier": name, "reference": reference})

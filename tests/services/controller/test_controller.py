@@ -107,7 +107,7 @@ async def test_a_long_evaluation_is_progress(redis, run_id, tmp_path):
         await until_state(records, run_id, RunState.RUNNING)
         for number in range(10):
             task = Task(group=f"e.x.before.{number}", prompt=prompt, samples=1, sampling=sampling)
-            await transitions.dispatch(Lane.EVALUATION, task, None)
+            await transitions.dispatch(Lane.EVALUATION, [task], None)
             await asyncio.sleep(1.0)
         assert (await records.get(run_id)).state is RunState.RUNNING, "one more prompt per second is progress"
         record = await until_state(records, run_id, RunState.FAILED)

@@ -83,7 +83,7 @@ async def reject_entry(run):
 
 
 async def dispatch(run):
-    return lambda: run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
+    return lambda: run.sampler.dispatch(Lane.TRAIN, [task_of("g0")], STATE)
 
 
 async def dead_letter(run):

@@ -66,7 +66,7 @@ class Pipeline:
 
     async def dispatch(self, *groups, stop=None):
         for group in groups:
-            assert await self.transitions.dispatch(Lane.TRAIN, task(group, stop), None)
+            assert await self.transitions.dispatch(Lane.TRAIN, [task(group, stop)], None)
 
     async def draw(self, delivery, index):
         group = delivery.message.group

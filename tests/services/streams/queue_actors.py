@@ -154,7 +154,7 @@ class Actors:
     def dispatch(self, sampler: GroupTransitions, stop: int | None, times: int = 1) -> None:
         name = f"g{self._next_group}"
         for _ in range(times):
-            owned, reply = self.owned(sampler, sampler.dispatch(Lane.TRAIN, task_of(name, G, stop), STATE))
+            owned, reply = self.owned(sampler, sampler.dispatch(Lane.TRAIN, [task_of(name, G, stop)], STATE))
             if owned:
                 assert reply == self.model.dispatch(name, G, stop or G)
                 self._next_group += reply

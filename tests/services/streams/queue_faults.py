@@ -30,17 +30,17 @@ FAULTS = {
     "a task of an ended group is not acked": Fault(
         "publish_sample", "if state ~= 'pending' or published", "if published"
     ),
-    "a sample is stored but not announced": Fault("publish_sample", "publish(samples_key, sample)", ""),
-    "a second verdict is announced": Fault("publish_verdict", "if fresh == 1 then", "if true then"),
+    "a sample is stored but not announced": Fault("publish_sample", "publish(samples_key, sample)", "'0-0'"),
+    "a second verdict is announced": Fault(
+        "publish_verdict", "if redis.call('HEXISTS', group_key, 'judged:' .. index) == 0 then", "if true then"
+    ),
     "a verdict of an abandoned history counts": Fault(
         "publish_verdict", "if not is_leased(samples_key, consumer_group, sample_entry) then return LATE end", ""
     ),
     "a sample is judged but not acked": Fault(
         "publish_verdict", "redis.call('XACK', samples_key, consumer_group, sample_entry)", ""
     ),
-    "a sample is acked but not judged": Fault(
-        "publish_verdict", "if fresh == 1 then publish(verdicts_key, verdict) end", ""
-    ),
+    "a sample is acked but not judged": Fault("publish_verdict", "publish(verdicts_key, verdict)", "'0-0'"),
     "a duplicated verdict counts its tokens again": Fault("record_verdict", "if fresh == 1 then", "if true then"),
     "a recorded verdict is not acked": Fault(
         "record_verdict", "redis.call('XACK', verdicts_key, consumer_group, verdict_entry)", ""
@@ -51,7 +51,7 @@ FAULTS = {
     "a verdict decides a group that has ended": Fault(
         "record_verdict", "if state ~= 'pending' then return LATE end", "if not state then return LATE end"
     ),
-    "a screened group does not draw the rest": Fault("record_verdict", "publish(tasks_key, rest_task)", ""),
+    "a screened group does not draw the rest": Fault("record_verdict", "publish(tasks_key, rest_task)", "'0-0'"),
     "a kept group is no longer pending": Fault(
         "record_verdict",
         "if decision == 'kept' then",
@@ -63,14 +63,14 @@ FAULTS = {
         "retire_group(released_key, group_key, {})",
     ),
     "a batched group is released": Fault(
-        "release", "if state ~= 'pending' and state ~= 'kept' then", "if not state then"
+        "release", "if state ~= 'pending' and state ~= 'kept' and not lost then", "if not state then"
     ),
     "a release is not counted": Fault("release", "redis.call('HINCRBY', counters_key, release, 1)", ""),
     "a late renewal steals the lease": Fault("renew_lease", "#owned == 0 or owned[1][2] ~= consumer", "#owned == 0"),
     "a renewal counts as a delivery": Fault("renew_lease", ", 'JUSTID'", ""),
     "a message is dead-lettered twice": Fault("dead_letter", "== 0 then return 0", "== 9 then return 0"),
     "a message is dropped without a dead letter": Fault("dead_letter", "add_letter(dead_key, letter)", ""),
-    "a group is dispatched twice": Fault("dispatch", "if redis.call('EXISTS', group_key) == 1 then return 0 end", ""),
+    "a group is dispatched twice": Fault("dispatch", "if not state or state == 'reopened' then", "if true then"),
     "a batch takes groups that are not kept": Fault(
         "publish_batch", "~= 'kept' then return 0", "== 'dead' then return 0"
     ),

@@ -128,7 +128,7 @@ async def test_a_full_redis_is_reported_and_changes_nothing(redis):
     run = await DrivenRun.open(redis, RunKeys("run"))
     before = await redis.dbsize()
     await redis.config_set("maxmemory", 1)
-    calls = [run.sampler.dispatch(Lane.TRAIN, task_of(f"g{number}"), None) for number in range(3)]
+    calls = [run.sampler.dispatch(Lane.TRAIN, [task_of(f"g{number}")], None) for number in range(3)]
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(result) for result in results] == [RedisFullError] * 3
     await redis.config_set("maxmemory", 0)

@@ -162,7 +162,7 @@ async def test_only_dead_groups_are_redriven(pipeline):
 
 async def test_an_evaluation_is_not_redriven(pipeline):
     evaluation = pipeline.keys.lane(Lane.EVALUATION)
-    await pipeline.transitions.dispatch(Lane.EVALUATION, task("e.held-out.before.000000"), None)
+    await pipeline.transitions.dispatch(Lane.EVALUATION, [task("e.held-out.before.000000")], None)
     consumer = Consumer(pipeline.redis, pipeline.keys, evaluation.tasks, "rollout", "r", Task, 30.0, 3)
     await consumer.open()
     [delivery] = await consumer.read(1, 1)
@@ -192,7 +192,7 @@ async def test_letters_of_other_runs_groups_are_not_redriven(pipeline):
 
 
 async def test_a_truncated_message_alone_cannot_be_redriven(pipeline):
-    await pipeline.transitions.dispatch(Lane.TRAIN, task("g0", text="x" * LARGEST_LETTER), None)
+    await pipeline.transitions.dispatch(Lane.TRAIN, [task("g0", text="x" * LARGEST_LETTER)], None)
     [delivery] = await pipeline.rollout.read(1, 1)
     letter = await pipeline.bury(delivery, pipeline.rollout)
     assert not letter.letter.whole

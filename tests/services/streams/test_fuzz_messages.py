@@ -157,9 +157,9 @@ def fuzz_with(loop, examples, message, scenario, *, may_admit=True):
 def test_hostile_tasks(fuzz):
     async def scenario(fuzzed, raws):
         run, drawn = fuzzed.run, []
-        await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
+        await run.sampler.dispatch(Lane.TRAIN, [task_of("g0")], STATE)
         await fuzzed.send(run.streams.tasks, raws)
-        await run.sampler.dispatch(Lane.TRAIN, task_of("g1"), STATE)
+        await run.sampler.dispatch(Lane.TRAIN, [task_of("g1")], STATE)
 
         async def serve(delivery):
             task = delivery.message
@@ -273,7 +273,7 @@ def test_hostile_entries_of_streams_without_acks(fuzz, stream):
 def test_hostile_dead_letters(fuzz):
     async def scenario(fuzzed, raws):
         run = fuzzed.run
-        await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
+        await run.sampler.dispatch(Lane.TRAIN, [task_of("g0")], STATE)
         await run.append(fuzzed.keys.dead, LETTER)
         await fuzzed.send(fuzzed.keys.dead, raws)
         event_log = EventLog(run.redis, fuzzed.keys, "test")
@@ -316,7 +316,7 @@ def test_message_above_the_limit_gets_a_small_dead_letter(loop):
         fuzzed = await Fuzzed.open(redis)
         run, raw = fuzzed.run, TASK.model_dump_json().encode()
         [entry] = await run.append(run.streams.tasks, raw.replace(b'"p0"', b'"' + b"x" * LARGEST_MESSAGE + b'"'))
-        await run.sampler.dispatch(Lane.TRAIN, task_of("g1"), STATE)
+        await run.sampler.dispatch(Lane.TRAIN, [task_of("g1")], STATE)
         [delivery] = await run.rollout().read(4, 0.01)
         assert delivery.message.group == "g1"
         [shown] = await letters(redis, fuzzed.keys)

@@ -251,7 +251,7 @@ class TestRewind:
         run.task = await run.dispatched("g7")
         assert await run.publish(run.task.lease, sample_of(run.keys, "g7", 0))
         [run.sample] = await run.verifier().read(1, 0.01)
-        assert await run.sampler.dispatch(Lane.TRAIN, task_of("g8", stop=1), STATE)
+        assert await run.sampler.dispatch(Lane.TRAIN, [task_of("g8", stop=1)], STATE)
         assert await run.counts() == {"dispatched": 8, "trained": 3, "filtered": 1, "pending": 4}
         return run
 
@@ -377,7 +377,7 @@ class TestRewind:
             assert await run.learner.cover_batch(batch)
         assert await self.back(run, 1)
         for number in range(600):
-            await run.sampler.dispatch(Lane.TRAIN, task_of(f"h{number}"), STATE)
+            await run.sampler.dispatch(Lane.TRAIN, [task_of(f"h{number}")], STATE)
             await run.sampler.release(Lane.TRAIN, f"h{number}", Release.DEAD, 2)
         assert await run.state("g2") == "pending"
 

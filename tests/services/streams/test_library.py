@@ -212,23 +212,18 @@ async def test_two_versions_of_the_code_coexist_in_a_rolling_upgrade(own_server,
         lambda shared, functions: (shared, functions | {"dispatch": "-- the next release\n" + functions["dispatch"]})
     )
     assert library().name != old
-    assert not await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE), "the new code finds the old code's group"
-    assert await run.sampler.dispatch(Lane.TRAIN, task_of("g1"), STATE)
+    assert not await run.sampler.dispatch(Lane.TRAIN, [task_of("g0")], STATE), "the new code finds the old code's group"
+    assert await run.sampler.dispatch(Lane.TRAIN, [task_of("g1")], STATE)
     assert sorted(names(await client.function_list())) == sorted([old, library().name])
-    assert await client.fcall(f"{old}_dispatch", 6, *await dispatch_keys(run, "g2"), 1, "g2", "{}", 2, "") == 1
+    sizes, group = (1, 1, 1, 1), keys.group("g2")
+    arguments = (*await dispatch_keys(run), group, *sizes, 1, "", "g2", "{}", 2)
+    assert await client.fcall(f"{old}_dispatch", 6, *arguments) == 1
     assert await run.counts() == {"dispatched": 3, "pending": 3}
 
 
-async def dispatch_keys(run, group):
+async def dispatch_keys(run):
     keys, streams = run.keys, run.streams
-    return (
-        keys.epoch("sampler"),
-        streams.tasks,
-        keys.group(group),
-        streams.counters,
-        streams.pending,
-        keys.sampler_state,
-    )
+    return keys.epoch("sampler"), streams.tasks, streams.counters, streams.pending, keys.sampler_state
 
 
 async def test_flags_of_functions_are_part_of_the_code_s_version(monkeypatch, another_code):

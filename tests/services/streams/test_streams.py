@@ -54,7 +54,7 @@ async def test_life_of_a_group_reconciles_at_every_step(run):
     await run.decided("g0", "kept")
     assert await run.counts() == {"dispatched": 1, "pending": 1}
     await run.decided("g1", Release.FILTERED)
-    await run.sampler.dispatch(Lane.TRAIN, task_of("g2"), STATE)
+    await run.sampler.dispatch(Lane.TRAIN, [task_of("g2")], STATE)
     assert await run.sampler.release(Lane.TRAIN, "g2", Release.DEAD, 2)
     assert await run.counts() == {"dispatched": 3, "filtered": 1, "dead": 1, "pending": 1}
     assert await run.sampler.publish_batch(batch_of(run.keys, 1, ["g0"]), snapshot_at(1))
@@ -77,7 +77,7 @@ async def test_release_deletes_payloads_and_keeps_the_hash(run, redis, keys):
 
 async def test_a_limited_number_of_tombstones_stays(run, redis, keys):
     for number in range(515):
-        await run.sampler.dispatch(Lane.TRAIN, task_of(f"g{number}"), STATE)
+        await run.sampler.dispatch(Lane.TRAIN, [task_of(f"g{number}")], STATE)
         await run.sampler.release(Lane.TRAIN, f"g{number}", Release.DEAD, 2)
     assert await redis.llen(run.streams.released) == 512
     assert [await run.state(f"g{number}") for number in (0, 1, 2, 3, 514)] == [None, None, None, "dead", "dead"]
@@ -87,9 +87,9 @@ async def test_a_limited_number_of_tombstones_stays(run, redis, keys):
 
 
 async def test_dispatching_twice_counts_once(run, redis, keys):
-    assert await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
+    assert await run.sampler.dispatch(Lane.TRAIN, [task_of("g0")], STATE)
     before = await contents(redis, keys)
-    assert not await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
+    assert not await run.sampler.dispatch(Lane.TRAIN, [task_of("g0")], STATE)
     assert await contents(redis, keys) == before
 
 
@@ -219,7 +219,7 @@ async def test_evaluated_group_is_counted_apart_and_can_be_deleted(run, redis, k
     ]
     for consumer in consumers:
         await consumer.open()
-    assert await run.sampler.dispatch(Lane.EVALUATION, task_of("e0", 1), None)
+    assert await run.sampler.dispatch(Lane.EVALUATION, [task_of("e0", 1)], None)
     assert await redis.get(keys.sampler_state) is None
     [task] = await consumers[0].read(1, 0.01)
     assert await run.transitions.publish_sample(Lane.EVALUATION, task.lease, 1, sample_of(keys, "e0", 0), BODY)
@@ -273,7 +273,7 @@ async def test_a_batch_of_a_group_that_is_not_kept_is_not_published(run, redis, 
 async def test_renewal_keeps_a_lease_and_does_not_steal_a_lost_one(redis, keys):
     run = await DrivenRun.open(redis, keys, lease_s=0.3)
     holder = run.rollout("r0")
-    await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
+    await run.sampler.dispatch(Lane.TRAIN, [task_of("g0")], STATE)
     [held] = await holder.read(1, 1)
     async with holder.renewing(held.lease):
         await asyncio.sleep(0.8)
@@ -293,7 +293,7 @@ async def test_renewal_keeps_a_lease_and_does_not_steal_a_lost_one(redis, keys):
 async def test_work_stops_when_its_lease_is_lost(redis, keys):
     run = await DrivenRun.open(redis, keys, lease_s=0.3)
     for number in range(3):
-        await run.sampler.dispatch(Lane.TRAIN, task_of(f"g{number}"), STATE)
+        await run.sampler.dispatch(Lane.TRAIN, [task_of(f"g{number}")], STATE)
     holder = run.rollout("r0")
     kept, taken, finished = await holder.read(3, 1)
 
@@ -311,7 +311,7 @@ async def test_work_stops_when_its_lease_is_lost(redis, keys):
 
 async def test_a_lapsed_lease_is_found_behind_many_live_ones(run, redis):
     for number in range(40):
-        await run.sampler.dispatch(Lane.TRAIN, task_of(f"g{number}"), STATE)
+        await run.sampler.dispatch(Lane.TRAIN, [task_of(f"g{number}")], STATE)
     *_, last = await run.rollout("r0").read(40, 1)
     await run.lapse(last.lease)
     [taken] = await run.rollout("r1").read(1, 0.01)
@@ -319,7 +319,7 @@ async def test_a_lapsed_lease_is_found_behind_many_live_ones(run, redis):
 
 
 async def test_a_message_without_an_ack_is_dead_lettered(run):
-    await run.sampler.dispatch(Lane.TRAIN, task_of("g7"), STATE)
+    await run.sampler.dispatch(Lane.TRAIN, [task_of("g7")], STATE)
     for number in range(1, 3):
         [delivery] = await run.rollout().read(1, 1)
         assert (delivery.message.group, delivery.deliveries) == ("g7", number)
@@ -351,12 +351,12 @@ async def test_a_consumer_continues_after_its_stream_was_deleted(run, redis, key
     await redis.delete(run.streams.tasks)
     assert not await consumer.renew_lease(held.lease)
     assert await consumer.read(1, 0.01) == [], "the consumer creates its group again"
-    await run.sampler.dispatch(Lane.TRAIN, task_of("g1"), STATE)
+    await run.sampler.dispatch(Lane.TRAIN, [task_of("g1")], STATE)
     [delivery] = await consumer.read(2, 0.01)
     assert delivery.message.group == "g1"
     await consumer.ack(delivery.lease)
     await redis.delete(run.streams.tasks)
-    await run.sampler.dispatch(Lane.TRAIN, task_of("g2"), STATE)
+    await run.sampler.dispatch(Lane.TRAIN, [task_of("g2")], STATE)
     assert not await consumer.renew_lease(held.lease), "the stream has no consumer group"
     assert [delivery.message.group for _ in range(2) for delivery in await consumer.read(2, 0.01)] == ["g2"]
 
@@ -376,7 +376,7 @@ async def test_hostile_message_does_not_stop_the_consumer(run):
     bodies = (b"", b"\xff\xfe", b"[]", b'{"kind": "sample"}', b'{"kind": "task", "group": 3}')
     await run.append(run.streams.tasks, *bodies)
     await run.redis.xadd(run.streams.tasks, {"other": "field"})
-    await run.sampler.dispatch(Lane.TRAIN, task_of("g0"), STATE)
+    await run.sampler.dispatch(Lane.TRAIN, [task_of("g0")], STATE)
     [delivery] = await run.rollout().read(10, 1)
     assert delivery.message.group == "g0"
     assert [letter.cause for letter in await letters(run)] == [Cause.INVALID] * 6
@@ -387,5 +387,5 @@ async def test_a_previous_owner_is_fenced(redis, keys):
     owner = await GroupTransitions.fenced(redis, keys, "sampler")
     assert (previous.epoch, owner.epoch) == (1, 2)
     with pytest.raises(FencedError):
-        await previous.dispatch(Lane.TRAIN, task_of("g0"), STATE)
-    assert await owner.dispatch(Lane.TRAIN, task_of("g0"), STATE)
+        await previous.dispatch(Lane.TRAIN, [task_of("g0")], STATE)
+    assert await owner.dispatch(Lane.TRAIN, [task_of("g0")], STATE)

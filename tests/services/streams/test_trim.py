@@ -29,7 +29,7 @@ async def send(run, count):
     """Dispatch new groups; their numbers continue."""
     first = int(await run.redis.hget(run.streams.counters, "dispatched") or 0)
     for number in range(first, first + count):
-        assert await run.sampler.dispatch(Lane.TRAIN, task_of(f"g{number}"), STATE)
+        assert await run.sampler.dispatch(Lane.TRAIN, [task_of(f"g{number}")], STATE)
 
 
 async def length(run):
