@@ -128,7 +128,7 @@ class CommittedPolicy(Value):
 
     Versions count publications and are never reused; after a rewind they are higher than the steps. `announced` is the
     highest version that a broadcast may have carried, committed or not. `resumption`: the number of the resumption that
-    last rewound the run to an older step.
+    last rewound the run to an older step; `rewinding`: whether a rewind has started and not finished.
     """
 
     version: int
@@ -136,3 +136,4 @@ class CommittedPolicy(Value):
     weights: str = ""
     announced: int = 0
     resumption: int = 0
+    rewinding: bool = False

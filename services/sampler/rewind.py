@@ -6,24 +6,28 @@ Must not touch weights. The learner loads its checkpoint at the same time and wa
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 
-from services.contracts import AFTER, EvaluationRecord, Lane, Prompt, SamplerSnapshot, Task
+from services.contracts import (
+    AFTER,
+    Batch,
+    EvaluationRecord,
+    Lane,
+    Prompt,
+    SamplerSnapshot,
+    StepRecord,
+    Task,
+)
 from services.process import Context
 from services.sampler.evaluation.schedule import STEP
-from services.sampler.queue.dispatch import task_of
 from services.streams.state.events import read_all
-from services.streams.state.group_state import GroupTransitions
+from services.streams.state.group_state import REOPENED, GroupTransitions, read_fields
 from services.streams.state.policy_history import read_policy
-from services.streams.state.rewind import GroupsChangedError, ReopenedGroup, RewindTarget, delete_evaluations, rewind
+from services.streams.state.rewind import ReopenedGroup, Rewind
 from services.streams.state.snapshots import read_snapshot
-
-log = logging.getLogger(__name__)
 
 WAIT = "snapshot"
 POLL_S = 0.5
-ATTEMPTS = 10
 
 
 class RewindError(RuntimeError):
@@ -31,46 +35,51 @@ class RewindError(RuntimeError):
 
 
 async def rewind_run(context: Context, transitions: GroupTransitions, prompts: tuple[Prompt, ...]) -> None:
-    """Rewind the run to the step that its record names, unless that was done. Raises RewindError."""
-    record, step = context.record, context.record.resume_step
-    policy = await read_policy(context.redis, context.keys)
-    if step is None or policy is None or policy.resumption >= record.resumptions:
+    """Rewind the run to the step that its record names, unless that was done. Raises RewindError.
+
+    A run that was resumed without a step while a rewind was cut off ends that rewind at the step which it had reached.
+    """
+    record, policy = context.record, await read_policy(context.redis, context.keys)
+    if policy is None:
         return
-    snapshot = await _snapshot(context, step)
-    if snapshot is None:
+    named = record.resume_step if policy.resumption < record.resumptions else None
+    if named is None and not policy.rewinding:
         return
-    await _delete_evaluations(context, transitions, step)
-    by_id = {prompt.id: prompt for prompt in prompts}
-    for attempt in range(1, ATTEMPTS + 1):
-        groups = await _open_groups(context) + await _trained_after(context, step, by_id)
-        try:
-            done = await rewind(
-                context.redis,
-                context.keys,
-                "sampler",
-                transitions.epoch,
-                RewindTarget(
-                    resumption=record.resumptions,
-                    step=step,
-                    groups=groups,
-                    posteriors=snapshot.posteriors,
-                    response_tokens=snapshot.response_tokens,
-                ),
-            )
-            break
-        except GroupsChangedError as error:
-            log.warning("attempt %d of %d: %s", attempt, ATTEMPTS, error)
-    else:
-        raise RewindError(
-            f"rewinding to rollout step {step} failed: the open groups changed in each of {ATTEMPTS} attempts; "
-            "a restarted sampler retries"
-        )
-    if done:
-        await context.event_log.write(
-            "rewound",
-            f"rewound to rollout step {step}: {len(groups)} groups are pending again, "
-            f"{sum(group.trained for group in groups)} of them had been trained after it",
-        )
+    snapshot = await _snapshot(context, named) if named is not None else None
+    if named is not None and snapshot is None:
+        return
+    step = policy.step if named is None else named
+    known = {prompt.id for prompt in prompts}
+    records = [(entry, found) for entry, found in await context.event_log.steps() if found.step > step]
+    _check_prompts(step, records, known)
+    rewind = Rewind(context.redis, context.keys, "sampler", transitions.epoch, record.resumptions)
+    await _delete_evaluations(context, rewind, step)
+    batches = [batch.step for _, batch in await read_all(context.redis, context.keys, context.keys.batches, Batch)]
+    if not await rewind.start():
+        return
+    opened = await _open_groups(context)
+    await rewind.reopen(opened)
+    size = record.recipe.algorithm.group_size
+    for entry, left in reversed(records):
+        pairs = zip(left.groups, left.prompts, strict=True)
+        await rewind.reopen([ReopenedGroup(group, prompt, size) for group, prompt in pairs], left.step, entry)
+    if snapshot is not None:
+        await rewind.store_posteriors(snapshot.posteriors)
+    await rewind.finish(step, snapshot.response_tokens if snapshot else None, [step, *batches])
+    trained = sum(len(left.groups) for _, left in records)
+    text = f"rewound to rollout step {step}: {len(opened) + trained} groups are pending again"
+    await context.event_log.write("rewound", f"{text}, {trained} of them had been trained after it")
+
+
+def _check_prompts(step: int, records: list[tuple[str, StepRecord]], known: set[str]) -> None:
+    """Raises RewindError, before anything is changed, if a prompt to be drawn again is gone."""
+    for _, record in records:
+        for group, prompt in zip(record.groups, record.prompts, strict=True):
+            if prompt not in known:
+                raise RewindError(
+                    f"rewinding to rollout step {step} failed: prompt {prompt!r} of group {group} is no longer among "
+                    "the training prompts; restore the data that the run was started with"
+                )
 
 
 async def _snapshot(context: Context, step: int) -> SamplerSnapshot | None:
@@ -93,7 +102,7 @@ async def _snapshot(context: Context, step: int) -> SamplerSnapshot | None:
     return None
 
 
-async def _delete_evaluations(context: Context, transitions: GroupTransitions, step: int) -> None:
+async def _delete_evaluations(context: Context, rewind: Rewind, step: int) -> None:
     """Delete the evaluations after `step`, finished or in flight, because other weights will answer them."""
     redis, keys = context.redis, context.keys
     entries = []
@@ -101,28 +110,18 @@ async def _delete_evaluations(context: Context, transitions: GroupTransitions, s
         number = record.name.removeprefix(STEP)
         if record.name == AFTER or (number.isdigit() and int(number) > step):
             entries.append(entry)
-    await delete_evaluations(redis, keys, "sampler", transitions.epoch, entries)
+    await rewind.delete_evaluations(entries)
 
 
 async def _open_groups(context: Context) -> list[ReopenedGroup]:
-    names = sorted(member.decode() for member in await context.redis.smembers(context.keys.lane(Lane.TRAIN).pending))
+    """The groups that are pending, except those that are reopened already."""
+    redis, keys = context.redis, context.keys
+    pending = keys.lane(Lane.TRAIN).pending
+    names = sorted({member.decode() async for member in redis.sscan_iter(pending, count=1000)})
+    facts = await read_fields(redis, keys, names, ("state", "task"))
     reopened = []
-    for name in names:
-        task = Task.model_validate_json(await context.redis.hget(context.keys.group(name), "task"))
-        reopened.append(ReopenedGroup(task.model_copy(update={"stop": None}), trained=False))
-    return reopened
-
-
-async def _trained_after(context: Context, step: int, prompts: dict[str, Prompt]) -> list[ReopenedGroup]:
-    reopened = []
-    for _, record in await context.event_log.steps():
-        if record.step <= step:
-            continue
-        for group, prompt in zip(record.groups, record.prompts, strict=True):
-            if prompt not in prompts:
-                raise RewindError(
-                    f"rewinding to rollout step {step} failed: prompt {prompt!r} of group {group} is no longer among "
-                    "the training prompts; restore the data that the run was started with"
-                )
-            reopened.append(ReopenedGroup(task_of(context.record.recipe, group, prompts[prompt]), trained=True))
+    for name, (state, task) in zip(names, facts, strict=True):
+        if state != REOPENED.encode() and task is not None:
+            found = Task.model_validate_json(task)
+            reopened.append(ReopenedGroup(name, found.prompt.id, found.samples))
     return reopened

@@ -25,7 +25,7 @@ from services.streams.retention import DEAD_KEPT, RELEASED_KEPT
 
 log = logging.getLogger(__name__)
 
-SHARED, TOGETHER = "shared.lua", "together.lua"
+SHARED = "shared.lua"
 GROWING = frozenset({"dispatch", "publish_sample", "redrive"})
 """Redis at its maxmemory rejects these. All others may exceed it: they are small, and work in flight must drain."""
 CONSTANTS = {"RELEASED_KEPT": RELEASED_KEPT, "DEAD_KEPT": DEAD_KEPT}
@@ -82,11 +82,10 @@ def library() -> Library:
 
 
 def _code(library_name: str, shared: str, functions: dict[str, str], signatures: Mapping[str, Signature]) -> str:
-    parts = [f"#!lua name={library_name}", shared, "local functions = {}"]
+    parts = [f"#!lua name={library_name}", shared]
     for name, source in functions.items():
         parts.append(f"functions.{name} = function(keys, args)\n{_lists(signatures[name])}{source}end")
         parts.append(_registered(f"{library_name}_{name}", f"functions.{name}", grows=name in GROWING))
-    parts.append(files("services.streams").joinpath("lua", TOGETHER).read_text())
     for grows, name in _TOGETHER.items():
         parts.append(_registered(f"{library_name}_{name}", "together", grows=grows))
     return "\n".join(parts)

@@ -320,8 +320,8 @@ async def missing_samples(redis: Redis, keys: RunKeys, task: Task) -> list[int]:
     state, samples, *entries = await redis.hmget(keys.group(task.group), "state", "samples", *published)
     if state is None:
         raise RejectedMessageError(f"group {task.group!r} is not a group of this run")
-    if task.wanted > int(samples):
+    if samples is not None and task.wanted > int(samples):
         raise RejectedMessageError(f"samples {task.wanted} exceed those of group {task.group!r}, {int(samples)}")
-    if state != b"pending":
+    if state != PENDING.encode():
         return []
     return [index for index, entry in enumerate(entries) if entry is None]

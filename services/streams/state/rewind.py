@@ -1,116 +1,142 @@
 """Owns the rewind of a run to an older rollout step: what leaves the history, and what is drawn again.
 
 Must not choose the step, nor the groups.
+
+A rewind is many short calls, because Redis serves no other run during a call. Between two of them the run is
+consistent: every group is counted once, and the last step record is that of the committed step. A rewind that was cut
+off is started again from its beginning, which repeats nothing that was done.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from services.contracts import Batch, Lane, Task
+from services.contracts import Lane
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.keys import EVALUATION_GROUP, RunKeys
-from services.streams.state.events import EventLog, read_all
 
-
-class GroupsChangedError(RuntimeError):
-    """Another group was dispatched meanwhile (a dead letter was redriven); read the open ones again."""
-
-
-async def delete_evaluations(redis: Redis, keys: RunKeys, role: str, epoch: int, entries: list[str]) -> None:
-    """Delete these evaluation records, and everything in flight on the evaluation lane. Raises FencedError."""
-    lane = keys.lane(Lane.EVALUATION)
-    # No other evaluation starts meanwhile: the caller owns them.
-    patterns = (keys.group(f"{EVALUATION_GROUP}*"), keys.key(f"payload:{EVALUATION_GROUP}*"))
-    # A sample whose payload stayed would count as published and never be drawn again.
-    leftovers = [key for pattern in patterns async for key in redis.scan_iter(pattern, 1000)]
-    await call(
-        redis,
-        "delete_evaluations",
-        epoch_key=keys.epoch(role),
-        evaluations_key=keys.evaluations,
-        lane_keys=[
-            lane.tasks,
-            lane.samples,
-            lane.verdicts,
-            lane.counters,
-            lane.pending,
-            lane.released,
-            *leftovers,
-        ],
-        epoch=epoch,
-        record_entry_list=entries,
-    )
+GROUPS_PER_CALL, KEYS_PER_CALL, PROMPTS_PER_CALL = 64, 500, 1000
 
 
 @dataclass(frozen=True)
 class ReopenedGroup:
-    """A group that becomes pending again: its task, and whether it had been trained."""
+    """A group that is drawn again, its prompt's id, and how many samples it may have."""
 
-    task: Task
-    trained: bool
-
-
-@dataclass(frozen=True)
-class RewindTarget:
-    """Where a run is rewound to: rollout step `step`, for its `resumption`, counted from 1.
-
-    `groups` are drawn again; `posteriors` replace the sampler's, by prompt id, as `response_tokens` replaces the count
-    of response tokens unless it is None.
-    """
-
-    resumption: int
-    step: int
-    groups: list[ReopenedGroup]
-    posteriors: dict[str, str]
-    response_tokens: int | None
+    name: str
+    prompt: str
+    samples: int
 
 
-async def rewind(redis: Redis, keys: RunKeys, role: str, epoch: int, target: RewindTarget) -> bool:
-    """Rewind a run, once per resumption: later steps leave the history. False if that was done before.
+class Rewind:
+    """One rewind, by the owner of `role`. Every method may be repeated; all raise FencedError."""
 
-    Raises FencedError, GroupsChangedError.
-    """
-    step, groups = target.step, target.groups
-    streams = keys.lane(Lane.TRAIN)
-    dropped = [entry for entry, record in await EventLog(redis, keys, role).steps() if record.step > step]
-    logged = [batch for _, batch in await read_all(redis, keys, keys.batches, Batch)]
-    stay = [group for batch in logged if batch.step <= step for group in batch.groups]
-    snapshots = [keys.snapshot(step), *(keys.snapshot(batch.step) for batch in logged)]
-    done = await call(
-        redis,
-        "rewind",
-        epoch_key=keys.epoch(role),
-        policy_key=keys.policy,
-        counters_key=streams.counters,
-        pending_key=streams.pending,
-        tasks_key=streams.tasks,
-        samples_key=streams.samples,
-        verdicts_key=streams.verdicts,
-        batches_key=keys.batches,
-        steps_key=keys.steps,
-        queue_key=keys.queue,
-        posteriors_key=keys.posteriors,
-        released_key=streams.released,
-        dead_key=keys.dead,
-        obsolete_keys=[*snapshots, *(sample.payload for group in stay for sample in group.samples)],
-        epoch=epoch,
-        resumption=target.resumption,
-        step=step,
-        group_prefix=keys.group(""),
-        payload_prefix=keys.payload("", 0).removesuffix(":0"),
-        response_tokens="" if target.response_tokens is None else target.response_tokens,
-        open_groups=sum(not group.trained for group in groups),
-        step_entry_list=dropped,
-        prompt_list=list(target.posteriors),
-        posterior_list=list(target.posteriors.values()),
-        stay_trained_list=[group.group for group in stay],
-        group_list=[group.task.group for group in groups],
-        task_list=[group.task.model_dump_json() for group in groups],
-        samples_list=[group.task.samples for group in groups],
-        was_trained_list=[int(group.trained) for group in groups],
-    )
-    if done < 0:
-        raise GroupsChangedError(f"run {keys.run!r}: the open groups changed meanwhile")
-    return bool(done)
+    def __init__(self, redis: Redis, keys: RunKeys, role: str, epoch: int, resumption: int) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._streams = keys.lane(Lane.TRAIN)
+        self._epoch_key = keys.epoch(role)
+        self._epoch = epoch
+        self._resumption = resumption
+
+    async def start(self) -> bool:
+        """Restart the streams; from now on no message in flight has an effect. False if the rewind was finished."""
+        started = await call(
+            self._redis,
+            "start_rewind",
+            epoch_key=self._epoch_key,
+            epoch=self._epoch,
+            policy_key=self._keys.policy,
+            queue_key=self._keys.queue,
+            tasks_key=self._streams.tasks,
+            samples_key=self._streams.samples,
+            verdicts_key=self._streams.verdicts,
+            batches_key=self._keys.batches,
+            dead_key=self._keys.dead,
+            resumption=self._resumption,
+        )
+        return bool(started)
+
+    async def reopen(self, groups: Sequence[ReopenedGroup], step: int | None = None, entry: str = "") -> None:
+        """Make groups pending again. `step`: the last step of the history, with its `entry`: all its groups are here.
+
+        That step leaves the history together with its last groups.
+        """
+        chunks = [groups[start : start + GROUPS_PER_CALL] for start in range(0, len(groups), GROUPS_PER_CALL)] or [[]]
+        for chunk in chunks:
+            leaves = step is not None and chunk is chunks[-1]
+            await call(
+                self._redis,
+                "reopen_groups",
+                epoch_key=self._epoch_key,
+                epoch=self._epoch,
+                policy_key=self._keys.policy,
+                counters_key=self._streams.counters,
+                pending_key=self._streams.pending,
+                steps_key=self._keys.steps,
+                queue_key=self._keys.queue,
+                released_key=self._streams.released,
+                group_keys=[self._keys.group(group.name) for group in chunk],
+                payload_keys=[self._keys.payload(group.name, at) for group in chunk for at in range(group.samples)],
+                step=step if leaves else "",
+                step_entry=entry,
+                group_list=[group.name for group in chunk],
+                prompt_list=[group.prompt for group in chunk],
+            )
+
+    async def store_posteriors(self, posteriors: Mapping[str, str]) -> None:
+        """Replace the sampler's posteriors, by prompt id."""
+        left, first = iter(posteriors.items()), True
+        while (chunk := list(islice(left, PROMPTS_PER_CALL))) or first:
+            await call(
+                self._redis,
+                "store_posteriors",
+                epoch_key=self._epoch_key,
+                epoch=self._epoch,
+                posteriors_key=self._keys.posteriors,
+                first=int(first),
+                prompt_list=[prompt for prompt, _ in chunk],
+                posterior_list=[posterior for _, posterior in chunk],
+            )
+            first = False
+
+    async def finish(self, step: int, response_tokens: int | None, snapshots: Sequence[int]) -> None:
+        """End the rewind at `step`. `response_tokens` replaces the count unless None; `snapshots` of steps leave."""
+        await call(
+            self._redis,
+            "finish_rewind",
+            epoch_key=self._epoch_key,
+            epoch=self._epoch,
+            policy_key=self._keys.policy,
+            counters_key=self._streams.counters,
+            queue_key=self._keys.queue,
+            obsolete_keys=[self._keys.snapshot(obsolete) for obsolete in snapshots],
+            resumption=self._resumption,
+            step=step,
+            response_tokens="" if response_tokens is None else response_tokens,
+        )
+
+    async def delete_evaluations(self, entries: Sequence[str]) -> None:
+        """Delete these evaluation records, and everything in flight on the evaluation lane."""
+        lane = self._keys.lane(Lane.EVALUATION)
+        streams = [lane.tasks, lane.samples, lane.verdicts]
+        await self._delete([*streams, lane.counters, lane.pending, lane.released], entries)
+        # A sample whose payload stayed would count as published and never be drawn again. No other evaluation starts
+        # meanwhile: the caller owns them.
+        for pattern in (self._keys.group(f"{EVALUATION_GROUP}*"), self._keys.key(f"payload:{EVALUATION_GROUP}*")):
+            leftovers = [key async for key in self._redis.scan_iter(pattern, KEYS_PER_CALL)]
+            for start in range(0, len(leftovers), KEYS_PER_CALL):
+                await self._delete(leftovers[start : start + KEYS_PER_CALL], [])
+
+    async def _delete(self, lane_keys: Sequence[str | bytes], entries: Sequence[str]) -> None:
+        await call(
+            self._redis,
+            "delete_evaluations",
+            epoch_key=self._epoch_key,
+            epoch=self._epoch,
+            evaluations_key=self._keys.evaluations,
+            lane_keys=list(lane_keys),
+            record_entry_list=list(entries),
+        )

@@ -14,7 +14,7 @@ from services.streams.state.dead_letters import letters, redrive
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.ownership import become_owner
-from services.streams.state.rewind import ReopenedGroup, RewindTarget, delete_evaluations, rewind
+from services.streams.state.rewind import ReopenedGroup, Rewind
 from services.streams.state.runs import OWNER, RunRecords
 from tests.harness.small_run import recipe_document
 from tests.services.driven import (
@@ -156,23 +156,30 @@ async def renew_lease(run):
     return lambda: run.rollout().renew_lease(delivery.lease)
 
 
-async def rewound(run):
+def rewind_of(run):
+    return Rewind(run.redis, run.keys, "sampler", run.sampler.epoch, 1)
+
+
+async def started_rewind(run):
+    await run.trained(1, "g0")
+    await run.dispatched("g2")
+    return rewind_of(run).start
+
+
+async def reopened_groups(run):
     await run.trained(1, "g0")
     await run.trained(2, "g1")
-    await run.dispatched("g2")
-    return lambda: rewind(
-        run.redis,
-        run.keys,
-        "sampler",
-        run.sampler.epoch,
-        RewindTarget(
-            resumption=1,
-            step=1,
-            groups=[ReopenedGroup(task_of("g1"), trained=True), ReopenedGroup(task_of("g2"), trained=False)],
-            posteriors={"p0": "2:1:0"},
-            response_tokens=20,
-        ),
-    )
+    [*_, (entry, _)] = await EventLog(run.redis, run.keys, "test").steps()
+    return lambda: rewind_of(run).reopen([ReopenedGroup("g1", "p0", 2)], 2, entry)
+
+
+async def stored_posteriors(run):
+    return lambda: rewind_of(run).store_posteriors({"p0": "2:1:0"})
+
+
+async def finished_rewind(run):
+    await run.trained(1, "g0")
+    return lambda: rewind_of(run).finish(1, 20, [1])
 
 
 async def reclaim_batch(run):
@@ -192,7 +199,7 @@ async def mark_starved(run):
 
 async def deleted_evaluations(run):
     entry = (await run.append(run.keys.evaluations, EVENT))[0]
-    return lambda: delete_evaluations(run.redis, run.keys, "sampler", run.sampler.epoch, [entry])
+    return lambda: rewind_of(run).delete_evaluations([entry])
 
 
 async def trimmed(run):
@@ -230,7 +237,10 @@ CASES = {
     "release": Case(release, "sampler"),
     "remove_batch": Case(remove_batch, "learner"),
     "renew_lease": Case(renew_lease),
-    "rewind": Case(rewound, "sampler"),
+    "reopen_groups": Case(reopened_groups, "sampler"),
+    "start_rewind": Case(started_rewind, "sampler"),
+    "store_posteriors": Case(stored_posteriors, "sampler"),
+    "finish_rewind": Case(finished_rewind, "sampler"),
     "set_fenced": Case(set_fenced, "learner"),
     "trim": Case(trimmed),
 }

@@ -13,14 +13,15 @@ from typing import Any
 
 from services.contracts import Cause, Lane, Release
 from services.streams.connection.functions import FencedError
+from services.streams.connection.functions import call as function_call
 from services.streams.delivery.consumer import Delivery, trim
-from services.streams.delivery.leases import Lease
+from services.streams.delivery.leases import Lease, renew_lease
 from services.streams.keys import RunKeys
 from services.streams.state.dead_letters import NotRedrivableError, letters, redrive
 from services.streams.state.events import EventLog
-from services.streams.state.group_state import GroupTransitions, RejectedMessageError, missing_samples
+from services.streams.state.group_state import Effect, GroupTransitions, RejectedMessageError, missing_samples
 from services.streams.state.policy_history import History
-from services.streams.state.rewind import ReopenedGroup, RewindTarget, rewind
+from services.streams.state.rewind import ReopenedGroup, Rewind
 from tests.services.driven import (
     BODY,
     STATE,
@@ -96,6 +97,7 @@ class Actors:
         self.announced: tuple[History, LoggedBatch, int, str] | None = None
         self._versions: dict[int, tuple[int, str, int]] = {}
         self._nonce = 0.0
+        self._calls = 1
         self._next_group = 0
         self.run: DrivenRun = self.do(DrivenRun.open(Hasty(server.client), self.keys, LEASE_S, MAX_DELIVERIES))
         self._event_log = EventLog(self.run.redis, self.keys, "test")
@@ -104,7 +106,33 @@ class Actors:
         self.commit_policy(0)
 
     def do(self, call: Coroutine[Any, Any, Any]) -> Any:
-        return self._server.runner.run(call)
+        """The result of a call. Every other one is sent together with calls that have no effect."""
+        self._calls += 1
+        return self._server.runner.run(self._together(call) if self._calls % 2 else call)
+
+    async def _together(self, call: Coroutine[Any, Any, Any]) -> Any:
+        redis, tasks = self.run.redis, self.run.streams.tasks
+        before = renew_lease(redis, Lease(tasks, "rollout", "nobody", "0-1"))
+        # A full Redis rejects calls that grow it, so they are sent apart from the others.
+        after = function_call(
+            redis,
+            "publish_sample",
+            group_key=self.keys.group("nobody"),
+            payload_key=self.keys.payload("nobody", 0),
+            samples_key=self.run.streams.samples,
+            tasks_key=tasks,
+            consumer_group="rollout",
+            task_entry="0-1",
+            wanted=1,
+            index=0,
+            sample="",
+            payload_field_list=[],
+        )
+        unowned, reply, unknown = await asyncio.gather(before, call, after, return_exceptions=True)
+        assert (unowned, unknown) == (False, Effect.UNKNOWN_GROUP)
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply
 
     def met(self, situation: str, *conditions: Any) -> None:
         """Count a situation if all conditions hold, so that the test can check that it occurred."""
@@ -361,26 +389,32 @@ class Actors:
         """The run is rewound to an older checkpoint. Replicas and verifiers still hold their deliveries."""
         self.new_learner()
         self.new_sampler()
-        groups = [ReopenedGroup(task_of(name, G), trained) for name, trained in self.model.reopened(step).items()]
-        done = rewind(
-            self.run.redis,
-            self.keys,
-            "sampler",
-            self.samplers[-1].epoch,
-            RewindTarget(
-                resumption=self.model.rewinds + 1,
-                step=step,
-                groups=groups,
-                posteriors={},
-                response_tokens=None,
-            ),
-        )
-        assert self.do(done)
+        names = list(self.model.reopened(step))
+        self.do(self._rewound(step, names))
         uncovered = [batch.step for batch in self.model.log if batch.trained]
         self.met("rewound over a covered step", any(at > step and at not in uncovered for at, _ in self.model.steps))
         self.met("rewound to a step that was not covered", any(at <= step for at in uncovered))
         self.model.rewind(step)
         self.commit_policy(step)
+
+    async def _rewound(self, step: int, names: list[str]) -> None:
+        """The calls of a rewind, as the learner and the sampler make them; then all its groups are dispatched."""
+        for logged in await self.learners[-1].batches():
+            if logged.batch.step <= step:
+                await self.learners[-1].cover_batch(logged)
+        rewind = Rewind(self.run.redis, self.keys, "sampler", self.samplers[-1].epoch, self.model.rewinds + 1)
+        trained = {name for at, group_names in self.model.steps if at > step for name in group_names}
+        records = [(entry, found) for entry, found in await self._records() if found.step > step]
+        assert await rewind.start()
+        await rewind.reopen([ReopenedGroup(name, "p0", G) for name in names if name not in trained])
+        for entry, record in reversed(records):
+            await rewind.reopen([ReopenedGroup(name, "p0", G) for name in record.groups], record.step, entry)
+        await rewind.finish(step, None, [])
+        if names:
+            await self.samplers[-1].dispatch(Lane.TRAIN, [task_of(name, G) for name in names], None)
+
+    async def _records(self) -> list[tuple[str, Any]]:
+        return await EventLog(self.run.redis, self.keys, "sampler").steps()
 
     def commit_policy(self, step: int) -> None:
         learner, weights = self.learners[-1], f"w{step}"

@@ -100,21 +100,23 @@ FAULTS = {
         "false",
     ),
     "a live group is redriven": Fault("redrive", "if state and state ~= 'dead' then return -1 end", ""),
-    "a rewind leaves generated samples": Fault(
-        "rewind", "redis.call('UNLINK', payload_prefix .. group .. ':' .. index)", ""
-    ),
-    "a rewind leaves verdicts": Fault("rewind", "redis.call('DEL', group_key)", ""),
-    "a rewind leaves the tombstones": Fault("rewind", "redis.call('LREM', released_key, 0, group_key)", ""),
+    "a rewind leaves generated samples": Fault("reopen_groups", "redis.call('UNLINK', payload_key)", ""),
+    "a rewind leaves verdicts": Fault("reopen_groups", "redis.call('DEL', group_key)", ""),
+    "a rewind leaves the tombstones": Fault("reopen_groups", "redis.call('LREM', released_key, 0, group_key)", ""),
     "a rewind leaves messages in flight": Fault(
-        "rewind",
-        "redis.call('DEL', tasks_key, samples_key, verdicts_key, batches_key)",
-        "redis.call('DEL', tasks_key, batches_key)",
+        "start_rewind", "'UNLINK', tasks_key, samples_key, verdicts_key,", "'UNLINK', tasks_key,"
     ),
-    "a rewind counts groups as trained": Fault("rewind", "was_trained_list[at] == '1'", "was_trained_list[at] == '2'"),
-    "a rewind does not publish tasks": Fault("rewind", "  publish(tasks_key, task)\n", ""),
-    "a rewind leaves batches that are never covered": Fault(
-        "rewind", "for _, obsolete_key in ipairs(obsolete_keys) do redis.call('UNLINK', obsolete_key) end", ""
+    "a rewind counts groups as trained": Fault(
+        "reopen_groups", "group_list[at]) == 1 then", "group_list[at]) > 1 then"
     ),
+    "a reopened group gets no task": Fault("dispatch", "if not state or state == 'reopened' then", "if not state then"),
+    "a reopened group is dispatched as a new one": Fault("dispatch", "    if not state then", "    if true then"),
+    "a rewind leaves the steps": Fault("reopen_groups", "redis.call('XDEL', steps_key, step_entry) == 1", "false"),
+    "calls sent together get the first one's keys": Fault("shared", "keys[key_at + number - 1]", "keys[number]"),
+    "calls sent together get the first one's arguments": Fault(
+        "shared", "args[arg_at + number - 1]", "args[1 + 3 * calls + number]"
+    ),
+    "of calls sent together only the first runs": Fault("shared", "for at = 1, calls do", "for at = 1, 1 do"),
     "a previous owner writes": Fault("shared", "> tonumber(epoch) then", "< 0 then"),
     "hashes of released groups are never deleted": Fault(
         "shared", f"RELEASED_KEPT = {TOMBSTONES}", "RELEASED_KEPT = 999"

@@ -1,12 +1,14 @@
 """A run's weight history on a real server: versions, steps, batches until a checkpoint covers them, rewinds."""
 
+import itertools
+
 import pytest
 
 from services.contracts import Cause, CommittedPolicy, Lane, Release, Task
 from services.streams.connection.functions import FencedError
 from services.streams.keys import EVALUATION_GROUP, RunKeys
 from services.streams.state.events import EventLog
-from services.streams.state.group_counts import response_tokens
+from services.streams.state.group_counts import group_counts, response_tokens
 from services.streams.state.group_state import missing_samples
 from services.streams.state.ownership import owner_epoch
 from services.streams.state.policy_history import (
@@ -16,7 +18,7 @@ from services.streams.state.policy_history import (
     policy_version,
     read_policy,
 )
-from services.streams.state.rewind import GroupsChangedError, ReopenedGroup, RewindTarget, delete_evaluations, rewind
+from services.streams.state.rewind import ReopenedGroup, Rewind
 from services.streams.state.snapshots import read_snapshot
 from tests.services.driven import (
     EVENT,
@@ -140,7 +142,7 @@ async def test_deleted_evaluations_leave_nothing_published(run, redis, keys):
     await redis.hset(keys.group(group), mapping={"state": "pending", "samples": 2})
     await redis.hset(keys.payload(group, 0), mapping={"text": "42"})
     [entry] = await run.append(keys.evaluations, EVENT)
-    await delete_evaluations(redis, keys, "sampler", run.sampler.epoch, [entry])
+    await Rewind(redis, keys, "sampler", run.sampler.epoch, 1).delete_evaluations([entry])
     assert await redis.exists(keys.group(group), keys.payload(group, 0)) == 0
     assert await redis.xlen(keys.evaluations) == 0
     await redis.hset(keys.group(group), mapping={"state": "pending", "samples": 2})  # the evaluation runs again
@@ -237,11 +239,30 @@ async def test_hostile_entries_of_the_batch_log_are_dead_lettered(run, redis, ke
     assert "groups: []" in letters[5].reason
 
 
+class Dying:
+    """A client whose process dies after some calls of functions."""
+
+    def __init__(self, redis, calls):
+        self._redis, self.left = redis, calls
+
+    def __getattr__(self, name):
+        return getattr(self._redis, name)
+
+    async def fcall(self, *arguments):
+        if self.left == 0:
+            raise ConnectionAbortedError("the process died")
+        self.left -= 1
+        return await self._redis.fcall(*arguments)
+
+
 class TestRewind:
     """A run of four batches: the first is covered, the last untrained; g5 is kept, g7 half generated, g8 screened."""
 
     @pytest.fixture
     async def long_run(self, run):
+        return await self.prepared(run)
+
+    async def prepared(self, run):
         for step in range(1, 4):
             await run.trained(step, f"g{step}")
         await run.learner.cover_batch((await run.learner.batches())[0])
@@ -255,24 +276,25 @@ class TestRewind:
         assert await run.counts() == {"dispatched": 8, "trained": 3, "filtered": 1, "pending": 4}
         return run
 
-    async def back(self, run, step, resumption=1, posteriors=(), response_tokens=None):
+    async def back(self, run, step, resumption=1, posteriors=(), response_tokens=None, redis=None):
+        redis = redis or run.redis
+        rewind = Rewind(redis, run.keys, "sampler", run.sampler.epoch, resumption)
         pending = sorted(name.decode() for name in await run.redis.smembers(run.streams.pending))
-        records = [record for _, record in await EventLog(run.redis, run.keys, "test").steps() if record.step > step]
-        groups = [ReopenedGroup(task_of(name), trained=False) for name in pending]
-        groups += [ReopenedGroup(task_of(name), trained=True) for record in records for name in record.groups]
-        return await rewind(
-            run.redis,
-            run.keys,
-            "sampler",
-            run.sampler.epoch,
-            RewindTarget(
-                resumption=resumption,
-                step=step,
-                groups=groups,
-                posteriors=dict(posteriors),
-                response_tokens=response_tokens,
-            ),
-        )
+        records = await EventLog(run.redis, run.keys, "test").steps()
+        if not await rewind.start():
+            return False
+        await rewind.reopen([ReopenedGroup(name, "p0", 2) for name in pending])
+        for entry, record in reversed(records):
+            if record.step > step:
+                await rewind.reopen([ReopenedGroup(name, "p0", 2) for name in record.groups], record.step, entry)
+        await rewind.store_posteriors(dict(posteriors))
+        await rewind.finish(step, response_tokens, [2, 3, 4])
+        return True
+
+    async def again(self, run):
+        """Dispatch the reopened groups, as the sampler does when it has slots."""
+        names = sorted(name.decode() for name in await run.redis.smembers(run.streams.pending))
+        await run.sampler.dispatch(Lane.TRAIN, [task_of(name) for name in names], STATE)
 
     async def test_later_steps_leave_and_their_groups_are_drawn_again(self, long_run, redis, keys):
         run = long_run
@@ -287,6 +309,9 @@ class TestRewind:
         assert await run.learner.batches() == []
         assert await redis.hgetall(keys.posteriors) == {b"p0": b"2:1:0", b"p1": b"1:2:0"}
         assert [await redis.hget(keys.queue, name) for name in ("step", "last")] == [b"1", b"0"]
+        assert not await redis.exists(run.streams.tasks), "the sampler dispatches them when it has slots"
+        await self.again(run)
+        assert await run.counts() == {"dispatched": 8, "trained": 1, "filtered": 1, "pending": 6}
         tasks = [Task.model_validate_json(fields[b"m"]) for _, fields in await redis.xrange(run.streams.tasks)]
         assert {task.group for task in tasks} == {"g2", "g3", "g4", "g5", "g7", "g8"}
         assert all(task.stop is None for task in tasks), "no task is of a screen alone"
@@ -299,24 +324,42 @@ class TestRewind:
         assert await self.back(long_run, 1)
         assert await redis.hget(keys.queue, "letters") == newest
 
-    async def test_a_rewind_that_misses_a_pending_group_fails(self, long_run, redis, keys):
-        await redis.sadd(long_run.streams.pending, "g6")
-        before = await contents(redis, keys)
-        with pytest.raises(GroupsChangedError):
-            await rewind(
-                redis,
-                keys,
-                "sampler",
-                long_run.sampler.epoch,
-                RewindTarget(
-                    resumption=1,
-                    step=1,
-                    posteriors={},
-                    response_tokens=None,
-                    groups=[ReopenedGroup(task_of("g4"), trained=False)],
-                ),
-            )
-        assert await contents(redis, keys) == before
+    async def facts(self, run):
+        """What a rewind leaves, without the ids of entries."""
+        redis, keys = run.redis, run.keys
+        names = sorted(name.decode() for name in await redis.smembers(run.streams.pending))
+        kept = sorted([key.decode().partition("}:")[2] async for key in redis.scan_iter(f"{keys.key('')}*")])
+        return {
+            "states": {name: await run.state(name) for name in names},
+            "counts": await run.counts(),
+            "policy": await redis.hgetall(keys.policy),
+            "queue": await redis.hmget(keys.queue, "step", "last"),
+            "steps": [record.step for _, record in await EventLog(redis, keys, "test").steps()],
+            "posteriors": await redis.hgetall(keys.posteriors),
+            "keys": kept,
+        }
+
+    async def test_a_rewind_that_was_cut_off_anywhere_is_repeated(self, long_run, redis, keys):
+        """After each of its calls in turn the sampler dies; between two of them the run is consistent."""
+        rates = {"p0": "2:1:0"}.items()
+        await self.back(long_run, 1, posteriors=rates)
+        wanted, left = await self.facts(long_run), 0
+        for calls in itertools.count(1):
+            run = await self.prepared(await DrivenRun.open(redis, RunKeys(f"{keys.run}-{calls}")))
+            dying = Dying(redis, calls)
+            try:
+                await self.back(run, 1, posteriors=rates, redis=dying)
+            except ConnectionAbortedError:
+                counts = await group_counts(redis, run.keys)
+                assert counts.reconciled, counts
+                steps = [record.step for _, record in await EventLog(redis, run.keys, "test").steps()]
+                assert steps == list(range(1, (await read_policy(redis, run.keys)).step + 1))
+                assert await self.back(run, 1, posteriors=rates)
+            assert await self.facts(run) == wanted
+            if left := dying.left:
+                break
+        assert left == 1
+        assert calls > 5, "a rewind has several calls"
 
     async def test_a_rewind_happens_once_per_resumption(self, long_run, redis, keys):
         assert await self.back(long_run, 1)
@@ -348,6 +391,7 @@ class TestRewind:
         assert await self.back(run, 1)
         assert await run.learner.announce(1, "w1") == 3
         await run.learner.commit_policy(3, 1, "w1")
+        await self.again(run)
         assert await run.rollout("r1").read(1, 0.01) == [], "the consumer group is created again"
         [delivery] = [task for task in await run.rollout("r1").read(6, 0.01) if task.message.group == "g2"]
         for index in range(2):
@@ -379,9 +423,11 @@ class TestRewind:
         for number in range(600):
             await run.sampler.dispatch(Lane.TRAIN, [task_of(f"h{number}")], STATE)
             await run.sampler.release(Lane.TRAIN, f"h{number}", Release.DEAD, 2)
-        assert await run.state("g2") == "pending"
+        assert await run.state("g2") == "reopened"
 
-    async def test_uncovered_batch_that_stays_trained_is_cleaned_up(self, long_run, redis, keys):
+    async def test_nothing_of_a_batch_is_left_behind(self, long_run, redis, keys):
+        second = (await long_run.learner.batches())[0]
+        assert await long_run.learner.cover_batch(second), "as the learner does before it lets the sampler rewind"
         assert await self.back(long_run, 2)
         assert await payload_groups(redis, keys) == set()
         assert [key async for key in redis.scan_iter(match=keys.key("sampler-snapshot:*"))] == []

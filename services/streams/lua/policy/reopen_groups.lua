@@ -1,0 +1,25 @@
+-- Reopen groups, once: they are pending again without anything that was generated for them, and wait to be dispatched.
+-- `payload_keys`: theirs. `prompt_list`: one element per group.
+-- `step`: '' or the last rollout step of the history, whose groups are all reopened by now; it leaves the history, with
+-- its `step_entry`.
+local epoch_key, policy_key, counters_key, pending_key, steps_key, queue_key, released_key, group_keys, payload_keys =
+  unpack(keys)
+local epoch, step, step_entry, group_list, prompt_list = unpack(args)
+
+local refused = fenced(epoch_key, epoch)
+if refused then return refused end
+for _, payload_key in ipairs(payload_keys) do redis.call('UNLINK', payload_key) end
+for at, group_key in ipairs(group_keys) do
+  if redis.call('HGET', group_key, 'state') ~= 'reopened' then
+    redis.call('DEL', group_key)
+    redis.call('LREM', released_key, 0, group_key)
+    redis.call('HSET', group_key, 'state', 'reopened', 'prompt', prompt_list[at])
+    -- A group that was not pending had been trained.
+    if redis.call('SADD', pending_key, group_list[at]) == 1 then redis.call('HINCRBY', counters_key, 'trained', -1) end
+  end
+end
+if step ~= '' and redis.call('XDEL', steps_key, step_entry) == 1 then
+  redis.call('HSET', policy_key, 'step', tonumber(step) - 1, 'weights', '')
+  redis.call('HSET', queue_key, 'step', tonumber(step) - 1)
+end
+return 1
