@@ -108,7 +108,7 @@ def _add_probe_routes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
     async def targets(request: Request) -> list[TargetGroup]:
         """Every live process's metrics page (Prometheus HTTP service discovery)."""
         own = TargetGroup(targets=[request.url.netloc], labels={"service": "api"})
-        active = [record.id for record in await records.all() if not record.state.ended]
+        active = [record.id for record in await records.active()]
         found = chain.from_iterable((await live_by_run(redis, [None, *active])).values())
         labelled = [
             TargetGroup(

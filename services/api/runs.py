@@ -35,6 +35,7 @@ from services.streams.state.runs import UNCHANGED, ResumeChanges, RunRecord, Run
 from services.waits import describe_wait
 
 EVENTS_SHOWN = 50
+EVALUATIONS_SHOWN = 1000
 
 
 def add_run_routes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
@@ -163,9 +164,9 @@ async def _view(redis: Redis, record: RunRecord) -> RunView:
         rollout_steps_total=record.recipe.limits.rollout_steps,
         groups=await group_counts(redis, keys),
         processes=processes,
-        events=[event for _, event in await event_log.events()][-EVENTS_SHOWN:],
+        events=await event_log.last_events(EVENTS_SHOWN),
         alerts=await _alerts(redis, keys, processes),
-        evaluations=await event_log.evaluations(),
+        evaluations=await event_log.last_evaluations(EVALUATIONS_SHOWN),
         export_path=record.export_path,
         summary=record.summary,
         pause_requested=record.pause_requested,

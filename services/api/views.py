@@ -63,7 +63,7 @@ class RunSummary(BaseModel):
 
 
 class RunView(RunSummary):
-    """All fields of a run. Times are Unix seconds; `events` are the last 50.
+    """All fields of a run. Times are Unix seconds; `events` are the last 50, `evaluations` the last 1,000.
 
     `alerts`: conditions that need attention now: waits past their deadline, and why a starving run is paused.
     """

@@ -9,10 +9,10 @@ import logging
 from collections import Counter
 from dataclasses import replace
 
+from services.contracts import ProcessInfo
 from services.controller.retry import RetriedRequest
 from services.controller.run_context import FLEET_WAIT, RunContext
 from services.settings import ClusterLimitsError, load_cluster_limits
-from services.streams.state.heartbeat import live_processes
 from services.streams.state.runs import RunRecord
 
 log = logging.getLogger(__name__)
@@ -59,9 +59,8 @@ class FleetScaling:
             with self._context.waits.on("scaling", f"the fleet to be scaled to {replicas} replicas", SCALING_S):
                 await self._context.cluster.scale_rollout(self._context.run, replicas)
 
-    async def show(self, record: RunRecord) -> None:
+    async def show(self, record: RunRecord, processes: list[ProcessInfo]) -> None:
         """Show the fleets in the metrics, and wait for replicas that are not ready, also while the run is paused."""
-        processes = await live_processes(self._context.redis, self._context.run)
         await self._context.metrics.show(self.sized(record), processes)
         ready = Counter(process.service for process in processes if process.state == "ready")
         wanted = {"rollout": self.replicas, "verifier": record.recipe.verifier.replicas}

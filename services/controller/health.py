@@ -14,7 +14,7 @@ from services.controller.retry import RetriedRequest, RunFailedError
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
-from services.streams.state.heartbeat import LAPSES_S, live_processes
+from services.streams.state.heartbeat import LAPSES_S
 from services.streams.state.policy_history import committed_step
 from services.streams.state.runs import RunRecord
 from services.waits import Waits
@@ -88,14 +88,13 @@ class HealthMonitor:
     def _request(self, phase: str, failure: str, wait: str) -> RetriedRequest:
         return RetriedRequest(self._event_log, self._waits, phase=phase, failure=failure, wait=wait)
 
-    async def check(self, record: RunRecord) -> bool:
-        """Restart the services that need it.
+    async def check(self, record: RunRecord, processes: list[ProcessInfo]) -> bool:
+        """Restart the services that need it. `processes`: the run's live ones.
 
         Returns whether a restart was pending before or is now, because the run cannot progress meanwhile. Raises
         RunFailedError when restarts do not help, or cannot be done.
         """
         pending = self._restart_pending
-        processes = await live_processes(self._redis, self._run)
         trains = record.recipe.limits.rollout_steps > 0
         ready = {process.host_pid for process in processes if process.state == "ready"}
         faults: list[str] = []
@@ -164,10 +163,13 @@ class HealthMonitor:
 
     async def _last_failure(self) -> list[str]:
         """The text of the last event in which a service reported its failure, if there is one."""
-        return [event.text for _, event in await self._event_log.events() if event.phase == "service-failed"][-1:]
+        async for event in self._event_log.newest_events():
+            if event.phase == "service-failed":
+                return [event.text]
+        return []
 
 
-async def learner_recovery(redis: Redis, run: str) -> set[str]:
+def learner_recovery(processes: list[ProcessInfo]) -> set[str]:
     """The progress texts of a restarted learner that trains archived steps again; each text counts once."""
-    processes = [process for process in await live_processes(redis, run) if process.service == "learner"]
-    return {wait.waits_for for process in processes for wait in process.waits if wait.name == "recovery"}
+    learners = [process for process in processes if process.service == "learner"]
+    return {wait.waits_for for process in learners for wait in process.waits if wait.name == "recovery"}

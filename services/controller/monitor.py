@@ -13,7 +13,9 @@ from services.controller.fleet import FleetScaling
 from services.controller.health import HealthMonitor, learner_recovery
 from services.controller.retry import RunFailedError
 from services.controller.run_context import PERIOD_S, PROGRESS_WAIT, RunContext
+from services.streams.state.events import EvaluationFollower
 from services.streams.state.group_counts import group_counts
+from services.streams.state.heartbeat import live_processes
 from services.streams.state.policy_history import read_policy
 from services.streams.state.runs import RunRecord
 
@@ -25,6 +27,7 @@ class RunMonitor:
         self._context = context
         self._fleet = fleet
         self._health = health
+        self._evaluations = EvaluationFollower(context.redis, context.keys)
 
     async def follow(self) -> str:
         """Follow the run until it is done; the reason of its success. Raises RunFailedError when it stalls."""
@@ -34,13 +37,15 @@ class RunMonitor:
         recovered: set[str] = set()
         while True:
             record = await context.current()
-            if reason := await self._done(record):
+            await self._evaluations.look()
+            if reason := self._done(record):
                 return reason
-            restarting = await self._health.check(record)
+            processes = await live_processes(context.redis, context.run)
+            restarting = await self._health.check(record, processes)
             await self._fleet.scale(record)
-            await self._fleet.show(record)
+            await self._fleet.show(record, processes)
             paused = await self._pause_or_resume(record)
-            now, news = await self._progress(), await learner_recovery(context.redis, context.run)
+            now, news = await self._progress(), learner_recovery(processes)
             if now != seen or paused or restarting or news - recovered:
                 recovered = news if now != seen else recovered | news
                 seen, since = now, time.monotonic()
@@ -65,27 +70,24 @@ class RunMonitor:
             await context.event_log.write("resumed", "the run continues")
         return wanted is not None
 
-    async def _done(self, record: RunRecord) -> str | None:
+    def _done(self, record: RunRecord) -> str | None:
         """Why the run has succeeded, once every set has its last evaluation and there is an export; else None."""
         trains = record.recipe.limits.rollout_steps > 0
         last = AFTER if trains else ALONE
-        evaluations = await self._context.event_log.evaluations()
-        evaluated = {evaluation.set for evaluation in evaluations if evaluation.name == last}
-        if not evaluated.issuperset(record.recipe.evaluated_sets):
+        if not all((name, last) in self._evaluations.done for name in record.recipe.evaluated_sets):
             return None
         if not trains:
             return "evaluated; limits.rollout_steps = 0 trains nothing"
         return "all rollout steps trained, evaluated and exported" if record.export_path is not None else None
 
     async def _progress(self) -> str:
-        redis, keys, event_log = self._context.redis, self._context.keys, self._context.event_log
+        redis, keys = self._context.redis, self._context.keys
         counts = await group_counts(redis, keys)
         # An evaluation of a large set may take longer than any step.
         evaluating = await group_counts(redis, keys, Lane.EVALUATION)
-        evaluations = len(await event_log.evaluations())
         policy = await read_policy(redis, keys)
         reached = f"rollout step {policy.step}, policy version {policy.version}" if policy else "no policy version"
         return (
-            f"{reached}, {evaluations} evaluations, {evaluating.pending} of {evaluating.dispatched} "
+            f"{reached}, {self._evaluations.count} evaluations, {evaluating.pending} of {evaluating.dispatched} "
             f"evaluation prompts pending, groups {counts.model_dump()}"
         )

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 
-from services.contracts import RunState
+from services.contracts import ProcessInfo, RunState
 from services.controller.capacity import shortage
 from services.controller.fleet import FleetScaling
 from services.controller.health import HealthMonitor, learner_recovery
@@ -72,10 +72,9 @@ class Placement:
         ends = time.monotonic() + deadline
         announced: set[str] = set()
         recovered: set[str] = set()
-        while not await self._fleet_holds_weights():
+        while not _hold_weights(processes := await live_processes(context.redis, context.run)):
             record = await context.current()
-            restarting = await health.check(record)
-            processes = await live_processes(context.redis, context.run)
+            restarting = await health.check(record, processes)
             await context.metrics.show(self._fleet.sized(record), processes)
             ready = {process.service for process in processes if process.state == "ready"}
             for service in sorted(ready - announced):
@@ -83,7 +82,7 @@ class Placement:
             announced |= ready
             lacking = sorted(set(services_of(recipe)) - ready)
             context.waits.pending("start", f"{', '.join(lacking) or 'a replica'} to be ready", deadline)
-            if (news := await learner_recovery(context.redis, context.run)) - recovered or restarting:
+            if (news := learner_recovery(processes)) - recovered or restarting:
                 # The more archived steps there are, the longer training them again takes. Failed requests to the
                 # cluster have a limit of their own.
                 recovered |= news
@@ -123,7 +122,7 @@ class Placement:
                     return await self._context.cluster.shortage(record)
                 if record.state is not RunState.QUEUED:
                     return None  # it was given room; if the limits were lowered since, its fleet shrinks
-                return shortage(limits, record, await self._context.records.all())
+                return shortage(limits, record, await self._context.records.active())
         return "the cluster does not report its free capacity"
 
     async def _model(self, record: RunRecord) -> str:
@@ -165,9 +164,10 @@ class Placement:
                 await context.current()
                 await asyncio.sleep(PERIOD_S)
 
-    async def _fleet_holds_weights(self) -> bool:
-        processes = await live_processes(self._context.redis, self._context.run)
-        return any(
-            process.service == "rollout" and process.state == "ready" and process.version is not None
-            for process in processes
-        )
+
+def _hold_weights(processes: list[ProcessInfo]) -> bool:
+    """Whether a rollout replica is ready with a policy version."""
+    return any(
+        process.service == "rollout" and process.state == "ready" and process.version is not None
+        for process in processes
+    )

@@ -13,18 +13,18 @@ import uuid
 from pathlib import Path
 
 from services.contracts import ProcessInfo, RunState
+from services.controller.ended.summary import summarise, write_summary
 from services.controller.fleet import FleetScaling
 from services.controller.health import HealthMonitor
 from services.controller.monitor import RunMonitor
 from services.controller.placement import Placement
 from services.controller.run_context import ControllerStoppingError, RunCancelledError, RunContext
-from services.controller.summary import summarise, write_summary
 from services.process import advertised_host
 from services.storage.errors import StoreError
 from services.storage.mirror import run_mirror
 from services.streams.connection.client import RedisUnavailableError
 from services.streams.connection.functions import FencedError
-from services.streams.state.cleanup import sweep
+from services.streams.state.ended.cleanup import sweep
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.ownership import become_owner
 from services.streams.state.runs import OWNER

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import takewhile
 from operator import attrgetter
 
 from services.contracts import COMMON_PHASES, PHASES, ProcessInfo, RunState
+from services.controller.ended.known_runs import EndedRuns
 from services.metrics import EVENTS, PROCESSES, REPLICAS_DESIRED, RUN_STATE, RUNS, forget
 from services.metrics.tables import SETTINGS
 from services.settings import Recipe, resource_requests
@@ -21,25 +23,25 @@ ENDED_SHOWN_S = 3600.0
 PROCESS_STATES = ("starting", "joining", "ready", "draining", "poisoned")
 
 
-def show_runs(records: Iterable[RunRecord], now: float) -> None:
-    """Show how many runs are in each state, and the state of each active or recently ended run."""
-    known = list(records)
-    states = Counter(record.state for record in known)
-    for state in RunState:
-        RUNS.labels(state.value).set(states[state])
-    shown = {
-        record.id: record.state for record in known if not record.state.ended or now - _since(record) < ENDED_SHOWN_S
-    }
-    for run, state in shown.items():
-        RUN_STATE.labels(run, state.value).set(1)
-    for sample in next(iter(RUN_STATE.collect())).samples:
-        run, is_in = sample.labels["run"], sample.labels["state"]
-        if shown.get(run) != is_in:
-            RUN_STATE.remove(run, is_in)
+class RunStates:
+    """The metrics of all runs: how many are in each state, and the state of each active or recently ended run."""
 
+    def __init__(self) -> None:
+        self._shown: dict[str, RunState] = {}
 
-def _since(record: RunRecord) -> float:
-    return record.history[-1].at if record.history else record.created_at
+    def show(self, active: Iterable[RunRecord], ended: EndedRuns, now: float) -> None:
+        """Show them as they are now; only what has changed costs anything."""
+        shown = {record.id: record.state for record in active}
+        states = Counter(shown.values())
+        for state in RunState:
+            RUNS.labels(state.value).set(states[state] + ended.states.get(state, 0))
+        recent = takewhile(lambda run: now - run[1].since < ENDED_SHOWN_S, ended.runs.items())
+        shown |= {run: standing.state for run, standing in recent}
+        for run, state in self._shown.items() - shown.items():
+            RUN_STATE.remove(run, state.value)
+        for run, state in shown.items() - self._shown.items():
+            RUN_STATE.labels(run, state.value).set(1)
+        self._shown = shown
 
 
 class RunMetrics:

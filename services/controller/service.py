@@ -15,9 +15,10 @@ from pathlib import Path
 
 from services.cancellation import cancel_and_wait
 from services.controller.cluster import Cluster
+from services.controller.ended.known_runs import KnownRuns
 from services.controller.run import RunController
 from services.controller.run_context import PERIOD_S, STOP_DEADLINE_S, RunContext
-from services.controller.run_metrics import show_runs
+from services.controller.run_metrics import RunStates
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import FencedError
 from services.streams.state.heartbeat import live_processes
@@ -36,6 +37,8 @@ class Controller:
     def __init__(self, redis: Redis, cluster: Cluster, runs: Path) -> None:
         self._redis = redis
         self._records = RunRecords(redis)
+        self._known = KnownRuns(redis, self._records)
+        self._states = RunStates()
         self._cluster = cluster
         self._runs = runs
         self._controlled: dict[str, asyncio.Task[None]] = {}
@@ -67,11 +70,11 @@ class Controller:
         return time.monotonic()
 
     async def _start_runs(self, stopping: asyncio.Event) -> None:
-        records = await self._records.all()
-        show_runs(records, time.time())
+        records = await self._known.look()
+        self._states.show(records, self._known.ended, time.time())
         self._collect_ended()
         for record in records:
-            if record.state.ended or record.id in self._controlled or await self._owned_elsewhere(record.id):
+            if record.id in self._controlled or await self._owned_elsewhere(record.id):
                 continue
             folder = self._runs / record.id
             context = RunContext(self._redis, self._records, self._cluster, folder, record.id, stopping)

@@ -1,4 +1,4 @@
-"""Owns the names of Redis keys; a run's keys share one hash tag, so that a Redis Cluster works.
+"""Owns the names of Redis keys; a run's keys share one prefix.
 
 Must not talk to Redis.
 """
@@ -12,6 +12,9 @@ from services.contracts import Lane
 
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,95}")
 RUNS = "penstock:runs"
+"""The index of all runs, by the time of their creation."""
+ACTIVE_RUNS = "penstock:active"
+"""The index of the runs that have not ended; a change of a record's state changes it too."""
 EVALUATION_GROUP = "e."
 """The prefix of the ids of evaluation groups; ids of training groups never start with it."""
 SHARED_HEARTBEATS = "penstock:{-}:heartbeats"

@@ -13,7 +13,8 @@ from prometheus_client import REGISTRY, generate_latest, start_http_server
 
 from services.api.app import create_app
 from services.contracts import COMMON_PHASES, PHASES, Cause, DeadLetter, Lane, ProcessInfo, RunState, Transition
-from services.controller.run_metrics import ENDED_SHOWN_S, RunMetrics, show_runs
+from services.controller.ended.known_runs import EndedRuns, KnownRuns
+from services.controller.run_metrics import ENDED_SHOWN_S, RunMetrics, RunStates
 from services.metrics import AT_ZERO, PORTS, STREAMS, expose, families, forget, serve_metrics
 from services.metrics.tables import SETTINGS, STEP_METRICS, table_families
 from services.sampler.queue.maintenance import READERS, Maintenance
@@ -21,6 +22,7 @@ from services.settings import parse_recipe
 from services.streams.connection.functions import call
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
+from services.streams.state.ended.standings import Standing
 from services.streams.state.events import EventLog
 from services.streams.state.group_state import GroupTransitions
 from services.streams.state.runs import RunRecord, RunRecords
@@ -179,13 +181,15 @@ def record(run, state, at, **changes):
 
 
 def test_a_run_state_is_shown_until_an_hour_after_its_end(run_id):
-    show_runs([record(run_id, RunState.RUNNING, 0.0)], now=99_999.0)
+    states = RunStates()
+    ended = EndedRuns.of({run_id: Standing(RunState.FAILED, 5.0)})
+    states.show([record(run_id, RunState.RUNNING, 0.0)], EndedRuns.of({}), now=99_999.0)
     assert sample("penstock_run_state", run=run_id, state="running") == 1
     assert sample("penstock_runs", state="running") == 1
-    show_runs([record(run_id, RunState.FAILED, 5.0)], now=5.0 + ENDED_SHOWN_S - 1)
+    states.show([], ended, now=5.0 + ENDED_SHOWN_S - 1)
     assert sample("penstock_run_state", run=run_id, state="running") is None
     assert sample("penstock_run_state", run=run_id, state="failed") == 1
-    show_runs([record(run_id, RunState.FAILED, 5.0)], now=5.0 + ENDED_SHOWN_S + 1)
+    states.show([], ended, now=5.0 + ENDED_SHOWN_S + 1)
     assert sample("penstock_run_state", run=run_id, state="failed") is None
     assert sample("penstock_runs", state="failed") == 1
 
@@ -294,6 +298,7 @@ async def test_the_state_of_a_failed_run_is_shown(redis, run_id):
     await records.create(run_id, parse_recipe(recipe_document("/model")))
     transitions = await GroupTransitions.fenced(redis, RunKeys(run_id), "controller")
     await records.transition(run_id, RunState.FAILED, "for the test", transitions.epoch)
-    show_runs([await records.get(run_id)], time.time())
+    known, states = KnownRuns(redis, records), RunStates()
+    states.show(await known.look(), known.ended, time.time())
     assert sample("penstock_run_state", run=run_id, state="failed") == 1
-    show_runs([], time.time())
+    states.show([], EndedRuns.of({}), time.time())

@@ -35,7 +35,7 @@ from services.contracts import (
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.delivery.leases import Lease
 from services.streams.delivery.payloads import SamplePayload
-from services.streams.keys import RunKeys
+from services.streams.keys import ACTIVE_RUNS, RunKeys
 from services.streams.state.group_counts import group_counts
 from services.streams.state.group_state import GroupTransitions
 from services.streams.state.policy_history import History, LoggedBatch
@@ -277,7 +277,7 @@ async def contents(redis: Any, keys: RunKeys) -> dict[str, Any]:
 
     Equal if and only if nothing else changed.
     """
-    content = {}
+    content: dict[str, Any] = {"active": bool(await redis.sismember(ACTIVE_RUNS, keys.run))}
     async for key in redis.scan_iter(match=keys.key("*"), count=1000):
         kind = (await redis.type(key)).decode()
         content[key.decode()] = kind, await READERS[kind](redis, key)

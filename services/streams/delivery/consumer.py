@@ -214,14 +214,45 @@ async def tail_messages(
     found: list[tuple[str, M]] = []
     while not found and (entries := await tail(redis, stream, after, count, block_s)):
         after, block_s = entries[-1][0], 0.0
-        for entry, body in entries:
-            admitted = admit(keys, model, body)
-            if isinstance(admitted, Malformed):
-                log.error("%s: entry %s is dead-lettered: %s", stream, entry, admitted.reason)
-                letter = admitted.letter(Source(stream, entry, body))
-                await _reject(redis, keys, stream, letter)
-            else:
-                found.append((entry, admitted))
+        found = await _admit_bodies(redis, keys, stream, model, entries)
+    return found
+
+
+async def newest_messages(
+    redis: Redis, keys: RunKeys, stream: str, model: type[M], before: str = "+", count: int = 100
+) -> list[tuple[str, M]]:
+    """Entries before id `before` like `tail_messages`, the newest first.
+
+    The result is empty only at the beginning of the stream.
+    """
+    found: list[tuple[str, M]] = []
+    end = before
+    while not found and (entries := await redis.xrevrange(stream, max=end, count=count)):
+        end = f"({entries[-1][0].decode()}"
+        found = await admit_entries(redis, keys, stream, model, entries)
+    return found
+
+
+async def admit_entries(
+    redis: Redis, keys: RunKeys, stream: str, model: type[M], entries: list[tuple[bytes, dict[bytes, bytes]]]
+) -> list[tuple[str, M]]:
+    """Those entries of a stream that are a `model` of this run; each other one becomes a dead letter."""
+    bodies = [(entry.decode(), fields.get(b"m", b"")) for entry, fields in entries]
+    return await _admit_bodies(redis, keys, stream, model, bodies)
+
+
+async def _admit_bodies(
+    redis: Redis, keys: RunKeys, stream: str, model: type[M], entries: list[tuple[str, bytes]]
+) -> list[tuple[str, M]]:
+    found = []
+    for entry, body in entries:
+        admitted = admit(keys, model, body)
+        if isinstance(admitted, Malformed):
+            log.error("%s: entry %s is dead-lettered: %s", stream, entry, admitted.reason)
+            letter = admitted.letter(Source(stream, entry, body))
+            await _reject(redis, keys, stream, letter)
+        else:
+            found.append((entry, admitted))
     return found
 
 

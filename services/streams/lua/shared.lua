@@ -1,5 +1,5 @@
 -- Used by several functions. Before this text, the assembled library has one `local` line per constant of
--- services/streams/retention.py that is used here. All keys of a call share the run's hash tag.
+-- services/streams/retention.py that is used here.
 
 -- Turns what a call sent into what the `local` lines of a function unpack: single values first, then one table per
 -- list. `args` starts with the sizes of all lists, those of `keys` first.
@@ -45,6 +45,13 @@ local function append_once(stream, message, kept)
   end
   publish(stream, message)
   if kept ~= '0' then redis.call('XTRIM', stream, 'MAXLEN', '~', kept) end
+end
+
+-- Bring the index of active runs in line with a run's record. `active_states`: ',a,b,'.
+local function index_run(record_key, active_key, run, active_states)
+  local state = redis.call('HGET', record_key, 'state')
+  local active = state and active_states:find(',' .. state .. ',', 1, true)
+  redis.call(active and 'SADD' or 'SREM', active_key, run)
 end
 
 -- UNKNOWN: this run never dispatched the group, or its hash was deleted. OUTSIDE: the group has no such sample.

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import AsyncIterator
 from typing import TypeVar
 
 from services.contracts import DeadLetter, EvaluationRecord, Event, Message, StepRecord
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
-from services.streams.delivery.consumer import tail_messages
+from services.streams.delivery.consumer import admit_entries, newest_messages, tail_messages
 from services.streams.keys import RunKeys
 from services.streams.retention import EVENTS_KEPT
 
@@ -20,14 +21,25 @@ log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Message)
 
+READ_AT_ONCE = 500
+
 
 async def read_all(redis: Redis, keys: RunKeys, stream: str, model: type[M], after: str = "0-0") -> list[tuple[str, M]]:
     """All messages after id `after`, with their ids; an invalid entry becomes a dead letter."""
     found: list[tuple[str, M]] = []
-    while page := await tail_messages(redis, keys, stream, model, after, count=500):
+    while page := await tail_messages(redis, keys, stream, model, after, count=READ_AT_ONCE):
         found += page
         after = page[-1][0]
     return found
+
+
+async def read_newest(redis: Redis, keys: RunKeys, stream: str, model: type[M]) -> AsyncIterator[M]:
+    """All messages, the newest first, read as far as they are asked for; an invalid entry becomes a dead letter."""
+    before = "+"
+    while page := await newest_messages(redis, keys, stream, model, before):
+        before = f"({page[-1][0]}"
+        for _, message in page:
+            yield message
 
 
 async def append_message(redis: Redis, stream: str, message: Message, kept: int) -> None:
@@ -65,9 +77,23 @@ class EventLog:
         """Events after id `after`, oldest first."""
         return await read_all(self._redis, self._keys, self._keys.events, Event, after)
 
+    def newest_events(self) -> AsyncIterator[Event]:
+        """Events, the newest first."""
+        return read_newest(self._redis, self._keys, self._keys.events, Event)
+
+    async def last_events(self, count: int) -> list[Event]:
+        """The last `count` events, oldest first."""
+        found = await newest_messages(self._redis, self._keys, self._keys.events, Event, count=count)
+        return [event for _, event in reversed(found)]
+
     async def steps(self, after: str = "0-0") -> list[tuple[str, StepRecord]]:
         """Step records after id `after`, oldest first."""
         return await read_all(self._redis, self._keys, self._keys.steps, StepRecord, after)
+
+    async def last_evaluations(self, count: int) -> list[EvaluationRecord]:
+        """The last `count` evaluations, oldest first."""
+        found = await newest_messages(self._redis, self._keys, self._keys.evaluations, EvaluationRecord, count=count)
+        return [record for _, record in reversed(found)]
 
     async def evaluations(self) -> list[EvaluationRecord]:
         """All evaluations, oldest first."""
@@ -78,3 +104,35 @@ class EventLog:
     async def dead_letters(self, after: str = "0-0") -> list[tuple[str, DeadLetter]]:
         """Dead letters after id `after`, oldest first."""
         return await read_all(self._redis, self._keys, self._keys.dead, DeadLetter, after)
+
+
+class EvaluationFollower:
+    """The evaluations of a run so far. `count`: how many; `done`: the set and the name of each."""
+
+    def __init__(self, redis: Redis, keys: RunKeys) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._forget()
+
+    def _forget(self) -> None:
+        self._after = "0-0"
+        self.count = 0
+        self.done: set[tuple[str, str]] = set()
+
+    async def look(self) -> None:
+        """Read those recorded since the last look, at most READ_AT_ONCE.
+
+        A rewind deletes evaluations: then none is known, and the next looks read all of them again.
+        """
+        stream = self._keys.evaluations
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.xlen(stream)
+            pipe.xrange(stream, min=f"({self._after}", count=READ_AT_ONCE)
+            length, entries = await pipe.execute()
+        if len(entries) < READ_AT_ONCE and length != self.count + len(entries):
+            self._forget()
+            return
+        found = await admit_entries(self._redis, self._keys, stream, EvaluationRecord, entries)
+        self._after = entries[-1][0].decode() if entries else self._after
+        self.count += len(found)
+        self.done |= {(record.set, record.name) for _, record in found}

@@ -8,19 +8,19 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
 from pydantic import ValidationError
-from redis.exceptions import OutOfMemoryError
 
 from services.contracts import RunState, Transition
 from services.settings import Recipe
 from services.streams.connection.client import Redis
-from services.streams.connection.functions import RedisFullError, call
-from services.streams.keys import RUNS, RunKeys
+from services.streams.connection.functions import call
+from services.streams.keys import ACTIVE_RUNS, RUNS, RunKeys
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,11 @@ OWNER = "controller"
 """The role whose epoch fences writes to records."""
 ANY = frozenset(RunState)
 ACTIVE = frozenset(state for state in RunState if not state.ended)
+ACTIVE_STATES = f",{','.join(sorted(ACTIVE))},"
+"""ACTIVE, as the Redis functions take it."""
 RESUMABLE = frozenset({RunState.FAILED, RunState.CANCELLED})
+READ_AT_ONCE = 100
+"""Records per round trip."""
 
 
 class UnknownRunError(LookupError):
@@ -83,7 +87,7 @@ def _decode(run: str, fields: dict[bytes, bytes]) -> RunRecord:
     history = tuple(Transition.model_validate(change) for change in json.loads(text["history"]))
     return RunRecord(
         id=run,
-        recipe=Recipe.model_validate_json(text["recipe"]),
+        recipe=_parsed(fields[b"recipe"]),
         state=RunState(text["state"]),
         rollout_replicas=int(text["rollout_replicas"]),
         cancel_requested=text.get("cancel_requested") == "1",
@@ -96,6 +100,12 @@ def _decode(run: str, fields: dict[bytes, bytes]) -> RunRecord:
         resumptions=int(text.get("resumptions", 0)),
         resume_step=int(text["resume_step"]) if "resume_step" in text else None,
     )
+
+
+@lru_cache(maxsize=256)
+def _parsed(recipe: bytes) -> Recipe:
+    """A recipe, which nothing can change: the controller reads the same records twice a second."""
+    return Recipe.model_validate_json(recipe)
 
 
 @dataclass(frozen=True)
@@ -153,11 +163,6 @@ class RunRecords:
         key = RunKeys(run).record
         now = time.time()
         first = Transition(state=RunState.QUEUED, at=now, reason="submitted")
-        try:
-            # First, so that every run can be found; an id without a record is skipped.
-            await self._redis.zadd(RUNS, {run: now}, nx=True)
-        except OutOfMemoryError as error:
-            raise RedisFullError(f"Redis is at its maxmemory: {error}") from None
         fields = {
             "recipe": recipe.model_dump_json(),
             "state": first.state.value,
@@ -165,7 +170,14 @@ class RunRecords:
             "history": f"[{first.model_dump_json()}]",
         }
         created = await call(
-            self._redis, "create_record", record_key=key, created_at=repr(now), field_list=_flat(fields)
+            self._redis,
+            "create_record",
+            record_key=key,
+            runs_key=RUNS,
+            active_key=ACTIVE_RUNS,
+            run=run,
+            created_at=repr(now),
+            field_list=_flat(fields),
         )
         if not created:
             raise ValueError(f"run id: {run!r} is not valid: expected an id that is not in use")
@@ -183,14 +195,38 @@ class RunRecords:
 
     async def all(self) -> list[RunRecord]:
         """Every run that can be parsed, oldest first; one whose recipe is no longer valid is logged and left out."""
+        return await self._read([run.decode() for run in await self._redis.zrange(RUNS, 0, -1)])
+
+    async def active(self) -> list[RunRecord]:
+        """Those of `all` that have not ended, by their index alone; a run that does not belong there is removed."""
+        listed = [run.decode() for run in await self._redis.smembers(ACTIVE_RUNS)]
+        found = [record for record in await self._read(listed) if not record.state.ended]
+        for run in {*listed} - {record.id for record in found}:
+            await self.index(run)
+        return sorted(found, key=lambda record: (record.created_at, record.id))
+
+    async def index(self, run: str) -> None:
+        """List a run as active, or no longer, as its record says.
+
+        Each change of a state does that too, except one by a process of an earlier release.
+        """
+        await call(
+            self._redis,
+            "index_run",
+            record_key=RunKeys(run).record,
+            active_key=ACTIVE_RUNS,
+            run=run,
+            active_states=ACTIVE_STATES,
+        )
+
+    async def _read(self, runs: list[str]) -> list[RunRecord]:
         found = []
-        for run in await self._redis.zrange(RUNS, 0, -1):
-            try:
-                found.append(await self.get(run.decode()))
-            except ValidationError as error:
-                log.warning("run %s cannot be parsed and is left out: %s", run.decode(), error.errors()[0]["msg"])
-            except UnknownRunError:
-                log.debug("run %s is in the index but has no record", run.decode())
+        for start in range(0, len(runs), READ_AT_ONCE):
+            part = runs[start : start + READ_AT_ONCE]
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for run in part:
+                    pipe.hgetall(RunKeys(run).record)
+                found += list(_decoded(zip(part, await pipe.execute(), strict=True)))
         return found
 
     async def transition(self, run: str, state: RunState, reason: str, epoch: int | None = None) -> RunRecord:
@@ -282,8 +318,11 @@ class RunRecords:
             "change_record",
             record_key=keys.record,
             epoch_key=keys.epoch(owner),
+            active_key=ACTIVE_RUNS,
             deleted_keys=change.delete_keys,
             epoch="" if epoch is None else epoch,
+            run=run,
+            active_states=ACTIVE_STATES,
             states="," + ",".join(state.value for state in states) + ",",
             transition=change.transition(),
             counted_field=change.count,
@@ -305,6 +344,18 @@ async def is_paused(redis: Redis, keys: RunKeys) -> bool:
     state, requested = await redis.hmget(keys.record, "state", "pause_requested")
     starved = await redis.exists(keys.starved)
     return bool(starved) or requested == b"1" or state == RunState.PAUSED.value.encode()
+
+
+def _decoded(found: Iterable[tuple[str, dict[bytes, bytes]]]) -> Iterator[RunRecord]:
+    """The records that can be parsed."""
+    for run, fields in found:
+        if b"history" not in fields:
+            log.debug("run %s is in an index but has no record", run)
+            continue
+        try:
+            yield _decode(run, fields)
+        except ValidationError as error:
+            log.warning("run %s cannot be parsed and is left out: %s", run, error.errors()[0]["msg"])
 
 
 def _unknown(run: str) -> UnknownRunError:

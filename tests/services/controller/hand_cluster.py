@@ -28,6 +28,7 @@ class HandCluster:
         self.ready = set()
         self.short = None
         self.failing = {}
+        self.looks = 0
 
     def request(self, name, detail=""):
         self.requests.append(f"{name} {detail}".strip())
@@ -45,6 +46,7 @@ class HandCluster:
         self.request("scale", replicas)
 
     async def faults(self, run, ready):
+        self.looks += 1
         if self.failing.get("faults"):
             raise self.failing["faults"].pop(0)
         self.ready = set(ready)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from services.contracts import Cause, Lane, ProcessInfo, Release, RunState, Sample, WeightPlan
 from services.settings import parse_recipe
 from services.streams.delivery.consumer import Consumer, trim
+from services.streams.keys import ACTIVE_RUNS
 from services.streams.state.dead_letters import letters, redrive
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import Heartbeat
@@ -72,9 +73,14 @@ async def cover_batch(run):
 
 async def create_record(run):
     recipe = parse_recipe(recipe_document("/none"))
-    # The index of runs is written first, by no function of the library.
-    await run.redis.zadd("penstock:runs", {run.keys.run: 1.0})
     return lambda: RunRecords(run.redis).create(run.keys.run, recipe)
+
+
+async def index_run(run):
+    records = RunRecords(run.redis)
+    await records.create(run.keys.run, parse_recipe(recipe_document("/none")))
+    await run.redis.srem(ACTIVE_RUNS, run.keys.run)
+    return lambda: records.index(run.keys.run)
 
 
 async def reject_entry(run):
@@ -226,6 +232,7 @@ CASES = {
     "delete_evaluations": Case(deleted_evaluations, "sampler"),
     "dispatch": Case(dispatch, "sampler"),
     "heartbeat": Case(announce_process),
+    "index_run": Case(index_run),
     "mark_starved": Case(mark_starved, "sampler"),
     "publish_batch": Case(publish_batch, "sampler"),
     "publish_sample": Case(publish_sample),

@@ -112,13 +112,13 @@ class Actors:
 
     async def _together(self, call: Coroutine[Any, Any, Any]) -> Any:
         redis, tasks = self.run.redis, self.run.streams.tasks
-        before = renew_lease(redis, Lease(tasks, "rollout", "nobody", "0-1"))
+        before = renew_lease(redis, Lease(tasks, "rollout", "absent", "0-1"))
         # A full Redis rejects calls that grow it, so they are sent apart from the others.
         after = function_call(
             redis,
             "publish_sample",
-            group_key=self.keys.group("nobody"),
-            payload_key=self.keys.payload("nobody", 0),
+            group_key=self.keys.group("absent"),
+            payload_key=self.keys.payload("absent", 0),
             samples_key=self.run.streams.samples,
             tasks_key=tasks,
             consumer_group="rollout",

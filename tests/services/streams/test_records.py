@@ -9,10 +9,11 @@ import pytest
 from services.contracts import RunState, Transition
 from services.settings import parse_recipe
 from services.streams.connection.functions import FencedError, RedisFullError, call
-from services.streams.keys import RUNS, RunKeys
+from services.streams.keys import ACTIVE_RUNS, RUNS, RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.ownership import become_owner
 from services.streams.state.runs import (
+    ACTIVE_STATES,
     EndedRunError,
     NoCheckpointError,
     ResumeChanges,
@@ -85,8 +86,11 @@ async def test_a_change_whose_reply_was_lost_can_be_repeated(redis, records, run
             "change_record",
             record_key=keys.record,
             epoch_key=keys.epoch("controller"),
+            active_key=ACTIVE_RUNS,
             deleted_keys=[],
             epoch="",
+            run=run_id,
+            active_states=ACTIVE_STATES,
             states=",queued,",
             transition=ended,
             counted_field="resumptions",
@@ -102,11 +106,40 @@ async def test_creation_is_whole_and_can_be_repeated(redis, records, run_id):
     with pytest.raises(ValueError, match="in use"):
         await records.create(run_id, RECIPE)
     created = (await redis.hget(RunKeys(run_id).record, "created_at")).decode()
-    key, fields = RunKeys(run_id).record, ["state", "lost reply"]
-    assert await call(redis, "create_record", record_key=key, created_at=created, field_list=fields) == 1
+    again = {"record_key": RunKeys(run_id).record, "runs_key": RUNS, "active_key": ACTIVE_RUNS}
+    fields = ["state", "lost reply"]
+    assert await call(redis, "create_record", **again, run=run_id, created_at=created, field_list=fields) == 1
     assert (await records.get(run_id)).state is RunState.QUEUED
     await redis.zadd(RUNS, {f"{run_id}-announced": 1.0})
     assert run_id in [record.id for record in await records.all()]
+
+
+def ids(found):
+    return [record.id for record in found]
+
+
+async def test_the_index_of_active_runs_follows_each_change(redis, records, run_id):
+    assert run_id in ids(await records.active())
+    await records.transition(run_id, RunState.FAILED, "test")
+    assert run_id not in ids(await records.active())
+    assert not await redis.sismember(ACTIVE_RUNS, run_id)
+    await records.resume(run_id)
+    assert run_id in ids(await records.active())
+    await records.set_summary(run_id, {"steps": 1})
+    assert run_id in ids(await records.active())
+
+
+async def test_what_does_not_belong_into_the_index_is_removed(redis, records, run_id):
+    await records.transition(run_id, RunState.FAILED, "test")
+    gone = f"{run_id}-gone"
+    await redis.sadd(ACTIVE_RUNS, run_id, gone)
+    assert not {run_id, gone} & {*ids(await records.active())}
+    assert not {run_id.encode(), gone.encode()} & await redis.smembers(ACTIVE_RUNS)
+    await redis.srem(ACTIVE_RUNS, run_id)
+    await records.resume(run_id)
+    await redis.srem(ACTIVE_RUNS, run_id)  # an earlier release does not keep the index
+    await records.index(run_id)
+    assert run_id in ids(await records.active())
 
 
 @pytest.mark.parametrize("run", ["missing", "UPPER", "a}b"])
@@ -241,7 +274,7 @@ async def test_a_full_redis_takes_every_change_but_no_new_run(own_server, run_id
     await records.transition(run_id, RunState.CANCELLED, "on request")
     await EventLog(redis, keys, "test").write("test", "a line")
     assert (await records.resume(run_id)).resumptions == 1
-    assert [record.id for record in await records.all()] == [run_id]
+    assert ids(await records.all()) == ids(await records.active()) == [run_id]
 
 
 async def test_a_run_resumes_with_other_ranks_and_replicas(records, run_id):

@@ -1,9 +1,9 @@
 -- Change a run's record in one step, if its state is in `states` (',a,b,'): append a transition to its history, count a
--- field up, delete fields, set others, delete other keys of the run.
+-- field up, delete fields, set others, delete other keys of the run, and keep the index of active runs in line.
 -- `epoch`: '' for a change that needs no fence. `transition`, `counted_field`: '' for none.
 -- `set_field_list`: field, value, field, value, ...
-local record_key, epoch_key, deleted_keys = unpack(keys)
-local epoch, states, transition, counted_field, deleted_field_list, set_field_list = unpack(args)
+local record_key, epoch_key, active_key, deleted_keys = unpack(keys)
+local epoch, run, states, active_states, transition, counted_field, deleted_field_list, set_field_list = unpack(args)
 
 if epoch ~= '' then
   local refused = fenced(epoch_key, epoch)
@@ -19,4 +19,5 @@ if counted_field ~= '' then redis.call('HINCRBY', record_key, counted_field, 1) 
 for _, field in ipairs(deleted_field_list) do redis.call('HDEL', record_key, field) end
 if #set_field_list > 0 then redis.call('HSET', record_key, unpack(set_field_list)) end
 for _, deleted_key in ipairs(deleted_keys) do redis.call('UNLINK', deleted_key) end
+if transition ~= '' then index_run(record_key, active_key, run, active_states) end
 return 1

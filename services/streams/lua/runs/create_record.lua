@@ -1,8 +1,11 @@
--- Create a run's record as a whole. A repeated call is no error. `field_list`: field, value, field, value, ...
-local record_key = unpack(keys)
-local created_at, field_list = unpack(args)
+-- Create a run's record as a whole, with its place in the indices of all runs and of active ones. A repeated call is no
+-- error. `field_list`: field, value, field, value, ...
+local record_key, runs_key, active_key = unpack(keys)
+local run, created_at, field_list = unpack(args)
 
 local found = redis.call('HGET', record_key, 'created_at')
 if found then return found == created_at and 1 or 0 end
 redis.call('HSET', record_key, 'created_at', created_at, unpack(field_list))
+redis.call('ZADD', runs_key, created_at, run)
+redis.call('SADD', active_key, run)
 return 1

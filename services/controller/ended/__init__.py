@@ -1,0 +1,4 @@
+"""Owns the controller's view of runs that end or have ended: their summaries, and what becomes of them.
+
+Must not control a run; its RunController does.
+"""

@@ -1,0 +1,68 @@
+"""Owns what the controller's loop knows of all runs: the records of the active ones, and how the others ended.
+
+Must not act on a run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.contracts import RunState
+from services.streams.connection.client import Redis
+from services.streams.state.ended.standings import Standing, count_runs, standing_runs
+from services.streams.state.runs import RunRecord, RunRecords
+
+AUDIT_S = 60.0
+"""How often all runs are read: an API of an earlier release does not keep the index of active runs."""
+
+
+@dataclass(frozen=True)
+class EndedRuns:
+    """How each run ended, by id, the newest end first; `states` counts them."""
+
+    runs: Mapping[str, Standing]
+    states: Mapping[RunState, int]
+
+    @classmethod
+    def of(cls, standings: Mapping[str, Standing]) -> EndedRuns:
+        """Those of `standings` that have ended."""
+        ended = [(run, standing) for run, standing in standings.items() if standing.state.ended]
+        ended.sort(key=lambda item: item[1].since, reverse=True)
+        return cls(dict(ended), Counter(standing.state for _, standing in ended))
+
+
+class KnownRuns:
+    """Every run of this Redis. A look reads the active runs, and of the others only what has changed."""
+
+    def __init__(self, redis: Redis, records: RunRecords) -> None:
+        self._redis = redis
+        self._records = records
+        self._active: frozenset[str] = frozenset()
+        self._count = -1
+        self._audited_at = float("-inf")
+        self.ended = EndedRuns.of({})
+
+    async def look(self) -> list[RunRecord]:
+        """The records of the runs that have not ended, oldest first."""
+        count = await count_runs(self._redis)
+        records = await self._records.active()
+        active = frozenset(record.id for record in records)
+        if count != self._count or time.monotonic() - self._audited_at > AUDIT_S:
+            await self._audit(active)
+            self._count, self._audited_at = count, time.monotonic()
+        elif active != self._active:
+            known = {**self.ended.runs, **await standing_runs(self._redis, self._active - active)}
+            self.ended = EndedRuns.of({run: standing for run, standing in known.items() if run not in active})
+        self._active = active
+        return records
+
+    async def _audit(self, active: frozenset[str]) -> None:
+        """Read how all runs stand, and list those as active that should be."""
+        standings = await standing_runs(self._redis)
+        for run, standing in standings.items():
+            if not standing.state.ended and run not in active:
+                await self._records.index(run)
+        self.ended = EndedRuns.of(standings)

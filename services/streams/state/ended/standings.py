@@ -1,0 +1,45 @@
+"""Owns how runs stand: their states and since when, read without their records.
+
+Must not change anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import NamedTuple
+
+from services.contracts import RunState
+from services.streams.connection.client import Redis
+from services.streams.keys import RUNS, RunKeys
+
+READ_AT_ONCE = 500
+"""Runs per round trip."""
+
+
+class Standing(NamedTuple):
+    """A run's state, and since when (Unix seconds)."""
+
+    state: RunState
+    since: float
+
+
+async def count_runs(redis: Redis) -> int:
+    """The number of all runs."""
+    return int(await redis.zcard(RUNS))
+
+
+async def standing_runs(redis: Redis, runs: Collection[str] | None = None) -> dict[str, Standing]:
+    """How these runs stand, or all runs; one without a record is left out."""
+    names = [run.decode() for run in await redis.zrange(RUNS, 0, -1)] if runs is None else list(runs)
+    found = {}
+    for start in range(0, len(names), READ_AT_ONCE):
+        part = names[start : start + READ_AT_ONCE]
+        async with redis.pipeline(transaction=False) as pipe:
+            for run in part:
+                pipe.hmget(RunKeys(run).record, "state", "history")
+            replies = await pipe.execute()
+        for run, (state, history) in zip(part, replies, strict=True):
+            if state is not None:
+                found[run] = Standing(RunState(state.decode()), float(json.loads(history)[-1]["at"]))
+    return found
