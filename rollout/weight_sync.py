@@ -20,7 +20,7 @@ from services.settings import Recipe
 from services.streams.delivery.consumer import reject_entry, tail_messages
 from services.streams.retention import WEIGHT_MESSAGES_KEPT
 from services.streams.state.events import append_message
-from services.streams.state.ownership import owner_epoch
+from services.streams.state.ownership import UNOWNED, newest_owner
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ class WeightFollower:
         self._read_to = "0-0"
         self._next: WeightPlan | None = None
         self._generation = 0
+        self._learner = UNOWNED
         self._failures = 0
         self._closing = False
         self.ready = asyncio.Event()
@@ -94,13 +95,17 @@ class WeightFollower:
         redis, keys = self._context.redis, self._context.keys
         for entry, plan in await tail_messages(redis, keys, keys.weight_plans, WeightPlan, self._read_to, 1000, wait_s):
             self._read_to = entry
-            if plan.generation >> EPOCH_SHIFT > await owner_epoch(redis, keys, "learner"):
+            learner = await newest_owner(redis, keys, "learner")
+            if plan.generation >> EPOCH_SHIFT > learner.epoch:
                 # Its generation would make this replica ignore every valid plan.
                 await reject_entry(
                     redis, keys, keys.weight_plans, entry, plan, f"no learner formed group {plan.generation}"
                 )
                 continue
-            # Generations grow with the learner's epoch: an older generation is a previous learner's.
+            # Generations grow with the learner's epoch: an older generation is a previous learner's. A failover that
+            # lost an epoch gives it to another learner, whose generations start again.
+            if learner != self._learner:
+                self._learner, self._generation = learner, 0
             if plan.generation >= self._generation and self._member in plan.members:
                 self._next, self._generation = plan, plan.generation
 

@@ -43,7 +43,7 @@ class Coordinator:
     async def run(self) -> None:
         """Start the run or resume it, train its rollout steps, export, then serve joining replicas until `stopping`."""
         context, worker = self._context, self._worker
-        history = await History.fenced(context.redis, context.keys, "learner")
+        history = await History.fenced(context.redis, context.keys, "learner", context.heartbeat.info.id)
         weights = context.record.recipe.weights
         publisher = Publisher(context.redis, context.keys, context.event_log, weights, context.host, history)
         await publisher.open(worker.manifest)

@@ -72,6 +72,6 @@ class RunEnd:
             written = await idle_during(worker, retry_storage(write, "the export", waits, patience_s))
             upload = partial(stored, written, run)
             place = await idle_during(worker, retry_storage(upload, "the export", waits, patience_s))
-        await RunRecords(context.redis).set_paths(run, self._publication.history.epoch, "learner", export_path=place)
+        await RunRecords(context.redis).set_paths(run, self._publication.history.fence, "learner", export_path=place)
         version = self._publication.policy.version
         await context.event_log.write("exported", f"policy version {version} is in {place}")

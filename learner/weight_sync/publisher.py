@@ -90,7 +90,7 @@ class Publisher:
         self._event_log = event_log
         self._settings = settings
         self._host = host
-        self._generation = history.epoch << EPOCH_SHIFT
+        self._generation = history.fence.epoch << EPOCH_SHIFT
         self._acks_read = "0-0"
         self._current: Snapshot | None = None
         self._held: _Held | None = None

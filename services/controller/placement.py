@@ -60,7 +60,7 @@ class Placement:
             await context.event_log.write(
                 "preparing-model", record.recipe.model.package or str(record.recipe.model.path)
             )
-            await context.records.set_paths(context.run, context.epoch, model_path=await self._model(record))
+            await context.records.set_paths(context.run, context.fence, model_path=await self._model(record))
         await context.event_log.write("starting-services", ", ".join(services_of(record.recipe)))
         return await self._start()
 

@@ -47,7 +47,6 @@ class RunController:
         another controller owns it.
         """
         context = self._context
-        context.epoch = await become_owner(context.redis, context.keys, OWNER)
         info = ProcessInfo(
             id=f"{OWNER}-{uuid.uuid4().hex[:8]}",
             service=OWNER,
@@ -58,6 +57,7 @@ class RunController:
             state="ready",
             started_at=time.time(),
         )
+        context.fence = await become_owner(context.redis, context.keys, OWNER, info.id)
         await context.metrics.open((await context.records.get(context.run)).recipe)
         try:
             async with Heartbeat(context.redis, info, context.waits, context.event_log):
@@ -93,7 +93,7 @@ class RunController:
         summary = await summarise(context.redis, await context.records.get(context.run))
         document = summary | {"state": state.value, "reason": reason}
         file = await asyncio.to_thread(write_summary, context.folder, document)
-        await context.records.set_summary(context.run, summary, context.epoch)
+        await context.records.set_summary(context.run, summary, context.fence)
         try:
             await context.stop_services()
         except Exception as error:

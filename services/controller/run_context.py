@@ -15,6 +15,7 @@ from services.controller.run_metrics import RunMetrics
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
+from services.streams.state.ownership import UNOWNED, Fence
 from services.streams.state.runs import OWNER, RunRecord, RunRecords
 from services.waits import Waits
 
@@ -36,7 +37,7 @@ class ControllerStoppingError(RuntimeError):
 
 @dataclass
 class RunContext:
-    """One run, as every part of its controller sees it. `folder`: the run's folder; `epoch`: the controller's fence."""
+    """One run, as every part of its controller sees it. `folder`: the run's folder; `fence`: the controller's."""
 
     redis: Redis
     records: RunRecords
@@ -44,7 +45,7 @@ class RunContext:
     folder: Path
     run: str
     stopping: asyncio.Event
-    epoch: int = 0
+    fence: Fence = UNOWNED
     keys: RunKeys = field(init=False)
     event_log: EventLog = field(init=False)
     metrics: RunMetrics = field(init=False)
@@ -66,7 +67,7 @@ class RunContext:
 
     async def change(self, state: RunState, reason: str) -> None:
         """Set the run's state. Raises FencedError when another controller owns the run."""
-        await self.records.transition(self.run, state, reason, self.epoch)
+        await self.records.transition(self.run, state, reason, self.fence)
 
     async def stop_services(self) -> None:
         """Drain and stop all services of the run."""

@@ -52,7 +52,7 @@ async def rewind_run(context: Context, transitions: GroupTransitions, prompts: t
     known = {prompt.id for prompt in prompts}
     records = [(entry, found) for entry, found in await context.event_log.steps() if found.step > step]
     _check_prompts(step, records, known)
-    rewind = Rewind(context.redis, context.keys, "sampler", transitions.epoch, record.resumptions)
+    rewind = Rewind(context.redis, context.keys, "sampler", transitions.fence, record.resumptions)
     await _delete_evaluations(context, rewind, step)
     batches = [batch.step for _, batch in await read_all(context.redis, context.keys, context.keys.batches, Batch)]
     if not await rewind.start():

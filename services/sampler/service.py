@@ -2,8 +2,8 @@
 
 Must not read or change a group; the queue and the evaluator do.
 
-Reads verdicts and dead letters; writes tasks, batches, evaluations. When it dies, its successor raises the epoch
-and rebuilds the group table from Redis; verdicts that were not recorded are delivered again.
+Reads verdicts and dead letters; writes tasks, batches, evaluations. When it dies, its successor becomes the owner
+of the role and rebuilds the group table from Redis; verdicts that were not recorded are delivered again.
 Drain order: stop reading, finish the current call, exit; nothing needs to be handed over.
 """
 
@@ -54,7 +54,7 @@ class SamplerService:
         recipe = context.record.recipe
         with context.waits.on("data", "the held-out prompts to be loaded", recipe.limits.startup_timeout_s):
             sets = await asyncio.to_thread(load_held_out, recipe)
-        transitions = await GroupTransitions.fenced(context.redis, context.keys, self.name)
+        transitions = await GroupTransitions.fenced(context.redis, context.keys, self.name, context.heartbeat.info.id)
         await context.heartbeat.update(state="ready")
         await Evaluator(context, transitions, sets).run(ALONE)
 
@@ -64,7 +64,7 @@ class SamplerService:
         with context.waits.on("data", "the prompts to be loaded and filtered", recipe.limits.startup_timeout_s):
             splits = await asyncio.to_thread(load_splits, recipe.data, recipe.evaluation.sets)
         await context.event_log.write("data-loaded", splits.report.text)
-        transitions = await GroupTransitions.fenced(context.redis, context.keys, self.name)
+        transitions = await GroupTransitions.fenced(context.redis, context.keys, self.name, context.heartbeat.info.id)
         await rewind_run(context, transitions, splits.train)
         evaluator = Evaluator(context, transitions, held_out_sets(recipe, splits.held_out, splits.sets))
         queue = await SamplingQueue.open(context, transitions, splits, maintenance)

@@ -65,7 +65,7 @@ async def dead_letter_group(redis: Any, keys: RunKeys, group: str, reason: str) 
         samples=2,
         sampling=Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8),
     )
-    transitions = GroupTransitions(redis, keys, "test")
+    transitions = await GroupTransitions.fenced(redis, keys, "test")
     await transitions.dispatch(Lane.TRAIN, [task], None)
     await transitions.release(Lane.TRAIN, group, Release.DEAD, 2)
     body = task.model_dump_json()

@@ -77,7 +77,7 @@ async def leased_task_route(redis: Any, run: str) -> list[str]:
     generator = ResponseGenerator(SameAnswer(answer), FixedTokenizer(np.array([2, 4, 9], np.int32)), 256)  # type: ignore[arg-type]
     visited: list[str] = []
     async with service_context(redis, run, recipe_document("/none"), "rollout") as context:
-        transitions = GroupTransitions(redis, context.keys, "rollout")
+        transitions = await GroupTransitions.fenced(redis, context.keys, "rollout")
         consumer = Consumer(redis, context.keys, context.keys.lane(Lane.TRAIN).tasks, "rollout", "me", Task, 30.0, 3)
         await transitions.dispatch(Lane.TRAIN, [message], None)
         await consumer.open()

@@ -114,7 +114,7 @@ async def test_a_version_reaches_all_and_a_healthy_group_is_reused(
         assert seconds < 15
     used = {plan.generation for plan in first.plans if plan.members.keys() == {"one", "two"}}
     assert len(used) == 1
-    assert used.pop() >> 20 == publisher._history.epoch
+    assert used.pop() >> 20 == publisher._history.fence.epoch
 
 
 async def test_a_joiner_is_served_while_the_learner_computes(publisher: Publisher, start: Any) -> None:

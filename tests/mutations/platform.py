@@ -11,7 +11,7 @@ PLATFORM = [
     Mutation(
         "streams: a learner that was replaced commits",
         "services/streams/lua/policy/commit_step.lua",
-        "local refused = fenced(epoch_key, epoch)\nif refused then return refused end\n",
+        "local refused = fenced(epoch_key, fence)\nif refused then return refused end\n",
         "",
         ("tests/services/streams/test_library.py", "tests/services/streams/test_history.py"),
     ),

@@ -297,7 +297,7 @@ async def test_the_state_of_a_failed_run_is_shown(redis, run_id):
     records = RunRecords(redis)
     await records.create(run_id, parse_recipe(recipe_document("/model")))
     transitions = await GroupTransitions.fenced(redis, RunKeys(run_id), "controller")
-    await records.transition(run_id, RunState.FAILED, "for the test", transitions.epoch)
+    await records.transition(run_id, RunState.FAILED, "for the test", transitions.fence)
     known, states = KnownRuns(redis, records), RunStates()
     states.show(await known.look(), known.ended, time.time())
     assert sample("penstock_run_state", run=run_id, state="failed") == 1

@@ -66,7 +66,7 @@ async def fleet(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Asy
     async with service_context(redis, f"service-{uuid.uuid4().hex[:8]}", document, "learner") as context:
         run = context.record.id
         await RunRecords(redis).set_paths(run, model_path=str(folder))
-        transitions = GroupTransitions(redis, context.keys, "sampler")
+        transitions = await GroupTransitions.fenced(redis, context.keys, "sampler")
         await leave_a_group_behind(context, transitions)
         service = ServiceThread(RolloutService(), run, redis_url)
         try:

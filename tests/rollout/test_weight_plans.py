@@ -9,19 +9,34 @@ from services.streams.state.policy_history import History
 from tests.harness.small_run import recipe_document, service_context
 
 
+def plan_of(learner: History, number: int, member: str) -> WeightPlan:
+    """The plan of a learner's broadcast group, counted from 1."""
+    generation = (learner.fence.epoch << EPOCH_SHIFT) + number
+    members = {member: 1}
+    return WeightPlan(generation=generation, version=1, host="h", port=1, world=2, members=members, timeout_s=1.0)
+
+
+async def test_a_learner_that_gets_a_lost_epoch_is_followed(redis: Any, run_id: str) -> None:
+    async with service_context(redis, run_id, recipe_document("/none"), "rollout") as context:
+        member, follower = context.heartbeat.info.id, WeightFollower(context, None)  # type: ignore[arg-type]
+        first = await History.fenced(redis, context.keys, "learner")
+        await first.publish_plan(plan_of(first, 3, member))
+        await follower._read_plans(0.0)
+        await redis.delete(context.keys.epoch("learner"))
+        second = await History.fenced(redis, context.keys, "learner")
+        await second.publish_plan(plan_of(second, 1, member))
+        await follower._read_plans(0.0)
+        assert follower._next == plan_of(second, 1, member)
+        await redis.xadd(context.keys.weight_plans, {"m": plan_of(second, 0, member).model_dump_json()})
+        await follower._read_plans(0.0)
+        assert follower._next == plan_of(second, 1, member)
+
+
 async def test_a_plan_with_an_impossible_generation_is_rejected(redis: Any, run_id: str) -> None:
     async with service_context(redis, run_id, recipe_document("/none"), "rollout") as context:
         learner = await History.fenced(redis, context.keys, "learner")
-        true = WeightPlan(
-            generation=(learner.epoch << EPOCH_SHIFT) + 1,
-            version=1,
-            host="h",
-            port=1,
-            world=2,
-            members={context.heartbeat.info.id: 1},
-            timeout_s=1.0,
-        )
-        hostile = true.model_copy(update={"generation": (learner.epoch + 1) << EPOCH_SHIFT, "version": 9})
+        true = plan_of(learner, 1, context.heartbeat.info.id)
+        hostile = true.model_copy(update={"generation": (learner.fence.epoch + 1) << EPOCH_SHIFT, "version": 9})
         await redis.xadd(context.keys.weight_plans, {"m": hostile.model_dump_json()})
         await learner.publish_plan(true)
         follower = WeightFollower(context, None)  # type: ignore[arg-type]

@@ -136,7 +136,7 @@ async def test_on_policy_samples_are_generated_by_one_version(
     tokenizer = ChatTokenizer(model.path, context.record.recipe.max_prompt_tokens)
     worker = GroupWorker(ResponseGenerator(replica.engine, tokenizer, model.max_model_len))
     prompt = Prompt(id="p", messages=({"role": "user", "content": "1 + 1"},), verifier="pattern", reference={})
-    transitions = GroupTransitions(context.redis, context.keys, "sampler")
+    transitions = await GroupTransitions.fenced(context.redis, context.keys, "sampler")
     replica_transitions = GroupTransitions(context.redis, context.keys, "rollout")
     consumer = Consumer(
         context.redis, context.keys, context.keys.lane(Lane.TRAIN).tasks, "rollout", "me", Task, 30.0, 3
@@ -297,7 +297,7 @@ async def test_a_replicas_loops_serve_both_lanes(
     document = recipe_document(model, limits={"lease_s": LEASE_S})
     redis = replica.context.redis
     async with service_context(redis, f"serves-{uuid.uuid4().hex[:8]}", document, "rollout") as context:
-        sampler = HandSampler(context, GroupTransitions(redis, context.keys, "sampler"))
+        sampler = HandSampler(context, await GroupTransitions.fenced(redis, context.keys, "sampler"))
         await leave_a_group_behind(context, sampler.transitions)
         await context.heartbeat.update(state="joining")
         worker = GroupWorker(ResponseGenerator(replica.engine, ChatTokenizer(str(model), 240), 256))

@@ -199,7 +199,7 @@ class Evaluator:
 
     async def _publish(self, record: EvaluationRecord) -> None:
         """Write the record to the event log, and export its scores."""
-        await self._context.event_log.evaluation(record, "sampler", self._transitions.epoch)
+        await self._context.event_log.evaluation(record, "sampler", self._transitions.fence)
         for result, prompts in (("answered", record.prompts), ("dropped", record.dropped)):
             EVALUATION_PROMPTS.labels(self._context.keys.run, record.set, result).set(prompts)
         if record.majority is None:

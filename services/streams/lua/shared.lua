@@ -18,14 +18,27 @@ local function with_lists(keys, args, single_keys, key_lists, single_args, arg_l
     pick(args, key_lists + arg_lists + 1, single_args, key_lists + 1, arg_lists)
 end
 
--- The error reply for a previous owner; nothing for the owner.
-local function fenced(epoch_key, epoch)
-  local stored = tonumber(redis.call('GET', epoch_key) or '0')
-  if stored > tonumber(epoch) then
-    return redis.error_reply('FENCED a newer owner holds ' .. epoch_key)
+-- The epoch and the owner of a fence, such as '7 learner-1a2b3c4d'. The owner is '' where an older release stored the
+-- epoch alone.
+local function parse_fence(fence)
+  local epoch, owner = fence:match('^(%d+) ?(.*)$')
+  return tonumber(epoch), owner
+end
+
+-- The error reply for a caller that does not own the role; nothing for the owner.
+local function fenced(epoch_key, fence)
+  local stored = redis.call('GET', epoch_key)
+  if stored == fence then return end
+  if not stored then
+    return redis.error_reply('FENCED Redis no longer has the state of this run: ' .. epoch_key .. ' is gone')
   end
-  -- A server that restarted without its last writes has a lower epoch; the caller is still the owner.
-  if stored < tonumber(epoch) then redis.call('SET', epoch_key, epoch) end
+  local stored_epoch, stored_owner = parse_fence(stored)
+  local epoch, owner = parse_fence(fence)
+  if stored_epoch > epoch or stored_epoch == epoch and stored_owner ~= '' and stored_owner ~= owner then
+    return redis.error_reply('FENCED a newer owner holds ' .. epoch_key .. ': ' .. stored)
+  end
+  -- The server lost its last writes, in a restart or a failover; the caller is still the newest owner that it knows.
+  redis.call('SET', epoch_key, fence)
 end
 
 local function publish(stream, message)

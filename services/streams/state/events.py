@@ -16,6 +16,7 @@ from services.streams.connection.functions import call
 from services.streams.delivery.consumer import admit_entries, newest_messages, tail_messages
 from services.streams.keys import RunKeys
 from services.streams.retention import EVENTS_KEPT
+from services.streams.state.ownership import Fence
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +62,14 @@ class EventLog:
         event = Event(service=self._service, phase=phase, text=text, at=time.time())
         await append_message(self._redis, self._keys.events, event, EVENTS_KEPT)
 
-    async def evaluation(self, record: EvaluationRecord, role: str, epoch: int) -> None:
+    async def evaluation(self, record: EvaluationRecord, role: str, fence: Fence) -> None:
         """Append an evaluation, as the owner of `role`. Raises FencedError."""
         await call(
             self._redis,
             "append_fenced",
             epoch_key=self._keys.epoch(role),
             stream_key=self._keys.evaluations,
-            epoch=epoch,
+            fence=fence.token,
             message=record.model_dump_json(),
             kept=0,
         )

@@ -26,7 +26,7 @@ from services.streams.delivery.leases import Lease
 from services.streams.delivery.payloads import SamplePayload, pack
 from services.streams.keys import RunKeys
 from services.streams.retention import EVENTS_KEPT
-from services.streams.state.ownership import become_owner
+from services.streams.state.ownership import UNOWNED, Fence, become_owner
 from services.streams.state.snapshots import compress_snapshot
 
 TASKS_AT_ONCE = 64
@@ -69,23 +69,18 @@ def _effect(reply: int, group: str, index: int) -> bool:
 
 
 class GroupTransitions:
-    """All effects of services on a run's groups. `epoch` is the caller's fence, 0 for unfenced roles."""
+    """All effects of services on a run's groups. Only a role's owner has a fence."""
 
-    def __init__(self, redis: Redis, keys: RunKeys, role: str, epoch: int = 0) -> None:
+    def __init__(self, redis: Redis, keys: RunKeys, role: str, fence: Fence = UNOWNED) -> None:
         self._redis = redis
         self._keys = keys
         self._epoch_key = keys.epoch(role)
-        self._epoch = epoch
+        self.fence = fence
 
     @classmethod
-    async def fenced(cls, redis: Redis, keys: RunKeys, role: str) -> GroupTransitions:
-        """Become the role's owner."""
-        return cls(redis, keys, role, await become_owner(redis, keys, role))
-
-    @property
-    def epoch(self) -> int:
-        """The fence of this caller's writes."""
-        return self._epoch
+    async def fenced(cls, redis: Redis, keys: RunKeys, role: str, owner: str | None = None) -> GroupTransitions:
+        """Become the role's owner, as `owner`."""
+        return cls(redis, keys, role, await become_owner(redis, keys, role, owner))
 
     async def dispatch(self, lane: Lane, tasks: Sequence[Task], state: SamplerState | None) -> bool:
         """Publish tasks, and count their groups as dispatched, all or none. A reopened group counts already.
@@ -103,7 +98,7 @@ class GroupTransitions:
             pending_key=streams.pending,
             sampler_state_key=self._keys.sampler_state,
             group_keys=[self._keys.group(task.group) for task in tasks],
-            epoch=self._epoch,
+            fence=self.fence.token,
             sampler_state=state.model_dump_json() if state else "",
             group_list=[task.group for task in tasks],
             task_list=[task.model_dump_json() for task in tasks],
@@ -183,7 +178,7 @@ class GroupTransitions:
             tasks_key=streams.tasks,
             posteriors_key=self._keys.posteriors,
             payload_keys=self._payloads(verdict.group, samples) if decision in ENDS else [],
-            epoch=self._epoch,
+            fence=self.fence.token,
             consumer_group=lease.consumer_group,
             verdict_entry=lease.entry,
             index=verdict.index,
@@ -210,7 +205,7 @@ class GroupTransitions:
             pending_key=streams.pending,
             released_key=streams.released,
             payload_keys=self._payloads(group, samples),
-            epoch=self._epoch,
+            fence=self.fence.token,
             group=group,
             release=release.value,
         )
@@ -228,7 +223,7 @@ class GroupTransitions:
             queue_key=self._keys.queue,
             counters_key=self._keys.lane(Lane.TRAIN).counters,
             group_keys=[self._keys.group(group.group) for group in batch.groups],
-            epoch=self._epoch,
+            fence=self.fence.token,
             step=batch.step,
             batch=batch.model_dump_json(),
             sampler_state=batch.sampler_state.model_dump_json(),
@@ -254,7 +249,7 @@ class GroupTransitions:
             queue_key=self._keys.queue,
             events_key=self._keys.events,
             group_keys=[self._keys.group(group) for group in groups],
-            epoch=self._epoch,
+            fence=self.fence.token,
             step=step,
             lost_entry=entry,
             event=event.model_dump_json(),
@@ -271,7 +266,7 @@ class GroupTransitions:
             starved_key=self._keys.starved,
             queue_key=self._keys.queue,
             counters_key=self._keys.lane(Lane.TRAIN).counters,
-            epoch=self._epoch,
+            fence=self.fence.token,
             reason=why,
         )
 

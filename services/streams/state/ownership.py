@@ -1,23 +1,45 @@
-"""Owns the epochs of a run's roles: who owns a role now, and whose writes are rejected.
+"""Owns who owns each role of a run: its epoch, and the owner's id. Writes of previous owners are rejected.
 
-Must not write anything else; the functions in lua/ check the epoch with each write.
+Must not write anything else; the functions in lua/ check the fence with each write.
 """
 
 from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
 
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.keys import RunKeys
 
 
-async def become_owner(redis: Redis, keys: RunKeys, role: str) -> int:
-    """Raise the role's epoch and return it: from now on, writes of previous owners are rejected.
+@dataclass(frozen=True)
+class Fence:
+    """What an owner sends with each write. The id tells two owners of one epoch apart: a failover may lose an epoch."""
 
-    A repeated call (the reply was lost) raises it twice, which fences no other owner.
+    epoch: int
+    owner: str
+
+    @property
+    def token(self) -> str:
+        """As the functions in lua/ expect it, and as Redis stores it."""
+        return f"{self.epoch} {self.owner}"
+
+
+UNOWNED = Fence(0, "")
+"""The fence of a caller that owns no role; every fenced write rejects it."""
+
+
+async def become_owner(redis: Redis, keys: RunKeys, role: str, owner: str | None = None) -> Fence:
+    """Make `owner` (by default a new, unique id) the role's owner: from now on, writes of previous owners are rejected.
+
+    A repeated call of the same owner changes nothing.
     """
-    return await call(redis, "become_owner", epoch_key=keys.epoch(role))
+    owner = owner or f"{role}-{uuid.uuid4().hex[:8]}"
+    return Fence(await call(redis, "become_owner", epoch_key=keys.epoch(role), owner=owner), owner)
 
 
-async def owner_epoch(redis: Redis, keys: RunKeys, role: str) -> int:
-    """The epoch of a role's newest owner; 0 before the first."""
-    return int(await redis.get(keys.epoch(role)) or 0)
+async def newest_owner(redis: Redis, keys: RunKeys, role: str) -> Fence:
+    """A role's newest owner; UNOWNED before the first. The id is '' where an older release stored the epoch alone."""
+    epoch, _, owner = (await redis.get(keys.epoch(role)) or b"0").decode().partition(" ")
+    return Fence(int(epoch), owner)

@@ -25,7 +25,7 @@ from services.streams.delivery.consumer import tail_messages
 from services.streams.delivery.validation import Malformed, Source
 from services.streams.keys import RunKeys
 from services.streams.retention import WEIGHT_MESSAGES_KEPT
-from services.streams.state.ownership import become_owner
+from services.streams.state.ownership import Fence, become_owner
 from services.streams.state.snapshots import compress_snapshot
 
 log = logging.getLogger(__name__)
@@ -65,18 +65,18 @@ class BatchReclaimedError(RuntimeError):
 
 
 class History:
-    """The learner's side. `epoch` is its fence; raises FencedError from every write once a newer learner exists."""
+    """The learner's side. Raises FencedError from every write once a newer learner exists."""
 
-    def __init__(self, redis: Redis, keys: RunKeys, role: str, epoch: int) -> None:
+    def __init__(self, redis: Redis, keys: RunKeys, role: str, fence: Fence) -> None:
         self._redis = redis
         self._keys = keys
         self._epoch_key = keys.epoch(role)
-        self.epoch = epoch
+        self.fence = fence
 
     @classmethod
-    async def fenced(cls, redis: Redis, keys: RunKeys, role: str) -> History:
-        """Become the role's owner."""
-        return cls(redis, keys, role, await become_owner(redis, keys, role))
+    async def fenced(cls, redis: Redis, keys: RunKeys, role: str, owner: str | None = None) -> History:
+        """Become the role's owner, as `owner`."""
+        return cls(redis, keys, role, await become_owner(redis, keys, role, owner))
 
     async def policy(self) -> CommittedPolicy | None:
         """The committed policy; None before the first."""
@@ -89,7 +89,7 @@ class History:
             "announce_version",
             epoch_key=self._epoch_key,
             policy_key=self._keys.policy,
-            epoch=self.epoch,
+            fence=self.fence.token,
             step=step,
             weights=weights,
         )
@@ -101,7 +101,7 @@ class History:
             "commit_policy",
             epoch_key=self._epoch_key,
             policy_key=self._keys.policy,
-            epoch=self.epoch,
+            fence=self.fence.token,
             version=version,
             step=step,
             weights=weights,
@@ -127,7 +127,7 @@ class History:
             counters_key=streams.counters,
             pending_key=streams.pending,
             group_keys=[self._keys.group(group) for group in record.groups],
-            epoch=self.epoch,
+            fence=self.fence.token,
             version=record.version,
             step=record.step,
             weights=record.weights,
@@ -157,7 +157,7 @@ class History:
             snapshot_key=self._keys.snapshot(batch.step),
             group_keys=[self._keys.group(group.group) for group in batch.groups],
             payload_keys=[sample.payload for group in batch.groups for sample in group.samples],
-            epoch=self.epoch,
+            fence=self.fence.token,
             entry=logged.entry,
             step=batch.step,
             payload_count_list=[len(group.samples) for group in batch.groups],
@@ -204,7 +204,7 @@ class History:
             epoch_key=self._epoch_key,
             batches_key=self._keys.batches,
             dead_key=self._keys.dead,
-            epoch=self.epoch,
+            fence=self.fence.token,
             entry=logged.entry,
             letter=letter,
         )
@@ -229,7 +229,7 @@ class History:
             "append_fenced",
             epoch_key=self._epoch_key,
             stream_key=self._keys.weight_plans,
-            epoch=self.epoch,
+            fence=self.fence.token,
             message=plan.model_dump_json(),
             kept=WEIGHT_MESSAGES_KEPT,
         )
@@ -239,7 +239,9 @@ class History:
         await self._set(self._keys.manifest, manifest.model_dump_json())
 
     async def _set(self, key: str, value: str | bytes) -> None:
-        await call(self._redis, "set_fenced", epoch_key=self._epoch_key, value_key=key, epoch=self.epoch, value=value)
+        await call(
+            self._redis, "set_fenced", epoch_key=self._epoch_key, value_key=key, fence=self.fence.token, value=value
+        )
 
 
 async def published_batches(redis: Redis, keys: RunKeys, steps: Collection[int]) -> list[Batch]:

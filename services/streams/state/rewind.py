@@ -17,6 +17,7 @@ from services.contracts import Lane
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.keys import EVALUATION_GROUP, RunKeys
+from services.streams.state.ownership import Fence
 
 GROUPS_PER_CALL, KEYS_PER_CALL, PROMPTS_PER_CALL = 64, 500, 1000
 
@@ -33,12 +34,12 @@ class ReopenedGroup:
 class Rewind:
     """One rewind, by the owner of `role`. Every method may be repeated; all raise FencedError."""
 
-    def __init__(self, redis: Redis, keys: RunKeys, role: str, epoch: int, resumption: int) -> None:
+    def __init__(self, redis: Redis, keys: RunKeys, role: str, fence: Fence, resumption: int) -> None:
         self._redis = redis
         self._keys = keys
         self._streams = keys.lane(Lane.TRAIN)
         self._epoch_key = keys.epoch(role)
-        self._epoch = epoch
+        self._fence = fence
         self._resumption = resumption
 
     async def start(self) -> bool:
@@ -47,7 +48,7 @@ class Rewind:
             self._redis,
             "start_rewind",
             epoch_key=self._epoch_key,
-            epoch=self._epoch,
+            fence=self._fence.token,
             policy_key=self._keys.policy,
             queue_key=self._keys.queue,
             tasks_key=self._streams.tasks,
@@ -71,7 +72,7 @@ class Rewind:
                 self._redis,
                 "reopen_groups",
                 epoch_key=self._epoch_key,
-                epoch=self._epoch,
+                fence=self._fence.token,
                 policy_key=self._keys.policy,
                 counters_key=self._streams.counters,
                 pending_key=self._streams.pending,
@@ -94,7 +95,7 @@ class Rewind:
                 self._redis,
                 "store_posteriors",
                 epoch_key=self._epoch_key,
-                epoch=self._epoch,
+                fence=self._fence.token,
                 posteriors_key=self._keys.posteriors,
                 first=int(first),
                 prompt_list=[prompt for prompt, _ in chunk],
@@ -108,7 +109,7 @@ class Rewind:
             self._redis,
             "finish_rewind",
             epoch_key=self._epoch_key,
-            epoch=self._epoch,
+            fence=self._fence.token,
             policy_key=self._keys.policy,
             counters_key=self._streams.counters,
             queue_key=self._keys.queue,
@@ -135,7 +136,7 @@ class Rewind:
             self._redis,
             "delete_evaluations",
             epoch_key=self._epoch_key,
-            epoch=self._epoch,
+            fence=self._fence.token,
             evaluations_key=self._keys.evaluations,
             lane_keys=list(lane_keys),
             record_entry_list=list(entries),

@@ -21,6 +21,7 @@ from services.settings import Recipe
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.keys import ACTIVE_RUNS, RUNS, RunKeys
+from services.streams.state.ownership import Fence
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ UNCHANGED = ResumeChanges()
 class RunRecords:
     """All runs of one Redis. Every change is one step, and possible while Redis is at its maxmemory.
 
-    A change with an `epoch` is the controller's: it raises FencedError once a newer controller owns the role.
+    A change with a `fence` is that of a role's owner: it raises FencedError once a newer process owns the role.
     """
 
     def __init__(self, redis: Redis) -> None:
@@ -229,9 +230,9 @@ class RunRecords:
                 found += list(_decoded(zip(part, await pipe.execute(), strict=True)))
         return found
 
-    async def transition(self, run: str, state: RunState, reason: str, epoch: int | None = None) -> RunRecord:
+    async def transition(self, run: str, state: RunState, reason: str, fence: Fence | None = None) -> RunRecord:
         """Change a run's state, with a time and a reason. Raises EndedRunError when it has ended, FencedError."""
-        return await self._change(run, ACTIVE, _Change(state, reason), epoch)
+        return await self._change(run, ACTIVE, _Change(state, reason), fence)
 
     async def request_cancel(self, run: str) -> RunRecord:
         """Ask the controller to stop a run. Raises UnknownRunError, EndedRunError."""
@@ -292,22 +293,22 @@ class RunRecords:
         """Set the desired number of rollout replicas. Raises UnknownRunError, EndedRunError."""
         return await self._change(run, ACTIVE, _Change(fields={"rollout_replicas": str(rollout)}))
 
-    async def set_paths(self, run: str, epoch: int | None = None, owner: str = OWNER, **paths: str) -> None:
+    async def set_paths(self, run: str, fence: Fence | None = None, role: str = OWNER, **paths: str) -> None:
         """Set model_path or export_path, as the owner of a role. Raises UnknownRunError, FencedError."""
-        await self._change(run, ANY, _Change(fields=paths), epoch, owner=owner)
+        await self._change(run, ANY, _Change(fields=paths), fence, role=role)
 
-    async def set_summary(self, run: str, summary: dict[str, Any], epoch: int | None = None) -> None:
+    async def set_summary(self, run: str, summary: dict[str, Any], fence: Fence | None = None) -> None:
         """Set the run's results. Raises UnknownRunError, FencedError."""
-        await self._change(run, ANY, _Change(fields={"summary": json.dumps(summary)}), epoch)
+        await self._change(run, ANY, _Change(fields={"summary": json.dumps(summary)}), fence)
 
     async def _change(
         self,
         run: str,
         states: Collection[RunState],
         change: _Change,
-        epoch: int | None = None,
+        fence: Fence | None = None,
         refusal: str = "",
-        owner: str = OWNER,
+        role: str = OWNER,
     ) -> RunRecord:
         try:
             keys = RunKeys(run)
@@ -317,10 +318,10 @@ class RunRecords:
             self._redis,
             "change_record",
             record_key=keys.record,
-            epoch_key=keys.epoch(owner),
+            epoch_key=keys.epoch(role),
             active_key=ACTIVE_RUNS,
             deleted_keys=change.delete_keys,
-            epoch="" if epoch is None else epoch,
+            fence=fence.token if fence else "",
             run=run,
             active_states=ACTIVE_STATES,
             states="," + ",".join(state.value for state in states) + ",",

@@ -23,7 +23,7 @@ async def dead_letter(redis, run, group, **fields):
     keys = RunKeys(run)
     prompt = Prompt(id="p", messages=(), verifier="pattern", reference={})
     sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8)
-    transitions = GroupTransitions(redis, keys, "test")
+    transitions = await GroupTransitions.fenced(redis, keys, "test")
     task = Task(group=group, prompt=prompt, samples=2, sampling=sampling)
     await transitions.dispatch(Lane.TRAIN, [task], None)
     await transitions.release(Lane.TRAIN, group, Release.DEAD, 2)

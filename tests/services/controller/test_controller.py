@@ -97,7 +97,7 @@ async def test_an_evaluation_run_needs_no_learner_and_no_export(redis, run_id, t
 
 
 async def test_a_long_evaluation_is_progress(redis, run_id, tmp_path):
-    transitions = GroupTransitions(redis, RunKeys(run_id), "sampler")
+    transitions = await GroupTransitions.fenced(redis, RunKeys(run_id), "sampler")
     prompt = Prompt(id="p", messages=(), verifier="math", reference={})
     sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=1)
     async with (
@@ -183,10 +183,12 @@ async def test_a_run_owned_by_another_controller_is_left_to_it(redis, run_id, tm
     async with controlled(redis, run_id, tmp_path) as (records, cluster):
         await until_state(records, run_id, RunState.STARTING)
         async with Heartbeat(redis, other):
-            epoch = await become_owner(redis, keys, "controller")
+            fence = await become_owner(redis, keys, "controller")
             cluster.fault = ["seen only by the previous controller"]
             await asyncio.sleep(3.0)
-            assert await redis.get(keys.epoch("controller")) == str(epoch).encode(), "this controller took the run over"
+            assert await redis.get(keys.epoch("controller")) == fence.token.encode(), (
+                "this controller took the run over"
+            )
             assert (await records.get(run_id)).state is RunState.STARTING
         await until_state(records, run_id, RunState.FAILED)
 

@@ -158,7 +158,7 @@ async def test_only_a_fault_of_a_training_prompt_drops_it(redis, run_id):
         prompts = load_splits(context.record.recipe.data).train
         dispatcher = Dispatcher(
             context,
-            GroupTransitions(redis, keys, "sampler"),
+            await GroupTransitions.fenced(redis, keys, "sampler"),
             GroupTable(),
             prompts,
             SamplerState(cursor=0, next_group=0),

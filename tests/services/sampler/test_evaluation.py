@@ -86,7 +86,9 @@ async def test_an_evaluation_beside_training_takes_half_the_slots(redis, run_id)
         Heartbeat(redis, ready(run_id, "verifier")),
     ):
         keys = RunKeys(run_id)
-        evaluator = Evaluator(context, GroupTransitions(redis, keys, "sampler"), (HeldOut("x", PROMPTS, 2),))
+        evaluator = Evaluator(
+            context, await GroupTransitions.fenced(redis, keys, "sampler"), (HeldOut("x", PROMPTS, 2),)
+        )
         tasks = keys.lane(Lane.EVALUATION).tasks
         async with running(evaluator.run("step-1", beside_training=True)) as evaluating:
             await until(lambda: some(redis, tasks), evaluating, "the first tasks")
@@ -108,7 +110,9 @@ async def test_a_paused_run_dispatches_no_evaluation_tasks(redis, run_id):
     ):
         keys = RunKeys(run_id)
         await redis.hset(keys.record, "pause_requested", "1")
-        evaluator = Evaluator(context, GroupTransitions(redis, keys, "sampler"), (HeldOut("x", PROMPTS, 2),))
+        evaluator = Evaluator(
+            context, await GroupTransitions.fenced(redis, keys, "sampler"), (HeldOut("x", PROMPTS, 2),)
+        )
         tasks = keys.lane(Lane.EVALUATION).tasks
         async with running(evaluator.run("step-1")) as evaluating:
             await asyncio.sleep(1.2)
@@ -131,7 +135,7 @@ async def test_an_evaluation_resumes_and_drops_a_dead_lettered_prompt(redis, run
         running(VerifierService().run(verifier)) as verifying,
     ):
         sets = (HeldOut("x", PROMPTS, 2), HeldOut("y", PROMPTS[:2], 1))
-        transitions = GroupTransitions(redis, keys, "sampler")
+        transitions = await GroupTransitions.fenced(redis, keys, "sampler")
         consumer = Consumer(redis, keys, keys.lane(Lane.EVALUATION).tasks, "rollout", "hand", Task, 5.0, 3)
         await consumer.open()
         fleet = HandFleet(redis, keys, skill=1.0)
@@ -165,7 +169,9 @@ async def test_an_evaluation_resumes_and_drops_a_dead_lettered_prompt(redis, run
 async def test_an_evaluation_without_verdicts_is_a_named_wait(redis, run_id):
     document = recipe_document("/none", limits={"stall_timeout_s": 2.0})
     async with service_context(redis, run_id, document, "sampler") as context:
-        evaluator = Evaluator(context, GroupTransitions(redis, RunKeys(run_id), "sampler"), (HeldOut("x", PROMPTS, 1),))
+        evaluator = Evaluator(
+            context, await GroupTransitions.fenced(redis, RunKeys(run_id), "sampler"), (HeldOut("x", PROMPTS, 1),)
+        )
         async with running(evaluator.run("step-1")) as evaluating:
 
             async def stalled():

@@ -134,12 +134,14 @@ async def test_failed_evaluation_is_raised_by_the_next_tick(redis, run_id):
 async def test_the_schedule_resumes_where_an_earlier_one_stopped(redis, run_id, newest_is_recorded):
     document = recipe_document("/none", limits={"rollout_steps": 30}, evaluation={"every": 5})
     async with service_context(redis, run_id, document, "sampler") as context:
-        transitions = GroupTransitions(redis, context.keys, "sampler")
+        transitions = await GroupTransitions.fenced(redis, context.keys, "sampler")
         task = answered_group("e.held-out.step-5.000000", (Outcome.CORRECT, "a")).task
         await transitions.dispatch(Lane.EVALUATION, [task], None)
         if newest_is_recorded:
             held_out = HeldOut("held-out", (), 2)
-            await context.event_log.evaluation(summarise("step-15", held_out, task.sampling, [], 0), "sampler", 0)
+            await context.event_log.evaluation(
+                summarise("step-15", held_out, task.sampling, [], 0), "sampler", transitions.fence
+            )
         hand = HandEvaluator()
         schedule = EvaluationSchedule(context, hand)
         await schedule.open(17)

@@ -45,14 +45,14 @@ async def announce_version(run):
 
 
 async def become_sampler(run):
-    return lambda: become_owner(run.redis, run.keys, "sampler")
+    return lambda: become_owner(run.redis, run.keys, "sampler", "sampler-2")
 
 
 async def change_record(run):
     records = RunRecords(run.redis)
     await records.create(run.keys.run, parse_recipe(recipe_document("/none")))
-    epoch = await become_owner(run.redis, run.keys, OWNER)
-    return lambda: records.transition(run.keys.run, RunState.STARTING, "placing services", epoch)
+    fence = await become_owner(run.redis, run.keys, OWNER)
+    return lambda: records.transition(run.keys.run, RunState.STARTING, "placing services", fence)
 
 
 async def commit_policy(run):
@@ -163,7 +163,7 @@ async def renew_lease(run):
 
 
 def rewind_of(run):
-    return Rewind(run.redis, run.keys, "sampler", run.sampler.epoch, 1)
+    return Rewind(run.redis, run.keys, "sampler", run.sampler.fence, 1)
 
 
 async def started_rewind(run):

@@ -20,6 +20,7 @@ from services.streams.keys import RunKeys
 from services.streams.state.dead_letters import NotRedrivableError, letters, redrive
 from services.streams.state.events import EventLog
 from services.streams.state.group_state import Effect, GroupTransitions, RejectedMessageError, missing_samples
+from services.streams.state.ownership import Fence
 from services.streams.state.policy_history import History
 from services.streams.state.rewind import ReopenedGroup, Rewind
 from tests.services.driven import (
@@ -378,11 +379,20 @@ class Actors:
                 assert reply == self.model.cover(batch)
                 self.met(f"a batch {'covered' if reply else 'not covered twice'}")
 
-    def new_sampler(self) -> None:
-        """A new owner; the previous one still runs, and writes."""
+    def lose_epoch(self, role: str, owner: GroupTransitions | History) -> None:
+        """A failover loses the owner's epoch: the next owner gets the same one."""
+        self.met("two owners of one epoch")
+        self._server.view.set(self.keys.epoch(role), Fence(owner.fence.epoch - 1, "before").token)
+
+    def new_sampler(self, lost: bool = False) -> None:
+        """A new owner; the previous one still runs, and writes. `lost`: its epoch was lost."""
+        if lost:
+            self.lose_epoch("sampler", self.samplers[-1])
         self.samplers = [*self.samplers[-1:], self.do(GroupTransitions.fenced(self.run.redis, self.keys, "sampler"))]
 
-    def new_learner(self) -> None:
+    def new_learner(self, lost: bool = False) -> None:
+        if lost:
+            self.lose_epoch("learner", self.learners[-1])
         self.learners = [*self.learners[-1:], self.do(History.fenced(self.run.redis, self.keys, "learner"))]
 
     def rewind(self, step: int) -> None:
@@ -402,7 +412,7 @@ class Actors:
         for logged in await self.learners[-1].batches():
             if logged.batch.step <= step:
                 await self.learners[-1].cover_batch(logged)
-        rewind = Rewind(self.run.redis, self.keys, "sampler", self.samplers[-1].epoch, self.model.rewinds + 1)
+        rewind = Rewind(self.run.redis, self.keys, "sampler", self.samplers[-1].fence, self.model.rewinds + 1)
         trained = {name for at, group_names in self.model.steps if at > step for name in group_names}
         records = [(entry, found) for entry, found in await self._records() if found.step > step]
         assert await rewind.start()

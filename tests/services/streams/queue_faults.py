@@ -117,7 +117,10 @@ FAULTS = {
         "shared", "args[arg_at + number - 1]", "args[1 + 3 * calls + number]"
     ),
     "of calls sent together only the first runs": Fault("shared", "for at = 1, calls do", "for at = 1, 1 do"),
-    "a previous owner writes": Fault("shared", "> tonumber(epoch) then", "< 0 then"),
+    "a previous owner writes": Fault("shared", "if stored_epoch > epoch or", "if"),
+    "equal epochs": Fault(
+        "shared", "stored_epoch == epoch and stored_owner ~= '' and stored_owner ~= owner", "stored_epoch < 0"
+    ),
     "hashes of released groups are never deleted": Fault(
         "shared", f"RELEASED_KEPT = {TOMBSTONES}", "RELEASED_KEPT = 999"
     ),

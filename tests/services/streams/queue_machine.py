@@ -292,7 +292,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.acts.cover(writer(data, self.acts.learners), pick(data, trained), pick(data, TIMES))
 
     def replace(self, data: Any) -> None:
-        pick(data, (self.acts.new_sampler, self.acts.new_learner))()
+        pick(data, (self.acts.new_sampler, self.acts.new_learner))(lost=pick(data, (True, False)))
 
     def rewind(self, data: Any) -> None:
         """Rewinds to an older step, which may be trained only now; consumers still process what they hold."""

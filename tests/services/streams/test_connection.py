@@ -25,7 +25,7 @@ from services.streams.connection.client import (
 )
 from services.streams.connection.functions import load
 from services.streams.keys import RunKeys
-from services.streams.state.ownership import become_owner
+from services.streams.state.ownership import Fence, become_owner
 from tests.harness.free_ports import free_port
 from tests.harness.servers.proxy import Proxy
 from tests.harness.servers.redis_servers import start_server
@@ -265,12 +265,12 @@ async def test_commands_wait_for_a_server_that_cannot_save(server, direct, tmp_p
     with caplog.at_level(logging.WARNING, "services.streams.connection.client"):
         writing = [
             asyncio.create_task(direct.set("key", "value")),
-            asyncio.create_task(become_owner(direct, RunKeys("run"), "sampler")),
+            asyncio.create_task(become_owner(direct, RunKeys("run"), "sampler", "s")),
         ]
         await asyncio.sleep(1.0)
         assert not any(call.done() for call in writing)
         await direct.config_set("stop-writes-on-bgsave-error", "no")
-        assert await asyncio.wait_for(asyncio.gather(*writing), 60.0) == [True, 1]
+        assert await asyncio.wait_for(asyncio.gather(*writing), 60.0) == [True, Fence(1, "s")]
     assert any("is unavailable: MISCONF" in record.message for record in caplog.records)
 
 

@@ -10,7 +10,6 @@ from services.streams.keys import EVALUATION_GROUP, RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts, response_tokens
 from services.streams.state.group_state import missing_samples
-from services.streams.state.ownership import owner_epoch
 from services.streams.state.policy_history import (
     BatchReclaimedError,
     History,
@@ -142,17 +141,11 @@ async def test_deleted_evaluations_leave_nothing_published(run, redis, keys):
     await redis.hset(keys.group(group), mapping={"state": "pending", "samples": 2})
     await redis.hset(keys.payload(group, 0), mapping={"text": "42"})
     [entry] = await run.append(keys.evaluations, EVENT)
-    await Rewind(redis, keys, "sampler", run.sampler.epoch, 1).delete_evaluations([entry])
+    await Rewind(redis, keys, "sampler", run.sampler.fence, 1).delete_evaluations([entry])
     assert await redis.exists(keys.group(group), keys.payload(group, 0)) == 0
     assert await redis.xlen(keys.evaluations) == 0
     await redis.hset(keys.group(group), mapping={"state": "pending", "samples": 2})  # the evaluation runs again
     assert await missing_samples(redis, keys, task_of(group)) == [0, 1]
-
-
-async def test_an_epoch_that_the_server_lost_is_restored(run, redis, keys):
-    await redis.set(keys.epoch("learner"), run.learner.epoch - 1)
-    assert await run.learner.announce(0, "w0") == 0
-    assert await owner_epoch(redis, keys, "learner") == run.learner.epoch
 
 
 async def test_restarted_learner_trains_the_uncommitted_batch_again(run):
@@ -278,7 +271,7 @@ class TestRewind:
 
     async def back(self, run, step, resumption=1, posteriors=(), response_tokens=None, redis=None):
         redis = redis or run.redis
-        rewind = Rewind(redis, run.keys, "sampler", run.sampler.epoch, resumption)
+        rewind = Rewind(redis, run.keys, "sampler", run.sampler.fence, resumption)
         pending = sorted(name.decode() for name in await run.redis.smembers(run.streams.pending))
         records = await EventLog(run.redis, run.keys, "test").steps()
         if not await rewind.start():

@@ -51,7 +51,7 @@ SITUATIONS = """
     record_verdict for a group without a hash; release of a batched group; release of a dead group;
     release of a kept group; release of a pending group; release of a trained group; rewound over a covered step;
     rewound to a step that was not covered; trimmed behind a lease; trimmed up to a lease;
-    trimmed up to the last delivery
+    trimmed up to the last delivery; two owners of one epoch
 """
 """The situations that must occur: otherwise the test might pass because nothing happened."""
 FEW, RARE = 40, 8
@@ -69,6 +69,7 @@ QUICK = {
     "a task is never acked",
     "a trained group stays pending",
     "a verdict of an abandoned history counts",
+    "equal epochs",
     "trimming drops undelivered entries",
 }
 """One quickly detected fault of almost every function; the others are slow."""

@@ -64,14 +64,14 @@ async def test_a_previous_controller_is_fenced(redis, records, run_id):
     keys = RunKeys(run_id)
     previous, owner = [await become_owner(redis, keys, "controller") for _ in range(2)]
     with pytest.raises(FencedError, match="newer owner"):
-        await records.transition(run_id, RunState.FAILED, "a previous controller's", epoch=previous)
+        await records.transition(run_id, RunState.FAILED, "a previous controller's", fence=previous)
     with pytest.raises(FencedError):
-        await records.set_summary(run_id, {"run": run_id}, epoch=previous)
+        await records.set_summary(run_id, {"run": run_id}, fence=previous)
     with pytest.raises(FencedError):
-        await records.set_paths(run_id, epoch=previous, model_path="/previous")
-    assert (await records.transition(run_id, RunState.STARTING, "placing", epoch=owner)).state is RunState.STARTING
-    await records.set_paths(run_id, epoch=owner, model_path="/owner")
-    await records.set_summary(run_id, {"steps": 3}, epoch=owner)
+        await records.set_paths(run_id, fence=previous, model_path="/previous")
+    assert (await records.transition(run_id, RunState.STARTING, "placing", fence=owner)).state is RunState.STARTING
+    await records.set_paths(run_id, fence=owner, model_path="/owner")
+    await records.set_summary(run_id, {"steps": 3}, fence=owner)
     record = await records.get(run_id)
     assert (record.model_path, record.summary) == ("/owner", {"steps": 3})
     assert (await records.request_cancel(run_id)).cancel_requested, "users are not fenced"
@@ -88,7 +88,7 @@ async def test_a_change_whose_reply_was_lost_can_be_repeated(redis, records, run
             epoch_key=keys.epoch("controller"),
             active_key=ACTIVE_RUNS,
             deleted_keys=[],
-            epoch="",
+            fence="",
             run=run_id,
             active_states=ACTIVE_STATES,
             states=",queued,",

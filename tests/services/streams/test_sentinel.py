@@ -1,6 +1,7 @@
 """A master that dies, hands over or comes back, with real Sentinels: commands go to the current master."""
 
 import asyncio
+import signal
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,8 +11,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from services.streams.connection.client import RedisUnavailableError, client, connect, connection_problem
 from services.streams.connection.credentials import SENTINEL_PASSWORD_FILE
-from services.streams.connection.functions import call, load
+from services.streams.connection.functions import FencedError, load
 from services.streams.keys import RunKeys
+from services.streams.state.ownership import Fence, become_owner, newest_owner
+from services.streams.state.policy_history import History
 from tests.harness.servers.redis_servers import Process, start_sentinel, start_server
 from tests.services.streams.repeating import repeat, until_a_read_blocks
 
@@ -129,7 +132,7 @@ async def test_failover_loses_nothing_if_the_master_needs_its_replica(watched, r
     over = asyncio.Event()
     counters = [f"counter-{i}" for i in range(20)]
     calls = [asyncio.create_task(repeat(lambda name=name: redis.incr(name), over)) for name in counters]
-    owners = asyncio.create_task(repeat(lambda: call(redis, "become_owner", epoch_key=keys.epoch("sampler")), over))
+    owners = asyncio.create_task(repeat(lambda: become_owner(redis, keys, "sampler"), over))
     await asyncio.sleep(0.3)
     watched.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", SERVICE)
     old, new = watched.servers
@@ -141,8 +144,28 @@ async def test_failover_loses_nothing_if_the_master_needs_its_replica(watched, r
         assert int(await redis.get(name)) >= count - 1
         assert longest > 0.5, "the command waited while the new master had no replica"
     epochs, _ = await owners
-    assert int(await redis.get(keys.epoch("sampler"))) >= epochs - 1
+    assert (await newest_owner(redis, keys, "sampler")).epoch >= epochs - 1
     assert await connection_problem(redis) is None
+
+
+@pytest.mark.timeout(240)
+async def test_two_owners_of_one_epoch_after_a_failover(watched, redis):
+    """The master dies before its replica has the newest owner's epoch; another process then gets the same epoch."""
+    await load(redis)
+    keys = RunKeys("run")
+    await become_owner(redis, keys, "learner")
+    old, new = watched.servers
+    await asyncio.to_thread(watched.until, lambda: new.client().exists(keys.epoch("learner")), "the replica is behind")
+    new.process.send_signal(signal.SIGSTOP)  # and it must not find the next write in its socket either
+    old.client().client_kill_filter(_type="replica")
+    first = await History.fenced(redis, keys, "learner")
+    old.kill()
+    new.process.send_signal(signal.SIGCONT)
+    second = await History.fenced(redis, keys, "learner")
+    assert first.fence.epoch == second.fence.epoch == 2, "the failover did not lose the epoch"
+    with pytest.raises(FencedError, match=second.fence.owner):
+        await first.announce(0, "w0")
+    assert await second.announce(0, "w0") == 0
 
 
 @pytest.mark.timeout(240)
@@ -249,12 +272,12 @@ async def test_commands_wait_for_the_replicas_of_a_master(tmp_path):
         server.client().config_set("min-replicas-to-write", 1)
         writing = [
             asyncio.create_task(redis.set("key", "value")),
-            asyncio.create_task(call(redis, "become_owner", epoch_key=RunKeys("run").epoch("sampler"))),
+            asyncio.create_task(become_owner(redis, RunKeys("run"), "sampler", "s")),
         ]
         await asyncio.sleep(0.7)
         assert not any(call.done() for call in writing)
         with start_server(tmp_path, "--replicaof", "127.0.0.1", server.port):
-            assert await asyncio.wait_for(asyncio.gather(*writing), 20.0) == [True, 1]
+            assert await asyncio.wait_for(asyncio.gather(*writing), 20.0) == [True, Fence(1, "s")]
         await redis.aclose()
 
 

@@ -97,8 +97,8 @@ def test_a_source_with_another_header_is_rejected(old, new, message):
 
 async def test_a_rejected_call_does_not_reach_redis(redis, run_id):
     keys = RunKeys(run_id)
-    with pytest.raises(SignatureError, match="epoch is unknown; it declares epoch_key"):
-        await call(redis, "become_owner", epoch_key=keys.epoch("sampler"), epoch=1)
+    with pytest.raises(SignatureError, match="epoch is unknown; it declares epoch_key, owner"):
+        await call(redis, "become_owner", epoch_key=keys.epoch("sampler"), owner="s", epoch=1)
     with pytest.raises(SignatureError, match="epoch_key is missing"):
         await call(redis, "become_owner")
     with pytest.raises(SignatureError, match="'become_onwer' does not exist"):

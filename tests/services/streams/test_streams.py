@@ -385,7 +385,7 @@ async def test_hostile_message_does_not_stop_the_consumer(run):
 async def test_a_previous_owner_is_fenced(redis, keys):
     previous = await GroupTransitions.fenced(redis, keys, "sampler")
     owner = await GroupTransitions.fenced(redis, keys, "sampler")
-    assert (previous.epoch, owner.epoch) == (1, 2)
+    assert (previous.fence.epoch, owner.fence.epoch) == (1, 2)
     with pytest.raises(FencedError):
         await previous.dispatch(Lane.TRAIN, [task_of("g0")], STATE)
     assert await owner.dispatch(Lane.TRAIN, [task_of("g0")], STATE)

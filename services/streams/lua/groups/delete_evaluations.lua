@@ -1,8 +1,8 @@
 -- Delete evaluation records, and everything in flight on the evaluation lane.
 local epoch_key, evaluations_key, lane_keys = unpack(keys)
-local epoch, record_entry_list = unpack(args)
+local fence, record_entry_list = unpack(args)
 
-local refused = fenced(epoch_key, epoch)
+local refused = fenced(epoch_key, fence)
 if refused then return refused end
 for _, entry in ipairs(record_entry_list) do redis.call('XDEL', evaluations_key, entry) end
 for _, lane_key in ipairs(lane_keys) do redis.call('UNLINK', lane_key) end

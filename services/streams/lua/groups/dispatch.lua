@@ -1,9 +1,9 @@
 -- Publish tasks and count their groups, all or none. A repeated call changes nothing. A reopened group, which a rewind
 -- left pending without a task, gets its task. The lists have one element per group.
 local epoch_key, tasks_key, counters_key, pending_key, sampler_state_key, group_keys = unpack(keys)
-local epoch, sampler_state, group_list, task_list, samples_list = unpack(args)
+local fence, sampler_state, group_list, task_list, samples_list = unpack(args)
 
-local refused = fenced(epoch_key, epoch)
+local refused = fenced(epoch_key, fence)
 if refused then return refused end
 local fresh = 0
 for at, group_key in ipairs(group_keys) do

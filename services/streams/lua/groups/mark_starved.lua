@@ -1,8 +1,8 @@
 -- Record that a run has to pause for lack of kept groups. When it is resumed, judged groups are counted from here.
 local epoch_key, starved_key, queue_key, counters_key = unpack(keys)
-local epoch, reason = unpack(args)
+local fence, reason = unpack(args)
 
-local refused = fenced(epoch_key, epoch)
+local refused = fenced(epoch_key, fence)
 if refused then return refused end
 redis.call('SET', starved_key, reason)
 redis.call('HSET', queue_key, 'judged', redis.call('HGET', counters_key, 'judged') or '0')

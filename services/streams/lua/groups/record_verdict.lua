@@ -3,10 +3,10 @@
 -- '' unless the decision is `more`. `posterior`: '' for none.
 local epoch_key, group_key, verdicts_key, counters_key, pending_key, released_key, tasks_key, posteriors_key,
   payload_keys = unpack(keys)
-local epoch, consumer_group, verdict_entry, index, verdict, group, decision, response_tokens, rest_task, prompt,
+local fence, consumer_group, verdict_entry, index, verdict, group, decision, response_tokens, rest_task, prompt,
   posterior, evaluated_ttl_s = unpack(args)
 
-local refused = fenced(epoch_key, epoch)
+local refused = fenced(epoch_key, fence)
 if refused then return refused end
 local found, state = find_sample(group_key, index)
 if found < 0 then return found end

@@ -1,8 +1,8 @@
 -- Release a pending or kept group, or a pending one whose hash Redis lost. One that was released or batched is left.
 local epoch_key, group_key, counters_key, pending_key, released_key, payload_keys = unpack(keys)
-local epoch, group, release = unpack(args)
+local fence, group, release = unpack(args)
 
-local refused = fenced(epoch_key, epoch)
+local refused = fenced(epoch_key, fence)
 if refused then return refused end
 local state = redis.call('HGET', group_key, 'state')
 local lost = not state and redis.call('SISMEMBER', pending_key, group) == 1

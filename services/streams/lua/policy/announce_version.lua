@@ -1,9 +1,9 @@
 -- The version under which the weights of a step are to be published: the one that they have, else a new one.
 -- `weights`: the digest of the weights.
 local epoch_key, policy_key = unpack(keys)
-local epoch, step, weights = unpack(args)
+local fence, step, weights = unpack(args)
 
-local refused = fenced(epoch_key, epoch)
+local refused = fenced(epoch_key, fence)
 if refused then return refused end
 local current, current_step, current_weights, announced, announced_step, announced_weights = unpack(
   redis.call('HMGET', policy_key, 'version', 'step', 'weights', 'announced', 'announced_step', 'announced_weights'))

@@ -1,9 +1,9 @@
 -- Make an announced version current without a rollout step: the run's first, or the first of a resumed run.
 -- `weights`: the digest of the weights.
 local epoch_key, policy_key = unpack(keys)
-local epoch, version, step, weights = unpack(args)
+local fence, version, step, weights = unpack(args)
 
-local refused = fenced(epoch_key, epoch)
+local refused = fenced(epoch_key, fence)
 if refused then return refused end
 if tonumber(redis.call('HGET', policy_key, 'version') or '-1') > tonumber(version) then return 0 end
 redis.call('HSET', policy_key, 'version', version, 'step', step, 'weights', weights)

@@ -2,9 +2,9 @@
 -- the sampler reclaimed the batch meanwhile: every group must still be in the batch of `batch_entry`.
 -- `weights`: the digest of the weights; the lists have one element per group.
 local epoch_key, policy_key, steps_key, counters_key, pending_key, group_keys = unpack(keys)
-local epoch, version, step, weights, record, batch_entry, group_list, staleness_list = unpack(args)
+local fence, version, step, weights, record, batch_entry, group_list, staleness_list = unpack(args)
 
-local refused = fenced(epoch_key, epoch)
+local refused = fenced(epoch_key, fence)
 if refused then return refused end
 if tonumber(redis.call('HGET', policy_key, 'step') or '-1') >= tonumber(step) then return 0 end
 for _, group_key in ipairs(group_keys) do

@@ -1,9 +1,9 @@
 -- Delete a batch whose step a checkpoint covers: its payloads, the sampler's snapshot, and the entry itself.
 -- `payload_keys`: those of all groups in order; `payload_count_list`: how many of them belong to each group.
 local epoch_key, batches_key, released_key, snapshot_key, group_keys, payload_keys = unpack(keys)
-local epoch, entry, step, payload_count_list = unpack(args)
+local fence, entry, step, payload_count_list = unpack(args)
 
-local refused = fenced(epoch_key, epoch)
+local refused = fenced(epoch_key, fence)
 if refused then return refused end
 if redis.call('XDEL', batches_key, entry) == 0 then return 0 end
 local first = 1

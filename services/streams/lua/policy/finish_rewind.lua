@@ -1,9 +1,9 @@
 -- Finish the rewind of a run to rollout step `step`. `obsolete_keys`: snapshots of batches that left.
 -- `response_tokens`: those judged by that step, '' if unknown.
 local epoch_key, policy_key, counters_key, queue_key, obsolete_keys = unpack(keys)
-local epoch, resumption, step, response_tokens = unpack(args)
+local fence, resumption, step, response_tokens = unpack(args)
 
-local refused = fenced(epoch_key, epoch)
+local refused = fenced(epoch_key, fence)
 if refused then return refused end
 if response_tokens ~= '' then redis.call('HSET', counters_key, 'response_tokens', response_tokens) end
 for _, obsolete_key in ipairs(obsolete_keys) do redis.call('UNLINK', obsolete_key) end

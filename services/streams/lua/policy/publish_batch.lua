@@ -1,9 +1,9 @@
 -- Publish the batch of a rollout step once: its groups must all be kept, and none may be in another batch.
 -- `last`: '1' for the run's last batch, else '0'.
 local epoch_key, batches_key, sampler_state_key, snapshot_key, queue_key, counters_key, group_keys = unpack(keys)
-local epoch, step, batch, sampler_state, snapshot, last = unpack(args)
+local fence, step, batch, sampler_state, snapshot, last = unpack(args)
 
-local refused = fenced(epoch_key, epoch)
+local refused = fenced(epoch_key, fence)
 if refused then return refused end
 -- The reply to a first call may have been lost: a repeated call is no error.
 if redis.call('HGET', queue_key, 'step') == step then return 1 end

@@ -4,9 +4,9 @@
 -- its `step_entry`.
 local epoch_key, policy_key, counters_key, pending_key, steps_key, queue_key, released_key, group_keys, payload_keys =
   unpack(keys)
-local epoch, step, step_entry, group_list, prompt_list = unpack(args)
+local fence, step, step_entry, group_list, prompt_list = unpack(args)
 
-local refused = fenced(epoch_key, epoch)
+local refused = fenced(epoch_key, fence)
 if refused then return refused end
 for _, payload_key in ipairs(payload_keys) do redis.call('UNLINK', payload_key) end
 for at, group_key in ipairs(group_keys) do

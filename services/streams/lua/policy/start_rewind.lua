@@ -1,9 +1,9 @@
 -- Start to rewind a run: its streams restart, so that messages in flight have no effect, and batches that were not
 -- trained leave. A rewind that was interrupted is started again. Replies 0 if `resumption` was rewound to its end.
 local epoch_key, policy_key, queue_key, tasks_key, samples_key, verdicts_key, batches_key, dead_key = unpack(keys)
-local epoch, resumption = unpack(args)
+local fence, resumption = unpack(args)
 
-local refused = fenced(epoch_key, epoch)
+local refused = fenced(epoch_key, fence)
 if refused then return refused end
 if redis.call('HGET', policy_key, 'resumption') == resumption then return 0 end
 redis.call('UNLINK', tasks_key, samples_key, verdicts_key, batches_key)

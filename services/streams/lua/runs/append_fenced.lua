@@ -1,8 +1,8 @@
 -- Append a message as the owner of a role. `kept`: length of the stream (0: unbounded).
 local epoch_key, stream_key = unpack(keys)
-local epoch, message, kept = unpack(args)
+local fence, message, kept = unpack(args)
 
-local refused = fenced(epoch_key, epoch)
+local refused = fenced(epoch_key, fence)
 if refused then return refused end
 append_once(stream_key, message, kept)
 return 1

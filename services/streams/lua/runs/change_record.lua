@@ -1,12 +1,12 @@
 -- Change a run's record in one step, if its state is in `states` (',a,b,'): append a transition to its history, count a
 -- field up, delete fields, set others, delete other keys of the run, and keep the index of active runs in line.
--- `epoch`: '' for a change that needs no fence. `transition`, `counted_field`: '' for none.
+-- `fence`: '' for a change that needs no fence. `transition`, `counted_field`: '' for none.
 -- `set_field_list`: field, value, field, value, ...
 local record_key, epoch_key, active_key, deleted_keys = unpack(keys)
-local epoch, run, states, active_states, transition, counted_field, deleted_field_list, set_field_list = unpack(args)
+local fence, run, states, active_states, transition, counted_field, deleted_field_list, set_field_list = unpack(args)
 
-if epoch ~= '' then
-  local refused = fenced(epoch_key, epoch)
+if fence ~= '' then
+  local refused = fenced(epoch_key, fence)
   if refused then return refused end
 end
 local state, history = unpack(redis.call('HMGET', record_key, 'state', 'history'))

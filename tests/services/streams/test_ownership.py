@@ -1,0 +1,77 @@
+"""Who owns a role: the newest epoch, and within an epoch the owner that Redis names."""
+
+import pytest
+
+from services.streams.connection.functions import FencedError
+from services.streams.keys import RunKeys
+from services.streams.state.ownership import UNOWNED, Fence, become_owner, newest_owner
+from services.streams.state.policy_history import History
+from tests.services.driven import contents
+
+ROLE = "learner"
+
+
+@pytest.fixture
+def keys(run_id):
+    return RunKeys(run_id)
+
+
+@pytest.fixture
+def history(redis, keys):
+    """The learner's side for a fence."""
+    return lambda fence: History(redis, keys, ROLE, fence)
+
+
+async def test_each_owner_gets_the_next_epoch(redis, keys):
+    assert await newest_owner(redis, keys, ROLE) == UNOWNED
+    first, second = [await become_owner(redis, keys, ROLE) for _ in range(2)]
+    assert (first.epoch, second.epoch) == (1, 2)
+    assert first.owner != second.owner
+    assert await newest_owner(redis, keys, ROLE) == second
+
+
+async def test_an_owner_that_repeats_its_call_keeps_its_epoch(redis, keys):
+    fences = [await become_owner(redis, keys, ROLE, owner) for owner in ("learner-1", "learner-1", "learner-2")]
+    assert fences == [Fence(1, "learner-1"), Fence(1, "learner-1"), Fence(2, "learner-2")]
+    assert await redis.get(keys.epoch(ROLE)) == b"2 learner-2"
+
+
+async def test_another_owner_of_the_same_epoch_is_rejected(redis, keys, history):
+    first = await become_owner(redis, keys, ROLE, "learner-1")
+    await redis.set(keys.epoch(ROLE), "0 learner-0")  # a failover lost the first call
+    second = await become_owner(redis, keys, ROLE, "learner-2")
+    assert first.epoch == second.epoch
+    with pytest.raises(FencedError, match=r"newer owner.*: 1 learner-2"):
+        await history(first).announce(0, "w0")
+    assert await history(second).announce(0, "w0") == 0
+
+
+@pytest.mark.parametrize("stored", ["6 learner-0", "6", "7"], ids=["older", "older, bare", "bare"])
+async def test_an_epoch_that_the_server_lost_is_restored(redis, keys, history, stored):
+    fence = Fence(7, "learner-1")
+    await redis.set(keys.epoch(ROLE), stored)
+    assert await history(fence).announce(0, "w0") == 0
+    assert await newest_owner(redis, keys, ROLE) == fence
+
+
+async def test_an_epoch_of_the_previous_format_is_continued(redis, keys, history):
+    await redis.set(keys.epoch(ROLE), "7")
+    assert await newest_owner(redis, keys, ROLE) == Fence(7, "")
+    fence = await become_owner(redis, keys, ROLE, "learner-1")
+    assert fence.epoch == 8
+    with pytest.raises(FencedError, match="newer owner"):
+        await history(Fence(7, "learner-0")).announce(0, "w0")
+
+
+async def test_an_owner_writes_nothing_into_an_empty_redis(redis, keys, history):
+    fence = await become_owner(redis, keys, ROLE)
+    await redis.delete(keys.epoch(ROLE))
+    with pytest.raises(FencedError, match="Redis no longer has the state of this run"):
+        await history(fence).announce(0, "w0")
+    assert await contents(redis, keys) == {}
+
+
+async def test_a_caller_that_owns_nothing_is_rejected(redis, keys, history):
+    await become_owner(redis, keys, ROLE)
+    with pytest.raises(FencedError):
+        await history(UNOWNED).announce(0, "w0")
