@@ -27,7 +27,7 @@ from services.streams.connection.functions import FencedError
 from services.streams.state.ended.cleanup import sweep
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.ownership import become_owner
-from services.streams.state.runs import OWNER
+from services.streams.state.runs import OWNER, UnknownRunError
 
 log = logging.getLogger(__name__)
 
@@ -73,12 +73,29 @@ class RunController:
         except ControllerStoppingError:
             await self._context.stop_services()
             return
-        except (RedisUnavailableError, FencedError):
+        except RedisUnavailableError:
             raise
+        except (FencedError, UnknownRunError):
+            if await self._context.records.exists(self._context.run):
+                raise
+            await self._end_lost()
+            return
         except Exception as error:
             log.exception("run %s failed", self._context.run)
             state, reason = RunState.FAILED, str(error) or type(error).__name__
         await self._end(state, reason)
+
+    async def _end_lost(self) -> None:
+        """Stop the services of a run that Redis has lost, and leave a record that says so."""
+        context = self._context
+        reason = (
+            "Redis lost the state of this run: it was emptied, or restarted without its data; the run's files are in "
+            f"{context.folder}; submit the recipe under another id"
+        )
+        log.error("run %s: %s", context.run, reason)
+        await context.stop_services()
+        if context.known is not None:
+            await context.records.restore_failed(context.known, reason)
 
     async def _until_done(self) -> str:
         record = await self._placement.place()

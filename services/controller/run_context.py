@@ -37,7 +37,10 @@ class ControllerStoppingError(RuntimeError):
 
 @dataclass
 class RunContext:
-    """One run, as every part of its controller sees it. `folder`: the run's folder; `fence`: the controller's."""
+    """One run, as every part of its controller sees it. `folder`: the run's folder; `fence`: the controller's.
+
+    `known`: the record as it was read last; None before the first time.
+    """
 
     redis: Redis
     records: RunRecords
@@ -45,6 +48,7 @@ class RunContext:
     folder: Path
     run: str
     stopping: asyncio.Event
+    known: RunRecord | None = None
     fence: Fence = UNOWNED
     keys: RunKeys = field(init=False)
     event_log: EventLog = field(init=False)
@@ -60,7 +64,7 @@ class RunContext:
         """The run's record as it is now. Raises ControllerStoppingError, RunCancelledError."""
         if self.stopping.is_set():
             raise ControllerStoppingError
-        record = await self.records.get(self.run)
+        record = self.known = await self.records.get(self.run)
         if record.cancel_requested:
             raise RunCancelledError
         return record

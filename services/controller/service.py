@@ -42,7 +42,7 @@ class Controller:
         self._cluster = cluster
         self._runs = runs
         self._controlled: dict[str, asyncio.Task[None]] = {}
-        self._lost: set[str] = set()
+        self._left: set[str] = set()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Control all runs until `stopping` is set; a RunController that fails is logged and started again."""
@@ -87,17 +87,25 @@ class Controller:
                 del self._controlled[run]
                 error = None if task.cancelled() else task.exception()
                 if isinstance(error, FencedError):
-                    log.warning("run %s is left to another controller: %s", run, error)
-                    self._lost.add(run)
+                    log.warning("run %s has another owner: %s", run, error)
                 elif error:
                     log.error("the controller of run %s failed: %s; resuming the run", run, error)
 
     async def _owned_elsewhere(self, run: str) -> bool:
-        """Whether a live controller took the run from this one; taking it back would repeat without end."""
-        if run not in self._lost:
+        """Whether another live controller owns the run: of another platform on this Redis, or one that was replaced.
+
+        A controller that was killed owns its runs until its heartbeat lapses.
+        """
+        owners = [process for process in await live_processes(self._redis, run) if process.service == OWNER]
+        if not owners:
+            self._left.discard(run)
             return False
-        if any(process.service == OWNER for process in await live_processes(self._redis, run)):
-            return True
-        self._lost.discard(run)
-        log.warning("run %s: the other controller no longer has a heartbeat; resuming the run", run)
-        return False
+        if run not in self._left:
+            self._left.add(run)
+            log.warning(
+                "run %s is left to the controller %s on host %s, which has a heartbeat",
+                run,
+                owners[0].id,
+                owners[0].host,
+            )
+        return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -161,28 +161,42 @@ class RunRecords:
 
     async def create(self, run: str, recipe: Recipe) -> RunRecord:
         """Add a queued run. Raises ValueError for an id in use or not valid, RedisFullError."""
-        key = RunKeys(run).record
         now = time.time()
         first = Transition(state=RunState.QUEUED, at=now, reason="submitted")
+        if not await self._create(run, now, recipe, recipe.rollout.replicas, [first]):
+            raise ValueError(f"run id: {run!r} is not valid: expected an id that is not in use")
+        return await self.get(run)
+
+    async def restore_failed(self, record: RunRecord, reason: str) -> None:
+        """Add the record of a run that Redis lost again, as failed, unless there is one."""
+        failed = Transition(state=RunState.FAILED, at=time.time(), reason=reason)
+        history = [*record.history, failed]
+        await self._create(record.id, record.created_at, record.recipe, record.rollout_replicas, history)
+
+    async def _create(
+        self, run: str, created_at: float, recipe: Recipe, replicas: int, history: Sequence[Transition]
+    ) -> bool:
         fields = {
             "recipe": recipe.model_dump_json(),
-            "state": first.state.value,
-            "rollout_replicas": str(recipe.rollout.replicas),
-            "history": f"[{first.model_dump_json()}]",
+            "state": history[-1].state.value,
+            "rollout_replicas": str(replicas),
+            "history": f"[{','.join(change.model_dump_json() for change in history)}]",
         }
         created = await call(
             self._redis,
             "create_record",
-            record_key=key,
+            record_key=RunKeys(run).record,
             runs_key=RUNS,
             active_key=ACTIVE_RUNS,
             run=run,
-            created_at=repr(now),
+            created_at=repr(created_at),
             field_list=_flat(fields),
         )
-        if not created:
-            raise ValueError(f"run id: {run!r} is not valid: expected an id that is not in use")
-        return await self.get(run)
+        return bool(created)
+
+    async def exists(self, run: str) -> bool:
+        """Whether the run has a record."""
+        return bool(await self._redis.exists(RunKeys(run).record))
 
     async def get(self, run: str) -> RunRecord:
         """One run. Raises UnknownRunError."""

@@ -91,9 +91,11 @@ async def controlled(redis, run, tmp_path, **sections):
 
 async def until_state(records, run, *states):
     ends = time.monotonic() + 90
-    while (record := await records.get(run)).state not in states:
-        assert time.monotonic() < ends, f"{run} is {record.state}, not {states}: {record.reason}"
+    record = None
+    while record is None or record.state not in states:
+        assert time.monotonic() < ends, f"{run} is not {states}: {record}"
         await asyncio.sleep(0.05)
+        record = await records.get(run) if await records.exists(run) else None
     return record
 
 
