@@ -7,6 +7,7 @@ from services.contracts.base import SCHEMA_VERSION, Count, Finite, Lane, Message
 from services.contracts.evaluation import AFTER, ALONE, BEFORE, EvaluationRecord, PassAt
 from services.contracts.events import COMMON_PHASES, PHASES, Cause, DeadLetter, Event
 from services.contracts.groups import (
+    EvaluationCounts,
     GroupCounts,
     Outcome,
     Prompt,
@@ -47,6 +48,7 @@ __all__ = [
     "CommittedPolicy",
     "Count",
     "DeadLetter",
+    "EvaluationCounts",
     "EvaluationRecord",
     "Event",
     "Finite",

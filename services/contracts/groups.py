@@ -136,5 +136,20 @@ class GroupCounts(Value):
     @property
     def reconciled(self) -> bool:
         """Whether every dispatched group is accounted for."""
-        ended = self.trained + self.filtered + self.stale + self.dead
-        return self.dispatched == ended + self.pending
+        return self.dispatched == self.ended + self.pending
+
+    @property
+    def ended(self) -> int:
+        """How many groups have ended."""
+        return self.trained + self.filtered + self.stale + self.dead
+
+
+class EvaluationCounts(GroupCounts):
+    """The group counters of a run's evaluation lane: its groups end `evaluated`, or dead."""
+
+    evaluated: int = 0
+
+    @property
+    def ended(self) -> int:
+        """How many groups have ended."""
+        return self.evaluated + self.dead

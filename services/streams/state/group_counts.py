@@ -5,7 +5,7 @@ Must not change them; the functions in lua/ do, with each transition of a group.
 
 from __future__ import annotations
 
-from services.contracts import GroupCounts, Lane
+from services.contracts import EvaluationCounts, GroupCounts, Lane
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
 
@@ -17,7 +17,8 @@ async def group_counts(redis: Redis, keys: RunKeys, lane: Lane = Lane.TRAIN) -> 
         pipe.hgetall(streams.counters)
         pipe.scard(streams.pending)
         counters, pending = await pipe.execute()
-    return GroupCounts(**{name.decode(): int(value) for name, value in counters.items()}, pending=pending)
+    counts = GroupCounts if lane is Lane.TRAIN else EvaluationCounts
+    return counts(**{name.decode(): int(value) for name, value in counters.items()}, pending=pending)
 
 
 async def response_tokens(redis: Redis, keys: RunKeys, lane: Lane = Lane.TRAIN) -> int:

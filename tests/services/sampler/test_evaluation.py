@@ -160,10 +160,46 @@ async def test_an_evaluation_resumes_and_drops_a_dead_lettered_prompt(redis, run
     assert (x.set, x.name, x.prompts, x.dropped, x.accuracy, x.majority) == ("x", "before", 5, 1, 1.0, 1.0)
     assert (y.set, y.name, y.prompts, y.dropped, y.samples_per_prompt) == ("y", "before", 2, 0, 1)
     assert x.pass_at == (PassAt(k=1, value=1.0, standard_error=0.0), PassAt(k=2, value=1.0, standard_error=0.0))
-    assert (counts.dispatched, counts.dead, counts.pending) == (8, 1, 0)
+    assert (counts.dispatched, counts.evaluated, counts.dead, counts.pending) == (8, 7, 1, 0)
+    assert counts.reconciled
     for score in ("avg", "pass", "majority"):
         labels = {"run": run_id, "set": "x", "score": score}
         assert REGISTRY.get_sample_value("penstock_evaluation_score_ratio", labels) == 1.0
+
+
+async def test_an_evaluation_follows_a_redis_that_lost_writes(redis, run_id, monkeypatch):
+    """A failover loses the dispatch of one prompt and the task of another: the first is asked again, one is dropped."""
+    monkeypatch.setattr("services.sampler.audit.EVERY_S", 0.2)
+    keys = RunKeys(run_id)
+    lane = keys.lane(Lane.EVALUATION)
+    async with service_context(redis, run_id, recipe_document("/none"), "sampler") as context:
+        transitions = await GroupTransitions.fenced(redis, keys, "sampler")
+        consumer = Consumer(redis, keys, lane.tasks, "rollout", "hand", Task, 5.0, 3)
+        await consumer.open()
+        async with running(
+            Evaluator(context, transitions, (HeldOut("x", PROMPTS[:2], 1),)).run("before")
+        ) as evaluating:
+            await until(lambda: some(redis, lane.tasks, 2), evaluating, "two tasks")
+            first, second = [delivery.message.group for delivery in await consumer.read(2, 5)]
+            async with redis.pipeline(transaction=True) as pipe:
+                pipe.delete(keys.group(first))
+                pipe.srem(lane.pending, first)
+                pipe.hincrby(lane.counters, "dispatched", -1)
+                pipe.xtrim(lane.tasks, maxlen=0)
+                await pipe.execute()
+
+            async def asked_again():
+                return {delivery.message.group for delivery in await consumer.read(2, 0.05)} == {first}
+
+            await until(asked_again, evaluating, "the first prompt, asked again")
+
+            async def dropped():
+                return (await group_counts(redis, keys, Lane.EVALUATION)).dead == 1
+
+            await until(dropped, evaluating, "the second prompt, dropped")
+            counts = await group_counts(redis, keys, Lane.EVALUATION)
+            assert counts.reconciled, counts
+            assert await redis.hget(keys.group(second), "state") == b"dead"
 
 
 async def test_an_evaluation_without_verdicts_is_a_named_wait(redis, run_id):
