@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 _NAMES = r"local\s+(\w+(?:,\s*\w+)*)\s*=\s*unpack\({}\)\n"
@@ -35,10 +36,14 @@ class Signature:
     args: tuple[str, ...]
     arg_lists: tuple[str, ...]
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """All declared names."""
         return self.keys + self.key_lists + self.args + self.arg_lists
+
+    @cached_property
+    def _lists(self) -> frozenset[str]:
+        return frozenset(self.key_lists + self.arg_lists)
 
     @property
     def has_lists(self) -> bool:
@@ -50,7 +55,9 @@ class Signature:
         and for a list where the source declares a single value, or the reverse.
         """
         self._check(values)
-        lists = [list(values[name]) for name in self.key_lists + self.arg_lists]
+        if not self.has_lists:
+            return [values[name] for name in self.keys], [values[name] for name in self.args]
+        lists = [values[name] for name in self.key_lists + self.arg_lists]
         keys, rest = lists[: len(self.key_lists)], lists[len(self.key_lists) :]
         return (
             [values[name] for name in self.keys] + _flat(keys),
@@ -58,17 +65,16 @@ class Signature:
         )
 
     def _check(self, values: Mapping[str, Any]) -> None:
-        missing = [name for name in self.names if name not in values]
-        unknown = [name for name in values if name not in self.names]
-        if missing or unknown:
+        if len(values) != len(self.names) or any(name not in values for name in self.names):
+            missing = [name for name in self.names if name not in values]
+            unknown = [name for name in values if name not in self.names]
             faults = [f"{name} is missing" for name in missing] + [f"{name} is unknown" for name in unknown]
             raise SignatureError(
                 f"Redis function {self.function}: {', '.join(faults)}; it declares {', '.join(self.names)}"
             )
         for name, value in values.items():
-            is_list = name in self.key_lists + self.arg_lists
-            if isinstance(value, list | tuple) != is_list or value is None:
-                expected = "a list" if is_list else "a single value"
+            if isinstance(value, (list, tuple)) != (name in self._lists) or value is None:
+                expected = "a list" if name in self._lists else "a single value"
                 raise SignatureError(f"Redis function {self.function}: {name}: expected {expected}, got {value!r:.80}")
 
 
