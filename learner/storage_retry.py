@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from services.retry import Retry
 from services.storage.errors import StoreOutageError
 from services.waits import Waits
-
-log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -30,26 +27,22 @@ async def retry_storage(operation: Callable[[], R], what: str, waits: Waits, pat
     Retries every RETRY_S seconds while the disk is full or the store is unavailable; `what` names the operation in the
     wait. Raises OSError after `patience_s` seconds of that, and any other error at once.
     """
-    ends = time.monotonic() + patience_s
+
+    def report(error: Exception) -> None:
+        name, resource = _wait_for(error) or ("", "")
+        waits.pending(name, f"{resource} for {what}: {error}", patience_s)
+
+    passing = Retry(lambda error: _wait_for(error) is not None, RETRY_S, patience_s, on_failure=report)
     try:
-        while True:
-            try:
-                return await asyncio.to_thread(operation)
-            except OSError as error:
-                wait = _wait_for(error)
-                if wait is None or time.monotonic() > ends:
-                    raise
-                name, resource = wait
-                log.warning("%s: %s; retrying in %g s", what, error, RETRY_S)
-                waits.pending(name, f"{resource} for {what}: {error}", patience_s)
-            await asyncio.sleep(RETRY_S)
+        return await passing.run_async(lambda: asyncio.to_thread(operation))
     finally:
         waits.done(DISK_WAIT)
         waits.done(STORE_WAIT)
 
 
-def _wait_for(error: OSError) -> tuple[str, str] | None:
+def _wait_for(error: Exception) -> tuple[str, str] | None:
     """The name of the wait, and the resource to wait for. None if a retry does not help."""
     if isinstance(error, StoreOutageError):
         return STORE_WAIT, "the store"
-    return (DISK_WAIT, "room on the disk") if error.errno in DISK_FULL else None
+    full = isinstance(error, OSError) and error.errno in DISK_FULL
+    return (DISK_WAIT, "room on the disk") if full else None

@@ -20,6 +20,7 @@ from services.cancellation import cancel_and_wait
 from services.contracts import Cause, Lane, Sample, SampleFacts, Task, TaskResult
 from services.metrics import MESSAGES, TOKENS
 from services.process import Context
+from services.retry import Retry
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.delivery.leases import LeaseLostError
@@ -97,18 +98,16 @@ class LeasedTask:
         Raises RedisFullError after limits.stall_timeout_s.
         """
         waits, deadline_s = self.context.waits, self.context.record.recipe.limits.stall_timeout_s
-        ends = time.monotonic() + deadline_s
-        while True:
-            try:
-                first = await self.transitions.publish_sample(
-                    self.lane, self.delivery.lease, self.message.wanted, sample, payload
-                )
-                break
-            except RedisFullError as error:
-                if time.monotonic() > ends:
-                    raise
-                waits.pending(MEMORY, f"room for samples: {error}", deadline_s)
-                await asyncio.sleep(FULL_PAUSE_S)
+
+        def report(error: Exception) -> None:
+            waits.pending(MEMORY, f"room for samples: {error}", deadline_s)
+
+        full = Retry(lambda error: isinstance(error, RedisFullError), FULL_PAUSE_S, deadline_s, on_failure=report)
+        first = await full.run_async(
+            lambda: self.transitions.publish_sample(
+                self.lane, self.delivery.lease, self.message.wanted, sample, payload
+            )
+        )
         waits.done(MEMORY)
         if first:
             TOKENS.labels(self.context.record.id).inc(len(payload.response_ids))

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError
 from learner.archive import ArchiveError, read_message, write_message
 from learner.checkpoint.manifest import STATE_SUFFIX, CheckpointError
 from services.contracts import Value
+from services.retry import Retry
 from services.storage.errors import StoreOutageError
 from services.storage.facts import FileFacts
 from services.storage.mirror import Mirror
@@ -152,16 +153,8 @@ def retry_during_outage(operation: Callable[[], None], stop: threading.Event, bo
 
     Raises its last error.
     """
-    ends = time.monotonic() + bound_s
-    while True:
-        try:
-            operation()
-        except StoreOutageError as error:
-            if time.monotonic() >= ends or stop.wait(RETRY_EVERY_S):
-                raise
-            log.warning("%s; retrying", error)
-        else:
-            return
+    outages = Retry(lambda error: isinstance(error, StoreOutageError), RETRY_EVERY_S, bound_s)
+    outages.run(operation, stop.wait)
 
 
 def _checked(rank: int, report: RankReport, size: int) -> dict[str, FileFacts]:

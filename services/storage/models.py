@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+from services.retry import Retry
 from services.storage.errors import StoreOutageError
 from services.storage.folders import local_copy
 from services.storage.mirror import exclusive
@@ -56,15 +56,8 @@ def local_file(path: str, field: str) -> Path:
 
 def _fetched(text: str, field: str, cache: Path) -> Path:
     """A copy on this node. An unavailable store is retried, because a failure would only restart this process."""
-    ends = time.monotonic() + OUTAGE_S
-    while True:
-        try:
-            return local_copy(text, field, cache)
-        except StoreOutageError as error:
-            if time.monotonic() > ends:
-                raise
-            log.warning("%s; retry in %g s", error, RETRY_S)
-        time.sleep(RETRY_S)
+    outages = Retry(lambda error: isinstance(error, StoreOutageError), RETRY_S, OUTAGE_S)
+    return outages.run(lambda: local_copy(text, field, cache))
 
 
 def _packaged(package: str, cache: Path) -> Path:

@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -20,6 +19,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
+from services.retry import Retry
 from services.storage.errors import MissingObjectError, StoreError, StoreOutageError
 from services.storage.places import StoreAddress
 
@@ -225,20 +225,20 @@ def _connected(bucket: str, variables: tuple[tuple[str, str], ...], request_s: i
 
 
 def _tried(what: str, do: Callable[[], R]) -> R:
-    for attempt in range(1, ATTEMPTS + 1):
+    """The result of a request; an outage is tried again. Raises StoreError."""
+
+    def ask() -> R:
         try:
             return do()
         except UploadCancelledError:
             raise
         except Exception as error:
-            fault = _translated(what, error)
-            if fault is None:
+            if (fault := _translated(what, error)) is None:
                 raise
-            if not isinstance(fault, StoreOutageError) or attempt == ATTEMPTS:
-                raise fault from None
-            log.warning("%s; retry in %g s", fault, PAUSE_S)
-        time.sleep(PAUSE_S)
-    raise AssertionError("the last attempt returns or raises")
+            raise fault from None
+
+    outages = Retry(lambda error: isinstance(error, StoreOutageError), PAUSE_S, attempts=ATTEMPTS)
+    return outages.run(ask)
 
 
 def _translated(what: str, error: Exception) -> StoreError | None:
