@@ -10,14 +10,7 @@ from dataclasses import dataclass
 from services.contracts import Lane
 from services.settings import Recipe
 from services.streams.delivery.validation import LARGEST_LETTER
-from services.streams.retention import (
-    DEAD_KEPT,
-    EVENTS_KEPT,
-    REDRIVEN_KEPT,
-    REDRIVEN_PENDING,
-    RELEASED_KEPT,
-    WEIGHT_MESSAGES_KEPT,
-)
+from services.streams.retention import DEAD_KEPT, EVENTS_KEPT, RELEASED_KEPT, WEIGHT_MESSAGES_KEPT
 
 TEXT_BYTES = 8
 """Assumed bytes of text per token, on average over a prompt or response; English has about four."""
@@ -32,7 +25,7 @@ SLACK = 1.3
 
 TASK, SAMPLE, VERDICT, HASH, PAYLOAD = 900, 900, 1500, 700, 900
 """Bytes beyond texts, references and tokens. A verdict's includes its answer (200 characters) and reason (300)."""
-BATCH_SAMPLE, BATCH_GROUP, POSTERIOR, STEP, EVENT, PLAN, NAMES = 330, 250, 220, 6000, 600, 1200, 300
+BATCH_SAMPLE, BATCH_GROUP, POSTERIOR, STEP, EVENT, PLAN = 330, 250, 220, 6000, 600, 1200
 ALWAYS = 2 * 2**20
 """The library, heartbeats, the record, counters."""
 
@@ -51,11 +44,6 @@ class Footprint:
         return int(SLACK * sum(self.parts.values())) + ALWAYS
 
 
-def groups_in_flight(recipe: Recipe) -> int:
-    """The most training groups that are pending at once: the sampler's slots, and redriven groups."""
-    return recipe.limits.max_inflight_groups + REDRIVEN_PENDING
-
-
 def longest_streams(recipe: Recipe, lane: Lane) -> dict[str, int]:
     """The length of each stream of a lane above which the trim also deletes acked entries after an unacked one.
 
@@ -64,7 +52,7 @@ def longest_streams(recipe: Recipe, lane: Lane) -> dict[str, int]:
     """
     if lane is Lane.EVALUATION:
         return dict.fromkeys(("tasks", "samples", "verdicts"), EVALUATION_ENTRIES)
-    groups = groups_in_flight(recipe)
+    groups = recipe.limits.max_inflight_groups
     results = groups * recipe.algorithm.group_size
     return {"tasks": groups, "samples": results, "verdicts": results}
 
@@ -88,16 +76,16 @@ def footprint(recipe: Recipe) -> Footprint:
     messages = EVENTS_KEPT * EVENT + DEAD_KEPT * letter + 2 * WEIGHT_MESSAGES_KEPT * PLAN
     return Footprint(
         {
-            "groups in flight": groups_in_flight(recipe) * (group.hash + group.payloads),
+            "groups in flight": limits.max_inflight_groups * (group.hash + group.payloads),
             "trained groups that no checkpoint covers": uncovered * (group.hash + group.payloads),
-            "streams of groups in flight": groups_in_flight(recipe) * (group.pinned + group.messages),
+            "streams of groups in flight": limits.max_inflight_groups * (group.pinned + group.messages),
             "batches and sampler snapshots": batches * (group.batch * limits.groups_per_step + prompts * POSTERIOR),
             "released groups": RELEASED_KEPT * group.hash,
             "evaluation": evaluation,
             "acked messages of earlier evaluations": EVALUATION_ENTRIES * _Group(recipe, 1, 0).pinned,
             "pass rates of prompts": prompts * POSTERIOR,
             "step records": limits.rollout_steps * (STEP + 120 * limits.groups_per_step),
-            "events, dead letters, weight messages": messages + (2 * REDRIVEN_KEPT + REDRIVEN_PENDING) * NAMES,
+            "events, dead letters, weight messages": messages,
         },
         int(SLACK * (1 + batches) * POSTERIOR),
         int(SLACK * _evaluation(recipe, 1, recipe.evaluation.samples)),

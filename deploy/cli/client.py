@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 
 TIMEOUT_S = 30.0
-LONG_TIMEOUT_S = 600.0
 
 
 class ApiError(RuntimeError):
@@ -86,16 +85,6 @@ class Api:
         while page := self._call("GET", f"/v1/runs/{run}/dead?after={after}"):
             found += page
             after = page[-1]["entry"]
-        return found
-
-    def redrive(self, run: str, entry: str) -> dict[str, Any]:
-        """Requeue the group of a dead letter."""
-        found: dict[str, Any] = self._call("POST", f"/v1/runs/{run}/dead/{entry}/redrive")
-        return found
-
-    def redrive_all(self, run: str) -> list[dict[str, Any]]:
-        """Requeue the groups of all dead letters where possible; returns one result per dead letter."""
-        found: list[dict[str, Any]] = self._call("POST", f"/v1/runs/{run}/dead/redrive", timeout_s=LONG_TIMEOUT_S)
         return found
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S) -> Any:

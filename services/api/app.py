@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_fastapi_instrumentator import Instrumentator
 from prometheus_fastapi_instrumentator.metrics import Info
 
-from services.api.dead_letters import add_dead_routes
+from services.api.dead_letters import add_dead_route
 from services.api.runs import add_run_routes
 from services.api.views import ErrorResponse, Health, TargetGroup
 from services.metrics import API_SECONDS
@@ -23,15 +23,12 @@ from services.settings import ClusterLimitsError, RecipeError
 from services.settings.faults import explained
 from services.streams.connection.client import Redis, RedisUnavailableError, connection_problem
 from services.streams.connection.functions import RedisFullError
-from services.streams.state.dead_letters import NotRedrivableError, UnknownLetterError
 from services.streams.state.heartbeat import live_by_run
 from services.streams.state.runs import NoCheckpointError, RunRecords, RunStateError, UnknownRunError
 
 STATUS = {
     UnknownRunError: 404,
-    UnknownLetterError: 404,
     RunStateError: 409,
-    NotRedrivableError: 409,
     RecipeError: 422,
     NoCheckpointError: 422,
     ClusterLimitsError: 503,
@@ -57,7 +54,7 @@ def create_app(redis: Redis) -> FastAPI:
         app.add_exception_handler(kind, _respond_with(status))
     app.add_exception_handler(RequestValidationError, _reject)
     add_run_routes(app, redis, records)
-    add_dead_routes(app, redis, records)
+    add_dead_route(app, redis, records)
     _add_probe_routes(app, redis, records)
     Instrumentator(should_group_status_codes=False, excluded_handlers=list(UNTIMED)).add(_measure).instrument(app)
     return app

@@ -100,10 +100,7 @@ class WaitView(BaseModel):
 
 
 class DeadView(BaseModel):
-    """A dead letter; `excerpt`: the first characters of its message.
-
-    `size`: of the message, in bytes. `redriven`: the new name of its requeued group, null if it was not redriven.
-    """
+    """A dead letter; `excerpt`: the first characters of its message, which has `size` bytes."""
 
     entry: str
     at: float
@@ -115,16 +112,6 @@ class DeadView(BaseModel):
     prompt: str | None
     size: int
     excerpt: str
-    redriven: str | None
-
-
-class RedriveView(BaseModel):
-    """The result of redriving one dead letter: the new name of its group, or null and the reason."""
-
-    entry: str
-    group: str | None
-    redriven: str | None
-    reason: str
 
 
 class StepView(StepRecord):

@@ -65,7 +65,6 @@ PHASES: dict[str, tuple[str, ...]] = {
         "weight-sync-failed",
         "weights-late",
     ),
-    "api": ("redriven",),
 }
 """By service: the other phases of its events."""
 
@@ -93,7 +92,7 @@ class Cause(StrEnum):
 class DeadLetter(Message):
     """consumer -> sampler and users: a dead-lettered message, with the reason; `prompt` is the id of a task's prompt.
 
-    `size`: of the message, in bytes; `body` may be cut short, and then cannot be delivered again. `at`: Unix seconds.
+    `size`: of the message, in bytes; `body` may be cut short. `at`: Unix seconds.
     """
 
     kind: Literal["dead"] = "dead"
@@ -107,8 +106,3 @@ class DeadLetter(Message):
     body: str
     size: int = 0
     at: float = 0.0
-
-    @property
-    def whole(self) -> bool:
-        """Whether `body` is the complete message, which can be delivered again."""
-        return self.size == len(self.body.encode())

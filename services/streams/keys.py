@@ -121,10 +121,6 @@ class RunKeys:
         return self.key("dead")
 
     @property
-    def redriven(self) -> str:
-        return self.key("redriven")
-
-    @property
     def policy(self) -> str:
         return self.key("policy")
 

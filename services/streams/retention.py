@@ -13,8 +13,3 @@ RELEASED_KEPT = 512
 """Hashes of released groups, so that late results still find them."""
 DEAD_KEPT = 1024
 """Dead letters."""
-REDRIVEN_PENDING = 32
-"""Redriven groups that may be pending at once: the sampler reserves no slot for them in advance."""
-REDRIVEN_KEPT = DEAD_KEPT
-"""Names of redriven groups. Above this number, names that no dead letter can refer to any more are deleted: at most
-2 x DEAD_KEPT stay, and those of pending groups."""

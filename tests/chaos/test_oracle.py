@@ -87,22 +87,6 @@ def forget_a_dead_letter_in_a_run_that_hangs(run: Evidence) -> None:
     append(run, "events", {"phase": "stalled", "text": "no verdict comes"}, "90000-0")
 
 
-def forget_the_second_dead_letter_of_a_redriven_group(run: Evidence) -> None:
-    again = f"{FILTERED}-r1"
-    append(run, "tasks", task(again), "8000-0")
-    run.groups[again] = {"state": "pending"}
-    run.lanes["train"].pending.add(again)
-    run.lanes["train"].counters["dispatched"] += 1
-    dead_letter(run, LATER, again)
-    train_the_last_step_at(run, 90)
-
-
-def lose_the_task_of_a_redriven_group(run: Evidence) -> None:
-    """The dead letter of the original group does not account for the redriven one."""
-    forget_the_second_dead_letter_of_a_redriven_group(run)
-    run.entries["dead"][-1].body["group"] = FILTERED
-
-
 def forget_in_a_long_run(run: Evidence) -> None:
     """Hashes of old groups may be deleted in a long run, but only after the groups have ended."""
     run.lanes["train"].counters |= {"filtered": 1000, "dispatched": 1007}
@@ -279,8 +263,6 @@ WRONGS: tuple[tuple[Callable[[Evidence], None], Kind, str], ...] = (
     (forget_to_decide, Kind.LOST, PENDING),
     (forget_a_dead_letter, Kind.LOST, PENDING),
     (forget_a_dead_letter_in_a_run_that_hangs, Kind.LOST, PENDING),
-    (forget_the_second_dead_letter_of_a_redriven_group, Kind.LOST, f"{FILTERED}-r1"),
-    (lose_the_task_of_a_redriven_group, Kind.LOST, f"{FILTERED}-r1"),
     (forget_in_a_long_run, Kind.LOST, PENDING),
     (lose_a_trained_group, Kind.LOST, "g9"),
     (leave_a_batch_behind, Kind.LOST, KEPT),

@@ -81,7 +81,6 @@ def test_schema_is_json_schema_of_the_recipe() -> None:
         ["resume", "x", "--from", "2"],
         ["waits", "x"],
         ["dead", "x"],
-        ["dead", "x", "--redrive", "all"],
     ],
 )
 def test_unreachable_api_is_one_line(command: list[str]) -> None:

@@ -24,7 +24,7 @@ class DeadLetterWatch:
         for entry, letter in await event_log.dead_letters(self._after):
             self._after = entry
             dropped = state.dispatcher.drop(letter)
-            # A rewind requeued the groups of all earlier letters.
+            # A rewind reopened the groups of all earlier letters.
             if letter.cause is Cause.INVALID or order_of(entry) <= state.rewound_at or not letter.group:
                 continue
             if letter.group not in state.table.generating:

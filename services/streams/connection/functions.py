@@ -26,7 +26,7 @@ from services.streams.retention import DEAD_KEPT, RELEASED_KEPT
 log = logging.getLogger(__name__)
 
 SHARED = "shared.lua"
-GROWING = frozenset({"create_record", "dispatch", "publish_sample", "redrive"})
+GROWING = frozenset({"create_record", "dispatch", "publish_sample"})
 """Redis at its maxmemory rejects these. All others may exceed it: they are small, and work in flight must drain."""
 CONSTANTS = {"RELEASED_KEPT": RELEASED_KEPT, "DEAD_KEPT": DEAD_KEPT}
 """What lua/ uses of services/streams/retention.py."""

@@ -18,7 +18,7 @@ from services.streams.keys import RunKeys
 LARGEST_MESSAGE = 32 * 2**20
 """Bytes. A batch of 512 groups of 16 takes less than 2 MiB."""
 LARGEST_LETTER = 32 * 2**10
-"""Bytes of a message that a dead letter keeps; a longer message cannot be requeued from its letter."""
+"""Bytes of a message that a dead letter keeps."""
 
 M = TypeVar("M", bound=Message)
 

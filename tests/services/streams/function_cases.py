@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from services.contracts import Cause, Lane, ProcessInfo, Release, RunState, Sample, WeightPlan
+from services.contracts import Lane, ProcessInfo, Release, RunState, Sample, WeightPlan
 from services.settings import parse_recipe
 from services.streams.delivery.consumer import Consumer, trim
 from services.streams.keys import ACTIVE_RUNS
-from services.streams.state.dead_letters import letters, redrive
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.ownership import become_owner
@@ -141,17 +140,6 @@ async def record_verdict(run):
     )
 
 
-async def redriven(run):
-    await run.dispatched("g0", 1)
-    await run.append(run.streams.tasks, task_of("g0").model_copy(update={"samples": 4}))
-    [delivery] = await run.rollout().read(1, 1)
-    await run.rollout().dead_letter(delivery, "no answer", Cause.DELIVERIES)
-    assert await run.sampler.release(Lane.TRAIN, "g0", Release.DEAD, 1)
-    [letter] = await letters(run.redis, run.keys)
-    event_log = EventLog(run.redis, run.keys, "test")
-    return lambda: redrive(run.redis, run.keys, letter, event_log)
-
-
 async def release(run):
     await run.decided("g0", "kept")
     return lambda: run.sampler.release(Lane.TRAIN, "g0", Release.STALE, 2)
@@ -239,7 +227,6 @@ CASES = {
     "publish_verdict": Case(publish_verdict),
     "reclaim_batch": Case(reclaim_batch, "sampler"),
     "record_verdict": Case(record_verdict, "sampler"),
-    "redrive": Case(redriven),
     "reject_entry": Case(reject_entry),
     "release": Case(release, "sampler"),
     "remove_batch": Case(remove_batch, "learner"),

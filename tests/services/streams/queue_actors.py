@@ -17,7 +17,6 @@ from services.streams.connection.functions import call as function_call
 from services.streams.delivery.consumer import Delivery, trim
 from services.streams.delivery.leases import Lease, renew_lease
 from services.streams.keys import RunKeys
-from services.streams.state.dead_letters import NotRedrivableError, letters, redrive
 from services.streams.state.events import EventLog
 from services.streams.state.group_state import Effect, GroupTransitions, RejectedMessageError, missing_samples
 from services.streams.state.ownership import Fence
@@ -43,7 +42,6 @@ from tests.services.streams.queue_model import (
     TASKS,
     VERDICTS,
     Entry,
-    Letter,
     LoggedBatch,
     Model,
 )
@@ -191,7 +189,7 @@ class Actors:
     def read(self, stream: str, name: str, count: int) -> list[Held]:
         taken, lost = self.model.streams[stream].take(name, count)
         for entry in lost:
-            self.model.dead_letter(stream, entry, Cause.DELIVERIES.value)
+            self.model.dead_letter(entry, Cause.DELIVERIES.value)
         deliveries = self.do(self.consumer(stream, name).read(count, 0.001))
         assert [(delivery.message.group, delivery.deliveries) for delivery in deliveries] == [
             (entry.group, entry.deliveries) for entry in taken
@@ -290,7 +288,7 @@ class Actors:
 
     def dead_letter(self, held: Held, cause: Cause) -> None:
         self.do(self.consumer(held.stream, held.name).dead_letter(held.delivery, "test", cause))
-        buried = self.model.dead_letter(held.stream, held.entry, cause.value)
+        buried = self.model.dead_letter(held.entry, cause.value)
         self.met("not dead-lettered by a previous consumer", not buried)
 
     def end_dead_lettered(self) -> None:
@@ -302,22 +300,6 @@ class Actors:
             if letter.cause != "invalid" and group.state == "pending" and letter.life == group.life:
                 self.met("a group ended by a letter")
                 self.release(letter.group, Release.DEAD)
-
-    def redrive(self, letter: Letter, times: int = 1) -> None:
-        """A user redrives a listed letter, which another user may have redriven since."""
-        listed = self.do(letters(self.run.redis, self.keys))
-        assert len(listed) == len(self.model.letters)
-        listed_letter = listed[self.model.letters.index(letter)]
-        for _ in range(times):
-            expected = self.model.redrive(letter)
-            try:
-                done = self.do(redrive(self.run.redis, self.keys, listed_letter, self._event_log))
-            except NotRedrivableError:
-                assert expected is None
-                self.met("a letter that is not redriven")
-            else:
-                assert done.redriven == expected
-                self.met("a letter redriven")
 
     def duplicate(self, stream: str, place: int) -> None:
         """Add a copy of a message, as a client does that repeats a write."""

@@ -94,12 +94,6 @@ FAULTS = {
     "trimming drops undelivered entries": Fault(
         "trim", "local first = group['last-delivered-id']", "local first = '9999999999999-0'"
     ),
-    "a letter is redriven twice": Fault(
-        "redrive",
-        "redis.call('HEXISTS', redriven_key, group) == 1 or redis.call('EXISTS', new_group_key) == 1",
-        "false",
-    ),
-    "a live group is redriven": Fault("redrive", "if state and state ~= 'dead' then return -1 end", ""),
     "a rewind leaves generated samples": Fault("reopen_groups", "redis.call('UNLINK', payload_key)", ""),
     "a rewind leaves verdicts": Fault("reopen_groups", "redis.call('DEL', group_key)", ""),
     "a rewind leaves the tombstones": Fault("reopen_groups", "redis.call('LREM', released_key, 0, group_key)", ""),

@@ -41,7 +41,6 @@ ACTIONS = (
     "renew",
     "dead_letter",
     "end_dead_lettered",
-    "redrive",
     "duplicate",
     "release",
     "trim",
@@ -233,13 +232,6 @@ class QueueMachine(RuleBasedStateMachine):
 
     def end_dead_lettered(self, data: Any) -> None:
         self.acts.end_dead_lettered()
-
-    def redrive(self, data: Any) -> None:
-        if not self.acts.model.letters and (held := self.some_held(TASKS)):
-            self.acts.dead_letter(pick(data, held), Cause.TOO_LONG)
-            self.acts.end_dead_lettered()
-        if self.acts.model.letters:
-            self.acts.redrive(pick(data, self.acts.model.letters), pick(data, TIMES))
 
     def duplicate(self, data: Any) -> None:
         """Duplicates a message, acked or not."""

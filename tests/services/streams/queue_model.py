@@ -102,12 +102,9 @@ class Group:
 
 @dataclass
 class Letter:
-    stream: str
     group: str
     life: int
     cause: str
-    wanted: int
-    redriven: bool = False
 
 
 @dataclass
@@ -236,26 +233,11 @@ class Model:
             entry.lapsed = False
         return owned
 
-    def dead_letter(self, stream: str, entry: Entry, cause: str) -> bool:
+    def dead_letter(self, entry: Entry, cause: str) -> bool:
         if not self.ack(entry):
             return False
-        self.letters.append(Letter(stream, entry.group, entry.life, cause, entry.wanted))
+        self.letters.append(Letter(entry.group, entry.life, cause))
         return True
-
-    def redrive(self, letter: Letter) -> str | None:
-        """The new name of a redriven letter's group; None if it cannot be redriven."""
-        group = self.groups[letter.group]
-        if any(other.redriven for other in self.letters if other.group == letter.group):
-            return None
-        if group.gone and (letter.stream != TASKS or letter.cause == "invalid"):
-            return None
-        if not group.gone and group.state != "dead":
-            return None
-        letter.redriven = True
-        stem, _, number = letter.group.partition("-r")
-        name = f"{stem}-r{int(number or 0) + 1}"
-        self.dispatch(name, group.samples, letter.wanted if group.gone else group.wanted)
-        return name
 
     def publish_batch(self, names: list[str]) -> bool:
         if any(self.groups[name].state != "kept" for name in names):

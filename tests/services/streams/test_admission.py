@@ -117,11 +117,9 @@ def test_a_letter_keeps_the_message_up_to_a_limit():
     whole = malformed.letter(Source("stream", "1-0", b'{"a": 1}', 3))
     assert (whole.reason, whole.cause, whole.group, whole.prompt) == ("no good", Cause.INVALID, "g0", "p0")
     assert (whole.stream, whole.entry, whole.deliveries, whole.body) == ("stream", "1-0", 3, '{"a": 1}')
-    assert whole.whole
     long = malformed.letter(Source("stream", "1-0", b"x" * (LARGEST_LETTER + 1)))
-    assert (len(long.body), long.size, long.whole) == (LARGEST_LETTER, LARGEST_LETTER + 1, False)
+    assert (len(long.body), long.size) == (LARGEST_LETTER, LARGEST_LETTER + 1)
     binary = malformed.letter(Source("stream", "1-0", b"\xff\x00"))
-    assert not binary.whole
     assert DeadLetter.model_validate_json(binary.model_dump_json()) == binary
 
 

@@ -36,8 +36,8 @@ UNTIL_DETECTED = settings(WHOLE, phases=[Phase.generate], print_blob=False, repo
 
 SITUATIONS = """
     a batch covered; a batch not covered twice; a batch published; a batch rejected; a group ended by a letter;
-    a group with missing samples; a late renewal; a lease taken over; a letter redriven;
-    a letter that is not redriven; a renewal in an abandoned history; a sample of a group that has ended;
+    a group with missing samples; a late renewal; a lease taken over;
+    a renewal in an abandoned history; a sample of a group that has ended;
     a sample under a lease that was taken over; a sample under a lease of an abandoned history; a second sample;
     a second verdict; a step committed; a step committed again after a rewind; a step not committed twice;
     a verdict for a group that has ended; a verdict for a group that is kept or batched;

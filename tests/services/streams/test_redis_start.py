@@ -27,7 +27,7 @@ from tests.harness.servers.redis_servers import (
     start_server,
 )
 
-NEAR = ["records", "heartbeats", "streams", "library", "history", "trim", "redrive", "dead", "payloads"]
+NEAR = ["records", "heartbeats", "streams", "library", "history", "trim", "dead", "payloads"]
 # Commands that only those tests run, to inspect the platform's keys and to damage them.
 INSPECTS = "+hkeys +lrange +rename +ttl +type +xgroup|destroy ~no-such-key"
 
