@@ -17,7 +17,7 @@ from services.contracts import EPOCH_SHIFT, WeightAck, WeightManifest, WeightPla
 from services.metrics import POLICY_VERSION, SYNC_FAILURES, SYNC_SECONDS
 from services.process import Context
 from services.settings import Recipe
-from services.streams.delivery.consumer import reject_entry, tail_messages
+from services.streams.delivery.consumer import discard_entry, rejection, tail_messages
 from services.streams.retention import WEIGHT_MESSAGES_KEPT
 from services.streams.state.events import append_message
 from services.streams.state.ownership import UNOWNED, newest_owner
@@ -98,9 +98,8 @@ class WeightFollower:
             learner = await newest_owner(redis, keys, "learner")
             if plan.generation >> EPOCH_SHIFT > learner.epoch:
                 # Its generation would make this replica ignore every valid plan.
-                await reject_entry(
-                    redis, keys, keys.weight_plans, entry, plan, f"no learner formed group {plan.generation}"
-                )
+                letter = rejection(keys.weight_plans, entry, plan, f"no learner formed group {plan.generation}")
+                await discard_entry(redis, keys, keys.weight_plans, entry, letter)
                 continue
             # Generations grow with the learner's epoch: an older generation is a previous learner's. A failover that
             # lost an epoch gives it to another learner, whose generations start again.

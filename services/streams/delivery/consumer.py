@@ -143,16 +143,7 @@ class Consumer(Generic[M]):
         await self._dead_letter(delivery.lease, letter)
 
     async def _dead_letter(self, lease: Lease, letter: DeadLetter) -> None:
-        log.error("%s: entry %s is dead-lettered: %s", self._stream, lease.entry, letter.reason)
-        await call(
-            self._redis,
-            "dead_letter",
-            stream_key=self._stream,
-            dead_key=self._keys.dead,
-            consumer_group=self._group,
-            entry=lease.entry,
-            letter=letter.model_dump_json(),
-        )
+        await discard_entry(self._redis, self._keys, self._stream, lease.entry, letter, consumer_group=self._group)
 
     async def ack(self, lease: Lease) -> None:
         """Ack an entry that needs no effect."""
@@ -248,30 +239,41 @@ async def _admit_bodies(
     for entry, body in entries:
         admitted = admit(keys, model, body)
         if isinstance(admitted, Malformed):
-            log.error("%s: entry %s is dead-lettered: %s", stream, entry, admitted.reason)
-            letter = admitted.letter(Source(stream, entry, body))
-            await _reject(redis, keys, stream, letter)
+            await discard_entry(redis, keys, stream, entry, admitted.letter(Source(stream, entry, body)))
         else:
             found.append((entry, admitted))
     return found
 
 
-async def reject_entry(redis: Redis, keys: RunKeys, stream: str, entry: str, message: Message, reason: str) -> None:
-    """Move an entry of a stream without a consumer group to the dead-letter stream.
+def rejection(stream: str, entry: str, message: Message, reason: str) -> DeadLetter:
+    """The dead letter of a valid message whose content cannot be true; `reason` explains it."""
+    return Malformed(reason).letter(Source(stream, entry, message.model_dump_json().encode()))
 
-    For a valid message whose content cannot be true; `reason` explains it.
+
+async def discard_entry(
+    redis: Redis,
+    keys: RunKeys,
+    stream: str,
+    entry: str,
+    letter: DeadLetter | None,
+    *,
+    consumer_group: str = "",
+    epoch_key: str = "",
+    fence: str = "",
+) -> None:
+    """Take an entry out of a stream, once, and add its dead letter: ack it for `consumer_group`, or delete it from a
+    stream without one. `epoch_key`: of the role that `fence` is of; raises FencedError.
     """
-    log.error("%s: entry %s is dead-lettered: %s", stream, entry, reason)
-    letter = Malformed(reason).letter(Source(stream, entry, message.model_dump_json().encode()))
-    await _reject(redis, keys, stream, letter)
-
-
-async def _reject(redis: Redis, keys: RunKeys, stream: str, letter: DeadLetter) -> None:
+    if letter:
+        log.error("%s: entry %s is dead-lettered: %s", stream, entry, letter.reason)
     await call(
         redis,
-        "reject_entry",
+        "discard_entry",
         stream_key=stream,
         dead_key=keys.dead,
-        entry=letter.entry,
-        letter=letter.model_dump_json(),
+        epoch_keys=[epoch_key] if epoch_key else [],
+        fence=fence,
+        consumer_group=consumer_group,
+        entry=entry,
+        letter=letter.model_dump_json() if letter else "",
     )

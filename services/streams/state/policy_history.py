@@ -6,13 +6,13 @@ Must not hold weights, nor decide when a checkpoint covers a step.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from services.contracts import (
     Batch,
     CommittedPolicy,
+    DeadLetter,
     Lane,
     SamplerSnapshot,
     StepRecord,
@@ -21,14 +21,11 @@ from services.contracts import (
 )
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
-from services.streams.delivery.consumer import tail_messages
-from services.streams.delivery.validation import Malformed, Source
+from services.streams.delivery.consumer import discard_entry, rejection, tail_messages
 from services.streams.keys import RunKeys
 from services.streams.retention import WEIGHT_MESSAGES_KEPT
 from services.streams.state.ownership import Fence, become_owner
 from services.streams.state.snapshots import compress_snapshot
-
-log = logging.getLogger(__name__)
 
 
 async def read_policy(redis: Redis, keys: RunKeys) -> CommittedPolicy | None:
@@ -187,27 +184,16 @@ class History:
         if logged.batch.step >= step and not wrong:
             return logged.batch.step == step
         why = f"not the batch of rollout step {step}: {wrong[0] if wrong else logged.batch.step}"
-        log.error("%s: entry %s is dead-lettered: %s", self._keys.batches, logged.entry, why)
-        body = logged.batch.model_dump_json().encode()
-        letter = Malformed(why).letter(Source(self._keys.batches, logged.entry, body))
-        await self._remove(logged, letter.model_dump_json())
+        await self._discard(logged, rejection(self._keys.batches, logged.entry, logged.batch, why))
         return False
 
     async def return_batch(self, logged: LoggedBatch) -> None:
         """Return a batch to the sampler, which reclaims it and all later ones. Raises FencedError."""
-        await self._remove(logged, "")
+        await self._discard(logged, None)
 
-    async def _remove(self, logged: LoggedBatch, letter: str) -> None:
-        await call(
-            self._redis,
-            "remove_batch",
-            epoch_key=self._epoch_key,
-            batches_key=self._keys.batches,
-            dead_key=self._keys.dead,
-            fence=self.fence.token,
-            entry=logged.entry,
-            letter=letter,
-        )
+    async def _discard(self, logged: LoggedBatch, letter: DeadLetter | None) -> None:
+        stream, owner = self._keys.batches, {"epoch_key": self._epoch_key, "fence": self.fence.token}
+        await discard_entry(self._redis, self._keys, stream, logged.entry, letter, **owner)
 
     async def final_step(self) -> int | None:
         """The rollout step whose batch was published as the run's last; None before that."""

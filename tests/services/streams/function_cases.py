@@ -82,18 +82,8 @@ async def index_run(run):
     return lambda: records.index(run.keys.run)
 
 
-async def reject_entry(run):
-    await run.append(run.keys.batches, b"no batch")
-    return run.learner.batches
-
-
 async def dispatch(run):
     return lambda: run.sampler.dispatch(Lane.TRAIN, [task_of("g0")], STATE)
-
-
-async def dead_letter(run):
-    await run.append(run.streams.tasks, b"no task")
-    return lambda: run.rollout().read(1, 0.01)
 
 
 async def create_consumer_group(run):
@@ -182,9 +172,9 @@ async def reclaim_batch(run):
     return lambda: run.sampler.reclaim_batch(1, logged.entry, ["g0"])
 
 
-async def remove_batch(run):
+async def discard_entry(run):
     logged = await run.batched(1, "g0")
-    return lambda: run.learner.return_batch(logged)
+    return lambda: run.learner.accepts(logged, 2)
 
 
 async def mark_starved(run):
@@ -216,8 +206,8 @@ CASES = {
     "cover_batch": Case(cover_batch, "learner"),
     "create_consumer_group": Case(create_consumer_group),
     "create_record": Case(create_record),
-    "dead_letter": Case(dead_letter),
     "delete_evaluations": Case(deleted_evaluations, "sampler"),
+    "discard_entry": Case(discard_entry, "learner"),
     "dispatch": Case(dispatch, "sampler"),
     "heartbeat": Case(announce_process),
     "index_run": Case(index_run),
@@ -227,9 +217,7 @@ CASES = {
     "publish_verdict": Case(publish_verdict),
     "reclaim_batch": Case(reclaim_batch, "sampler"),
     "record_verdict": Case(record_verdict, "sampler"),
-    "reject_entry": Case(reject_entry),
     "release": Case(release, "sampler"),
-    "remove_batch": Case(remove_batch, "learner"),
     "renew_lease": Case(renew_lease),
     "reopen_groups": Case(reopened_groups, "sampler"),
     "start_rewind": Case(started_rewind, "sampler"),

@@ -1,0 +1,17 @@
+-- Take an unwanted entry out of a stream, once: ack it for its consumer group, or delete it from a stream without one
+-- (''). Only the call that does so adds the dead letter ('': none). `epoch_keys`: that of the role that `fence` is of;
+-- empty if no role is needed.
+local stream_key, dead_key, epoch_keys = unpack(keys)
+local fence, consumer_group, entry, letter = unpack(args)
+
+local refused = epoch_keys[1] and fenced(epoch_keys[1], fence)
+if refused then return refused end
+local gone
+if consumer_group == '' then
+  gone = redis.call('XDEL', stream_key, entry)
+else
+  gone = redis.call('XACK', stream_key, consumer_group, entry)
+end
+if gone == 0 then return 0 end
+if letter ~= '' then add_letter(dead_key, letter) end
+return 1
