@@ -58,6 +58,11 @@ class Api:
         found: dict[str, Any] = self._call("POST", f"/v1/runs/{run}/cancel", timeout_s=timeout_s)
         return found
 
+    def delete(self, run: str, files: bool) -> dict[str, Any]:
+        """Delete the run, and with `files` its files; the controller does it later."""
+        found: dict[str, Any] = self._call("DELETE", f"/v1/runs/{run}?files={str(files).lower()}")
+        return found
+
     def scale(self, run: str, rollout: int) -> dict[str, Any]:
         """Change the desired number of rollout replicas."""
         found: dict[str, Any] = self._call("PATCH", f"/v1/runs/{run}/scale", {"rollout": rollout})

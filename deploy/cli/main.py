@@ -31,6 +31,7 @@ COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
     ("cancel", runs.cancel),
     ("pause", runs.pause),
     ("resume", runs.resume),
+    ("delete", runs.delete),
     ("waits", waits),
     ("dead", dead),
     ("validate", validate),

@@ -1,4 +1,4 @@
-"""Owns the REST routes of runs: submit, show, scale, pause, resume, cancel.
+"""Owns the REST routes of runs: submit, show, scale, pause, resume, cancel, delete.
 
 Must not act on a run; it changes the record, the controller acts.
 """
@@ -22,11 +22,13 @@ from services.api.views import (
     SubmitRequest,
     WaitView,
 )
-from services.contracts import ProcessInfo
+from services.contracts import Closing, ProcessInfo
 from services.settings import Recipe, RecipeError, load_cluster_limits, parse_recipe
 from services.settings.faults import invalid
+from services.storage.places import SHARED_FOLDERS
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
+from services.streams.state.ended.closing import check_left, close_run
 from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts
 from services.streams.state.heartbeat import live_processes
@@ -75,6 +77,8 @@ def _add_changes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
         """Add a run; it starts as soon as the cluster has room."""
         recipe = parse_recipe(request.recipe)
         run = request.id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        if run in SHARED_FOLDERS:
+            raise RecipeError(invalid("id", run, f"another name; every run uses the folder {run}"))
         try:
             record = await records.create(run, recipe)
         except ValueError as error:
@@ -98,6 +102,19 @@ def _add_changes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
             _check_limits((await records.get(run)).recipe, "rollout", request.rollout)
         changes = ResumeChanges(**request.model_dump()) if request else UNCHANGED
         return await _view(redis, await records.resume(run, changes))
+
+    @app.delete("/v1/runs/{run}", status_code=202)
+    async def delete(run: str, files: bool = False) -> RunView:
+        """Delete a run that has ended: all that Redis holds of it, and with `files` its files in the store and folder.
+
+        The controller does it; the run is unknown (404) once nothing is left.
+        """
+        if files and run in SHARED_FOLDERS:
+            raise RecipeError(invalid("files", files, f"false; every run uses the folder {run}"))
+        record = await records.get(run)
+        if record.state.ended:
+            await check_left(redis, run)
+        return await _view(redis, await close_run(redis, run, Closing.DELETING, files=files))
 
     @app.patch("/v1/runs/{run}/scale", status_code=202)
     async def scale(run: str, request: ScaleRequest) -> RunView:
@@ -123,6 +140,7 @@ def _summary(record: RunRecord) -> dict[str, Any]:
         "reason": record.reason,
         "created_at": record.created_at,
         "rollout_replicas": record.rollout_replicas,
+        "closing": record.closing,
     }
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from services.contracts import (
     Cause,
+    Closing,
     EvaluationRecord,
     Event,
     GroupCounts,
@@ -53,13 +54,14 @@ class ResumeRequest(Request):
 
 
 class RunSummary(BaseModel):
-    """A run in a list."""
+    """A run in a list. `closing`: why it can no longer be resumed, null if it can."""
 
     id: str
     state: RunState
     reason: str
     created_at: float
     rollout_replicas: int
+    closing: Closing | None
 
 
 class RunView(RunSummary):

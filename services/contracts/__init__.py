@@ -20,7 +20,7 @@ from services.contracts.groups import (
     VersionSpan,
 )
 from services.contracts.results import SampleResult, SandboxFault, TaskResult, VerdictResult
-from services.contracts.runs import HostPid, ProcessInfo, RunState, Transition, Wait
+from services.contracts.runs import Closing, HostPid, ProcessInfo, RunState, Transition, Wait
 from services.contracts.training import (
     Batch,
     BatchGroup,
@@ -45,6 +45,7 @@ __all__ = [
     "BatchGroup",
     "BatchSample",
     "Cause",
+    "Closing",
     "CommittedPolicy",
     "Count",
     "DeadLetter",

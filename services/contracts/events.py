@@ -14,6 +14,8 @@ COMMON_PHASES = ("service-failed", "stalled", "waiting")
 """Phases of events that any service of a run may write."""
 PHASES: dict[str, tuple[str, ...]] = {
     "controller": (
+        "closing-failed",
+        "expired",
         "learner-restarted",
         "look-failed",
         "paused",

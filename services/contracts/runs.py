@@ -35,6 +35,22 @@ class RunState(StrEnum):
         return frozenset({cls.SUCCEEDED, cls.FAILED, cls.CANCELLED})
 
 
+class Closing(StrEnum):
+    """Why an ended run can no longer be resumed.
+
+    `deleting`: everything is deleted, the record last. `expiring`, then `expired`: what users read afterwards stays.
+    """
+
+    DELETING = "deleting"
+    EXPIRING = "expiring"
+    EXPIRED = "expired"
+
+    @property
+    def open(self) -> bool:
+        """Whether the controller has yet to delete something."""
+        return self is not Closing.EXPIRED
+
+
 class Transition(Value):
     """One change of a run's state: when (Unix seconds) and why."""
 

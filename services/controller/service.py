@@ -1,4 +1,4 @@
-"""Owns the controller's loop: one RunController for every run that has not ended.
+"""Owns the controller's loop: one RunController for every run that has not ended, and the closing of ended ones.
 
 Must not look inside a run; its RunController does.
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from services.cancellation import cancel_and_wait
 from services.controller.cluster import Cluster
+from services.controller.ended.closings import Closings
 from services.controller.ended.known_runs import KnownRuns
 from services.controller.run import RunController
 from services.controller.run_context import PERIOD_S, STOP_DEADLINE_S, RunContext
@@ -22,7 +23,7 @@ from services.controller.run_metrics import RunStates
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import FencedError
 from services.streams.state.heartbeat import live_processes
-from services.streams.state.runs import OWNER, RunRecords
+from services.streams.state.runs import OWNER, RunRecord, RunRecords
 
 FAILING_S = 300.0
 """How long the run records may be unreadable: each attempt waits for an unavailable Redis."""
@@ -39,6 +40,7 @@ class Controller:
         self._records = RunRecords(redis)
         self._known = KnownRuns(redis, self._records)
         self._states = RunStates()
+        self._closings = Closings(redis, runs)
         self._cluster = cluster
         self._runs = runs
         self._controlled: dict[str, asyncio.Task[None]] = {}
@@ -76,10 +78,13 @@ class Controller:
         for record in records:
             if record.id in self._controlled or await self._owned_elsewhere(record.id):
                 continue
-            folder = self._runs / record.id
-            context = RunContext(self._redis, self._records, self._cluster, folder, record.id, stopping)
-            controlling = RunController(context).run()
-            self._controlled[record.id] = asyncio.create_task(controlling, name=f"controller of {record.id}")
+            working = self._closings.close(record.id, stopping) if record.closing else self._control(record, stopping)
+            self._controlled[record.id] = asyncio.create_task(working, name=f"controller of {record.id}")
+
+    async def _control(self, record: RunRecord, stopping: asyncio.Event) -> None:
+        folder = self._runs / record.id
+        context = RunContext(self._redis, self._records, self._cluster, folder, record.id, stopping)
+        await RunController(context).run()
 
     def _collect_ended(self) -> None:
         for run, task in list(self._controlled.items()):

@@ -14,6 +14,8 @@ from services.storage.errors import StoreError
 
 STORE = "PENSTOCK_STORE"
 SCHEME = "s3://"
+SHARED_FOLDERS = frozenset({"inputs", "models", "replays"})
+"""Folders beside those of the runs, which no run may have as its own."""
 ADDRESS = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<key>.*))?")
 
 

@@ -14,7 +14,7 @@ RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,95}")
 RUNS = "penstock:runs"
 """The index of all runs, by the time of their creation."""
 ACTIVE_RUNS = "penstock:active"
-"""The index of the runs that have not ended; a change of a record's state changes it too."""
+"""The index of the runs for which the controller has work; each change of a record changes it too."""
 EVALUATION_GROUP = "e."
 """The prefix of the ids of evaluation groups; ids of training groups never start with it."""
 SHARED_HEARTBEATS = "penstock:{-}:heartbeats"

@@ -11,13 +11,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.contracts import Cause, DeadLetter, Lane, ProcessInfo, RunState
+from services.contracts import Cause, Closing, DeadLetter, Lane, ProcessInfo, RunState
+from services.controller.ended.closings import Closings
 from services.settings import parse_recipe
 from services.streams.keys import RunKeys
+from services.streams.state.ended.closing import close_run
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.runs import RunRecords
 from services.waits import Waits
@@ -147,3 +150,29 @@ async def test_a_run_is_paused_watched_and_resumed(redis: Any, gateway: str, run
     expected = f"{run_id}: queued, resumed from step 3\n"
     assert await call("resume", run_id, "--from", "3", "--api", gateway) == (0, expected)
     assert (await records.get(run_id)).resume_step == 3
+
+
+async def test_a_run_is_deleted_after_a_question(redis: Any, gateway: str, run_id: str, tmp_path: Path) -> None:
+    await submitted(redis, run_id, "running")
+    status, output = await call("delete", run_id, "--yes", "--api", gateway)
+    assert (status, output) == (2, f"penstock: run {run_id!r} is running; cancel it first\n")
+    await RunRecords(redis).transition(run_id, RunState.FAILED, "test")
+    status, output = await call("delete", run_id, "--files", "--api", gateway)
+    assert (status, output.startswith(f"Delete run {run_id} from Redis and all of its files? [y/N]")) == (1, True), (
+        output
+    )
+    assert (await RunRecords(redis).get(run_id)).closing is None, "without an answer nothing is deleted"
+    await close_run(redis, run_id, Closing.DELETING)
+    assert "  test (deleting)\n" in (await call("runs", "--api", gateway))[1]
+    (tmp_path / run_id).mkdir()
+    deleting = asyncio.create_task(call("delete", run_id, "--files", "--yes", "--api", gateway))
+    async with asyncio.timeout(60):
+        requested = False
+        while not requested:
+            await asyncio.sleep(0.05)
+            requested = (await RunRecords(redis).get(run_id)).delete_files
+    await Closings(redis, tmp_path).close(run_id, asyncio.Event())  # as the controller does
+    assert await asyncio.wait_for(deleting, 60) == (0, f"{run_id}: deleted\n")
+    assert not (tmp_path / run_id).exists()
+    status, output = await call("delete", run_id, "--yes", "--api", gateway)
+    assert (status, output) == (2, f"penstock: run {run_id!r} does not exist\n")

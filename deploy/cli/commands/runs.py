@@ -1,4 +1,4 @@
-"""Owns the commands for runs that exist: runs, show, watch, scale, cancel, pause and resume.
+"""Owns the commands for runs that exist: runs, show, watch, scale, cancel, pause, resume and delete.
 
 Must not decide whether a run allows a change; the API does.
 """
@@ -15,13 +15,18 @@ from deploy.cli.common import (
     DEFAULT_API,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
+    POLL_S,
     ApiOption,
     RunArgument,
+    fail,
     follow,
     open_api,
     reported_errors,
 )
 from deploy.cli.terminal import plain, print_line
+
+DELETION_S = 600.0
+"""How long `delete` waits for the controller."""
 
 
 def runs(api: ApiOption = DEFAULT_API) -> None:
@@ -29,7 +34,8 @@ def runs(api: ApiOption = DEFAULT_API) -> None:
     with reported_errors(), open_api(api) as client:
         for view in client.runs():
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(view["created_at"]))
-            print_line(plain(f"{view['id']}  {view['state']:<9}  {at}  {view['reason']}"))
+            closing = f" ({view['closing']})" if view["closing"] else ""
+            print_line(plain(f"{view['id']}  {view['state']:<9}  {at}  {view['reason']}{closing}"))
 
 
 def show(run: RunArgument, api: ApiOption = DEFAULT_API) -> None:
@@ -90,3 +96,23 @@ def resume(
         view = client.resume(run, from_step=step, learner_ranks=ranks, rollout=rollout)
         queued = view["state"] == "queued"
         print_line(plain(f"{run}: {view['state']}, {view['reason']}" if queued else f"{run}: resuming"))
+
+
+def delete(
+    run: RunArgument,
+    files: Annotated[bool, typer.Option("--files", help="Also delete its folder, and what the store has.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    api: ApiOption = DEFAULT_API,
+) -> None:
+    """Delete a run that has ended: all that Redis holds of it, and with --files its files."""
+    with reported_errors(), open_api(api) as client:
+        what = " and all of its files" if files else "; its files stay"
+        if not yes and not typer.confirm(f"Delete run {run} from Redis{what}?"):
+            raise typer.Exit(EXIT_FAILED)
+        client.delete(run, files)
+        ends = time.monotonic() + DELETION_S
+        while any(view["id"] == run for view in client.runs()):
+            if time.monotonic() > ends:
+                fail(f"{run}: not deleted within {DELETION_S:g} s; the controller continues, see `penstock show {run}`")
+            time.sleep(POLL_S)
+        print_line(f"{run}: deleted")

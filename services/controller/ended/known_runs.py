@@ -46,7 +46,7 @@ class KnownRuns:
         self.ended = EndedRuns.of({})
 
     async def look(self) -> list[RunRecord]:
-        """The records of the runs that have not ended, oldest first."""
+        """The records of the runs for which the controller has work, oldest first."""
         count = await count_runs(self._redis)
         records = await self._records.active()
         active = frozenset(record.id for record in records)
@@ -63,6 +63,6 @@ class KnownRuns:
         """Read how all runs stand, and list those as active that should be."""
         standings = await standing_runs(self._redis)
         for run, standing in standings.items():
-            if not standing.state.ended and run not in active:
+            if standing.active and run not in active:
                 await self._records.index(run)
-        self.ended = EndedRuns.of(standings)
+        self.ended = EndedRuns.of({run: standing for run, standing in standings.items() if run not in active})

@@ -60,10 +60,13 @@ local function append_once(stream, message, kept)
   if kept ~= '0' then redis.call('XTRIM', stream, 'MAXLEN', '~', kept) end
 end
 
--- Bring the index of active runs in line with a run's record. `active_states`: ',a,b,'.
-local function index_run(record_key, active_key, run, active_states)
-  local state = redis.call('HGET', record_key, 'state')
-  local active = state and active_states:find(',' .. state .. ',', 1, true)
+-- Bring the index of active runs in line with a run's record. `active_words` (',a,b,'): the states and closings of runs
+-- for which the controller has work.
+local function index_run(record_key, active_key, run, active_words)
+  local active = false
+  for _, word in ipairs(redis.call('HMGET', record_key, 'state', 'closing')) do
+    active = active or (word and active_words:find(',' .. word .. ',', 1, true))
+  end
   redis.call(active and 'SADD' or 'SREM', active_key, run)
 end
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from services.contracts import RunState, Transition
+from services.contracts import Closing, RunState, Transition
 from services.settings import Recipe
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
@@ -29,8 +29,6 @@ OWNER = "controller"
 """The role whose epoch fences writes to records."""
 ANY = frozenset(RunState)
 ACTIVE = frozenset(state for state in RunState if not state.ended)
-ACTIVE_STATES = f",{','.join(sorted(ACTIVE))},"
-"""ACTIVE, as the Redis functions take it."""
 RESUMABLE = frozenset({RunState.FAILED, RunState.CANCELLED})
 READ_AT_ONCE = 100
 """Records per round trip."""
@@ -48,6 +46,14 @@ class EndedRunError(RunStateError):
     """The run has ended and cannot be changed."""
 
 
+class ClosedRunError(RunStateError):
+    """The run is being deleted, or has expired: it cannot be resumed any more."""
+
+    def __init__(self, run: str, closing: Closing) -> None:
+        expired = "has expired: its groups were deleted, and it can no longer be resumed"
+        super().__init__(f"run {run!r} {'is being deleted' if closing is Closing.DELETING else expired}")
+
+
 class NoCheckpointError(ValueError):
     """A run cannot be resumed from the named step; the text lists the possible steps."""
 
@@ -60,7 +66,8 @@ class RunRecord:
     a store with a mark of what it held. `export_path`: a folder, or an address in a store.
 
     `resumptions`: how often the run was resumed after it had ended; `resume_step`: the rollout step that the last
-    resumption named, None for the last committed one.
+    resumption named, None for the last committed one. `closing`: see Closing; `delete_files`: a deletion includes the
+    run's files.
     """
 
     id: str
@@ -76,6 +83,13 @@ class RunRecord:
     pause_requested: bool = False
     resumptions: int = 0
     resume_step: int | None = None
+    closing: Closing | None = None
+    delete_files: bool = False
+
+    @property
+    def active(self) -> bool:
+        """Whether the controller has work for the run."""
+        return not self.state.ended or bool(self.closing and self.closing.open)
 
     @property
     def reason(self) -> str:
@@ -100,6 +114,8 @@ def _decode(run: str, fields: dict[bytes, bytes]) -> RunRecord:
         pause_requested=text.get("pause_requested") == "1",
         resumptions=int(text.get("resumptions", 0)),
         resume_step=int(text["resume_step"]) if "resume_step" in text else None,
+        closing=Closing(text["closing"]) if "closing" in text else None,
+        delete_files=text.get("delete_files") == "1",
     )
 
 
@@ -110,8 +126,11 @@ def _parsed(recipe: bytes) -> Recipe:
 
 
 @dataclass(frozen=True)
-class _Change:
-    """A change of a record, made in one step; `delete_keys` names other keys of the run to delete with it."""
+class RecordChange:
+    """A change of a record, made in one step; `delete_keys` names other keys of the run to delete with it.
+
+    `closings`: those of runs that may be changed so; "": not closed.
+    """
 
     state: RunState | None = None
     reason: str = ""
@@ -119,6 +138,7 @@ class _Change:
     drop: tuple[str, ...] = ()
     count: str = ""
     delete_keys: tuple[str, ...] = ()
+    closings: tuple[str, ...] = ("",)
 
     def transition(self) -> str:
         """The transition to append to the run's history, as JSON; '' without a new state."""
@@ -132,6 +152,15 @@ class _Change:
         if self.state is not None:
             fields["state"] = self.state.value
         return _flat(fields)
+
+
+def _words(words: Iterable[str]) -> str:
+    """Words as the Redis functions take them."""
+    return f",{','.join(words)},"
+
+
+ACTIVE_WORDS = _words(sorted([*ACTIVE, *(closing for closing in Closing if closing.open)]))
+"""The states and closings of runs for which the controller has work."""
 
 
 def _flat(fields: Mapping[str, str]) -> list[str]:
@@ -213,25 +242,22 @@ class RunRecords:
         return await self._read([run.decode() for run in await self._redis.zrange(RUNS, 0, -1)])
 
     async def active(self) -> list[RunRecord]:
-        """Those of `all` that have not ended, by their index alone; a run that does not belong there is removed."""
+        """Those of `all` for which the controller has work, by their index; others are removed from it."""
         listed = [run.decode() for run in await self._redis.smembers(ACTIVE_RUNS)]
-        found = [record for record in await self._read(listed) if not record.state.ended]
+        found = [record for record in await self._read(listed) if record.active]
         for run in {*listed} - {record.id for record in found}:
             await self.index(run)
         return sorted(found, key=lambda record: (record.created_at, record.id))
 
     async def index(self, run: str) -> None:
-        """List a run as active, or no longer, as its record says.
-
-        Each change of a state does that too, except one by a process of an earlier release.
-        """
+        """List a run as active, or no longer, as its record says. A process of an earlier release does not do it."""
         await call(
             self._redis,
             "index_run",
             record_key=RunKeys(run).record,
             active_key=ACTIVE_RUNS,
             run=run,
-            active_states=ACTIVE_STATES,
+            active_words=ACTIVE_WORDS,
         )
 
     async def _read(self, runs: list[str]) -> list[RunRecord]:
@@ -246,16 +272,18 @@ class RunRecords:
 
     async def transition(self, run: str, state: RunState, reason: str, fence: Fence | None = None) -> RunRecord:
         """Change a run's state, with a time and a reason. Raises EndedRunError when it has ended, FencedError."""
-        return await self._change(run, ACTIVE, _Change(state, reason), fence)
+        return await self.change(run, ACTIVE, RecordChange(state, reason), fence)
 
     async def request_cancel(self, run: str) -> RunRecord:
         """Ask the controller to stop a run. Raises UnknownRunError, EndedRunError."""
-        return await self._change(run, ACTIVE, _Change(fields={"cancel_requested": "1"}))
+        return await self.change(run, ACTIVE, RecordChange(fields={"cancel_requested": "1"}))
 
     async def request_pause(self, run: str) -> RunRecord:
         """Ask the controller to pause a running run. Raises UnknownRunError, RunStateError."""
         refusal = "only a running one can be paused"
-        return await self._change(run, {RunState.RUNNING}, _Change(fields={"pause_requested": "1"}), refusal=refusal)
+        return await self.change(
+            run, {RunState.RUNNING}, RecordChange(fields={"pause_requested": "1"}), refusal=refusal
+        )
 
     async def resume(self, run: str, changes: ResumeChanges = UNCHANGED) -> RunRecord:
         """Resume a paused run, or requeue one that failed or was cancelled.
@@ -264,6 +292,8 @@ class RunRecords:
         NoCheckpointError.
         """
         record = await self.get(run)
+        if record.closing:
+            raise ClosedRunError(run, record.closing)
         if record.state in RESUMABLE:
             return await self._requeue(record, changes)
         if record.state is not RunState.PAUSED and not (record.state is RunState.RUNNING and record.pause_requested):
@@ -271,8 +301,8 @@ class RunRecords:
             raise RunStateError(f"run {run!r} is {record.state.value}; {hint}")
         if changes != UNCHANGED:
             raise RunStateError(f"run {run!r} is {record.state.value}; cancel it first, then resume it with changes")
-        change = _Change(drop=("pause_requested",), delete_keys=(RunKeys(run).starved,))
-        return await self._change(run, {record.state}, change, refusal="its state changed meanwhile; retry")
+        change = RecordChange(drop=("pause_requested",), delete_keys=(RunKeys(run).starved,))
+        return await self.change(run, {record.state}, change, refusal="its state changed meanwhile; retry")
 
     async def _requeue(self, record: RunRecord, changes: ResumeChanges) -> RunRecord:
         run, fields = record.id, {}
@@ -291,8 +321,8 @@ class RunRecords:
         if changes.rollout is not None:
             fields["rollout_replicas"] = str(changes.rollout)
             reason += f", {changes.rollout} rollout replicas"
-        change = _Change(RunState.QUEUED, reason, fields, tuple(drop), "resumptions", (RunKeys(run).starved,))
-        return await self._change(run, RESUMABLE, change, refusal="its state changed meanwhile; retry")
+        change = RecordChange(RunState.QUEUED, reason, fields, tuple(drop), "resumptions", (RunKeys(run).starved,))
+        return await self.change(run, RESUMABLE, change, refusal="its state changed meanwhile; retry")
 
     async def _check_step(self, run: str, step: int) -> None:
         stored = await self._redis.get(RunKeys(run).checkpoints)
@@ -305,25 +335,26 @@ class RunRecords:
 
     async def scale(self, run: str, rollout: int) -> RunRecord:
         """Set the desired number of rollout replicas. Raises UnknownRunError, EndedRunError."""
-        return await self._change(run, ACTIVE, _Change(fields={"rollout_replicas": str(rollout)}))
+        return await self.change(run, ACTIVE, RecordChange(fields={"rollout_replicas": str(rollout)}))
 
     async def set_paths(self, run: str, fence: Fence | None = None, role: str = OWNER, **paths: str) -> None:
         """Set model_path or export_path, as the owner of a role. Raises UnknownRunError, FencedError."""
-        await self._change(run, ANY, _Change(fields=paths), fence, role=role)
+        await self.change(run, ANY, RecordChange(fields=paths), fence, role=role)
 
     async def set_summary(self, run: str, summary: dict[str, Any], fence: Fence | None = None) -> None:
         """Set the run's results. Raises UnknownRunError, FencedError."""
-        await self._change(run, ANY, _Change(fields={"summary": json.dumps(summary)}), fence)
+        await self.change(run, ANY, RecordChange(fields={"summary": json.dumps(summary)}), fence)
 
-    async def _change(
+    async def change(
         self,
         run: str,
         states: Collection[RunState],
-        change: _Change,
+        change: RecordChange,
         fence: Fence | None = None,
         refusal: str = "",
         role: str = OWNER,
     ) -> RunRecord:
+        """Change the record of a run in one of `states`. Raises UnknownRunError, FencedError, RunStateError."""
         try:
             keys = RunKeys(run)
         except ValueError:
@@ -337,8 +368,9 @@ class RunRecords:
             deleted_keys=change.delete_keys,
             fence=fence.token if fence else "",
             run=run,
-            active_states=ACTIVE_STATES,
-            states="," + ",".join(state.value for state in states) + ",",
+            states=_words(states),
+            closings=_words(change.closings),
+            active_words=ACTIVE_WORDS,
             transition=change.transition(),
             counted_field=change.count,
             deleted_field_list=change.drop,
@@ -349,6 +381,8 @@ class RunRecords:
         record = await self.get(run)
         if done:
             return record
+        if record.closing and record.closing not in change.closings:
+            raise ClosedRunError(run, record.closing)
         if refusal:
             raise RunStateError(f"run {run!r} is {record.state.value}; {refusal}")
         raise EndedRunError(f"run {run!r} has ended: it is {record.state.value}")

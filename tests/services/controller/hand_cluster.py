@@ -75,7 +75,7 @@ class HandCluster:
 async def controlled(redis, run, tmp_path, **sections):
     """A submitted run under a controller that sees no other run."""
     records = RunRecords(redis)
-    for record in await records.all():
+    for record in await records.active():
         if not record.state.ended:
             await records.transition(record.id, RunState.CANCELLED, "left by another test")
     await records.create(run, parse_recipe(recipe_document("/model", **sections)))

@@ -20,6 +20,7 @@ from services.storage.facts import facts_of
 from services.storage.folders import MANIFEST, contents, local_copy, marked, put_folder
 from services.storage.mirror import NO_MIRROR, StoredMirror, run_mirror
 from services.storage.places import StoreAddress, configured_store, parse_address
+from services.storage.removal import delete_run_files
 from tests.harness.servers.s3_server import KEY, SECRET, Partial, S3Server
 
 pytestmark = pytest.mark.timeout(120)
@@ -376,3 +377,19 @@ def test_files_are_listed_fetched_and_deleted_by_name(store: S3Server, folder: P
     mirror.delete(["batches/a.json", "batches/none"])
     assert list(mirror.listed()) == ["batches/b.json", "records/a.json"]
     assert mirror.location("export", tmp_path) == f"{place()}/run/export"
+
+
+def test_a_run_s_files_are_deleted_and_no_other_s(store: S3Server, folder: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for run in ("run", "run-2", "ru"):
+        (runs / run).mkdir(parents=True)
+        run_mirror(run).put("records/a", folder / "config.json")
+    (runs / "run/inside").symlink_to(folder)
+    (runs / "linked").symlink_to(folder)
+    before = files_of(folder)
+    for _ in range(2):
+        delete_run_files(runs, "run")
+        delete_run_files(runs, "linked")
+    assert sorted(path.name for path in runs.iterdir()) == ["ru", "run-2"]
+    assert [list(run_mirror(run).listed()) for run in ("run", "run-2", "ru")] == [[], ["records/a"], ["records/a"]]
+    assert files_of(folder) == before, "what a link names is not the run's"

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from services.contracts import Lane, ProcessInfo, Release, RunState, Sample, WeightPlan
+from services.contracts import Closing, Lane, ProcessInfo, Release, RunState, Sample, WeightPlan
 from services.settings import parse_recipe
 from services.streams.delivery.consumer import Consumer, trim
 from services.streams.keys import ACTIVE_RUNS
+from services.streams.state.ended.cleanup import erase
+from services.streams.state.ended.closing import close_run, delete_record
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.ownership import become_owner
@@ -73,6 +75,25 @@ async def cover_batch(run):
 async def create_record(run):
     recipe = parse_recipe(recipe_document("/none"))
     return lambda: RunRecords(run.redis).create(run.keys.run, recipe)
+
+
+async def closed(run):
+    """The run's record, when it is being deleted."""
+    records = RunRecords(run.redis)
+    await records.create(run.keys.run, parse_recipe(recipe_document("/none")))
+    await records.transition(run.keys.run, RunState.FAILED, "test")
+    await close_run(run.redis, run.keys.run, Closing.DELETING)
+
+
+async def delete_closed_record(run):
+    await closed(run)
+    return lambda: delete_record(run.redis, run.keys.run)
+
+
+async def unlink_closed(run):
+    await run.dispatched("g0")
+    await closed(run)
+    return lambda: erase(run.redis, run.keys, Closing.DELETING)
 
 
 async def index_run(run):
@@ -208,6 +229,7 @@ CASES = {
     "create_record": Case(create_record),
     "delete_evaluations": Case(deleted_evaluations, "sampler"),
     "discard_entry": Case(discard_entry, "learner"),
+    "delete_record": Case(delete_closed_record),
     "dispatch": Case(dispatch, "sampler"),
     "heartbeat": Case(announce_process),
     "index_run": Case(index_run),
@@ -225,4 +247,5 @@ CASES = {
     "finish_rewind": Case(finished_rewind, "sampler"),
     "set_fenced": Case(set_fenced, "learner"),
     "trim": Case(trimmed),
+    "unlink_closed": Case(unlink_closed),
 }

@@ -13,7 +13,7 @@ from services.streams.keys import ACTIVE_RUNS, RUNS, RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.ownership import become_owner
 from services.streams.state.runs import (
-    ACTIVE_STATES,
+    ACTIVE_WORDS,
     EndedRunError,
     NoCheckpointError,
     ResumeChanges,
@@ -90,8 +90,9 @@ async def test_a_change_whose_reply_was_lost_can_be_repeated(redis, records, run
             deleted_keys=[],
             fence="",
             run=run_id,
-            active_states=ACTIVE_STATES,
             states=",queued,",
+            closings=",,",
+            active_words=ACTIVE_WORDS,
             transition=ended,
             counted_field="resumptions",
             deleted_field_list=[],

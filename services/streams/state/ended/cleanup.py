@@ -1,12 +1,16 @@
-"""Owns what is deleted from Redis when a run has succeeded and will not be resumed.
+"""Owns what is deleted from Redis of a run that will not be resumed: in chunks, so that no call takes long.
 
-Must not delete what users read afterwards: the record, step records, evaluations, events, counters.
+Must not delete what users read afterwards, unless the run is deleted: the record, step records, evaluations, events,
+counters.
 """
 
 from __future__ import annotations
 
-from services.contracts import Lane
+from collections.abc import AsyncIterator, Callable
+
+from services.contracts import Closing, Lane
 from services.streams.connection.client import Redis
+from services.streams.connection.functions import call
 from services.streams.keys import RunKeys
 
 PER_CALL = 500
@@ -14,10 +18,42 @@ PER_CALL = 500
 
 async def sweep(redis: Redis, keys: RunKeys) -> int:
     """Delete a finished run's payloads, batches, snapshots and lane streams; returns the number of keys."""
+    streams = {stream for lane in map(keys.lane, Lane) for stream in (lane.tasks, lane.samples, lane.verdicts)}
+    exact = {keys.batches, keys.posteriors, *streams}
+    prefixes = (keys.key("payload:"), keys.key("sampler-snapshot:"))
     deleted = 0
-    for pattern in (keys.payload("*", 0).removesuffix(":0"), keys.key("sampler-snapshot:*")):
-        found = [key async for key in redis.scan_iter(pattern, PER_CALL)]
-        for start in range(0, len(found), PER_CALL):
-            deleted += int(await redis.unlink(*found[start : start + PER_CALL]))
-    streams = [stream for lane in map(keys.lane, Lane) for stream in (lane.tasks, lane.samples, lane.verdicts)]
-    return deleted + int(await redis.unlink(keys.batches, keys.posteriors, *streams))
+    async for chunk in _chunks(redis, keys, lambda key: key in exact or key.startswith(prefixes)):
+        deleted += int(await redis.unlink(*chunk))
+    return deleted
+
+
+async def erase(redis: Redis, keys: RunKeys, closing: Closing) -> bool:
+    """Delete the keys of a run that is being closed, except its record; whether it still was at the last of them.
+
+    A run that expires keeps what users read afterwards.
+    """
+    kept = {keys.record} if closing is Closing.DELETING else _read_afterwards(keys)
+    fences = () if closing is Closing.DELETING else keys.epoch("")
+    async for chunk in _chunks(redis, keys, lambda key: key not in kept and not key.startswith(fences)):
+        done = await call(redis, "unlink_closed", record_key=keys.record, doomed_keys=chunk, closing=closing.value)
+        if done < 0:
+            return False
+    return True
+
+
+def _read_afterwards(keys: RunKeys) -> set[str]:
+    counts = {key for lane in map(keys.lane, Lane) for key in (lane.counters, lane.pending)}
+    return {keys.record, keys.policy, keys.steps, keys.evaluations, keys.events, keys.dead, *counts}
+
+
+async def _chunks(redis: Redis, keys: RunKeys, doomed: Callable[[str], bool]) -> AsyncIterator[list[str]]:
+    """The names of the run's keys that are `doomed`, at most PER_CALL at a time."""
+    chunk: list[str] = []
+    async for key in redis.scan_iter(match=keys.key("*"), count=PER_CALL):
+        if doomed(name := key.decode()):
+            chunk.append(name)
+        if len(chunk) == PER_CALL:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

@@ -9,7 +9,7 @@ import json
 from collections.abc import Collection
 from typing import NamedTuple
 
-from services.contracts import RunState
+from services.contracts import Closing, RunState
 from services.streams.connection.client import Redis
 from services.streams.keys import RUNS, RunKeys
 
@@ -18,10 +18,16 @@ READ_AT_ONCE = 500
 
 
 class Standing(NamedTuple):
-    """A run's state, and since when (Unix seconds)."""
+    """A run's state, since when (Unix seconds), and whether it is closed."""
 
     state: RunState
     since: float
+    closing: Closing | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether the controller has work for the run."""
+        return not self.state.ended or bool(self.closing and self.closing.open)
 
 
 async def count_runs(redis: Redis) -> int:
@@ -37,9 +43,10 @@ async def standing_runs(redis: Redis, runs: Collection[str] | None = None) -> di
         part = names[start : start + READ_AT_ONCE]
         async with redis.pipeline(transaction=False) as pipe:
             for run in part:
-                pipe.hmget(RunKeys(run).record, "state", "history")
+                pipe.hmget(RunKeys(run).record, "state", "history", "closing")
             replies = await pipe.execute()
-        for run, (state, history) in zip(part, replies, strict=True):
+        for run, (state, history, closing) in zip(part, replies, strict=True):
             if state is not None:
-                found[run] = Standing(RunState(state.decode()), float(json.loads(history)[-1]["at"]))
+                since = float(json.loads(history)[-1]["at"])
+                found[run] = Standing(RunState(state.decode()), since, Closing(closing.decode()) if closing else None)
     return found

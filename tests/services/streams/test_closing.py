@@ -1,0 +1,173 @@
+"""A closed run is never resumed; its keys, and only its own, are deleted in chunks that may be cut off and repeated."""
+
+import asyncio
+
+import pytest
+
+from services.contracts import Closing, ProcessInfo, RunState
+from services.settings import parse_recipe
+from services.streams.keys import ACTIVE_RUNS, RUNS, RunKeys
+from services.streams.state.ended import cleanup
+from services.streams.state.ended.cleanup import erase
+from services.streams.state.ended.closing import check_left, close_run, delete_record
+from services.streams.state.events import EventLog
+from services.streams.state.heartbeat import Heartbeat
+from services.streams.state.runs import (
+    ClosedRunError,
+    ResumeChanges,
+    RunRecords,
+    RunStateError,
+    UnknownRunError,
+)
+from tests.harness.small_run import recipe_document
+from tests.services.driven import DrivenRun
+
+RECIPE = parse_recipe(recipe_document("/model"))
+
+
+async def ended(redis, run, state=RunState.FAILED):
+    records = RunRecords(redis)
+    await records.create(run, RECIPE)
+    await records.transition(run, state, "test")
+    return records
+
+
+async def used(redis, run):
+    """A failed run with groups in every state, and what they left."""
+    records = await ended(redis, run)
+    driven = await DrivenRun.open(redis, RunKeys(run))
+    await driven.trained(1, "g0")
+    await driven.batched(2, "g1")
+    await driven.decided("g2", "kept")
+    await driven.published("g3")
+    await driven.dispatched("g4")
+    await EventLog(redis, RunKeys(run), "test").write("stalled", "a line")
+    await redis.set(RunKeys(run).starved, "0:5 1:0")
+    return records
+
+
+async def names(redis, run):
+    """The names of the run's keys, without the prefix."""
+    prefix = RunKeys(run).key("")
+    return sorted([key.decode().removeprefix(prefix) async for key in redis.scan_iter(match=f"{prefix}*", count=1000)])
+
+
+@pytest.mark.parametrize("state", [state for state in RunState if not state.ended])
+@pytest.mark.parametrize("closing", Closing)
+async def test_an_active_run_cannot_be_closed(redis, run_id, state, closing):
+    records = RunRecords(redis)
+    await records.create(run_id, RECIPE)
+    if state is not RunState.QUEUED:
+        await records.transition(run_id, state, "test")
+    with pytest.raises(RunStateError, match=f"is {state.value}; cancel it first"):
+        await close_run(redis, run_id, closing)
+    assert (await records.get(run_id)).closing is None
+
+
+async def test_a_run_that_succeeded_is_deleted_and_never_expires(redis, run_id):
+    await ended(redis, run_id, RunState.SUCCEEDED)
+    with pytest.raises(RunStateError):
+        await close_run(redis, run_id, Closing.EXPIRING)
+    assert (await close_run(redis, run_id, Closing.DELETING)).closing is Closing.DELETING
+
+
+@pytest.mark.parametrize(
+    ("closings", "message"),
+    [
+        ([Closing.DELETING], "is being deleted"),
+        ([Closing.EXPIRING], "has expired: its groups were deleted"),
+        ([Closing.EXPIRING, Closing.EXPIRED], "has expired: its groups were deleted"),
+    ],
+)
+async def test_a_closed_run_cannot_be_resumed(redis, run_id, closings, message):
+    records = await ended(redis, run_id)
+    for closing in closings:
+        for _ in range(2):
+            assert (await close_run(redis, run_id, closing)).closing is closing
+    for changes in (ResumeChanges(), ResumeChanges(0)):
+        with pytest.raises(ClosedRunError, match=message):
+            await records.resume(run_id, changes)
+    listed = run_id in [record.id for record in await records.active()]
+    assert listed is closings[-1].open, "the controller has work until it has expired"
+    record = await close_run(redis, run_id, Closing.DELETING, files=True)
+    assert (record.closing, record.delete_files, record.state) == (Closing.DELETING, True, RunState.FAILED)
+    assert (await close_run(redis, run_id, Closing.DELETING)).delete_files, "the first request stands"
+    with pytest.raises(ClosedRunError, match="is being deleted"):
+        await close_run(redis, run_id, Closing.EXPIRING)
+
+
+async def test_either_a_resumption_or_a_closing_succeeds(redis, run_id):
+    records = await ended(redis, run_id)
+    results = await asyncio.gather(
+        *(ask for _ in range(5) for ask in (records.resume(run_id), close_run(redis, run_id, Closing.EXPIRING))),
+        return_exceptions=True,
+    )
+    record = await records.get(run_id)
+    assert (record.closing is None) == (record.state is RunState.QUEUED)
+    assert sum(isinstance(result, RunStateError) for result in results) >= 5
+
+
+async def test_a_deletion_frees_every_key_of_the_run_alone(redis, run_id, monkeypatch):
+    monkeypatch.setattr(cleanup, "PER_CALL", 3)
+    others = (f"{run_id}-b", f"b-{run_id}", run_id[:-1])
+    records = await used(redis, run_id)
+    for other in others:
+        await used(redis, other)
+    before = [await names(redis, other) for other in others]
+    await close_run(redis, run_id, Closing.DELETING)
+    assert len(await names(redis, run_id)) > 20
+    assert await erase(redis, RunKeys(run_id), Closing.DELETING)
+    assert await names(redis, run_id) == ["record"], "it is last, so that the deletion can be repeated"
+    assert await delete_record(redis, run_id)
+    assert await names(redis, run_id) == []
+    with pytest.raises(UnknownRunError):
+        await records.get(run_id)
+    assert (await redis.zscore(RUNS, run_id), await redis.sismember(ACTIVE_RUNS, run_id)) == (None, 0)
+    assert await delete_record(redis, run_id), "a repeated call is no error"
+    assert [await names(redis, other) for other in others] == before
+    assert set(others) <= {record.id for record in await records.all()}
+
+
+async def test_a_deletion_that_was_cut_off_is_repeated(redis, run_id, monkeypatch):
+    monkeypatch.setattr(cleanup, "PER_CALL", 3)
+    await used(redis, run_id)
+    await close_run(redis, run_id, Closing.DELETING)
+    chunks = cleanup._chunks(redis, RunKeys(run_id), lambda key: not key.endswith(":record"))
+    await redis.unlink(*await anext(chunks))
+    await chunks.aclose()
+    assert run_id in [record.id for record in await RunRecords(redis).active()], "the next controller continues"
+    assert await erase(redis, RunKeys(run_id), Closing.DELETING)
+    assert await delete_record(redis, run_id)
+    assert await names(redis, run_id) == []
+
+
+async def test_a_late_deletion_spares_a_new_run_with_the_same_id(redis, run_id):
+    await ended(redis, run_id)
+    await close_run(redis, run_id, Closing.DELETING)
+    assert await delete_record(redis, run_id)
+    await used(redis, run_id)
+    before = await names(redis, run_id)
+    assert not await erase(redis, RunKeys(run_id), Closing.DELETING)
+    assert not await delete_record(redis, run_id)
+    assert await names(redis, run_id) == before
+    assert (await RunRecords(redis).get(run_id)).closing is None
+
+
+async def test_an_expired_run_keeps_what_users_read(redis, run_id):
+    await used(redis, run_id)
+    keys = RunKeys(run_id)
+    counts = await (await DrivenRun.open(redis, keys)).counts()
+    await close_run(redis, run_id, Closing.EXPIRING)
+    assert await erase(redis, keys, Closing.EXPIRING)
+    left = await names(redis, run_id)
+    assert left == ["counters", "epoch:learner", "epoch:sampler", "events", "pending", "policy", "record", "steps"]
+    assert await (await DrivenRun.open(redis, keys)).counts() == counts
+
+
+async def test_a_run_with_live_processes_is_not_deleted(redis, run_id):
+    await ended(redis, run_id)
+    info = ProcessInfo(id="rollout-7", service="rollout", run=run_id, host="h", pid=1, metrics="h:9")
+    async with Heartbeat(redis, info):
+        with pytest.raises(RunStateError, match=r"still has live processes \(rollout-7\); retry"):
+            await check_left(redis, run_id)
+    await check_left(redis, run_id)
