@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from services.settings import Recipe
+from services.settings import ExpiryError, Recipe, load_expiry
 from services.storage.folders import contents
 from services.storage.places import is_remote, parse_address
 from services.streams.connection.client import connect
@@ -50,6 +50,14 @@ def is_loopback(host: str) -> bool:
 def reachable(host: str) -> str:
     """The address at which this machine reaches a server that listens on `host`: loopback for 0.0.0.0."""
     return "127.0.0.1" if host == "0.0.0.0" else host
+
+
+def check_expiry() -> None:
+    """Raises StackError when PENSTOCK_EXPIRE_ENDED_S cannot be used."""
+    try:
+        load_expiry()
+    except ExpiryError as error:
+        raise StackError(str(error)) from None
 
 
 def check_port(host: str, port: int) -> None:

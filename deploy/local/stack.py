@@ -27,6 +27,7 @@ import httpx
 from deploy.hosting.environment import head_environment
 from deploy.local.preflight import (
     StackError,
+    check_expiry,
     check_folder,
     check_memory,
     check_model,
@@ -130,6 +131,7 @@ class LocalStack:
 
     def check(self, recipe: Recipe | None = None) -> None:
         """Run the preflight checks. Raises StackError or RedisUnavailableError with one line."""
+        check_expiry()
         check_port(*self._address)
         check_folder(self.runs)
         if recipe is not None:

@@ -16,10 +16,12 @@ from pathlib import Path
 from services.cancellation import cancel_and_wait
 from services.controller.cluster import Cluster
 from services.controller.ended.closings import Closings
+from services.controller.ended.expiry import Expiry
 from services.controller.ended.known_runs import KnownRuns
 from services.controller.run import RunController
 from services.controller.run_context import PERIOD_S, STOP_DEADLINE_S, RunContext
 from services.controller.run_metrics import RunStates
+from services.settings import load_expiry
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import FencedError
 from services.streams.state.heartbeat import live_processes
@@ -33,7 +35,10 @@ log = logging.getLogger(__name__)
 
 
 class Controller:
-    """Turns run records into running services. `runs` is the folder that gets one subfolder per run."""
+    """Turns run records into running services. `runs` is the folder that gets one subfolder per run.
+
+    Raises ExpiryError for an operator's setting that cannot be used.
+    """
 
     def __init__(self, redis: Redis, cluster: Cluster, runs: Path) -> None:
         self._redis = redis
@@ -41,6 +46,7 @@ class Controller:
         self._known = KnownRuns(redis, self._records)
         self._states = RunStates()
         self._closings = Closings(redis, runs)
+        self._expiry = Expiry(redis, load_expiry())
         self._cluster = cluster
         self._runs = runs
         self._controlled: dict[str, asyncio.Task[None]] = {}
@@ -74,6 +80,7 @@ class Controller:
     async def _start_runs(self, stopping: asyncio.Event) -> None:
         records = await self._known.look()
         self._states.show(records, self._known.ended, time.time())
+        await self._expiry.look(self._known.ended, time.time())
         self._collect_ended()
         for record in records:
             if record.id in self._controlled or await self._owned_elsewhere(record.id):

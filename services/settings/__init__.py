@@ -11,6 +11,7 @@ from services.settings.cluster_limits import (
     resource_requests,
 )
 from services.settings.data import HELD_OUT, DataSettings, EvaluationSet, SourceSettings
+from services.settings.expiry import ExpiryError, load_expiry
 from services.settings.presets import PRESETS
 from services.settings.recipe import Recipe, RecipeError, load_recipe, parse_recipe
 from services.settings.sampling import StarvationSettings
@@ -25,6 +26,7 @@ __all__ = [
     "ClusterLimitsError",
     "DataSettings",
     "EvaluationSet",
+    "ExpiryError",
     "LearnerSettings",
     "ModelSettings",
     "Recipe",
@@ -34,6 +36,7 @@ __all__ = [
     "StarvationSettings",
     "WeightsSettings",
     "load_cluster_limits",
+    "load_expiry",
     "load_recipe",
     "parse_recipe",
     "resource_requests",

@@ -146,6 +146,7 @@ REFUSED: list[tuple[Set, tuple[str, ...]]] = [
     (("ray.upgradeStrategy=NewCluster",), ("ray.upgradeStrategy", "Recreate", "None")),
     (("ray.objectStoreMiB=10",), ("ray.objectStoreMiB", "80")),
     (("logLevel=CHATTY",), ("logLevel", "DEBUG")),
+    (("head.expireEndedSeconds=-1",), ("head.expireEndedSeconds", "0")),
     # Names that the chart itself sets.
     (("commonLabels.app\\.kubernetes\\.io/name=x",), ("commonLabels",)),
     (("api.env[0].name=PENSTOCK_REDIS", "api.env[0].value=redis://u:p@h"), ("api.env",)),

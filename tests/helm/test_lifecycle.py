@@ -123,6 +123,7 @@ def checksums(annotations: dict[str, str]) -> dict[str, str]:
 CONFIGURATION: list[tuple[str, dict[str, Any], set[str]]] = [
     ("image", PINNED.values["image"] and {"image": PINNED.values["image"]}, {"api", "head", *ROLES}),
     ("log level", {"logLevel": "DEBUG"}, {"api", "head", *ROLES}),
+    ("expiry of runs", {"head": {"expireEndedSeconds": 0}}, {"head"}),
     ("maximum of Redis", {"redis": {"maxMemoryMiB": 4096}}, {"redis"}),
     ("variable of all Ray pods", {"ray": {"env": [{"name": "A", "value": "b"}]}}, {"head", *ROLES}),
     ("variable of one group", {"learner": {"env": [{"name": "A", "value": "b"}]}}, {"learner"}),

@@ -22,6 +22,7 @@ AGREED = IN_RAY_PODS | {
     "PENSTOCK_REDIS_SENTINEL_PASSWORD_FILE",
     "PENSTOCK_STORE",
     "PENSTOCK_BOUNDS",
+    "PENSTOCK_EXPIRE_ENDED_S",
 }
 PORTS_OF_RAY = {
     "object-manager-port": 8076,
@@ -65,6 +66,15 @@ def test_options_set_their_variables_and_no_others() -> None:
     for name, case in table.items():
         assert name in render(case).pod("learner").main.env, name
         assert name not in render(DEFAULTS).pod("learner").main.env, name
+
+
+def test_the_controller_is_told_when_runs_expire() -> None:
+    for seconds, text in ((None, "1209600"), (0, "0"), (31_536_000, "31536000")):
+        case = DEFAULTS if seconds is None else DEFAULTS.but({"head": {"expireEndedSeconds": seconds}})
+        rendered = render(case)
+        assert rendered.pod("head").main.env["PENSTOCK_EXPIRE_ENDED_S"]["value"] == text
+        others = ("api", *(group for group in GROUPS if group != "head"))
+        assert not any("PENSTOCK_EXPIRE_ENDED_S" in rendered.pod(other).main.env for other in others)
 
 
 @each("role", ROLES)

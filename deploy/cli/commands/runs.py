@@ -34,7 +34,7 @@ def runs(api: ApiOption = DEFAULT_API) -> None:
     with reported_errors(), open_api(api) as client:
         for view in client.runs():
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(view["created_at"]))
-            closing = f" ({view['closing']})" if view["closing"] else ""
+            closing = f" ({view['closing']})" if view.get("closing") else ""
             print_line(plain(f"{view['id']}  {view['state']:<9}  {at}  {view['reason']}{closing}"))
 
 

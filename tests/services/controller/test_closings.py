@@ -1,19 +1,35 @@
 """The controller closes ended runs: it deletes them, with their files, and retries what fails."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 
+from deploy.local.preflight import StackError, check_expiry
 from services.contracts import Closing, RunState
-from services.controller.ended import closings
+from services.controller.ended import closings, expiry
+from services.controller.ended.known_runs import EndedRuns
 from services.controller.service import Controller
+from services.settings import ExpiryError, load_expiry, parse_recipe
+from services.settings.expiry import VARIABLE
 from services.storage import objects
 from services.storage.mirror import run_mirror
 from services.streams.keys import RunKeys
 from services.streams.state.ended.closing import close_run
+from services.streams.state.ended.standings import Standing
+from services.streams.state.group_counts import group_counts
 from services.streams.state.heartbeat import Heartbeat
-from services.streams.state.runs import RunRecords, UnknownRunError
-from tests.services.controller.hand_cluster import HandCluster, controlled, first_event, replica, until_state
+from services.streams.state.runs import ClosedRunError, RunRecords, UnknownRunError
+from tests.harness.small_run import recipe_document
+from tests.services.controller.hand_cluster import (
+    HandCluster,
+    controlled,
+    events_of,
+    first_event,
+    replica,
+    until_state,
+)
+from tests.services.driven import DrivenRun
 
 
 @pytest.fixture(autouse=True)
@@ -106,9 +122,76 @@ async def test_the_next_controller_continues_a_deletion(redis, run_id, tmp_path)
         await cancelled(records, run_id)
     await close_run(redis, run_id, Closing.DELETING)
     await redis.unlink(RunKeys(run_id).events)
-    stopping = asyncio.Event()
-    loop = asyncio.create_task(Controller(redis, HandCluster(run_id), tmp_path).run(stopping))
-    await until_gone(RunRecords(redis), run_id)
-    stopping.set()
-    await loop
+    async with controlling(redis, tmp_path):
+        await until_gone(RunRecords(redis), run_id)
     assert await keys_of(redis, run_id) == []
+
+
+async def ended(records, run, state):
+    await records.create(run, parse_recipe(recipe_document("/model")))
+    await records.transition(run, state, "test")
+
+
+@asynccontextmanager
+async def controlling(redis, tmp_path):
+    stopping = asyncio.Event()
+    loop = asyncio.create_task(Controller(redis, HandCluster(""), tmp_path).run(stopping))
+    try:
+        yield
+    finally:
+        stopping.set()
+        await loop
+
+
+async def test_failed_and_cancelled_runs_expire(own_server, tmp_path, monkeypatch):
+    _, redis = own_server
+    monkeypatch.setenv(VARIABLE, "3")
+    monkeypatch.setattr(expiry, "LOOK_S", 0.0)
+    monkeypatch.setattr(expiry, "CLOSED_AT_ONCE", 1)
+    records, old = RunRecords(redis), {"failed": RunState.FAILED, "cancelled": RunState.CANCELLED}
+    for run, state in {**old, "succeeded": RunState.SUCCEEDED}.items():
+        await ended(records, run, state)
+        await (await DrivenRun.open(redis, RunKeys(run))).published("g0")
+    async with controlling(redis, tmp_path):
+        for run, state in old.items():
+            assert (await first_event(redis, run, "expired")).startswith(f"{state.value} at 20")
+            async with asyncio.timeout(60):
+                closing = None
+                while closing is not Closing.EXPIRED:
+                    await asyncio.sleep(0.05)
+                    closing = (await records.get(run)).closing
+            assert not [key for key in await keys_of(redis, run) if b":group:" in key or b":payload:" in key]
+            assert (await group_counts(redis, RunKeys(run))).dispatched == 1
+            with pytest.raises(ClosedRunError, match="has expired"):
+                await records.resume(run)
+            assert len(await events_of(redis, run, "expired")) == 1
+        await ended(records, "young", RunState.FAILED)
+        await asyncio.sleep(1.2)
+    assert [(await records.get(run)).closing for run in ("succeeded", "young")] == [None, None]
+    assert RunKeys("succeeded").payload("g0", 0).encode() in await keys_of(redis, "succeeded")
+
+
+async def test_a_run_that_was_resumed_meanwhile_does_not_expire(redis, run_id):
+    records = RunRecords(redis)
+    await ended(records, run_id, RunState.FAILED)
+    await records.resume(run_id)
+    at = EndedRuns.of({run_id: Standing(RunState.FAILED, 1.0), f"{run_id}-gone": Standing(RunState.FAILED, 2.0)})
+    await expiry.Expiry(redis, 10.0).look(at, now=100.0)
+    record = await records.get(run_id)
+    assert (record.state, record.closing) == (RunState.QUEUED, None)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 14 * 86400.0), ("0", None), ("3600", 3600.0), ("1e3", 1000.0)])
+def test_the_operator_sets_when_runs_expire(monkeypatch, text, seconds):
+    monkeypatch.setenv(VARIABLE, text)
+    assert load_expiry() == seconds
+
+
+@pytest.mark.parametrize("text", ["-1", "soon", "nan", "inf", "14d"])
+def test_an_invalid_expiry_is_named(monkeypatch, text):
+    monkeypatch.setenv(VARIABLE, text)
+    expected = f"PENSTOCK_EXPIRE_ENDED_S: '{text}' is not valid: expected a number of seconds; 0: runs never expire"
+    with pytest.raises(ExpiryError, match=f"^{expected}$"):
+        load_expiry()
+    with pytest.raises(StackError, match=f"^{expected}$"):
+        check_expiry()

@@ -1,0 +1,46 @@
+"""Owns when a run that failed or was cancelled expires.
+
+Must not delete anything: `closings` carries out what is closed here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from services.contracts import Closing
+from services.controller.ended.known_runs import EndedRuns
+from services.streams.connection.client import Redis
+from services.streams.state.ended.closing import close_run
+from services.streams.state.runs import RESUMABLE, RunStateError
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 60.0
+CLOSED_AT_ONCE = 20
+"""Runs closed per look, the oldest first: after an upgrade, all runs of the past may be due."""
+
+
+class Expiry:
+    """Expires runs `after_s` seconds after their end; None: never."""
+
+    def __init__(self, redis: Redis, after_s: float | None) -> None:
+        self._redis = redis
+        self._after_s = after_s
+        self._looked_at = float("-inf")
+
+    async def look(self, ended: EndedRuns, now: float) -> None:
+        """Close the runs that are due at `now` (Unix seconds), at most once per LOOK_S."""
+        if self._after_s is None or time.monotonic() - self._looked_at < LOOK_S:
+            return
+        self._looked_at = time.monotonic()
+        due = [
+            run
+            for run, standing in reversed([*ended.runs.items()])
+            if standing.state in RESUMABLE and standing.closing is None and now - standing.since > self._after_s
+        ]
+        for run in due[:CLOSED_AT_ONCE]:
+            try:
+                await close_run(self._redis, run, Closing.EXPIRING)
+            except (RunStateError, LookupError) as error:
+                log.info("run %s does not expire: %s", run, error)  # it was resumed or deleted meanwhile
