@@ -1,0 +1,103 @@
+"""Owns an inference engine and a tokenizer without a model: answers at once, and holds whichever version it is told.
+
+Must not be used outside tests and benchmarks. The code around it (rollout.generation, rollout.weight_sync) is real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollout.engine import Generation
+from rollout.staging import StagingProgress
+from services.contracts import Prompt, Sampling, VersionSpan, WeightPlan
+
+RIGHT, WRONG = 1, 0
+"""The first token of a response that the workload's pattern accepts, and of one that it does not."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How the stub answers: `filtered` is the share of groups without a mixed result; `delay_s` per response.
+
+    All other groups have as many right responses as wrong ones. Which groups are filtered depends on `seed` alone.
+    """
+
+    filtered: float = 0.0
+    prompt_tokens: int = 16
+    response_tokens: int = 32
+    delay_s: float = 0.0
+    seed: int = 0
+
+    def right(self, group: str, index: int) -> bool:
+        """Whether sample `index` of a group is right: the same on every replica, however often it is generated."""
+        chosen = zlib.crc32(f"{self.seed} {group}".encode())
+        if chosen / 2**32 < self.filtered:
+            return bool(chosen & 1)
+        return index % 2 == 0
+
+
+class StubEngine:
+    """Stands in for rollout.engine.RolloutEngine."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._version = 0
+        self._staged = ""
+        self._logprobs = np.full(answers.response_tokens, -0.5, np.float32)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str, seed: int | None = None
+    ) -> Generation:
+        """A response of the version held now; the request's name says which sample it is."""
+        group, index = request_id.split("/")[:2]
+        if self._answers.delay_s:
+            await asyncio.sleep(self._answers.delay_s)
+        tokens = np.full(self._answers.response_tokens, WRONG, np.int32)
+        tokens[0] = RIGHT if self._answers.right(group, int(index)) else WRONG
+        spans = (VersionSpan(version=self._version, start=0, end=len(tokens)),)
+        return Generation(tokens, self._logprobs, spans, "stop")
+
+    async def call_workers(self, method: str, *args: Any, deadline_s: float = 0.0) -> list[Any]:
+        """The worker's side of a weight sync, without weights."""
+        if method == "stage_weights":
+            self._staged = args[0]
+        return [StagingProgress("staged").as_dict()] if method == "staging_progress" else []
+
+    async def apply_staged(self, version: int, deadline_s: float) -> None:
+        """Hold the version that was staged."""
+        staged = WeightPlan.model_validate_json(self._staged).version
+        assert staged == version, f"version {version} is to be applied, but {staged} was staged"
+        self._version = version
+
+    async def declare(self, version: int) -> None:
+        """Hold `version` without a sync."""
+        self._version = version
+
+    def check(self) -> None:
+        """A stub never dies by itself."""
+
+
+class StubTokenizer:
+    """Stands in for rollout.prompts.ChatTokenizer."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._prompt = np.arange(answers.prompt_tokens, dtype=np.int32)
+        self._texts = {first: word + " word" * (answers.response_tokens - 1) for first, word in _WORDS.items()}
+
+    def prompt_ids(self, prompt: Prompt) -> NDArray[np.int32]:
+        """The same tokens for every prompt."""
+        return self._prompt
+
+    def text(self, response_ids: NDArray[np.int32]) -> str:
+        """A text of about five bytes per token, whose first word is the answer."""
+        return self._texts[int(response_ids[0])]
+
+
+_WORDS = {RIGHT: "right", WRONG: "wrong"}

@@ -1,0 +1,44 @@
+"""Owns a verifier that judges by the first word in its own process: the real loop around a stub sandbox.
+
+Must not be used outside benchmarks of the streams. `python -m tests.harness.stubs.verifier --run ID --redis URL`
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import verifier.service
+from services.contracts import Outcome
+from services.process import main
+from verifier.sandbox.pool import Finding
+
+
+class StubSandbox:
+    """Stands in for verifier.sandbox.pool.Sandbox."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._findings = {
+            True: Finding(Outcome.CORRECT, 1.0, answer="right"),
+            False: Finding(Outcome.WRONG, 0.0, answer="wrong"),
+        }
+
+    def __enter__(self) -> StubSandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was started."""
+
+    async def start(self) -> list[str]:
+        """No gaps in the confinement: there is nothing to confine."""
+        return []
+
+    async def judge(self, verifier: str, text: str, reference: dict[str, Any], *, fresh: bool = False) -> Finding:
+        """Whether the text starts with the right word."""
+        return self._findings[text.startswith("right")]
+
+
+if __name__ == "__main__":
+    stub: Any = StubSandbox
+    verifier.service.Sandbox = stub
+    sys.exit(main(verifier.service.VerifierService))
