@@ -25,6 +25,7 @@ from tests.chaos.scene import Scene
 from tests.chaos.tail import Tail
 from tests.chaos.watch import Watch
 from tests.harness.stack import Stack
+from tests.harness.stubs.stack import StubStack
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Played:
 class Episode:
     """How a run is played. `own_disk`: its checkpoints go to a disk that can be filled; `say` reports progress."""
 
-    stack: Stack
+    stack: Stack | StubStack
     run: str
     recipe: dict[str, Any]
     seed: int

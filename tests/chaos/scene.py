@@ -15,6 +15,7 @@ from tests.chaos import lookups
 from tests.chaos.ground import ProxyThread
 from tests.chaos.lookups import Held, Process, Sync
 from tests.harness.stack import ENDED, Stack
+from tests.harness.stubs.stack import StubStack
 
 ENDINGS = ("trained", "filtered", "stale", "dead", "judged", "evaluated")
 
@@ -25,7 +26,7 @@ class Scene:
 
     run: str
     server: Any
-    stack: Stack
+    stack: Stack | StubStack
     folder: Path
     recipe: dict[str, Any]
     rng: random.Random

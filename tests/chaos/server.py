@@ -6,6 +6,9 @@ Must not be used by stacks with an embedded Redis.
 from __future__ import annotations
 
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -16,6 +19,7 @@ from tests.harness.free_ports import free_port
 from tests.harness.stack import end_with_us
 
 STOP_S = 20.0
+KEEP_S = 0.1
 
 
 class Server:
@@ -40,6 +44,30 @@ class Server:
             except subprocess.TimeoutExpired:
                 self.kill()
 
+    @property
+    def pid(self) -> int | None:
+        """Its process; None while it is down."""
+        running = self._process is not None and self._process.poll() is None
+        return self._process.pid if self._process is not None and running else None
+
+    @contextmanager
+    def kept_alive(self) -> Iterator[None]:
+        """During the body, start it again whenever it has died."""
+        closing = threading.Event()
+
+        def keep() -> None:
+            while not closing.wait(KEEP_S):
+                if self.pid is None:
+                    self.start()
+
+        keeper = threading.Thread(target=keep, name="server's keeper", daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            closing.set()
+            keeper.join(STOP_S)
+
     def start(self) -> None:
         """Start the server and wait until it answers."""
         # With `everysec` the server answers before it writes on a slow disk; kill -9 would lose acknowledged data.
@@ -56,6 +84,9 @@ class Server:
             "yes",
             "--appendfsync",
             "always",
+            # The oracle looks for entries in the file that were trimmed before they were read.
+            "--auto-aof-rewrite-percentage",
+            "0",
             "--logfile",
             "valkey.log",
         ]
