@@ -22,7 +22,8 @@ from services.settings import load_recipe
 from services.streams.connection.client import Redis, connect
 from services.streams.keys import RunKeys
 from services.streams.state.heartbeat import Heartbeat, live_processes
-from services.streams.state.runs import RunRecord, RunRecords
+from services.streams.state.run_record import RunRecord
+from services.streams.state.runs import RunRecords
 from services.waits import Waits
 
 RECIPE = load_recipe(Path(__file__).parents[1] / "deploy/recipes/qwen2.5-32b-dapo.yaml")

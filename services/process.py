@@ -26,7 +26,8 @@ from services.streams.connection.url import EXPECTED
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import Heartbeat
-from services.streams.state.runs import RunRecord, RunRecords, UnknownRunError
+from services.streams.state.run_record import RunRecord
+from services.streams.state.runs import RunRecords, UnknownRunError
 from services.waits import Waits
 
 log = logging.getLogger(__name__)

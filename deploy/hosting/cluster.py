@@ -26,7 +26,7 @@ from deploy.hosting.roles import DIED, Rank, Role, RoleError, Sampler, learner_p
 from services.contracts import HostPid
 from services.settings import resource_requests
 from services.storage.places import runs_folder
-from services.streams.state.runs import RunRecord
+from services.streams.state.run_record import RunRecord
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from learner.rank.worker import RankWorker
 from services.cancellation import cancel_and_wait
 from services.contracts import StepRecord
 from services.process import Context
+from services.streams.delivery.snapshots import read_snapshot
 from services.streams.state.policy_history import History, LoggedBatch
-from services.streams.state.snapshots import read_snapshot
 
 log = logging.getLogger(__name__)
 

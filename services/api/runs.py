@@ -33,7 +33,8 @@ from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.policy_history import read_policy
-from services.streams.state.runs import UNCHANGED, ResumeChanges, RunRecord, RunRecords
+from services.streams.state.run_record import RunRecord
+from services.streams.state.runs import UNCHANGED, ResumeChanges, RunRecords
 from services.waits import describe_wait
 
 EVENTS_SHOWN = 50

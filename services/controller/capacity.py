@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from services.contracts import RunState
 from services.settings import ClusterLimits, ResourceRequest, resource_requests
-from services.streams.state.runs import RunRecord
+from services.streams.state.run_record import RunRecord
 
 
 def shortage(limits: ClusterLimits, record: RunRecord, records: Iterable[RunRecord]) -> str | None:

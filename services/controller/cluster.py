@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from services.contracts import HostPid
-from services.streams.state.runs import RunRecord
+from services.streams.state.run_record import RunRecord
 
 
 class Cluster(Protocol):

@@ -13,7 +13,7 @@ from services.contracts import ProcessInfo
 from services.controller.retry import RetriedRequest
 from services.controller.run_context import FLEET_WAIT, RunContext
 from services.settings import ClusterLimitsError, load_cluster_limits
-from services.streams.state.runs import RunRecord
+from services.streams.state.run_record import RunRecord
 
 log = logging.getLogger(__name__)
 

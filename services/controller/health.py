@@ -16,7 +16,7 @@ from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import LAPSES_S
 from services.streams.state.policy_history import committed_step
-from services.streams.state.runs import RunRecord
+from services.streams.state.run_record import RunRecord
 from services.waits import Waits
 
 SILENT_S = 20.0

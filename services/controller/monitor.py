@@ -17,7 +17,7 @@ from services.streams.state.events import EvaluationFollower
 from services.streams.state.group_counts import group_counts
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.policy_history import read_policy
-from services.streams.state.runs import RunRecord
+from services.streams.state.run_record import RunRecord
 
 
 class RunMonitor:

@@ -18,7 +18,7 @@ from services.controller.run_context import PERIOD_S, RunContext
 from services.settings import ClusterLimitsError, Recipe, load_cluster_limits
 from services.storage.errors import StoreOutageError
 from services.streams.state.heartbeat import live_processes
-from services.streams.state.runs import RunRecord
+from services.streams.state.run_record import RunRecord
 
 log = logging.getLogger(__name__)
 

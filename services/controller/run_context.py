@@ -16,7 +16,8 @@ from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.ownership import UNOWNED, Fence
-from services.streams.state.runs import OWNER, RunRecord, RunRecords
+from services.streams.state.run_record import RunRecord
+from services.streams.state.runs import OWNER, RunRecords
 from services.waits import Waits
 
 PERIOD_S = 0.5

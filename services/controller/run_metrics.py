@@ -16,7 +16,7 @@ from services.metrics import EVENTS, PROCESSES, REPLICAS_DESIRED, RUN_STATE, RUN
 from services.metrics.tables import SETTINGS
 from services.settings import Recipe, resource_requests
 from services.streams.state.events import EventLog
-from services.streams.state.runs import RunRecord
+from services.streams.state.run_record import RunRecord
 
 ENDED_SHOWN_S = 3600.0
 """How long a run that has ended shows its state: long enough for an alert to be sent and read."""

@@ -25,7 +25,8 @@ from services.settings import load_expiry
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import FencedError
 from services.streams.state.heartbeat import live_processes
-from services.streams.state.runs import OWNER, RunRecord, RunRecords
+from services.streams.state.run_record import RunRecord
+from services.streams.state.runs import OWNER, RunRecords
 
 FAILING_S = 300.0
 """How long the run records may be unreadable: each attempt waits for an unavailable Redis."""

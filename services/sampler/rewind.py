@@ -20,11 +20,11 @@ from services.contracts import (
 )
 from services.process import Context
 from services.sampler.evaluation.schedule import STEP
+from services.streams.delivery.snapshots import read_snapshot
 from services.streams.state.events import read_all
 from services.streams.state.group_state import REOPENED, GroupTransitions, read_fields
 from services.streams.state.policy_history import read_policy
 from services.streams.state.rewind import ReopenedGroup, Rewind
-from services.streams.state.snapshots import read_snapshot
 
 WAIT = "snapshot"
 POLL_S = 0.5

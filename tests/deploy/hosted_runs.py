@@ -13,7 +13,8 @@ from typing import Any
 
 from services.settings import parse_recipe
 from services.streams.state.heartbeat import live_processes
-from services.streams.state.runs import RunRecord, RunRecords
+from services.streams.state.run_record import RunRecord
+from services.streams.state.runs import RunRecords
 from tests.harness.small_run import recipe_document
 
 

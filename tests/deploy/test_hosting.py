@@ -27,7 +27,8 @@ from services.settings import parse_recipe
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import live_processes
-from services.streams.state.runs import RunRecord, RunRecords
+from services.streams.state.run_record import RunRecord
+from services.streams.state.runs import RunRecords
 from tests.deploy.echo_service import EchoService, echo
 from tests.deploy.hosted_runs import (
     eventually,

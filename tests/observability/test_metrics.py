@@ -25,7 +25,8 @@ from services.streams.keys import RunKeys
 from services.streams.state.ended.standings import Standing
 from services.streams.state.events import EventLog
 from services.streams.state.group_state import GroupTransitions
-from services.streams.state.runs import RunRecord, RunRecords
+from services.streams.state.run_record import RunRecord
+from services.streams.state.runs import RunRecords
 from services.streams.state.stats import StreamFigures, stream_figures
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document, service_context

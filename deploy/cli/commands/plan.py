@@ -116,7 +116,7 @@ def _replica(recipe: Recipe, shape: ModelShape, gpu_gib: float) -> Table:
 
 
 def _redis(recipe: Recipe) -> Table:
-    from services.memory_bound import footprint
+    from services.streams.memory_bound import footprint
 
     need = footprint(recipe)
     rows = [(name, f"{size / 2**20:,.1f} MiB") for name, size in need.parts.items()]

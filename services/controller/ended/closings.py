@@ -19,7 +19,8 @@ from services.streams.keys import RunKeys
 from services.streams.state.ended.cleanup import erase
 from services.streams.state.ended.closing import check_left, close_run, delete_record
 from services.streams.state.events import EventLog
-from services.streams.state.runs import OWNER, RunRecord, RunRecords, RunStateError, UnknownRunError
+from services.streams.state.run_record import RunRecord
+from services.streams.state.runs import OWNER, RunRecords, RunStateError, UnknownRunError
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from services.contracts import RunState
 from services.streams.connection.client import Redis
 from services.streams.state.ended.standings import Standing, count_runs, standing_runs
-from services.streams.state.runs import RunRecord, RunRecords
+from services.streams.state.run_record import RunRecord
+from services.streams.state.runs import RunRecords
 
 AUDIT_S = 60.0
 """How often all runs are read: an API of an earlier release does not keep the index of active runs."""

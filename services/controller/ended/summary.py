@@ -18,7 +18,7 @@ from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts
 from services.streams.state.policy_history import policy_version
-from services.streams.state.runs import RunRecord
+from services.streams.state.run_record import RunRecord
 
 
 async def summarise(redis: Redis, record: RunRecord) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import math
 from collections import Counter
 
 from services.contracts import Cause, Lane
-from services.memory_bound import longest_streams
 from services.metrics import (
     DEAD_LETTERS,
     GROUPS,
@@ -25,6 +24,7 @@ from services.metrics import (
 from services.process import Context
 from services.sampler.queue.starvation import Level
 from services.streams.delivery.consumer import trim
+from services.streams.memory_bound import longest_streams
 from services.streams.state.group_counts import group_counts
 from services.streams.state.stats import memory_share, stream_figures
 

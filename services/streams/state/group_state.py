@@ -24,10 +24,10 @@ from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.delivery.leases import Lease
 from services.streams.delivery.payloads import SamplePayload, pack
+from services.streams.delivery.snapshots import compress_snapshot
 from services.streams.keys import RunKeys
 from services.streams.retention import EVENTS_KEPT
 from services.streams.state.ownership import UNOWNED, Fence, become_owner
-from services.streams.state.snapshots import compress_snapshot
 
 TASKS_AT_ONCE = 64
 """The most tasks of one dispatch, so that Redis is not held for long."""

@@ -22,10 +22,10 @@ from services.contracts import (
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.delivery.consumer import discard_entry, rejection, tail_messages
+from services.streams.delivery.snapshots import compress_snapshot
 from services.streams.keys import RunKeys
 from services.streams.retention import WEIGHT_MESSAGES_KEPT
 from services.streams.state.ownership import Fence, become_owner
-from services.streams.state.snapshots import compress_snapshot
 
 
 async def read_policy(redis: Redis, keys: RunKeys) -> CommittedPolicy | None:

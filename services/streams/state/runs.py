@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -22,6 +21,7 @@ from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.keys import ACTIVE_RUNS, RUNS, RunKeys
 from services.streams.state.ownership import Fence
+from services.streams.state.run_record import RunRecord, decode_record
 
 log = logging.getLogger(__name__)
 
@@ -56,73 +56,6 @@ class ClosedRunError(RunStateError):
 
 class NoCheckpointError(ValueError):
     """A run cannot be resumed from the named step; the text lists the possible steps."""
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """A run in the control plane. `model_path` and `export_path` are set by the controller and the learner.
-
-    `model_path` names the model on every node (see services.storage.models): a folder, `package:NAME`, or an address in
-    a store with a mark of what it held. `export_path`: a folder, or an address in a store.
-
-    `resumptions`: how often the run was resumed after it had ended; `resume_step`: the rollout step that the last
-    resumption named, None for the last committed one. `closing`: see Closing; `delete_files`: a deletion includes the
-    run's files.
-    """
-
-    id: str
-    recipe: Recipe
-    state: RunState
-    rollout_replicas: int
-    cancel_requested: bool
-    created_at: float
-    history: tuple[Transition, ...]
-    model_path: str | None
-    export_path: str | None
-    summary: dict[str, Any] | None
-    pause_requested: bool = False
-    resumptions: int = 0
-    resume_step: int | None = None
-    closing: Closing | None = None
-    delete_files: bool = False
-
-    @property
-    def active(self) -> bool:
-        """Whether the controller has work for the run."""
-        return not self.state.ended or bool(self.closing and self.closing.open)
-
-    @property
-    def reason(self) -> str:
-        """Why the run is in its state."""
-        return self.history[-1].reason if self.history else ""
-
-
-def _decode(run: str, fields: dict[bytes, bytes]) -> RunRecord:
-    text = {name.decode(): value.decode() for name, value in fields.items()}
-    history = tuple(Transition.model_validate(change) for change in json.loads(text["history"]))
-    return RunRecord(
-        id=run,
-        recipe=_parsed(fields[b"recipe"]),
-        state=RunState(text["state"]),
-        rollout_replicas=int(text["rollout_replicas"]),
-        cancel_requested=text.get("cancel_requested") == "1",
-        created_at=float(text["created_at"]),
-        history=history,
-        model_path=text.get("model_path"),
-        export_path=text.get("export_path"),
-        summary=json.loads(text["summary"]) if "summary" in text else None,
-        pause_requested=text.get("pause_requested") == "1",
-        resumptions=int(text.get("resumptions", 0)),
-        resume_step=int(text["resume_step"]) if "resume_step" in text else None,
-        closing=Closing(text["closing"]) if "closing" in text else None,
-        delete_files=text.get("delete_files") == "1",
-    )
-
-
-@lru_cache(maxsize=256)
-def _parsed(recipe: bytes) -> Recipe:
-    """A recipe, which nothing can change: the controller reads the same records twice a second."""
-    return Recipe.model_validate_json(recipe)
 
 
 @dataclass(frozen=True)
@@ -235,7 +168,7 @@ class RunRecords:
             fields = {}
         if b"history" not in fields:
             raise _unknown(run)
-        return _decode(run, fields)
+        return decode_record(run, fields)
 
     async def all(self) -> list[RunRecord]:
         """Every run that can be parsed, oldest first; one whose recipe is no longer valid is logged and left out."""
@@ -402,7 +335,7 @@ def _decoded(found: Iterable[tuple[str, dict[bytes, bytes]]]) -> Iterator[RunRec
             log.debug("run %s is in an index but has no record", run)
             continue
         try:
-            yield _decode(run, fields)
+            yield decode_record(run, fields)
         except ValidationError as error:
             log.warning("run %s cannot be parsed and is left out: %s", run, error.errors()[0]["msg"])
 

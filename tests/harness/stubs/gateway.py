@@ -21,7 +21,7 @@ from services.controller.service import Controller
 from services.process import configure_logging
 from services.settings import resource_requests
 from services.streams.connection.client import connect
-from services.streams.state.runs import RunRecord
+from services.streams.state.run_record import RunRecord
 
 WANTED = ".wanted"
 """The folder with one file per started run: how many processes of each service it wants."""

@@ -21,9 +21,9 @@ from learner.checkpoint.manifest import CheckpointHeader
 from services.contracts import AFTER, Batch, BatchGroup, CommittedPolicy, StepRecord, WeightManifest
 from services.process import Context, main
 from services.streams.delivery.payloads import fetch
+from services.streams.delivery.snapshots import read_snapshot
 from services.streams.state.policy_history import History, LoggedBatch
 from services.streams.state.runs import RunRecords
-from services.streams.state.snapshots import read_snapshot
 from tests.harness.stubs.publisher import StubPublisher
 
 T = TypeVar("T")

@@ -20,7 +20,8 @@ from services.settings import (
 )
 from services.settings.cluster_limits import VARIABLE, RoleLimits
 from services.streams.state.heartbeat import Heartbeat
-from services.streams.state.runs import RunRecord, RunRecords
+from services.streams.state.run_record import RunRecord
+from services.streams.state.runs import RunRecords
 from tests.harness.small_run import recipe_document
 from tests.services.controller.hand_cluster import controlled, events_of, first_event, replica, until, until_state
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from services.contracts import Lane, VersionSpan
-from services.memory_bound import footprint, longest_streams
 from services.sampler.queue.maintenance import Maintenance
 from services.sampler.service import SamplerService
 from services.settings import parse_recipe
@@ -16,6 +15,7 @@ from services.streams.connection.client import connect
 from services.streams.delivery.consumer import tail
 from services.streams.delivery.payloads import SamplePayload
 from services.streams.keys import RunKeys
+from services.streams.memory_bound import footprint, longest_streams
 from services.streams.state.group_counts import group_counts
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.servers.redis_servers import embedded_server

@@ -6,6 +6,7 @@ import pytest
 
 from services.contracts import Cause, CommittedPolicy, Lane, Release, Task
 from services.streams.connection.functions import FencedError
+from services.streams.delivery.snapshots import read_snapshot
 from services.streams.keys import EVALUATION_GROUP, RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts, response_tokens
@@ -18,7 +19,6 @@ from services.streams.state.policy_history import (
     read_policy,
 )
 from services.streams.state.rewind import ReopenedGroup, Rewind
-from services.streams.state.snapshots import read_snapshot
 from tests.services.driven import (
     EVENT,
     STATE,

@@ -8,11 +8,11 @@ from services.contracts import Cause, Lane, Outcome, Release, Sample
 from services.streams.connection.functions import FencedError
 from services.streams.delivery.consumer import Consumer
 from services.streams.delivery.leases import LeaseLostError
+from services.streams.delivery.snapshots import read_snapshot
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts, response_tokens
 from services.streams.state.group_state import EVALUATED, MORE, GroupTransitions, RejectedMessageError, missing_samples
-from services.streams.state.snapshots import read_snapshot
 from tests.services.driven import (
     BODY,
     STATE,

@@ -10,7 +10,8 @@ from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.keys import ACTIVE_RUNS, RUNS, RunKeys
 from services.streams.state.heartbeat import live_processes
-from services.streams.state.runs import RESUMABLE, RecordChange, RunRecord, RunRecords, RunStateError
+from services.streams.state.run_record import RunRecord
+from services.streams.state.runs import RESUMABLE, RecordChange, RunRecords, RunStateError
 
 ENDED = frozenset(state for state in RunState if state.ended)
 CLOSINGS: dict[Closing, tuple[frozenset[RunState], tuple[str, ...]]] = {
