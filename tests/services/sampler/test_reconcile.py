@@ -115,7 +115,7 @@ async def test_a_dead_letter_from_before_a_rewind_has_no_effect(redis, run_id):
             await asyncio.wait_for(sampling[0], 90)
         for delivery in held[:2]:
             await consumer.dead_letter(delivery, "no answer", Cause.DELIVERIES)
-        [earlier, _] = [letter.entry for letter in await letters(redis, keys)]
+        [(earlier, _), _] = await letters(redis, keys)
         await redis.hset(keys.queue, mapping={"step": 0, "last": 0, "letters": earlier})
         async with running(SamplerService().run(second)) as tasks:
 
