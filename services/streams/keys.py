@@ -1,6 +1,7 @@
 """Owns the names of Redis keys; a run's keys share one prefix.
 
-Must not talk to Redis.
+Must not talk to Redis. The prefix has a hash tag, so a run's keys have one slot; Redis Cluster is rejected nevertheless
+until something needs it (docs/operations/redis.md).
 """
 
 from __future__ import annotations
@@ -133,6 +134,10 @@ class RunKeys:
         return self.key("queue")
 
     @property
+    def dropped(self) -> str:
+        return self.key("dropped")
+
+    @property
     def posteriors(self) -> str:
         return self.key("posteriors")
 
@@ -159,9 +164,3 @@ class RunKeys:
     @property
     def heartbeats(self) -> str:
         return self.key("heartbeats")
-
-
-def order_of(entry: str) -> tuple[int, int]:
-    """The sort key of a stream's entry id: milliseconds, and a count within the millisecond."""
-    milliseconds, _, count = entry.partition("-")
-    return int(milliseconds), int(count or 0)

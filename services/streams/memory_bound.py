@@ -25,7 +25,7 @@ SLACK = 1.3
 
 TASK, SAMPLE, VERDICT, HASH, PAYLOAD = 900, 900, 1500, 700, 900
 """Bytes beyond texts, references and tokens. A verdict's includes its answer (200 characters) and reason (300)."""
-BATCH_SAMPLE, BATCH_GROUP, POSTERIOR, STEP, EVENT, PLAN = 330, 250, 220, 6000, 600, 1200
+BATCH_SAMPLE, BATCH_GROUP, POSTERIOR, STEP, EVENT, PLAN, DROPPED = 330, 250, 220, 6000, 600, 1200, 150
 ALWAYS = 2 * 2**20
 """The library, heartbeats, the record, counters."""
 
@@ -84,10 +84,11 @@ def footprint(recipe: Recipe) -> Footprint:
             "evaluation": evaluation,
             "acked messages of earlier evaluations": EVALUATION_ENTRIES * _Group(recipe, 1, 0).pinned,
             "pass rates of prompts": prompts * POSTERIOR,
+            "dropped prompts": prompts * DROPPED,
             "step records": limits.rollout_steps * (STEP + 120 * limits.groups_per_step),
             "events, dead letters, weight messages": messages,
         },
-        int(SLACK * (1 + batches) * POSTERIOR),
+        int(SLACK * ((1 + batches) * POSTERIOR + DROPPED)),
         int(SLACK * _evaluation(recipe, 1, recipe.evaluation.samples)),
     )
 

@@ -5,6 +5,7 @@ Must not judge groups. `backpressure` decides how many tasks are sent, `selectio
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 
 from services.contracts import Cause, DeadLetter, Lane, Prompt, SamplerState, Sampling, Task
@@ -64,7 +65,7 @@ class Dispatcher:
 
     @property
     def state(self) -> SamplerState:
-        """The state from which a successor continues. It reads the dropped prompts from the dead letters."""
+        """The state from which a successor continues, together with the dropped prompts."""
         return self._state(self._next_group, self._place)
 
     def _state(self, next_group: int, place: Place) -> SamplerState:
@@ -144,6 +145,12 @@ class Dispatcher:
                     f"prompt {prompt!r} of group {group} is no longer among the training prompts; restore the data "
                     "that the run was started with"
                 )
+
+    def drop_all(self, causes: Mapping[str, str]) -> None:
+        """Drop the prompts that an earlier sampler dropped: the cause of each, by prompt id."""
+        for prompt, cause in causes.items():
+            self._selection.drop(prompt, cause)
+        self._count_dropped()
 
     def drop(self, letter: DeadLetter) -> bool:
         """Drop the prompt of a dead letter if the prompt is at fault. True if it was not dropped before."""

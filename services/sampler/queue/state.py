@@ -15,7 +15,6 @@ from services.sampler.queue.batching import Window
 from services.sampler.queue.dispatch import Dispatcher
 from services.sampler.queue.starvation import Escalation, Level, Starvation
 from services.settings import Recipe
-from services.streams.keys import order_of
 from services.streams.state.group_state import GroupTransitions
 
 NO_ESCALATION = Escalation(None, None, None, None)
@@ -34,8 +33,8 @@ def starvation_of(recipe: Recipe) -> Starvation:
 class QueueState:
     """The state of one queue.
 
-    `last_step`: the run's last rollout step; a spent token budget lowers it. `rewound_at`: order of the last dead
-    letter that was written before the run's last rewind.
+    `last_step`: the run's last rollout step; a spent token budget lowers it. `letters_after`: the last dead
+    letter that an earlier sampler acted on, or the last one before the run's last rewind.
     """
 
     context: Context
@@ -46,7 +45,7 @@ class QueueState:
     window: Window
     last_step: int
     next_step: int = 1
-    rewound_at: tuple[int, int] = (0, 0)
+    letters_after: str = "0-0"
     survival: SurvivalEstimate = field(default_factory=SurvivalEstimate)
 
     @classmethod
@@ -58,6 +57,8 @@ class QueueState:
         sampler_state = SamplerState.model_validate_json(stored) if stored else SamplerState(cursor=0, next_group=0)
         dispatcher = Dispatcher(context, transitions, table, prompts, sampler_state)
         dispatcher.check_reopened()
+        dropped = await redis.hgetall(keys.dropped)
+        dispatcher.drop_all({prompt.decode(): cause.decode() for prompt, cause in dropped.items()})
         posteriors = await redis.hgetall(keys.posteriors)
         dispatcher.rates.load({prompt.decode(): entry.decode() for prompt, entry in posteriors.items()})
         state = cls(
@@ -79,7 +80,7 @@ class QueueState:
         self.next_step = int(stored.get("step", 0)) + 1
         if stored.get("last") == "1":
             self.last_step = int(stored["step"])
-        self.rewound_at = order_of(stored.get("letters", "0-0"))
+        self.letters_after = stored.get("letters", "0-0")
         judged = int(await redis.hget(keys.lane(Lane.TRAIN).counters, "judged") or 0)
         self.starvation.judged = judged - int(stored.get("judged", 0))
         # The previous sampler reported this level, unless it is PAUSE: a reported pause restarts the count.

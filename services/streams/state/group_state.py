@@ -6,7 +6,7 @@ Must not decide anything: callers decide, and each decision takes effect exactly
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import IntEnum
 
 from services.contracts import (
@@ -268,6 +268,23 @@ class GroupTransitions:
             counters_key=self._keys.lane(Lane.TRAIN).counters,
             fence=self.fence.token,
             reason=why,
+        )
+
+    async def drop_prompts(self, causes: Mapping[str, str], letter: str) -> None:
+        """Record the prompts that are never drawn again, each with its cause, and the last letter that was acted on.
+
+        `letter`: its entry. Raises FencedError.
+        """
+        await call(
+            self._redis,
+            "drop_prompts",
+            epoch_key=self._epoch_key,
+            dropped_key=self._keys.dropped,
+            queue_key=self._keys.queue,
+            fence=self.fence.token,
+            letter_entry=letter,
+            prompt_list=list(causes),
+            cause_list=list(causes.values()),
         )
 
     async def delete_evaluated(self, groups: list[str]) -> None:

@@ -7,7 +7,7 @@ local refused = fenced(epoch_key, fence)
 if refused then return refused end
 if redis.call('HGET', policy_key, 'resumption') == resumption then return 0 end
 redis.call('UNLINK', tasks_key, samples_key, verdicts_key, batches_key)
--- Letters up to the newest one end no group: the groups are drawn again.
+-- The next sampler does not act on letters up to the newest one: their groups are drawn again.
 local letters = redis.call('XREVRANGE', dead_key, '+', '-', 'COUNT', 1)
 redis.call('HSET', queue_key, 'step', redis.call('HGET', policy_key, 'step') or '0', 'last', '0', 'letters',
   letters[1] and letters[1][1] or '0-0')

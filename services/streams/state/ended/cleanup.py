@@ -19,7 +19,7 @@ PER_CALL = 500
 async def sweep(redis: Redis, keys: RunKeys) -> int:
     """Delete a finished run's payloads, batches, snapshots and lane streams; returns the number of keys."""
     streams = {stream for lane in map(keys.lane, Lane) for stream in (lane.tasks, lane.samples, lane.verdicts)}
-    exact = {keys.batches, keys.posteriors, *streams}
+    exact = {keys.batches, keys.posteriors, keys.dropped, *streams}
     prefixes = (keys.key("payload:"), keys.key("sampler-snapshot:"))
     deleted = 0
     async for chunk in _chunks(redis, keys, lambda key: key in exact or key.startswith(prefixes)):

@@ -1,0 +1,66 @@
+"""Dropped prompts: the run remembers them, whatever becomes of the dead letters that dropped them."""
+
+import asyncio
+
+from prometheus_client import REGISTRY
+
+from services.contracts import Cause, Lane
+from services.sampler.data import load_splits
+from services.sampler.queue.dead_letters import DeadLetterWatch
+from services.sampler.queue.starvation import Level
+from services.sampler.queue.state import QueueState
+from services.streams.delivery.consumer import discard_entry
+from services.streams.delivery.validation import Source, make_letter
+from services.streams.keys import RunKeys
+from services.streams.retention import DEAD_KEPT
+from services.streams.state.group_state import GroupTransitions
+from tests.harness.small_run import recipe_document, service_context
+
+
+async def write_letters(redis, keys, *causes_and_prompts):
+    """Dead-letters a task per cause and prompt; returns the last letter's entry."""
+    stream = keys.lane(Lane.TRAIN).tasks
+
+    async def write(cause, prompt):
+        entry = (await redis.xadd(stream, {"m": "{}"})).decode()
+        letter = make_letter(Source(stream, entry, b"{}"), "test", cause, "gone", prompt)
+        await discard_entry(redis, keys, stream, entry, letter)
+
+    await asyncio.gather(*(write(*letter) for letter in causes_and_prompts))
+    return (await redis.xrevrange(keys.dead, count=1))[0][0].decode()
+
+
+async def test_a_prompt_stays_dropped_after_any_number_of_letters(redis, run_id):
+    keys = RunKeys(run_id)
+    async with service_context(redis, run_id, recipe_document("/none", data={"train": 4}), "sampler") as context:
+        prompts = load_splits(context.record.recipe.data).train
+
+        async def restarted():
+            transitions = await GroupTransitions.fenced(redis, keys, "sampler")
+            return await QueueState.load(context, transitions, prompts)
+
+        def metric(cause):
+            return REGISTRY.get_sample_value("penstock_dropped_prompts", {"run": run_id, "cause": cause})
+
+        first = await restarted()
+        assert (first.letters_after, metric("too-long"), metric("refused")) == ("0-0", 0, 0)
+        faults = [(Cause.TOO_LONG, prompts[0].id), (Cause.REFUSED, prompts[2].id), (Cause.TOO_LONG, "an older file's")]
+        acted_on = await write_letters(redis, keys, *faults)
+        await DeadLetterWatch(first).release_groups()
+
+        second = await restarted()
+        assert second.letters_after == acted_on, "no letter is acted on twice"
+        assert (metric("too-long"), metric("refused")) == (1, 1), "known before any letter is read"
+        newest = await write_letters(redis, keys, *[(Cause.DELIVERIES, prompts[1].id)] * (DEAD_KEPT + 10))
+        assert acted_on not in [entry.decode() for entry, _ in await redis.xrange(keys.dead)]
+        await DeadLetterWatch(second).release_groups()
+
+        third = await restarted()
+        assert third.letters_after == newest
+        assert third.dispatcher.metrics == {"prompts_too_long": 1, "prompts_refused": 1}
+        await third.dispatcher.dispatch(2, 1.0, 0, Level.NORMAL)
+        assert third.table.prompts_in_flight == {prompts[1].id, prompts[3].id}
+        assert await redis.hgetall(keys.dropped) == {
+            prompts[0].id.encode(): b"too-long",
+            prompts[2].id.encode(): b"refused",
+        }
