@@ -81,7 +81,10 @@ HostPid: TypeAlias = tuple[str, int]
 
 
 class ProcessInfo(Value):
-    """A live process, as its heartbeat publishes it; `metrics` is host:port of its /metrics page."""
+    """A live process, as its heartbeat publishes it; `metrics` is host:port of its /metrics page.
+
+    `library`: the Redis functions that it calls; "" of an earlier release.
+    """
 
     id: str
     service: str
@@ -94,6 +97,7 @@ class ProcessInfo(Value):
     workers: int = 1
     started_at: float = 0.0
     waits: tuple[Wait, ...] = ()
+    library: str = ""
 
     @property
     def host_pid(self) -> HostPid:

@@ -18,6 +18,7 @@ from services.controller.cluster import Cluster
 from services.controller.ended.closings import Closings
 from services.controller.ended.expiry import Expiry
 from services.controller.ended.known_runs import KnownRuns
+from services.controller.ended.libraries import Libraries
 from services.controller.run import RunController
 from services.controller.run_context import PERIOD_S, STOP_DEADLINE_S, RunContext
 from services.controller.run_metrics import RunStates
@@ -47,6 +48,7 @@ class Controller:
         self._known = KnownRuns(redis, self._records)
         self._states = RunStates()
         self._closings = Closings(redis, runs)
+        self._libraries = Libraries(redis)
         self._expiry = Expiry(redis, load_expiry())
         self._cluster = cluster
         self._runs = runs
@@ -82,6 +84,7 @@ class Controller:
         records = await self._known.look()
         self._states.show(records, self._known.ended, time.time())
         await self._expiry.look(self._known.ended, time.time())
+        await self._libraries.look([record.id for record in records])
         self._collect_ended()
         for record in records:
             if record.id in self._controlled or await self._owned_elsewhere(record.id):

@@ -18,7 +18,7 @@ port=${REDIS_PORT:-6379}
 
 # What Penstock needs: keys under penstock: and nothing else. docs/operations/redis.md contains the same lines.
 penstock_rule="resetchannels resetkeys ~penstock:* -@all \
-+ping +info +time +select +scan +multi +exec +fcall +function|load \
++ping +info +time +select +scan +multi +exec +fcall +function|load +function|list +function|delete \
 +get +set +incr +del +unlink +exists +expire \
 +hget +hset +hsetnx +hdel +hmget +hgetall +hexists +hincrby \
 +sadd +srem +scard +smembers +sismember +zadd +zcard +zrange +zrem +lpop +rpush +lrem +llen \

@@ -26,6 +26,8 @@ from services.streams.retention import DEAD_KEPT, RELEASED_KEPT
 log = logging.getLogger(__name__)
 
 SHARED = "shared.lua"
+PREFIX = "penstock_"
+"""Of the names of all libraries; the rest is the digest of the code."""
 GROWING = frozenset({"create_record", "dispatch", "publish_sample"})
 """Redis at its maxmemory rejects these. All others may exceed it: they are small, and work in flight must drain."""
 CONSTANTS = {"RELEASED_KEPT": RELEASED_KEPT, "DEAD_KEPT": DEAD_KEPT}
@@ -77,7 +79,7 @@ def library() -> Library:
     shared, functions = _sources()
     signatures = {name: parse_signature(name, source) for name, source in functions.items()}
     nameless = _code("", shared, functions, signatures)
-    name = "penstock_" + hashlib.sha256(nameless.encode()).hexdigest()[:12]
+    name = PREFIX + hashlib.sha256(nameless.encode()).hexdigest()[:12]
     return Library(name, _code(name, shared, functions, signatures), signatures)
 
 

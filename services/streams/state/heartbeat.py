@@ -19,7 +19,7 @@ from services.cancellation import cancel_and_wait
 from services.contracts import ProcessInfo, Wait
 from services.metrics import STALLED_WAITS, WAIT_DEADLINE_SECONDS, WAIT_SECONDS
 from services.streams.connection.client import Redis
-from services.streams.connection.functions import RedisFullError, call
+from services.streams.connection.functions import RedisFullError, call, library
 from services.streams.keys import SHARED_HEARTBEATS, RunKeys
 from services.streams.state.events import EventLog
 from services.waits import Waits, describe_wait
@@ -58,7 +58,7 @@ class Heartbeat:
         on_change: Callable[[ProcessInfo], None] = lambda _: None,
     ) -> None:
         self._redis = redis
-        self.info = info
+        self.info = info.model_copy(update={"library": library().name})
         self._waits = waits or Waits()
         self._event_log = event_log
         self._on_change = on_change

@@ -112,7 +112,7 @@ def test_the_settings_of_the_server(open_path):
                 "SHUTDOWN",
                 "MONITOR",
                 "CLIENT LIST",
-                "FUNCTION DELETE x",
+                "FUNCTION FLUSH",
             ],
         ),
         (
