@@ -119,13 +119,13 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
     "services/sampler/queue/publication.py": [
         (
             "staleness: the surplus is always thrown away",
-            "group.oldest_version) > self._recipe.limits.max_staleness",
-            "group.oldest_version) > 0",
+            "staleness(consuming, oldest) > bound",
+            "staleness(consuming, oldest) > 0",
         ),
         (
             "staleness: the bound is not kept",
-            "group.oldest_version) > self._recipe.limits.max_staleness",
-            "group.oldest_version) > 1000",
+            "staleness(consuming, oldest) > bound",
+            "staleness(consuming, oldest) > 1000",
         ),
     ],
     "services/sampler/data/splits.py": [

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import httpx
 
@@ -44,7 +44,7 @@ class Kept:
 
     name: str
     command: list[str]
-    log: IO[bytes]
+    log: Path
     environment: dict[str, str]
     process: subprocess.Popen[bytes] | None = None
     started: int = 0
@@ -60,15 +60,16 @@ class Kept:
         """Start it if it is down."""
         if self.pid is None:
             self.at, self.started = time.time(), self.started + 1
-            self.process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=self.log,
-                stderr=self.log,
-                cwd=ROOT,
-                env=self.environment,
-                preexec_fn=end_with_us,
-            )
+            with self.log.open("ab") as log:
+                self.process = subprocess.Popen(
+                    self.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=ROOT,
+                    env=self.environment,
+                    preexec_fn=end_with_us,
+                )
 
     def stop(self, deadline_s: float) -> bool:
         """Drain it; it is killed after `deadline_s` seconds. Whether it ended by itself."""
@@ -122,8 +123,7 @@ class StubStack:
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
         }
-        log = (logs / f"{name}.log").open("ab")
-        return Kept(name, [sys.executable, "-m", *module], log, environment)
+        return Kept(name, [sys.executable, "-m", *module], logs / f"{name}.log", environment)
 
     def __enter__(self) -> StubStack:
         self._keeper.start()

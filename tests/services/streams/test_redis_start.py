@@ -27,7 +27,12 @@ from tests.harness.servers.redis_servers import (
     start_server,
 )
 
-NEAR = ["records", "heartbeats", "streams", "library", "history", "trim", "dead", "payloads"]
+NEAR = [
+    *(f"streams/test_{name}" for name in ("records", "heartbeats", "streams", "library", "history", "trim", "dead")),
+    "streams/test_payloads",
+    "sampler/test_audit",
+    "sampler/test_reconcile",
+]
 # Commands that only those tests run, to inspect the platform's keys and to damage them.
 INSPECTS = "+hkeys +lrange +rename +ttl +type +xgroup|destroy ~no-such-key"
 
@@ -234,7 +239,7 @@ def test_the_streams_tests_pass_as_user_penstock(open_path):
     with start_server(folder, "--aclfile", users) as again:
         login = f"penstock:{quote(PASSWORDS['penstock'], safe='')}"
         environment = {**os.environ, "PENSTOCK_TEST_REDIS": f"redis://{login}@127.0.0.1:{again.port}/0"}
-        files = [f"tests/services/streams/test_{name}.py" for name in NEAR]
+        files = [f"tests/services/{name}.py" for name in NEAR]
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180, check=False
