@@ -34,6 +34,7 @@ CONSTANTS = {"RELEASED_KEPT": RELEASED_KEPT, "DEAD_KEPT": DEAD_KEPT}
 """What lua/ uses of services/streams/retention.py."""
 TOGETHER_CALLS, TOGETHER_BYTES = 256, 4 * 2**20
 """The most calls and bytes that are sent as one command: Redis serves no other client while it runs them."""
+SMALL_BYTES = 4096
 _TOGETHER = {False: "together", True: "together_growing"}
 """The function that runs several calls, by whether a full Redis rejects them."""
 
@@ -130,8 +131,10 @@ class _Call:
 
     @property
     def size(self) -> int:
-        """About how many bytes are sent."""
-        return sum(len(value) if isinstance(value, str | bytes) else 8 for value in (*self.keys, *self.args))
+        """About how many bytes are sent. Only calls that grow Redis can be large."""
+        if not self.grows:
+            return SMALL_BYTES
+        return sum(len(value) for value in self.args if isinstance(value, (str, bytes)))
 
 
 class _CallQueue:

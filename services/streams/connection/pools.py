@@ -21,6 +21,7 @@ from redis.asyncio.sentinel import (
     SentinelManagedSSLConnection,
 )
 from redis.backoff import NoBackoff
+from redis.connection import HiredisRespSerializer
 
 from services.streams.connection.credentials import TrustedCertificates, sentinel_credentials, server_credentials
 from services.streams.connection.url import RedisUrl
@@ -46,11 +47,25 @@ class _Trusting:
         self.ssl_context = trust
 
 
-class _TlsConnection(_Trusting, SSLConnection):
+class _Packing:
+    """A connection that packs commands in C. redis-py's asynchronous one does so in Python, argument by argument."""
+
+    _serializer = HiredisRespSerializer()
+
+    def pack_command(self, *args: Any) -> list[bytes]:
+        packed: list[bytes] = self._serializer.pack(*args)
+        return packed
+
+
+class _Connection(_Packing, Connection):
     pass
 
 
-class _MasterConnection(SentinelManagedConnection):
+class _TlsConnection(_Trusting, _Packing, SSLConnection):
+    pass
+
+
+class _MasterConnection(_Packing, SentinelManagedConnection):
     """A connection that asks the Sentinels whenever it connects.
 
     redis-py's own class does so only when the connection is taken from the pool: a retried command would go to the
@@ -184,7 +199,7 @@ def make_pool(address: RedisUrl, **options: Any) -> ConnectionPool:
     options = {**options, **trust, **server_credentials(address), "db": address.db}
     if address.service is None:
         [(host, port)] = address.hosts
-        kind: Any = _TlsConnection if address.tls else Connection
+        kind: Any = _TlsConnection if address.tls else _Connection
         return _ServerPool(connection_class=kind, host=host, port=port, **options)
     kind = _TlsMasterConnection if address.tls else _MasterConnection
     make: Any = _MasterPool  # redis-py leaves it untyped

@@ -18,6 +18,7 @@ from typing import Any
 
 _NAMES = r"local\s+(\w+(?:,\s*\w+)*)\s*=\s*unpack\({}\)\n"
 _HEADER = re.compile(rf"(?:--.*\n)*{_NAMES.format('keys')}(?:{_NAMES.format('args')})?(.*)", re.S)
+_LIST_TYPES = (list, tuple)
 _WRONG_KEY = "ends in neither _key nor _keys"
 _LATE_SINGLE = "follows a list; lists come last"
 
@@ -40,6 +41,10 @@ class Signature:
     def names(self) -> tuple[str, ...]:
         """All declared names."""
         return self.keys + self.key_lists + self.args + self.arg_lists
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.names)
 
     @cached_property
     def _lists(self) -> frozenset[str]:
@@ -65,7 +70,7 @@ class Signature:
         )
 
     def _check(self, values: Mapping[str, Any]) -> None:
-        if len(values) != len(self.names) or any(name not in values for name in self.names):
+        if values.keys() != self._names:
             missing = [name for name in self.names if name not in values]
             unknown = [name for name in values if name not in self.names]
             faults = [f"{name} is missing" for name in missing] + [f"{name} is unknown" for name in unknown]
@@ -73,7 +78,7 @@ class Signature:
                 f"Redis function {self.function}: {', '.join(faults)}; it declares {', '.join(self.names)}"
             )
         for name, value in values.items():
-            if isinstance(value, (list, tuple)) != (name in self._lists) or value is None:
+            if value is None or (value.__class__ in _LIST_TYPES) != (name in self._lists):
                 expected = "a list" if name in self._lists else "a single value"
                 raise SignatureError(f"Redis function {self.function}: {name}: expected {expected}, got {value!r:.80}")
 
