@@ -77,6 +77,12 @@ def reported_errors() -> Iterator[None]:
         fail(str(error))
 
 
+def print_warnings(view: dict[str, Any]) -> None:
+    """Print the warnings of a run that was submitted or resumed, on standard error."""
+    for text in view["warnings"]:
+        print(f"penstock: warning: {plain(text)}", file=sys.stderr)
+
+
 def open_api(url: str) -> Api:
     """A client for the REST API at `url`; use it as a context manager."""
     from deploy.cli.client import Api

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
 
+from services.api.memory_plan import compare_plan
 from services.api.views import (
+    AcceptedRun,
     MetricsView,
     ResumeRequest,
     RunList,
@@ -34,7 +36,7 @@ from services.streams.state.group_counts import group_counts
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.policy_history import read_policy
 from services.streams.state.run_record import RunRecord
-from services.streams.state.runs import UNCHANGED, ResumeChanges, RunRecords
+from services.streams.state.runs import RESUMABLE, UNCHANGED, ResumeChanges, RunRecords
 from services.waits import describe_wait
 
 EVENTS_SHOWN = 50
@@ -74,17 +76,18 @@ def _add_reads(app: FastAPI, redis: Redis, records: RunRecords) -> None:
 
 def _add_changes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
     @app.post("/v1/runs", status_code=201)
-    async def submit(request: SubmitRequest) -> RunView:
-        """Add a run; it starts as soon as the cluster has room."""
+    async def submit(request: SubmitRequest) -> AcceptedRun:
+        """Add a run; it starts as soon as the cluster has room. A plan above Redis' maxmemory is refused."""
         recipe = parse_recipe(request.recipe)
         run = request.id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         if run in SHARED_FOLDERS:
             raise RecipeError(invalid("id", run, f"another name; every run uses the folder {run}"))
+        warnings = await compare_plan(redis, records, run, recipe)
         try:
             record = await records.create(run, recipe)
         except ValueError as error:
             raise RecipeError(str(error).removeprefix("run ")) from None  # the request's field is `id`
-        return await _view(redis, record)
+        return await _accept(redis, record, warnings)
 
     @app.post("/v1/runs/{run}/cancel", status_code=202)
     async def cancel(run: str) -> RunView:
@@ -97,12 +100,9 @@ def _add_changes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
         return await _view(redis, await records.request_pause(run))
 
     @app.post("/v1/runs/{run}/resume", status_code=202)
-    async def resume(run: str, request: ResumeRequest | None = None) -> RunView:
-        """Resume a paused run, or requeue a run that failed or was cancelled."""
-        if request and request.rollout is not None:
-            _check_limits((await records.get(run)).recipe, "rollout", request.rollout)
-        changes = ResumeChanges(**request.model_dump()) if request else UNCHANGED
-        return await _view(redis, await records.resume(run, changes))
+    async def resume(run: str, request: ResumeRequest | None = None) -> AcceptedRun:
+        """Resume a paused run, or requeue a run that failed or was cancelled, unless its plan is above maxmemory."""
+        return await _resume(redis, records, run, request)
 
     @app.delete("/v1/runs/{run}", status_code=202)
     async def delete(run: str, files: bool = False) -> RunView:
@@ -167,6 +167,23 @@ async def _alerts(redis: Redis, keys: RunKeys, processes: list[ProcessInfo]) -> 
     ]
     starved: bytes | None = await redis.get(keys.starved)
     return [*([starved.decode(errors="replace")] if starved else []), *stalled]
+
+
+async def _resume(redis: Redis, records: RunRecords, run: str, request: ResumeRequest | None) -> AcceptedRun:
+    record = await records.get(run)
+    if request and request.rollout is not None:
+        _check_limits(record.recipe, "rollout", request.rollout)
+    requeued = record.state in RESUMABLE and not record.closing
+    warnings = await compare_plan(redis, records, run, record.recipe) if requeued else []
+    changes = ResumeChanges(**request.model_dump()) if request else UNCHANGED
+    return await _accept(redis, await records.resume(run, changes), warnings)
+
+
+async def _accept(redis: Redis, record: RunRecord, warnings: list[str]) -> AcceptedRun:
+    """The answer to a submission or resumption; its warnings are events too."""
+    for text in warnings:
+        await EventLog(redis, RunKeys(record.id), "api").write("redis-memory-planned", text)
+    return AcceptedRun(**dict(await _view(redis, record)), warnings=warnings)
 
 
 async def _view(redis: Redis, record: RunRecord) -> RunView:

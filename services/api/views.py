@@ -87,6 +87,12 @@ class RunView(RunSummary):
     resume_step: int | None
 
 
+class AcceptedRun(RunView):
+    """A run that was submitted or resumed. `warnings`: what may slow it down, which did not prevent it."""
+
+    warnings: list[str]
+
+
 class WaitView(BaseModel):
     """A wait of a process: it has lasted `seconds`, and is `stalled` once they exceed `deadline_s`."""
 

@@ -13,6 +13,7 @@ from services.contracts.base import Message
 COMMON_PHASES = ("service-failed", "stalled", "waiting")
 """Phases of events that any service of a run may write."""
 PHASES: dict[str, tuple[str, ...]] = {
+    "api": ("redis-memory-planned",),
     "controller": (
         "closing-failed",
         "expired",

@@ -15,7 +15,14 @@ from services.settings.expiry import ExpiryError, load_expiry
 from services.settings.presets import PRESETS
 from services.settings.recipe import Recipe, RecipeError, load_recipe, parse_recipe
 from services.settings.sampling import StarvationSettings
-from services.settings.sections import NO_TEMPLATE, AlgorithmSettings, LearnerSettings, ModelSettings, WeightsSettings
+from services.settings.sections import (
+    NO_TEMPLATE,
+    AlgorithmSettings,
+    LearnerSettings,
+    LimitsSettings,
+    ModelSettings,
+    WeightsSettings,
+)
 
 __all__ = [
     "HELD_OUT",
@@ -28,6 +35,7 @@ __all__ = [
     "EvaluationSet",
     "ExpiryError",
     "LearnerSettings",
+    "LimitsSettings",
     "ModelSettings",
     "Recipe",
     "RecipeError",

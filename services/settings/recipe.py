@@ -60,14 +60,11 @@ class Recipe(Section):
         if groups % mini:
             expected = f"a multiple of learner.mini_batch_groups = {mini}"
             raise ValueError(invalid("limits.groups_per_step", groups, expected))
-        factor, text = self.limits.max_staleness + 1, "max_staleness + 1"
-        sampling = self.algorithm.dynamic_sampling
-        if sampling.refill == "generation_batches":
-            # A generation batch is dispatched whole, beside the batches in flight and the groups kept for the next one.
-            factor += sampling.generation_batch_factor
+        text = "max_staleness + 1"
+        if self.algorithm.dynamic_sampling.refill == "generation_batches":
             text = f"algorithm.dynamic_sampling.generation_batch_factor + {text}"
-        if self.limits.max_inflight_groups < groups * factor:
-            expected = f"at least groups_per_step x ({text}) = {groups * factor}"
+        if self.limits.max_inflight_groups < self.least_inflight_groups:
+            expected = f"at least groups_per_step x ({text}) = {self.least_inflight_groups}"
             raise ValueError(invalid("limits.max_inflight_groups", self.limits.max_inflight_groups, expected))
 
     def _check_lengths(self) -> None:
@@ -102,6 +99,15 @@ class Recipe(Section):
         if sampling.min_known is not None and sampling.min_known > group_size:
             expected = f"at most algorithm.group_size = {group_size}"
             raise ValueError(invalid(f"{section}.min_known", sampling.min_known, expected))
+
+    @property
+    def least_inflight_groups(self) -> int:
+        """The smallest valid limits.max_inflight_groups."""
+        batches, sampling = self.limits.max_staleness + 1, self.algorithm.dynamic_sampling
+        if sampling.refill == "generation_batches":
+            # A generation batch is dispatched whole, beside the batches in flight and the groups kept for the next one.
+            batches += sampling.generation_batch_factor
+        return self.limits.groups_per_step * batches
 
     @property
     def evaluated_sets(self) -> tuple[str, ...]:

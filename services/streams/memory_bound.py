@@ -5,10 +5,11 @@ Must not talk to Redis. tests/services/sampler/test_soak.py compares it with a s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, field
 
 from services.contracts import Lane
-from services.settings import Recipe
+from services.settings import LimitsSettings, Recipe
 from services.streams.delivery.validation import LARGEST_LETTER
 from services.streams.retention import DEAD_KEPT, EVENTS_KEPT, RELEASED_KEPT, WEIGHT_MESSAGES_KEPT
 
@@ -25,18 +26,21 @@ SLACK = 1.3
 
 TASK, SAMPLE, VERDICT, HASH, PAYLOAD = 900, 900, 1500, 700, 900
 """Bytes beyond texts, references and tokens. A verdict's includes its answer (200 characters) and reason (300)."""
+ENTRY_FIELD = 40
+"""A field of a group's hash that names a stream entry: of its task, of each sample, of each verdict."""
 BATCH_SAMPLE, BATCH_GROUP, POSTERIOR, STEP, EVENT, PLAN, DROPPED = 330, 250, 220, 6000, 600, 1200, 150
+STEP_GROUP, REOPENED = 120, 300
+"""A group in a step record; and a group that a resume reopened: a small hash, and its place among the pending ones."""
 ALWAYS = 2 * 2**20
 """The library, heartbeats, the record, counters."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes by purpose; and bytes per prompt of a file whose number of prompts the recipe does not set."""
+    """Bytes by purpose. `unsized`: bytes per prompt, by what has as many prompts as its file, which is not counted."""
 
     parts: dict[str, int]
-    per_training_prompt: int
-    per_held_out_prompt: int
+    unsized: dict[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -85,12 +89,26 @@ def footprint(recipe: Recipe) -> Footprint:
             "acked messages of earlier evaluations": EVALUATION_ENTRIES * _Group(recipe, 1, 0).pinned,
             "pass rates of prompts": prompts * POSTERIOR,
             "dropped prompts": prompts * DROPPED,
-            "step records": limits.rollout_steps * (STEP + 120 * limits.groups_per_step),
+            "step records, or their groups that a resume reopened": _history(limits),
             "events, dead letters, weight messages": messages,
         },
-        int(SLACK * ((1 + batches) * POSTERIOR + DROPPED)),
-        int(SLACK * _evaluation(recipe, 1, recipe.evaluation.samples)),
+        _unsized(recipe, batches),
     )
+
+
+def most_inflight_groups(recipe: Recipe, memory: int) -> int | None:
+    """The largest valid limits.max_inflight_groups, up to the recipe's own, with which its bound is at most `memory`.
+
+    None if there is none.
+    """
+
+    def total(groups: int) -> int:
+        limits = recipe.limits.model_copy(update={"max_inflight_groups": groups})
+        return footprint(recipe.model_copy(update={"limits": limits})).total
+
+    valid = range(recipe.least_inflight_groups, recipe.limits.max_inflight_groups + 1)
+    fitting = bisect_right(valid, memory, key=total)
+    return valid[fitting - 1] if fitting else None
 
 
 class _Group:
@@ -100,7 +118,7 @@ class _Group:
         prompt, tokens = recipe.max_prompt_tokens, new_tokens
         self.task = TASK + prompt * TEXT_BYTES + REFERENCE_BYTES
         self.payloads = samples * (PAYLOAD + 4 * prompt + tokens * (4 + 4 + TEXT_BYTES))
-        self.hash = HASH + self.task + samples * VERDICT
+        self.hash = HASH + self.task + samples * VERDICT + (1 + 2 * samples) * ENTRY_FIELD
         messages = [self.task] + samples * [SAMPLE + REFERENCE_BYTES, VERDICT]
         self.messages = sum(messages)
         # When all messages around it were deleted, a message pins the whole node that it is in.
@@ -113,6 +131,22 @@ def _sets(recipe: Recipe) -> list[tuple[int, int]]:
     own = [(recipe.data.held_out, recipe.evaluation.samples)] if recipe.data.held_out else []
     sized = [extra for extra in recipe.evaluation.sets if extra.prompts]
     return own + [(extra.prompts or 0, extra.samples or recipe.evaluation.samples) for extra in sized]
+
+
+def _history(limits: LimitsSettings) -> int:
+    """A rollout step has its record, or its groups are reopened; of one step, both may be there."""
+    groups = limits.groups_per_step
+    return limits.rollout_steps * max(STEP + STEP_GROUP * groups, REOPENED * groups) + REOPENED * groups
+
+
+def _unsized(recipe: Recipe, batches: int) -> dict[str, int]:
+    found = {}
+    if recipe.data.train is None:
+        found["training prompt in the file"] = int(SLACK * ((1 + batches) * POSTERIOR + DROPPED))
+    whole = [entry.samples or recipe.evaluation.samples for entry in recipe.evaluation.sets if entry.prompts is None]
+    if whole:
+        found["prompt of a set evaluated in full"] = int(SLACK * _evaluation(recipe, 1, max(whole)))
+    return found
 
 
 def _evaluation(recipe: Recipe, prompts: int, samples: int) -> int:

@@ -14,8 +14,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+import redis
 
+from services.settings import parse_recipe
+from services.streams.memory_bound import footprint
 from tests.harness.free_ports import free_port
+from tests.harness.servers.redis_servers import embedded_server
 from tests.harness.small_run import recipe_document
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,6 +86,23 @@ COMMAND = [sys.executable, "-m", "deploy.cli.main"]
 
 def penstock(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+
+
+def test_a_warning_goes_to_standard_error(recipe: Path, run_id: str) -> None:
+    with embedded_server() as server:
+        with redis.Redis(port=server.port) as client:
+            client.config_set("maxmemory", int(1.2 * footprint(parse_recipe(recipe_document("/model"))).total))
+        gateway = LateApi(f"redis://127.0.0.1:{server.port}/0")
+        gateway.start()
+        assert gateway.process is not None
+        try:
+            gateway.until_ready()
+            told = penstock("submit", str(recipe), "--id", run_id, "--api", gateway.url)
+        finally:
+            gateway.process.terminate()
+            gateway.process.wait(20)
+    assert (told.returncode, told.stdout) == (0, f"{run_id}\n")
+    assert told.stderr.startswith("penstock: warning: the run may need 38 MiB of Redis, which is more than 70% of its")
 
 
 def read_until(process: subprocess.Popen[str], start: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from deploy.cli.planning import checkpoint_bytes, sync_bytes
 from learner.model.shape import model_shape
+from services.api.memory_plan import NEAR
 from services.settings import ClusterLimits, Recipe, load_recipe, resource_requests
 from services.streams.memory_bound import footprint
 from tests.harness.documented_commands import check_penstock, commands_of, console_commands, inline_commands
@@ -56,8 +57,8 @@ def test_redis_holds_what_the_run_keeps_there(case: Case, name: str) -> None:
     redis = render(case).pod("redis").main
     limit = next(entry["value"] for key, entry in redis.env.items() if key == "REDIS_MAXMEMORY")
     assert limit.endswith("mb")
-    # Above 85 % the sampler dispatches nothing.
-    assert int(limit.removesuffix("mb")) * 2**20 * 0.85 > footprint(recipe(name)).total
+    # The run is accepted without a warning.
+    assert int(limit.removesuffix("mb")) * 2**20 * NEAR > footprint(recipe(name)).total
 
 
 @each("case, name", PAIRS[:2], called=itemgetter(1))

@@ -120,10 +120,7 @@ def _redis(recipe: Recipe) -> Table:
 
     need = footprint(recipe)
     rows = [(name, f"{size / 2**20:,.1f} MiB") for name, size in need.parts.items()]
-    if recipe.data.train is None:
-        rows.append(("plus, for each training prompt in the file", f"{need.per_training_prompt:,} bytes"))
-    if (recipe.data.path and recipe.data.held_out) or any(entry.prompts is None for entry in recipe.evaluation.sets):
-        rows.append(("plus, for each prompt of a set evaluated in full", f"{need.per_held_out_prompt:,} bytes"))
+    rows += [(f"plus, for each {prompt}", f"{size:,} bytes") for prompt, size in need.unsized.items()]
     return _pairs("Redis, at most", [*rows, ("sum, with Redis' own overhead", f"{need.total / 2**20:,.0f} MiB")])
 
 

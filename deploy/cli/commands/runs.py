@@ -21,6 +21,7 @@ from deploy.cli.common import (
     fail,
     follow,
     open_api,
+    print_warnings,
     reported_errors,
 )
 from deploy.cli.terminal import plain, print_line
@@ -94,6 +95,7 @@ def resume(
     """Resume a run: continue a paused one, or queue a failed or cancelled one again."""
     with reported_errors(), open_api(api) as client:
         view = client.resume(run, from_step=step, learner_ranks=ranks, rollout=rollout)
+        print_warnings(view)
         queued = view["state"] == "queued"
         print_line(plain(f"{run}: {view['state']}, {view['reason']}" if queued else f"{run}: resuming"))
 

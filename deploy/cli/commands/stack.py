@@ -23,6 +23,7 @@ from deploy.cli.common import (
     cancelled_on_interrupt,
     follow,
     open_api,
+    print_warnings,
     reported_errors,
     with_stack,
 )
@@ -77,7 +78,9 @@ def _demonstrate(stack: LocalStack, recipe: Recipe) -> bool:
 
     with open_api(stack.api) as client:
         cancel_unfinished(client, recipe.name)
-        run = str(client.submit(recipe.model_dump(mode="json"))["id"])
+        submitted = client.submit(recipe.model_dump(mode="json"))
+        print_warnings(submitted)
+        run = str(submitted["id"])
         print_line(f"run {run} submitted; `penstock watch {run} --api {stack.api}` follows it from another terminal")
         with cancelled_on_interrupt(client, run):
             view, steps = follow(client, run, stack.check_alive)

@@ -19,6 +19,7 @@ from deploy.cli.common import (
     RecipeArgument,
     follow,
     open_api,
+    print_warnings,
     reported_errors,
 )
 from deploy.cli.terminal import print_line
@@ -52,7 +53,9 @@ def submit(
         loaded = load_recipe(recipe)
         document = loaded.model_dump(mode="json")
         if not wait:
-            print_line(client.submit(document, run)["id"])
+            view = client.submit(document, run)
+            print_warnings(view)
+            print_line(view["id"])
             return
         submitted = run or f"{loaded.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         _submit_in_time(client, document, submitted, ends)
@@ -77,7 +80,7 @@ def _submit_in_time(client: Api, document: dict[str, Any], run: str, ends: float
         try:
             # The API may have handled a request whose answer was lost.
             if not (unanswered and any(view["id"] == run for view in client.runs())):
-                client.submit(document, run)
+                print_warnings(client.submit(document, run))
             return
         except ApiUnreachableError as error:
             if time.monotonic() > ends:

@@ -76,6 +76,11 @@ async def _idle(redis: Redis, readers: Mapping[str, str], lease_s: float) -> dic
     return found
 
 
+async def memory_limit(redis: Redis) -> int | None:
+    """Redis' maxmemory in bytes; None if it has no limit."""
+    return int((await redis.info("memory")).get("maxmemory", 0)) or None
+
+
 async def memory_share(redis: Redis) -> float | None:
     """The share of Redis' maxmemory in use; None if it has no limit."""
     info = await redis.info("memory")

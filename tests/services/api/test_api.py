@@ -283,7 +283,9 @@ async def test_a_full_redis_is_503_only_for_a_new_run(own_server, run_id):
     transport = httpx.ASGITransport(app=create_app(redis))
     async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as api:
         path = await submitted(api, redis, run_id, RunState.RUNNING)
-        await redis.config_set("maxmemory", 1)
+        # Other data fill a Redis that is as large as the plans.
+        await redis.setrange("other", 2**27, "x")
+        await redis.config_set("maxmemory", 2**27)
         rejected = await api.post("/v1/runs", json={"recipe": recipe_document("/model")})
         assert (rejected.status_code, "maxmemory" in rejected.json()["detail"]) == (503, True)
         assert (await api.post(f"{path}/pause")).status_code == 202
