@@ -4,12 +4,16 @@ Must not import torch, Redis or an engine: it is read without a gateway, even lo
 With a store (the mirror), a file counts once the store holds it, and the folder is the scratch space of this node.
 
     run.json                             the recipe, the model's folder, the number of ranks
-    batches/step-000012.json             the batch message, written by rank 0 before training
-    batches/step-000012.rank-0.parquet   the payloads of rank 0's share; every rank writes its own before training
-    records/step-000012.json             the step record, written after its commit
-    failures/step-000012.json            the record of a step that failed the run, and so was never committed
+    batches/step-000012.e0002-OWNER.json             the batch message, written by rank 0 before training
+    batches/step-000012.e0002-OWNER.rank-0.parquet   the payloads of rank 0's share; every rank writes its own before
+    batches/differs-...                              set aside: it names other groups than the step's committed record
+    records/step-000012.json                         the step record, written after its commit
+    failures/step-000012.json                        the record of a step that failed the run, never committed
 
 Every file is written completely or not at all. Ranks on several machines need one shared folder, or a store.
+
+A learner that was replaced may still write. So the files of a batch have the name of the learner that wrote them, its
+epoch and its id, and the step's record names the learner whose files count. Files of older releases have no such name.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from services.contracts import Batch, StepRecord, Value
+from services.contracts import UNOWNED, Batch, Fence, StepRecord, Value
 from services.settings import Recipe
 from services.storage.mirror import NO_MIRROR, Mirror
 from services.storage.places import runs_folder
@@ -39,8 +43,9 @@ from services.streams.delivery.payloads import SamplePayload
 FACTS, BATCHES, RECORDS, FAILURES, CHECKPOINTS = "run.json", "batches", "records", "failures", "checkpoints"
 FIRST_STEP = 1
 """The sampler counts rollout steps from 1; the run's model is step 0."""
-STEP_FILE = re.compile(r"step-(\d{6,})\.json")
-STEP = re.compile(r"step-(\d{6,})\.")
+DIFFERS = "differs-"
+ARCHIVED = re.compile(r"step-(?P<step>\d{6,})(?:\.e(?P<epoch>\d{4,})-(?P<owner>[\w-]*))?\.")
+"""The start of the name of each file that belongs to a step."""
 SHARE = pa.schema(
     [
         pa.field("payload", pa.string(), nullable=False),
@@ -82,6 +87,11 @@ def run_folder(run: str) -> Path:
 def step_name(step: int) -> str:
     """The name of a rollout step in file names, which sort in the order of the steps."""
     return f"step-{step:06d}"
+
+
+def batch_name(step: int, fence: Fence) -> str:
+    """The name, in file names, of the batch that a learner archived for a step."""
+    return step_name(step) + (f".e{fence.epoch:04d}-{fence.owner}" if fence != UNOWNED else "")
 
 
 @contextmanager
@@ -190,11 +200,11 @@ class RunArchive:
         write_message(path, message)
         self._keep(path)
 
-    def write_batch(self, batch: Batch) -> None:
-        """Write the batch message, before it is trained. Rank 0 only."""
-        self._write(self.batch_path(batch.step), batch)
+    def write_batch(self, batch: Batch, fence: Fence) -> None:
+        """Write the batch message, before it is trained. Rank 0 only; `fence`: its own, as in all that it writes."""
+        self._write(self.batch_path(batch.step, fence), batch)
 
-    def write_share(self, batch: Batch, rank: int, payloads: Mapping[str, SamplePayload]) -> None:
+    def write_share(self, batch: Batch, rank: int, payloads: Mapping[str, SamplePayload], fence: Fence) -> None:
         """Write the payloads of a batch that `rank` trains, by key, before they are trained."""
         groups = {sample.payload: group.group for group in batch.groups for sample in group.samples}
         columns = [
@@ -207,9 +217,10 @@ class RunArchive:
         table = pa.Table.from_arrays(columns, schema=SHARE)
         # Parquet's own checksums do not cover the page headers and some pages.
         table = table.replace_schema_metadata({DIGEST: _digest(table)})
-        with atomic_file(self.share_path(batch.step, rank)) as partial:
+        path = self.share_path(batch.step, rank, fence)
+        with atomic_file(path) as partial:
             pq.write_table(table, partial, compression="zstd")
-        self._keep(self.share_path(batch.step, rank))
+        self._keep(path)
 
     def write_record(self, record: StepRecord) -> None:
         """Write the record of a committed step."""
@@ -219,31 +230,45 @@ class RunArchive:
         """Write the record of a step that failed the run. Its `version` is the one from which the step started."""
         self._write(self._failures / f"{step_name(record.step)}.json", record)
 
-    def batch_path(self, step: int) -> Path:
-        """The path of a step's batch message."""
-        return self._batches / f"{step_name(step)}.json"
+    def batch_path(self, step: int, fence: Fence) -> Path:
+        """The path of the batch message of a step that a learner archived."""
+        return self._batches / f"{batch_name(step, fence)}.json"
 
-    def share_path(self, step: int, rank: int) -> Path:
+    def share_path(self, step: int, rank: int, fence: Fence) -> Path:
         """The path of one rank's payloads of a step."""
-        return self._batches / f"{step_name(step)}.rank-{rank}.parquet"
+        return self._batches / f"{batch_name(step, fence)}.rank-{rank}.parquet"
 
-    def fetch_shares(self, step: int) -> None:
+    def fetch_shares(self, step: int, fence: Fence) -> None:
         """Fetch the payloads of all ranks that the store holds for a step to this node."""
-        shares = {name: size for name, size in self.mirror.listed(BATCHES).items() if _step(name) == step}
+        start = f"{BATCHES}/{batch_name(step, fence)}.rank-"
+        shares = {name: size for name, size in self.mirror.listed(BATCHES).items() if name.startswith(start)}
         self.mirror.fetch(shares, self.folder)
 
-    def steps(self) -> list[int]:
-        """The rollout steps whose batch is archived, ascending."""
-        found = (STEP_FILE.fullmatch(path.name) for path in self._batches.glob("step-*.json"))
-        return sorted(int(match[1]) for match in found if match)
+    def batches(self) -> list[tuple[int, Fence]]:
+        """The step of each archived batch message, and the learner that wrote it; the newest learner last."""
+        found = (_written(path.name) for path in self._batches.glob("step-*.json"))
+        return sorted(filter(None, found), key=lambda written: (written[0], written[1].epoch, written[1].owner))
 
-    def batch(self, step: int) -> Batch:
-        """A step's batch message. Raises ArchiveError."""
-        return read_message(self.batch_path(step), Batch)
+    def trained(self) -> dict[int, Fence]:
+        """By rollout step whose batch is archived, ascending: the learner whose files of it count.
 
-    def share(self, step: int, rank: int) -> dict[str, SamplePayload]:
+        That is the one which the step's record names; the newest one for a step without a record. Raises ArchiveError.
+        """
+        found: dict[int, Fence] = {}
+        batches = self.batches()
+        for step, fence in batches:
+            record = self.record(step)
+            if record is None or record.fence == fence:
+                found[step] = fence
+        return found
+
+    def batch(self, step: int, fence: Fence) -> Batch:
+        """The batch message that a learner archived for a step. Raises ArchiveError."""
+        return read_message(self.batch_path(step, fence), Batch)
+
+    def share(self, step: int, rank: int, fence: Fence) -> dict[str, SamplePayload]:
         """The payloads that `rank` trained, by key, without text and version spans. Raises ArchiveError."""
-        path = self.share_path(step, rank)
+        path = self.share_path(step, rank, fence)
         try:
             table = pq.ParquetFile(path).read()
             # Undecodable text, or a column of another name or type, raises an error that is not Arrow's.
@@ -267,26 +292,39 @@ class RunArchive:
                 return read_message(path, StepRecord)
         return None
 
-    def delete_after(self, step: int) -> None:
-        """Delete the batches and records of the steps after `step`, which are no longer in the run's history."""
+    def set_aside(self, step: int, fence: Fence) -> str:
+        """Rename a batch message, which then no longer counts; returns its new place. Its shares keep their names."""
+        path = self.batch_path(step, fence)
+        aside = f"{BATCHES}/{DIFFERS}{path.name}"
+        self.mirror.put(aside, path)
+        self.mirror.delete([f"{BATCHES}/{path.name}"])
+        path.rename(self.folder / aside)
+        return self.mirror.location(aside, self.folder)
+
+    def delete_after(self, step: int, epoch: int) -> None:
+        """Delete the batches and records of the steps after `step`, which are no longer in the run's history.
+
+        Not the batches of learners with an epoch above `epoch`, that of the caller.
+        """
         for part in (BATCHES, RECORDS, FAILURES):
-            self._delete(part, lambda archived: archived > step)
+            self._delete(part, lambda archived, by: archived > step and by.epoch <= epoch)
 
-    def delete_batches(self, up_to: int) -> None:
-        """Delete the batches of the steps up to `up_to`, inclusive. Their records stay."""
-        self._delete(BATCHES, lambda archived: archived <= up_to)
+    def delete_batches(self, up_to: int, epoch: int) -> None:
+        """Delete the batches of the steps up to `up_to`, inclusive, except newer learners' own. Their records stay."""
+        self._delete(BATCHES, lambda archived, by: archived <= up_to and by.epoch <= epoch)
 
-    def delete_batch(self, step: int) -> None:
-        """Delete the batch of a step, if any of it exists."""
-        self._delete(BATCHES, lambda archived: archived == step)
+    def _delete(self, part: str, selected: Callable[[int, Fence], bool]) -> None:
+        """Delete the selected files; a batch's message before its shares, as a step needs its message."""
 
-    def _delete(self, part: str, selected: Callable[[int], bool]) -> None:
-        """Delete the files of the selected steps; a batch's message before its shares, as a step needs its message."""
-        stored = [name for name in self.mirror.listed(part) if selected(_step(name))]
+        def obsolete(name: str) -> bool:
+            written = _written(name.rpartition("/")[2].removeprefix(DIFFERS))
+            return written is not None and selected(*written)
+
+        stored = [name for name in self.mirror.listed(part) if obsolete(name)]
         for messages in (True, False):
             self.mirror.delete([name for name in stored if name.endswith(".json") is messages])
-        for path in sorted((self.folder / part).glob("step-*")):
-            if selected(_step(path.name)):
+        for path in sorted((self.folder / part).iterdir()):
+            if obsolete(path.name):
                 path.unlink()
 
 
@@ -299,10 +337,12 @@ def _is_durable(path: Path) -> bool:
     return not any(part.startswith(".") for part in path.parts) and "export" not in path.parts
 
 
-def _step(name: str) -> int:
-    """The step in a file's name; 0 if there is none."""
-    found = STEP.search(name)
-    return int(found[1]) if found else 0
+def _written(name: str) -> tuple[int, Fence] | None:
+    """The step in a file's name, and the learner that wrote it if it is a batch's; None if it belongs to no step."""
+    found = ARCHIVED.match(name)
+    if found is None:
+        return None
+    return int(found["step"]), Fence(int(found["epoch"]), found["owner"]) if found["epoch"] else UNOWNED
 
 
 def _lists(arrays: Sequence[NDArray[Any]], kind: pa.DataType) -> pa.ListArray:

@@ -13,14 +13,14 @@ from typing import Literal
 
 from rollout.engine import PoisonedError, RolloutEngine
 from rollout.staging import StagingProgress
-from services.contracts import EPOCH_SHIFT, WeightAck, WeightManifest, WeightPlan
+from services.contracts import EPOCH_SHIFT, UNOWNED, WeightAck, WeightManifest, WeightPlan
 from services.metrics import POLICY_VERSION, SYNC_FAILURES, SYNC_SECONDS
 from services.process import Context
 from services.settings import Recipe
 from services.streams.delivery.consumer import discard_entry, rejection, tail_messages
 from services.streams.retention import WEIGHT_MESSAGES_KEPT
 from services.streams.state.events import append_message
-from services.streams.state.ownership import UNOWNED, newest_owner
+from services.streams.state.ownership import newest_owner
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,10 @@ space: it holds the manifests of checkpoints that other nodes wrote, and their f
         sampler.json                         the sampler's snapshot, for rewinding; not read here
         checkpoint.json                      the manifest, written last, with every file's digest; required
     checkpoints/damaged-step-000010-3f9a2c1b/    set aside: it was damaged when the learner needed it
+    checkpoints/differs-step-000010-3f9a2c1b/    set aside: its weights are not those of the committed step
 
-In a store, a damaged checkpoint keeps its name, and its manifest is renamed to damaged-checkpoint.json.
+In a store, a checkpoint that is set aside keeps its name, and its manifest is renamed to damaged-checkpoint.json or
+differs-checkpoint.json.
 
 A checkpoint of step k holds the policy after rollout step k, so training or replay of step k + 1 starts from it. A name
 is never reused, so a checkpoint is not deleted before another one of its step is complete.
@@ -24,11 +26,11 @@ import logging
 import re
 import shutil
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from learner.archive import FIRST_STEP, ArchiveError, RunArchive
+from learner.archive import DIFFERS, ArchiveError, RunArchive
 from learner.checkpoint.manifest import (
     MANIFEST,
     SAMPLER,
@@ -91,9 +93,8 @@ class Checkpoints:
     ) -> Checkpoint:
         """Wait until all ranks have written their files, and complete the checkpoint. Does not read the files.
 
-        `sampler`: the content of sampler.json. `consumed`: the groups of the steps that the caller knows; those of
-        other steps since the previous checkpoint are read from the archive. Tolerates a store that is unavailable for a
-        short time. Raises CheckpointError, after deleting what was written.
+        `sampler`: the content of sampler.json. `consumed`: the groups of the steps since the previous checkpoint.
+        Tolerates a store that is unavailable for a short time. Raises CheckpointError, after deleting what was written.
         """
         partial = self.partial.path(name)
         try:
@@ -101,10 +102,8 @@ class Checkpoints:
             if sampler is not None:
                 files[SAMPLER] = write_hashed(partial / SAMPLER, [memoryview(sampler.encode())], stop)
                 retry_during_outage(lambda: self.stored.put(name, partial / SAMPLER), stop)
-            checkpoint = Checkpoint(
-                **header.model_dump(), name=name, consumed=self._consumed(header.step, consumed or {}), files=files
-            )
-            checkpoint = write_manifest(partial, checkpoint)
+            unsigned = Checkpoint(**header.model_dump(), name=name, consumed=consumed or {}, files=files)
+            checkpoint = write_manifest(partial, unsigned)
             retry_during_outage(lambda: self.stored.put(name, partial / MANIFEST), stop)
             partial.rename(self._folder / name)
             sync_folder(self._folder)
@@ -119,17 +118,6 @@ class Checkpoints:
         for path in left:
             delete_folder(path)
         return [*(path.name for path in left), *self.stored.clear_interrupted()]
-
-    def _consumed(self, step: int, known: ConsumedGroups) -> ConsumedGroups:
-        """The groups of each step since the previous checkpoint. Raises ArchiveError.
-
-        Their batches are in the archive, because they stay there at least until the next checkpoint.
-        """
-        earlier = (checkpoint.step for checkpoint in self.complete() if checkpoint.step < step)
-        wanted = range(max(earlier, default=FIRST_STEP - 1) + 1, step + 1)
-        batches = [self._archive.batch(unknown) for unknown in wanted if unknown not in known]
-        found = known | {batch.step: tuple(group.group for group in batch.groups) for batch in batches}
-        return {trained: found[trained] for trained in wanted}
 
     def _listed(self) -> list[tuple[Path, Checkpoint | ArchiveError]]:
         """Every checkpoint folder with its manifest or the manifest's fault, oldest step first."""
@@ -149,14 +137,15 @@ class Checkpoints:
                 log.warning("checkpoint skipped: %s", entry)
         return [entry for entry in listed if isinstance(entry, Checkpoint)]
 
-    def newest_intact(self, up_to: int) -> tuple[Checkpoint | None, dict[str, str]]:
+    def newest_intact(self, up_to: int, refused: Collection[str] = ()) -> tuple[Checkpoint | None, dict[str, str]]:
         """The newest checkpoint up to step `up_to` whose files all match its manifest; None if there is none.
 
-        The second value holds the newer checkpoints that were skipped: the reason by name.
+        The second value holds the newer checkpoints that were skipped: the reason by name. Those with `refused` names
+        are not considered.
         """
         skipped: dict[str, str] = {}
         for path, entry in reversed(self._listed()):
-            if _step(path) > up_to:
+            if _step(path) > up_to or path.name in refused:
                 continue
             try:
                 if isinstance(entry, ArchiveError):
@@ -194,13 +183,14 @@ class Checkpoints:
         """The content of the checkpoint's sampler.json; None if it has none."""
         return (self.path(checkpoint) / SAMPLER).read_text() if SAMPLER in checkpoint.files else None
 
-    def prune(self, kept: int) -> None:
-        """Keep the newest checkpoint of each of the last `kept` steps that have one, and delete all others.
+    def prune(self, kept: int, up_to: int, epoch: int) -> None:
+        """Keep the newest checkpoint of each of the last `kept` steps up to `up_to` that have one; delete older ones.
 
         Once there are `kept` of them, also deletes the batches up to the oldest one. Until then all batches stay,
-        because the run can still start from its model. A checkpoint that is being written is not touched.
+        because the run can still start from its model. Nothing of a learner with an epoch above `epoch`, the caller's,
+        is touched, nor a checkpoint that is being written.
         """
-        listed = self._listed()
+        listed = [found for found in self._listed() if _step(found[0]) <= up_to and not _is_newer(found[1], epoch)]
         newest = {entry.step: path for path, entry in listed if isinstance(entry, Checkpoint)}
         last = sorted(newest)[-kept:]
         if not last:
@@ -213,29 +203,32 @@ class Checkpoints:
                 _drop_states(path)
         for path in sorted(self._paths_set_aside()):
             if _step(path) < last[0]:
-                self.stored.delete(path.name.removeprefix(DAMAGED))
+                self.stored.delete(path.name.removeprefix(DAMAGED).removeprefix(DIFFERS))
                 if path.exists():
                     delete_folder(path)
         if len(last) == kept:
-            self._archive.delete_batches(last[0])
+            self._archive.delete_batches(last[0], epoch)
 
     def _paths_set_aside(self) -> set[Path]:
         """The paths of the checkpoints that were set aside. Those set aside on another node do not exist here."""
-        stored = {self._folder / f"{DAMAGED}{name}" for name in self.stored.names_set_aside()}
-        return stored | set(self._folder.glob(f"{DAMAGED}step-*"))
+        stored = {self._folder / name for name in self.stored.names_set_aside()}
+        return stored.union(*(self._folder.glob(f"{mark}step-*") for mark in (DAMAGED, DIFFERS)))
 
-    def delete_after(self, step: int) -> list[str]:
-        """Delete the checkpoints after `step`, which are no longer in the run's history, and return their names."""
-        later = [path for path, _ in self._listed() if _step(path) > step]
+    def delete_after(self, step: int, epoch: int) -> list[str]:
+        """Delete the checkpoints after `step`, which are no longer in the run's history, and return their names.
+
+        Not those of learners with an epoch above `epoch`, the caller's.
+        """
+        later = [path for path, entry in self._listed() if _step(path) > step and not _is_newer(entry, epoch)]
         for path in later:
             self._delete(path)
         return [path.name for path in later]
 
-    def set_aside(self, names: Iterable[str]) -> None:
-        """Rename damaged checkpoints, so that `prune` does not count them as usable."""
+    def set_aside(self, names: Iterable[str], mark: str = DAMAGED) -> None:
+        """Rename checkpoints that are damaged, or that differ from the run's history, so that they do not count."""
         for name in names:
-            self.stored.set_aside(name)
-            (self._folder / name).rename(self._folder / f"{DAMAGED}{name}")
+            self.stored.set_aside(name, mark)
+            (self._folder / name).rename(self._folder / f"{mark}{name}")
 
     def _delete(self, path: Path) -> None:
         self.stored.delete(path.name)
@@ -248,6 +241,11 @@ def _drop_states(path: Path) -> None:
     """Delete the ranks' files of a checkpoint on this node, because its scratch space has room for one checkpoint."""
     for file in path.glob(f"*{STATE_SUFFIX}*"):
         file.unlink(missing_ok=True)
+
+
+def _is_newer(entry: Checkpoint | ArchiveError, epoch: int) -> bool:
+    """Whether a learner with a higher epoch wrote the checkpoint; a damaged manifest does not tell."""
+    return isinstance(entry, Checkpoint) and entry.epoch > epoch
 
 
 def _order(listed: tuple[Path, Checkpoint | ArchiveError]) -> tuple[int, int, str]:

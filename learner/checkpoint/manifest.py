@@ -31,8 +31,8 @@ class CheckpointError(RuntimeError):
 class CheckpointHeader(Value):
     """The position of a checkpoint: after rollout `step`, whose weights were published as policy `version`.
 
-    `weights`: the digest of those weights, "" if unknown. `ranks`, `zero_stage` and `dtype`: of the learner that wrote
-    it; the learner that reads it must have the same `dtype`.
+    `weights`: the digest of the weights in the committed record of that step, "" if unknown. `ranks`, `zero_stage` and
+    `dtype`: of the learner that wrote it, as `epoch` and `owner`; the one that reads it must have the same `dtype`.
     """
 
     step: int
@@ -41,6 +41,8 @@ class CheckpointHeader(Value):
     zero_stage: int
     dtype: str
     weights: str = ""
+    epoch: int = 0
+    owner: str = ""
 
 
 ConsumedGroups: TypeAlias = dict[int, tuple[str, ...]]

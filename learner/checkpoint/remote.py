@@ -9,7 +9,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from learner.archive import CHECKPOINTS, ArchiveError, RunArchive
+from learner.archive import CHECKPOINTS, DIFFERS, ArchiveError, RunArchive
 from learner.checkpoint.manifest import MANIFEST, SAMPLER, check_files, read_manifest
 from services.storage.errors import MissingObjectError
 
@@ -79,16 +79,21 @@ class StoredCheckpoints:
         self.mirror.delete([file for file in stored if _name(file) in left])
         return left
 
-    def set_aside(self, name: str) -> None:
-        """Keep the files of a damaged checkpoint, but no longer count it as a checkpoint."""
+    def set_aside(self, name: str, mark: str) -> None:
+        """Keep the files of a checkpoint, but no longer count it as one. `mark`: why, as the start of a name."""
         if self.remote:
-            self.mirror.put_bytes(f"{CHECKPOINTS}/{name}/{DAMAGED}{MANIFEST}", b"{}")
+            self.mirror.put_bytes(f"{CHECKPOINTS}/{name}/{mark}{MANIFEST}", b"{}")
             self.mirror.delete([f"{CHECKPOINTS}/{name}/{MANIFEST}"])
 
     def names_set_aside(self) -> list[str]:
-        """The names of the checkpoints that were set aside."""
-        marks = [file for file in self.mirror.listed(CHECKPOINTS) if file.endswith(f"/{DAMAGED}{MANIFEST}")]
-        return [_name(file) for file in marks]
+        """The names of the checkpoints that were set aside, each after its mark."""
+        listed = self.mirror.listed(CHECKPOINTS)
+        return [
+            f"{mark}{_name(file)}"
+            for mark in (DAMAGED, DIFFERS)
+            for file in listed
+            if file.endswith(f"/{mark}{MANIFEST}")
+        ]
 
     def delete(self, name: str) -> None:
         """Delete a checkpoint, its manifest first, so that an interruption leaves no incomplete checkpoint."""

@@ -27,14 +27,19 @@ RETRY_S = 30.0
 class CheckpointSchedule:
     """The checkpoints of a run, as rank 0 writes them: one at a time, in the background."""
 
-    def __init__(self, context: Context, history: History, worker: RankWorker, covered: int) -> None:
-        """`covered`: the rollout step of the checkpoint from which the run resumes, 0 for the run's model."""
+    def __init__(
+        self, context: Context, history: History, worker: RankWorker, covered: int, consumed: ConsumedGroups
+    ) -> None:
+        """`covered`: the rollout step of the checkpoint from which the run resumes, 0 for the run's model.
+
+        `consumed`: the groups of the committed steps after it.
+        """
         self._context = context
         self._history = history
         self._worker = worker
         self._covered = covered
         self._uncovered: deque[LoggedBatch] = deque()
-        self._consumed: ConsumedGroups = {}
+        self._consumed = consumed
         self._writing: asyncio.Task[None] | None = None
         self._retry_at = 0.0
 
@@ -94,9 +99,10 @@ class CheckpointSchedule:
             checkpoint = await self._worker.checkpoint_writer.commit(
                 record.step,
                 record.version,
+                self._history.fence,
                 weights=record.weights,
                 sampler=snapshot.model_dump_json() if snapshot else None,
-                consumed=self._consumed.copy(),
+                consumed={step: groups for step, groups in self._consumed.items() if step <= record.step},
             )
         except CheckpointError as error:
             await self._report_failure(record, error)
@@ -105,7 +111,9 @@ class CheckpointSchedule:
         self._consumed = {step: groups for step, groups in self._consumed.items() if step > record.step}
         self._context.waits.done(OVERDUE_WAIT)
         await self._release_covered()
-        await self.publish_list()
+        # A previous owner fails here, before it deletes what the run still needs.
+        await self.publish_list(record.step, self._context.record.recipe.learner.checkpoints_kept)
+        await self._worker.checkpoint_writer.prune(record.step, self._history.fence.epoch)
         mib = checkpoint.size / 2**20
         text = f"policy version {record.version}, step {record.step}: {mib:.0f} MiB"
         await self._context.event_log.write("checkpoint", text)
@@ -120,7 +128,8 @@ class CheckpointSchedule:
         while self._uncovered and self._uncovered[0].batch.step <= self._covered:
             await self._history.cover_batch(self._uncovered.popleft())
 
-    async def publish_list(self) -> None:
-        """Publish the rollout steps from which the run can be resumed."""
+    async def publish_list(self, up_to: int, most: int = 0) -> None:
+        """Publish the rollout steps up to `up_to` from which the run can be resumed; the last `most`, 0 for all."""
         complete = await asyncio.to_thread(self._worker.checkpoints.complete)
-        await self._history.publish_checkpoints(sorted({checkpoint.step for checkpoint in complete}))
+        steps = sorted({checkpoint.step for checkpoint in complete if checkpoint.step <= up_to})
+        await self._history.publish_checkpoints(steps[-most:])

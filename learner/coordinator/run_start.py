@@ -14,7 +14,7 @@ from learner.coordinator.waiting import LearnerStoppingError, idle_during, wait_
 from learner.rank.commands import Command
 from learner.rank.worker import RankWorker
 from learner.recovery.start import StartPoint
-from services.contracts import CommittedPolicy, GroupCounts, SamplerSnapshot, SamplerState
+from services.contracts import CommittedPolicy, GroupCounts, SamplerSnapshot, SamplerState, StepRecord
 from services.metrics.tables import show_step
 from services.process import Context
 
@@ -44,14 +44,16 @@ class RunStart:
         policy = await self._history.policy()
         await idle_during(self._worker, self._worker.resume.open_archive(resumed=policy is not None))
         rewinds, step = self._position(policy)
-        point = await self._restore(step)
+        records = [record for _, record in await self._context.event_log.steps() if record.step <= step]
+        point = await self._restore(step, records)
         covered = point.checkpoint.step if point.checkpoint else 0
-        schedule = CheckpointSchedule(self._context, self._history, self._worker, covered)
+        consumed = {record.step: record.groups for record in records if record.step > covered}
+        schedule = CheckpointSchedule(self._context, self._history, self._worker, covered, consumed)
         await self._publication.take_snapshot()
         if rewinds:
             await self._rewind(step, point)
-        await self._sync_files(step)
-        await schedule.publish_list()
+        await self._sync_files(step, records)
+        await schedule.publish_list(step)
         version = await self._publication.commit_start(step)
         done = step >= self._recipe.limits.rollout_steps or await self._history.final_step() == step
         await self._publication.publish(version)
@@ -67,23 +69,26 @@ class RunStart:
             return True, record.resume_step
         return False, policy.step if policy else 0
 
-    async def _restore(self, step: int) -> StartPoint:
-        """Load the start point for `step` on all ranks, and retrain the archived steps after it."""
+    async def _restore(self, step: int, records: list[StepRecord]) -> StartPoint:
+        """Load the start point for `step` on all ranks, and retrain the archived steps after it.
+
+        `records`: of the steps up to `step`.
+        """
         deadline_s, event_log = self._recipe.limits.startup_timeout_s, self._context.event_log
         with self._context.waits.on("recovery", f"the checkpoints up to rollout step {step} to be checked", deadline_s):
-            point = await idle_during(self._worker, self._worker.resume.find_start_point(step))
+            point = await idle_during(self._worker, self._worker.resume.find_start_point(step, records))
         for name, reason in point.skipped.items():
             await event_log.write("checkpoint-damaged", f"checkpoint {name} is skipped: {reason}")
-        for repaired, reason in point.repaired.items():
-            await event_log.write("batch-repaired", f"the batch of step {repaired} was repaired from Redis: {reason}")
         if point.checkpoint:
             await self._worker.send(Command(do="load", name=point.checkpoint.name))
             await self._worker.resume.restore(point.checkpoint.name)
+        writers = {record.step: record.fence for record in records}
         for archived in point.steps:
             with self._context.waits.on("recovery", f"archived rollout step {archived} of {step}", deadline_s):
-                batch = await asyncio.to_thread(self._worker.archive.batch, archived)
-                await self._worker.send(Command(do="retrain", batch=batch))
-                if await self._worker.training.train(batch, archived=True) is None:
+                writer = writers[archived]
+                batch = await asyncio.to_thread(self._worker.archive.batch, archived, writer)
+                await self._worker.send(Command(do="retrain", batch=batch, fence=writer))
+                if await self._worker.training.train(batch, writer, archived=True) is None:
                     raise LearnerStoppingError
         return point
 
@@ -105,10 +110,9 @@ class RunStart:
                 return
             await asyncio.sleep(REWIND_POLL_S)
 
-    async def _sync_files(self, step: int) -> None:
+    async def _sync_files(self, step: int, records: list[StepRecord]) -> None:
         """Make the run's folder match its history up to `step`, and set the metrics from the last committed record."""
-        records = [record for _, record in await self._context.event_log.steps()]
-        await idle_during(self._worker, self._worker.resume.delete_after(step, records))
+        await idle_during(self._worker, self._worker.resume.delete_after(step, records, self._history.fence))
         if records and records[-1].step == step:
             self._publication.record = records[-1]
             show_step(self._context.record.id, records[-1].metrics)

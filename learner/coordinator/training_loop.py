@@ -17,7 +17,7 @@ from learner.rank.commands import Command
 from learner.rank.worker import RankWorker
 from learner.storage_retry import retry_storage
 from learner.training.trainer import Trained
-from services.contracts import Batch, StepRecord
+from services.contracts import Batch, Fence, StepRecord
 from services.metrics import DAMAGED_PAYLOADS, SKIPPED_OPTIMIZER_STEPS
 from services.metrics.tables import show_step
 from services.process import Context
@@ -121,14 +121,14 @@ class TrainingLoop:
         batch, started_at = logged.batch, time.time()
         patience_s = self._recipe.limits.stall_timeout_s
         with self._context.waits.on("training", f"the optimizer steps of rollout step {batch.step}", patience_s):
-            await self._worker.send(Command(do="train", batch=batch))
-            trained = await self._worker.training.train(batch)
+            await self._worker.send(Command(do="train", batch=batch, fence=self._history.fence))
+            trained = await self._worker.training.train(batch, self._history.fence)
         if trained is None:
             raise LearnerStoppingError
         if trained.damaged:
             DAMAGED_PAYLOADS.labels(run=self._context.record.id, service="learner").inc(len(trained.damaged))
             await self._context.event_log.write("payload-damaged", f"step {batch.step}: {'; '.join(trained.damaged)}")
-        unpublished = step_record(batch, trained, self._publication.policy.version, started_at)
+        unpublished = step_record(batch, trained, self._publication.policy.version, started_at, self._history.fence)
         await self._check_gradients(unpublished, trained)
         record = await self._publication.commit_step(unpublished, logged.entry)
         self._done = batch.last or batch.step >= self._recipe.limits.rollout_steps
@@ -151,7 +151,7 @@ class TrainingLoop:
             f"non-finite gradient; {training.non_finite_in_a_row} in a row so far",
         )
         try:
-            training.check_gradients(record.step)
+            training.check_gradients(record.step, record.fence)
         except NonFiniteGradientError:
             write = partial(self._worker.archive.write_failure, record)
             what, patience_s = f"the record of rollout step {record.step}", self._recipe.limits.stall_timeout_s
@@ -159,10 +159,10 @@ class TrainingLoop:
             raise
 
 
-def step_record(batch: Batch, trained: Trained, trained_at: int, started_at: float) -> StepRecord:
+def step_record(batch: Batch, trained: Trained, trained_at: int, started_at: float, fence: Fence) -> StepRecord:
     """The record of a step that is not published yet. Its `version` is `trained_at`, from which the step started.
 
-    `started_at`: when its training started, Unix seconds.
+    `started_at`: when its training started, Unix seconds. `fence`: that of the learner.
     """
     late = trained_at - batch.version
     return StepRecord(
@@ -178,4 +178,6 @@ def step_record(batch: Batch, trained: Trained, trained_at: int, started_at: flo
         generation_finished_at=batch.generation_finished_at,
         learning_started_at=started_at,
         learning_finished_at=time.time(),
+        epoch=fence.epoch,
+        owner=fence.owner,
     )

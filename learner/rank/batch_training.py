@@ -17,7 +17,7 @@ from learner.rank.context import RankContext
 from learner.recovery.start import archived_payloads
 from learner.training.minibatches import masked
 from learner.training.trainer import InterruptedTrainingError, Trained
-from services.contracts import Batch
+from services.contracts import Batch, Fence
 from services.streams.delivery.payloads import SamplePayload, fetch
 
 log = logging.getLogger(__name__)
@@ -33,12 +33,13 @@ class BatchTraining:
     def __init__(self, rank: RankContext) -> None:
         self._rank = rank
 
-    async def train(self, batch: Batch, *, archived: bool = False) -> Trained | None:
+    async def train(self, batch: Batch, fence: Fence, *, archived: bool = False) -> Trained | None:
         """Train one rollout step. None if `stopping` was set meanwhile and interrupted it. Collective.
 
-        With `archived` the payloads come from the archive, where the first training of the step wrote them.
+        `fence`: the learner under whose name the batch is archived. With `archived` the payloads come from the archive,
+        where that learner wrote them when it trained the step first.
         """
-        work = asyncio.ensure_future(self._train(batch, archived))
+        work = asyncio.ensure_future(self._train(batch, fence, archived))
         stopping = asyncio.create_task(self._rank.service.stopping.wait())
         try:
             await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -51,32 +52,34 @@ class BatchTraining:
         finally:
             stopping.cancel()
 
-    async def _train(self, batch: Batch, archived: bool) -> Trained:
+    async def _train(self, batch: Batch, fence: Fence, archived: bool) -> Trained:
         trainer = self._rank.trainer
         damaged: dict[str, str] = {}
         while True:
             plans = trainer.plan(batch)
             keys = [sample.payload for plan in plans for sample in plan.shares[self._rank.rank]]
-            payloads, found, error = await self._payloads(batch, keys, archived)
+            payloads, found, error = await self._payloads(batch, keys, fence if archived else None)
             unusable = await self._exchange(batch, found, error)
             if not unusable:
                 break
             # What one rank cannot train, all ranks mask, so that they agree on the weight of every token.
             damaged |= {key: found.get(key, f"payload {key} is damaged") for key in unusable}
             batch = masked(batch, unusable)
-        error = None if archived else await self._archive(batch, payloads)
+        error = None if archived else await self._archive(batch, payloads, fence)
         await self._exchange(batch, {}, error)
         trained = await self._rank.in_order(lambda: trainer.train(plans, payloads))
         return replace(trained, damaged=tuple(damaged.values()))
 
     async def _payloads(
-        self, batch: Batch, keys: list[str], archived: bool
+        self, batch: Batch, keys: list[str], archived_by: Fence | None
     ) -> tuple[dict[str, SamplePayload], dict[str, str], Exception | None]:
         """The payloads of this rank's share: (intact ones, the reasons why others are damaged, any other error)."""
         try:
-            if archived:
+            if archived_by:
                 what = f"the archived batch of rollout step {batch.step}"
-                found = await self._rank.retry_storage(partial(archived_payloads, self._rank.archive, batch), what)
+                found = await self._rank.retry_storage(
+                    partial(archived_payloads, self._rank.archive, batch, archived_by), what
+                )
                 return {key: found[key] for key in keys}, {}, None
             intact, damaged = await fetch(self._rank.service.redis, keys)
         except Exception as error:  # noqa: BLE001 - reported to the other ranks first, then raised
@@ -97,29 +100,29 @@ class BatchTraining:
             raise RuntimeError(f"{failures} other ranks could not fetch or archive their share of step {batch.step}")
         return [key for key, count in zip(keys, found, strict=True) if count]
 
-    async def _archive(self, batch: Batch, payloads: dict[str, SamplePayload]) -> Exception | None:
+    async def _archive(self, batch: Batch, payloads: dict[str, SamplePayload], fence: Fence) -> Exception | None:
         """Archive the batch and this rank's share before training, so that it can be replayed. Returns the error."""
         try:
-            write = partial(self._write_archive, batch, payloads)
+            write = partial(self._write_archive, batch, payloads, fence)
             await self._rank.retry_storage(write, f"the batch of rollout step {batch.step}")
         except Exception as error:  # noqa: BLE001 - as above
             return error
         return None
 
-    def _write_archive(self, batch: Batch, payloads: dict[str, SamplePayload]) -> None:
+    def _write_archive(self, batch: Batch, payloads: dict[str, SamplePayload], fence: Fence) -> None:
         archive, rank = self._rank.archive, self._rank.rank
-        archive.write_share(batch, rank, payloads)
+        archive.write_share(batch, rank, payloads, fence)
         if rank == 0:
-            archive.write_batch(batch)
+            archive.write_batch(batch, fence)
         elif archive.mirror.remote:
-            archive.share_path(batch.step, rank).unlink()  # only rank 0 cleans the scratch space of its node
+            archive.share_path(batch.step, rank, fence).unlink()  # only rank 0 cleans the scratch space of its node
 
     @property
     def non_finite_in_a_row(self) -> int:
         """Consecutive optimizer steps with a non-finite gradient so far, across rollout steps."""
         return self._rank.trainer.non_finite_in_a_row
 
-    def check_gradients(self, step: int) -> None:
+    def check_gradients(self, step: int, fence: Fence) -> None:
         """Raise NonFiniteGradientError, on every rank, if consecutive non-finite steps reached the limit."""
         limit, archive = self._rank.settings.max_non_finite_steps, self._rank.archive
         if self.non_finite_in_a_row < limit:
@@ -127,6 +130,6 @@ class BatchTraining:
         run = self._rank.service.record.id
         raise NonFiniteGradientError(
             f"{limit} consecutive optimizer steps had a non-finite gradient (learner.max_non_finite_steps), the last "
-            f"one in rollout step {step}; its batch is {archive.batch_path(step)}; "
+            f"one in rollout step {step}; its batch is {archive.batch_path(step, fence)}; "
             f"`penstock replay {run} {step} --runs {archive.folder.parent}` replays it"
         )

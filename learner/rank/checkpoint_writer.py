@@ -14,6 +14,7 @@ from functools import partial
 from learner.checkpoint.manifest import Checkpoint, CheckpointError, CheckpointHeader, ConsumedGroups
 from learner.rank.context import RankContext
 from learner.training.tensor_files import HostBlock
+from services.contracts import Fence
 
 log = logging.getLogger(__name__)
 
@@ -85,12 +86,13 @@ class CheckpointWriter:
         self,
         step: int,
         version: int,
+        fence: Fence,
         *,
         weights: str = "",
         sampler: str | None = None,
         consumed: ConsumedGroups | None = None,
     ) -> Checkpoint:
-        """Wait for the files of all ranks, commit the checkpoint and delete what it replaces. Rank 0, after `save`.
+        """Wait for the files of all ranks and commit the checkpoint. Rank 0, after `save`.
 
         It does not use the training thread. `weights`: the digest of the weights published as `version`; `sampler` and
         `consumed`: see Checkpoints.commit. Raises CheckpointError, after which the next `save` is possible.
@@ -105,10 +107,13 @@ class CheckpointWriter:
             zero_stage=settings.zero_stage,
             dtype=settings.dtype,
             weights=weights,
+            epoch=fence.epoch,
+            owner=fence.owner,
         )
         try:
             await writing
-            checkpoint = await asyncio.to_thread(self._commit, name, header, sampler, consumed)
+            commit = partial(self._rank.checkpoints.commit, sampler=sampler, consumed=consumed)
+            checkpoint = await asyncio.to_thread(commit, name, header, self._closing)
         except CheckpointError:
             await asyncio.to_thread(self._rank.checkpoints.partial.abandon, name)
             self._saving = None
@@ -116,16 +121,13 @@ class CheckpointWriter:
         self._saving = None
         return checkpoint
 
-    def _commit(
-        self, name: str, header: CheckpointHeader, sampler: str | None, consumed: ConsumedGroups | None
-    ) -> Checkpoint:
-        checkpoints = self._rank.checkpoints
-        checkpoint = checkpoints.commit(name, header, self._closing, sampler=sampler, consumed=consumed)
+    async def prune(self, step: int, epoch: int) -> None:
+        """Delete what the checkpoint of `step` replaces, except the files of learners with an epoch above `epoch`."""
+        prune = partial(self._rank.checkpoints.prune, self._rank.settings.checkpoints_kept, step, epoch)
         try:
-            checkpoints.prune(self._rank.settings.checkpoints_kept)
+            await asyncio.to_thread(prune)
         except OSError as error:
             log.warning("older checkpoints could not be deleted; the next commit retries: %s", error)
-        return checkpoint
 
     def stop(self) -> None:
         """Make the write in progress fail soon."""

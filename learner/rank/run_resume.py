@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 
 import torch
 
-from learner.archive import RunFacts
+from learner.archive import CHECKPOINTS, DIFFERS, RunFacts
 from learner.rank.context import RankContext
-from learner.recovery.repair import repair_batches
-from learner.recovery.start import MissingBatchesError, StartPoint, find_start_point
-from services.contracts import StepRecord
+from learner.recovery.start import Difference, MissingBatchesError, StartPoint, find_start_point
+from services.contracts import Fence, StepRecord
 
 log = logging.getLogger(__name__)
 
@@ -54,29 +52,37 @@ class RunResume:
         self._rank.checkpoints.stored.fetch_manifests()
         self._rank.archive.start(facts, resumed=resumed)
 
-    async def find_start_point(self, committed: int) -> StartPoint:
-        """How to restore the policy of rollout step `committed`. Raises MissingBatchesError.
+    async def find_start_point(self, committed: int, records: Sequence[StepRecord]) -> StartPoint:
+        """How to restore the policy of rollout step `committed`; `records`: of all committed steps.
 
-        Call it before the first save. Deletes what interrupted writes left, and sets damaged checkpoints aside. Repairs
-        damaged or missing archived batches from Redis.
+        Call it before the first save. Deletes what interrupted writes left, and sets aside damaged checkpoints and the
+        files that differ from the records; events report the latter. Raises MissingBatchesError.
         """
-        try:
-            return await self._rank.retry_storage(partial(self._find, committed), "the run's checkpoints")
-        except MissingBatchesError as error:
-            service = self._rank.service
-            repaired = await repair_batches(service.redis, service.keys, self._rank.archive, error.reasons)
-            if not repaired:
-                raise
-            point = await self._rank.retry_storage(partial(self._find, committed), "the run's checkpoints")
-            return replace(point, repaired={step: error.reasons[step] for step in repaired})
+        what, service = "the run's checkpoints", self._rank.service
+        by_step = {record.step: record for record in records}
+        point = await self._rank.retry_storage(partial(self._find, committed, by_step), what)
+        for difference in point.differing:
+            path = await self._rank.retry_storage(partial(self._set_aside, difference), what)
+            text = f"step {difference.step}: {difference.what}; the file is not used and is now {path}"
+            await service.event_log.write("archive-differs", text)
+        if point.missing:
+            raise MissingBatchesError(service.record.id, point)
+        await self._rank.retry_storage(partial(self._rank.checkpoints.set_aside, point.skipped), what)
+        return point
 
-    def _find(self, committed: int) -> StartPoint:
+    def _find(self, committed: int, records: Mapping[int, StepRecord]) -> StartPoint:
         checkpoints = self._rank.checkpoints
         for name in checkpoints.clear_interrupted():
             log.info("deleted %s", name)
-        point = find_start_point(self._rank.archive, checkpoints, committed)
-        checkpoints.set_aside(point.skipped)
-        return point
+        return find_start_point(self._rank.archive, checkpoints, committed, records)
+
+    def _set_aside(self, difference: Difference) -> str:
+        """The place of a file that differs, once it is set aside."""
+        archive, checkpoints = self._rank.archive, self._rank.checkpoints
+        if difference.writer is None:
+            checkpoints.set_aside([difference.checkpoint], DIFFERS)
+            return archive.mirror.location(f"{CHECKPOINTS}/{DIFFERS}{difference.checkpoint}", archive.folder)
+        return archive.set_aside(difference.step, difference.writer)
 
     async def restore(self, name: str) -> None:
         """Load the checkpoint of that name. Collective. Raises ArchiveError."""
@@ -101,20 +107,20 @@ class RunResume:
         if failed:
             raise RuntimeError(f"{failed} other ranks could not fetch {what}")
 
-    async def delete_after(self, step: int, records: Sequence[StepRecord]) -> None:
+    async def delete_after(self, step: int, records: Sequence[StepRecord], fence: Fence) -> None:
         """Delete the checkpoints, batches and records of steps after `step`, once the policy is restored.
 
         Also writes those of `records` (the steps in the run's history) that a previous learner did not write.
         """
         with self._rank.waiting("forgetting", f"the files of steps after {step} to be deleted"):
-            deletion = partial(self._delete_after, step, records)
+            deletion = partial(self._delete_after, step, records, fence.epoch)
             await self._rank.retry_storage(deletion, f"deleting the files of steps after {step}")
 
-    def _delete_after(self, step: int, records: Sequence[StepRecord]) -> None:
+    def _delete_after(self, step: int, records: Sequence[StepRecord], epoch: int) -> None:
         archive = self._rank.archive
-        for name in self._rank.checkpoints.delete_after(step):
+        for name in self._rank.checkpoints.delete_after(step, epoch):
             log.info("deleted %s", name)
-        archive.delete_after(step)
+        archive.delete_after(step, epoch)
         for record in records:
             if archive.record(record.step) != record:
                 archive.write_record(record)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from learner.archive import FACTS, FIRST_STEP, ArchiveError, RunArchive, RunFacts
 from learner.checkpoint.manager import Checkpoints
 from learner.checkpoint.manifest import Checkpoint
-from learner.recovery.start import archived_payloads, archiving_ranks
+from learner.recovery.start import archived_payloads, archiving_ranks, other_weights
 from services.contracts import OptimizerStepRecord, StepRecord, Value
 from services.storage.errors import StoreError
 from services.storage.mirror import NO_MIRROR, Mirror, run_mirror
@@ -123,7 +123,7 @@ def plan_replay(folder: Path, step: int, mirror: Mirror = NO_MIRROR) -> Plan:
         raise ReplayError(f"the model of run {facts.run!r} cannot be loaded from {facts.model_path}: {error}") from None
     if not (model / "config.json").is_file():
         raise ReplayError(f"the model of run {facts.run!r} is missing: {facts.model_path} has no config.json")
-    archived = set(archive.steps())
+    archived = archive.trained().keys()
     starts: list[Checkpoint | None] = [None, *Checkpoints(archive).complete()]
     reachable = {end for end in archived if any(_leads_to(end, start, archived) for start in starts)}
     if step not in reachable:
@@ -135,13 +135,13 @@ def plan_replay(folder: Path, step: int, mirror: Mirror = NO_MIRROR) -> Plan:
             continue
         try:
             if start is not None:
-                Checkpoints(archive).check(start)  # also fetches it
+                _check_start(archive, start)
         except ArchiveError as error:
             skipped.append(str(error))
             continue
         steps = tuple(range(_first(start), step + 1))
         _check_batches(archive, steps)
-        ranks = max(len(archiving_ranks(archive, replayed)) for replayed in steps)
+        ranks = max(len(archiving_ranks(archive, replayed, archive.trained()[replayed])) for replayed in steps)
         return Plan(facts, start, steps, tuple(skipped), ranks)
     raise ArchiveError("; ".join(skipped))
 
@@ -150,8 +150,16 @@ def _first(start: Checkpoint | None) -> int:
     return start.step + 1 if start else FIRST_STEP
 
 
-def _leads_to(step: int, start: Checkpoint | None, archived: set[int]) -> bool:
-    return step in archived and _first(start) <= step and archived.issuperset(range(_first(start), step))
+def _leads_to(step: int, start: Checkpoint | None, archived: Set[int]) -> bool:
+    return step in archived and _first(start) <= step and archived >= set(range(_first(start), step))
+
+
+def _check_start(archive: RunArchive, start: Checkpoint) -> None:
+    """Fetch the files of a checkpoint. Raises ArchiveError if one is damaged, or if it is not of the run's history."""
+    record = archive.record(start.step)
+    if record is not None and (what := other_weights(start, record)):
+        raise ArchiveError(f"{archive.checkpoints / start.name}: {what}")
+    Checkpoints(archive).check(start)
 
 
 def _ranges(steps: list[int]) -> str:
@@ -167,8 +175,9 @@ def _ranges(steps: list[int]) -> str:
 
 def _check_batches(archive: RunArchive, steps: tuple[int, ...]) -> None:
     """Raise ArchiveError before any rank starts, because the others would wait for a rank that fails alone."""
+    writers = archive.trained()
     for step in steps:
-        archived_payloads(archive, archive.batch(step))
+        archived_payloads(archive, archive.batch(step, writers[step]), writers[step])
 
 
 def replay(folder: Path, plan: Plan, deadline_s: float, report: Callable[[str], None]) -> list[Comparison]:
@@ -316,10 +325,11 @@ def run_rank(
 
 
 def _train(trainer: Trainer, archive: RunArchive, steps: tuple[int, int], rank: int, out: Path) -> None:
+    writers = archive.trained()
     for step in range(steps[0], steps[1] + 1):
-        batch = archive.batch(step)
+        batch = archive.batch(step, writers[step])
         plans = trainer.plan(batch)
-        payloads = archived_payloads(archive, batch)
+        payloads = archived_payloads(archive, batch, writers[step])
         own = {sample.payload: payloads[sample.payload] for plan in plans for sample in plan.shares[rank]}
         trained = trainer.train(plans, own)
         if rank == 0:

@@ -1,77 +1,150 @@
 """Owns the start point of a learner that resumes a run: a checkpoint, and the archived steps to retrain after it.
 
 Must not train, write or delete anything, nor import torch.
+
+Redis is the truth. A learner that was replaced may have written files of a step that another one committed. So those
+files of a step count that its committed record names, and only as long as they match it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from learner.archive import FIRST_STEP, ArchiveError, RunArchive, step_name
+from learner.archive import FIRST_STEP, ArchiveError, RunArchive
 from learner.checkpoint.manager import Checkpoints
 from learner.checkpoint.manifest import Checkpoint
-from services.contracts import Batch
+from services.contracts import Batch, Fence, StepRecord
 from services.streams.delivery.payloads import SamplePayload
 
 SHARE_RANK = re.compile(r"rank-(\d+)\.parquet")
 
 
-class MissingBatchesError(ArchiveError):
-    """The archive does not hold the batches of steps that must be retrained. `reasons`: why, by step."""
+@dataclass(frozen=True)
+class Difference:
+    """A batch that `writer` archived, or the checkpoint of that name, which does not match the record of its step."""
 
-    def __init__(self, checkpoint: Checkpoint | None, reasons: dict[int, str], skipped: dict[str, str]) -> None:
-        self.reasons = reasons
-        start = f"the checkpoint of step {checkpoint.step}" if checkpoint else "the run's model"
-        lines = [*reasons.values(), *skipped.values()]
-        super().__init__(f"{len(reasons)} steps after {start} cannot be retrained: {'; '.join(lines)}")
+    step: int
+    what: str
+    writer: Fence | None = None
+    checkpoint: str = ""
+
+
+class MissingBatchesError(ArchiveError):
+    """The archive does not hold the batches of steps that must be retrained. The text names the files."""
+
+    def __init__(self, run: str, point: StartPoint) -> None:
+        start = f"the checkpoint of step {point.checkpoint.step}" if point.checkpoint else "the run's model"
+        older = f"{point.checkpoint.step}, or 0 for the run's model" if point.checkpoint else "0, the run's model"
+        faults = "; ".join([*point.missing.values(), *point.skipped.values()])
+        super().__init__(
+            f"{len(point.missing)} steps after {start} cannot be retrained: {faults}; restore these files, or continue "
+            f"from an older step: `penstock resume {run} --from STEP`, where STEP is {older}"
+        )
 
 
 @dataclass(frozen=True)
 class StartPoint:
     """The `checkpoint` to load, or None for the run's model, and the archived `steps` to retrain after it.
 
-    `skipped`: newer checkpoints that are damaged or incomplete, by name, with the reason. `repaired`: the steps whose
-    batches were missing or damaged in the archive and were repaired from Redis, with the reason.
+    `skipped`: newer checkpoints that are damaged or incomplete, by name, with the reason. `differing`: files that do
+    not match the committed records. `missing`: the steps that cannot be retrained, with the reason.
     """
 
     checkpoint: Checkpoint | None
     steps: tuple[int, ...]
     skipped: dict[str, str]
-    repaired: Mapping[int, str] = field(default_factory=dict)
+    differing: tuple[Difference, ...] = ()
+    missing: Mapping[int, str] = field(default_factory=dict)
 
 
-def find_start_point(archive: RunArchive, checkpoints: Checkpoints, committed: int) -> StartPoint:
-    """How to restore the policy after rollout step `committed` (0: the run's model).
+def find_start_point(
+    archive: RunArchive, checkpoints: Checkpoints, committed: int, records: Mapping[int, StepRecord]
+) -> StartPoint:
+    """How to restore the policy after rollout step `committed` (0: the run's model). `records`: those of all steps.
 
     Ignores later checkpoints, because the run was rewound to a step before them. Reads and checks all files that the
-    start point needs. Raises MissingBatchesError.
+    start point needs.
     """
-    checkpoint, skipped = checkpoints.newest_intact(committed)
+    differing = [*_differing_checkpoints(checkpoints, committed, records), *_late_batches(archive, committed, records)]
+    checkpoint, skipped = checkpoints.newest_intact(committed, {difference.checkpoint for difference in differing})
     steps = tuple(range(checkpoint.step + 1 if checkpoint else FIRST_STEP, committed + 1))
-    reasons = {}
+    missing: dict[int, str] = {}
     for step in steps:
+        record = records.get(step)
+        if record is None:
+            missing[step] = f"Redis has no record of step {step}"
+            continue
         try:
-            archived_payloads(archive, archive.batch(step))
+            batch = archive.batch(step, record.fence)
+            if what := _other_groups(batch, record):
+                differing.append(Difference(step, what, record.fence))
+                raise ArchiveError(f"{archive.batch_path(step, record.fence)}: {what}")
+            archived_payloads(archive, batch, record.fence)
         except ArchiveError as error:
-            reasons[step] = str(error)
-    if reasons:
-        raise MissingBatchesError(checkpoint, reasons, skipped)
-    return StartPoint(checkpoint, steps, skipped)
+            missing[step] = str(error)
+    return StartPoint(checkpoint, steps, skipped, tuple(differing), missing)
 
 
-def archived_payloads(archive: RunArchive, batch: Batch) -> dict[str, SamplePayload]:
-    """The payloads that training needs for a batch, by key, from any number of ranks' shares. Raises ArchiveError."""
+def other_weights(checkpoint: Checkpoint, record: StepRecord | None) -> str:
+    """How a checkpoint differs from the committed record of its step; '' if it does not.
+
+    Older releases recorded no digest of the weights.
+    """
+    if record is None:
+        return f"step {checkpoint.step} has no committed record"
+    if checkpoint.weights == record.weights or not (checkpoint.weights and record.weights):
+        return ""
+    return f"its weights are {checkpoint.weights}, but those of the committed step are {record.weights}"
+
+
+def _differing_checkpoints(
+    checkpoints: Checkpoints, committed: int, records: Mapping[int, StepRecord]
+) -> Iterator[Difference]:
+    for checkpoint in checkpoints.complete():
+        if checkpoint.step <= committed and (what := other_weights(checkpoint, records.get(checkpoint.step))):
+            yield Difference(checkpoint.step, what, checkpoint=checkpoint.name)
+
+
+def _late_batches(archive: RunArchive, committed: int, records: Mapping[int, StepRecord]) -> Iterator[Difference]:
+    """The batches of committed steps that other learners than the recorded one archived, with other groups."""
+    for step, writer in archive.batches():
+        record = records.get(step)
+        if step > committed or record is None or writer == record.fence:
+            continue
+        try:
+            what = _other_groups(archive.batch(step, writer), record)
+        except ArchiveError as error:
+            what = str(error)
+        if what:
+            yield Difference(step, what, writer)
+
+
+def _other_groups(batch: Batch, record: StepRecord) -> str:
+    """How a batch differs from the committed record of its step; '' if it does not."""
+    groups = tuple(group.group for group in batch.groups)
+    if groups == record.groups:
+        return ""
+    others = sorted({*groups} ^ {*record.groups})
+    return f"its groups are not those of the committed step: {', '.join(others[:4]) or 'another order'}"
+
+
+def archived_payloads(archive: RunArchive, batch: Batch, fence: Fence) -> dict[str, SamplePayload]:
+    """The payloads that training needs for a batch which a learner archived, by key, from any number of ranks' shares.
+
+    Raises ArchiveError.
+    """
     found: dict[str, SamplePayload] = {}
-    archive.fetch_shares(batch.step)
-    for rank in archiving_ranks(archive, batch.step) or [0]:
-        found |= archive.share(batch.step, rank)
+    archive.fetch_shares(batch.step, fence)
+    for rank in archiving_ranks(archive, batch.step, fence) or [0]:
+        found |= archive.share(batch.step, rank, fence)
     wanted = trained_payloads(batch)
     missing = [payload for payload in wanted if payload not in found]
     if missing:
-        shares = archive.share_path(batch.step, 0).with_name(f"{step_name(batch.step)}.rank-*.parquet")
-        raise ArchiveError(f"{shares}: missing {len(missing)} of {len(wanted)} payloads, {missing[0]} among them")
+        shares = archive.share_path(batch.step, 0, fence)
+        pattern = shares.with_name(shares.name.replace("rank-0", "rank-*"))
+        raise ArchiveError(f"{pattern}: missing {len(missing)} of {len(wanted)} payloads, {missing[0]} among them")
     return {payload: found[payload] for payload in wanted}
 
 
@@ -81,8 +154,8 @@ def trained_payloads(batch: Batch) -> list[str]:
     return [sample.payload for sample in samples if sample.tokens and not sample.masked]
 
 
-def archiving_ranks(archive: RunArchive, step: int) -> list[int]:
+def archiving_ranks(archive: RunArchive, step: int, fence: Fence) -> list[int]:
     """The ranks whose shares of a step are archived. Their number may differ between steps of a run."""
-    folder = archive.share_path(step, 0).parent
-    names = [path.name for path in folder.glob(f"{step_name(step)}.rank-*.parquet")]
+    first = archive.share_path(step, 0, fence)
+    names = [path.name for path in first.parent.glob(first.name.replace("rank-0", "rank-*"))]
     return sorted(int(match[1]) for match in map(SHARE_RANK.search, names) if match)

@@ -19,6 +19,7 @@ from services.contracts.groups import (
     Verdict,
     VersionSpan,
 )
+from services.contracts.ownership import UNOWNED, Fence
 from services.contracts.results import SampleResult, SandboxFault, TaskResult, VerdictResult
 from services.contracts.runs import Closing, HostPid, ProcessInfo, RunState, Transition, Wait
 from services.contracts.training import (
@@ -41,6 +42,7 @@ __all__ = [
     "EPOCH_SHIFT",
     "PHASES",
     "SCHEMA_VERSION",
+    "UNOWNED",
     "Batch",
     "BatchGroup",
     "BatchSample",
@@ -52,6 +54,7 @@ __all__ = [
     "EvaluationCounts",
     "EvaluationRecord",
     "Event",
+    "Fence",
     "Finite",
     "GroupCounts",
     "HostPid",

@@ -54,8 +54,8 @@ PHASES: dict[str, tuple[str, ...]] = {
     "rollout": ("rollout-joining",),
     "verifier": ("unconfined",),
     "learner": (
+        "archive-differs",
         "awaiting-evaluation",
-        "batch-repaired",
         "batch-too-old",
         "checkpoint",
         "checkpoint-damaged",

@@ -11,6 +11,7 @@ from pydantic import AliasChoices, Field
 
 from services.contracts.base import Message, Value
 from services.contracts.groups import GroupCounts
+from services.contracts.ownership import Fence
 
 
 class BatchSample(Value):
@@ -104,7 +105,8 @@ class StepRecord(Message):
     """learner -> readers of the run: the record of one rollout step, and the policy version that it published.
 
     `prompts` and `staleness` belong to `groups`, one each: the prompt's id, and the versions between the group's oldest
-    token and the policy that trained it. `weights` is the digest of the version's weights.
+    token and the policy that trained it. `weights` is the digest of the version's weights. `epoch` and `owner`: of the
+    learner that trained it, which names the files of its batch; 0 and "" in records of older releases.
     """
 
     kind: Literal["step"] = "step"
@@ -121,6 +123,13 @@ class StepRecord(Message):
     prompts: tuple[str, ...] = ()
     staleness: tuple[int, ...] = Field(default=(), validation_alias=AliasChoices("staleness", "lags"))
     weights: str = ""
+    epoch: int = 0
+    owner: str = ""
+
+    @property
+    def fence(self) -> Fence:
+        """The fence of the learner that trained the step."""
+        return Fence(self.epoch, self.owner)
 
 
 class CommittedPolicy(Value):

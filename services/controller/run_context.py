@@ -9,13 +9,12 @@ import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.contracts import RunState
+from services.contracts import UNOWNED, Fence, RunState
 from services.controller.cluster import Cluster
 from services.controller.run_metrics import RunMetrics
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
-from services.streams.state.ownership import UNOWNED, Fence
 from services.streams.state.run_record import RunRecord
 from services.streams.state.runs import OWNER, RunRecords
 from services.waits import Waits

@@ -100,6 +100,7 @@ def collect(
     filled = {name: _filled(server, run, name, entries) for name in STREAMS if read.get(name, 0) < added[name]}
     dispatched = {entry.body["group"] for lane in LANES.values() for entry in entries[f"{lane}tasks"] if _named(entry)}
     record = texts(server.hgetall(key(run, "record")))
+    steps = [body for _, fields in server.xrange(key(run, "steps")) if (body := message(fields)) is not None]
     by_stream: dict[str, set[str]] = {}
     for stream, entry in injected:
         by_stream.setdefault(stream, set()).add(entry)
@@ -114,11 +115,11 @@ def collect(
         unacked={name: _unacked(watch.seen[name], entries[name]) for name in READERS},
         lanes={name: _lane(server, run, prefix) for name, prefix in LANES.items()},
         groups={name: fields for name in sorted(dispatched) if (fields := _group(server, run, name))},
-        steps=[body for _, fields in server.xrange(key(run, "steps")) if (body := message(fields)) is not None],
+        steps=steps,
         policy=texts(server.hgetall(key(run, "policy"))),
-        archive=_numbered(folder / "batches"),
+        archive=_archived(folder / "batches", steps),
         records=_numbered(folder / "records"),
-        shares=_shares(folder / "batches"),
+        shares=_shares(folder / "batches", steps),
         checkpoints={
             int(json.loads(path.read_text())["step"])
             for path in (folder / "checkpoints").glob("step-*/checkpoint.json")
@@ -169,11 +170,21 @@ def _numbered(folder: Path) -> dict[int, dict[str, Any]]:
     return found
 
 
-def _shares(folder: Path) -> dict[int, list[tuple[str, str]]]:
+def _batch_name(record: dict[str, Any]) -> str:
+    """The name, in file names, of the batch that the learner of a step's record archived."""
+    return f"step-{record['step']:06d}.e{record['epoch']:04d}-{record['owner']}"
+
+
+def _archived(folder: Path, steps: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    paths = {record["step"]: folder / f"{_batch_name(record)}.json" for record in steps}
+    return {step: json.loads(path.read_text()) for step, path in paths.items() if path.exists()}
+
+
+def _shares(folder: Path, steps: list[dict[str, Any]]) -> dict[int, list[tuple[str, str]]]:
     found: dict[int, list[tuple[str, str]]] = {}
-    for path in sorted(folder.glob("step-*.rank-*.parquet")):
-        step = int(path.name.split(".")[0].removeprefix("step-"))
-        table = pq.ParquetFile(path).read(columns=["payload", "group"])
-        rows = zip(table.column("payload").to_pylist(), table.column("group").to_pylist(), strict=True)
-        found.setdefault(step, []).extend(rows)
+    for record in steps:
+        for path in sorted(folder.glob(f"{_batch_name(record)}.rank-*.parquet")):
+            table = pq.ParquetFile(path).read(columns=["payload", "group"])
+            rows = zip(table.column("payload").to_pylist(), table.column("group").to_pylist(), strict=True)
+            found.setdefault(record["step"], []).extend(rows)
     return found

@@ -70,7 +70,8 @@ def batch(step: int, groups: tuple[str, ...], last: bool) -> dict[str, Any]:
 
 
 def record(step: int, groups: tuple[str, ...]) -> dict[str, Any]:
-    return {"kind": "step", "step": step, "version": step, "groups": list(groups)}
+    owner = {"epoch": 2, "owner": "learner-1a2b3c4d"}
+    return {"kind": "step", "step": step, "version": step, "groups": list(groups)} | owner
 
 
 def generate(writer: Writer, group: str, outcomes: tuple[str, ...], prefix: str = "") -> None:

@@ -60,6 +60,10 @@ def test_every_entry_is_kept_over_two_kills_of_the_server(server, redis_client, 
     assert len(outages) == 2
 
 
+WRITTEN = "step-{:06d}.e0002-learner-1a2b3c4d"
+"""The name of a batch in the archive of the synthetic run."""
+
+
 def write_to(redis_client: Any, folder: Path) -> None:
     """Write the synthetic run to Redis and disk, as a real run leaves it."""
     run = clean_run()
@@ -85,10 +89,12 @@ def write_to(redis_client: Any, folder: Path) -> None:
     for name, fields in run.groups.items():
         redis_client.hset(key(RUN, f"group:{name}"), mapping=fields)
     redis_client.hset(key(RUN, "policy"), mapping=run.policy)
-    for part, documents in (("batches", run.archive), ("records", run.records)):
+    for part, documents, name in (("batches", run.archive, WRITTEN), ("records", run.records, "step-{:06d}")):
         (folder / part).mkdir(parents=True)
         for step, document in documents.items():
-            (folder / part / f"step-{step:06d}.json").write_text(json.dumps(document))
+            (folder / part / f"{name.format(step)}.json").write_text(json.dumps(document))
+    # Of a learner that was replaced, and committed nothing.
+    (folder / "batches/step-000001.e0001-learner-00000000.json").write_text("{}")
 
 
 def write_shares(folder: Path) -> None:
@@ -98,7 +104,7 @@ def write_shares(folder: Path) -> None:
     for step, rows in clean_run().shares.items():
         payloads, groups = zip(*rows, strict=True)
         table = pa.table({"payload": list(payloads), "group": list(groups)})
-        pq.write_table(table, folder / "batches" / f"step-{step:06d}.rank-0.parquet")
+        pq.write_table(table, folder / "batches" / f"{WRITTEN.format(step)}.rank-0.parquet")
 
 
 @pytest.fixture

@@ -22,10 +22,11 @@ from learner.checkpoint.partial import Writable
 from learner.training.process_group import Ranks
 from learner.training.tensor_files import HostBlock, TensorLayout
 from learner.training.trainer import Trainer
-from services.contracts import OptimizerStepRecord
+from services.contracts import Fence, OptimizerStepRecord, StepRecord
 from services.settings import parse_recipe
 from services.streams.keys import RunKeys
 from tests.harness.small_run import recipe_document
+from tests.learner.committed import WRITER, record_of
 from tests.learner.running import draw_batch
 
 NEVER = threading.Event()
@@ -116,9 +117,14 @@ def archive_with(folder: Path, steps: int) -> RunArchive:
     archive.prepare()
     for version in range(steps):
         batch, payloads = draw_batch(RunKeys("run"), version)
-        archive.write_share(batch, 0, payloads)
-        archive.write_batch(batch)
+        archive.write_share(batch, 0, payloads, WRITER)
+        archive.write_batch(batch, WRITER)
     return archive
+
+
+def records_of(steps: int) -> dict[int, StepRecord]:
+    """The committed records of the batches in `archive_with`."""
+    return {version + 1: record_of(draw_batch(RunKeys("run"), version)[0]) for version in range(steps)}
 
 
 def names(archive: RunArchive) -> list[str]:
@@ -126,9 +132,9 @@ def names(archive: RunArchive) -> list[str]:
     return sorted(path.name for path in archive.checkpoints.iterdir())
 
 
-def header(step: int, ranks: int = 1, version: int | None = None) -> CheckpointHeader:
-    version = step if version is None else version
-    return CheckpointHeader(step=step, version=version, ranks=ranks, zero_stage=1, dtype="float32")
+def header(step: int, ranks: int = 1, version: int | None = None, fence: Fence = WRITER) -> CheckpointHeader:
+    version, owner = step if version is None else version, {"epoch": fence.epoch, "owner": fence.owner}
+    return CheckpointHeader(step=step, version=version, ranks=ranks, zero_stage=1, dtype="float32", **owner)
 
 
 def save(checkpoints: Checkpoints, at: CheckpointHeader, *states: Writable, sampler: str | None = None) -> Checkpoint:

@@ -16,6 +16,7 @@ from typing import Any
 from learner.archive import RunArchive
 from learner.checkpoint.manager import Checkpoints
 from learner.checkpoint.manifest import CheckpointHeader
+from tests.learner.committed import WRITER
 
 CALLS = ("fsync", "mkdir", "rename", "replace", "rmdir", "unlink")
 DIED = 9
@@ -38,9 +39,11 @@ def write(folder: Path, step: int, ranks: int = 2) -> None:
     name = checkpoints.partial.start(step)
     for rank in range(ranks):
         checkpoints.partial.write(name, rank, Bytes(step), NEVER)
-    cut = CheckpointHeader(step=step, version=step, ranks=ranks, zero_stage=1, dtype="float32")
+    cut = CheckpointHeader(
+        step=step, version=step, ranks=ranks, zero_stage=1, dtype="float32", epoch=WRITER.epoch, owner=WRITER.owner
+    )
     checkpoints.commit(name, cut, NEVER, sampler="{}")
-    checkpoints.prune(2)
+    checkpoints.prune(2, step, WRITER.epoch)
 
 
 def note(calls: list[str], dies_at: int) -> None:
@@ -70,7 +73,7 @@ def check(folder: Path) -> str:
     assert newest is not None
     assert newest.step == steps[-1], newest
     # Replay starts from the oldest checkpoint, so the batches after it must exist.
-    assert RunArchive(folder).steps()[-3 + steps[0] :] == list(range(steps[0] + 1, 4))
+    assert list(RunArchive(folder).trained())[-3 + steps[0] :] == list(range(steps[0] + 1, 4))
     checkpoints.clear_interrupted()
     write(folder, 3)
     assert [checkpoint.step for checkpoint in checkpoints.complete()] == [2, 3]

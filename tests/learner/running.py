@@ -74,9 +74,16 @@ def draw_batch(keys: RunKeys, version: int, logprob: float = -4.5) -> tuple[Batc
     return batch, payloads
 
 
-async def put_batch(redis: Any, keys: RunKeys, version: int, logprob: float = -4.5) -> Batch:
-    """Publish a drawn batch as the sampler does: payloads stored, groups batched and pending."""
+async def put_batch(
+    redis: Any, keys: RunKeys, version: int, logprob: float = -4.5, *, step: int | None = None
+) -> Batch:
+    """Publish a drawn batch as the sampler does: payloads stored, groups batched and pending.
+
+    `step`: publish it for another rollout step than that after `version`.
+    """
     batch, payloads = draw_batch(keys, version, logprob)
+    if step is not None:
+        batch = batch.model_copy(update={"step": step, "version": step - 1})
     for key, payload in payloads.items():
         await redis.hset(key, mapping=pack(payload))
     for group in batch.groups:

@@ -20,6 +20,7 @@ from learner.checkpoint.manager import Checkpoints
 from learner.checkpoint.manifest import MANIFEST, CheckpointError
 from learner.training.process_group import Ranks
 from learner.training.trainer import leave
+from services.contracts import Fence
 from tests.learner.checkpointing import (
     NEVER,
     Slow,
@@ -33,6 +34,7 @@ from tests.learner.checkpointing import (
     tensors_of,
     train,
 )
+from tests.learner.committed import WRITER
 
 pytestmark = [
     pytest.mark.timeout(400),
@@ -52,18 +54,13 @@ def checkpoints(archive: RunArchive) -> Checkpoints:
     return Checkpoints(archive)
 
 
-def groups(archive: RunArchive, step: int) -> tuple[str, ...]:
-    return tuple(group.group for group in archive.batch(step).groups)
-
-
 def test_a_written_checkpoint_is_found_again(archive: RunArchive, checkpoints: Checkpoints) -> None:
     assert checkpoints.newest_intact(STEPS) == (None, {})
     first = save(checkpoints, header(2), block_of(1000), block_of(10, seed=1))
     sampler = json.dumps({"cursor": 7, "text": "é"})
     second = save(checkpoints, header(5, version=8), block_of(1000, seed=2), sampler=sampler)
     assert (second.step, second.version, second.ranks, second.zero_stage, second.dtype) == (5, 8, 1, 1, "float32")
-    assert first.consumed == {step: groups(archive, step) for step in (1, 2)}
-    assert second.consumed == {step: groups(archive, step) for step in (3, 4, 5)}
+    assert (first.epoch, first.owner) == (WRITER.epoch, WRITER.owner)
     assert names(archive) == [first.name, second.name]
     folder = checkpoints.path(first)
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -123,12 +120,12 @@ def test_a_damaged_checkpoint_is_skipped_and_reported(
     # A checkpoint that is set aside does not count as usable.
     checkpoints.set_aside(skipped)
     save(checkpoints, header(5), block_of(10))
-    checkpoints.prune(2)
+    checkpoints.prune(2, STEPS, WRITER.epoch)
     assert [checkpoint.step for checkpoint in checkpoints.complete()] == [2, 5]
-    assert archive.steps() == [3, 4, 5, 6]
+    assert list(archive.trained()) == [3, 4, 5, 6]
     assert f"damaged-{bad.name}" in names(archive)
     save(checkpoints, header(6), block_of(10))
-    checkpoints.prune(2)
+    checkpoints.prune(2, STEPS, WRITER.epoch)
     assert [name[:11] for name in names(archive)] == ["step-000005", "step-000006"]
 
 
@@ -148,7 +145,7 @@ def test_the_checkpoint_of_the_latest_version_is_used(archive: RunArchive, check
     flip(checkpoints.path(later) / "rank-0000.safetensors")
     assert checkpoints.newest_intact(STEPS)[0] == earlier
     checkpoints.set_aside([later.name])
-    checkpoints.prune(1)
+    checkpoints.prune(1, STEPS, WRITER.epoch)
     assert names(archive) == [f"damaged-{later.name}", earlier.name]
 
 
@@ -157,14 +154,14 @@ def test_the_last_checkpoints_and_a_partial_one_are_kept(archive: RunArchive, ch
     checkpoints.partial.write(in_progress, 0, block_of(10), NEVER)
     for step in (1, 2):
         save(checkpoints, header(step), block_of(10))
-        checkpoints.prune(3)
-    assert archive.steps() == [1, 2, 3, 4, 5, 6]
+        checkpoints.prune(3, STEPS, WRITER.epoch)
+    assert list(archive.trained()) == [1, 2, 3, 4, 5, 6]
     for step in (3, 4):
         save(checkpoints, header(step), block_of(10))
-        checkpoints.prune(3)
+        checkpoints.prune(3, STEPS, WRITER.epoch)
     assert [checkpoint.step for checkpoint in checkpoints.complete()] == [2, 3, 4]
-    assert archive.steps() == [3, 4, 5, 6]
-    checkpoints.delete_after(3)
+    assert list(archive.trained()) == [3, 4, 5, 6]
+    checkpoints.delete_after(3, WRITER.epoch)
     assert [checkpoint.step for checkpoint in checkpoints.complete()] == [2, 3]
     checkpoints.commit(in_progress, header(6), NEVER)
     assert [checkpoint.step for checkpoint in checkpoints.complete()] == [2, 3, 6]
@@ -243,14 +240,6 @@ def test_a_learner_that_stops_does_not_wait(archive: RunArchive, checkpoints: Ch
         checkpoints.partial.write(name, 0, block_of(10), stop)
 
 
-def test_a_missing_batch_fails_the_checkpoint_and_is_named(archive: RunArchive, checkpoints: Checkpoints) -> None:
-    archive.batch_path(3).unlink()
-    save(checkpoints, header(2), block_of(10))
-    with pytest.raises(CheckpointError, match=r"step-000003\.json: missing"):
-        save(checkpoints, header(4), block_of(10))
-    assert [checkpoint.step for checkpoint in checkpoints.complete()] == [2]
-
-
 def test_training_continues_while_a_checkpoint_is_written(
     tiny_model: Path, archive: RunArchive, checkpoints: Checkpoints
 ) -> None:
@@ -291,9 +280,16 @@ def test_a_missing_checkpoint_is_named(checkpoints: Checkpoints) -> None:
         checkpoints.load(NoTrainer(), "step-000001-00000000")
 
 
-def test_groups_that_the_learner_knows_are_not_read_again(archive: RunArchive, checkpoints: Checkpoints) -> None:
-    archive.batch_path(2).unlink()
-    name = checkpoints.partial.start(3)
-    checkpoints.partial.write(name, 0, block_of(10), NEVER)
-    made = checkpoints.commit(name, header(3), NEVER, consumed={2: ("a", "b"), 3: ("c",), 4: ("later",)})
-    assert made.consumed == {1: groups(archive, 1), 2: ("a", "b"), 3: ("c",)}
+def test_a_replaced_learner_deletes_no_newer_checkpoint(archive: RunArchive, checkpoints: Checkpoints) -> None:
+    successor = Fence(WRITER.epoch + 1, "learner-5e6f7a8b")
+    before = save(checkpoints, header(1), block_of(10))
+    own = [save(checkpoints, header(step, fence=successor), block_of(10)) for step in (2, 3)]
+    late = save(checkpoints, header(6), block_of(10))  # of a history that the run was rewound over
+    checkpoints.prune(1, 6, WRITER.epoch)
+    assert checkpoints.delete_after(2, WRITER.epoch) == [late.name]
+    assert checkpoints.complete() == own
+    late = save(checkpoints, header(6), block_of(10))
+    checkpoints.prune(2, 3, successor.epoch)
+    assert checkpoints.complete() == [*own, late], "it is not among the last two up to step 3"
+    assert checkpoints.delete_after(3, successor.epoch) == [late.name]
+    assert before not in checkpoints.complete()

@@ -19,7 +19,7 @@ from deploy.cli.main import app
 from learner.archive import ArchiveError, RunArchive
 from learner.recovery.replay import Comparison, ReplayedStep, ReplayError, _compare, plan_replay, replay
 from learner.service import LearnerService
-from services.contracts import OptimizerStepRecord, StepRecord
+from services.contracts import Fence, OptimizerStepRecord, StepRecord
 from services.metrics import forget
 from services.process import ServiceThread
 from services.streams.connection.client import connect
@@ -84,6 +84,11 @@ def copy(trained: Trained, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained.folder, tmp_path / "replayed"))
 
 
+def writer(folder: Path, step: int) -> Fence:
+    """The learner that archived a step."""
+    return RunArchive(folder).trained()[step]
+
+
 def penstock(folder: Path, step: int) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["replay", folder.name, str(step), "--runs", str(folder.parent)])
     return result.exit_code, result.output
@@ -136,20 +141,32 @@ def test_replay_skips_a_damaged_checkpoint_and_is_bit_equal(trained: Trained, co
 @pytest.mark.slow
 def test_a_changed_log_prob_is_reported_as_different(copy: Path) -> None:
     archive = RunArchive(copy)
-    batch, payloads = archive.batch(5), archive.share(5, 0)
+    batch, payloads = archive.batch(5, writer(copy, 5)), archive.share(5, 0, writer(copy, 5))
     key = batch.groups[3].samples[0].payload
     logprobs = payloads[key].behaviour_logprobs.copy()
     # By default the loss is weighted by exp(proximal - behaviour), up to 2.
     logprobs[0] = np.float32(-2.0)
-    archive.write_share(batch, 0, payloads | {key: replace(payloads[key], behaviour_logprobs=logprobs)})
+    archive.write_share(
+        batch, 0, payloads | {key: replace(payloads[key], behaviour_logprobs=logprobs)}, writer(copy, 5)
+    )
     status, output = penstock(copy, 5)
     lines = [line.split() for line in output.splitlines() if line.endswith(("yes", "NO"))]
     # The fourth group belongs to the second optimizer step.
     assert (status, [(line[1], line[-1]) for line in lines]) == (1, [("1", "yes"), ("2", "NO")]), output
 
 
+def test_replay_skips_a_checkpoint_of_other_weights(copy: Path) -> None:
+    archive = RunArchive(copy)
+    record = archive.record(4)
+    assert record is not None
+    archive.write_record(record.model_copy(update={"weights": "retrained"}))
+    plan = plan_replay(copy, 5)
+    assert (plan.start and plan.start.step, plan.steps) == (2, (3, 4, 5))
+    assert "those of the committed step are retrained" in plan.skipped[0]
+
+
 def test_a_damaged_share_is_named(copy: Path) -> None:
-    share = RunArchive(copy).share_path(4, 0)
+    share = RunArchive(copy).share_path(4, 0, writer(copy, 4))
     share.write_bytes(share.read_bytes()[:-20])
     status, output = penstock(copy, 4)
     assert status == 2
@@ -166,10 +183,10 @@ def test_a_step_that_cannot_be_replayed_is_an_error(copy: Path, tmp_path: Path) 
     )
     status, output = penstock(copy, 6)
     assert (status, "STEP: 6 is not valid" in output, "archived: 1-5" in output) == (2, True, True)
-    RunArchive(copy).delete_batches(2)
+    RunArchive(copy).delete_batches(2, writer(copy, 2).epoch)
     with pytest.raises(ReplayError, match=r"STEP: 2 is not valid.*archived: 3-5"):
         plan_replay(copy, 2)
-    RunArchive(copy).batch_path(4).unlink()
+    RunArchive(copy).batch_path(4, writer(copy, 4)).unlink()
     with pytest.raises(ReplayError, match=r"STEP: 4 is not valid.*archived: 3, 5"):
         plan_replay(copy, 4)
 
@@ -193,8 +210,8 @@ def test_a_replay_ends_at_its_deadline(trained: Trained) -> None:
 @pytest.mark.slow
 def test_a_rank_that_fails_is_named(copy: Path) -> None:
     plan = plan_replay(copy, 5)
-    RunArchive(copy).share_path(5, 0).unlink()  # between planning and running
-    with pytest.raises(ReplayError, match=r"rank 0 .*step-000005\.rank-0\.parquet: missing"):
+    RunArchive(copy).share_path(5, 0, writer(copy, 5)).unlink()  # between planning and running
+    with pytest.raises(ReplayError, match=r"rank 0 .*step-000005\..*rank-0\.parquet: missing"):
         replay(copy, plan, DEADLINE_S, lambda _: None)
 
 
@@ -309,7 +326,7 @@ async def test_three_consecutive_non_finite_gradients_fail_the_run(
         thread.stop(20)
     text = str(thread.error)
     assert "3 consecutive optimizer steps had a non-finite gradient (learner.max_non_finite_steps)" in text
-    assert str(runs_folder / run_id / "batches/step-000003.json") in text
+    assert str(RunArchive(runs_folder / run_id).batch_path(3, writer(runs_folder / run_id, 3))) in text
     assert f"`penstock replay {run_id} 3 --runs {runs_folder}`" in text
     events = [event for _, event in await EventLog(redis, keys, "test").events()]
     skips = [event.text for event in events if event.phase == "non-finite-gradient"]

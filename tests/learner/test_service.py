@@ -123,12 +123,12 @@ async def check_records(redis: Any, keys: RunKeys) -> None:
 
 def check_archive(folder: Path, steps: list[Any]) -> None:
     archive = RunArchive(folder)
-    assert archive.steps() == [1, 2]
+    assert list(archive.trained()) == [1, 2]
     assert [archive.record(step) for step in (1, 2)] == steps
     facts = archive.facts()
     assert (facts.run, facts.ranks, facts.recipe.limits.rollout_steps) == (folder.name, 1, 2)
-    keys = {sample.payload for group in archive.batch(2).groups for sample in group.samples}
-    assert archive.share(2, 0).keys() == keys
+    keys = {sample.payload for group in archive.batch(2, steps[1].fence).groups for sample in group.samples}
+    assert archive.share(2, 0, steps[1].fence).keys() == keys
     assert Checkpoints(archive).complete() == []  # learner.checkpoint_every is 0
 
 
@@ -187,7 +187,8 @@ async def test_damaged_payloads_are_left_out_and_reported(
     text = await until_event(redis, keys, "payload-damaged")
     assert gone in text
     assert f"{damaged} is missing or damaged: ValueError('its checksum does not match')" in text
-    archived = RunArchive(runs_folder / run_id).batch(1)
+    archive = RunArchive(runs_folder / run_id)
+    archived = archive.batch(1, archive.trained()[1])
     masked = {sample.payload for group in archived.groups for sample in group.samples if sample.masked}
     assert masked == {gone, damaged}
     counts = await group_counts(redis, keys)

@@ -33,7 +33,8 @@ from services.streams.state.events import EventLog
 from services.streams.state.runs import RunRecords
 from services.waits import Waits
 from tests.harness.servers.s3_server import S3Server
-from tests.learner.checkpointing import NEVER, bits, block_of, header, save
+from tests.learner.checkpointing import NEVER, bits, block_of, header, records_of, save
+from tests.learner.committed import WRITER
 from tests.learner.running import (
     drain_ranks,
     draw_batch,
@@ -70,8 +71,8 @@ def node(folder: Path, run: str = "run") -> tuple[RunArchive, Checkpoints]:
 def fill(archive: RunArchive, steps: int) -> None:
     for version in range(steps):
         batch, payloads = draw_batch(RunKeys("run"), version)
-        archive.write_share(batch, 0, payloads)
-        archive.write_batch(batch)
+        archive.write_share(batch, 0, payloads, WRITER)
+        archive.write_batch(batch, WRITER)
     archive.mirror.put_bytes("run.json", b"{}")
 
 
@@ -82,26 +83,28 @@ def test_a_node_finds_the_files_of_another_node(store: S3Server, tmp_path: Path)
     last = save(checkpoints, header(3), block_of(100, 2))
     shutil.rmtree(tmp_path / "a")
     archive, checkpoints = node(tmp_path / "b")
-    assert archive.steps() == [1, 2, 3, 4]
+    assert list(archive.trained()) == [1, 2, 3, 4]
     assert checkpoints.complete() == [first, last]
     assert list(archive.checkpoints.glob("*/*.safetensors")) == [], "files must be fetched only when they are needed"
-    point = find_start_point(archive, checkpoints, STEPS)
+    point = find_start_point(archive, checkpoints, STEPS, records_of(STEPS))
     assert (point.checkpoint, point.steps) == (last, (4,))
-    assert find_start_point(archive, checkpoints, 2).checkpoint == first
+    assert find_start_point(archive, checkpoints, 2, records_of(2)).checkpoint == first
     assert checkpoints.sampler(first) == "{}"
-    assert archived_payloads(archive, archive.batch(4)).keys() == draw_batch(RunKeys("run"), 3)[1].keys()
+    assert (
+        archived_payloads(archive, archive.batch(4, WRITER), WRITER).keys() == draw_batch(RunKeys("run"), 3)[1].keys()
+    )
     # A node finds no files that another node deleted or did not finish.
-    archive.delete_after(3)
+    archive.delete_after(3, WRITER.epoch)
     checkpoints.partial.start(4)
     checkpoints.partial.write(checkpoints.partial.start(4), 0, block_of(10), NEVER)
     archive, checkpoints = node(tmp_path / "c")
-    assert archive.steps() == [1, 2, 3]
+    assert list(archive.trained()) == [1, 2, 3]
     assert len(checkpoints.clear_interrupted()) == 1
     assert len({name.split("/")[1] for name in run_mirror("run").listed("checkpoints")}) == 2
-    checkpoints.prune(1)
+    checkpoints.prune(1, STEPS, WRITER.epoch)
     archive, checkpoints = node(tmp_path / "d")
-    assert (archive.steps(), checkpoints.complete()) == ([], [last])
-    assert checkpoints.delete_after(0) == [last.name]
+    assert (list(archive.trained()), checkpoints.complete()) == ([], [last])
+    assert checkpoints.delete_after(0, WRITER.epoch) == [last.name]
     assert run_mirror("run").listed("checkpoints") == {}
 
 
@@ -118,7 +121,7 @@ def test_damage_in_the_store_is_skipped_on_a_node_refetched(store: S3Server, tmp
     store.damaged(f"{under}/{third.name}/rank-0000.safetensors", bytes(len(whole)))
     store.damaged(f"{under}/{second.name}/rank-0000.safetensors", whole[:-1])
     archive, checkpoints = node(tmp_path / "b")
-    point = find_start_point(archive, checkpoints, STEPS)
+    point = find_start_point(archive, checkpoints, STEPS, records_of(STEPS))
     assert (point.checkpoint, point.steps) == (first, (2, 3, 4))
     assert "does not match" in point.skipped[third.name]
     assert "damaged (it has" in point.skipped[second.name]
@@ -129,7 +132,7 @@ def test_damage_in_the_store_is_skipped_on_a_node_refetched(store: S3Server, tmp
     assert again.complete() == [first]
     assert again.clear_interrupted() == [], "damaged checkpoints must be kept for inspection"
     kept = archive.mirror.listed("checkpoints")
-    again.prune(1)
+    again.prune(1, STEPS, WRITER.epoch)
     assert archive.mirror.listed("checkpoints") == kept, "damaged checkpoints must be kept as long as earlier ones"
     store.damaged(f"{under}/{first.name}/rank-0000.safetensors", None)
     start, skipped = node(tmp_path / "d")[1].newest_intact(STEPS)
@@ -138,7 +141,7 @@ def test_damage_in_the_store_is_skipped_on_a_node_refetched(store: S3Server, tmp
     # Another node than the one that set them aside deletes them.
     archive, checkpoints = node(tmp_path / "e")
     last = save(checkpoints, header(4), block_of(100))
-    checkpoints.prune(1)
+    checkpoints.prune(1, STEPS, WRITER.epoch)
     assert {name.split("/")[1] for name in archive.mirror.listed("checkpoints")} == {last.name}
 
 
@@ -207,13 +210,13 @@ def test_a_run_that_started_without_a_store_is_uploaded(store: S3Server, tmp_pat
     local.prepare()
     fill_local = Checkpoints(local)
     batch, payloads = draw_batch(RunKeys("run"), 0)
-    local.write_share(batch, 0, payloads)
-    local.write_batch(batch)
+    local.write_share(batch, 0, payloads, WRITER)
+    local.write_batch(batch, WRITER)
     kept = save(fill_local, header(1), block_of(10))
     (tmp_path / "run/run.json").write_text("{}")
     node(tmp_path)
     archive, checkpoints = node(tmp_path / "other")
-    assert (archive.steps(), checkpoints.newest_intact(1)) == ([1], (kept, {}))
+    assert (list(archive.trained()), checkpoints.newest_intact(1)) == ([1], (kept, {}))
 
 
 async def test_an_unreachable_store_is_a_named_wait(
@@ -224,7 +227,9 @@ async def test_an_unreachable_store_is_a_named_wait(
     archive.prepare()
     own_store.kill()
     batch, payloads = draw_batch(RunKeys("run"), 0)
-    task = asyncio.create_task(retry_storage(lambda: archive.write_share(batch, 0, payloads), "the batch", waits, 60.0))
+    task = asyncio.create_task(
+        retry_storage(lambda: archive.write_share(batch, 0, payloads, WRITER), "the batch", waits, 60.0)
+    )
     ends = time.monotonic() + 120  # the store's own retries come first
     while not (waiting := waits.current(time.time() + 60)):
         assert time.monotonic() < ends
@@ -233,10 +238,10 @@ async def test_an_unreachable_store_is_a_named_wait(
     assert (wait.name, wait.waits_for[:24]) == ("store", "the store for the batch:")
     own_store.start()
     await asyncio.wait_for(task, 120.0)
-    assert list(run_mirror("run").listed()) == ["batches/step-000001.rank-0.parquet"]
+    assert list(run_mirror("run").listed()) == ["batches/step-000001.e0002-learner-1a2b3c4d.rank-0.parquet"]
     own_store.kill()
     with pytest.raises(StoreOutageError):
-        await retry_storage(lambda: archive.write_batch(batch), "the batch", waits, 0.5)
+        await retry_storage(lambda: archive.write_batch(batch, WRITER), "the batch", waits, 0.5)
     # Rank 0 detects its own failed write immediately and retries later, as with a full disk.
     checkpoints = Checkpoints(archive)
     name = checkpoints.partial.start(1)
@@ -350,7 +355,7 @@ async def test_two_ranks_on_two_nodes_and_the_model_in_the_store(
     ready = [event.text for _, event in await EventLog(redis, keys, "test").events() if event.phase == "ready"]
     assert "at step 3, from the checkpoint of step 2 and 1 archived batches" in ready[-1]
     assert "(bit-identical to the committed one)" in ready[-1]
-    assert (tmp_path / f"d/{run_id}/batches/step-000003.rank-0.parquet").is_file(), (
+    assert len(list((tmp_path / f"d/{run_id}/batches").glob("step-000003.*.rank-0.parquet"))) == 1, (
         "the share of the other node must be fetched"
     )
     for node in "abcd":

@@ -22,6 +22,7 @@ from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from tests.harness.small_run import service_context
 from tests.learner.checkpointing import Endless, Slow
+from tests.learner.committed import WRITER, record_of
 from tests.learner.running import drain_ranks, end_ranks, put_batch, put_evaluation, start_ranks, submit, until_event
 
 pytestmark = [
@@ -45,7 +46,7 @@ async def working(redis: Any, run: str) -> AsyncIterator[RankWorker]:
 
 
 async def train(worker: RankWorker, batch: Batch, *, archived: bool = False) -> Any:
-    trained = await worker.training.train(batch, archived=archived)
+    trained = await worker.training.train(batch, WRITER, archived=archived)
     assert trained is not None
     return trained.optimizer
 
@@ -60,7 +61,7 @@ async def test_steps_train_during_a_write_and_again_from_the_archive(
         recorded = [await train(worker, batches[0])]
         slow = slowed(worker, monkeypatch)
         await worker.checkpoint_writer.save(1)
-        committing = asyncio.create_task(worker.checkpoint_writer.commit(1, 1, weights="ab", sampler="{}"))
+        committing = asyncio.create_task(worker.checkpoint_writer.commit(1, 1, WRITER, weights="ab", sampler="{}"))
         assert await asyncio.to_thread(slow.begun.wait, 120)
         recorded += [await train(worker, batch) for batch in batches[1:]]
         assert (worker.checkpoint_writer.saving, committing.done()) == (True, False)
@@ -74,10 +75,10 @@ async def test_steps_train_during_a_write_and_again_from_the_archive(
     for batch in batches:
         await redis.delete(*[sample.payload for group in batch.groups for sample in group.samples])
     async with working(redis, run_id) as worker:
-        point = await worker.resume.find_start_point(4)
+        point = await worker.resume.find_start_point(4, [record_of(batch) for batch in batches])
         assert (point.checkpoint, point.steps) == (checkpoint, (2, 3, 4))
         await worker.resume.restore(checkpoint.name)
-        again = [await train(worker, worker.archive.batch(step), archived=True) for step in point.steps]
+        again = [await train(worker, worker.archive.batch(step, WRITER), archived=True) for step in point.steps]
     assert again == recorded[1:]
 
 
@@ -110,11 +111,11 @@ async def test_a_failed_write_is_reported_and_the_next_succeeds(redis: Any, run_
         # The folder is deleted during the write, or before its commit.
         shutil.rmtree(folder)
         with pytest.raises(CheckpointError):
-            await worker.checkpoint_writer.commit(1, 1)
+            await worker.checkpoint_writer.commit(1, 1, WRITER)
         folder.mkdir()
         await train(worker, await put_batch(redis, keys, 1))
         await worker.checkpoint_writer.save(2)
-        assert (await worker.checkpoint_writer.commit(2, 2)).step == 2
+        assert (await worker.checkpoint_writer.commit(2, 2, WRITER)).step == 2
         assert [path.name[:11] for path in folder.iterdir()] == ["step-000002"]
 
 
@@ -135,29 +136,33 @@ async def test_recovery_clears_up(redis: Any, run_id: str, tiny_model: Path) -> 
     keys = RunKeys(run_id)
     await submit(redis, run_id, tiny_model, learner=LEARNER)
     async with working(redis, run_id) as worker:
-        written = []
+        written, records = [], []
         for version in range(3):
-            await train(worker, await put_batch(redis, keys, version))
+            batch = await put_batch(redis, keys, version)
+            records.append(record_of(batch))
+            await train(worker, batch)
             await worker.checkpoint_writer.save(version + 1)
-            written.append(await worker.checkpoint_writer.commit(version + 1, version + 1))
+            written.append(await worker.checkpoint_writer.commit(version + 1, version + 1, WRITER))
+            await worker.checkpoint_writer.prune(version + 1, WRITER.epoch)
         worker.checkpoints.partial.start(3)  # a write that is never finished
         (worker.checkpoints.path(written[2]) / "rank-0000.safetensors").write_bytes(b"")
-        point = await worker.resume.find_start_point(3)
+        point = await worker.resume.find_start_point(3, records)
         assert (point.checkpoint, point.steps, list(point.skipped)) == (written[1], (3,), [written[2].name])
         aside = f"damaged-{written[2].name}"
         assert sorted(path.name for path in worker.archive.checkpoints.iterdir()) == [aside, written[1].name]
         await train(worker, await put_batch(redis, keys, 2))
         await worker.checkpoint_writer.save(3)
-        again = await worker.checkpoint_writer.commit(3, 3)
+        again = await worker.checkpoint_writer.commit(3, 3, WRITER)
+        await worker.checkpoint_writer.prune(3, WRITER.epoch)
         (worker.checkpoints.path(written[1]) / "rank-0000.safetensors").write_bytes(b"")
         # The batches up to the oldest checkpoint are deleted, step 3 is rewound, the checkpoint of step 2 is damaged.
-        assert worker.archive.steps() == [3]
-        with pytest.raises(MissingBatchesError, match=r"2 steps after the run's model .*: .*step-000001\.json"):
-            await worker.resume.find_start_point(2)
+        assert list(worker.archive.trained()) == [3]
+        with pytest.raises(MissingBatchesError, match=r"2 steps after the run's model .*: .*step-000001\..*json"):
+            await worker.resume.find_start_point(2, records)
         assert worker.checkpoints.complete() == [written[1], again], "nothing is deleted before a start point is found"
-        await worker.resume.delete_after(2, [])
+        await worker.resume.delete_after(2, [], WRITER)
         assert worker.checkpoints.complete() == [written[1]]
-        assert worker.archive.steps() == []
+        assert list(worker.archive.trained()) == []
         assert sorted(path.name for path in worker.archive.checkpoints.iterdir()) == [aside, written[1].name]
 
 

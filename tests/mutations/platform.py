@@ -44,6 +44,13 @@ PLATFORM = [
         ("tests/learner/test_recovery.py",),
     ),
     Mutation(
+        "learner: a batch is retrained that another learner archived",
+        "learner/recovery/start.py",
+        "if groups == record.groups:",
+        "if groups:",
+        ("tests/learner/test_recovery.py",),
+    ),
+    Mutation(
         "learner: a joining replica gets no weights",
         "learner/weight_sync/publisher.py",
         'frozenset({"joining", "ready"})',

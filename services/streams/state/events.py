@@ -10,13 +10,12 @@ import time
 from collections.abc import AsyncIterator
 from typing import TypeVar
 
-from services.contracts import DeadLetter, EvaluationRecord, Event, Message, StepRecord
+from services.contracts import DeadLetter, EvaluationRecord, Event, Fence, Message, StepRecord
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.delivery.consumer import admit_entries, newest_messages, tail_messages
 from services.streams.keys import RunKeys
 from services.streams.retention import EVENTS_KEPT
-from services.streams.state.ownership import Fence
 
 log = logging.getLogger(__name__)
 

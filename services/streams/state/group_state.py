@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import IntEnum
 
 from services.contracts import (
+    UNOWNED,
     Batch,
     Event,
+    Fence,
     Lane,
     Release,
     Sample,
@@ -27,7 +29,7 @@ from services.streams.delivery.payloads import SamplePayload, pack
 from services.streams.delivery.snapshots import compress_snapshot
 from services.streams.keys import RunKeys
 from services.streams.retention import EVENTS_KEPT
-from services.streams.state.ownership import UNOWNED, Fence, become_owner
+from services.streams.state.ownership import become_owner
 
 TASKS_AT_ONCE = 64
 """The most tasks of one dispatch, so that Redis is not held for long."""

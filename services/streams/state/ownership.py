@@ -6,28 +6,11 @@ Must not write anything else; the functions in lua/ check the fence with each wr
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
 
+from services.contracts import Fence
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.keys import RunKeys
-
-
-@dataclass(frozen=True)
-class Fence:
-    """What an owner sends with each write. The id tells two owners of one epoch apart: a failover may lose an epoch."""
-
-    epoch: int
-    owner: str
-
-    @property
-    def token(self) -> str:
-        """As the functions in lua/ expect it, and as Redis stores it."""
-        return f"{self.epoch} {self.owner}"
-
-
-UNOWNED = Fence(0, "")
-"""The fence of a caller that owns no role; every fenced write rejects it."""
 
 
 async def become_owner(redis: Redis, keys: RunKeys, role: str, owner: str | None = None) -> Fence:

@@ -6,13 +6,13 @@ Must not hold weights, nor decide when a checkpoint covers a step.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from services.contracts import (
     Batch,
     CommittedPolicy,
     DeadLetter,
+    Fence,
     Lane,
     SamplerSnapshot,
     StepRecord,
@@ -25,7 +25,7 @@ from services.streams.delivery.consumer import discard_entry, rejection, tail_me
 from services.streams.delivery.snapshots import compress_snapshot
 from services.streams.keys import RunKeys
 from services.streams.retention import WEIGHT_MESSAGES_KEPT
-from services.streams.state.ownership import Fence, become_owner
+from services.streams.state.ownership import become_owner
 
 
 async def read_policy(redis: Redis, keys: RunKeys) -> CommittedPolicy | None:
@@ -228,18 +228,6 @@ class History:
         await call(
             self._redis, "set_fenced", epoch_key=self._epoch_key, value_key=key, fence=self.fence.token, value=value
         )
-
-
-async def published_batches(redis: Redis, keys: RunKeys, steps: Collection[int]) -> list[Batch]:
-    """The batches of those `steps` that were committed and that no checkpoint covers yet, as published."""
-    found, after = {}, "0-0"
-    while page := await tail_messages(redis, keys, keys.batches, Batch, after):
-        after = page[-1][0]
-        for entry, batch in page:
-            wanted = [b"trained", str(batch.step).encode(), entry.encode()]
-            if batch.step in steps and all(fields == wanted for fields in await _group_facts(redis, keys, batch)):
-                found[batch.step] = batch
-    return [found[step] for step in sorted(found)]
 
 
 async def _group_facts(redis: Redis, keys: RunKeys, batch: Batch) -> list[list[bytes | None]]:

@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from services.contracts import Lane
+from services.contracts import Fence, Lane
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.keys import EVALUATION_GROUP, RunKeys
-from services.streams.state.ownership import Fence
 
 GROUPS_PER_CALL, KEYS_PER_CALL, PROMPTS_PER_CALL = 64, 500, 1000
 

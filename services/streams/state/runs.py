@@ -15,12 +15,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from services.contracts import Closing, RunState, Transition
+from services.contracts import Closing, Fence, RunState, Transition
 from services.settings import Recipe
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.keys import ACTIVE_RUNS, RUNS, RunKeys
-from services.streams.state.ownership import Fence
 from services.streams.state.run_record import RunRecord, decode_record
 
 log = logging.getLogger(__name__)

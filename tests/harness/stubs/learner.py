@@ -80,8 +80,8 @@ class StubLearner:
         await self._files(partial(self._archive.start, facts, resumed=policy is not None))
         await self._files(self._checkpoints.clear_interrupted)
         step, digest = (policy.step, policy.weights) if policy else (0, "w0")
-        await self._files(partial(self._checkpoints.delete_after, step))
-        await self._files(partial(self._archive.delete_after, step))
+        await self._files(partial(self._checkpoints.delete_after, step, self._history.fence.epoch))
+        await self._files(partial(self._archive.delete_after, step, self._history.fence.epoch))
         for _, record in await self._context.event_log.steps():
             if await self._files(partial(self._archive.record, record.step)) is None:
                 await self._files(partial(self._archive.write_record, record))
@@ -142,6 +142,8 @@ class StubLearner:
             generation_finished_at=batch.generation_finished_at,
             learning_started_at=started_at,
             learning_finished_at=time.time(),
+            epoch=self._history.fence.epoch,
+            owner=self._history.fence.owner,
         )
         await self._history.commit_step(record, logged.entry)
         self._policy = CommittedPolicy(version=version, step=batch.step, weights=digest)
@@ -158,8 +160,8 @@ class StubLearner:
             text = f"step {batch.step}: {'; '.join(damaged.values())}"
             await self._context.event_log.write("payload-damaged", text)
             batch = _masked(batch, damaged)
-        await self._files(partial(self._archive.write_share, batch, 0, whole))
-        await self._files(partial(self._archive.write_batch, batch))
+        await self._files(partial(self._archive.write_share, batch, 0, whole, self._history.fence))
+        await self._files(partial(self._archive.write_batch, batch, self._history.fence))
         return batch
 
     async def _cover(self) -> None:
@@ -182,10 +184,17 @@ class StubLearner:
         name = self._checkpoints.partial.start(policy.step)
         self._checkpoints.partial.write(name, 0, _State(), self._stop)
         header = CheckpointHeader(
-            step=policy.step, version=policy.version, ranks=1, zero_stage=0, dtype="none", weights=policy.weights
+            step=policy.step,
+            version=policy.version,
+            ranks=1,
+            zero_stage=0,
+            dtype="none",
+            weights=policy.weights,
+            epoch=self._history.fence.epoch,
+            owner=self._history.fence.owner,
         )
         self._checkpoints.commit(name, header, self._stop, sampler=sampler)
-        self._checkpoints.prune(self._recipe.learner.checkpoints_kept)
+        self._checkpoints.prune(self._recipe.learner.checkpoints_kept, policy.step, self._history.fence.epoch)
 
     async def _end(self) -> None:
         """Report an export once every set has its last evaluation; serve joining replicas until stopped."""

@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from services.contracts import Cause, Lane, Release
+from services.contracts import Cause, Fence, Lane, Release
 from services.streams.connection.functions import FencedError
 from services.streams.connection.functions import call as function_call
 from services.streams.delivery.consumer import Delivery, trim
@@ -19,7 +19,6 @@ from services.streams.delivery.leases import Lease, renew_lease
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_state import Effect, GroupTransitions, RejectedMessageError, missing_samples
-from services.streams.state.ownership import Fence
 from services.streams.state.policy_history import History
 from services.streams.state.rewind import ReopenedGroup, Rewind
 from tests.services.driven import (

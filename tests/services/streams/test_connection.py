@@ -15,6 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import WatchError
 
 from deploy.local.valkey import EmbeddedValkey, server_binary
+from services.contracts import Fence
 from services.streams.connection.client import (
     RECONNECT_S,
     RedisOutageError,
@@ -25,7 +26,7 @@ from services.streams.connection.client import (
 )
 from services.streams.connection.functions import load
 from services.streams.keys import RunKeys
-from services.streams.state.ownership import Fence, become_owner
+from services.streams.state.ownership import become_owner
 from tests.harness.free_ports import free_port
 from tests.harness.servers.proxy import Proxy
 from tests.harness.servers.redis_servers import start_server

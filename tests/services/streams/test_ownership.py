@@ -2,9 +2,10 @@
 
 import pytest
 
+from services.contracts import UNOWNED, Fence
 from services.streams.connection.functions import FencedError
 from services.streams.keys import RunKeys
-from services.streams.state.ownership import UNOWNED, Fence, become_owner, newest_owner
+from services.streams.state.ownership import become_owner, newest_owner
 from services.streams.state.policy_history import History
 from tests.services.driven import contents
 

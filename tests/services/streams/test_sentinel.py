@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from services.contracts import Fence
 from services.streams.connection.client import RedisUnavailableError, client, connect, connection_problem
 from services.streams.connection.credentials import SENTINEL_PASSWORD_FILE
 from services.streams.connection.functions import FencedError, load
 from services.streams.keys import RunKeys
-from services.streams.state.ownership import Fence, become_owner, newest_owner
+from services.streams.state.ownership import become_owner, newest_owner
 from services.streams.state.policy_history import History
 from tests.harness.servers.redis_servers import Process, start_sentinel, start_server
 from tests.services.streams.repeating import repeat, until_a_read_blocks
