@@ -1,4 +1,4 @@
-"""Owns when rank 0 writes checkpoints while training continues, and the release of the batches that they cover.
+"""Owns when rank 0 writes checkpoints while training continues.
 
 Must not know what a checkpoint's files hold.
 """
@@ -8,15 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 
 from learner.checkpoint.manifest import CheckpointError, ConsumedGroups
 from learner.rank.worker import RankWorker
 from services.cancellation import cancel_and_wait
-from services.contracts import StepRecord
+from services.contracts import SamplerSnapshot, StepRecord
 from services.process import Context
-from services.streams.delivery.snapshots import read_snapshot
-from services.streams.state.policy_history import History, LoggedBatch
+from services.streams.state.policy_history import History
 
 log = logging.getLogger(__name__)
 
@@ -27,18 +25,11 @@ RETRY_S = 30.0
 class CheckpointSchedule:
     """The checkpoints of a run, as rank 0 writes them: one at a time, in the background."""
 
-    def __init__(
-        self, context: Context, history: History, worker: RankWorker, covered: int, consumed: ConsumedGroups
-    ) -> None:
-        """`covered`: the rollout step of the checkpoint from which the run resumes, 0 for the run's model.
-
-        `consumed`: the groups of the committed steps after it.
-        """
+    def __init__(self, context: Context, history: History, worker: RankWorker, consumed: ConsumedGroups) -> None:
+        """`consumed`: the groups of the committed steps since the checkpoint from which the run resumes."""
         self._context = context
         self._history = history
         self._worker = worker
-        self._covered = covered
-        self._uncovered: deque[LoggedBatch] = deque()
         self._consumed = consumed
         self._writing: asyncio.Task[None] | None = None
         self._retry_at = 0.0
@@ -52,33 +43,25 @@ class CheckpointSchedule:
     def overdue(self) -> bool:
         """Whether a checkpoint that failed, or was never started, is late and may be tried now."""
         every = self._context.record.recipe.learner.checkpoint_every
-        late = self._worker.checkpoint_writer.wanted and len(self._uncovered) >= every
+        late = self._worker.checkpoint_writer.wanted and len(self._consumed) >= every
         return late and not self.writing and time.monotonic() >= self._retry_at
 
-    async def add(self, logged: LoggedBatch, *, new: bool) -> None:
-        """Add a batch whose step is committed. `new`: this learner committed it.
+    def committed(self, record: StepRecord) -> None:
+        """Note a step that was committed; the next checkpoint names its groups."""
+        if self._worker.checkpoint_writer.wanted:
+            self._consumed[record.step] = record.groups
 
-        The batch stays in Redis until a checkpoint covers it. A run without checkpoints resumes from its archive alone,
-        which already holds the batch, so the batch is released at once.
-        """
-        self._uncovered.append(logged)
-        if new:  # otherwise it may be a second entry of that step, with other groups
-            self._consumed[logged.batch.step] = tuple(group.group for group in logged.batch.groups)
-        if not self._worker.checkpoint_writer.wanted:
-            self._covered = logged.batch.step
-        await self._release_covered()
+    async def save(self, record: StepRecord, snapshot: SamplerSnapshot | None) -> None:
+        """Copy the state after the last committed step and start writing it. Collective, after the command `save`.
 
-    async def save(self, record: StepRecord, batch_snapshot: str) -> None:
-        """Copy the state after a committed step and start writing it. Collective, after the command `save`.
-
-        `batch_snapshot`: the key of the sampler's snapshot of that step.
+        `snapshot`: the sampler's of that step.
         """
         try:
             await self._worker.checkpoint_writer.save(record.step)
         except CheckpointError as error:
             await self._report_failure(record, error)
             return
-        self._writing = asyncio.create_task(self._commit(record, batch_snapshot), name=f"checkpoint of {record.step}")
+        self._writing = asyncio.create_task(self._commit(record, snapshot), name=f"checkpoint of {record.step}")
 
     async def settle(self) -> None:
         """Wait for the checkpoint that is being written. Raises its error, unless that was a CheckpointError."""
@@ -93,8 +76,7 @@ class CheckpointSchedule:
         if self._writing is not None:
             await cancel_and_wait(self._writing)
 
-    async def _commit(self, record: StepRecord, batch_snapshot: str) -> None:
-        snapshot = await read_snapshot(self._context.redis, batch_snapshot)
+    async def _commit(self, record: StepRecord, snapshot: SamplerSnapshot | None) -> None:
         try:
             checkpoint = await self._worker.checkpoint_writer.commit(
                 record.step,
@@ -107,10 +89,8 @@ class CheckpointSchedule:
         except CheckpointError as error:
             await self._report_failure(record, error)
             return
-        self._covered = record.step
         self._consumed = {step: groups for step, groups in self._consumed.items() if step > record.step}
         self._context.waits.done(OVERDUE_WAIT)
-        await self._release_covered()
         # A previous owner fails here, before it deletes what the run still needs.
         await self.publish_list(record.step, self._context.record.recipe.learner.checkpoints_kept)
         await self._worker.checkpoint_writer.prune(record.step, self._history.fence.epoch)
@@ -123,10 +103,6 @@ class CheckpointSchedule:
         patience_s = self._context.record.recipe.limits.stall_timeout_s
         self._context.waits.pending(OVERDUE_WAIT, f"room for a checkpoint, or the store: {error}", patience_s)
         await self._context.event_log.write("checkpoint-failed", f"step {record.step}: {error}; training continues")
-
-    async def _release_covered(self) -> None:
-        while self._uncovered and self._uncovered[0].batch.step <= self._covered:
-            await self._history.cover_batch(self._uncovered.popleft())
 
     async def publish_list(self, up_to: int, most: int = 0) -> None:
         """Publish the rollout steps up to `up_to` from which the run can be resumed; the last `most`, 0 for all."""

@@ -48,8 +48,10 @@ class RunStart:
         point = await self._restore(step, records)
         covered = point.checkpoint.step if point.checkpoint else 0
         consumed = {record.step: record.groups for record in records if record.step > covered}
-        schedule = CheckpointSchedule(self._context, self._history, self._worker, covered, consumed)
+        schedule = CheckpointSchedule(self._context, self._history, self._worker, consumed)
         await self._publication.take_snapshot()
+        # All that is needed of these batches is in the archive; a previous learner may not have released them.
+        await idle_during(self._worker, self._history.release_committed(policy.step if policy else 0))
         if rewinds:
             await self._rewind(step, point)
         await self._sync_files(step, records)

@@ -21,6 +21,7 @@ from services.contracts import Batch, Fence, StepRecord
 from services.metrics import DAMAGED_PAYLOADS, SKIPPED_OPTIMIZER_STEPS
 from services.metrics.tables import show_step
 from services.process import Context
+from services.streams.delivery.snapshots import read_snapshot
 from services.streams.state.policy_history import LoggedBatch
 
 log = logging.getLogger(__name__)
@@ -93,12 +94,13 @@ class TrainingLoop:
                 await self._context.event_log.write("batch-too-old", too_old)
                 await self._history.return_batch(logged)
                 return
-        record = await self._train(logged) if batch.step == committed + 1 else None
-        if record is None:
+            record = await self._train(logged)
+            self._schedule.committed(record)
+            if self._worker.checkpoint_writer.due(batch.step) and not self._done:
+                await self._save(record)
+        else:
             log.info("step %d was already trained", batch.step)
-        await self._schedule.add(logged, new=record is not None)
-        if record and self._worker.checkpoint_writer.due(batch.step) and not self._done:
-            await self._save(record)
+        await idle_during(self._worker, self._history.release_batch(logged))
 
     def _too_old(self, batch: Batch) -> str | None:
         """Why newer policy versions make a batch too stale to train; None if they do not."""
@@ -114,8 +116,11 @@ class TrainingLoop:
 
     async def _save(self, record: StepRecord) -> None:
         await idle_during(self._worker, self._schedule.settle())
+        # It stays in Redis until the batch of the next step is released.
+        reading = read_snapshot(self._context.redis, self._context.keys.snapshot(record.step))
+        snapshot = await idle_during(self._worker, reading)
         await self._worker.send(Command(do="save", step=record.step))
-        await self._schedule.save(record, self._context.keys.snapshot(record.step))
+        await self._schedule.save(record, snapshot)
 
     async def _train(self, logged: LoggedBatch) -> StepRecord:
         batch, started_at = logged.batch, time.time()

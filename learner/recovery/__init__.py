@@ -1,4 +1,4 @@
-"""Owns recovery: where a learner resumes a run, the repair of archived batches, and replay.
+"""Owns recovery: where a learner resumes a run, and replay.
 
 Must not extend a run; every step that it trains was recorded before.
 """

@@ -62,18 +62,19 @@ def longest_streams(recipe: Recipe, lane: Lane) -> dict[str, int]:
 
 
 def footprint(recipe: Recipe) -> Footprint:
-    """The most memory that a run of this recipe uses in Redis, as long as its checkpoints can be written.
+    """The most memory that a run of this recipe uses in Redis.
+
+    A batch leaves once its step is archived and committed, while the groups that replace its own are in flight already.
+    The sampler's snapshot of that step stays until the next one.
 
     The streams of groups in flight count twice. Right after the sampler trimmed them they hold the unacked messages, or
     `longest_streams` if that is more: at most the messages of all groups in flight, each of which may be the last in
     its stream node. Until the next trim (the sampler's maintenance, every 2 s) the bound assumes that no more groups
-    pass than may be in flight.
+    pass than may be in flight, and that no more are released.
     """
-    limits, learner = recipe.limits, recipe.learner
+    limits = recipe.limits
     group = _Group(recipe, recipe.algorithm.group_size, recipe.rollout.max_new_tokens)
-    # While a checkpoint is being written, at most the steps until the next one are trained.
-    uncovered = limits.groups_per_step * max(1, 2 * learner.checkpoint_every)
-    batches = 1 + limits.max_staleness + max(1, 2 * learner.checkpoint_every)
+    batches = 2 + limits.max_staleness
     prompts = recipe.data.train or 0
     evaluation = max((_evaluation(recipe, prompts, samples) for prompts, samples in _sets(recipe)), default=0)
     letter = min(LARGEST_LETTER, group.task)
@@ -81,10 +82,11 @@ def footprint(recipe: Recipe) -> Footprint:
     return Footprint(
         {
             "groups in flight": limits.max_inflight_groups * (group.hash + group.payloads),
-            "trained groups that no checkpoint covers": uncovered * (group.hash + group.payloads),
+            "trained groups in release": limits.groups_per_step * (group.hash + group.payloads),
             "streams of groups in flight": limits.max_inflight_groups * (group.pinned + group.messages),
-            "batches and sampler snapshots": batches * (group.batch * limits.groups_per_step + prompts * POSTERIOR),
-            "released groups": RELEASED_KEPT * group.hash,
+            "batches": batches * group.batch * limits.groups_per_step,
+            "sampler snapshots": (batches + 1) * prompts * POSTERIOR,
+            "released groups": (RELEASED_KEPT + limits.max_inflight_groups) * group.hash,
             "evaluation": evaluation,
             "acked messages of earlier evaluations": EVALUATION_ENTRIES * _Group(recipe, 1, 0).pinned,
             "pass rates of prompts": prompts * POSTERIOR,
@@ -142,7 +144,7 @@ def _history(limits: LimitsSettings) -> int:
 def _unsized(recipe: Recipe, batches: int) -> dict[str, int]:
     found = {}
     if recipe.data.train is None:
-        found["training prompt in the file"] = int(SLACK * ((1 + batches) * POSTERIOR + DROPPED))
+        found["training prompt in the file"] = int(SLACK * ((2 + batches) * POSTERIOR + DROPPED))
     whole = [entry.samples or recipe.evaluation.samples for entry in recipe.evaluation.sets if entry.prompts is None]
     if whole:
         found["prompt of a set evaluated in full"] = int(SLACK * _evaluation(recipe, 1, max(whole)))

@@ -122,10 +122,7 @@ class HandLearner:
                     learning_finished_at=0.0,
                 )
                 assert await history.commit_step(record, logged.entry)
-                await self.cover(history, logged)
-
-    async def cover(self, history, logged):
-        assert await history.cover_batch(logged)
+                assert await history.release_batch(logged)
 
 
 @asynccontextmanager

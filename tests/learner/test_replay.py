@@ -19,14 +19,14 @@ from deploy.cli.main import app
 from learner.archive import ArchiveError, RunArchive
 from learner.recovery.replay import Comparison, ReplayedStep, ReplayError, _compare, plan_replay, replay
 from learner.service import LearnerService
-from services.contracts import Fence, OptimizerStepRecord, StepRecord
+from services.contracts import UNOWNED, Fence, OptimizerStepRecord, StepRecord
 from services.metrics import forget
 from services.process import ServiceThread
 from services.streams.connection.client import connect
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts
-from services.streams.state.policy_history import policy_version
+from services.streams.state.policy_history import History, policy_version
 from tests.learner.running import (
     drain_ranks,
     end_ranks,
@@ -337,8 +337,8 @@ async def test_three_consecutive_non_finite_gradients_fail_the_run(
     # The second rollout step was committed with its skipped steps, the third was not.
     assert await policy_version(redis, keys) == 2
     assert (await group_counts(redis, keys)).trained == 8
-    # No checkpoint covers a step, so every batch is kept for the next learner.
-    assert await redis.xlen(keys.batches) == 3
+    # Those of the committed steps are in the archive.
+    assert [batch.batch.step for batch in await History(redis, keys, "learner", UNOWNED).batches()] == [3]
     # The files of the failed run are enough to reproduce the failure.
     status, output = await asyncio.to_thread(penstock, runs_folder / run_id, 3)
     lines = [line for line in output.splitlines() if line.endswith(("yes", "NO"))]

@@ -166,6 +166,22 @@ class Hasty:
         return await self._client.xreadgroup(*arguments, **others)
 
 
+class Dying:
+    """A client whose process dies after some calls of functions."""
+
+    def __init__(self, redis: Any, calls: int) -> None:
+        self._redis, self.left = redis, calls
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._redis, name)
+
+    async def fcall(self, *arguments: Any) -> Any:
+        if self.left == 0:
+            raise ConnectionAbortedError("the process died")
+        self.left -= 1
+        return await self._redis.fcall(*arguments)
+
+
 class DrivenRun:
     """A run's consumers and transitions. `open` makes one, and the owner of the sampler's and the learner's role."""
 

@@ -19,9 +19,9 @@ port=${REDIS_PORT:-6379}
 # What Penstock needs: keys under penstock: and nothing else. docs/operations/redis.md contains the same lines.
 penstock_rule="resetchannels resetkeys ~penstock:* -@all \
 +ping +info +time +select +scan +multi +exec +fcall +function|load +function|list +function|delete \
-+get +set +incr +del +unlink +exists +expire \
++get +set +del +unlink +exists +expire \
 +hget +hset +hsetnx +hdel +hmget +hgetall +hexists +hincrby \
-+sadd +srem +scard +smembers +sismember +sscan +zadd +zcard +zrange +zrem +lpop +rpush +lrem +llen \
++sadd +srem +scard +smembers +sismember +sscan +zadd +zcard +zrange +zrem +lpop +rpush +lrem +llen +lrange \
 +xadd +xack +xdel +xlen +xtrim +xrange +xrevrange +xread +xreadgroup +xclaim +xautoclaim +xpending \
 +xgroup|create +xgroup|delconsumer +xinfo|groups +xinfo|consumers"
 # What Ray's GCS needs, and the job that deletes a removed cluster's keys. It reads DUMMY to find a cluster's leader.

@@ -1,6 +1,6 @@
-"""Owns the sampler's periodic maintenance of Redis: trimming streams, exporting metrics and watching memory.
+"""Owns the sampler's periodic maintenance of Redis: trimming, exporting metrics and watching memory.
 
-Must not read or change a group.
+Must not read or change a group that has not ended.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from services.sampler.queue.starvation import Level
 from services.streams.delivery.consumer import trim
 from services.streams.memory_bound import longest_streams
 from services.streams.state.group_counts import group_counts
+from services.streams.state.group_state import trim_released
 from services.streams.state.stats import memory_share, stream_figures
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Maintenance:
         STARVATION_LEVEL.labels(context.keys.run).set(0)
 
     async def run(self) -> None:
-        """Trim the streams, export the counters and watch Redis' memory, until cancelled."""
+        """Trim what has ended, export the counters and watch Redis' memory, until cancelled."""
         while True:
             await self._maintain()
             await asyncio.sleep(EVERY_S)
@@ -61,6 +62,7 @@ class Maintenance:
             streams, longest = keys.lane(lane), longest_streams(self._context.record.recipe, lane)
             for name, consumer_group in READERS.items():
                 await trim(redis, getattr(streams, name), consumer_group, CONSUMER_GONE_S, longest[name])
+            await trim_released(redis, keys, lane)
         counts = await group_counts(redis, keys)
         for state, value in counts.model_dump().items():
             GROUPS.labels(keys.run, state).set(value)

@@ -21,7 +21,7 @@ from redis.exceptions import RedisError, ResponseError
 from services.streams.connection.answers import Answer, answer_to
 from services.streams.connection.client import Redis
 from services.streams.connection.signatures import Signature, SignatureError, parse_signature
-from services.streams.retention import DEAD_KEPT, RELEASED_KEPT
+from services.streams.retention import DEAD_KEPT
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ PREFIX = "penstock_"
 """Of the names of all libraries; the rest is the digest of the code."""
 GROWING = frozenset({"create_record", "dispatch", "publish_sample"})
 """Redis at its maxmemory rejects these. All others may exceed it: they are small, and work in flight must drain."""
-CONSTANTS = {"RELEASED_KEPT": RELEASED_KEPT, "DEAD_KEPT": DEAD_KEPT}
+CONSTANTS = {"DEAD_KEPT": DEAD_KEPT}
 """What lua/ uses of services/streams/retention.py."""
 TOGETHER_CALLS, TOGETHER_BYTES = 256, 4 * 2**20
 """The most calls and bytes that are sent as one command: Redis serves no other client while it runs them."""

@@ -82,14 +82,11 @@ local function find_sample(group_key, index)
   return FRESH, state
 end
 
--- Delete a released group's payloads. Its hash stays until RELEASED_KEPT other groups were released after it.
+-- Delete a released group's payloads. Its hash stays until the sampler's maintenance calls `trim_released`.
 local function retire_group(released_key, group_key, payload_keys)
   if #payload_keys > 0 then redis.call('UNLINK', unpack(payload_keys)) end
   redis.call('LREM', released_key, 0, group_key)
   redis.call('RPUSH', released_key, group_key)
-  while redis.call('LLEN', released_key) > RELEASED_KEPT do
-    redis.call('UNLINK', redis.call('LPOP', released_key))
-  end
 end
 
 -- Whether any consumer holds a lease on an entry: neither acked nor dead-lettered, and in the stream as it is now. A

@@ -28,7 +28,7 @@ from services.streams.delivery.leases import Lease
 from services.streams.delivery.payloads import SamplePayload, pack
 from services.streams.delivery.snapshots import compress_snapshot
 from services.streams.keys import RunKeys
-from services.streams.retention import EVENTS_KEPT
+from services.streams.retention import EVENTS_KEPT, RELEASED_KEPT
 from services.streams.state.ownership import become_owner
 
 TASKS_AT_ONCE = 64
@@ -323,6 +323,18 @@ async def read_groups(
             hashes = await pipe.execute()
         for name, fields in zip(chunk, hashes, strict=True):
             yield name, fields
+
+
+async def trim_released(redis: Redis, keys: RunKeys, lane: Lane, kept: int = RELEASED_KEPT) -> int:
+    """Delete the hashes of the groups that were released first, beyond the last `kept`. Returns how many."""
+    released, deleted = keys.lane(lane).released, 0
+    while (surplus := await redis.llen(released) - kept) > 0:
+        head = await redis.lrange(released, 0, min(surplus, FIELDS_AT_ONCE) - 1)
+        done = await call(redis, "trim_released", released_key=released, group_keys=head, kept=kept)
+        if not done:  # another process trims, or reopens groups
+            break
+        deleted += done
+    return deleted
 
 
 async def missing_samples(redis: Redis, keys: RunKeys, task: Task) -> list[int]:

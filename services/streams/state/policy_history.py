@@ -1,6 +1,6 @@
-"""Owns a run's weight history in Redis: versions announced, steps committed, batches that no checkpoint covers yet.
+"""Owns a run's weight history in Redis: versions announced, steps committed, batches until they are released.
 
-Must not hold weights, nor decide when a checkpoint covers a step.
+Must not hold weights, nor decide when a batch is released.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ async def committed_step(redis: Redis, keys: RunKeys) -> int:
     """The last committed rollout step of a run's weight history; 0 before the first."""
     policy = await read_policy(redis, keys)
     return policy.step if policy else 0
+
+
+GROUPS_PER_CALL = 64
 
 
 @dataclass(frozen=True)
@@ -139,30 +142,44 @@ class History:
             )
         return bool(done)
 
-    async def cover_batch(self, logged: LoggedBatch) -> bool:
-        """Delete a batch whose step a checkpoint covers, and its payloads. False if that was done before.
+    async def release_batch(self, logged: LoggedBatch) -> bool:
+        """Delete a batch that is committed and archived from Redis, and its payloads. False if that was done before.
 
-        For a batch that the sampler did not write, or a copy, only the entry is deleted.
+        In several calls, because Redis serves no other client during one. The entry goes with the last of them, so that
+        a release which was cut off is found again. The sampler's snapshot of the step stays until the next release, for
+        a checkpoint. For a batch that the sampler did not write, or a copy, only the entry is deleted.
         """
-        batch = logged.batch
-        covered = await call(
-            self._redis,
-            "cover_batch",
-            epoch_key=self._epoch_key,
-            batches_key=self._keys.batches,
-            released_key=self._keys.lane(Lane.TRAIN).released,
-            snapshot_key=self._keys.snapshot(batch.step),
-            group_keys=[self._keys.group(group.group) for group in batch.groups],
-            payload_keys=[sample.payload for group in batch.groups for sample in group.samples],
-            fence=self.fence.token,
-            entry=logged.entry,
-            step=batch.step,
-            payload_count_list=[len(group.samples) for group in batch.groups],
-        )
-        return bool(covered)
+        groups, done = logged.batch.groups, 0
+        for start in range(0, len(groups), GROUPS_PER_CALL):
+            chunk = groups[start : start + GROUPS_PER_CALL]
+            done = await call(
+                self._redis,
+                "release_batch",
+                epoch_key=self._epoch_key,
+                batches_key=self._keys.batches,
+                released_key=self._keys.lane(Lane.TRAIN).released,
+                snapshot_key=self._keys.snapshot(logged.batch.step - 1),
+                group_keys=[self._keys.group(group.group) for group in chunk],
+                payload_keys=[sample.payload for group in chunk for sample in group.samples],
+                fence=self.fence.token,
+                entry=logged.entry,
+                step=logged.batch.step,
+                last=int(start + GROUPS_PER_CALL >= len(groups)),
+                payload_count_list=[len(group.samples) for group in chunk],
+            )
+        return bool(done)
+
+    async def release_committed(self, step: int) -> None:
+        """Release the batches up to `step`, the committed one: a previous learner may not have come to that."""
+        after = "0-0"
+        while found := await self.batches(after):
+            after = found[-1].entry
+            for logged in found:
+                if logged.batch.step <= step:
+                    await self.release_batch(logged)
 
     async def batches(self, after: str = "0-0", block_s: float = 0.0) -> list[LoggedBatch]:
-        """The batches after entry `after` that no checkpoint covers yet, oldest first; waits at most `block_s`.
+        """The batches after entry `after` that are not released yet, oldest first; waits at most `block_s`.
 
         An entry that is not a batch of this run is moved to the dead-letter stream.
         """

@@ -10,7 +10,6 @@ import asyncio
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import TypeVar
@@ -47,7 +46,6 @@ class StubLearner:
     def __init__(self, train_s: float = 0.0) -> None:
         self._train_s = train_s
         self._stop = threading.Event()
-        self._uncovered: deque[LoggedBatch] = deque()
         self._policy = CommittedPolicy(version=0, step=0)
 
     async def run(self, context: Context) -> None:
@@ -80,6 +78,7 @@ class StubLearner:
         await self._files(partial(self._archive.start, facts, resumed=policy is not None))
         await self._files(self._checkpoints.clear_interrupted)
         step, digest = (policy.step, policy.weights) if policy else (0, "w0")
+        await self._history.release_committed(step)
         await self._files(partial(self._checkpoints.delete_after, step, self._history.fence.epoch))
         await self._files(partial(self._archive.delete_after, step, self._history.fence.epoch))
         for _, record in await self._context.event_log.steps():
@@ -107,8 +106,8 @@ class StubLearner:
                 if logged.batch.step == step:
                     await self._step(logged)
                     last = logged.batch.step if logged.batch.last else last
-                self._uncovered.append(logged)
-                await self._cover()
+                    await self._save()
+                await self._history.release_batch(logged)
 
     async def _returned(self, logged: LoggedBatch) -> bool:
         """Return a batch that newer versions made too stale, as the real learner does; whether it was."""
@@ -164,19 +163,16 @@ class StubLearner:
         await self._files(partial(self._archive.write_batch, batch, self._history.fence))
         return batch
 
-    async def _cover(self) -> None:
-        """Write a checkpoint when one is due, and release what it covers; without checkpoints, release at once."""
+    async def _save(self) -> None:
+        """Write a checkpoint when one is due."""
         every, step = self._recipe.learner.checkpoint_every, self._policy.step
-        if every and step % every:
+        if not every or step % every:
             return
-        if every:
-            snapshot = await read_snapshot(self._context.redis, self._context.keys.snapshot(step))
-            text = snapshot.model_dump_json() if snapshot else None
-            await self._files(partial(self._checkpoint, self._policy, text))
-            complete = await self._files(self._checkpoints.complete)
-            await self._history.publish_checkpoints(sorted({found.step for found in complete}))
-        while self._uncovered and self._uncovered[0].batch.step <= step:
-            await self._history.cover_batch(self._uncovered.popleft())
+        snapshot = await read_snapshot(self._context.redis, self._context.keys.snapshot(step))
+        text = snapshot.model_dump_json() if snapshot else None
+        await self._files(partial(self._checkpoint, self._policy, text))
+        complete = await self._files(self._checkpoints.complete)
+        await self._history.publish_checkpoints(sorted({found.step for found in complete}))
 
     def _checkpoint(self, policy: CommittedPolicy, sampler: str | None) -> None:
         if policy.step in {found.step for found in self._checkpoints.complete()}:

@@ -14,6 +14,7 @@ from services.streams.keys import ACTIVE_RUNS
 from services.streams.state.ended.cleanup import erase
 from services.streams.state.ended.closing import close_run, delete_record
 from services.streams.state.events import EventLog
+from services.streams.state.group_state import trim_released
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.ownership import become_owner
 from services.streams.state.rewind import ReopenedGroup, Rewind
@@ -67,9 +68,9 @@ async def commit_step(run):
     return lambda: run.learner.commit_step(record_of(logged.batch, version), logged.entry)
 
 
-async def cover_batch(run):
+async def release_batch(run):
     logged = await run.trained(1, "g0")
-    return lambda: run.learner.cover_batch(logged)
+    return lambda: run.learner.release_batch(logged)
 
 
 async def create_record(run):
@@ -211,6 +212,12 @@ async def deleted_evaluations(run):
     return lambda: rewind_of(run).delete_evaluations([entry])
 
 
+async def trimmed_groups(run):
+    for name in ("g0", "g1", "g2"):
+        await run.decided(name, "filtered")
+    return lambda: trim_released(run.redis, run.keys, Lane.TRAIN, 1)
+
+
 async def trimmed(run):
     """Two samples are before the oldest lease and four behind it; of these only the newest may stay."""
     await run.decided("g0", "kept")
@@ -228,7 +235,6 @@ CASES = {
     "change_record": Case(change_record, OWNER),
     "commit_policy": Case(commit_policy, "learner"),
     "commit_step": Case(commit_step, "learner"),
-    "cover_batch": Case(cover_batch, "learner"),
     "create_consumer_group": Case(create_consumer_group),
     "create_record": Case(create_record),
     "delete_evaluations": Case(deleted_evaluations, "sampler"),
@@ -245,6 +251,7 @@ CASES = {
     "reclaim_batch": Case(reclaim_batch, "sampler"),
     "record_verdict": Case(record_verdict, "sampler"),
     "release": Case(release, "sampler"),
+    "release_batch": Case(release_batch, "learner"),
     "renew_lease": Case(renew_lease),
     "reopen_groups": Case(reopened_groups, "sampler"),
     "start_rewind": Case(started_rewind, "sampler"),
@@ -252,5 +259,6 @@ CASES = {
     "finish_rewind": Case(finished_rewind, "sampler"),
     "set_fenced": Case(set_fenced, "learner"),
     "trim": Case(trimmed),
+    "trim_released": Case(trimmed_groups),
     "unlink_closed": Case(unlink_closed),
 }

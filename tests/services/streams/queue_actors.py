@@ -18,13 +18,20 @@ from services.streams.delivery.consumer import Delivery, trim
 from services.streams.delivery.leases import Lease, renew_lease
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
-from services.streams.state.group_state import Effect, GroupTransitions, RejectedMessageError, missing_samples
+from services.streams.state.group_state import (
+    Effect,
+    GroupTransitions,
+    RejectedMessageError,
+    missing_samples,
+    trim_released,
+)
 from services.streams.state.policy_history import History
 from services.streams.state.rewind import ReopenedGroup, Rewind
 from tests.services.driven import (
     BODY,
     STATE,
     DrivenRun,
+    Dying,
     Hasty,
     batch_of,
     record_of,
@@ -39,6 +46,7 @@ from tests.services.streams.queue_model import (
     SAMPLES,
     STREAMS,
     TASKS,
+    TOMBSTONES,
     VERDICTS,
     Entry,
     LoggedBatch,
@@ -137,6 +145,8 @@ class Actors:
         self._server.met[situation] += all(conditions)
 
     def check(self) -> None:
+        deleted = self.do(trim_released(self.run.redis, self.keys, Lane.TRAIN, TOMBSTONES))
+        assert deleted == self.model.trim_released()
         self.seen.look()
         self.seen.check(self.model)
 
@@ -342,7 +352,7 @@ class Actors:
         assert self.announced
         learner, batch, version, weights = self.announced
         logged = batch_of(self.keys, batch.step, batch.groups, G)
-        # A batch that was covered or rewound since has no entry; the call ends before it needs one.
+        # A batch that was released or rewound since has no entry; the call ends before it needs one.
         entry = next((stored.entry for stored in self.do(learner.batches()) if stored.batch.step == batch.step), "")
         owned, reply = self.owned(learner, learner.commit_step(record_of(logged, version, weights), entry))
         if owned:
@@ -350,15 +360,24 @@ class Actors:
             self.met(f"a step {'committed' if reply else 'not committed twice'}")
             self.met("a step committed again after a rewind", reply, self.model.rewinds)
 
-    def cover(self, learner: History, batch: LoggedBatch, times: int = 1) -> None:
+    def release_batch(self, learner: History, batch: LoggedBatch, times: int = 1, dies: bool = False) -> None:
+        """Release a committed batch, one group per call; the learner may die after the first call."""
         log = self.do(self.learners[-1].batches())
         assert [logged.batch.step for logged in log] == [logged.step for logged in self.model.log]
         logged = log[self.model.log.index(batch)]
+        if dies and len(batch.groups) > 1 and learner is self.learners[-1]:
+            dying = History(Dying(self.run.redis, 1), self.keys, "learner", learner.fence)
+            try:
+                self.do(dying.release_batch(logged))
+            except ConnectionAbortedError:
+                self.model.release_batch(batch, 1)
+                self.met("a release of a batch cut off")
+            return
         for _ in range(times):
-            owned, reply = self.owned(learner, learner.cover_batch(logged))
+            owned, reply = self.owned(learner, learner.release_batch(logged))
             if owned:
-                assert reply == self.model.cover(batch)
-                self.met(f"a batch {'covered' if reply else 'not covered twice'}")
+                assert reply == self.model.release_batch(batch, len(batch.groups))
+                self.met(f"a batch {'released' if reply else 'not released twice'}")
 
     def lose_epoch(self, role: str, owner: GroupTransitions | History) -> None:
         """A failover loses the owner's epoch: the next owner gets the same one."""
@@ -382,17 +401,15 @@ class Actors:
         self.new_sampler()
         names = list(self.model.reopened(step))
         self.do(self._rewound(step, names))
-        uncovered = [batch.step for batch in self.model.log if batch.trained]
-        self.met("rewound over a covered step", any(at > step and at not in uncovered for at, _ in self.model.steps))
-        self.met("rewound to a step that was not covered", any(at <= step for at in uncovered))
+        waiting = [batch.step for batch in self.model.log if batch.trained]
+        self.met("rewound over a released step", any(at > step and at not in waiting for at, _ in self.model.steps))
+        self.met("rewound to a step that was not released", any(at <= step for at in waiting))
         self.model.rewind(step)
         self.commit_policy(step)
 
     async def _rewound(self, step: int, names: list[str]) -> None:
         """The calls of a rewind, as the learner and the sampler make them; then all its groups are dispatched."""
-        for logged in await self.learners[-1].batches():
-            if logged.batch.step <= step:
-                await self.learners[-1].cover_batch(logged)
+        await self.learners[-1].release_committed(self.model.committed[1] if self.model.committed else 0)
         rewind = Rewind(self.run.redis, self.keys, "sampler", self.samplers[-1].fence, self.model.rewinds + 1)
         trained = {name for at, group_names in self.model.steps if at > step for name in group_names}
         records = [(entry, found) for entry, found in await self._records() if found.step > step]

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tests.services.streams.queue_model import TOMBSTONES
-
 
 class Fault(NamedTuple):
     """The text `old` in function `name` (or `shared`), which occurs `count` times, is replaced by `new`."""
@@ -82,10 +80,12 @@ FAULTS = {
     "a version is announced twice": Fault(
         "announce_version", "tonumber(announced or '-1') + 1", "tonumber(current or '-1') + 1"
     ),
-    "a batch is covered twice": Fault("cover_batch", "== 0 then return 0", "== 9 then return 0"),
-    "a covered batch keeps its payloads": Fault(
-        "cover_batch", "for payload = first, last do redis.call('UNLINK', payload_keys[payload]) end", ""
+    "a batch is released twice": Fault("release_batch", "== 0 then return 0", "== 9 then return 0"),
+    "a released batch keeps its payloads": Fault(
+        "release_batch", "for payload = first, last_of_group do redis.call('UNLINK', payload_keys[payload]) end", ""
     ),
+    "a release that is cut off is forgotten": Fault("release_batch", "if last == '0' then return 1 end", ""),
+    "a group's release is repeated": Fault("release_batch", "if not found[4] then", "if true then"),
     "trimming goes past a lease": Fault("trim", "if pending[1] > 0 then first = pending[2] end", ""),
     "trimming drops entries under lease behind the oldest": Fault("trim", " and not leased[entry[1]]", ""),
     "trimming drops the newest behind a lease": Fault(
@@ -115,7 +115,5 @@ FAULTS = {
     "equal epochs": Fault(
         "shared", "stored_epoch == epoch and stored_owner ~= '' and stored_owner ~= owner", "stored_epoch < 0"
     ),
-    "hashes of released groups are never deleted": Fault(
-        "shared", f"RELEASED_KEPT = {TOMBSTONES}", "RELEASED_KEPT = 999"
-    ),
+    "hashes of released groups are never deleted": Fault("trim_released", "tonumber(kept)", "999"),
 }

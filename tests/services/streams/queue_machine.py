@@ -47,7 +47,7 @@ ACTIONS = (
     "publish_batch",
     "train",
     "commit_late",
-    "cover",
+    "release_batch",
     "replace",
     "rewind",
 )
@@ -277,11 +277,12 @@ class QueueMachine(RuleBasedStateMachine):
         if self.acts.announced:
             self.acts.commit()
 
-    def cover(self, data: Any) -> None:
+    def release_batch(self, data: Any) -> None:
         if not any(batch.trained for batch in self.acts.model.log):
             self.train_one()
         if trained := [batch for batch in self.acts.model.log if batch.trained]:
-            self.acts.cover(writer(data, self.acts.learners), pick(data, trained), pick(data, TIMES))
+            learner, dies = writer(data, self.acts.learners), pick(data, (True, False, False))
+            self.acts.release_batch(learner, pick(data, trained), pick(data, TIMES), dies)
 
     def replace(self, data: Any) -> None:
         pick(data, (self.acts.new_sampler, self.acts.new_learner))(lost=pick(data, (True, False)))
@@ -322,7 +323,7 @@ class QueueMachine(RuleBasedStateMachine):
         while any(not batch.trained for batch in acts.model.log):
             self.train_one()
         for batch in list(acts.model.log):
-            acts.cover(acts.learners[-1], batch)
+            acts.release_batch(acts.learners[-1], batch)
         for stream in STREAMS:
             acts.trim(stream)
         acts.check()

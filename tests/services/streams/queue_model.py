@@ -112,6 +112,7 @@ class LoggedBatch:
     step: int
     groups: tuple[str, ...]
     trained: bool = False
+    freed: int = 0
 
 
 class Model:
@@ -208,8 +209,13 @@ class Model:
 
     def retire(self, name: str) -> None:
         self.tombstones.append(name)
-        while len(self.tombstones) > TOMBSTONES:
-            self.groups[self.tombstones.pop(0)].gone = True
+
+    def trim_released(self) -> int:
+        deleted = self.tombstones[: max(0, len(self.tombstones) - TOMBSTONES)]
+        for name in deleted:
+            self.groups[name].gone = True
+        del self.tombstones[: len(deleted)]
+        return len(deleted)
 
     def release(self, name: str, state: str) -> bool:
         group = self.groups[name]
@@ -266,13 +272,16 @@ class Model:
         self.committed = version, batch.step, weights
         return True
 
-    def cover(self, batch: LoggedBatch) -> bool:
+    def release_batch(self, batch: LoggedBatch, calls: int) -> bool:
+        """Release a batch with that many calls, one group each; False if it was released before."""
         if batch not in self.log:
             return False
-        self.log.remove(batch)
-        for name in batch.groups:
+        for name in batch.groups[batch.freed : calls]:
             self.groups[name].payloads = {}
             self.retire(name)
+        batch.freed = max(batch.freed, min(calls, len(batch.groups)))
+        if calls >= len(batch.groups):
+            self.log.remove(batch)
         return True
 
     def reopened(self, step: int) -> dict[str, bool]:
@@ -282,8 +291,8 @@ class Model:
 
     def rewind(self, step: int) -> None:
         assert self.committed
-        for batch in [batch for batch in self.log if batch.step <= step]:
-            self.cover(batch)
+        for batch in [batch for batch in self.log if batch.trained]:
+            self.release_batch(batch, len(batch.groups))
         for stream in self.streams.values():
             for entry in stream.entries:
                 entry.state = "abandoned"

@@ -1,16 +1,17 @@
-"""A run's weight history on a real server: versions, steps, batches until a checkpoint covers them, rewinds."""
+"""A run's weight history on a real server: versions, steps, batches until they are released, rewinds."""
 
 import itertools
 
 import pytest
 
 from services.contracts import Cause, CommittedPolicy, Lane, Release, Task
-from services.streams.connection.functions import FencedError
+from services.streams.connection.functions import FencedError, call
 from services.streams.delivery.snapshots import read_snapshot
 from services.streams.keys import EVALUATION_GROUP, RunKeys
+from services.streams.state import policy_history
 from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts, response_tokens
-from services.streams.state.group_state import missing_samples
+from services.streams.state.group_state import missing_samples, trim_released
 from services.streams.state.policy_history import (
     BatchReclaimedError,
     History,
@@ -23,6 +24,7 @@ from tests.services.driven import (
     EVENT,
     STATE,
     DrivenRun,
+    Dying,
     batch_of,
     contents,
     record_of,
@@ -162,21 +164,48 @@ async def test_restarted_learner_trains_the_uncommitted_batch_again(run):
     assert await run.counts() == {"dispatched": 1, "trained": 1}
 
 
-async def test_batch_keeps_its_payloads_until_a_checkpoint_covers_it(run, redis, keys):
+async def test_batch_keeps_its_payloads_until_it_is_released(run, redis, keys):
     first, second = await run.trained(1, "g0"), await run.trained(2, "g1", "g2")
     assert await run.learner.batches() == [first, second]
     assert await payload_groups(redis, keys) == {"g0", "g1", "g2"}
-    assert await run.learner.cover_batch(first)
+    assert await run.learner.release_batch(first)
     assert await run.learner.batches() == [second]
     assert await payload_groups(redis, keys) == {"g1", "g2"}
+    assert await read_snapshot(redis, keys.snapshot(1)) == snapshot_at(1), "a checkpoint of the step may need it"
+    assert await run.state("g0") == "trained", "late results still find the group's state"
+    assert not await run.learner.release_batch(first)
+    assert await redis.lrange(run.streams.released, 0, -1) == [keys.group("g0").encode()]
+    assert await run.learner.release_batch(second)
+    assert await payload_groups(redis, keys) == set()
     assert await read_snapshot(redis, keys.snapshot(1)) is None
     assert await read_snapshot(redis, keys.snapshot(2)) == snapshot_at(2)
-    assert await run.state("g0") == "trained", "late results still find the group's state"
-    assert not await run.learner.cover_batch(first)
-    assert await redis.lrange(run.streams.released, 0, -1) == [keys.group("g0").encode()]
-    assert await run.learner.cover_batch(second)
-    assert await payload_groups(redis, keys) == set()
     assert await run.counts() == {"dispatched": 3, "trained": 3}
+
+
+async def test_a_release_that_was_cut_off_is_resumed(run, redis, keys, monkeypatch):
+    """The learner dies after each of the calls in turn; the next one releases what is committed, and only that."""
+    monkeypatch.setattr(policy_history, "GROUPS_PER_CALL", 2)
+    for died_after in range(3):
+        first = 2 * died_after + 1
+        names = [f"g{first}.{number}" for number in range(5)]
+        logged = await run.trained(first, *names)
+        following = await run.batched(first + 1, f"g{first}.next")
+        dying = History(Dying(redis, died_after), keys, "learner", run.learner.fence)
+        with pytest.raises(ConnectionAbortedError):
+            await dying.release_batch(logged)
+        assert await run.learner.batches() == [logged, following]
+        assert await payload_groups(redis, keys) == {*names[2 * died_after :], f"g{first}.next"}
+        await run.learner.release_committed(first)
+        assert await run.learner.batches() == [following]
+        assert await payload_groups(redis, keys) == {f"g{first}.next"}
+        version = await run.learner.announce(first + 1, f"w{first + 1}")
+        assert await run.learner.commit_step(record_of(following.batch, version), following.entry)
+        assert await run.learner.release_batch(following)
+    released = await redis.lrange(run.streams.released, 0, -1)
+    assert len(released) == len(set(released)) == 18
+    assert await run.counts() == {"dispatched": 18, "trained": 18}
+    left = sorted([key async for key in redis.scan_iter(match=keys.key("sampler-snapshot:*"))])
+    assert left == [keys.snapshot(6).encode()], "only the last committed step's stays"
 
 
 async def test_only_the_samplers_batch_of_a_step_is_accepted(run, redis, keys):
@@ -200,19 +229,19 @@ async def test_only_the_samplers_batch_of_a_step_is_accepted(run, redis, keys):
     assert not await run.learner.accepts(first, 1), "the batch was trained"
 
 
-async def test_covering_a_foreign_or_copied_batch_deletes_nothing_else(run, redis, keys):
+async def test_a_foreign_or_copied_batch_releases_nothing_else(run, redis, keys):
     first = await run.trained(1, "g0")
     await run.decided("g1", "kept")
     await run.append(keys.batches, batch_of(keys, 1, ["g1"]), batch_of(keys, 7, ["g0"]), first.batch)
     _, foreign, later, again = await run.learner.batches()
     before = await contents(redis, keys)
     for logged in (foreign, later):
-        assert await run.learner.cover_batch(logged)
+        assert await run.learner.release_batch(logged)
     assert await run.learner.batches() == [first, again]
     after = await contents(redis, keys)
     assert {name for name in before if after.get(name) != before[name]} == {keys.batches}
-    assert await run.learner.cover_batch(first)
-    assert await run.learner.cover_batch(again)
+    assert await run.learner.release_batch(first)
+    assert await run.learner.release_batch(again)
     assert await redis.lrange(run.streams.released, 0, -1) == [keys.group("g0").encode()], "one tombstone"
     assert await payload_groups(redis, keys) == {"g1"}
 
@@ -232,24 +261,8 @@ async def test_hostile_entries_of_the_batch_log_are_dead_lettered(run, redis, ke
     assert "groups: []" in letters[5].reason
 
 
-class Dying:
-    """A client whose process dies after some calls of functions."""
-
-    def __init__(self, redis, calls):
-        self._redis, self.left = redis, calls
-
-    def __getattr__(self, name):
-        return getattr(self._redis, name)
-
-    async def fcall(self, *arguments):
-        if self.left == 0:
-            raise ConnectionAbortedError("the process died")
-        self.left -= 1
-        return await self._redis.fcall(*arguments)
-
-
 class TestRewind:
-    """A run of four batches: the first is covered, the last untrained; g5 is kept, g7 half generated, g8 screened."""
+    """A run of four batches: the first is released, the last untrained; g5 is kept, g7 half generated, g8 screened."""
 
     @pytest.fixture
     async def long_run(self, run):
@@ -258,7 +271,7 @@ class TestRewind:
     async def prepared(self, run):
         for step in range(1, 4):
             await run.trained(step, f"g{step}")
-        await run.learner.cover_batch((await run.learner.batches())[0])
+        await run.learner.release_batch((await run.learner.batches())[0])
         await run.batched(4, "g4")
         await run.decided("g5", "kept")
         await run.decided("g6", Release.FILTERED)
@@ -371,7 +384,7 @@ class TestRewind:
         verdict = verdict_on(run.sample.message)
         assert not await run.transitions.publish_verdict(Lane.TRAIN, run.sample.lease, verdict)
         assert not await run.rollout().renew_lease(run.task.lease)
-        assert not await run.learner.cover_batch(logged)
+        assert not await run.learner.release_batch(logged)
         assert not await run.sampler.publish_batch(batch_of(keys, 3, ["g5"]), snapshot_at(3)), (
             "the group is no longer kept"
         )
@@ -411,16 +424,32 @@ class TestRewind:
         logged = (await run.learner.batches())[0]
         await run.append(keys.batches, logged.batch)
         for batch in [logged, (await run.learner.batches())[-1]]:
-            assert await run.learner.cover_batch(batch)
+            assert await run.learner.release_batch(batch)
         assert await self.back(run, 1)
         for number in range(600):
             await run.sampler.dispatch(Lane.TRAIN, [task_of(f"h{number}")], STATE)
             await run.sampler.release(Lane.TRAIN, f"h{number}", Release.DEAD, 2)
+        assert await trim_released(redis, keys, Lane.TRAIN) > 80
         assert await run.state("g2") == "reopened"
 
+    async def test_a_group_reopened_while_released_ones_are_trimmed_stays(self, long_run, redis, keys):
+        run = long_run
+        await run.learner.release_committed(3)
+        head = await redis.lrange(run.streams.released, 0, -1)
+        assert head == [keys.group(name).encode() for name in ("g1", "g6", "g2", "g3")]
+        assert await self.back(run, 1)
+        arguments = {"released_key": run.streams.released, "kept": 1}
+        assert await call(redis, "trim_released", group_keys=head[2:], **arguments) == 0
+        assert await call(redis, "trim_released", group_keys=head[:3], **arguments) == 1
+        assert [await run.state(name) for name in ("g1", "g6", "g2", "g3")] == [
+            None,
+            "filtered",
+            "reopened",
+            "reopened",
+        ]
+
     async def test_nothing_of_a_batch_is_left_behind(self, long_run, redis, keys):
-        second = (await long_run.learner.batches())[0]
-        assert await long_run.learner.cover_batch(second), "as the learner does before it lets the sampler rewind"
+        await long_run.learner.release_committed(3)  # as the learner does before it lets the sampler rewind
         assert await self.back(long_run, 2)
         assert await payload_groups(redis, keys) == set()
         assert [key async for key in redis.scan_iter(match=keys.key("sampler-snapshot:*"))] == []

@@ -153,7 +153,7 @@ async def test_run_drains_on_a_full_redis_with_replaced_processes(full, keys):
     [logged] = await run.learner.batches()
     version = await run.learner.announce(1, "w1")
     assert await run.learner.commit_step(record_of(logged.batch, version), logged.entry)
-    assert await run.learner.cover_batch(logged)
+    assert await run.learner.release_batch(logged)
     assert await run.counts() == {"dispatched": 3, "trained": 2, "dead": 1}
     assert [key async for key in client.scan_iter(match=keys.key("payload:*"))] == []
 

@@ -16,12 +16,12 @@ from redis.exceptions import ResponseError
 from services.streams.connection import functions as function_library
 from services.streams.connection.client import connect
 from services.streams.connection.functions import FencedError, library
+from services.streams.state import policy_history
 from services.streams.state.policy_history import BatchReclaimedError
 from tests.harness.servers.redis_servers import embedded_server
 from tests.services.streams.queue_actors import Server
-from tests.services.streams.queue_faults import FAULTS, Fault
+from tests.services.streams.queue_faults import FAULTS
 from tests.services.streams.queue_machine import QueueMachine
-from tests.services.streams.queue_model import TOMBSTONES
 
 WHOLE = settings(
     max_examples=160,
@@ -35,22 +35,23 @@ UNTIL_DETECTED = settings(WHOLE, phases=[Phase.generate], print_blob=False, repo
 
 
 SITUATIONS = """
-    a batch covered; a batch not covered twice; a batch published; a batch rejected; a group ended by a letter;
+    a batch released; a batch not released twice; a batch published; a batch rejected; a group ended by a letter;
+    a release of a batch cut off;
     a group with missing samples; a late renewal; a lease taken over;
     a renewal in an abandoned history; a sample of a group that has ended;
     a sample under a lease that was taken over; a sample under a lease of an abandoned history; a second sample;
     a second verdict; a step committed; a step committed again after a rewind; a step not committed twice;
     a verdict for a group that has ended; a verdict for a group that is kept or batched;
     a verdict of an abandoned history; a verdict on a sample of a group that has ended; announce by a previous owner;
-    commit_step by a previous owner; cover_batch by a previous owner; decided: dead; decided: filtered; decided: kept;
+    commit_step by a previous owner; release_batch by a previous owner; decided: dead; decided: filtered; decided: kept;
     decided: more; dispatch by a previous owner; dead-lettered after too many deliveries;
     a duplicate of task; a duplicate of sample;
     a duplicate of verdict; not dead-lettered by a previous consumer; missing_samples for a group without a hash;
     publish_batch by a previous owner; publish_sample for a group without a hash;
     publish_verdict for a group without a hash; record_verdict by a previous owner;
     record_verdict for a group without a hash; release of a batched group; release of a dead group;
-    release of a kept group; release of a pending group; release of a trained group; rewound over a covered step;
-    rewound to a step that was not covered; trimmed behind a lease; trimmed up to a lease;
+    release of a kept group; release of a pending group; release of a trained group; rewound over a released step;
+    rewound to a step that was not released; trimmed behind a lease; trimmed up to a lease;
     trimmed up to the last delivery; two owners of one epoch
 """
 """The situations that must occur: otherwise the test might pass because nothing happened."""
@@ -59,7 +60,7 @@ FEW, RARE = 40, 8
 QUICK = {
     "a batch leaves its groups kept",
     "a batched group is released",
-    "a covered batch keeps its payloads",
+    "a released batch keeps its payloads",
     "a previous owner writes",
     "a group is dispatched twice",
     "a late renewal steals the lease",
@@ -92,15 +93,16 @@ def _quiet(caplog):
 
 @pytest.fixture
 def give_code(monkeypatch):
-    """Puts faults into the library; few released groups keep their hash, so that groups without a hash occur."""
+    """Puts faults into the library. A batch is released with one call per group."""
     original = function_library._sources()
 
     def give(*faults):
         functions = {"shared": original[0], **original[1]}
-        for name, old, new, count in [Fault("shared", "RELEASED_KEPT = 512", f"RELEASED_KEPT = {TOMBSTONES}"), *faults]:
+        for name, old, new, count in faults:
             assert functions[name].count(old) == count, f"{name}: expected {count} x {old}"
             functions[name] = functions[name].replace(old, new)
         changed = functions.pop("shared"), functions
+        monkeypatch.setattr(policy_history, "GROUPS_PER_CALL", 1)
         monkeypatch.setattr(function_library, "_sources", lambda: changed)
         library.cache_clear()
 

@@ -34,7 +34,7 @@ NEAR = [
     "sampler/test_reconcile",
 ]
 # Commands that only those tests run, to inspect the platform's keys and to damage them.
-INSPECTS = "+hkeys +lrange +rename +ttl +type +xgroup|destroy ~no-such-key"
+INSPECTS = "+hkeys +rename +ttl +type +xgroup|destroy ~no-such-key"
 
 
 @pytest.fixture(params=["dash", "busybox"])

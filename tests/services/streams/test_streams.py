@@ -12,7 +12,14 @@ from services.streams.delivery.snapshots import read_snapshot
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts, response_tokens
-from services.streams.state.group_state import EVALUATED, MORE, GroupTransitions, RejectedMessageError, missing_samples
+from services.streams.state.group_state import (
+    EVALUATED,
+    MORE,
+    GroupTransitions,
+    RejectedMessageError,
+    missing_samples,
+    trim_released,
+)
 from tests.services.driven import (
     BODY,
     STATE,
@@ -79,6 +86,8 @@ async def test_a_limited_number_of_tombstones_stays(run, redis, keys):
     for number in range(515):
         await run.sampler.dispatch(Lane.TRAIN, [task_of(f"g{number}")], STATE)
         await run.sampler.release(Lane.TRAIN, f"g{number}", Release.DEAD, 2)
+    assert await redis.llen(run.streams.released) == 515
+    assert await trim_released(redis, keys, Lane.TRAIN) == 3
     assert await redis.llen(run.streams.released) == 512
     assert [await run.state(f"g{number}") for number in (0, 1, 2, 3, 514)] == [None, None, None, "dead", "dead"]
     assert await run.counts() == {"dispatched": 515, "dead": 515}
