@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -257,8 +258,11 @@ class RunRecords:
         return await self.change(run, RESUMABLE, change, refusal="its state changed meanwhile; retry")
 
     async def _check_step(self, run: str, step: int) -> None:
-        stored = await self._redis.get(RunKeys(run).checkpoints)
-        accepted = sorted({0, *(json.loads(stored) if stored else ())})
+        keys = RunKeys(run)
+        stored, committed = await self._redis.get(keys.checkpoints), await self._redis.hget(keys.policy, "step")
+        # A rewind that was cut off leaves checkpoints of steps that are no longer in the history.
+        newest = math.inf if committed is None else int(committed)
+        accepted = sorted({0, *(known for known in json.loads(stored or "[]") if known <= newest)})
         if step not in accepted:
             raise NoCheckpointError(
                 f"from_step: {step} is not valid: expected a rollout step with a checkpoint, or 0 for the initial "

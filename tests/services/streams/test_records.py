@@ -225,6 +225,10 @@ async def test_a_step_without_a_checkpoint_is_rejected(redis, records, run_id):
     with pytest.raises(NoCheckpointError, match=r"^from_step: 3 is not valid: expected .*: 0$"):
         await records.resume(run_id, ResumeChanges(3))
     await redis.set(RunKeys(run_id).checkpoints, json.dumps([4, 2]))
+    await redis.hset(RunKeys(run_id).policy, "step", 3)  # a rewind was cut off there
+    with pytest.raises(NoCheckpointError, match=r"^from_step: 4 is not valid: expected .*: 0, 2$"):
+        await records.resume(run_id, ResumeChanges(from_step=4))
+    await redis.hset(RunKeys(run_id).policy, "step", 5)
     with pytest.raises(NoCheckpointError, match=r"^from_step: 3 is not valid: expected .*: 0, 2, 4$"):
         await records.resume(run_id, ResumeChanges(3))
     record = await records.get(run_id)
