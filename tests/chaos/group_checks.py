@@ -13,7 +13,7 @@ from tests.chaos.lookups import LANES
 from tests.chaos.story import GroupSize, Story
 
 RELEASED = ("filtered", "stale", "dead")
-OPEN = ("pending", "kept", "batched")
+OPEN = ("pending", "kept", "batched", "reopened")
 TOMBSTONES = 512
 """How many released groups keep their hash (docs/api.md, "Dead letters"); older hashes may be deleted."""
 NOTICED_S = 60.0
