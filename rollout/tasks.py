@@ -26,10 +26,10 @@ from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.delivery.leases import LeaseLostError
 from services.streams.delivery.payloads import SamplePayload
 from services.streams.state.group_state import GroupTransitions, RejectedMessageError, missing_samples
+from services.waits import REDIS_MEMORY
 
 log = logging.getLogger(__name__)
 
-MEMORY = "redis-memory"
 FULL_PAUSE_S = 1.0
 
 
@@ -100,15 +100,17 @@ class LeasedTask:
         waits, deadline_s = self.context.waits, self.context.record.recipe.limits.stall_timeout_s
 
         def report(error: Exception) -> None:
-            waits.pending(MEMORY, f"room for samples: {error}", deadline_s)
+            waits.pending(REDIS_MEMORY, f"room for samples: {error}", deadline_s)
 
         full = Retry(lambda error: isinstance(error, RedisFullError), FULL_PAUSE_S, deadline_s, on_failure=report)
-        first = await full.run_async(
-            lambda: self.transitions.publish_sample(
-                self.lane, self.delivery.lease, self.message.wanted, sample, payload
+        try:
+            first = await full.run_async(
+                lambda: self.transitions.publish_sample(
+                    self.lane, self.delivery.lease, self.message.wanted, sample, payload
+                )
             )
-        )
-        waits.done(MEMORY)
+        finally:
+            waits.done(REDIS_MEMORY)
         if first:
             TOKENS.labels(self.context.record.id).inc(len(payload.response_ids))
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from services.contracts import Wait
 
+REDIS_MEMORY = "redis-memory"
+"""The name of a wait for memory in Redis; in a replica: for room for a finished response."""
 SHOWN_AFTER_S = 1.0
 """A shorter wait is not published."""
 LONG_AFTER_S = 45.0

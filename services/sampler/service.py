@@ -39,7 +39,9 @@ class SamplerService:
         """
         maintenance = Maintenance(context)
         trains = context.record.recipe.limits.rollout_steps > 0
-        work = asyncio.create_task(self._train(context, maintenance) if trains else self._evaluate(context))
+        work = asyncio.create_task(
+            self._train(context, maintenance) if trains else self._evaluate(context, maintenance)
+        )
         upkeep = asyncio.create_task(maintenance.run(), name="maintenance")
         try:
             await asyncio.wait({work, upkeep}, return_when=asyncio.FIRST_COMPLETED)
@@ -50,13 +52,13 @@ class SamplerService:
         finally:
             await cancel_and_wait(work, upkeep)
 
-    async def _evaluate(self, context: Context) -> None:
+    async def _evaluate(self, context: Context, maintenance: Maintenance) -> None:
         recipe = context.record.recipe
         with context.waits.on("data", "the held-out prompts to be loaded", recipe.limits.startup_timeout_s):
             sets = await asyncio.to_thread(load_held_out, recipe)
         transitions = await GroupTransitions.fenced(context.redis, context.keys, self.name, context.heartbeat.info.id)
         await context.heartbeat.update(state="ready")
-        await Evaluator(context, transitions, sets).run(ALONE)
+        await Evaluator(context, transitions, sets, maintenance.memory).run(ALONE)
 
     async def _train(self, context: Context, maintenance: Maintenance) -> None:
         recipe = context.record.recipe
@@ -66,7 +68,8 @@ class SamplerService:
         await context.event_log.write("data-loaded", splits.report.text)
         transitions = await GroupTransitions.fenced(context.redis, context.keys, self.name, context.heartbeat.info.id)
         await rewind_run(context, transitions, splits.train)
-        evaluator = Evaluator(context, transitions, held_out_sets(recipe, splits.held_out, splits.sets))
+        sets = held_out_sets(recipe, splits.held_out, splits.sets)
+        evaluator = Evaluator(context, transitions, sets, maintenance.memory)
         queue = await SamplingQueue.open(context, transitions, splits, maintenance)
         schedule = EvaluationSchedule(context, evaluator)
         await schedule.open(await committed_step(context.redis, context.keys))

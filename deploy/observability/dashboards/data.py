@@ -146,7 +146,9 @@ DATA = Board(
                 "How long checkpoints, the archive or responses have been waiting for space.",
                 {
                     "{{run}} {{service}} {{wait}}": most(
-                        "penstock_wait_seconds", "run, service, wait", 'wait=~"disk|checkpoint-owed|redis-memory"'
+                        "penstock_wait_seconds",
+                        "run, service, wait",
+                        'wait=~"disk|checkpoint-owed|.+-memory"',
                     )
                 },
                 "s",

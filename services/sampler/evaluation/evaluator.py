@@ -32,6 +32,7 @@ from services.sampler.audit import Audit
 from services.sampler.data import load_set, load_splits
 from services.sampler.evaluation.scores import Response, Score, average, majority, over_questions, passes, sizes
 from services.sampler.groups import Group
+from services.sampler.memory import MemoryWait, RedisMemory
 from services.settings import HELD_OUT, Recipe
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer, Delivery
@@ -49,7 +50,7 @@ from services.streams.state.runs import is_paused
 SHARE_BESIDE_TRAINING = 0.5
 """The share of the fleet's sequence slots for an evaluation beside training. Replicas serve evaluation tasks first."""
 READ_COUNT = 256
-WAIT = "evaluation"
+WAIT, MEMORY_WAIT = "evaluation", "evaluation-memory"
 CORRECTNESS = {Outcome.CORRECT: True, Outcome.WRONG: False, Outcome.UNKNOWN: None}
 
 
@@ -158,8 +159,12 @@ class EvaluationProgress:
 class Evaluator:
     """Runs evaluations. The caller must not run two at a time."""
 
-    def __init__(self, context: Context, transitions: GroupTransitions, sets: tuple[HeldOut, ...]) -> None:
+    def __init__(
+        self, context: Context, transitions: GroupTransitions, sets: tuple[HeldOut, ...], memory: RedisMemory
+    ) -> None:
         self._context = context
+        self._memory = memory
+        self._memory_wait = MemoryWait(context, memory, MEMORY_WAIT)
         self._transitions = transitions
         self._sets = sets
         self._audit = Audit(context, Lane.EVALUATION)
@@ -226,7 +231,7 @@ class Evaluator:
                 else:
                     waits.pending(WAIT, text, patience)
                 if not paused:
-                    await self._dispatch(progress, await self._slots(held_out) if beside_training else prompts)
+                    await self._dispatch(progress, await self._slots(held_out) if beside_training else prompts, text)
                 if deliveries := await self._consumer.read(READ_COUNT, 0.5):
                     waits.done(WAIT)
                     await asyncio.gather(*(self._record(progress, delivery) for delivery in deliveries))
@@ -235,6 +240,7 @@ class Evaluator:
                     await self._reconcile(progress)
         finally:
             waits.done(WAIT)
+            self._memory_wait.done()
         return progress
 
     async def _load(self, name: str, held_out: HeldOut) -> EvaluationProgress:
@@ -262,19 +268,30 @@ class Evaluator:
         sequences = replicas * self._recipe.rollout.max_sequences * SHARE_BESIDE_TRAINING
         return max(1, int(sequences / held_out.samples))
 
-    async def _dispatch(self, progress: EvaluationProgress, slots: int) -> None:
+    async def _dispatch(self, progress: EvaluationProgress, slots: int, text: str) -> None:
         """Dispatch waiting prompts into the free slots, as long as Redis has memory for them."""
         while progress.waiting and len(progress.dispatched) < slots:
-            most = min(TASKS_AT_ONCE, slots - len(progress.dispatched))
+            room = await self._room(progress, text)
+            if not room:
+                return
+            most = min(room, slots - len(progress.dispatched))
             tasks = list(islice(progress.waiting, most))
             try:
                 await self._transitions.dispatch(Lane.EVALUATION, tasks, None)
             except RedisFullError as error:
-                self._context.waits.pending(WAIT, f"free memory in Redis: {error}", self._recipe.limits.stall_timeout_s)
+                self._memory.refused(str(error))
                 return
             for task in tasks:
                 progress.dispatched[task.group] = Group(task)
                 progress.waiting.popleft()
+
+    async def _room(self, progress: EvaluationProgress, text: str) -> int:
+        """How many prompts may be dispatched now. When waiting for memory does not help: one at a time."""
+        if not await self._memory.short():
+            self._memory_wait.done()
+            return TASKS_AT_ONCE
+        still = self._memory_wait.pending(f"{text} wait for it", len(progress.waiting))
+        return 1 if still and not progress.dispatched else 0
 
     async def _record(self, progress: EvaluationProgress, delivery: Delivery[Verdict]) -> None:
         """Record a verdict; dead-letter one that is not of this run."""

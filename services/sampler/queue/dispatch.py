@@ -77,11 +77,14 @@ class Dispatcher:
             generation_batches=self._generation_batches,
         )
 
-    async def dispatch(self, steps_left: int, survival: float, version: int, level: Level) -> None:
+    async def dispatch(
+        self, steps_left: int, survival: float, version: int, level: Level, room: int | None = None
+    ) -> None:
         """Dispatch as many groups as the free slots need, at policy `version` and this starvation level.
 
-        `survival`: the estimated share of judged groups that are kept. Raises PromptsExhaustedError when every prompt
-        was dropped, RedisFullError when Redis rejects the write for lack of memory.
+        `survival`: the estimated share of judged groups that are kept. `room`: the most groups, for lack of
+        memory. Raises PromptsExhaustedError when every prompt was dropped, RedisFullError when Redis rejects the write
+        for lack of memory.
         """
         limits = self._recipe.limits
         slot_limits = SlotLimits(
@@ -97,6 +100,7 @@ class Dispatcher:
             if self.exhausted:
                 return
             self._generation_batches += 1
+        count = count if room is None else min(count, room)
         if not count:
             return
         strategy = "boundary" if level >= Level.BOUNDARY else self._rule.selection.strategy

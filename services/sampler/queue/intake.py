@@ -79,6 +79,7 @@ class VerdictIntake:
             await self._verdicts.dead_letter(delivery, str(error), Cause.INVALID)
             MESSAGES.labels(run, "train-verdicts", VerdictResult.REFUSED).inc()
             return
+        state.verdicts += 1
         MESSAGES.labels(run, "train-verdicts", VerdictResult.RECORDED).inc()
 
     def _decide(self, group: Group) -> tuple[str, Task | None]:

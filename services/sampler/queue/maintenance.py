@@ -1,4 +1,4 @@
-"""Owns the sampler's periodic maintenance of Redis: trimming, exporting metrics and watching memory.
+"""Owns the sampler's periodic maintenance of Redis: trimming, exporting metrics and measuring memory.
 
 Must not read or change a group that has not ended.
 """
@@ -14,7 +14,6 @@ from services.contracts import Cause, Lane
 from services.metrics import (
     DEAD_LETTERS,
     GROUPS,
-    REDIS_MEMORY,
     STARVATION_LEVEL,
     STREAM_ENTRIES,
     STREAM_IDLE_SECONDS,
@@ -22,36 +21,33 @@ from services.metrics import (
     STREAM_PENDING,
 )
 from services.process import Context
+from services.sampler.memory import RedisMemory
 from services.sampler.queue.starvation import Level
 from services.streams.delivery.consumer import trim
 from services.streams.memory_bound import longest_streams
 from services.streams.state.group_counts import group_counts
 from services.streams.state.group_state import trim_released
-from services.streams.state.stats import memory_share, stream_figures
+from services.streams.state.stats import stream_figures
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 2.0
 CONSUMER_GONE_S = 3600.0
-HIGH_WATER = 0.85
-"""Share of Redis' maxmemory above which nothing new is dispatched, so that in-flight groups have room to finish."""
-MEMORY = "redis-memory"
 READERS = {"tasks": "rollout", "samples": "verifier", "verdicts": "sampler"}
 """The only consumer group of each stream of a lane, by stream name."""
 
 
 class Maintenance:
-    """Maintains a run's Redis keys every EVERY_S seconds."""
+    """Maintains a run's Redis keys every EVERY_S seconds. `memory`: what it measured of Redis'."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._full: str | None = None
-        self._reported = False
+        self.memory = RedisMemory(context)
         self._letters_after = "0-0"
         STARVATION_LEVEL.labels(context.keys.run).set(0)
 
     async def run(self) -> None:
-        """Trim what has ended, export the counters and watch Redis' memory, until cancelled."""
+        """Trim what has ended, export the counters and measure Redis' memory, until cancelled."""
         while True:
             await self._maintain()
             await asyncio.sleep(EVERY_S)
@@ -67,12 +63,7 @@ class Maintenance:
         for state, value in counts.model_dump().items():
             GROUPS.labels(keys.run, state).set(value)
         await self._show_streams()
-        share = await memory_share(redis)
-        REDIS_MEMORY.labels(keys.run).set(share or 0.0)
-        if share is not None and share > HIGH_WATER:
-            self._full = f"{share:.0%} of Redis' maxmemory is in use"
-        else:
-            self._full = None
+        await self.memory.look()
 
     async def _show_streams(self) -> None:
         """Export each stream's entries, pending entries, lag and oldest lease; and all dead letters, by cause."""
@@ -93,26 +84,6 @@ class Maintenance:
         for cause in Cause:
             # Old letters are counted before the first scrape, so a rate over the counter does not include them.
             DEAD_LETTERS.labels(keys.run, cause.value).inc(by_cause[cause])
-
-    def refused(self, reason: str) -> None:
-        """Note that Redis rejected a write for lack of memory."""
-        self._full = reason
-
-    async def short_of_memory(self) -> bool:
-        """Whether dispatching has to wait for memory. Reports it as an event and as a wait."""
-        waits, event_log = self._context.waits, self._context.event_log
-        if self._full is None:
-            if self._reported:
-                self._reported = False
-                waits.done(MEMORY)
-                await event_log.write("redis-memory-freed", "dispatching continues")
-            return False
-        text = f"{self._full}; nothing new is dispatched above {HIGH_WATER:.0%}"
-        waits.pending(MEMORY, text, self._context.record.recipe.limits.stall_timeout_s)
-        if not self._reported:
-            self._reported = True
-            await event_log.write("redis-memory-short", text)
-        return True
 
     def report_level(self, level: Level) -> None:
         """Export the starvation level."""

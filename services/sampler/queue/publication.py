@@ -22,8 +22,11 @@ class BatchPublisher:
         self._state = state
         self._recipe = state.recipe
 
-    async def publish_due(self, policy: CommittedPolicy) -> None:
-        """Publish every batch that has its groups and is at most `max_staleness` steps ahead of the policy."""
+    async def publish_due(self, policy: CommittedPolicy, *, partial: bool = False) -> None:
+        """Publish every batch that has its groups and is at most `max_staleness` steps ahead of the policy.
+
+        `partial`: any kept group is enough, as at the starvation level PARTIAL.
+        """
         state, limits = self._state, self._recipe.limits
         while state.next_step <= state.last_step:
             ahead = state.next_step - 1 - policy.step
@@ -32,7 +35,8 @@ class BatchPublisher:
             consuming = policy.version + ahead
             await self._release_stale(consuming)
             kept = len(state.table.kept)
-            if kept < limits.groups_per_step and not (kept and state.starvation.level is Level.PARTIAL):
+            enough = 1 if partial or state.starvation.level is Level.PARTIAL else limits.groups_per_step
+            if kept < enough:
                 return
             names = state.table.next_batch(self._recipe.algorithm.dynamic_sampling.consumption, limits.groups_per_step)
             await self._publish(consuming, names)

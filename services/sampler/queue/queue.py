@@ -5,7 +5,7 @@ Must not hold a rule of its own. What each part of the loop waits for, and what 
     free slot --> dispatch --task--> rollout --sample--> verifier --verdict--> decision (all verdicts of a group)
      ^  ^  ^       ^    ^               ^                                       |   |   |
      |  |  |       |    |               +------ rest of a screened group -------+   |   |
-     |  |  |       |    +-- Redis below 85 % of maxmemory (maintenance)             |   |
+     |  |  |       |    +-- Redis below 85 % of maxmemory (memory, relief)          |   |
      |  |  |       +-- not paused; a starved run (level 4) until it is resumed      |   |
      |  |  +-- released <-- filtered <----------------------------------------------+   |
      |  +-- released <-- dead letter or orphaned (in flight), too stale (kept)          v
@@ -25,6 +25,7 @@ from services.sampler.queue.intake import VerdictIntake
 from services.sampler.queue.maintenance import Maintenance
 from services.sampler.queue.publication import BatchPublisher
 from services.sampler.queue.reconcile import Reconciler
+from services.sampler.queue.relief import MemoryRelief
 from services.sampler.queue.starvation import Level
 from services.sampler.queue.state import QueueState
 from services.sampler.queue.waits import QueueWaits
@@ -43,6 +44,7 @@ class SamplingQueue:
         self._maintenance = maintenance
         self._intake = VerdictIntake(state)
         self._publisher = BatchPublisher(state)
+        self._relief = MemoryRelief(state, maintenance.memory, self._publisher)
         self._dead_letters = DeadLetterWatch(state)
         self._reconciler = Reconciler(state)
         self._waits = QueueWaits(state)
@@ -71,6 +73,7 @@ class SamplingQueue:
                     version=0, step=0
                 )
                 if policy.step >= self._state.last_step:
+                    await self._relief.end()
                     return
                 paused = await self._paused()
                 if not paused:
@@ -106,14 +109,17 @@ class SamplingQueue:
         """Fill the free slots, unless the run starves or Redis is short of memory."""
         state = self._state
         await self._escalate()
-        if state.starvation.level is Level.PAUSE or await self._maintenance.short_of_memory():
+        if state.starvation.level is Level.PAUSE:
+            return
+        room = await self._relief.room(policy)
+        if room == 0:
             return
         try:
             await state.dispatcher.dispatch(
-                state.last_step - policy.step, state.survival.value, policy.version, state.starvation.level
+                state.last_step - policy.step, state.survival.value, policy.version, state.starvation.level, room
             )
         except RedisFullError as error:
-            self._maintenance.refused(str(error))
+            self._maintenance.memory.refused(str(error))
 
     async def _escalate(self) -> None:
         """Set the starvation level that applies, and report a change. At the last level the run pauses."""

@@ -31,7 +31,7 @@ def starvation_of(recipe: Recipe) -> Starvation:
 
 @dataclass
 class QueueState:
-    """The state of one queue.
+    """The state of one queue. `verdicts`: how many this sampler has recorded.
 
     `last_step`: the run's last rollout step; a spent token budget lowers it. `letters_after`: the last dead
     letter that an earlier sampler acted on, or the last one before the run's last rewind.
@@ -46,6 +46,7 @@ class QueueState:
     last_step: int
     next_step: int = 1
     letters_after: str = "0-0"
+    verdicts: int = 0
     survival: SurvivalEstimate = field(default_factory=SurvivalEstimate)
 
     @classmethod

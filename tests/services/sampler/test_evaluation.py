@@ -8,6 +8,7 @@ from prometheus_client import REGISTRY
 
 from services.contracts import Cause, EvaluationRecord, Lane, Outcome, PassAt, ProcessInfo, Prompt, Task
 from services.sampler.evaluation.evaluator import Evaluator, HeldOut, held_out_sets, sampling_of, summarise
+from services.sampler.memory import RedisMemory
 from services.sampler.service import SamplerService
 from services.settings import parse_recipe
 from services.streams.delivery.consumer import Consumer
@@ -87,7 +88,10 @@ async def test_an_evaluation_beside_training_takes_half_the_slots(redis, run_id)
     ):
         keys = RunKeys(run_id)
         evaluator = Evaluator(
-            context, await GroupTransitions.fenced(redis, keys, "sampler"), (HeldOut("x", PROMPTS, 2),)
+            context,
+            await GroupTransitions.fenced(redis, keys, "sampler"),
+            (HeldOut("x", PROMPTS, 2),),
+            RedisMemory(context),
         )
         tasks = keys.lane(Lane.EVALUATION).tasks
         async with running(evaluator.run("step-1", beside_training=True)) as evaluating:
@@ -111,7 +115,10 @@ async def test_a_paused_run_dispatches_no_evaluation_tasks(redis, run_id):
         keys = RunKeys(run_id)
         await redis.hset(keys.record, "pause_requested", "1")
         evaluator = Evaluator(
-            context, await GroupTransitions.fenced(redis, keys, "sampler"), (HeldOut("x", PROMPTS, 2),)
+            context,
+            await GroupTransitions.fenced(redis, keys, "sampler"),
+            (HeldOut("x", PROMPTS, 2),),
+            RedisMemory(context),
         )
         tasks = keys.lane(Lane.EVALUATION).tasks
         async with running(evaluator.run("step-1")) as evaluating:
@@ -139,7 +146,7 @@ async def test_an_evaluation_resumes_and_drops_a_dead_lettered_prompt(redis, run
         consumer = Consumer(redis, keys, keys.lane(Lane.EVALUATION).tasks, "rollout", "hand", Task, 5.0, 3)
         await consumer.open()
         fleet = HandFleet(redis, keys, skill=1.0)
-        async with running(Evaluator(context, transitions, sets).run("before")) as first:
+        async with running(Evaluator(context, transitions, sets, RedisMemory(context)).run("before")) as first:
             await until(lambda: some(redis, keys.lane(Lane.EVALUATION).tasks, 2), first, "two tasks")
             answered, too_long = await consumer.read(2, 5)
             await fleet.answer(Lane.EVALUATION, answered)
@@ -150,9 +157,9 @@ async def test_an_evaluation_resumes_and_drops_a_dead_lettered_prompt(redis, run
 
             await until(both_ended, first, "the end of two groups")
         async with running(fleet.run()) as generating:
-            second = Evaluator(context, transitions, sets).run("before")
+            second = Evaluator(context, transitions, sets, RedisMemory(context)).run("before")
             assert await asyncio.wait_for(second, 150)
-            again = Evaluator(context, transitions, sets).run("before")
+            again = Evaluator(context, transitions, sets, RedisMemory(context)).run("before")
             assert await asyncio.wait_for(again, 60)
             assert not [service for service in (*generating, *verifying) if service.done()]
         x, y = await context.event_log.evaluations()
@@ -177,7 +184,7 @@ async def test_an_evaluation_follows_a_redis_that_lost_writes(redis, run_id, mon
         consumer = Consumer(redis, keys, lane.tasks, "rollout", "hand", Task, 5.0, 3)
         await consumer.open()
         async with running(
-            Evaluator(context, transitions, (HeldOut("x", PROMPTS[:2], 1),)).run("before")
+            Evaluator(context, transitions, (HeldOut("x", PROMPTS[:2], 1),), RedisMemory(context)).run("before")
         ) as evaluating:
             await until(lambda: some(redis, lane.tasks, 2), evaluating, "two tasks")
             first, second = [delivery.message.group for delivery in await consumer.read(2, 5)]
@@ -206,7 +213,10 @@ async def test_an_evaluation_without_verdicts_is_a_named_wait(redis, run_id):
     document = recipe_document("/none", limits={"stall_timeout_s": 2.0})
     async with service_context(redis, run_id, document, "sampler") as context:
         evaluator = Evaluator(
-            context, await GroupTransitions.fenced(redis, RunKeys(run_id), "sampler"), (HeldOut("x", PROMPTS, 1),)
+            context,
+            await GroupTransitions.fenced(redis, RunKeys(run_id), "sampler"),
+            (HeldOut("x", PROMPTS, 1),),
+            RedisMemory(context),
         )
         async with running(evaluator.run("step-1")) as evaluating:
 
