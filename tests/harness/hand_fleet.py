@@ -104,7 +104,7 @@ class HandLearner:
                 if batch.step <= step:
                     continue
                 step = batch.step
-                await asyncio.sleep(0.1)
+                await self.train()
                 self.batches.append(batch)
                 self.fleet.version = await history.announce(batch.step, f"w{batch.step}")
                 record = StepRecord(
@@ -123,6 +123,10 @@ class HandLearner:
                 )
                 assert await history.commit_step(record, logged.entry)
                 assert await history.release_batch(logged)
+
+    async def train(self):
+        """As long as the optimizer steps take."""
+        await asyncio.sleep(0.1)
 
 
 @asynccontextmanager

@@ -186,6 +186,17 @@ async def test_only_a_fault_of_a_training_prompt_drops_it(redis, run_id):
         assert (metric("too-long"), metric("refused")) == (1, 0)
 
 
+class SlowLearner(HandLearner):
+    """Trains until every dispatched group is generated, so that all of a generation batch have the same version."""
+
+    async def train(self):
+        while True:
+            [group] = await self.redis.xinfo_groups(self.keys.lane(Lane.TRAIN).tasks)
+            if group["pending"] == group["lag"] == 0:
+                return
+            await asyncio.sleep(0.05)
+
+
 def by_generation_batches(max_staleness=0, steps=3, **rule):
     sampling = {"refill": "generation_batches", "generation_batch_factor": 2, **rule}
     limits = {"rollout_steps": steps, "max_staleness": max_staleness}
@@ -212,7 +223,7 @@ async def test_surplus_of_a_generation_batch_waits_or_grows_stale(
     keys = RunKeys(run_id)
     fleet = HandFleet(redis, keys)
     fleet.random = Alternating()
-    learner = HandLearner(redis, keys, fleet)
+    learner = SlowLearner(redis, keys, fleet)
     async with (
         service_context(redis, run_id, document, "sampler") as sampler,
         service_context(redis, run_id, document, "verifier") as verifier,
