@@ -14,6 +14,10 @@ RECIPE = recipe_document("/model")
 PLAN = footprint(parse_recipe(RECIPE)).total
 
 
+def mib(size):
+    return f"{size / 2**20:,.0f} MiB"
+
+
 def with_groups(groups):
     return recipe_document("/model", limits={"max_inflight_groups": groups})
 
@@ -38,10 +42,8 @@ async def test_a_plan_above_maxmemory_is_refused_with_what_fits(limited):
     refused = await api.post("/v1/runs", json={"recipe": RECIPE})
     detail = refused.json()["detail"]
     assert refused.status_code == 422
-    assert detail.startswith(
-        "limits.max_inflight_groups: 32 is not valid: expected at most 31; the run may need 38 MiB"
-    )
-    assert "its maxmemory is 38 MiB" in detail
+    assert detail.startswith("limits.max_inflight_groups: 32 is not valid: expected at most 31; the run may need ")
+    assert f"{mib(PLAN)} of Redis, and its maxmemory is {mib(PLAN - 1)}" in detail
     assert (await api.get("/v1/runs")).json() == {"runs": []}
     # What the refusal names is accepted, and one group more is not.
     assert (await api.post("/v1/runs", json={"recipe": with_groups(31)})).status_code == 201
@@ -66,8 +68,8 @@ async def test_a_plan_near_maxmemory_is_told(limited, run_id):
     await limit(int(PLAN / 0.7) - 1)
     view = (await api.post("/v1/runs", json={"recipe": RECIPE, "id": run_id})).json()
     near, together = view["warnings"]
-    assert "more than 70% of its maxmemory of 55 MiB" in near
-    assert "with the plans of 1 runs that have not ended, this run's is 77 MiB of Redis" in together
+    assert f"more than 70% of its maxmemory of {mib(PLAN / 0.7)}" in near
+    assert f"with the plans of 1 runs that have not ended, this run's is {mib(2 * PLAN)} of Redis" in together
     assert await events_of(api, run_id) == [near, together]
 
 
