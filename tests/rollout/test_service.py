@@ -6,6 +6,7 @@ test_weight_sync.py tests its loops on an engine that is already started.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -154,10 +155,19 @@ async def test_a_prompt_that_is_too_long_is_a_dead_letter(fleet: Fleet) -> None:
     assert fleet.service.alive
 
 
+def engine_processes(pid: int) -> list[psutil.Process]:
+    """The processes of vLLM below `pid`. Other children may end meanwhile."""
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie too
+            if "VLLM" in "".join(child.cmdline()):
+                found.append(child)
+    return found
+
+
 async def test_a_stop_drains_and_leaves_nothing_behind(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout.service, "DRAIN_S", 45.0)  # the time that a group in flight may take on a busy machine
-    children = psutil.Process().children(recursive=True)
-    engine = [child for child in children if "VLLM" in "".join(child.cmdline())]
+    engine = engine_processes(os.getpid())
     assert len(engine) == 2  # EngineCore and its worker
     await fleet.transitions.dispatch(Lane.TRAIN, [task("last", tokens=200)], None)
     await until(fleet.all_delivered, 60)
@@ -177,7 +187,7 @@ async def test_the_engine_of_a_killed_replica_ends(fleet: Fleet, redis_url: str)
     try:
         await present(fleet.context.redis, fleet.context.record.id, "joining", pid=process.pid)
         children = psutil.Process(process.pid).children(recursive=True)
-        assert len([child for child in children if "VLLM" in "".join(child.cmdline())]) == 2
+        assert len(engine_processes(process.pid)) == 2
     finally:
         os.kill(process.pid, signal.SIGKILL)
         await process.wait()
