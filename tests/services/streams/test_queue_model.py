@@ -17,6 +17,7 @@ from services.streams.connection import functions as function_library
 from services.streams.connection.client import connect
 from services.streams.connection.functions import FencedError, library
 from services.streams.state import policy_history
+from services.streams.state.group_state import RejectedMessageError
 from services.streams.state.policy_history import BatchReclaimedError
 from tests.harness.servers.redis_servers import embedded_server
 from tests.services.streams.queue_actors import Server
@@ -138,5 +139,5 @@ def test_the_quick_faults_are_in_the_table():
 )
 def test_a_fault_is_detected(server, give_code, name):
     give_code(FAULTS[name])
-    with pytest.raises((AssertionError, FencedError, ResponseError, BatchReclaimedError)):
+    with pytest.raises((AssertionError, FencedError, ResponseError, BatchReclaimedError, RejectedMessageError)):
         run_state_machine_as_test(lambda: QueueMachine(server), settings=UNTIL_DETECTED)
