@@ -152,10 +152,11 @@ class _CallQueue:
             self._sender = asyncio.create_task(self._send_all(redis), name="calls of Redis functions")
         try:
             return await call.reply
-        finally:
+        except asyncio.CancelledError:
             # Without a caller that still waits, an unavailable Redis need not be waited for.
             if self._sender is not None and all(other.reply.done() for other in (*self._in_flight, *self._waiting)):
                 self._sender.cancel()
+            raise
 
     async def _send_all(self, redis: Redis) -> None:
         try:
