@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping, Sequence
 
 from services.cancellation import cancellation_requested
 from services.contracts import Cause, Lane, Outcome, Sample, SampleResult, SandboxFault, Verdict
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 2  # an unknown outcome is judged once more before it is published
 PROCESSES = 1
 READ_COUNT = 64
+JUDGED_TOGETHER = 8  # texts per judgement job: a text that takes long delays the verdicts of those before it
 REASON_CHARACTERS = 300
 FATAL = (SandboxFault.TIMEOUT, SandboxFault.DIED)  # faults that end a judging process
 
@@ -89,24 +91,45 @@ class _LaneJudge:
                 keys = [delivery.message.facts.payload for delivery in deliveries]
                 texts, damaged = await fetch_texts(self._context.redis, keys)
                 async with asyncio.TaskGroup() as judgements:
-                    for delivery, key in zip(deliveries, keys, strict=True):
-                        judgements.create_task(self._judge(delivery, texts.get(key), damaged.get(key, "")))
+                    for start in range(0, len(deliveries), JUDGED_TOGETHER):
+                        part = deliveries[start : start + JUDGED_TOGETHER]
+                        found = judgements.create_task(self._first_findings(part, texts))
+                        for delivery in part:
+                            damage = damaged.get(delivery.message.facts.payload)
+                            judgements.create_task(self._judge(delivery, found, damage))
 
-    async def _judge(self, delivery: Delivery[Sample], text: str | None, damage: str) -> None:
+    async def _first_findings(
+        self, deliveries: Sequence[Delivery[Sample]], texts: Mapping[str, str]
+    ) -> dict[str, tuple[str, Finding]]:
+        """The text and the finding of a first attempt to judge it, by payload; without those that are damaged."""
+        samples = [delivery.message for delivery in deliveries if delivery.message.facts.payload in texts]
+        chosen = [(sample.verifier, texts[sample.facts.payload], sample.reference) for sample in samples]
+        findings = await self._sandbox.judge_all(chosen)
+        return {
+            sample.facts.payload: (text, finding)
+            for sample, (_, text, _), finding in zip(samples, chosen, findings, strict=True)
+        }
+
+    async def _judge(
+        self, delivery: Delivery[Sample], found: asyncio.Task[dict[str, tuple[str, Finding]]], damage: str | None
+    ) -> None:
         try:
             async with self._consumer.renewing(delivery.lease):
-                await self._publish_verdict(delivery, text, damage)
+                await self._publish_verdict(delivery, found, damage)
         except LeaseLostError as error:
             log.warning("a judgement was stopped: %s", error)
             MESSAGES.labels(self._context.keys.run, f"{self._lane.value}-samples", SampleResult.LEASE_LOST).inc()
 
-    async def _publish_verdict(self, delivery: Delivery[Sample], text: str | None, damage: str) -> None:
+    async def _publish_verdict(
+        self, delivery: Delivery[Sample], found: asyncio.Task[dict[str, tuple[str, Finding]]], damage: str | None
+    ) -> None:
         sample, started = delivery.message, time.monotonic()
-        finding = Finding(Outcome.UNKNOWN, 0.0, damage)
-        if text is None:
+        if damage is not None:
             DAMAGED_PAYLOADS.labels(self._context.keys.run, VerifierService.name).inc()
+            finding = Finding(Outcome.UNKNOWN, 0.0, damage)
         else:
-            finding = await self._find(sample, text)
+            text, first_finding = (await asyncio.shield(found))[sample.facts.payload]
+            finding = await self._settled(sample, text, first_finding)
         verdict = Verdict(
             group=sample.group,
             index=sample.index,
@@ -125,11 +148,12 @@ class _LaneJudge:
         VERDICT_SECONDS.labels(self._context.keys.run, finding.outcome.value).observe(time.monotonic() - started)
         MESSAGES.labels(self._context.keys.run, f"{self._lane.value}-samples", result).inc()
 
-    async def _find(self, sample: Sample, text: str) -> Finding:
-        finding = Finding(Outcome.UNKNOWN, 0.0, "not judged")
-        for _ in range(ATTEMPTS):
-            fresh = finding.fault in FATAL  # the fault may have been that of a text judged before
-            finding = await self._sandbox.judge(sample.verifier, text, sample.reference, fresh=fresh)
+    async def _settled(self, sample: Sample, text: str, finding: Finding) -> Finding:
+        """A text's first finding, or that of another attempt if it is unknown."""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                fresh = finding.fault in FATAL  # the fault may have been that of a text judged before
+                finding = await self._sandbox.judge(sample.verifier, text, sample.reference, fresh=fresh)
             if finding.fault:
                 FAULTS.labels(self._context.keys.run, finding.fault).inc()
             if finding.outcome is not Outcome.UNKNOWN:

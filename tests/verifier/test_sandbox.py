@@ -79,6 +79,13 @@ async def test_the_judged_answer_is_normalised(sandbox, verifier, text, referenc
     assert found.answer == answer, found
 
 
+async def test_texts_judged_together_have_their_own_findings(sandbox):
+    ten = {"pattern": r"\b1\d\b"}
+    found = await sandbox.judge_all([("pattern", "12", ten), ("pattern", "x", {}), ("pattern", "none", ten)])
+    assert [finding.outcome for finding in found] == [Outcome.CORRECT, Outcome.UNKNOWN, Outcome.WRONG]
+    assert [finding.answer for finding in found] == ["12", "", ""]
+
+
 async def test_long_answers_are_shortened_and_stay_distinct(sandbox):
     reference = {"pattern": "(?s).+"}
     longest = await sandbox.judge("pattern", "a" * 199 + "b", reference)

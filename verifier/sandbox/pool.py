@@ -9,7 +9,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -99,6 +99,17 @@ class Sandbox:
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._judge, verifier, text, reference, fresh)
+
+    async def judge_all(self, texts: Sequence[tuple[str, str, Mapping[str, Any]]]) -> list[Finding]:
+        """Judge several responses, each (verifier, text, reference), one after another; see `judge`.
+
+        Cheaper than as many calls, but the first finding waits for the last: pass few texts.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._judge_each, texts)
+
+    def _judge_each(self, texts: Sequence[tuple[str, str, Mapping[str, Any]]]) -> list[Finding]:
+        return [self._judge(verifier, text, reference, fresh=False) for verifier, text, reference in texts]
 
     def _start(self) -> tuple[str, ...]:
         processes = [self._idle.get() for _ in range(self._count)]
