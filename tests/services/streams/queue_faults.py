@@ -85,7 +85,6 @@ FAULTS = {
         "release_batch", "for payload = first, last_of_group do redis.call('UNLINK', payload_keys[payload]) end", ""
     ),
     "a release that is cut off is forgotten": Fault("release_batch", "if last == '0' then return 1 end", ""),
-    "a group's release is repeated": Fault("release_batch", "if not found[4] then", "if true then"),
     "trimming goes past a lease": Fault("trim", "if pending[1] > 0 then first = pending[2] end", ""),
     "trimming drops entries under lease behind the oldest": Fault("trim", " and not leased[entry[1]]", ""),
     "trimming drops the newest behind a lease": Fault(

@@ -109,13 +109,13 @@ class QueueMachine(RuleBasedStateMachine):
             self.acts.read(stream, "a", 2)
         return []
 
-    def some_kept(self) -> list[str]:
-        for _ in range(4):
-            if kept := self.acts.model.by_state("kept"):
+    def some_kept(self, count: int = 1) -> list[str]:
+        for _ in range(4 * count):
+            if len(kept := self.acts.model.by_state("kept")) >= count:
                 return kept
             for held in self.some_held(VERDICTS):
                 self.acts.record(held, "kept")
-        return []
+        return self.acts.model.by_state("kept")
 
     def some_batch(self) -> list[Any]:
         """The next batch to be trained."""
@@ -246,10 +246,11 @@ class QueueMachine(RuleBasedStateMachine):
         known = {name: group.state for name, group in self.acts.model.groups.items() if not group.gone}
         states = [[name for name in known if known[name] == state] for state in sorted(set(known.values()))]
         if names := pick(data, (working, *states)):
-            name = pick(data, names)
-            self.acts.release(name, pick(data, (Release.STALE, Release.DEAD)))
+            released = {pick(data, names), pick(data, names)}  # of two, the first has no hash any more
+            for name in sorted(released):
+                self.acts.release(name, pick(data, (Release.STALE, Release.DEAD)))
             self.acts.check()
-            for held in [held for held in self.acts.held if held.entry.group == name]:
+            for held in [held for held in self.acts.held if held.entry.group in released]:
                 self.act(data, held)
 
     def trim(self, data: Any) -> None:
@@ -278,11 +279,15 @@ class QueueMachine(RuleBasedStateMachine):
             self.acts.commit()
 
     def release_batch(self, data: Any) -> None:
+        dies = pick(data, (True, False, False))
+        if dies and all(batch.trained for batch in self.acts.model.log) and (kept := self.some_kept(2)):
+            self.acts.publish_batch(self.acts.samplers[-1], kept[:2])
+            self.train_one()
         if not any(batch.trained for batch in self.acts.model.log):
             self.train_one()
         if trained := [batch for batch in self.acts.model.log if batch.trained]:
-            learner, dies = writer(data, self.acts.learners), pick(data, (True, False, False))
-            self.acts.release_batch(learner, pick(data, trained), pick(data, TIMES), dies)
+            learner, batch = writer(data, self.acts.learners), trained[-1] if dies else pick(data, trained)
+            self.acts.release_batch(learner, batch, pick(data, TIMES), dies)
 
     def replace(self, data: Any) -> None:
         pick(data, (self.acts.new_sampler, self.acts.new_learner))(lost=pick(data, (True, False)))

@@ -276,10 +276,12 @@ class Model:
         """Release a batch with that many calls, one group each; False if it was released before."""
         if batch not in self.log:
             return False
-        for name in batch.groups[batch.freed : calls]:
+        for name in batch.groups[:calls]:
             self.groups[name].payloads = {}
-            self.retire(name)
-        batch.freed = max(batch.freed, min(calls, len(batch.groups)))
+            if name in self.tombstones:
+                self.tombstones.remove(name)
+            if not self.groups[name].gone:
+                self.retire(name)
         if calls >= len(batch.groups):
             self.log.remove(batch)
         return True

@@ -9,16 +9,13 @@ if refused then return refused end
 local first, own = 1, false
 for at, group_key in ipairs(group_keys) do
   local last_of_group = first + tonumber(payload_count_list[at]) - 1
-  local found = redis.call('HMGET', group_key, 'state', 'step', 'batch', 'freed')
+  local found = redis.call('HMGET', group_key, 'state', 'step', 'batch')
   -- Any client that reaches Redis can write a batch, or this one again; it must not delete what it does not own. A
   -- sampler of an older release recorded no entry.
   if found[1] == 'trained' and found[2] == step and (not found[3] or found[3] == entry) then
     own = true
-    if not found[4] then
-      redis.call('HSET', group_key, 'freed', '1')
-      for payload = first, last_of_group do redis.call('UNLINK', payload_keys[payload]) end
-      retire_group(released_key, group_key, {})
-    end
+    for payload = first, last_of_group do redis.call('UNLINK', payload_keys[payload]) end
+    retire_group(released_key, group_key, {})
   end
   first = last_of_group + 1
 end
