@@ -6,6 +6,7 @@ Must not be used outside benchmarks of the streams. `python -m tests.harness.stu
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import verifier.service
@@ -36,6 +37,10 @@ class StubSandbox:
     async def judge(self, verifier: str, text: str, reference: dict[str, Any], *, fresh: bool = False) -> Finding:
         """Whether the text starts with the right word."""
         return self._findings[text.startswith("right")]
+
+    async def judge_all(self, texts: Sequence[tuple[str, str, dict[str, Any]]]) -> list[Finding]:
+        """The finding of each (verifier, text, reference)."""
+        return [await self.judge(*text) for text in texts]
 
 
 if __name__ == "__main__":
