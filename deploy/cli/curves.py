@@ -21,7 +21,7 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("groups_kept", "kept"),
             ("groups_filtered", "filtered"),
             ("groups_stale", "stale"),
-            ("staleness_mean", "mean staleness (versions)"),
+            ("staleness_mean", "mean staleness (rollout steps)"),
         ),
     ),
 )

@@ -58,10 +58,15 @@ class Publication:
 
     async def commit_start(self, step: int) -> int:
         """Commit the last snapshot as the policy of `step`, without training. Returns its version."""
-        version = await self.history.announce(step, self.snapshot.digest)
+        version = await self._announce(step)
         await self.history.commit_policy(version, step, self.snapshot.digest)
         self.policy = CommittedPolicy(version=version, step=step, weights=self.snapshot.digest)
         return version
+
+    async def _announce(self, step: int) -> int:
+        """The version under which to publish the last snapshot."""
+        max_staleness = self._context.record.recipe.limits.max_staleness
+        return await self.history.announce(step, self.snapshot.digest, max_staleness)
 
     async def commit_step(self, trained: StepRecord, entry: str) -> StepRecord:
         """Copy and publish the policy, then commit the step that trained the batch of `entry`.
@@ -70,7 +75,7 @@ class Publication:
         version current and frees the slots.
         """
         snapshot = await self.take_snapshot()
-        version = await self.history.announce(trained.step, snapshot.digest)
+        version = await self._announce(trained.step)
         record = trained.model_copy(update={"version": version, "weights": snapshot.digest})
         seconds = await self.publish(version)
         record = record.model_copy(update={"metrics": record.metrics | {"publish_seconds": seconds}})

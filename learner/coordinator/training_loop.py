@@ -90,10 +90,6 @@ class TrainingLoop:
         if batch.step > committed:
             if not await self._history.accepts(logged, committed + 1):
                 return
-            if too_old := self._too_old(batch):
-                await self._context.event_log.write("batch-too-old", too_old)
-                await self._history.return_batch(logged)
-                return
             record = await self._train(logged)
             self._schedule.committed(record)
             if self._worker.checkpoint_writer.due(batch.step) and not self._done:
@@ -101,18 +97,6 @@ class TrainingLoop:
         else:
             log.info("step %d was already trained", batch.step)
         await idle_during(self._worker, self._history.release_batch(logged))
-
-    def _too_old(self, batch: Batch) -> str | None:
-        """Why newer policy versions make a batch too stale to train; None if they do not."""
-        version, bound = self._publication.policy.version, self._recipe.limits.max_staleness
-        late = version - batch.version
-        oldest = max(sample.staleness for group in batch.groups for sample in group.samples) + late
-        if late <= 0 or oldest <= bound:
-            return None
-        return (
-            f"step {batch.step} was made for policy version {batch.version}; at version {version} its oldest response "
-            f"has a staleness of {oldest} versions, above limits.max_staleness = {bound}; returned to the sampler"
-        )
 
     async def _save(self, record: StepRecord) -> None:
         await idle_during(self._worker, self._schedule.settle())
@@ -169,14 +153,13 @@ def step_record(batch: Batch, trained: Trained, trained_at: int, started_at: flo
 
     `started_at`: when its training started, Unix seconds. `fence`: that of the learner.
     """
-    late = trained_at - batch.version
     return StepRecord(
         step=batch.step,
         version=trained_at,
         optimizer_steps=trained.optimizer_steps,
         groups=tuple(group.group for group in batch.groups),
         prompts=tuple(group.prompt for group in batch.groups),
-        staleness=tuple(group.staleness + late for group in batch.groups),
+        staleness=tuple(group.staleness for group in batch.groups),
         metrics=batch.sampling_metrics | trained.metrics,
         optimizer=trained.optimizer,
         generation_started_at=batch.generation_started_at,

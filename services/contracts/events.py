@@ -59,7 +59,6 @@ PHASES: dict[str, tuple[str, ...]] = {
     "learner": (
         "archive-differs",
         "awaiting-evaluation",
-        "batch-too-old",
         "checkpoint",
         "checkpoint-damaged",
         "checkpoint-failed",

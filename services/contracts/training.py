@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, Json
 
 from services.contracts.base import Message, Value
 from services.contracts.groups import GroupCounts
@@ -17,7 +17,7 @@ from services.contracts.ownership import Fence
 class BatchSample(Value):
     """One response of a batch: its claim check, response tokens, advantage, and whether its loss is masked.
 
-    `staleness`: the version that consumes it minus the version of its oldest token.
+    `staleness`: the rollout steps between the policy of its oldest token and the policy that trains it.
     """
 
     payload: str
@@ -32,7 +32,7 @@ class BatchSample(Value):
 class BatchGroup(Value):
     """A whole group, which is never split. `prompt`: the id of its prompt.
 
-    `staleness`: the version that was to consume it minus the version of its oldest token.
+    `staleness`: that of its most stale sample.
     """
 
     group: str
@@ -73,8 +73,9 @@ class SamplerSnapshot(Message):
 
 
 class Batch(Message):
-    """sampler -> learner: the groups of one rollout step, to be consumed at policy `version`; `last`: none follows.
+    """sampler -> learner: the groups of one rollout step, `last`: none follows.
 
+    `version`: the policy version that the sampler expected to train it; a restarted learner may publish others.
     `snapshot` is the key of the sampler's snapshot, which a checkpoint that covers this step contains.
     """
 
@@ -104,9 +105,10 @@ class OptimizerStepRecord(Value):
 class StepRecord(Message):
     """learner -> readers of the run: the record of one rollout step, and the policy version that it published.
 
-    `prompts` and `staleness` belong to `groups`, one each: the prompt's id, and the versions between the group's oldest
-    token and the policy that trained it. `weights` is the digest of the version's weights. `epoch` and `owner`: of the
-    learner that trained it, which names the files of its batch; 0 and "" in records of older releases.
+    `prompts` and `staleness` belong to `groups`, one each: the prompt's id, and the rollout steps between the policy of
+    the group's oldest token and the one that trained it (versions in records of older releases). `weights` is the
+    digest of the version's weights. `epoch` and `owner`: of the learner that trained it, which names the files of its
+    batch; 0 and "" in records of older releases.
     """
 
     kind: Literal["step"] = "step"
@@ -136,13 +138,15 @@ class CommittedPolicy(Value):
     """A run's committed policy: rollout step `step` of its weight history, published as `version`; see `StepRecord`.
 
     Versions count publications and are never reused; after a rewind they are higher than the steps. `announced` is the
-    highest version that a broadcast may have carried, committed or not. `resumption`: the number of the resumption that
-    last rewound the run to an older step; `rewinding`: whether a rewind has started and not finished.
+    highest version that a broadcast may have carried, committed or not. `version_steps`: the rollout step whose weights
+    each recent version carries; a version that it lacks is too stale to train. `resumption`: the number of the
+    resumption that last rewound the run to an older step; `rewinding`: whether a rewind has started and not finished.
     """
 
     version: int
     step: int
     weights: str = ""
     announced: int = 0
+    version_steps: Json[dict[int, int]] = Field(default_factory=dict)
     resumption: int = 0
     rewinding: bool = False

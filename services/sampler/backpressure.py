@@ -78,9 +78,9 @@ REFILLS: Mapping[str, Callable[[Flow, SlotLimits], int]] = {
 """The number of groups to dispatch now, by DynamicSamplingSettings.refill."""
 
 
-def staleness(consuming_version: int, oldest_version: int) -> int:
-    """Versions between a sample's oldest span and the policy that consumes it."""
-    return consuming_version - oldest_version
+def staleness(consuming_step: int, oldest_step: int) -> int:
+    """Rollout steps between the policy of a sample's oldest span and the policy that trains it."""
+    return consuming_step - oldest_step
 
 
 class SurvivalEstimate:

@@ -123,24 +123,39 @@ def payloads_are_archived_once(story: Story) -> Iterator[Finding]:
 
 
 def staleness_is_kept(story: Story) -> Iterator[Finding]:
-    """No response exceeded limits.max_staleness when it was trained, and the batch states its staleness."""
+    """No response exceeded limits.max_staleness when it was trained, and the batch states its staleness.
+
+    Staleness counts rollout steps. A version between those of two committed steps was published again for the first, or
+    for the second by a learner that died before its commit: its samples may be of either.
+    """
     bound = story.evidence.recipe["limits"]["max_staleness"]
-    consuming = 0
+    committed: list[tuple[int, int]] = [(0, 0)]
     for record in story.evidence.steps:
-        batch = story.batches.get(record["step"])
+        batch, step = story.batches.get(record["step"]), record["step"]
         for group in batch["groups"] if batch else ():
             for sample in group["samples"]:
                 oldest = _oldest(story, sample["payload"])
-                where = f"step {record['step']}"
+                where = f"step {step}"
                 if oldest is None:
                     yield Finding(Kind.HISTORY, where, f"{sample['payload']} was trained without a verdict")
-                elif consuming - oldest > bound:
-                    text = f"{sample['payload']} of version {oldest} was trained at {consuming}; the bound is {bound}"
+                    continue
+                possible = [step - 1 - of_step for of_step in _steps_of(oldest, committed, step)]
+                if min(possible) > bound:
+                    text = (
+                        f"{sample['payload']} of version {oldest} has a staleness of {possible}; the bound is {bound}"
+                    )
                     yield Finding(Kind.STALENESS, where, text)
-                elif batch is not None and (staleness := batch["version"] - oldest) != sample["staleness"]:
-                    text = f"{sample['payload']} has staleness {sample['staleness']}: expected {staleness}"
+                elif sample["staleness"] not in possible:
+                    text = f"{sample['payload']} has staleness {sample['staleness']}: expected one of {possible}"
                     yield Finding(Kind.STALENESS, where, text)
-        consuming = record["version"]
+        committed.append((record["version"], step))
+
+
+def _steps_of(version: int, committed: list[tuple[int, int]], trained_in: int) -> list[int]:
+    """The rollout steps whose weights a version may carry, from the committed (version, step), in order."""
+    later = next((step for known, step in committed if known >= version), trained_in)
+    earlier = max(step for known, step in committed if known <= version)
+    return sorted({earlier, later})
 
 
 def _oldest(story: Story, payload: str) -> int | None:

@@ -87,7 +87,7 @@ GROUP = group_of((C, 4, False, 3), (W, 16, True, 2), (W, 12, False, 3), (U, 4, F
 def test_filtering_and_punishment_are_independent(
     overlong: dict[str, Any], rewards: list[float], masked: list[bool]
 ) -> None:
-    made = batch_group(recipe(**overlong), "g", GROUP, version=3)
+    made = batch_group(recipe(**overlong), "g", GROUP, 4, {2: 2, 3: 3})
     assert [sample.reward for sample in made.samples] == rewards
     assert [sample.masked for sample in made.samples] == masked
     assert [sample.staleness for sample in made.samples] == [0, 1, 0, 0]
@@ -105,7 +105,7 @@ def test_filtering_and_punishment_are_independent(
     ],
 )
 def test_a_masked_response_stays_in_its_groups_statistics(overlong: dict[str, Any], expected: list[float]) -> None:
-    made = batch_group(recipe(**overlong), "g", GROUP, version=3)
+    made = batch_group(recipe(**overlong), "g", GROUP, 4, {2: 2, 3: 3})
     assert [sample.advantage for sample in made.samples] == pytest.approx(expected, rel=1e-6)
 
 

@@ -20,6 +20,8 @@ from services.streams.state.group_state import GroupTransitions, missing_samples
 from services.streams.state.policy_history import History
 
 DEADLINE_S = 150
+STALENESS = 3
+"""The highest max_staleness of the recipes that the simulated learner trains."""
 
 
 class HandFleet:
@@ -93,10 +95,15 @@ class HandLearner:
         self.redis, self.keys, self.fleet = redis, keys, fleet
         self.batches: list[Batch] = []
 
-    async def run(self):
+    async def begin(self):
+        """Publish the weights that it starts with. Returns the history and its policy."""
         history = await History.fenced(self.redis, self.keys, "learner")
-        policy = await history.policy() or CommittedPolicy(version=await history.announce(0, "w0"), step=0)
+        policy = await history.policy() or CommittedPolicy(version=await history.announce(0, "w0", STALENESS), step=0)
         await history.commit_policy(policy.version, policy.step, f"w{policy.step}")
+        return history, policy
+
+    async def run(self):
+        history, policy = await self.begin()
         after, step = "0-0", policy.step
         while True:
             for logged in await history.batches(after, 0.1):
@@ -106,7 +113,7 @@ class HandLearner:
                 step = batch.step
                 await self.train()
                 self.batches.append(batch)
-                self.fleet.version = await history.announce(batch.step, f"w{batch.step}")
+                self.fleet.version = await history.announce(batch.step, f"w{batch.step}", STALENESS)
                 record = StepRecord(
                     step=batch.step,
                     version=self.fleet.version,

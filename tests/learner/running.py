@@ -110,6 +110,13 @@ async def put_evaluation(redis: Any, keys: RunKeys, evaluated: str = HELD_OUT, n
     return record
 
 
+async def until_step(redis: Any, keys: RunKeys, step: int) -> None:
+    ends = time.monotonic() + 240
+    while len(await EventLog(redis, keys, "test").steps()) < step:
+        assert time.monotonic() < ends, f"no step {step}"
+        await asyncio.sleep(0.05)
+
+
 async def until_event(redis: Any, keys: RunKeys, phase: str, deadline_s: float = 240.0) -> str:
     """The text of the first event of a phase."""
     ends = time.monotonic() + deadline_s

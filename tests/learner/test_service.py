@@ -24,7 +24,7 @@ from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts
 from services.streams.state.heartbeat import live_processes
-from services.streams.state.policy_history import policy_version
+from services.streams.state.policy_history import policy_version, read_policy
 from services.streams.state.runs import RunRecords
 from tests.learner.receiver import Receiver
 from tests.learner.running import (
@@ -38,6 +38,7 @@ from tests.learner.running import (
     submit,
     train_run,
     until_event,
+    until_step,
 )
 
 pytestmark = [
@@ -145,7 +146,7 @@ def check_export(folder: Path, replica: Receiver, initial: dict[str, torch.Tenso
     assert exported.generation_config.eos_token_id == 3
 
 
-async def test_a_batch_made_too_old_by_a_new_version_is_returned(
+async def test_a_restarted_learner_trains_the_waiting_batch(
     redis: Any, redis_url: str, run_id: str, tiny_model: Path
 ) -> None:
     keys = RunKeys(run_id)
@@ -156,15 +157,15 @@ async def test_a_batch_made_too_old_by_a_new_version_is_returned(
     thread = ServiceThread(LearnerService(), run_id, redis_url)
     receiving = asyncio.create_task(Receiver(redis, run_id, "replica").run())
     try:
-        text = await until_event(redis, keys, "batch-too-old")
+        await until_step(redis, keys, 1)
     finally:
         await stop(thread)
         await cancel_and_wait(receiving)
-    assert text.startswith(
-        "step 1 was made for policy version 0; at version 1 its oldest response has a staleness of 1"
-    )
-    assert (await EventLog(redis, keys, "test").steps(), await redis.xlen(keys.dead)) == ([], 0)
-    assert await redis.hget(keys.group("v0g0"), "state") == b"batched", "the group must be left to the sampler"
+    [(_, record)] = await EventLog(redis, keys, "test").steps()
+    assert (record.step, record.version, set(record.staleness)) == (1, 2, {0}), "a publication ages no sample"
+    policy = await read_policy(redis, keys)
+    assert policy is not None
+    assert policy.version_steps == {1: 0, 2: 1}
 
 
 async def test_damaged_payloads_are_left_out_and_reported(
@@ -261,13 +262,14 @@ async def test_two_ranks_train_together_and_stop_together(
         limits={"rollout_steps": 1},
         learner={"ranks": 2, "zero_stage": 3},
     )
-    processes = two_ranks()
     await put_batch(redis, keys, 0)
+    published = sum(await response_tokens(redis, keys))
+    processes = two_ranks()
     await put_evaluation(redis, keys)
     await until_event(redis, keys, "exported")
     steps = [step for _, step in await EventLog(redis, keys, "test").steps()]
     assert [(step.version, step.optimizer_steps) for step in steps] == [(1, 2)]
-    assert steps[0].metrics["trained_tokens"] == float(sum(await response_tokens(redis, keys)))
+    assert steps[0].metrics["trained_tokens"] == float(published)
     await drain_ranks(processes)
 
 

@@ -46,6 +46,7 @@ from tests.learner.running import (
     submit,
     train_run,
     until_event,
+    until_step,
 )
 
 pytestmark = [
@@ -253,13 +254,6 @@ async def test_an_unreachable_store_is_a_named_wait(
 
 async def steps_of(redis: Any, keys: RunKeys) -> list[Any]:
     return [step for _, step in await EventLog(redis, keys, "test").steps()]
-
-
-async def until_step(redis: Any, keys: RunKeys, step: int) -> None:
-    ends = time.monotonic() + 240
-    while len(await steps_of(redis, keys)) < step:
-        assert time.monotonic() < ends, f"no step {step}"
-        await asyncio.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -105,8 +105,8 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
         ),
         (
             "staleness: off by one",
-            "return consuming_version - oldest_version",
-            "return consuming_version - oldest_version - 1",
+            "return consuming_step - oldest_step",
+            "return consuming_step - oldest_step - 1",
         ),
     ],
     "services/sampler/queue/dispatch.py": [
@@ -119,13 +119,13 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
     "services/sampler/queue/publication.py": [
         (
             "staleness: the surplus is always thrown away",
-            "staleness(consuming, oldest) > bound",
-            "staleness(consuming, oldest) > 0",
+            "staleness(consuming, version_steps[version]) > bound",
+            "staleness(consuming, version_steps[version]) > 0",
         ),
         (
             "staleness: the bound is not kept",
-            "staleness(consuming, oldest) > bound",
-            "staleness(consuming, oldest) > 1000",
+            "staleness(consuming, version_steps[version]) > bound",
+            "staleness(consuming, version_steps[version]) > 1000",
         ),
     ],
     "services/sampler/data/splits.py": [

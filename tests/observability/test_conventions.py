@@ -5,7 +5,7 @@ import re
 import torch
 
 from learner.algorithm.loss import HISTOGRAMS, SUMS, means
-from services.contracts import Outcome, SamplerState
+from services.contracts import CommittedPolicy, Outcome, SamplerState
 from services.metrics import families, forget
 from services.metrics.tables import SETTINGS, STEP_METRICS, show_step, step_gauge
 from services.sampler.queue.batching import Window, make_batch
@@ -77,7 +77,8 @@ def step_metrics():
     group = group_of(*[(Outcome.CORRECT, 4, False, 3)] * 4)
     window.judged(group, "kept")
     state = SamplerState(cursor=1, next_group=1, scan=0, draws=1)
-    batch = make_batch(settings, 1, 3, {"g": group}, state, window.metrics())
+    policy = CommittedPolicy(version=3, step=3, version_steps='{"3": 3}')
+    batch = make_batch(settings, 4, policy, {"g": group}, state, window.metrics())
     sums = torch.ones(len(SUMS))
     learned = means(sums, torch.ones(len(HISTOGRAMS), 513, dtype=torch.int64))
     faults = [f"prompts_{cause.value.replace('-', '_')}" for cause in PROMPT_FAULTS]

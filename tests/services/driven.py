@@ -267,7 +267,7 @@ class DrivenRun:
     async def trained(self, step: int, *groups: str) -> LoggedBatch:
         """A rollout step of new groups, committed."""
         logged = await self.batched(step, *groups)
-        version = await self.learner.announce(step, f"w{step}")
+        version = await self.learner.announce(step, f"w{step}", 1)
         assert await self.learner.commit_step(record_of(logged.batch, version), logged.entry)
         return logged
 

@@ -125,7 +125,7 @@ DATA = Board(
             Panel(
                 "Lost batches and groups",
                 "Recovered batches, and groups without a message on any stream, in 10 minutes.",
-                events("archive-differs|batch-lost|batch-too-old|group-orphaned|group-restored"),
+                events("archive-differs|batch-lost|group-orphaned|group-restored"),
                 thresholds={1: "orange"},
                 low=0,
             ),

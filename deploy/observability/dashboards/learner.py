@@ -92,8 +92,8 @@ LEARNER = Board(
                 "Staleness",
                 "Versions between a response's oldest token and the policy that is trained on it.",
                 {
-                    **step("staleness_mean_versions", "staleness_max_versions"),
-                    "{{run}} limit": setting("limits_max_staleness_versions"),
+                    **step("staleness_mean_steps", "staleness_max_steps"),
+                    "{{run}} limit": setting("limits_max_staleness_steps"),
                 },
                 low=0,
             ),

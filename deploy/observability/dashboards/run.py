@@ -13,7 +13,7 @@ _TRAINED = most("penstock_groups", "run", 'state="trained"')
 _READY = most("penstock_processes", "run, service", 'state="ready"')
 _ENDED = chosen("penstock_groups", 'state=~"trained|filtered|stale|dead"')
 _FAULTS = (
-    "archive-differs|batch-lost|batch-too-old|checkpoint-damaged|checkpoint-failed|group-dead|group-orphaned|group-restored|"
+    "archive-differs|batch-lost|checkpoint-damaged|checkpoint-failed|group-dead|group-orphaned|group-restored|"
     "groups-withdrawn|learner-restarted|look-failed|non-finite-gradient|payload-damaged|redis-memory-partial|"
     "redis-memory-short|restart-failed|sampler-restarted|scaling-failed|service-failed|stalled|waiting|"
     "weight-sync-failed|weights-late"
@@ -168,8 +168,8 @@ RUN = Board(
                 "Staleness",
                 "Versions between a response's oldest token and the policy that is trained on it.",
                 {
-                    **step("staleness_mean_versions", "staleness_max_versions"),
-                    "{{run}} limit": setting("limits_max_staleness_versions"),
+                    **step("staleness_mean_steps", "staleness_max_steps"),
+                    "{{run}} limit": setting("limits_max_staleness_steps"),
                 },
                 low=0,
             ),

@@ -6,10 +6,10 @@ Must not do I/O.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from services.contracts import Batch, BatchGroup, BatchSample, Outcome, Release, SamplerState, Verdict
+from services.contracts import Batch, BatchGroup, BatchSample, CommittedPolicy, Outcome, Release, SamplerState, Verdict
 from services.sampler.advantage.advantages import advantages
 from services.sampler.advantage.filtering import KEPT
 from services.sampler.advantage.rewards import Ramp, reward
@@ -28,8 +28,8 @@ def shaped_reward(recipe: Recipe, verdict: Verdict) -> float | None:
     return reward(verdict.outcome, verdict.facts.response_tokens, punishment)
 
 
-def batch_group(recipe: Recipe, name: str, group: Group, version: int) -> BatchGroup:
-    """A kept group with its advantages and its staleness when policy `version` consumes it.
+def batch_group(recipe: Recipe, name: str, group: Group, step: int, version_steps: Mapping[int, int]) -> BatchGroup:
+    """A kept group with its advantages and its staleness in the batch of rollout step `step`.
 
     A masked sample (unknown, or truncated under overlong filtering) is left out of the loss, not of the group's
     statistics.
@@ -44,7 +44,7 @@ def batch_group(recipe: Recipe, name: str, group: Group, version: int) -> BatchG
             reward=earned if earned is not None else 0.0,
             correct=verdict.outcome is Outcome.CORRECT,
             masked=earned is None or (recipe.algorithm.overlong.filtering and verdict.facts.truncated),
-            staleness=staleness(version, verdict.facts.oldest_version),
+            staleness=staleness(step - 1, version_steps[verdict.facts.oldest_version]),
         )
         for verdict, earned, advantage in zip(group.in_order, rewards, values, strict=True)
     ]
@@ -52,14 +52,14 @@ def batch_group(recipe: Recipe, name: str, group: Group, version: int) -> BatchG
         group=name,
         samples=tuple(samples),
         prompt=group.task.prompt.id,
-        staleness=staleness(version, group.oldest_version),
+        staleness=max(sample.staleness for sample in samples),
     )
 
 
 def make_batch(
     recipe: Recipe,
     step: int,
-    version: int,
+    policy: CommittedPolicy,
     groups: dict[str, Group],
     state: SamplerState,
     metrics: dict[str, float],
@@ -67,12 +67,12 @@ def make_batch(
     last: bool = False,
     snapshot: str = "",
 ) -> Batch:
-    """The batch of rollout step `step`, to be consumed at policy `version`. `metrics`: see Window.metrics.
+    """The batch of rollout step `step`. `policy`: the committed one; `metrics`: see Window.metrics.
 
     Adds the metric `rollout_tokens_per_trained_token`, the cost of dynamic sampling: response tokens judged since the
     last batch per token of this batch that enters the loss.
     """
-    batch_groups = tuple(batch_group(recipe, name, group, version) for name, group in groups.items())
+    batch_groups = tuple(batch_group(recipe, name, group, step, policy.version_steps) for name, group in groups.items())
     facts = [verdict.facts for group in groups.values() for verdict in group.verdicts.values()]
     stalenesses = [sample.staleness for group in batch_groups for sample in group.samples]
     trained = sum(sample.tokens for group in batch_groups for sample in group.samples if not sample.masked)
@@ -80,7 +80,7 @@ def make_batch(
         metrics = {**metrics, "rollout_tokens_per_trained_token": metrics["response_tokens"] / trained}
     return Batch(
         step=step,
-        version=version,
+        version=policy.version + step - 1 - policy.step,
         groups=batch_groups,
         sampler_state=state,
         sampling_metrics={**metrics, "staleness_mean": fmean(stalenesses), "staleness_max": float(max(stalenesses))},

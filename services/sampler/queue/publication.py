@@ -6,6 +6,7 @@ Must not compute advantages or metrics; `batching` does.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from services.contracts import CommittedPolicy, Release, SamplerSnapshot
 from services.sampler.backpressure import staleness
@@ -29,20 +30,19 @@ class BatchPublisher:
         """
         state, limits = self._state, self._recipe.limits
         while state.next_step <= state.last_step:
-            ahead = state.next_step - 1 - policy.step
-            if ahead > limits.max_staleness:
+            # Without a version of this history no staleness is known: the learner has to announce one first.
+            if state.next_step - 1 - policy.step > limits.max_staleness or not policy.version_steps:
                 return
-            consuming = policy.version + ahead
-            await self._release_stale(consuming)
+            await self._release_stale(policy.version_steps)
             kept = len(state.table.kept)
             enough = 1 if partial or state.starvation.level is Level.PARTIAL else limits.groups_per_step
             if kept < enough:
                 return
             names = state.table.next_batch(self._recipe.algorithm.dynamic_sampling.consumption, limits.groups_per_step)
-            await self._publish(consuming, names)
+            await self._publish(policy, names)
 
-    async def _publish(self, consuming: int, names: list[str]) -> None:
-        """Publish the next step's batch of these kept groups, to be consumed at policy version `consuming`."""
+    async def _publish(self, policy: CommittedPolicy, names: list[str]) -> None:
+        """Publish the next step's batch of these kept groups."""
         state, redis, keys = self._state, self._state.context.redis, self._state.context.keys
         groups = {name: state.table.kept[name] for name in names}
         metrics = state.window.metrics() | state.dispatcher.metrics
@@ -55,7 +55,7 @@ class BatchPublisher:
         batch = make_batch(
             self._recipe,
             state.next_step,
-            consuming,
+            policy,
             groups,
             state.dispatcher.state,
             metrics,
@@ -76,8 +76,12 @@ class BatchPublisher:
         state.window = Window(self._recipe)
         state.next_step += 1
 
-    async def _release_stale(self, consuming: int) -> None:
-        """Release the kept groups that would exceed the staleness limit at policy version `consuming`."""
-        bound = self._recipe.limits.max_staleness
-        stale = self._state.table.kept_where(lambda oldest: staleness(consuming, oldest) > bound)
+    async def _release_stale(self, version_steps: Mapping[int, int]) -> None:
+        """Release the kept groups that would exceed the staleness limit in the next step's batch."""
+        bound, consuming = self._recipe.limits.max_staleness, self._state.next_step - 1
+
+        def too_stale(version: int) -> bool:
+            return version not in version_steps or staleness(consuming, version_steps[version]) > bound
+
+        stale = self._state.table.kept_where(too_stale)
         await asyncio.gather(*(self._state.release(name, Release.STALE) for name in stale))

@@ -264,7 +264,7 @@ async def discard_entry(
     keys: RunKeys,
     stream: str,
     entry: str,
-    letter: DeadLetter | None,
+    letter: DeadLetter,
     *,
     consumer_group: str = "",
     epoch_key: str = "",
@@ -273,8 +273,7 @@ async def discard_entry(
     """Take an entry out of a stream, once, and add its dead letter: ack it for `consumer_group`, or delete it from a
     stream without one. `epoch_key`: of the role that `fence` is of; raises FencedError.
     """
-    if letter:
-        log.error("%s: entry %s is dead-lettered: %s", stream, entry, letter.reason)
+    log.error("%s: entry %s is dead-lettered: %s", stream, entry, letter.reason)
     await call(
         redis,
         "discard_entry",
@@ -284,5 +283,5 @@ async def discard_entry(
         fence=fence,
         consumer_group=consumer_group,
         entry=entry,
-        letter=letter.model_dump_json() if letter else "",
+        letter=letter.model_dump_json(),
     )

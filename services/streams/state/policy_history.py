@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from services.contracts import (
     Batch,
     CommittedPolicy,
-    DeadLetter,
     Fence,
     Lane,
     SamplerSnapshot,
@@ -82,8 +81,11 @@ class History:
         """The committed policy; None before the first."""
         return await read_policy(self._redis, self._keys)
 
-    async def announce(self, step: int, weights: str) -> int:
-        """The version under which to publish the weights of `step`: the one that they have, or a new one."""
+    async def announce(self, step: int, weights: str, max_staleness: int) -> int:
+        """The version under which to publish the weights of `step`: the one that they have, or a new one.
+
+        The policy keeps the step of each version that may still be trained, by `max_staleness`.
+        """
         return await call(
             self._redis,
             "announce_version",
@@ -92,6 +94,7 @@ class History:
             fence=self.fence.token,
             step=step,
             weights=weights,
+            oldest_step=step - 1 - max_staleness,
         )
 
     async def commit_policy(self, version: int, step: int, weights: str) -> None:
@@ -201,16 +204,10 @@ class History:
         if logged.batch.step >= step and not wrong:
             return logged.batch.step == step
         why = f"not the batch of rollout step {step}: {wrong[0] if wrong else logged.batch.step}"
-        await self._discard(logged, rejection(self._keys.batches, logged.entry, logged.batch, why))
-        return False
-
-    async def return_batch(self, logged: LoggedBatch) -> None:
-        """Return a batch to the sampler, which reclaims it and all later ones. Raises FencedError."""
-        await self._discard(logged, None)
-
-    async def _discard(self, logged: LoggedBatch, letter: DeadLetter | None) -> None:
         stream, owner = self._keys.batches, {"epoch_key": self._epoch_key, "fence": self.fence.token}
+        letter = rejection(stream, logged.entry, logged.batch, why)
         await discard_entry(self._redis, self._keys, stream, logged.entry, letter, **owner)
+        return False
 
     async def final_step(self) -> int | None:
         """The rollout step whose batch was published as the run's last; None before that."""

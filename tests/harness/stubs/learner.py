@@ -84,7 +84,7 @@ class StubLearner:
         for _, record in await self._context.event_log.steps():
             if await self._files(partial(self._archive.record, record.step)) is None:
                 await self._files(partial(self._archive.write_record, record))
-        version = await self._history.announce(step, digest)
+        version = await self._history.announce(step, digest, self._recipe.limits.max_staleness)
         await self._history.commit_policy(version, step, digest)
         self._policy = CommittedPolicy(version=version, step=step, weights=digest)
         await self._publisher.publish(version)
@@ -101,23 +101,11 @@ class StubLearner:
                 step = self._policy.step + 1
                 if logged.batch.step > self._policy.step and not await self._history.accepts(logged, step):
                     continue
-                if logged.batch.step > self._policy.step and await self._returned(logged):
-                    continue
                 if logged.batch.step == step:
                     await self._step(logged)
                     last = logged.batch.step if logged.batch.last else last
                     await self._save()
                 await self._history.release_batch(logged)
-
-    async def _returned(self, logged: LoggedBatch) -> bool:
-        """Return a batch that newer versions made too stale, as the real learner does; whether it was."""
-        late = self._policy.version - logged.batch.version
-        oldest = max(sample.staleness for group in logged.batch.groups for sample in group.samples) + late
-        if late <= 0 or oldest <= self._recipe.limits.max_staleness:
-            return False
-        await self._context.event_log.write("batch-too-old", f"step {logged.batch.step}: returned to the sampler")
-        await self._history.return_batch(logged)
-        return True
 
     async def _step(self, logged: LoggedBatch) -> None:
         """Fetch and archive the payloads, publish a version and commit the step."""
@@ -125,9 +113,8 @@ class StubLearner:
         batch = await self._archived(logged.batch)
         await asyncio.sleep(self._train_s)
         digest = f"w{batch.step}"
-        version = await self._history.announce(batch.step, digest)
+        version = await self._history.announce(batch.step, digest, self._recipe.limits.max_staleness)
         await self._publisher.publish(version)
-        late = self._policy.version - batch.version
         record = StepRecord(
             step=batch.step,
             version=version,
@@ -135,7 +122,7 @@ class StubLearner:
             optimizer_steps=1,
             groups=tuple(group.group for group in batch.groups),
             prompts=tuple(group.prompt for group in batch.groups),
-            staleness=tuple(group.staleness + late for group in batch.groups),
+            staleness=tuple(group.staleness for group in batch.groups),
             metrics=batch.sampling_metrics,
             generation_started_at=batch.generation_started_at,
             generation_finished_at=batch.generation_finished_at,

@@ -140,9 +140,9 @@ def test_no_refill_exceeds_max_inflight_or_starves(
         assert count == (groups * factor if due else 0)
 
 
-@pytest.mark.conformance(formula="consuming version - version of the oldest token", setting="limits.max_staleness")
-def test_staleness_counts_versions_to_the_oldest_span():
-    assert staleness(consuming_version=7, oldest_version=5) == 2
+@pytest.mark.conformance(formula="consuming step - step of the oldest token's policy", setting="limits.max_staleness")
+def test_staleness_counts_steps_to_the_oldest_span():
+    assert staleness(consuming_step=7, oldest_step=5) == 2
 
 
 def test_the_survival_estimate_halves_its_error_in_a_half_life():

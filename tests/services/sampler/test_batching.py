@@ -5,11 +5,12 @@ The conformance suite tests rewards, advantages and masks.
 
 import pytest
 
-from services.contracts import Outcome, SamplerState
+from services.contracts import CommittedPolicy, Outcome, SamplerState
 from services.sampler.queue.batching import SCREENED, Window, make_batch
 from tests.services.sampler.judged import group_of, recipe
 
 C, W, U = Outcome.CORRECT, Outcome.WRONG, Outcome.UNKNOWN
+AT_3 = CommittedPolicy(version=3, step=3, version_steps='{"3": 3}')
 
 
 @pytest.mark.conformance(formula="accuracy over all judged samples, before filtering", setting="dynamic_sampling")
@@ -52,17 +53,18 @@ def test_a_batch_reports_staleness_and_cost_of_its_groups(filtering):
     settings = recipe(punishment=False, filtering=filtering)
     window = Window(settings)
     kept = {
-        "g1": group_of((C, 4, False, 3), (W, 16, True, 2), (W, 12, False, 3), (U, 4, False, 3)),
-        "g0": group_of((C, 8, False, 4), (W, 8, False, 4), (W, 8, False, 4), (W, 8, False, 4)),
+        "g1": group_of((C, 4, False, 3), (W, 16, True, 2), (W, 12, False, 4), (U, 4, False, 3)),
+        "g0": group_of((C, 8, False, 5), (W, 8, False, 5), (W, 8, False, 5), (W, 8, False, 5)),
     }
     for group in kept.values():
         window.judged(group, "kept")
     window.judged(group_of((W, 10, False, 3), (W, 10, False, 3), (W, 10, False, 3), (W, 10, False, 3)), "filtered")
     state = SamplerState(cursor=3, next_group=3, scan=1, draws=2)
-    batch = make_batch(settings, 5, 4, kept, state, window.metrics(), last=True, snapshot="key")
+    policy = CommittedPolicy(version=4, step=3, version_steps='{"2": 2, "3": 3, "4": 3, "5": 4}')
+    batch = make_batch(settings, 5, policy, kept, state, window.metrics(), last=True, snapshot="key")
     assert [(group.group, group.prompt, group.staleness) for group in batch.groups] == [("g1", "p", 2), ("g0", "p", 0)]
     assert [sample.staleness for sample in batch.groups[0].samples] == [1, 2, 1, 1]
-    assert (batch.step, batch.version, batch.last, batch.snapshot, batch.sampler_state) == (5, 4, True, "key", state)
+    assert (batch.step, batch.version, batch.last, batch.snapshot, batch.sampler_state) == (5, 5, True, "key", state)
     metrics = batch.sampling_metrics
     assert (metrics["staleness_mean"], metrics["staleness_max"]) == (pytest.approx(5 / 8), 2.0)
     trained = 4 + 12 + (0 if filtering else 16) + 32
@@ -74,5 +76,5 @@ def test_a_fully_masked_batch_has_no_cost():
     group = group_of((C, 4, True, 3), (W, 16, True, 3), (W, 12, True, 3), (U, 4, False, 3))
     window = Window(settings)
     window.judged(group, "kept")
-    batch = make_batch(settings, 1, 3, {"g": group}, SamplerState(cursor=0, next_group=0), window.metrics())
+    batch = make_batch(settings, 4, AT_3, {"g": group}, SamplerState(cursor=0, next_group=0), window.metrics())
     assert "rollout_tokens_per_trained_token" not in batch.sampling_metrics

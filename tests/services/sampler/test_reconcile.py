@@ -21,6 +21,7 @@ class LateLearner(HandLearner):
         self.may = asyncio.Event()
 
     async def run(self):
+        await self.begin()
         await self.may.wait()
         await super().run()
 

@@ -43,7 +43,7 @@ PLAN = WeightPlan(generation=1, version=0, host="h", port=1, world=1, members={}
 
 
 async def announce_version(run):
-    return lambda: run.learner.announce(1, "w1")
+    return lambda: run.learner.announce(1, "w1", 1)
 
 
 async def become_sampler(run):
@@ -58,13 +58,13 @@ async def change_record(run):
 
 
 async def commit_policy(run):
-    version = await run.learner.announce(0, "w0")
+    version = await run.learner.announce(0, "w0", 1)
     return lambda: run.learner.commit_policy(version, 0, "w0")
 
 
 async def commit_step(run):
     logged = await run.batched(1, "g0", "g1")
-    version = await run.learner.announce(1, "w1")
+    version = await run.learner.announce(1, "w1", 1)
     return lambda: run.learner.commit_step(record_of(logged.batch, version), logged.entry)
 
 

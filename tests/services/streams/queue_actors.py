@@ -337,7 +337,7 @@ class Actors:
 
     def announce(self, learner: History, batch: LoggedBatch, weights: str) -> None:
         """A learner has trained a batch and announces its version; it may die before the commit."""
-        owned, version = self.owned(learner, learner.announce(batch.step, weights))
+        owned, version = self.owned(learner, learner.announce(batch.step, weights, 1))
         if owned:
             self._note_version(version, batch.step, weights)
             self.announced = learner, batch, version, weights
@@ -426,7 +426,7 @@ class Actors:
 
     def commit_policy(self, step: int) -> None:
         learner, weights = self.learners[-1], f"w{step}"
-        version = self.do(learner.announce(step, weights))
+        version = self.do(learner.announce(step, weights, 1))
         self._note_version(version, step, weights)
         self.do(learner.commit_policy(version, step, weights))
         self.model.committed = version, step, weights

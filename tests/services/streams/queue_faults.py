@@ -80,6 +80,8 @@ FAULTS = {
     "a version is announced twice": Fault(
         "announce_version", "tonumber(announced or '-1') + 1", "tonumber(current or '-1') + 1"
     ),
+    "versions are never forgotten": Fault("announce_version", "and of_step >= tonumber(oldest_step)", ""),
+    "a rewind leaves the steps of versions": Fault("finish_rewind", "'rewinding', 'version_steps'", "'rewinding'"),
     "a batch is released twice": Fault("release_batch", "== 0 then return 0", "== 9 then return 0"),
     "a released batch keeps its payloads": Fault(
         "release_batch", "for payload = first, last_of_group do redis.call('UNLINK', payload_keys[payload]) end", ""

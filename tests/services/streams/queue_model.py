@@ -128,6 +128,7 @@ class Model:
         self.queue_step = 0
         self.committed: tuple[int, int, str] | None = None
         self.announced: tuple[int, int, str] | None = None
+        self.version_steps: dict[int, int] = {}
         self.published_as: dict[int, tuple[int, int, str]] = {}
         self.rewinds = 0
         self.response_tokens = 0
@@ -255,11 +256,13 @@ class Model:
         return True
 
     def announce(self, step: int, weights: str) -> int:
-        for version, *trained in filter(None, (self.committed, self.announced)):
-            if trained == [step, weights]:
-                return version
-        version = self.announced[0] + 1 if self.announced else 0
-        self.announced = version, step, weights
+        """The version of these weights. Versions whose samples exceed a max_staleness of 1 have no step any more."""
+        known = [version for version, *of in filter(None, (self.committed, self.announced)) if of == [step, weights]]
+        version = known[0] if known else self.announced[0] + 1 if self.announced else 0
+        if not known:
+            self.announced = version, step, weights
+        recent = {other: at for other, at in self.version_steps.items() if at >= step - 2}
+        self.version_steps = {other: min(at, step) for other, at in recent.items()} | {version: step}
         return version
 
     def commit(self, batch: LoggedBatch, version: int, weights: str) -> bool:
@@ -310,3 +313,4 @@ class Model:
         self.steps = [(at, names) for at, names in self.steps if at <= step]
         self.queue_step = step
         self.committed = self.committed[0], step, ""
+        self.version_steps = {}

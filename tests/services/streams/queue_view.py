@@ -165,6 +165,8 @@ class View:
         assert [(record["step"], tuple(record["groups"])) for record in self.steps] == model.steps
         log = [(batch["step"], tuple(group["group"] for group in batch["groups"])) for batch in self.batches]
         assert log == [(batch.step, batch.groups) for batch in model.log]
+        steps = json.loads(self.policy.get("version_steps", "{}"))
+        assert {int(version): step for version, step in steps.items()} == model.version_steps
         if model.committed:
             standing = int(self.policy["version"]), int(self.policy["step"]), self.policy["weights"]
             assert standing == model.committed

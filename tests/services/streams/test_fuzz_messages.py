@@ -229,7 +229,9 @@ def test_hostile_batches(fuzz):
         [logged] = accepted
         assert logged.entry not in fuzzed.hostile, "only the sampler's batch is trained"
         assert await run.learner.batches() == accepted, "the log holds no invalid batch any more"
-        assert await run.learner.commit_step(record_of(logged.batch, await run.learner.announce(1, "w1")), logged.entry)
+        assert await run.learner.commit_step(
+            record_of(logged.batch, await run.learner.announce(1, "w1", 1)), logged.entry
+        )
         assert await run.counts() == {"dispatched": 1, "trained": 1}
 
     fuzz(batch_of(R, 1, ["g0"]), scenario, may_admit=False)

@@ -57,25 +57,56 @@ async def payload_groups(redis, keys):
 async def test_weights_keep_their_version_and_others_get_a_new_one(run):
     learner = run.learner
     assert await learner.policy() is None
-    assert await learner.announce(0, "w0") == 0
+    assert await learner.announce(0, "w0", 1) == 0
     assert await learner.policy() is None, "announced is not committed"
-    assert await learner.announce(0, "w0") == 0, "a learner that died before its commit announces the same version"
+    assert await learner.announce(0, "w0", 1) == 0, "a learner that died before its commit announces the same version"
     await learner.commit_policy(0, 0, "w0")
     assert standing(await learner.policy()) == (0, 0, "w0")
-    assert await learner.announce(0, "w0") == 0, "a restarted learner has bit-equal weights"
-    assert await learner.announce(1, "w1") == 1
+    assert await learner.announce(0, "w0", 1) == 0, "a restarted learner has bit-equal weights"
+    assert await learner.announce(1, "w1", 1) == 1
     successor = await History.fenced(run.redis, run.keys, "learner")
-    assert await successor.announce(1, "other bits") == 2, "version 1 may have reached a replica"
-    assert await successor.announce(1, "w1") == 3, "a version is never used again"
-    assert (await successor.policy()) == CommittedPolicy(version=0, step=0, weights="w0", announced=3)
+    assert await successor.announce(1, "other bits", 1) == 2, "version 1 may have reached a replica"
+    assert await successor.announce(1, "w1", 1) == 3, "a version is never used again"
+    assert (await successor.policy()) == CommittedPolicy(
+        version=0, step=0, weights="w0", announced=3, version_steps='{"0": 0, "1": 1, "2": 1, "3": 1}'
+    )
     with pytest.raises(FencedError):
-        await learner.announce(1, "w1")
+        await learner.announce(1, "w1", 1)
 
 
 async def test_the_same_weights_at_another_step_are_another_version(run):
     """Every optimizer step of a rollout step may have been skipped."""
-    await run.learner.commit_policy(await run.learner.announce(0, "w"), 0, "w")
-    assert await run.learner.announce(1, "w") == 1
+    await run.learner.commit_policy(await run.learner.announce(0, "w", 1), 0, "w")
+    assert await run.learner.announce(1, "w", 1) == 1
+
+
+async def version_steps(run):
+    return (await read_policy(run.redis, run.keys)).version_steps
+
+
+async def test_a_restart_leaves_each_version_its_step(run):
+    """A learner that is restarted publishes the same step again: no sample becomes more stale by that."""
+    await run.learner.commit_policy(await run.learner.announce(4, "w4", 1), 4, "w4")
+    for bits in ("w5", "other bits", "and again others"):
+        await run.learner.announce(5, bits, 1)
+    assert await version_steps(run) == {0: 4, 1: 5, 2: 5, 3: 5}
+    await run.learner.announce(4, "restored otherwise", 1)
+    assert await version_steps(run) == {0: 4, 1: 4, 2: 4, 3: 4, 4: 4}, "none of step 5 was committed"
+    await run.learner.announce(6, "w6", 1)
+    assert await version_steps(run) == {0: 4, 1: 4, 2: 4, 3: 4, 4: 4, 5: 6}
+    await run.learner.announce(7, "w7", 1)
+    assert await version_steps(run) == {5: 6, 6: 7}, "a batch of step 7 does not take samples of step 4"
+
+
+async def test_versions_of_an_abandoned_history_have_no_step(run, redis, keys):
+    await run.learner.commit_policy(await run.learner.announce(0, "w0", 9), 0, "w0")
+    await run.trained(1, "g0")
+    rewind = Rewind(redis, keys, "sampler", run.sampler.fence, 1)
+    assert await rewind.start()
+    await rewind.finish(0, None, [])
+    assert await version_steps(run) == {}
+    assert await run.learner.announce(0, "w0", 9) == 2, "what the replicas still generate is of the other history"
+    assert await version_steps(run) == {2: 0}
 
 
 async def test_an_older_version_does_not_come_back(run):
@@ -89,7 +120,7 @@ async def test_an_older_version_does_not_come_back(run):
 async def test_a_step_is_committed_once_and_trains_its_groups(run, redis, keys):
     logged = await run.batched(1, "g0", "g1")
     assert await run.counts() == {"dispatched": 2, "pending": 2}
-    version = await run.learner.announce(1, "w1")
+    version = await run.learner.announce(1, "w1", 1)
     record = record_of(logged.batch, version)
     assert await run.learner.commit_step(record, logged.entry)
     assert await run.counts() == {"dispatched": 2, "trained": 2}
@@ -109,7 +140,7 @@ async def test_a_step_is_committed_once_and_trains_its_groups(run, redis, keys):
 async def test_batch_reclaimed_during_training_is_not_committed(run, redis, keys, again):
     first = await run.batched(1, "g0", "g1")
     await run.decided("g2", "kept")
-    version = await run.learner.announce(1, "w1")
+    version = await run.learner.announce(1, "w1", 1)
     await redis.xdel(keys.batches, first.entry)
     assert await run.sampler.reclaim_batch(1, first.entry, ["g0", "g1"])
     assert await run.counts() == {"dispatched": 3, "pending": 3}
@@ -131,7 +162,7 @@ async def test_later_batch_waits_and_is_reclaimed_with_its_predecessor(run, redi
     second = await run.batched(2, "g1")
     assert not await run.learner.accepts(second, 1)
     assert await run.learner.batches() == [first, second], "the later batch stays in the log"
-    await run.learner.return_batch(first)
+    await redis.xdel(keys.batches, first.entry)
     assert await run.sampler.reclaim_batch(1, first.entry, ["g0", "g1"])
     assert await run.learner.batches() == []
     assert [await run.state(name) for name in ("g0", "g1")] == ["kept", "kept"]
@@ -152,13 +183,13 @@ async def test_deleted_evaluations_leave_nothing_published(run, redis, keys):
 
 async def test_restarted_learner_trains_the_uncommitted_batch_again(run):
     logged = await run.batched(1, "g0")
-    assert await run.learner.announce(1, "w1") == 0
+    assert await run.learner.announce(1, "w1", 1) == 0
     successor = await History.fenced(run.redis, run.keys, "learner")
     with pytest.raises(FencedError):
         await run.learner.commit_step(record_of(logged.batch, 0), logged.entry)
     assert await run.counts() == {"dispatched": 1, "pending": 1}
     assert await successor.batches() == [logged]
-    assert await successor.announce(1, "rounded otherwise") == 1
+    assert await successor.announce(1, "rounded otherwise", 1) == 1
     assert await successor.commit_step(record_of(logged.batch, 1, "rounded otherwise"), logged.entry)
     assert standing(await successor.policy()) == (1, 1, "rounded otherwise")
     assert await run.counts() == {"dispatched": 1, "trained": 1}
@@ -198,7 +229,7 @@ async def test_a_release_that_was_cut_off_is_resumed(run, redis, keys, monkeypat
         await run.learner.release_committed(first)
         assert await run.learner.batches() == [following]
         assert await payload_groups(redis, keys) == {f"g{first}.next"}
-        version = await run.learner.announce(first + 1, f"w{first + 1}")
+        version = await run.learner.announce(first + 1, f"w{first + 1}", 1)
         assert await run.learner.commit_step(record_of(following.batch, version), following.entry)
         assert await run.learner.release_batch(following)
     released = await redis.lrange(run.streams.released, 0, -1)
@@ -225,7 +256,7 @@ async def test_only_the_samplers_batch_of_a_step_is_accepted(run, redis, keys):
         "1: g0",
         "1: g0",
     ]
-    assert await run.learner.commit_step(record_of(first.batch, await run.learner.announce(1, "w1")), first.entry)
+    assert await run.learner.commit_step(record_of(first.batch, await run.learner.announce(1, "w1", 1)), first.entry)
     assert not await run.learner.accepts(first, 1), "the batch was trained"
 
 
@@ -395,7 +426,7 @@ class TestRewind:
         policy = await run.learner.policy()
         assert (policy.version, policy.announced) == (2, 2)
         assert await self.back(run, 1)
-        assert await run.learner.announce(1, "w1") == 3
+        assert await run.learner.announce(1, "w1", 1) == 3
         await run.learner.commit_policy(3, 1, "w1")
         await self.again(run)
         assert await run.rollout("r1").read(1, 0.01) == [], "the consumer group is created again"
@@ -412,7 +443,7 @@ class TestRewind:
             )
         assert await run.sampler.publish_batch(batch_of(keys, 2, ["g2"]), snapshot_at(2))
         [logged] = await run.learner.batches()
-        version = await run.learner.announce(2, "w2")
+        version = await run.learner.announce(2, "w2", 1)
         assert version == 4
         assert await run.learner.commit_step(record_of(logged.batch, version), logged.entry)
         assert await run.counts() == {"dispatched": 8, "trained": 2, "filtered": 1, "pending": 5}

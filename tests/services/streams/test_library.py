@@ -151,7 +151,7 @@ async def test_run_drains_on_a_full_redis_with_replaced_processes(full, keys):
         assert await run.sampler.record_verdict(Lane.TRAIN, delivery.lease, verdict, decision, 2)
     assert await run.sampler.publish_batch(batch_of(keys, 1, ["g0", "g1"]), snapshot_at(1))
     [logged] = await run.learner.batches()
-    version = await run.learner.announce(1, "w1")
+    version = await run.learner.announce(1, "w1", 1)
     assert await run.learner.commit_step(record_of(logged.batch, version), logged.entry)
     assert await run.learner.release_batch(logged)
     assert await run.counts() == {"dispatched": 3, "trained": 2, "dead": 1}

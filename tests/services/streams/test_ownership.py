@@ -43,15 +43,15 @@ async def test_another_owner_of_the_same_epoch_is_rejected(redis, keys, history)
     second = await become_owner(redis, keys, ROLE, "learner-2")
     assert first.epoch == second.epoch
     with pytest.raises(FencedError, match=r"newer owner.*: 1 learner-2"):
-        await history(first).announce(0, "w0")
-    assert await history(second).announce(0, "w0") == 0
+        await history(first).announce(0, "w0", 1)
+    assert await history(second).announce(0, "w0", 1) == 0
 
 
 @pytest.mark.parametrize("stored", ["6 learner-0", "6", "7"], ids=["older", "older, bare", "bare"])
 async def test_an_epoch_that_the_server_lost_is_restored(redis, keys, history, stored):
     fence = Fence(7, "learner-1")
     await redis.set(keys.epoch(ROLE), stored)
-    assert await history(fence).announce(0, "w0") == 0
+    assert await history(fence).announce(0, "w0", 1) == 0
     assert await newest_owner(redis, keys, ROLE) == fence
 
 
@@ -61,7 +61,7 @@ async def test_an_epoch_of_the_previous_format_is_continued(redis, keys, history
     fence = await become_owner(redis, keys, ROLE, "learner-1")
     assert fence.epoch == 8
     with pytest.raises(FencedError, match="newer owner"):
-        await history(Fence(7, "learner-0")).announce(0, "w0")
+        await history(Fence(7, "learner-0")).announce(0, "w0", 1)
 
 
 async def test_an_owner_writes_nothing_into_an_empty_redis(redis, keys, history):
@@ -69,11 +69,11 @@ async def test_an_owner_writes_nothing_into_an_empty_redis(redis, keys, history)
     await redis.delete(keys.epoch(ROLE))
     before = await contents(redis, keys)
     with pytest.raises(FencedError, match="Redis no longer has the state of this run"):
-        await history(fence).announce(0, "w0")
+        await history(fence).announce(0, "w0", 1)
     assert await contents(redis, keys) == before
 
 
 async def test_a_caller_that_owns_nothing_is_rejected(redis, keys, history):
     await become_owner(redis, keys, ROLE)
     with pytest.raises(FencedError):
-        await history(UNOWNED).announce(0, "w0")
+        await history(UNOWNED).announce(0, "w0", 1)

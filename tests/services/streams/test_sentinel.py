@@ -165,8 +165,8 @@ async def test_two_owners_of_one_epoch_after_a_failover(watched, redis):
     second = await History.fenced(redis, keys, "learner")
     assert first.fence.epoch == second.fence.epoch == 2, "the failover did not lose the epoch"
     with pytest.raises(FencedError, match=second.fence.owner):
-        await first.announce(0, "w0")
-    assert await second.announce(0, "w0") == 0
+        await first.announce(0, "w0", 1)
+    assert await second.announce(0, "w0", 1) == 0
 
 
 @pytest.mark.timeout(240)

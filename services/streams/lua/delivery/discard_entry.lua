@@ -1,6 +1,6 @@
 -- Take an unwanted entry out of a stream, once: ack it for its consumer group, or delete it from a stream without one
--- (''). Only the call that does so adds the dead letter ('': none). `epoch_keys`: that of the role that `fence` is of;
--- empty if no role is needed.
+-- (''). Only the call that does so adds the dead letter. `epoch_keys`: that of the role that `fence` is of; empty if no
+-- role is needed.
 local stream_key, dead_key, epoch_keys = unpack(keys)
 local fence, consumer_group, entry, letter = unpack(args)
 
@@ -13,5 +13,5 @@ else
   gone = redis.call('XACK', stream_key, consumer_group, entry)
 end
 if gone == 0 then return 0 end
-if letter ~= '' then add_letter(dead_key, letter) end
+add_letter(dead_key, letter)
 return 1

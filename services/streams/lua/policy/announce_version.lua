@@ -1,14 +1,27 @@
 -- The version under which the weights of a step are to be published: the one that they have, else a new one.
--- `weights`: the digest of the weights.
+-- `weights`: the digest of the weights. Versions of a step before `oldest_step` are forgotten. A version that was announced
+-- for a later step was not committed; it counts as one of this step, so that a newer version never has an older step.
 local epoch_key, policy_key = unpack(keys)
-local fence, step, weights = unpack(args)
+local fence, step, weights, oldest_step = unpack(args)
 
 local refused = fenced(epoch_key, fence)
 if refused then return refused end
 local current, current_step, current_weights, announced, announced_step, announced_weights = unpack(
   redis.call('HMGET', policy_key, 'version', 'step', 'weights', 'announced', 'announced_step', 'announced_weights'))
-if current_step == step and current_weights == weights then return tonumber(current) end
-if announced_step == step and announced_weights == weights then return tonumber(announced) end
-local version = tonumber(announced or '-1') + 1
-redis.call('HSET', policy_key, 'announced', version, 'announced_step', step, 'announced_weights', weights)
+local version
+if current_step == step and current_weights == weights then
+  version = tonumber(current)
+elseif announced_step == step and announced_weights == weights then
+  version = tonumber(announced)
+else
+  version = tonumber(announced or '-1') + 1
+  redis.call('HSET', policy_key, 'announced', version, 'announced_step', step, 'announced_weights', weights)
+end
+local kept = {[tostring(version)] = tonumber(step)}
+for other, of_step in pairs(cjson.decode(redis.call('HGET', policy_key, 'version_steps') or '{}')) do
+  if tonumber(other) ~= version and of_step >= tonumber(oldest_step) then
+    kept[other] = math.min(of_step, tonumber(step))
+  end
+end
+redis.call('HSET', policy_key, 'version_steps', cjson.encode(kept))
 return version

@@ -1,4 +1,5 @@
--- Finish the rewind of a run to rollout step `step`. `obsolete_keys`: snapshots of batches that left.
+-- Finish the rewind of a run to rollout step `step`. `obsolete_keys`: snapshots of batches that left. The versions so far
+-- have no step any more: what they still generate is not of this history.
 -- `response_tokens`: those judged by that step, '' if unknown.
 local epoch_key, policy_key, counters_key, queue_key, obsolete_keys = unpack(keys)
 local fence, resumption, step, response_tokens = unpack(args)
@@ -9,5 +10,5 @@ if response_tokens ~= '' then redis.call('HSET', counters_key, 'response_tokens'
 for _, obsolete_key in ipairs(obsolete_keys) do redis.call('UNLINK', obsolete_key) end
 redis.call('HSET', queue_key, 'step', step, 'last', '0')
 redis.call('HSET', policy_key, 'step', step, 'weights', '', 'resumption', resumption)
-redis.call('HDEL', policy_key, 'rewinding')
+redis.call('HDEL', policy_key, 'rewinding', 'version_steps')
 return 1
