@@ -1,6 +1,6 @@
-"""Owns the command line: `python -m benchmarks.data_plane [steady] [streams] [latency] [idle]` prints each as a ratio.
+"""Owns the command line: `python -m benchmarks.data_plane [steady] [streams] [latency] [idle] [rewind]` prints each.
 
-Must not judge: a target stands beside each figure. All four take about ten minutes on two cores.
+Must not judge: a target stands beside each figure. All five take about twelve minutes on two cores.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.data_plane import backlog, idle, reference, steady
+from benchmarks.data_plane import backlog, idle, reference, rewind, steady
 from benchmarks.data_plane.reference import Pace
 from tests.harness.servers.redis_servers import start_server
 
-TARGETS = {"verdicts": 5000, "streams": 0.5}
+TARGETS = {"verdicts": 5000, "streams": 0.5, "call_ms": 100}
 PENDING = (0, 1_000, 10_000)
 
 
@@ -69,11 +69,20 @@ def show_idle(folder: Path, given: argparse.Namespace) -> None:
         print(f"{later.sampler_ms:.2f}, {later.server_ms:.2f}, {later.share:.1%}", flush=True)
 
 
+def show_rewind(folder: Path, given: argparse.Namespace) -> None:
+    """The longest call of a rewind."""
+    print(f"{given.rewind_groups} pending groups of {rewind.SAMPLES}; target: no call above {TARGETS['call_ms']:g} ms")
+    for name, part in rewind.measure(folder, given.rewind_groups, given.fsync).items():
+        at_most = f"{part.longest_ms:.0f} ms: {part.call}" if part.call else f"below {part.longest_ms:.0f} ms"
+        print(f"{name:12}{part.seconds:8.1f} s, longest call {at_most}")
+
+
 PARTS: Mapping[str, Callable[[Path, argparse.Namespace], None]] = {
     "steady": show_steady,
     "streams": show_streams,
     "latency": show_latency,
     "idle": show_idle,
+    "rewind": show_rewind,
 }
 
 
@@ -83,6 +92,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; default: all")
     parser.add_argument("--groups", type=int, default=896, help="of 16 samples, in the backlogs of streams and latency")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of each window of steady and idle")
+    parser.add_argument("--rewind-groups", type=int, default=50_000)
     parser.add_argument("--latency-ms", type=float, default=2.0)
     parser.add_argument("--fsync", choices=("always", "everysec", "no"), default="always", help="the server's")
     given = parser.parse_args()

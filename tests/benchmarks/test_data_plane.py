@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from benchmarks.data_plane import backlog
+from benchmarks.data_plane import backlog, rewind
 from benchmarks.data_plane.latency import delayed
 from benchmarks.data_plane.reference import Pace, together
 from tests.harness.servers.redis_servers import embedded_server
@@ -37,6 +37,12 @@ def test_stages_add_up_by_their_time() -> None:
     found = together({"a": Pace(10.0, 0.1), "b": Pace(100.0, 0.2)}, {"a": 10, "b": 300})
     assert found.per_s == pytest.approx(310 / (1 + 3))
     assert found.cpu_s == pytest.approx((10 * 0.1 + 300 * 0.2) / 310)
+
+
+def test_a_rewind_is_measured_in_its_parts(tmp_path: Path) -> None:
+    found = rewind.measure(tmp_path, groups=130)
+    assert list(found) == ["start", "reopen", "posteriors", "finish", "recover"]
+    assert all(part.longest_ms * 1000 >= rewind.LOGGED_US for part in found.values())
 
 
 @pytest.mark.slow
