@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 
-from services.contracts import Lane, Release
+from services.contracts import Batch, Lane, Release
 from services.sampler.audit import Audit
 from services.sampler.groups import recall
 from services.sampler.queue.state import QueueState
-from services.streams.state.group_state import read_fields
+from services.streams.state.events import read_all
+from services.streams.state.group_state import BATCHED, KEPT, PENDING, read_fields
 
 log = logging.getLogger(__name__)
 
@@ -59,19 +60,30 @@ class Reconciler:
                 await self._report("group-dead", f"{name}: Redis lost it")
 
     async def _keep_lost_batch(self, trained: int) -> None:
-        """Keep the groups of the oldest untrained batch, and of all later ones, again if its entry is gone."""
-        state, step = self._state, min(self._state.table.batched, default=0)
-        if step <= trained:
+        """Keep the groups of the oldest untrained batch, and of all later ones, again if Redis lost that batch."""
+        state, step = self._state, trained + 1
+        if state.next_step <= step:
             return
-        [[entry]] = await read_fields(self._redis, self._keys, state.table.batched[step][:1], ("batch",))
-        if entry is None or await self._redis.xrange(self._keys.batches, entry, entry):
-            return  # a sampler of an older release stored no entry
+        entry = await self._lost_entry(step)
         names = [name for batch in state.table.batched.values() for name in batch]
-        if not await state.transitions.reclaim_batch(step, entry.decode(), names):
+        if entry is None or not await state.transitions.reclaim_batch(step, entry, names):
             return
         state.table.batches_lost(step)
         await recall(self._redis, self._keys, state.table, names)
         state.next_step, state.last_step = step, state.recipe.limits.rollout_steps
+
+    async def _lost_entry(self, step: int) -> str | None:
+        """The entry of the batch of `step`, if it is gone; "" if Redis lost its publication; None if it is there."""
+        names = self._state.table.batched.get(step, ())
+        if not names:  # Redis lost its commit too, or only that: then its groups are found among the pending ones
+            batches = await read_all(self._redis, self._keys, self._keys.batches, Batch)
+            return None if any(batch.step == step for _, batch in batches) else ""
+        [[stored, entry]] = await read_fields(self._redis, self._keys, names[:1], ("state", "batch"))
+        if stored in (KEPT.encode(), PENDING.encode()):
+            return ""
+        if entry is None or stored != BATCHED.encode() or await self._redis.xrange(self._keys.batches, entry, entry):
+            return None  # a sampler of an older release stored no entry
+        return entry.decode()
 
     async def _report(self, phase: str, text: str) -> None:
         await self._state.context.event_log.write(phase, text)

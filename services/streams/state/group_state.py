@@ -237,8 +237,8 @@ class GroupTransitions:
     async def reclaim_batch(self, step: int, entry: str, groups: list[str]) -> bool:
         """Keep the `groups` of rollout step `step` and of later ones again, because the batch's `entry` is gone.
 
-        An event reports it. False, and nothing is changed, if the entry exists or the step was trained meanwhile.
-        Raises FencedError.
+        `entry`: "" if the publication itself was lost. An event reports it. False, and nothing is changed, if the entry
+        exists or the step was trained meanwhile. Raises FencedError.
         """
         text = f"step {step}: its batch is gone from Redis; {len(groups)} groups are kept again"
         event = Event(service="sampler", phase="batch-lost", text=text, at=time.time())

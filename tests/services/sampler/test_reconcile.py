@@ -2,11 +2,14 @@
 
 import asyncio
 
-from services.contracts import Cause, Lane, Task
+import pytest
+
+from services.contracts import Batch, Cause, Lane, Task
 from services.sampler.service import SamplerService
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
 from services.streams.state.dead_letters import letters
+from services.streams.state.events import read_all
 from services.streams.state.group_counts import group_counts
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
@@ -57,6 +60,47 @@ async def test_a_lost_batch_and_later_ones_are_published_again(redis, run_id):
         learner.may.set()
         await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
         counts = await group_counts(redis, keys)
+    assert counts.reconciled, counts
+    assert counts.trained == 12
+    assert [batch.step for batch in learner.batches] == [1, 2, 3]
+    names = [group.group for batch in learner.batches for group in batch.groups]
+    assert len(set(names)) == len(names) == 12, "a group is trained once"
+
+
+async def forget_publication(redis, keys, step, entry, batch):
+    """What a failover does that loses the publication of a batch, but not what led to it."""
+    for group in batch.groups:
+        await redis.hset(keys.group(group.group), "state", "kept")
+        await redis.hdel(keys.group(group.group), "step", "batch")
+    await redis.xdel(keys.batches, entry)
+    await redis.hset(keys.queue, "step", step - 1)
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+async def test_a_publication_that_redis_lost_is_repeated(redis, run_id, monkeypatch, lost):
+    """The groups of the last, or of both batches are kept in Redis; the sampler has them in batches."""
+    monkeypatch.setattr("services.sampler.audit.EVERY_S", 0.2)
+    document = recipe_document("/none", limits={"max_staleness": 1, "rollout_steps": 3}, evaluation={"samples": 1})
+    keys = RunKeys(run_id)
+    fleet = HandFleet(redis, keys)
+    learner = LateLearner(redis, keys, fleet)
+    async with (
+        service_context(redis, run_id, document, "sampler") as sampler,
+        service_context(redis, run_id, document, "verifier") as verifier,
+        running(SamplerService().run(sampler), VerifierService().run(verifier), fleet.run(), learner.run()) as tasks,
+    ):
+
+        async def two_published():
+            return await redis.xlen(keys.batches) == 2
+
+        await until(two_published, tasks, "two batches")
+        batches = await read_all(redis, keys, keys.batches, Batch)
+        for entry, batch in reversed(batches[-lost:]):
+            await forget_publication(redis, keys, batch.step, entry, batch)
+        learner.may.set()
+        await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
+        counts = await group_counts(redis, keys)
+        assert "batch-lost" in await phases(sampler.event_log)
     assert counts.reconciled, counts
     assert counts.trained == 12
     assert [batch.step for batch in learner.batches] == [1, 2, 3]
