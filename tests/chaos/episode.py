@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.chaos import disk, lookups
 from tests.chaos.evidence import collect
-from tests.chaos.ground import ProxyThread
+from tests.chaos.ground import Ground
 from tests.chaos.injector import Outcome, inject
 from tests.chaos.oracle import Judgement, judge
 from tests.chaos.scene import Scene
@@ -82,8 +82,7 @@ class Episode:
     run: str
     recipe: dict[str, Any]
     seed: int
-    direct_url: str
-    proxy: ProxyThread | None = None
+    ground: Ground
     own_disk: bool = False
     say: Say = log.info
 
@@ -92,13 +91,14 @@ class Episode:
         folder = self.stack.folder / self.run
         folder.mkdir(parents=True)
         started = time.monotonic()
-        server = lookups.client(self.direct_url)
-        scene = Scene(self.run, server, self.stack, folder, self.recipe, random.Random(self.seed), self.proxy)
+        url = self.ground.url or self.stack.redis_url
+        server = lookups.client(url)
+        scene = Scene(self.run, server, self.stack, folder, self.recipe, random.Random(self.seed), self.ground)
         with ExitStack() as held:
             held.callback(server.close)
             if self.own_disk:
                 held.enter_context(disk.own_disk(folder / "checkpoints"))
-            tail = held.enter_context(Tail(self.direct_url, self.run, folder / "tail.jsonl"))
+            tail = held.enter_context(Tail(url, self.run, folder / "tail.jsonl"))
             watch = held.enter_context(Watch(server, self.run))
             self.stack.submit(self.recipe, self.run)
             self._until(scene, lambda: scene.step() >= 1, "its first rollout step", START_S)
@@ -106,8 +106,9 @@ class Episode:
             self._finish(scene)
             tail.close()
             watch.close()
-            (folder / "injected.json").write_text(json.dumps(scene.injected))
-            evidence = collect(server, self.run, folder / "tail.jsonl", watch, folder, scene.injected)
+            cuts = [cut.as_json() for cut in scene.cuts]
+            (folder / "injected.json").write_text(json.dumps({"entries": scene.injected, "cuts": cuts}))
+            evidence = collect(server, self.run, folder / "tail.jsonl", watch, scene.files, scene.injected, scene.cuts)
             reason = json.loads(server.hget(lookups.key(self.run, "record"), "history"))[-1]["reason"]
         return Played(self.run, evidence.state, reason, time.monotonic() - started, judge(evidence), outcomes)
 

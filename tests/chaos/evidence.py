@@ -6,13 +6,15 @@ Must not import the code under test, or judge.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
+from tests.chaos.cuts import Cut, lost, order
 from tests.chaos.lookups import LANES, READERS, STREAMS, key, message, texts
 from tests.chaos.watch import Seen, Watch
 from tests.harness.servers import redis_log
@@ -28,8 +30,7 @@ class Entry:
     @property
     def order(self) -> tuple[int, int]:
         """A sort key: the order of the stream."""
-        milliseconds, number = self.id.split("-")
-        return int(milliseconds), int(number)
+        return order(self.id)
 
 
 @dataclass
@@ -46,9 +47,9 @@ class Evidence:
 
     `added`: how many entries each stream ever had; for `restarted` streams a lower bound. `read`: how many of them are
     here; `filled` is the number that was trimmed before the tail read them, restored from the append-only file.
-    `unacked`: entries that a consumer group had not acked. `groups`: the hashes of all groups that still have
-    one. `steps`: the step records of the surviving history. `archive`, `records`, `shares` by rollout step; a share's
-    rows are (payload, group). `injected`: entries that the injector added, by stream.
+    `unacked`: entries that a consumer group had not acked. `groups`: the hashes of all groups that still have one.
+    `steps` and `evaluations`: the records of the surviving history. `archive`, `records`, `shares` by rollout step; a
+    share's rows are (payload, group). `injected`: entries that the injector added, by stream.
     """
 
     recipe: dict[str, Any]
@@ -61,6 +62,7 @@ class Evidence:
     lanes: dict[str, Lane]
     groups: dict[str, dict[str, str]]
     steps: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
     policy: dict[str, str]
     archive: dict[int, dict[str, Any]]
     records: dict[int, dict[str, Any]]
@@ -78,29 +80,42 @@ class Evidence:
         return [entry.body for entry in self.own(stream) if entry.body is not None]
 
 
-def read_tail(path: Path) -> tuple[dict[str, list[Entry]], dict[str, int]]:
-    """The tail's file: entries by stream, and its own count of them ({} if the tail did not finish)."""
+def read_tail(path: Path, cuts: Sequence[Cut] = ()) -> tuple[dict[str, list[Entry]], dict[str, int]]:
+    """The tail's file: entries by stream, and its own count of them ({} if the tail did not finish).
+
+    Entries that a failover lost are left out: they are no part of the history.
+    """
     entries: dict[str, list[Entry]] = {name: [] for name in STREAMS}
     end: dict[str, int] = {}
+    gone: Counter[str] = Counter()
     for line in path.read_text(encoding="utf-8").splitlines():
         parsed = json.loads(line)
         if "stream" in parsed:
-            entries[parsed["stream"]].append(Entry(parsed["id"], _object(parsed["m"])))
+            if lost(cuts, parsed["stream"], parsed["id"]):
+                gone[parsed["stream"]] += 1
+            else:
+                entries[parsed["stream"]].append(Entry(parsed["id"], _object(parsed["m"])))
         elif "end" in parsed:
-            end = parsed["end"]
+            end = {name: count - gone[name] for name, count in parsed["end"].items()}
     return entries, end
 
 
 def collect(
-    server: Any, run: str, tail: Path, watch: Watch, folder: Path, injected: Iterable[tuple[str, str]] = ()
+    server: Any,
+    run: str,
+    tail: Path,
+    watch: Watch,
+    files: Path,
+    injected: Iterable[tuple[str, str]] = (),
+    cuts: Sequence[Cut] = (),
 ) -> Evidence:
-    """Read all evidence after the run has ended and tail and watch are closed. `folder`: the run's."""
-    entries, read = read_tail(tail)
+    """Read all evidence after the run has ended and tail and watch are closed. `files`: where the run's are durable."""
+    entries, read = read_tail(tail, cuts)
     added = {name: seen.added for name, seen in watch.seen.items()} if read else dict.fromkeys(STREAMS, -1)
     filled = {name: _filled(server, run, name, entries) for name in STREAMS if read.get(name, 0) < added[name]}
     dispatched = {entry.body["group"] for lane in LANES.values() for entry in entries[f"{lane}tasks"] if _named(entry)}
     record = texts(server.hgetall(key(run, "record")))
-    steps = [body for _, fields in server.xrange(key(run, "steps")) if (body := message(fields)) is not None]
+    steps, evaluations = _messages(server, run, "steps"), _messages(server, run, "evaluations")
     by_stream: dict[str, set[str]] = {}
     for stream, entry in injected:
         by_stream.setdefault(stream, set()).add(entry)
@@ -116,16 +131,20 @@ def collect(
         lanes={name: _lane(server, run, prefix) for name, prefix in LANES.items()},
         groups={name: fields for name in sorted(dispatched) if (fields := _group(server, run, name))},
         steps=steps,
+        evaluations=evaluations,
         policy=texts(server.hgetall(key(run, "policy"))),
-        archive=_archived(folder / "batches", steps),
-        records=_numbered(folder / "records"),
-        shares=_shares(folder / "batches", steps),
+        archive=_archived(files / "batches", steps),
+        records=_numbered(files / "records"),
+        shares=_shares(files / "batches", steps),
         checkpoints={
-            int(json.loads(path.read_text())["step"])
-            for path in (folder / "checkpoints").glob("step-*/checkpoint.json")
+            int(json.loads(path.read_text())["step"]) for path in (files / "checkpoints").glob("step-*/checkpoint.json")
         },
         injected=by_stream,
     )
+
+
+def _messages(server: Any, run: str, stream: str) -> list[dict[str, Any]]:
+    return [body for _, fields in server.xrange(key(run, stream)) if (body := message(fields)) is not None]
 
 
 def _filled(server: Any, run: str, name: str, entries: dict[str, list[Entry]]) -> int:

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tests.chaos import moments, recovery, strikes
+from tests.chaos import failover, moments, outage, recovery, resumption, strikes
+from tests.chaos.ground import EMBEDDED, PROXY, SENTINELS
 from tests.chaos.moments import Look
 from tests.chaos.recovery import Recovered
 from tests.chaos.strikes import Strike
 
-EMBEDDED, PROXY, DISK = "embedded", "proxy", "disk"
-"""What a fault needs: the stack's own Redis, a proxy in front of Redis, or a checkpoint disk that can be filled."""
+LOCAL, DISK, RANKS, STORE = "local", "disk", "ranks", "store"
+"""What a fault needs besides a Redis of one kind (ground.py): the run's files on this machine, or even its checkpoints
+on a disk that can be filled; several learner ranks; a store."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,19 @@ FAULTS: Mapping[str, Fault] = {
     "swallow connections": Fault(moments.connected, strikes.swallow_connections, _ALL_SERVICES, 4, PROXY),
     "refuse connections": Fault(moments.connected, strikes.refuse_connections, _ALL_SERVICES, 6, PROXY),
     "full disk": Fault(moments.checkpoint_coming, strikes.fill_disk, recovery.checkpoint_written, 6, DISK),
-    "damaged checkpoint": Fault(moments.checkpointed, strikes.damage_checkpoint, _REPLACED["learner"], 6),
+    "damaged checkpoint": Fault(moments.checkpointed, strikes.damage_checkpoint, _REPLACED["learner"], 6, LOCAL),
+    "kill rank 0 of two with a batch": Fault(moments.first_rank, strikes.kill, _REPLACED["learner"], 3, RANKS),
+    "kill rank 1 of two with a batch": Fault(moments.later_rank, strikes.kill, _REPLACED["learner"], 4, RANKS),
+    "stop rank 1 of two": Fault(moments.later_rank, strikes.stop, _BACK["learner"], 3, RANKS),
+    "failover that loses a second": Fault(failover.watched, failover.fail_over, _ALL_SERVICES, 6, SENTINELS),
+    "store away": Fault(outage.storing, outage.take_away, outage.stored, 6, STORE),
+    "resume from an older step": Fault(resumption.resumable, resumption.resume_earlier, resumption.resumed, 4),
+    "kill sampler in a rewind": Fault(
+        resumption.resumable, resumption.cut_off(resumption.kill_sampler), resumption.resumed, 3
+    ),
+    "kill Redis in a rewind": Fault(
+        resumption.resumable, resumption.cut_off(resumption.kill_redis), resumption.resumed, 3, EMBEDDED
+    ),
     "damaged payload": Fault(moments.payload_waiting, strikes.damage_payload, recovery.group_ended, 8),
     "damaged message": Fault(_MESSAGES, strikes.damage_message, recovery.rejected, 14),
     "duplicated message": Fault(_MESSAGES, strikes.duplicate_message, recovery.entry_dealt_with, 14),

@@ -55,14 +55,14 @@ def _hash_may_be_deleted(story: Story) -> bool:
 def every_prompt_was_answered(story: Story) -> Iterator[Finding]:
     """Each evaluation group was judged or dead-lettered, is pending, or belongs to a recorded evaluation."""
     evidence = story.evidence
-    recorded = {(record["set"], record["name"]) for record in evidence.bodies("evaluations")}
+    recorded = {(record["set"], record["name"]) for record in evidence.evaluations}
     pending = evidence.lanes["evaluation"].pending
-    for name in story.dispatched("evaluation"):
+    for name in sorted(story.evaluated_again):
         state = evidence.groups.get(name, {}).get("state")
         _, which, when, _ = name.split(".")
         if state not in ("evaluated", "dead") and name not in pending and (which, when) not in recorded:
             yield Finding(Kind.LOST, name, f"a prompt of an evaluation without a record; its state is {state!r}")
-    for record in evidence.bodies("evaluations"):
+    for record in evidence.evaluations:
         prefix = f"e.{record['set']}.{record['name']}."
         lettered = [name for name in story.letters if name.startswith(prefix)]
         if record["dropped"] > len(lettered):
@@ -88,8 +88,8 @@ def nothing_is_stranded(story: Story) -> Iterator[Finding]:
 def _stranded(story: Story, lane: str, prefix: str, name: str, size: GroupSize) -> str | None:
     """Why no message will end a pending group; None if one will."""
     evidence = story.evidence
-    # A rewind restarted the training streams: earlier messages and letters do not count for a group dispatched again.
-    life = len(story.rewinds) if lane == "train" else 0
+    # A rewind restarts the streams: earlier messages and letters do not count for a group dispatched again.
+    life = len(story.rewinds)
     if letters := [letter for letter in evidence.own("dead") if _ends(letter, name) and story.life(letter) >= life]:
         unnoticed_s = (_sampled_until(story, lane) - letters[0].order[0]) / 1000
         return (
@@ -189,7 +189,8 @@ def counters_reconcile(story: Story) -> Iterator[Finding]:
     for lane, endings in (("train", ("trained", *RELEASED)), ("evaluation", ("evaluated", "dead"))):
         counters, pending = evidence.lanes[lane].counters, evidence.lanes[lane].pending
         counted = {name: counters.get(name, 0) for name in ("dispatched", *endings)}
-        seen = len(story.dispatched(lane))
+        # A rewind starts to count the evaluation lane from 0.
+        seen = len(story.dispatched(lane) if lane == "train" else story.evaluated_again)
         if counted["dispatched"] != seen:
             yield Finding(
                 Kind.COUNTERS, lane, f"{counted['dispatched']} groups counted as dispatched, the tail has {seen} tasks"

@@ -167,13 +167,13 @@ def _oldest(story: Story, payload: str) -> int | None:
 
 
 def evaluations_are_complete(story: Story) -> Iterator[Finding]:
-    """Each evaluation is recorded once, and answers or drops every prompt dispatched for it."""
+    """In the surviving history an evaluation is recorded once, and answers or drops every prompt dispatched for it."""
     dispatched: dict[tuple[str, str], int] = {}
     for name in story.dispatched("evaluation"):
         _, which, when, _ = name.split(".")
         dispatched[which, when] = dispatched.get((which, when), 0) + 1
     seen = set()
-    for record in story.evidence.bodies("evaluations"):
+    for record in story.evidence.evaluations:
         evaluation = (record["set"], record["name"])
         if evaluation in seen:
             yield Finding(Kind.DUPLICATED, " ".join(evaluation), "evaluated more than once")

@@ -12,6 +12,7 @@ from typing import Any
 import redis
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
+from redis.sentinel import Sentinel
 
 BODY = b"m"
 """The one field of a stream entry: the message as JSON."""
@@ -31,6 +32,7 @@ LANES = {"train": "", "evaluation": "evaluation:"}
 READY = "ready"
 LAPSES_S = 10
 """How long a heartbeat counts, by Redis' clock."""
+SENTINELS = "redis+sentinel://"
 DOWN = (redis.exceptions.ConnectionError, redis.exceptions.BusyLoadingError)
 
 
@@ -40,16 +42,25 @@ def key(run: str, name: str) -> str:
 
 
 def client(url: str, patience_s: float = 40.0) -> Any:
-    """A direct connection without a proxy; waits `patience_s` seconds for a server that is down."""
+    """The suite's own connection, past any proxy; waits `patience_s` seconds for a server that is down."""
     pause = 0.1
-    return redis.Redis.from_url(
-        url,
-        protocol=2,
-        socket_connect_timeout=2,
-        socket_timeout=15,
-        # A server that accepts a connection but does not answer is stopped: the caller must release it, so no retry.
-        retry=Retry(ConstantBackoff(pause), int(patience_s / pause), supported_errors=DOWN),
-    )
+    # A server that accepts a connection but does not answer is stopped: the caller must release it, so no retry.
+    return connection(url, Retry(ConstantBackoff(pause), int(patience_s / pause), supported_errors=DOWN), 2, 15)
+
+
+def connection(url: str, retry: Retry, connect_s: float, answer_s: float) -> Any:
+    """A connection to the server at `url`, or to the primary that the Sentinels there name."""
+    options: dict[str, Any] = {
+        "protocol": 2,
+        "socket_connect_timeout": connect_s,
+        "socket_timeout": answer_s,
+        "retry": retry,
+    }
+    if not url.startswith(SENTINELS):
+        return redis.Redis.from_url(url, **options)
+    addresses, service, _ = url.removeprefix(SENTINELS).split("/")
+    sentinels = [(host, int(port)) for host, _, port in (each.rpartition(":") for each in addresses.split(","))]
+    return Sentinel(sentinels, socket_timeout=connect_s).master_for(service, **options)
 
 
 def texts(fields: dict[bytes, bytes]) -> dict[str, str]:
@@ -59,13 +70,14 @@ def texts(fields: dict[bytes, bytes]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Process:
-    """A process as its heartbeat announces it."""
+    """A process as its heartbeat announces it. `waits`: the names of what it waits for."""
 
     id: str
     service: str
     pid: int
     state: str
     version: int | None
+    waits: tuple[str, ...] = ()
 
 
 def processes(server: Any, run: str, service: str | None = None) -> list[Process]:
@@ -76,7 +88,8 @@ def processes(server: Any, run: str, service: str | None = None) -> list[Process
         at_ms, _, body = value.partition(b" ")
         if abs(seconds - int(at_ms) / 1000) <= LAPSES_S:
             announced = json.loads(body)
-            found.append(Process(*(announced[name] for name in ("id", "service", "pid", "state", "version"))))
+            waits = tuple(wait["name"] for wait in announced.get("waits", ()))
+            found.append(Process(*(announced[name] for name in ("id", "service", "pid", "state", "version")), waits))
     return [process for process in found if service in (None, process.service)]
 
 
@@ -123,6 +136,11 @@ def policy(server: Any, run: str) -> tuple[int, int] | None:
     """The committed (version, rollout step); None before the first."""
     version, step = server.hmget(key(run, "policy"), "version", "step")
     return None if version is None else (int(version), int(step))
+
+
+def owner(server: Any, run: str, role: str) -> str:
+    """The process that owns a role; of the learner, that is rank 0."""
+    return str((server.get(key(run, f"epoch:{role}")) or b"").decode().partition(" ")[2])
 
 
 def batch_in_flight(server: Any, run: str) -> tuple[str, int] | None:

@@ -70,6 +70,25 @@ def learning(scene: Scene) -> Moment | None:
     return None
 
 
+def later_rank(scene: Scene) -> Moment | None:
+    """A learner rank above 0 while an uncommitted batch is in the stream. Rank 0 alone owns the learner's role."""
+    batch, first = lookups.batch_in_flight(scene.server, scene.run), lookups.owner(scene.server, scene.run, "learner")
+    for process in _chosen(scene, "learner") if batch and first else ():
+        if batch and process.state == lookups.READY and process.id != first:
+            return Moment(process.id, process.pid, batch=batch[1], facts={"rank_0": first})
+    return None
+
+
+def first_rank(scene: Scene) -> Moment | None:
+    """Rank 0 of several, while an uncommitted batch is in the stream."""
+    batch, first = lookups.batch_in_flight(scene.server, scene.run), lookups.owner(scene.server, scene.run, "learner")
+    ranks = _chosen(scene, "learner") if batch else []
+    for process in ranks if len(ranks) > 1 else ():
+        if batch and process.state == lookups.READY and process.id == first:
+            return Moment(process.id, process.pid, batch=batch[1])
+    return None
+
+
 def publishing(scene: Scene) -> Moment | None:
     """A learner rank in the middle of a weight sync."""
     sync = lookups.open_sync(scene.server, scene.run)
@@ -78,7 +97,7 @@ def publishing(scene: Scene) -> Moment | None:
     return None
 
 
-def _running(scene: Scene) -> Moment | None:
+def running(scene: Scene) -> Moment | None:
     """Everything that the services hold, while the run is running."""
     if lookups.state(scene.server, scene.run) != "running":
         return None
@@ -103,26 +122,26 @@ def confirmed(scene: Scene, moment: Moment) -> Moment | None:
 
 def controlling(scene: Scene) -> Moment | None:
     """The gateway while it controls a run whose services hold something; it holds no lease itself."""
-    found, pid = _running(scene), scene.stack.gateway()
+    found, pid = running(scene), scene.stack.gateway()
     return Moment(None, pid, found.leases, found.batch, found.sync, {"keeps": scene.run}) if found and pid else None
 
 
 def hosting(scene: Scene) -> Moment | None:
     """Ray's head process while the services that it hosts hold something; they die with it."""
-    found, pid = _running(scene), scene.stack.head()
+    found, pid = running(scene), scene.stack.head()
     return Moment(None, pid, found.leases, found.batch, found.sync) if found and pid else None
 
 
 def serving(scene: Scene) -> Moment | None:
     """The embedded Redis while a service holds a lease, batch or sync."""
-    found, pid = _running(scene), scene.stack.redis()
+    found, pid = running(scene), scene.stack.redis()
     return Moment(None, pid, found.leases, found.batch, found.sync) if found and pid else None
 
 
 def connected(scene: Scene) -> Moment | None:
     """All connections through the proxy, while a service holds something."""
-    found = _running(scene)
-    return Moment(None, None, found.leases, found.batch, found.sync) if found and scene.proxy else None
+    found = running(scene)
+    return Moment(None, None, found.leases, found.batch, found.sync) if found and scene.ground.proxy else None
 
 
 def checkpoint_coming(scene: Scene) -> Moment | None:

@@ -9,8 +9,10 @@ import json
 from collections.abc import Callable
 
 from tests.chaos import lookups
+from tests.chaos.cuts import lost, order
 from tests.chaos.lookups import READERS, key, message
 from tests.chaos.scene import Scene
+from tests.chaos.story import REWOUND
 from tests.chaos.strikes import Struck, same
 
 Recovered = Callable[[Scene, Struck], bool]
@@ -66,7 +68,7 @@ def answering(scene: Scene, struck: Struck) -> bool:
 
 def checkpoint_written(scene: Scene, struck: Struck) -> bool:
     """The disk has a complete checkpoint that is newer than the step committed at the fault."""
-    for path in (scene.folder / "checkpoints").glob("step-*/checkpoint.json"):
+    for path in (scene.files / "checkpoints").glob("step-*/checkpoint.json"):
         try:
             if json.loads(path.read_text())["step"] > struck.step:
                 return True
@@ -75,38 +77,50 @@ def checkpoint_written(scene: Scene, struck: Struck) -> bool:
     return False
 
 
+def _taken(scene: Scene, stream: str, entry: str) -> bool:
+    """Whether a failover lost an entry, or a rewind restarted its stream."""
+    if lost(scene.cuts, stream, entry):
+        return True
+    if scene.server.xrange(key(scene.run, stream), entry, entry):
+        return False
+    events = (message(fields) for _, fields in scene.server.xrange(key(scene.run, "events"), min=entry))
+    return any(event is not None and event.get("phase") == REWOUND for event in events)
+
+
 def group_ended(scene: Scene, struck: Struck) -> bool:
     """The payload's group was trained or released: it is no longer pending."""
     return not scene.server.sismember(key(scene.run, "pending"), str(struck.moment.facts["group"]))
 
 
 def entry_dealt_with(scene: Scene, struck: Struck) -> bool:
-    """The added entry was acked; or, if it is a batch, was rejected, or its step or a later one is committed."""
+    """The added entry was acked; or, if it is a batch, was rejected, or its step or a later one is committed.
+
+    Or it is gone with its stream.
+    """
     assert struck.entry is not None
     stream, entry = struck.entry
     name = key(scene.run, stream)
+    if _taken(scene, stream, entry):
+        return True
     if stream == "batches":
         return rejected(scene, struck) or scene.step() > (struck.moment.batch or 0)
     reader = READERS[stream]
     groups = [group for group in scene.server.xinfo_groups(name) if group["name"].decode() == reader]
     delivered = groups[0]["last-delivered-id"].decode() if groups else "0-0"
-    if _order(delivered) < _order(entry):
+    if order(delivered) < order(entry):
         return False
     return not scene.server.xpending_range(name, reader, entry, entry, 1)
 
 
 def rejected(scene: Scene, struck: Struck) -> bool:
-    """The added entry is in the dead-letter stream, as an invalid message."""
+    """The added entry is in the dead-letter stream, as an invalid message; or it is gone with its stream."""
     assert struck.entry is not None
     stream, entry = struck.entry
     letters = [message(fields) for _, fields in scene.server.xrange(key(scene.run, "dead"))]
     about = (key(scene.run, stream), entry, "invalid")
-    return any(letter and (letter["stream"], letter["entry"], letter["cause"]) == about for letter in letters)
-
-
-def _order(entry: str) -> tuple[int, int]:
-    milliseconds, number = entry.split("-")
-    return int(milliseconds), int(number)
+    if any(letter and (letter["stream"], letter["entry"], letter["cause"]) == about for letter in letters):
+        return True
+    return _taken(scene, stream, entry)
 
 
 def all_of(*conditions: Recovered) -> Recovered:

@@ -118,14 +118,15 @@ def table(results: Results) -> str:
     )
 
 
-def shortcomings(results: Results, wanted: int, engine_kills: int) -> list[str]:
-    """Why the campaign does not pass; empty if it does."""
+def shortcomings(results: Results, wanted: int, engine_kills: int, each: Iterable[str] = ()) -> list[str]:
+    """Why the campaign does not pass; empty if it does. `each`: the faults that have to count at least once."""
     found = []
     counted = sum(results.counted.values())
     if counted < wanted:
         found.append(f"{counted} faults counted: expected {wanted}")
     if results.engine_kills < engine_kills:
         found.append(f"{results.engine_kills} engines were killed: expected {engine_kills}")
+    found += [f"{name!r} never counted" for name in each if not results.counted[name]]
     hurt = [fault for fault in results.faults if fault["counted"] and fault["seconds"] is None]
     found += [f"{fault['run']}: no recovery from {fault['fault']!r}" for fault in hurt]
     for run in results.runs:

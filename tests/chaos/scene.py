@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos import lookups
-from tests.chaos.ground import ProxyThread
+from tests.chaos.cuts import Cut
+from tests.chaos.ground import Ground
 from tests.chaos.lookups import Held, Process, Sync
 from tests.harness.stack import ENDED, Stack
 from tests.harness.stubs.stack import StubStack
@@ -22,7 +23,11 @@ ENDINGS = ("trained", "filtered", "stale", "dead", "judged", "evaluated")
 
 @dataclass
 class Scene:
-    """One run under faults. `server`: a direct connection to Redis; `proxy`: the proxy in front of it, if any."""
+    """One run under faults. `server`: the suite's own connection to Redis.
+
+    `cuts`: the failovers that lost writes. `resuming` is held while a fault has cancelled the run and will resume it,
+    `outage` while the store is away.
+    """
 
     run: str
     server: Any
@@ -30,8 +35,11 @@ class Scene:
     folder: Path
     recipe: dict[str, Any]
     rng: random.Random
-    proxy: ProxyThread | None = None
+    ground: Ground = field(default_factory=Ground)
     injected: list[tuple[str, str]] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list)
+    resuming: threading.Lock = field(default_factory=threading.Lock)
+    outage: threading.Lock = field(default_factory=threading.Lock)
     abandoned: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -55,8 +63,18 @@ class Scene:
         ]
 
     def ended(self) -> bool:
-        """Whether the run has succeeded, failed or was cancelled, or the episode was abandoned."""
-        return self.abandoned.is_set() or lookups.state(self.server, self.run) in ENDED
+        """Whether the run has succeeded, failed or was cancelled for good, or the episode was abandoned."""
+        if self.abandoned.is_set():
+            return True
+        # Asked first: a fault lets go once the run is no longer cancelled.
+        resuming = self.resuming.locked()
+        state = lookups.state(self.server, self.run)
+        return state in ENDED and not (resuming and state == "cancelled")
+
+    @property
+    def files(self) -> Path:
+        """Where the run's durable files are."""
+        return self.ground.files(self.run, self.folder)
 
     def succeeded(self) -> bool:
         """Whether the run has succeeded."""

@@ -83,6 +83,11 @@ class Story:
                 found[lane][body["group"]] = GroupSize(body["samples"], body["samples"] if stop is None else stop)
         return found
 
+    @cached_property
+    def evaluated_again(self) -> set[str]:
+        """The evaluation groups dispatched since the last rewind, which deletes all others."""
+        return {body["group"] for life, body in self.messages("evaluation:tasks") if life == len(self.rewinds)}
+
     def verdicts(self, lane: str) -> dict[str, dict[int, dict[str, Any]]]:
         """By group: the first verdict of each sample, in the last life that has verdicts of the group."""
         return self._verdicts[lane]

@@ -49,7 +49,8 @@ class Struck:
 Strike = Callable[[Scene, Moment], Struck | None]
 
 
-def _now(scene: Scene, moment: Moment, **more: Any) -> Struck:
+def struck_now(scene: Scene, moment: Moment, **more: Any) -> Struck:
+    """What is struck now, before it has an effect."""
     return Struck(moment, time.time(), scene.endings(), scene.step(), **more)
 
 
@@ -65,7 +66,7 @@ def kill_ray(scene: Scene, moment: Moment) -> Struck | None:
 
 
 def _killed(scene: Scene, pid: int, moment: Moment, with_it: int | None = None) -> Struck:
-    struck = _now(scene, moment, dead=frozenset({pid, with_it} - {None}))
+    struck = struck_now(scene, moment, dead=frozenset({pid, with_it} - {None}))
     send(pid, signal.SIGKILL)
     return struck
 
@@ -76,7 +77,7 @@ def stop(scene: Scene, moment: Moment) -> Struck | None:
 
     def stopped(pid: int, held: Moment) -> Struck:
         ends = time.monotonic() + seconds
-        return _now(
+        return struck_now(
             scene,
             held,
             release=lambda: _continue(pid),
@@ -109,7 +110,7 @@ def _on_stopped(scene: Scene, moment: Moment, then: Callable[[int, Moment], Stru
 def kill_redis(scene: Scene, moment: Moment) -> Struck | None:
     """kill -9 of the embedded server, without stopping it first: a stopped server cannot be queried."""
     assert moment.pid is not None
-    struck = _now(scene, moment, dead=frozenset({moment.pid}))
+    struck = struck_now(scene, moment, dead=frozenset({moment.pid}))
     return struck if send(moment.pid, signal.SIGKILL) else None
 
 
@@ -117,7 +118,7 @@ def stop_redis(scene: Scene, moment: Moment) -> Struck | None:
     """SIGSTOP of the embedded server for longer than a lease."""
     pid, seconds = moment.pid, scene.lease_s * scene.rng.uniform(1.2, 2.0)
     assert pid is not None
-    struck = _now(scene, moment, release=lambda: _continue(pid), facts={"stopped_s": seconds})
+    struck = struck_now(scene, moment, release=lambda: _continue(pid), facts={"stopped_s": seconds})
     ends = time.monotonic() + seconds
     struck.due = lambda: time.monotonic() >= ends
     return struck if freeze(pid) else None
@@ -130,7 +131,7 @@ def damage_checkpoint(scene: Scene, moment: Moment) -> Struck | None:
     def damaged(pid: int, held: Moment) -> Struck:
         if not flip_a_bit(folder, scene.rng.random()):
             _continue(pid)
-            return _now(scene, held, had_effect=lambda: False)
+            return struck_now(scene, held, had_effect=lambda: False)
         struck = _killed(scene, pid, held)
         struck.had_effect = lambda: _event_reports(scene, folder.name, "checkpoint-damaged")
         return struck
@@ -172,7 +173,7 @@ def fill_disk(scene: Scene, moment: Moment) -> Struck | None:
     def failed() -> bool:
         return _event_reports(scene, "", "checkpoint-failed", since)
 
-    return _now(
+    return struck_now(
         scene,
         moment,
         release=lambda: filler.unlink(missing_ok=True),
@@ -198,13 +199,13 @@ def _last_event(scene: Scene) -> str:
 
 
 def _proxy(scene: Scene) -> ProxyThread:
-    assert scene.proxy is not None, "this fault needs a proxy"
-    return scene.proxy
+    assert scene.ground.proxy is not None, "this fault needs a proxy"
+    return scene.ground.proxy
 
 
 def drop_connections(scene: Scene, moment: Moment) -> Struck | None:
     """Cut every connection to Redis, one to four times in a row."""
-    struck = _now(scene, moment)
+    struck = struck_now(scene, moment)
     times = scene.rng.randint(1, 4)
     for _ in range(times):
         struck.facts["dropped"] = struck.facts.get("dropped", 0) + _proxy(scene).drop()
@@ -217,7 +218,7 @@ def delay_connections(scene: Scene, moment: Moment) -> Struck | None:
     seconds, lasting = 10 ** scene.rng.uniform(-2.0, 0.5), scene.rng.uniform(2.0, 4.0) * scene.lease_s
     ends = time.monotonic() + lasting
     _proxy(scene).delay(seconds)
-    return _now(
+    return struck_now(
         scene,
         moment,
         release=lambda: _proxy(scene).delay(0.0),
@@ -228,7 +229,7 @@ def delay_connections(scene: Scene, moment: Moment) -> Struck | None:
 
 def swallow_connections(scene: Scene, moment: Moment) -> Struck | None:
     """Make every connection to Redis hang, open but without traffic, as behind a router that lost its state."""
-    struck = _now(scene, moment)
+    struck = struck_now(scene, moment)
     struck.facts["swallowed"] = _proxy(scene).swallow()
     return struck
 
@@ -236,7 +237,7 @@ def swallow_connections(scene: Scene, moment: Moment) -> Struck | None:
 def refuse_connections(scene: Scene, moment: Moment) -> Struck | None:
     """Cut every connection to Redis, and refuse new ones for half a lease to two leases."""
     seconds = scene.lease_s * scene.rng.uniform(0.5, 2.0)
-    struck = _now(scene, moment, facts={"refused_s": seconds})
+    struck = struck_now(scene, moment, facts={"refused_s": seconds})
     _proxy(scene).refuse(seconds)
     struck.facts["dropped"] = _proxy(scene).drop()
     return struck
@@ -246,7 +247,7 @@ def damage_payload(scene: Scene, moment: Moment) -> Struck | None:
     """Overwrite a field of one payload; None if it was released meanwhile."""
     name = str(moment.facts["payload"])
     how = scene.rng.choice(sorted(PAYLOADS))
-    struck = _now(scene, moment, facts={"how": how})
+    struck = struck_now(scene, moment, facts={"how": how})
     return struck if PAYLOADS[how](scene.server, name, scene.rng) else None
 
 
@@ -265,7 +266,7 @@ def damage_message(scene: Scene, moment: Moment) -> Struck | None:
 
 def _append(scene: Scene, moment: Moment, body: bytes) -> Struck:
     stream = str(moment.facts["stream"])
-    struck = _now(scene, replace(moment, facts={"stream": stream, "of": moment.facts["entry"]}))
+    struck = struck_now(scene, replace(moment, facts={"stream": stream, "of": moment.facts["entry"]}))
     entry = scene.server.xadd(key(scene.run, stream), {BODY: body}).decode()
     struck.entry = (stream, entry)
     scene.injected.append(struck.entry)

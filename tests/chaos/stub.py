@@ -12,7 +12,8 @@ import argparse
 import random
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ from typing import Any
 from tests.chaos import results, soak
 from tests.chaos.campaign import hash_of, say
 from tests.chaos.episode import Episode
-from tests.chaos.ground import ProxyThread
+from tests.chaos.faults import FAULTS as EVERY_FAULT
+from tests.chaos.ground import EMBEDDED, PROXY, SENTINELS, Ground, ProxyThread, ground
 from tests.chaos.server import Server
 from tests.harness.stubs.stack import StubStack
 from tests.harness.stubs.workload import recipe, write_questions
 
 GROUPS_WANTED = 10_000
-RUNS = 4
+RUNS = 5
 FAULTS_WANTED = 40
 AT_ONCE = 3
 LEASE_S = 2.0
@@ -43,9 +45,15 @@ class Shape:
     replicas: int
     verifiers: int
     staleness: int
+    redis: str = PROXY
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """The needs of faults that a run of this shape satisfies. The suite restarts its server behind the proxy."""
+        return frozenset({"", SENTINELS} if self.redis == SENTINELS else {"", PROXY, EMBEDDED})
 
 
-SHAPES = (Shape(3, 2, 1), Shape(2, 1, 2), Shape(1, 2, 0), Shape(2, 2, 1))
+SHAPES = (Shape(3, 2, 1), Shape(2, 1, 2), Shape(2, 1, 1, SENTINELS), Shape(1, 2, 0), Shape(2, 2, 1))
 """One per run, in turn."""
 
 FAULTS = {
@@ -67,11 +75,18 @@ FAULTS = {
     "delay connections": 1,
     "swallow connections": 1,
     "refuse connections": 1,
+    "failover that loses a second": 4,
+    "resume from an older step": 1,
+    "kill sampler in a rewind": 1,
+    "kill Redis in a rewind": 1,
     "damaged payload": 1,
     "damaged message": 2,
     "duplicated message": 2,
 }
-"""How often each fault of tests.chaos.faults is in the deck of one run; all but those of engines, Ray and disks."""
+"""How often each fault of tests.chaos.faults is in the deck of a run that offers what it needs.
+
+All but those of engines, Ray, learner ranks, disks and stores.
+"""
 
 
 def document(questions: Path, shape: Shape, groups: int) -> dict[str, Any]:
@@ -96,18 +111,17 @@ def play(folder: Path, seed: int, number: int, groups: int) -> None:
     """Run number `number`, on a server and a stack of its own; appends to the results."""
     shape = SHAPES[number % len(SHAPES)]
     run = f"stub-{seed}-{number:03d}-{int(time.time()) % 100_000}"
-    deck = [name for name, times in FAULTS.items() for _ in range(times)]
+    possible = [name for name in FAULTS if EVERY_FAULT[name].needs in shape.offers]
+    deck = [name for name in possible for _ in range(FAULTS[name])]
     random.Random(f"deck {seed} {number}").shuffle(deck)
     say(f"{run}: {shape}, {groups} groups, {len(deck)} faults at most")
     rollout = ("--filtered", str(FILTERED), "--delay-s", str(DELAY_S), "--seed", str(hash_of(seed, number)))
     arguments = {"rollout": rollout, "learner": ("--train-s", str(TRAIN_S))}
     with ExitStack() as held:
-        server = held.enter_context(Server(folder / f"{run}-valkey"))
-        held.enter_context(server.kept_alive())
-        proxy = held.enter_context(ProxyThread(server.port))
-        stack = held.enter_context(StubStack(folder, proxy.url, arguments, redis_pid=lambda: server.pid))
+        stands_on, redis_pid = held.enter_context(_ground(folder / f"{run}-redis", shape))
+        stack = held.enter_context(StubStack(folder, str(stands_on.redis_url), arguments, redis_pid=redis_pid))
         made = document(write_questions(folder / "questions.jsonl", QUESTIONS), shape, groups)
-        episode = Episode(stack, run, made, hash_of(seed, number), server.url, proxy, say=say)
+        episode = Episode(stack, run, made, hash_of(seed, number), stands_on, say=say)
         try:
             played = episode.play(deck, AT_ONCE)
         except Exception as error:  # noqa: BLE001 - the results name it, and the other runs are played
@@ -118,6 +132,17 @@ def play(folder: Path, seed: int, number: int, groups: int) -> None:
         results.add_broken(folder, run, f"did not drain: {stack.left}")
     results.add(folder, played)
     say(f"{run}: {played.state} after {played.seconds:.0f} s; {played.judgement}")
+
+
+@contextmanager
+def _ground(folder: Path, shape: Shape) -> Iterator[tuple[Ground, Callable[[], int | None]]]:
+    """What a run stands on, and the pid of the server that it may kill, which is started again."""
+    if shape.redis == SENTINELS:
+        with ground(folder, SENTINELS) as made:
+            yield made, lambda: None
+        return
+    with Server(folder) as server, server.kept_alive(), ProxyThread(server.port) as proxy:
+        yield Ground(server.url, proxy.url, proxy), lambda: server.pid
 
 
 def campaign(folder: Path, seed: int, groups: int, faults: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.chaos.evidence import Entry, Evidence, Lane
-from tests.chaos.lookups import STREAMS
+from tests.chaos.lookups import READERS, STREAMS
 
 TRAINED = {1: ("g0", "g1"), 2: ("g2", "g3")}
 FILTERED, STALE, KEPT, PENDING = "g4", "g5", "g6", "g7"
@@ -88,7 +88,8 @@ def clean_run() -> Evidence:
     writer, mixed = Writer(), ("correct", "wrong")
     for prompt in PROMPTS:
         generate(writer, prompt, ("correct", "correct"), "evaluation:")
-    writer.add("evaluations", {"set": "held-out", "name": "before", "prompts": 2, "dropped": 0})
+    evaluation = {"set": "held-out", "name": "before", "prompts": 2, "dropped": 0}
+    writer.add("evaluations", evaluation)
     groups: dict[str, dict[str, str]] = {}
     for step, names in TRAINED.items():
         for name in names:
@@ -121,6 +122,7 @@ def clean_run() -> Evidence:
         },
         groups=groups,
         steps=[record(step, names) for step, names in TRAINED.items()],
+        evaluations=[evaluation],
         policy={"version": "2", "step": "2"},
         archive=batches,
         records={step: record(step, names) for step, names in TRAINED.items()},
@@ -140,8 +142,14 @@ def append(evidence: Evidence, stream: str, body: dict[str, Any] | None, entry: 
 
 
 def rewound_run() -> Evidence:
-    """Step 2 left the history: its groups are dispatched, generated, judged and trained again."""
+    """Step 2 left the history: its groups are dispatched, generated, judged and trained again.
+
+    The evaluation before the run stays, and the lane of evaluations starts from 0.
+    """
     run = clean_run()
+    run.lanes["evaluation"].counters.clear()
+    for name in PROMPTS:
+        run.groups.pop(name, None)
     writer = Writer()
     writer._clock = 9000
     for group in ("g2", "g3"):
@@ -152,6 +160,6 @@ def rewound_run() -> Evidence:
     for stream, entries in writer.entries.items():
         for entry in entries:
             append(run, stream, entry.body, entry.id)
-    run.restarted = {"tasks", "samples", "verdicts", "batches"}
+    run.restarted = {name for name in STREAMS if name in READERS} | {"batches"}
     run.added |= dict.fromkeys(run.restarted, 1)
     return run

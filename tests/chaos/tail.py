@@ -25,7 +25,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.chaos.lookups import BODY, STREAMS, key
+from tests.chaos.lookups import BODY, STREAMS, connection, key
 
 BLOCK_MS = 200
 COUNT = 500
@@ -91,9 +91,7 @@ class Follower:
         """Read once; returns the number of entries. Retries a server that is down."""
         try:
             if self._server is None:
-                self._server = redis.Redis.from_url(
-                    self._url, protocol=2, socket_connect_timeout=1, socket_timeout=30, retry=Retry(NoBackoff(), 0)
-                )
+                self._server = connection(self._url, Retry(NoBackoff(), 0), 1, 30)
             reply = self._server.xread(self._after, count=COUNT, block=BLOCK_MS) or []
         except DOWN:
             self._lost_at = self._lost_at or time.time()

@@ -9,6 +9,7 @@ import random
 import pytest
 
 from tests.chaos.episode import Episode, Played
+from tests.chaos.ground import Ground
 from tests.harness.stack import Stack
 from tests.harness.workload import recipe, write_model, write_questions
 
@@ -42,7 +43,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     )
     with Stack(folder / "runs") as stack:
         run = f"chaos-{random.Random(SEED).getrandbits(32):08x}"
-        episode = Episode(stack, run, document, SEED, stack.redis_url, say=print)
+        episode = Episode(stack, run, document, SEED, Ground(), say=print)
         return episode.play(FAULTS, at_once=2)
 
 

@@ -114,7 +114,7 @@ def orphan_a_group(run: Evidence) -> None:
 
 
 def drop_a_prompt_without_a_letter(run: Evidence) -> None:
-    run.entries["evaluations"][0].body.update(prompts=1, dropped=1)
+    run.evaluations[0].update(prompts=1, dropped=1)
 
 
 def train_in_two_steps(run: Evidence) -> None:
@@ -150,7 +150,7 @@ def put_a_group_into_two_batches(run: Evidence) -> None:
 
 
 def evaluate_twice(run: Evidence) -> None:
-    append(run, "evaluations", run.entries["evaluations"][0].body, LATER)
+    run.evaluations *= 2
 
 
 def miss_an_entry(run: Evidence) -> None:
@@ -251,7 +251,7 @@ def lie_about_staleness(run: Evidence) -> None:
 
 
 def drop_a_prompt_silently(run: Evidence) -> None:
-    run.entries["evaluations"][0].body["prompts"] = 1
+    run.evaluations[0]["prompts"] = 1
 
 
 WRONGS: tuple[tuple[Callable[[Evidence], None], Kind, str], ...] = (

@@ -24,8 +24,8 @@ MOST = 100_000
 class Seen:
     """One stream, as last read. `added`: how many entries it has had, restarts included.
 
-    `restarted`: whether it was deleted, at the run's end or by a rewind; then `added` is a lower bound. `unacked`:
-    entries that its consumer group had not acked at `at` (milliseconds of Redis' clock).
+    `restarted`: whether it was deleted, at the run's end or by a rewind, or lost entries in a failover; then `added` is
+    a lower bound. `unacked`: entries that its consumer group had not acked at `at` (milliseconds of Redis' clock).
     """
 
     added: int = 0
@@ -33,11 +33,15 @@ class Seen:
     unacked: set[str] = field(default_factory=set)
     at: int = 0
     current: int = 0
+    server: str = ""
 
-    def note(self, added: int) -> None:
-        """Note how many entries the stream has had since its last restart."""
+    def note(self, added: int, server: str = "") -> None:
+        """Note how many entries the stream has had since its last restart, by this server's count."""
+        promoted, self.server = server != self.server, server
         if added < self.current:
             self.restarted = True
+            # What a promoted replica lacks was not added; it counts what it has from the start.
+            self.added -= self.current if promoted else 0
             self.current = 0
         self.added += added - self.current
         self.current = added
@@ -76,16 +80,18 @@ class Watch:
     def look(self) -> None:
         """Read the state of every stream."""
         for name, seen in self.seen.items():
-            seconds, micros = self._server.time()
-            try:
-                seen.note(int(self._server.xinfo_stream(key(self._run, name))["entries-added"]))
-                if name in READERS:
-                    seen.unacked = self._unacked(name)
-                    seen.at = seconds * 1000 + micros // 1000
-            except redis.exceptions.ResponseError as error:
-                if "no such key" not in str(error):
-                    raise
-                seen.note(0)
+            with self._server.pipeline(transaction=True) as pipe:  # all three of the same server
+                pipe.time().info("server").xinfo_stream(key(self._run, name))
+                (seconds, micros), about, stream = pipe.execute(raise_on_error=False)
+            if isinstance(stream, redis.exceptions.ResponseError):
+                if "no such key" not in str(stream):
+                    raise stream
+                seen.note(0, about["run_id"])
+                continue
+            seen.note(int(stream["entries-added"]), about["run_id"])
+            if name in READERS:
+                seen.unacked = self._unacked(name)
+                seen.at = seconds * 1000 + micros // 1000
 
     def _unacked(self, stream: str) -> set[str]:
         """Entries that are delivered and not acked, and those not delivered yet."""

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -39,9 +39,14 @@ class StackDownError(RuntimeError):
 
 
 class Stack:
-    """One stack in its own process. Use as a context manager. `folder` has its runs and its log."""
+    """One stack in its own process. Use as a context manager. `folder` has its runs and its log.
 
-    def __init__(self, folder: Path, redis_url: str | None = None) -> None:
+    `environment`: more variables of its processes.
+    """
+
+    def __init__(
+        self, folder: Path, redis_url: str | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.port = free_port()
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,8 +57,14 @@ class Stack:
         with self._log.open("a") as log:
             self._begins = log.tell()
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, preexec_fn=end_with_us
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **(environment or {})},
+                preexec_fn=end_with_us,
             )
+        self._given = redis_url
         self.left: list[str] = []
         self.api = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20)
 
@@ -75,7 +86,9 @@ class Stack:
 
     @property
     def redis_url(self) -> str:
-        """The Redis URL that `penstock up` prints."""
+        """The URL of its Redis: the given one, or that of its own, which `penstock up` prints."""
+        if self._given is not None:
+            return self._given
         match = REDIS_URL.search(self.output)
         if match is None:
             raise StackDownError(self.output)
@@ -83,7 +96,7 @@ class Stack:
 
     def _await_ready(self) -> None:
         ends = time.monotonic() + READY_S
-        while not (self.answers() and REDIS_URL.search(self.output)):
+        while not (self.answers() and (self._given or REDIS_URL.search(self.output))):
             self.check()
             if time.monotonic() > ends:
                 raise StackDownError(f"not ready within {READY_S:g} s\n{self.output}")

@@ -31,7 +31,7 @@ class S3Server:
 
     def __init__(self, folder: Path, port: int) -> None:
         self._folder = folder
-        self._port = port
+        self.port = port
         self._process: subprocess.Popen[bytes] | None = None
         (folder / "data" / BUCKET).mkdir(parents=True)
 
@@ -46,7 +46,7 @@ class S3Server:
     def variables(self) -> dict[str, str]:
         """The environment variables of a client."""
         return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._port}",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
             "AWS_REGION": "us-east-1",
             "AWS_ACCESS_KEY_ID": KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -81,7 +81,7 @@ class S3Server:
                     "serve",
                     "s3",
                     "--addr",
-                    f"127.0.0.1:{self._port}",
+                    f"127.0.0.1:{self.port}",
                     "--vfs-cache-mode",
                     "off",
                     "--dir-cache-time",
@@ -109,7 +109,7 @@ class S3Server:
 
     def _answers(self) -> bool:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{self._port}/", timeout=1).close()
+            urllib.request.urlopen(f"http://127.0.0.1:{self.port}/", timeout=1).close()
         except urllib.error.HTTPError:
             return True  # it wants a signature
         except OSError:

@@ -95,7 +95,10 @@ class StubLearner:
         while self._policy.step < last and not self._context.stopping.is_set():
             await self._publisher.serve_joining(self._policy.version)
             waits.pending("batches", "the next batch", self._recipe.limits.stall_timeout_s, idle=True)
-            for logged in await self._history.batches(after, BATCHES_S):
+            found = await self._history.batches(after, BATCHES_S)
+            if not found and ((policy := await self._history.policy()) is None or policy.step < self._policy.step):
+                raise RuntimeError(f"Redis lost step {self._policy.step}; a restarted learner resumes at {policy}")
+            for logged in found:
                 waits.done("batches")
                 after = logged.entry
                 step = self._policy.step + 1

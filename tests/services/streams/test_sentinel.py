@@ -3,8 +3,6 @@
 import asyncio
 import signal
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -16,66 +14,20 @@ from services.streams.connection.functions import FencedError, load
 from services.streams.keys import RunKeys
 from services.streams.state.ownership import become_owner, newest_owner
 from services.streams.state.policy_history import History
-from tests.harness.servers.redis_servers import Process, start_sentinel, start_server
+from tests.harness.servers.redis_servers import start_sentinel, start_server
+from tests.harness.servers.watched_servers import SERVICE, in_sync, watched_servers
 from tests.services.streams.repeating import repeat, until_a_read_blocks
 
 pytestmark = pytest.mark.slow
-SERVICE = "penstock"
 DEATH_MS, HANDOVER_MS = 1500, 5000
 """After how long the Sentinels report a silent master as down: soon where it dies; else no short stall may count."""
-
-
-@dataclass
-class Watched:
-    """Two servers, the second a replica of the first, and three Sentinels."""
-
-    servers: list[Process]
-    sentinels: list[Process]
-
-    @property
-    def url(self):
-        return f"redis+sentinel://{','.join(f'127.0.0.1:{sentinel.port}' for sentinel in self.sentinels)}/{SERVICE}/0"
-
-    def until(self, condition, problem, deadline_s=90.0):
-        ends = time.monotonic() + deadline_s
-        while not condition():
-            assert time.monotonic() < ends, problem
-            time.sleep(0.1)
-
-
-def in_sync(master, replica):
-    """Whether the replica has the master's data and follows it."""
-    info = replica.client().info("replication")
-    return info.get("master_link_status") == "up" and info["master_port"] == master.port
-
-
-def wait_until_watched(watched):
-    """Until every Sentinel knows the replica and the other Sentinels: a failover is impossible before."""
-    master, replica = watched.servers
-    watched.until(lambda: in_sync(master, replica), "the replica is not in sync")
-
-    def known(sentinel):
-        master_info = sentinel.client().sentinel_master(SERVICE)
-        return (master_info["num-slaves"], master_info["num-other-sentinels"]) == (1, 2)
-
-    for sentinel in watched.sentinels:
-        watched.until(lambda sentinel=sentinel: known(sentinel), "the Sentinels do not know each other")
 
 
 @pytest.fixture
 def watched(request, tmp_path):
     """A parameter: after how many milliseconds a silent master is down, then settings of the servers."""
     down_after_ms, *settings = getattr(request, "param", [DEATH_MS])
-    settings = ["--appendfsync", "always", *settings]
-    with ExitStack() as started:
-        master = started.enter_context(start_server(tmp_path, *settings))
-        replica = started.enter_context(start_server(tmp_path, *settings, "--replicaof", "127.0.0.1", master.port))
-        sentinels = [
-            started.enter_context(start_sentinel(tmp_path, SERVICE, master.port, 2, down_after_ms=down_after_ms))
-            for _ in range(3)
-        ]
-        group = Watched([master, replica], sentinels)
-        wait_until_watched(group)
+    with watched_servers(tmp_path, down_after_ms, *settings) as group:
         yield group
 
 
