@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -25,7 +26,13 @@ from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.delivery.leases import LeaseLostError
 from services.streams.delivery.payloads import SamplePayload
-from services.streams.state.group_state import GroupTransitions, RejectedMessageError, missing_samples
+from services.streams.state.group_state import (
+    Effect,
+    GroupTransitions,
+    RejectedMessageError,
+    missing_samples,
+    rejection,
+)
 from services.waits import REDIS_MEMORY
 
 log = logging.getLogger(__name__)
@@ -92,10 +99,11 @@ class LeasedTask:
         prompt = task.prompt
         return Sample(group=task.group, index=index, verifier=prompt.verifier, reference=prompt.reference, facts=facts)
 
-    async def publish_sample(self, sample: Sample, payload: SamplePayload) -> None:
-        """Publish a sample, unless it was published before; while Redis is full, wait for room.
+    async def publish_samples(self, samples: Sequence[tuple[Sample, SamplePayload]]) -> None:
+        """Publish samples, each unless it was published before; while Redis is full, wait for room.
 
-        Raises RedisFullError after limits.stall_timeout_s.
+        Raises RejectedMessageError for a group that this run does not have, RedisFullError after
+        limits.stall_timeout_s.
         """
         waits, deadline_s = self.context.waits, self.context.record.recipe.limits.stall_timeout_s
 
@@ -104,15 +112,17 @@ class LeasedTask:
 
         full = Retry(lambda error: isinstance(error, RedisFullError), FULL_PAUSE_S, deadline_s, on_failure=report)
         try:
-            first = await full.run_async(
-                lambda: self.transitions.publish_sample(
-                    self.lane, self.delivery.lease, self.message.wanted, sample, payload
-                )
+            effects = await full.run_async(
+                lambda: self.transitions.publish_samples(self.lane, self.delivery.lease, self.message.wanted, samples)
             )
         finally:
             waits.done(REDIS_MEMORY)
-        if first:
-            TOKENS.labels(self.context.record.id).inc(len(payload.response_ids))
+        tokens = 0
+        for effect, (sample, _) in zip(effects, samples, strict=True):
+            if reason := rejection(effect, sample.group, sample.index):
+                raise RejectedMessageError(reason)
+            tokens += sample.facts.response_tokens if effect == Effect.FRESH else 0
+        TOKENS.labels(self.context.record.id).inc(tokens)
 
     async def ack(self) -> None:
         """Finish a task that needs no work."""
@@ -165,12 +175,20 @@ class GroupWorker:
             await task.ack()
             return
         prompt_ids = self._generator.encoded_prompt(task.message)
-        samples = [asyncio.create_task(self._publish_sample(task, index, prompt_ids)) for index in missing]
+        responses = {asyncio.create_task(self._sample(task, index, prompt_ids)) for index in missing}
         try:
-            await asyncio.gather(*samples)
+            while responses:
+                done, responses = await asyncio.wait(responses, return_when=asyncio.FIRST_COMPLETED)
+                samples = [response.result() for response in done if not response.exception()]
+                if samples:
+                    await task.publish_samples(sorted(samples, key=lambda sample: sample[0].index))
+                for failed in done:
+                    failed.result()
         finally:
-            await cancel_and_wait(*samples)
+            await cancel_and_wait(*responses)
 
-    async def _publish_sample(self, task: LeasedTask, index: int, prompt_ids: NDArray[np.int32]) -> None:
+    async def _sample(
+        self, task: LeasedTask, index: int, prompt_ids: NDArray[np.int32]
+    ) -> tuple[Sample, SamplePayload]:
         payload, started_at = await self._generator.generate(task.request(index, prompt_ids))
-        await task.publish_sample(task.sample(index, payload, started_at), payload)
+        return task.sample(index, payload, started_at), payload

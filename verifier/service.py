@@ -11,16 +11,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
 
 from services.cancellation import cancellation_requested
-from services.contracts import Cause, Lane, Outcome, Sample, SampleResult, SandboxFault, Verdict
+from services.contracts import Lane, Outcome, Sample, SampleResult, SandboxFault, Verdict
 from services.metrics import DAMAGED_PAYLOADS, FAULTS, MESSAGES, VERDICT_SECONDS
 from services.process import Context
 from services.streams.delivery.consumer import Consumer, Delivery
-from services.streams.delivery.leases import LeaseLostError
+from services.streams.delivery.leases import Lease
 from services.streams.delivery.payloads import fetch_texts
-from services.streams.state.group_state import GroupTransitions, RejectedMessageError
+from services.streams.state.group_state import Effect, GroupTransitions, dead_letter_rejected
 from verifier.sandbox.pool import Finding, Sandbox
 from verifier.sandbox.prctl import deny_inspection
 
@@ -32,6 +33,8 @@ READ_COUNT = 64
 JUDGED_TOGETHER = 8  # texts per judgement job: a text that takes long delays the verdicts of those before it
 REASON_CHARACTERS = 300
 FATAL = (SandboxFault.TIMEOUT, SandboxFault.DIED)  # faults that end a judging process
+
+_Judged: TypeAlias = tuple[Delivery[Sample], Finding]
 
 
 class VerifierService:
@@ -93,69 +96,90 @@ class _LaneJudge:
                 async with asyncio.TaskGroup() as judgements:
                     for start in range(0, len(deliveries), JUDGED_TOGETHER):
                         part = deliveries[start : start + JUDGED_TOGETHER]
-                        found = judgements.create_task(self._first_findings(part, texts))
-                        for delivery in part:
-                            damage = damaged.get(delivery.message.facts.payload)
-                            judgements.create_task(self._judge(delivery, found, damage))
-
-    async def _first_findings(
-        self, deliveries: Sequence[Delivery[Sample]], texts: Mapping[str, str]
-    ) -> dict[str, tuple[str, Finding]]:
-        """The text and the finding of a first attempt to judge it, by payload; without those that are damaged."""
-        samples = [delivery.message for delivery in deliveries if delivery.message.facts.payload in texts]
-        chosen = [(sample.verifier, texts[sample.facts.payload], sample.reference) for sample in samples]
-        findings = await self._sandbox.judge_all(chosen)
-        return {
-            sample.facts.payload: (text, finding)
-            for sample, (_, text, _), finding in zip(samples, chosen, findings, strict=True)
-        }
+                        judgements.create_task(self._judge(part, texts, damaged))
 
     async def _judge(
-        self, delivery: Delivery[Sample], found: asyncio.Task[dict[str, tuple[str, Finding]]], damage: str | None
+        self, deliveries: Sequence[Delivery[Sample]], texts: Mapping[str, str], damaged: Mapping[str, str]
     ) -> None:
-        try:
-            async with self._consumer.renewing(delivery.lease):
-                await self._publish_verdict(delivery, found, damage)
-        except LeaseLostError as error:
-            log.warning("a judgement was stopped: %s", error)
-            MESSAGES.labels(self._context.keys.run, f"{self._lane.value}-samples", SampleResult.LEASE_LOST).inc()
+        """Publish a verdict on each sample whose lease is not lost. An unknown outcome is judged again, after these."""
+        started = time.monotonic()
+        with self._consumer.watching([delivery.lease for delivery in deliveries]) as lost:
+            settled, unknown = await self._first_findings(deliveries, texts, damaged)
+            await self._publish(settled, lost, started)
+            for delivery, finding in unknown:
+                again = delivery.lease not in lost
+                last = await self._judged_again(delivery.message, texts, finding) if again else finding
+                await self._publish([(delivery, last)], lost, started)
 
-    async def _publish_verdict(
-        self, delivery: Delivery[Sample], found: asyncio.Task[dict[str, tuple[str, Finding]]], damage: str | None
-    ) -> None:
-        sample, started = delivery.message, time.monotonic()
-        if damage is not None:
-            DAMAGED_PAYLOADS.labels(self._context.keys.run, VerifierService.name).inc()
-            finding = Finding(Outcome.UNKNOWN, 0.0, damage)
-        else:
-            text, first_finding = (await asyncio.shield(found))[sample.facts.payload]
-            finding = await self._settled(sample, text, first_finding)
-        verdict = Verdict(
-            group=sample.group,
-            index=sample.index,
-            outcome=finding.outcome,
-            score=finding.score,
-            reason=finding.reason[:REASON_CHARACTERS],
-            answer=finding.answer,
-            facts=sample.facts,
+    async def _first_findings(
+        self, deliveries: Sequence[Delivery[Sample]], texts: Mapping[str, str], damaged: Mapping[str, str]
+    ) -> tuple[list[_Judged], list[_Judged]]:
+        """The samples with the findings that are settled; and those whose text another attempt may judge."""
+        whole = [delivery for delivery in deliveries if delivery.message.facts.payload in texts]
+        samples = [delivery.message for delivery in whole]
+        findings = await self._sandbox.judge_all(
+            [(sample.verifier, texts[sample.facts.payload], sample.reference) for sample in samples]
         )
-        try:
-            first = await self._transitions.publish_verdict(self._lane, delivery.lease, verdict)
-            result = SampleResult.PUBLISHED if first else SampleResult.DUPLICATE
-        except RejectedMessageError as error:
-            await self._consumer.dead_letter(delivery, str(error), Cause.INVALID)
-            result = SampleResult.REFUSED
-        VERDICT_SECONDS.labels(self._context.keys.run, finding.outcome.value).observe(time.monotonic() - started)
-        MESSAGES.labels(self._context.keys.run, f"{self._lane.value}-samples", result).inc()
+        settled: list[_Judged] = []
+        unknown: list[_Judged] = []
+        for judged in zip(whole, findings, strict=True):
+            self._count_fault(judged[1])
+            (unknown if judged[1].outcome is Outcome.UNKNOWN else settled).append(judged)
+        for delivery in deliveries:
+            if (damage := damaged.get(delivery.message.facts.payload)) is not None:
+                DAMAGED_PAYLOADS.labels(self._context.keys.run, VerifierService.name).inc()
+                settled.append((delivery, Finding(Outcome.UNKNOWN, 0.0, damage)))
+        return settled, unknown
 
-    async def _settled(self, sample: Sample, text: str, finding: Finding) -> Finding:
-        """A text's first finding, or that of another attempt if it is unknown."""
-        for attempt in range(ATTEMPTS):
-            if attempt:
+    async def _judged_again(self, sample: Sample, texts: Mapping[str, str], finding: Finding) -> Finding:
+        """The finding of the last attempt to judge a text whose outcome is unknown."""
+        for _ in range(1, ATTEMPTS):
+            if finding.outcome is Outcome.UNKNOWN:
                 fresh = finding.fault in FATAL  # the fault may have been that of a text judged before
+                text = texts[sample.facts.payload]
                 finding = await self._sandbox.judge(sample.verifier, text, sample.reference, fresh=fresh)
-            if finding.fault:
-                FAULTS.labels(self._context.keys.run, finding.fault).inc()
-            if finding.outcome is not Outcome.UNKNOWN:
-                break
+                self._count_fault(finding)
         return finding
+
+    def _count_fault(self, finding: Finding) -> None:
+        if finding.fault:
+            FAULTS.labels(self._context.keys.run, finding.fault).inc()
+
+    async def _publish(self, judged: Sequence[_Judged], lost: Collection[Lease], started: float) -> None:
+        """Publish verdicts, group by group; dead-letter samples that are not of this run. `started`: monotonic."""
+        groups: dict[str, list[_Judged]] = {}
+        for delivery, finding in judged:
+            if delivery.lease in lost:
+                log.warning("a judgement was dropped: the lease of %s was lost", delivery.lease.entry)
+                self._count(SampleResult.LEASE_LOST, 1)
+            else:
+                groups.setdefault(delivery.message.group, []).append((delivery, finding))
+        await asyncio.gather(*(self._publish_group(group, started) for group in groups.values()))
+
+    async def _publish_group(self, judged: Sequence[_Judged], started: float) -> None:
+        effects = await self._transitions.publish_verdicts(
+            self._lane, [(delivery.lease, _verdict(delivery.message, finding)) for delivery, finding in judged]
+        )
+        refused = await dead_letter_rejected(self._consumer, [delivery for delivery, _ in judged], effects)
+        duplicates = effects.count(Effect.LATE)
+        self._count(SampleResult.REFUSED, refused)
+        self._count(SampleResult.DUPLICATE, duplicates)
+        self._count(SampleResult.PUBLISHED, len(judged) - duplicates - refused)
+        seconds = time.monotonic() - started
+        for _, finding in judged:
+            VERDICT_SECONDS.labels(self._context.keys.run, finding.outcome.value).observe(seconds)
+
+    def _count(self, result: SampleResult, number: int) -> None:
+        MESSAGES.labels(self._context.keys.run, f"{self._lane.value}-samples", result).inc(number)
+
+
+def _verdict(sample: Sample, finding: Finding) -> Verdict:
+    return Verdict(
+        group=sample.group,
+        index=sample.index,
+        outcome=finding.outcome,
+        score=finding.score,
+        reason=finding.reason[:REASON_CHARACTERS],
+        answer=finding.answer,
+        facts=sample.facts,
+    )

@@ -15,6 +15,8 @@ from services.contracts import Lane, Outcome, Task, Verdict
 from services.sampler.backpressure import Flow
 from services.sampler.selection.order import Waiting, in_order
 from services.streams.connection.client import Redis
+from services.streams.delivery.consumer import Delivery
+from services.streams.delivery.leases import Lease
 from services.streams.keys import RunKeys
 from services.streams.state.group_state import BATCHED, KEPT, PENDING, REOPENED, read_fields, read_groups
 
@@ -48,6 +50,49 @@ class Group:
     def oldest_version(self) -> int:
         """The oldest policy version that wrote a token of this group."""
         return min(verdict.facts.oldest_version for verdict in self.verdicts.values())
+
+
+@dataclass
+class GroupVerdicts:
+    """Verdicts of one group that are recorded together; `decision`: '' unless the last of them decides.
+
+    `samples`: the group's, if it is known. `rest` and `posterior`: see GroupTransitions.record_verdicts.
+    """
+
+    deliveries: list[Delivery[Verdict]] = field(default_factory=list)
+    decision: str = ""
+    samples: int = 0
+    rest: Task | None = None
+    posterior: tuple[str, str] = ("", "")
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        return self.deliveries[0].message.group
+
+    @property
+    def leased(self) -> list[tuple[Lease, Verdict]]:
+        """The verdicts, each with its lease."""
+        return [(delivery.lease, delivery.message) for delivery in self.deliveries]
+
+
+def verdicts_by_group(
+    deliveries: Iterable[Delivery[Verdict]], decide: Callable[[GroupVerdicts, Verdict], None]
+) -> list[GroupVerdicts]:
+    """The verdicts of one read by group, in the order of the decisions; those that decide nothing come last.
+
+    `decide` is called with each verdict in turn, and sets the decision that it leads to.
+    """
+    decided: list[GroupVerdicts] = []
+    undecided: dict[str, GroupVerdicts] = {}
+    for delivery in deliveries:
+        name = delivery.message.group
+        verdicts = undecided.setdefault(name, GroupVerdicts())
+        verdicts.deliveries.append(delivery)
+        decide(verdicts, delivery.message)
+        if verdicts.decision:
+            decided.append(undecided.pop(name))
+    return decided + list(undecided.values())
 
 
 class GroupTable:

@@ -85,7 +85,7 @@ class HandFleet:
                 reference=task.prompt.reference,
                 facts=facts,
             )
-            await self.transitions.publish_sample(lane, delivery.lease, task.wanted, sample, body)
+            await self.transitions.publish_samples(lane, delivery.lease, task.wanted, [(sample, body)])
 
 
 class HandLearner:

@@ -15,7 +15,7 @@ from services.contracts import Lane, ProcessInfo, Prompt, Sample, SampleFacts, S
 from services.process import Context
 from services.streams.delivery.consumer import Consumer, tail
 from services.streams.delivery.payloads import SamplePayload
-from services.streams.state.group_state import GroupTransitions
+from services.streams.state.group_state import Effect, GroupTransitions
 from services.streams.state.heartbeat import live_processes
 from tests.rollout.waiting import until
 
@@ -107,4 +107,4 @@ async def leave_a_group_behind(context: Context, transitions: GroupTransitions) 
         "stop",
         (VersionSpan(version=0, start=0, end=1),),
     )
-    assert await transitions.publish_sample(Lane.TRAIN, delivery.lease, 4, sample, body)
+    assert await transitions.publish_samples(Lane.TRAIN, delivery.lease, 4, [(sample, body)]) == [Effect.FRESH]

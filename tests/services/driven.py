@@ -5,7 +5,7 @@ Must not be used outside tests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ from services.streams.delivery.leases import Lease
 from services.streams.delivery.payloads import SamplePayload
 from services.streams.keys import ACTIVE_RUNS, RunKeys
 from services.streams.state.group_counts import group_counts
-from services.streams.state.group_state import GroupTransitions
+from services.streams.state.group_state import Effect, GroupTransitions, RejectedMessageError, rejection
 from services.streams.state.policy_history import History, LoggedBatch
 
 PROMPT = Prompt(id="p0", messages=({"role": "user", "content": "1 + 1"},), verifier="pattern", reference={})
@@ -152,6 +152,33 @@ def record_of(batch: Batch, version: int, weights: str = "") -> StepRecord:
     )
 
 
+def is_first(effects: Sequence[int], message: Sample | Verdict) -> bool:
+    """Whether a message alone was the first of its kind. Raises RejectedMessageError."""
+    [effect] = effects
+    if reason := rejection(effect, message.group, message.index):
+        raise RejectedMessageError(reason)
+    return effect == Effect.FRESH
+
+
+async def publish_sample(
+    transitions: GroupTransitions, lane: Lane, lease: Lease, wanted: int, sample: Sample, body: SamplePayload
+) -> bool:
+    """Publish one sample. False if it was not the first. Raises RejectedMessageError."""
+    return is_first(await transitions.publish_samples(lane, lease, wanted, [(sample, body)]), sample)
+
+
+async def publish_verdict(transitions: GroupTransitions, lane: Lane, lease: Lease, verdict: Verdict) -> bool:
+    """Publish one verdict. False if it was not the first. Raises RejectedMessageError."""
+    return is_first(await transitions.publish_verdicts(lane, [(lease, verdict)]), verdict)
+
+
+async def record_verdict(
+    transitions: GroupTransitions, lane: Lane, lease: Lease, verdict: Verdict, *arguments: Any, **others: Any
+) -> bool:
+    """Record one verdict. False if it had no effect. Raises RejectedMessageError, FencedError."""
+    return is_first(await transitions.record_verdicts(lane, [(lease, verdict)], *arguments, **others), verdict)
+
+
 class Hasty:
     """A client that does not wait for entries: no other process would add one."""
 
@@ -234,7 +261,7 @@ class DrivenRun:
 
     async def publish(self, lease: Lease, sample: Sample, wanted: int = 2) -> bool:
         """Publish a sample with the payload that all of them share."""
-        return await self.transitions.publish_sample(Lane.TRAIN, lease, wanted, sample, BODY)
+        return await publish_sample(self.transitions, Lane.TRAIN, lease, wanted, sample, BODY)
 
     async def published(self, group: str, samples: int = 2) -> list[Delivery[Sample]]:
         """A new group with all its samples, which a verifier holds."""
@@ -247,15 +274,15 @@ class DrivenRun:
         """A new group with a verdict on each sample, which the sampler holds."""
         for delivery in await self.published(group, samples):
             verdict = verdict_on(delivery.message)
-            assert await self.transitions.publish_verdict(Lane.TRAIN, delivery.lease, verdict)
+            assert await publish_verdict(self.transitions, Lane.TRAIN, delivery.lease, verdict)
         return await self.judge().read(samples, 1)
 
     async def decided(self, group: str, decision: str, samples: int = 2) -> None:
         """A new group, from its dispatch to the sampler's decision."""
         *first, last = await self.judged(group, samples)
         for delivery in first:
-            await self.sampler.record_verdict(Lane.TRAIN, delivery.lease, delivery.message, "", samples)
-        await self.sampler.record_verdict(Lane.TRAIN, last.lease, last.message, decision, samples)
+            await record_verdict(self.sampler, Lane.TRAIN, delivery.lease, delivery.message, "", samples)
+        await record_verdict(self.sampler, Lane.TRAIN, last.lease, last.message, decision, samples)
 
     async def batched(self, step: int, *groups: str) -> LoggedBatch:
         """A batch of new groups, as the learner reads it from the log."""

@@ -65,16 +65,18 @@ def test_a_process_that_denies_inspection_is_not_dumpable():
 async def test_a_fatal_fault_is_retried_in_a_fresh_process(redis, run_id, monkeypatch, fault, fresh):
     seen = []
 
-    async def judge(*_, fresh):
+    async def judge_again(*_, fresh):
         seen.append(fresh)
         return Finding(Outcome.UNKNOWN, 0.0, "for the test", fault=fault)
 
-    monkeypatch.setattr(Sandbox, "judge", judge)
+    monkeypatch.setattr(Sandbox, "judge", judge_again)
     sample = SimpleNamespace(verifier="pattern", reference={"pattern": "a"}, facts=SimpleNamespace(payload="somewhere"))
     async with service_context(redis, run_id, recipe_document("/nowhere"), "verifier") as context:
         with Sandbox(1, 20.0) as sandbox:
             first = Finding(Outcome.UNKNOWN, 0.0, "for the test", fault=fault)
-            found = await service._LaneJudge(context, Lane.TRAIN, sandbox)._settled(sample, "a", first)
+            found = await service._LaneJudge(context, Lane.TRAIN, sandbox)._judged_again(
+                sample, {"somewhere": "a"}, first
+            )
     assert (found.fault, seen) == (fault, fresh)
 
 

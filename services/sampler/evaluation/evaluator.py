@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from statistics import fmean
 
@@ -31,17 +32,17 @@ from services.process import Context
 from services.sampler.audit import Audit
 from services.sampler.data import load_set, load_splits
 from services.sampler.evaluation.scores import Response, Score, average, majority, over_questions, passes, sizes
-from services.sampler.groups import Group
+from services.sampler.groups import Group, GroupVerdicts, verdicts_by_group
 from services.sampler.memory import MemoryWait, RedisMemory
 from services.settings import HELD_OUT, Recipe
 from services.streams.connection.functions import RedisFullError
-from services.streams.delivery.consumer import Consumer, Delivery
+from services.streams.delivery.consumer import Consumer
 from services.streams.keys import EVALUATION_GROUP
 from services.streams.state.group_state import (
     EVALUATED,
     TASKS_AT_ONCE,
     GroupTransitions,
-    RejectedMessageError,
+    dead_letter_rejected,
     read_groups,
 )
 from services.streams.state.heartbeat import live_processes
@@ -234,7 +235,8 @@ class Evaluator:
                     await self._dispatch(progress, await self._slots(held_out) if beside_training else prompts, text)
                 if deliveries := await self._consumer.read(READ_COUNT, 0.5):
                     waits.done(WAIT)
-                    await asyncio.gather(*(self._record(progress, delivery) for delivery in deliveries))
+                    found = verdicts_by_group(deliveries, partial(self._judge, progress))
+                    await asyncio.gather(*(self._record(verdicts) for verdicts in found))
                 await self._drop_dead(progress)
                 if self._audit.due:
                     await self._reconcile(progress)
@@ -293,25 +295,28 @@ class Evaluator:
         still = self._memory_wait.pending(f"{text} wait for it", len(progress.waiting))
         return 1 if still and not progress.dispatched else 0
 
-    async def _record(self, progress: EvaluationProgress, delivery: Delivery[Verdict]) -> None:
-        """Record a verdict; dead-letter one that is not of this run."""
-        verdict = delivery.message
+    @staticmethod
+    def _judge(progress: EvaluationProgress, verdicts: GroupVerdicts, verdict: Verdict) -> None:
+        """Add a verdict to its prompt, which ends with its last verdict."""
         group = progress.dispatched.get(verdict.group)
-        decision, samples = "", 0
-        if group is not None and verdict.index < group.task.samples:
-            group.verdicts.setdefault(verdict.index, verdict)
-            decision, samples = EVALUATED if group.judged else "", group.task.samples
-            if decision:
-                progress.judged.append(progress.dispatched.pop(verdict.group))
-        try:
-            await self._transitions.record_verdict(Lane.EVALUATION, delivery.lease, verdict, decision, samples)
-        except RejectedMessageError as error:
-            if decision:
-                raise RuntimeError(f"Redis lost a prompt that was being judged: {error}") from None
-            await self._consumer.dead_letter(delivery, str(error), Cause.INVALID)
-            MESSAGES.labels(self._context.keys.run, "evaluation-verdicts", VerdictResult.REFUSED).inc()
+        if group is None or verdict.index >= group.task.samples:
             return
-        MESSAGES.labels(self._context.keys.run, "evaluation-verdicts", VerdictResult.RECORDED).inc()
+        group.verdicts.setdefault(verdict.index, verdict)
+        verdicts.samples = group.task.samples
+        if group.judged:
+            verdicts.decision = EVALUATED
+            progress.judged.append(progress.dispatched.pop(verdict.group))
+
+    async def _record(self, verdicts: GroupVerdicts) -> None:
+        """Record verdicts of one prompt; dead-letter those that are not of this run."""
+        effects = await self._transitions.record_verdicts(
+            Lane.EVALUATION, verdicts.leased, verdicts.decision, verdicts.samples
+        )
+        if verdicts.decision and effects[-1] < 0:
+            raise RuntimeError(f"Redis lost prompt {verdicts.group!r}, which was being judged")
+        refused = await dead_letter_rejected(self._consumer, verdicts.deliveries, effects)
+        for count, result in ((len(effects) - refused, VerdictResult.RECORDED), (refused, VerdictResult.REFUSED)):
+            MESSAGES.labels(self._context.keys.run, "evaluation-verdicts", result).inc(count)
 
     async def _reconcile(self, progress: EvaluationProgress) -> None:
         """Drop prompts whose messages are gone, and correct the progress where Redis disagrees with it."""

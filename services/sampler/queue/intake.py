@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 
-from services.contracts import Cause, Lane, Task, Verdict, VerdictResult
+from services.contracts import Lane, Task, Verdict, VerdictResult
 from services.metrics import MESSAGES
 from services.sampler.advantage.filtering import KEPT, decide
-from services.sampler.groups import Group, recall
+from services.sampler.groups import Group, GroupVerdicts, recall, verdicts_by_group
 from services.sampler.queue.state import QueueState
 from services.sampler.queue.waits import VERDICTS
 from services.sampler.selection.screening import COMPLETE, screen
-from services.streams.delivery.consumer import Consumer, Delivery
-from services.streams.state.group_state import MORE, RejectedMessageError
+from services.streams.delivery.consumer import Consumer
+from services.streams.state.group_state import MORE, dead_letter_rejected
 
 READ_COUNT = 256
 
@@ -51,36 +51,43 @@ class VerdictIntake:
         state.context.waits.done(VERDICTS)
         names = state.table.unknown(dict.fromkeys(delivery.message.group for delivery in deliveries))
         await recall(state.context.redis, state.context.keys, state.table, names)
-        # Each decides before it is sent, and they are sent in this order.
-        await asyncio.gather(*(self._record(delivery) for delivery in deliveries))
+        # All decide before they are sent, and they are sent in the order of their decisions.
+        await asyncio.gather(*(self._record(verdicts) for verdicts in verdicts_by_group(deliveries, self._judge)))
 
-    async def _record(self, delivery: Delivery[Verdict]) -> None:
-        """Record a verdict together with the decision that it leads to; dead-letter one that is not of this run.
+    def _judge(self, verdicts: GroupVerdicts, verdict: Verdict) -> None:
+        """Add a verdict to its group, and set the decision that it leads to.
 
-        The table changes first: Redis changes in the same way, or this raises, and a restarted sampler reads it again.
+        The table changes first: Redis changes in the same way, or `_record` raises, and a restarted sampler reads it
+        again.
         """
-        state, verdict = self._state, delivery.message
-        group = state.table.generating.get(verdict.group)
-        decision, rest, posterior = "", None, ("", "")
-        if group is not None and verdict.index < group.task.samples:
-            group.verdicts.setdefault(verdict.index, verdict)
-            decision, rest = self._decide(group)
-            posterior = self._update_pass_rate(group, decision)
-            if decision:
-                self._apply(verdict.group, group, decision, rest)
-        run, size = state.context.keys.run, state.recipe.algorithm.group_size
-        try:
-            await state.transitions.record_verdict(
-                Lane.TRAIN, delivery.lease, verdict, decision, size, rest=rest, posterior=posterior
-            )
-        except RejectedMessageError as error:
-            if decision:
-                raise RuntimeError(f"Redis lost a group that was being judged: {error}") from None
-            await self._verdicts.dead_letter(delivery, str(error), Cause.INVALID)
-            MESSAGES.labels(run, "train-verdicts", VerdictResult.REFUSED).inc()
+        group = self._state.table.generating.get(verdict.group)
+        if group is None or verdict.index >= group.task.samples:
             return
-        state.verdicts += 1
-        MESSAGES.labels(run, "train-verdicts", VerdictResult.RECORDED).inc()
+        group.verdicts.setdefault(verdict.index, verdict)
+        verdicts.samples = group.task.samples
+        verdicts.decision, verdicts.rest = self._decide(group)
+        verdicts.posterior = self._update_pass_rate(group, verdicts.decision)
+        if verdicts.decision:
+            self._apply(verdict.group, group, verdicts.decision, verdicts.rest)
+
+    async def _record(self, verdicts: GroupVerdicts) -> None:
+        """Record verdicts of one group; dead-letter those that are not of this run."""
+        state = self._state
+        effects = await state.transitions.record_verdicts(
+            Lane.TRAIN,
+            verdicts.leased,
+            verdicts.decision,
+            verdicts.samples,
+            rest=verdicts.rest,
+            posterior=verdicts.posterior,
+        )
+        if verdicts.decision and effects[-1] < 0:
+            raise RuntimeError(f"Redis lost group {verdicts.group!r}, which was being judged")
+        refused = await dead_letter_rejected(self._verdicts, verdicts.deliveries, effects)
+        recorded = len(effects) - refused
+        state.verdicts += recorded
+        for count, result in ((recorded, VerdictResult.RECORDED), (refused, VerdictResult.REFUSED)):
+            MESSAGES.labels(state.context.keys.run, "train-verdicts", result).inc(count)
 
     def _decide(self, group: Group) -> tuple[str, Task | None]:
         """The decision on a group, '' while verdicts are missing; with MORE, the task for its other samples too."""

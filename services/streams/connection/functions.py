@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 SHARED = "shared.lua"
 PREFIX = "penstock_"
 """Of the names of all libraries; the rest is the digest of the code."""
-GROWING = frozenset({"create_record", "dispatch", "publish_sample"})
+GROWING = frozenset({"create_record", "dispatch", "publish_samples"})
 """Redis at its maxmemory rejects these. All others may exceed it: they are small, and work in flight must drain."""
 CONSTANTS = {"DEAD_KEPT": DEAD_KEPT}
 """What lua/ uses of services/streams/retention.py."""
@@ -123,7 +123,7 @@ class _Call:
     function: str
     keys: list[Any]
     args: list[Any]
-    reply: asyncio.Future[int]
+    reply: asyncio.Future[Any]
 
     @property
     def grows(self) -> bool:
@@ -145,7 +145,7 @@ class _CallQueue:
         self._in_flight: list[_Call] = []
         self._sender: asyncio.Task[None] | None = None
 
-    async def run(self, redis: Redis, function: str, keys: list[Any], args: list[Any]) -> int:
+    async def run(self, redis: Redis, function: str, keys: list[Any], args: list[Any]) -> Any:
         call = _Call(function, keys, args, asyncio.get_running_loop().create_future())
         self._waiting.append(call)
         if self._sender is None:
@@ -193,6 +193,16 @@ async def call(redis: Redis, function: str, /, **values: Any) -> int:
     `..._list`. Raises SignatureError for other names before anything is sent; FencedError, RedisFullError, and
     ResponseError for any other error of a function.
     """
+    return int(await _reply(redis, function, values))
+
+
+async def call_for_each(redis: Redis, function: str, /, **values: Any) -> list[int]:
+    """The reply of a function that replies with one integer per element of its lists; otherwise like `call`."""
+    reply: list[int] = await _reply(redis, function, values)
+    return reply
+
+
+async def _reply(redis: Redis, function: str, values: Mapping[str, Any]) -> Any:
     signature = library().signatures.get(function)
     if signature is None:
         raise SignatureError(f"Redis function {function!r} does not exist")
@@ -224,7 +234,7 @@ async def _send(redis: Redis, calls: list[_Call]) -> None:
         if isinstance(reply, Exception):
             call.reply.set_exception(reply)
         else:
-            call.reply.set_result(int(reply))
+            call.reply.set_result(reply)
 
 
 async def _replies(redis: Redis, calls: list[_Call]) -> list[Any]:

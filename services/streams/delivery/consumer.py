@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -165,6 +166,13 @@ class Consumer(Generic[M]):
     def renewing(self, lease: Lease) -> AbstractAsyncContextManager[None]:
         """Renew the lease while the body runs. Once it is lost, cancel the body: LeaseLostError."""
         return self._renewal.holding(lease)
+
+    @contextmanager
+    def watching(self, leases: Iterable[Lease]) -> Iterator[set[Lease]]:
+        """Renew leases while the body runs. Yields those that were lost so far: work on them has no effect."""
+        lost: set[Lease] = set()
+        with self._renewal.watching(leases, lost.add):
+            yield lost
 
 
 async def trim(redis: Redis, stream: str, consumer_group: str, gone_after_s: float, longest: int) -> int:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from redis.exceptions import RedisError
@@ -52,28 +52,36 @@ class LeaseRenewal:
     def __init__(self, redis: Redis, lease_s: float) -> None:
         self._redis = redis
         self._every_s = lease_s / 3
-        self._held: dict[Lease, asyncio.Timeout] = {}
+        self._held: dict[Lease, Callable[[Lease], None]] = {}
         self._renewing: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def watching(self, leases: Iterable[Lease], on_loss: Callable[[Lease], None]) -> Iterator[None]:
+        """Renew leases while the body runs; `on_loss` is called once with each that is lost meanwhile."""
+        mine = dict.fromkeys(leases, on_loss)
+        self._held |= mine
+        if self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew(), name="lease renewal")
+        try:
+            yield
+        finally:
+            self._release(mine)
 
     @asynccontextmanager
     async def holding(self, lease: Lease) -> AsyncIterator[None]:
         """Renew the lease while the body runs; once it is lost, cancel the body and raise LeaseLostError."""
         try:
             async with asyncio.timeout(None) as body:
-                self._held[lease] = body
-                if self._renewing is None:
-                    self._renewing = asyncio.create_task(self._renew(), name=f"renewal on {lease.stream}")
-                try:
+                with self.watching([lease], lambda _: body.reschedule(asyncio.get_running_loop().time())):
                     yield
-                finally:
-                    self._release(lease)
         except TimeoutError:
             if not body.expired():
                 raise
             raise LeaseLostError(f"the lease of {lease.entry} on {lease.stream} was lost") from None
 
-    def _release(self, lease: Lease) -> None:
-        del self._held[lease]
+    def _release(self, leases: Iterable[Lease]) -> None:
+        for lease in leases:
+            self._held.pop(lease, None)
         if not self._held and self._renewing is not None:
             self._renewing.cancel()
             self._renewing = None
@@ -88,5 +96,5 @@ class LeaseRenewal:
                 log.warning("%d leases were not renewed and may lapse: %s", len(leases), error)
                 continue
             for lease, kept in zip(leases, renewed, strict=True):
-                if not kept and lease in self._held:
-                    self._held[lease].reschedule(asyncio.get_running_loop().time())
+                if not kept and (on_loss := self._held.pop(lease, None)):
+                    on_loss(lease)

@@ -6,11 +6,12 @@
 local function with_lists(keys, args, single_keys, key_lists, single_args, arg_lists)
   local function pick(values, at, singles, first_size, lists)
     local found = {}
-    for _ = 1, singles do found[#found + 1], at = values[at], at + 1 end
-    for size = first_size, first_size + lists - 1 do
-      local list = {}
-      for _ = 1, tonumber(args[size]) do list[#list + 1], at = values[at], at + 1 end
-      found[#found + 1] = list
+    for number = 1, singles do found[number] = values[at + number - 1] end
+    at = at + singles
+    for number = 1, lists do
+      local list, size = {}, tonumber(args[first_size + number - 1])
+      for place = 1, size do list[place] = values[at + place - 1] end
+      found[singles + number], at = list, at + size
     end
     return found
   end
@@ -73,13 +74,17 @@ end
 -- UNKNOWN: this run never dispatched the group, or its hash was deleted. OUTSIDE: the group has no such sample.
 local FRESH, LATE, UNKNOWN, OUTSIDE = 1, 0, -1, -2
 
--- FRESH and the group's state, or the reason why the group cannot have such a sample.
-local function find_sample(group_key, index)
+-- Per index FRESH or the reason why the group cannot have such a sample; the group's state; whether any is refused.
+local function find_samples(group_key, index_list)
   local state, samples = unpack(redis.call('HMGET', group_key, 'state', 'samples'))
-  if not state then return UNKNOWN end
   -- A reopened group has no samples until it is dispatched again.
-  if samples and tonumber(index) >= tonumber(samples) then return OUTSIDE end
-  return FRESH, state
+  local effects, bound, refused = {}, samples and tonumber(samples) or math.huge, not state
+  for at, index in ipairs(index_list) do
+    local fits = tonumber(index) < bound
+    effects[at] = not state and UNKNOWN or fits and FRESH or OUTSIDE
+    refused = refused or not fits
+  end
+  return effects, state, refused
 end
 
 -- Delete a released group's payloads. Its hash stays until the sampler's maintenance calls `trim_released`.

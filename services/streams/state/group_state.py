@@ -8,10 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import IntEnum
+from typing import TypeVar
 
 from services.contracts import (
     UNOWNED,
     Batch,
+    Cause,
     Event,
     Fence,
     Lane,
@@ -23,7 +25,8 @@ from services.contracts import (
     Verdict,
 )
 from services.streams.connection.client import Redis
-from services.streams.connection.functions import call
+from services.streams.connection.functions import call, call_for_each
+from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.delivery.leases import Lease
 from services.streams.delivery.payloads import SamplePayload, pack
 from services.streams.delivery.snapshots import compress_snapshot
@@ -48,6 +51,9 @@ ENDS = frozenset({EVALUATED, *Release})
 """The decisions that end a group."""
 
 
+M = TypeVar("M", Sample, Verdict)
+
+
 class Effect(IntEnum):
     """The result of an effect on a group, as in lua/shared.lua."""
 
@@ -61,13 +67,13 @@ class RejectedMessageError(ValueError):
     """A valid message that does not belong to this run; the text says why."""
 
 
-def _effect(reply: int, group: str, index: int) -> bool:
-    """Whether the effect was the first. Raises RejectedMessageError."""
-    if reply == Effect.UNKNOWN_GROUP:
-        raise RejectedMessageError(f"group {group!r} is not a group of this run")
-    if reply == Effect.OUTSIDE_GROUP:
-        raise RejectedMessageError(f"index {index} is not a sample of group {group!r}")
-    return reply == Effect.FRESH
+def rejection(effect: int, group: str, index: int) -> str | None:
+    """Why a message on a sample does not belong to this run, or None if it does."""
+    if effect == Effect.UNKNOWN_GROUP:
+        return f"group {group!r} is not a group of this run"
+    if effect == Effect.OUTSIDE_GROUP:
+        return f"index {index} is not a sample of group {group!r}"
+    return None
 
 
 class GroupTransitions:
@@ -108,69 +114,64 @@ class GroupTransitions:
         )
         return bool(dispatched)
 
-    async def publish_sample(self, lane: Lane, lease: Lease, wanted: int, sample: Sample, body: SamplePayload) -> bool:
-        """Store a payload and announce its sample; ack the task once `wanted` samples exist. False if not the first.
+    async def publish_samples(
+        self, lane: Lane, lease: Lease, wanted: int, samples: Sequence[tuple[Sample, SamplePayload]]
+    ) -> list[int]:
+        """Store payloads of one group and announce their samples; ack the task once `wanted` samples exist.
 
-        Raises RejectedMessageError for a group or sample that this run does not have, RedisFullError.
+        Returns the Effect of each. Raises RedisFullError.
         """
-        streams = self._keys.lane(lane)
-        reply = await call(
+        streams, group = self._keys.lane(lane), samples[0][0].group
+        return await call_for_each(
             self._redis,
-            "publish_sample",
-            group_key=self._keys.group(sample.group),
-            payload_key=sample.facts.payload,
+            "publish_samples",
+            group_key=self._keys.group(group),
             samples_key=streams.samples,
             tasks_key=streams.tasks,
+            payload_keys=[sample.facts.payload for sample, _ in samples],
             consumer_group=lease.consumer_group,
             task_entry=lease.entry,
             wanted=wanted,
-            index=sample.index,
-            sample=sample.model_dump_json(),
-            payload_field_list=[part for field in pack(body).items() for part in field],
+            index_list=[sample.index for sample, _ in samples],
+            sample_list=[sample.model_dump_json() for sample, _ in samples],
+            payload_field_list=[part for _, body in samples for field in pack(body).items() for part in field],
         )
-        return _effect(reply, sample.group, sample.index)
 
-    async def publish_verdict(self, lane: Lane, lease: Lease, verdict: Verdict) -> bool:
-        """Announce a verdict and ack its sample. False if the sample had been judged before.
-
-        Raises RejectedMessageError for a group or sample that this run does not have.
-        """
-        streams = self._keys.lane(lane)
-        reply = await call(
+    async def publish_verdicts(self, lane: Lane, verdicts: Sequence[tuple[Lease, Verdict]]) -> list[int]:
+        """Announce verdicts on one group's samples and ack the samples. Returns the Effect of each."""
+        streams, (lease, verdict) = self._keys.lane(lane), verdicts[0]
+        return await call_for_each(
             self._redis,
-            "publish_verdict",
+            "publish_verdicts",
             group_key=self._keys.group(verdict.group),
             verdicts_key=streams.verdicts,
             samples_key=streams.samples,
             consumer_group=lease.consumer_group,
-            sample_entry=lease.entry,
-            index=verdict.index,
-            verdict=verdict.model_dump_json(),
+            sample_entry_list=[lease.entry for lease, _ in verdicts],
+            index_list=[verdict.index for _, verdict in verdicts],
+            verdict_list=[verdict.model_dump_json() for _, verdict in verdicts],
         )
-        return _effect(reply, verdict.group, verdict.index)
 
-    async def record_verdict(
+    async def record_verdicts(
         self,
         lane: Lane,
-        lease: Lease,
-        verdict: Verdict,
+        verdicts: Sequence[tuple[Lease, Verdict]],
         decision: str,
         samples: int,
         *,
         rest: Task | None = None,
         posterior: tuple[str, str] = ("", ""),
-    ) -> bool:
-        """Record a verdict and ack it; `decision` is '' unless it decides, then MORE, KEPT, EVALUATED or a release.
+    ) -> list[int]:
+        """Record verdicts of one group and ack them; `decision` is '' unless the last decides.
 
-        `rest`: with MORE, the task for the group's other samples. `posterior`: the prompt's pass rates after the
-        decided group, as (prompt id, value). Raises RejectedMessageError for a group or sample that this run does not
-        have, FencedError.
+        Then it is MORE, KEPT, EVALUATED or a release. `rest`: with MORE, the task for the group's other samples.
+        `posterior`: the prompt's pass rates after the decided group, as (prompt id, value). Returns the Effect of each;
+        the verdict that decides has one even if it was recorded before. Raises FencedError.
         """
-        streams = self._keys.lane(lane)
-        prompt, value = posterior
-        reply = await call(
+        streams, (lease, verdict), (prompt, value) = self._keys.lane(lane), verdicts[0], posterior
+        return await call_for_each(
             self._redis,
-            "record_verdict",
+            "record_verdicts",
             epoch_key=self._epoch_key,
             group_key=self._keys.group(verdict.group),
             verdicts_key=streams.verdicts,
@@ -182,18 +183,17 @@ class GroupTransitions:
             payload_keys=self._payloads(verdict.group, samples) if decision in ENDS else [],
             fence=self.fence.token,
             consumer_group=lease.consumer_group,
-            verdict_entry=lease.entry,
-            index=verdict.index,
-            verdict=verdict.model_dump_json(),
             group=verdict.group,
             decision=decision,
-            response_tokens=verdict.facts.response_tokens,
             rest_task=rest.model_dump_json() if rest else "",
             prompt=prompt,
             posterior=value,
             evaluated_ttl_s=EVALUATED_TTL_S,
+            verdict_entry_list=[lease.entry for lease, _ in verdicts],
+            index_list=[verdict.index for _, verdict in verdicts],
+            verdict_list=[verdict.model_dump_json() for _, verdict in verdicts],
+            token_count_list=[verdict.facts.response_tokens for _, verdict in verdicts],
         )
-        return _effect(reply, verdict.group, verdict.index)
 
     async def release(self, lane: Lane, group: str, release: Release, samples: int) -> bool:
         """End a pending or kept group without training it. False if it had ended or was batched."""
@@ -296,6 +296,16 @@ class GroupTransitions:
 
     def _payloads(self, group: str, samples: int) -> list[str]:
         return [self._keys.payload(group, index) for index in range(samples)]
+
+
+async def dead_letter_rejected(consumer: Consumer[M], deliveries: Sequence[Delivery[M]], effects: Sequence[int]) -> int:
+    """Dead-letter those of the deliveries, one per effect, that do not belong to this run. Returns how many."""
+    rejected = 0
+    for delivery, effect in zip(deliveries, effects, strict=True):
+        if reason := rejection(effect, delivery.message.group, delivery.message.index):
+            await consumer.dead_letter(delivery, reason, Cause.INVALID)
+            rejected += 1
+    return rejected
 
 
 async def read_fields(

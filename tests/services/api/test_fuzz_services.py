@@ -20,7 +20,7 @@ from services.streams.state.group_state import GroupTransitions, RejectedMessage
 from services.streams.state.runs import RunRecords
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
-from tests.services.driven import BODY, EVENT, LETTER, STATE, batch_of, record_of, sample_of, task_of
+from tests.services.driven import BODY, EVENT, LETTER, STATE, batch_of, publish_sample, record_of, sample_of, task_of
 from tests.services.hostile import NESTED, VALUES, damaged
 from verifier.service import VerifierService
 
@@ -136,7 +136,7 @@ async def test_a_verifier_survives_any_reference(redis, run_id, references):
     [held] = await tasks.read(1, 1)
     for index, (name, reference) in enumerate(cases):
         sample = sample_of(keys, "g0", index).model_copy(update={"verifier": name, "reference": reference})
-        assert await transitions.publish_sample(Lane.TRAIN, held.lease, len(cases), sample, BACKTRACKING)
+        assert await publish_sample(transitions, Lane.TRAIN, held.lease, len(cases), sample, BACKTRACKING)
     verdicts = Consumer(redis, keys, streams.verdicts, "sampler", "s", Verdict, 60.0, 3)
     await verdicts.open()
     judged = {}

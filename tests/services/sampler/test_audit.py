@@ -8,7 +8,7 @@ from services.contracts import Lane
 from services.sampler.audit import Audit, Differences
 from services.sampler.groups import Group
 from services.streams.keys import RunKeys
-from tests.services.driven import BODY, DrivenRun, sample_of, task_of, verdict_on
+from tests.services.driven import BODY, DrivenRun, publish_sample, publish_verdict, sample_of, task_of, verdict_on
 
 
 @pytest.fixture
@@ -31,11 +31,11 @@ async def staged(run, stage):
     if stage == "task":
         return run.streams.tasks
     sample = sample_of(run.keys, "g0", 0)
-    await run.transitions.publish_sample(Lane.TRAIN, delivery.lease, 2, sample, BODY)
+    await publish_sample(run.transitions, Lane.TRAIN, delivery.lease, 2, sample, BODY)
     if stage == "sample":
         return run.streams.samples
     [held] = await run.verifier().read(1, 1)
-    await run.transitions.publish_verdict(Lane.TRAIN, held.lease, verdict_on(sample))
+    await publish_verdict(run.transitions, Lane.TRAIN, held.lease, verdict_on(sample))
     return run.streams.verdicts
 
 

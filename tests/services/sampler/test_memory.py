@@ -55,11 +55,11 @@ class RoomForSamples:
     def __init__(self, transitions, waits):
         self._transitions, self._waits = transitions, waits
 
-    async def publish_sample(self, *sample):
+    async def publish_samples(self, *samples):
         try:
             while True:
                 try:
-                    return await self._transitions.publish_sample(*sample)
+                    return await self._transitions.publish_samples(*samples)
                 except RedisFullError as error:
                     self._waits.pending(REDIS_MEMORY, str(error), 60)
                     await asyncio.sleep(0.1)

@@ -139,20 +139,20 @@ async def publish_batch(run):
     return lambda: run.sampler.publish_batch(batch_of(run.keys, 1, ["g0"]), snapshot_at(1))
 
 
-async def publish_sample(run):
+async def publish_samples(run):
     delivery = await run.dispatched("g0", 1)
     return lambda: run.publish(delivery.lease, sample_of(run.keys, "g0", 0), 1)
 
 
-async def publish_verdict(run):
+async def publish_verdicts(run):
     [delivery] = await run.published("g0", 1)
-    return lambda: run.transitions.publish_verdict(Lane.TRAIN, delivery.lease, verdict_on(delivery.message))
+    return lambda: run.transitions.publish_verdicts(Lane.TRAIN, [(delivery.lease, verdict_on(delivery.message))])
 
 
-async def record_verdict(run):
+async def record_verdicts(run):
     [delivery] = await run.judged("g0", 1)
-    return lambda: run.sampler.record_verdict(
-        Lane.TRAIN, delivery.lease, delivery.message, "kept", 1, posterior=("p0", "1:1:0")
+    return lambda: run.sampler.record_verdicts(
+        Lane.TRAIN, [(delivery.lease, delivery.message)], "kept", 1, posterior=("p0", "1:1:0")
     )
 
 
@@ -246,10 +246,10 @@ CASES = {
     "index_run": Case(index_run),
     "mark_starved": Case(mark_starved, "sampler"),
     "publish_batch": Case(publish_batch, "sampler"),
-    "publish_sample": Case(publish_sample),
-    "publish_verdict": Case(publish_verdict),
+    "publish_samples": Case(publish_samples),
+    "publish_verdicts": Case(publish_verdicts),
     "reclaim_batch": Case(reclaim_batch, "sampler"),
-    "record_verdict": Case(record_verdict, "sampler"),
+    "record_verdicts": Case(record_verdicts, "sampler"),
     "release": Case(release, "sampler"),
     "release_batch": Case(release_batch, "learner"),
     "renew_lease": Case(renew_lease),

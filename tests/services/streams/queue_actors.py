@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from services.contracts import Cause, Fence, Lane, Release
-from services.streams.connection.functions import FencedError
-from services.streams.connection.functions import call as function_call
+from services.streams.connection.functions import FencedError, call_for_each
 from services.streams.delivery.consumer import Delivery, trim
 from services.streams.delivery.leases import Lease, renew_lease
 from services.streams.keys import RunKeys
@@ -120,22 +119,22 @@ class Actors:
         redis, tasks = self.run.redis, self.run.streams.tasks
         before = renew_lease(redis, Lease(tasks, "rollout", "absent", "0-1"))
         # A full Redis rejects calls that grow it, so they are sent apart from the others.
-        after = function_call(
+        after = call_for_each(
             redis,
-            "publish_sample",
+            "publish_samples",
             group_key=self.keys.group("absent"),
-            payload_key=self.keys.payload("absent", 0),
             samples_key=self.run.streams.samples,
             tasks_key=tasks,
+            payload_keys=[self.keys.payload("absent", 0)],
             consumer_group="rollout",
             task_entry="0-1",
             wanted=1,
-            index=0,
-            sample="",
-            payload_field_list=[],
+            index_list=[0],
+            sample_list=[""],
+            payload_field_list=["text", ""],
         )
         unowned, reply, unknown = await asyncio.gather(before, call, after, return_exceptions=True)
-        assert (unowned, unknown) == (False, Effect.UNKNOWN_GROUP)
+        assert (unowned, unknown) == (False, [Effect.UNKNOWN_GROUP])
         if isinstance(reply, BaseException):
             raise reply
         return reply
@@ -174,16 +173,16 @@ class Actors:
             return False, None
         raise AssertionError(f"a previous owner wrote: {name}")
 
-    def rejected(self, held: Held, call: Coroutine[Any, Any, Any]) -> None:
-        """The group of the message has no hash: the call must fail, and the message becomes a letter."""
+    def rejected(self, messages: Sequence[Held], call: Coroutine[Any, Any, Any]) -> None:
+        """The group of the messages has no hash: the call must fail, and the messages become letters."""
         name = call.__name__
         try:
-            self.do(call)
+            assert set(self.do(call)) == {Effect.UNKNOWN_GROUP}, f"a call for a group without a hash succeeded: {name}"
         except RejectedMessageError:
-            self.met(f"{name} for a group without a hash")
+            assert call.__name__ == "missing_samples"
+        self.met(f"{name} for a group without a hash")
+        for held in messages:
             self.dead_letter(held, Cause.INVALID)
-        else:
-            raise AssertionError(f"a call for a group without a hash succeeded: {name}")
 
     # Groups in flight.
 
@@ -209,19 +208,24 @@ class Actors:
         self.held = [*self.held, *new][-HELD:]
         return new
 
-    def publish(self, held: Held, index: int) -> None:
-        self._nonce += 1.0
+    def publish(self, held: Held, *indices: int) -> None:
+        """A replica publishes samples in one call."""
         entry, group = held.entry, self.model.groups[held.entry.group]
-        sample = sample_of(self.keys, group.name, index, started_at=self._nonce)
-        body = replace(BODY, text=str(self._nonce))
-        call = self.run.transitions.publish_sample(Lane.TRAIN, held.delivery.lease, entry.wanted, sample, body)
+        nonces = [self._nonce + place for place in range(1, len(indices) + 1)]
+        self._nonce = nonces[-1]
+        samples = [
+            (sample_of(self.keys, group.name, index, started_at=nonce), replace(BODY, text=str(nonce)))
+            for index, nonce in zip(indices, nonces, strict=True)
+        ]
+        call = self.run.transitions.publish_samples(Lane.TRAIN, held.delivery.lease, entry.wanted, samples)
         if group.gone:
-            return self.rejected(held, call)
+            return self.rejected([held], call)
         state, leased = group.state, entry.state
-        fresh = self.model.publish(entry, index, self._nonce)
+        fresh = self.model.publish(entry, dict(zip(indices, nonces, strict=True)))
         assert self.do(call) == fresh
-        self.met("a sample under a lease that was taken over", fresh, entry.owner != held.name)
-        self.met("a second sample", not fresh, state == "pending", leased == "leased")
+        self.met("a sample under a lease that was taken over", any(fresh), entry.owner != held.name)
+        self.met("a second sample", not all(fresh), state == "pending", leased == "leased")
+        self.met("several samples at once", len(fresh) > 1, all(fresh))
         self.met("a sample under a lease of an abandoned history", state == "pending", leased == "abandoned")
         self.met("a sample of a group that has ended", state in ENDED)
         return None
@@ -230,46 +234,52 @@ class Actors:
         """All that a replica does with a task."""
         call = missing_samples(self.run.redis, self.keys, held.delivery.message)
         if self.model.groups[held.entry.group].gone:
-            return self.rejected(held, call)
+            return self.rejected([held], call)
         missing = self.do(call)
         assert missing == self.model.missing(held.entry)
         self.met("a group with missing samples", 0 < len(missing) < held.entry.wanted)
-        for index in missing:
-            self.publish(held, index)
+        if missing:
+            self.publish(held, *missing)
         if not missing:
             self.do(self.consumer(TASKS, held.name).ack(held.delivery.lease))
             self.model.ack(held.entry)
         return None
 
-    def judge(self, held: Held) -> None:
-        entry, group = held.entry, self.model.groups[held.entry.group]
-        call = self.run.transitions.publish_verdict(Lane.TRAIN, held.delivery.lease, verdict_on(held.delivery.message))
+    def judge(self, *samples: Held) -> None:
+        """A verifier publishes verdicts on samples of one group in one call."""
+        group = self.model.groups[samples[0].entry.group]
+        verdicts = [(held.delivery.lease, verdict_on(held.delivery.message)) for held in samples]
+        call = self.run.transitions.publish_verdicts(Lane.TRAIN, verdicts)
         if group.gone:
-            return self.rejected(held, call)
-        leased = entry.state
-        fresh = self.model.judge(entry)
+            return self.rejected(samples, call)
+        leased = {held.entry.state for held in samples}
+        fresh = [self.model.judge(held.entry) for held in samples]
         assert self.do(call) == fresh
-        self.met("a second verdict", leased == "done")
-        self.met("a verdict of an abandoned history", leased == "abandoned")
-        self.met("a verdict on a sample of a group that has ended", fresh, group.state in ENDED)
+        self.met("several verdicts at once", len(fresh) > 1, all(fresh))
+        self.met("a second verdict", "done" in leased)
+        self.met("a verdict of an abandoned history", "abandoned" in leased)
+        self.met("a verdict on a sample of a group that has ended", any(fresh), group.state in ENDED)
         return None
 
-    def record(self, held: Held, decision: str, early: str = "") -> None:
+    def record(self, verdicts: Sequence[Held], decision: str, early: str = "") -> None:
         """The sampler decides a group with its last verdict; `early`: its decision before that, if any."""
-        group, verdict = self.model.groups[held.entry.group], held.delivery.message
-        if not self.model.complete_with(held.entry):
+        last = verdicts[-1]
+        group, entries = self.model.groups[last.entry.group], [held.entry for held in verdicts]
+        if not self.model.complete_with(entries):
             decision = early
         elif decision == "more" and group.wanted == G:
             decision = "kept"
         rest = task_of(group.name, G) if decision == "more" else None
-        call = held.owner.record_verdict(Lane.TRAIN, held.delivery.lease, verdict, decision, G, rest=rest)
-        if group.gone and held.owner is self.samplers[-1]:
-            return self.rejected(held, call)
-        owned, reply = self.owned(held.owner, call)
+        given = [(held.delivery.lease, held.delivery.message) for held in verdicts]
+        call = last.owner.record_verdicts(Lane.TRAIN, given, decision, G, rest=rest)
+        if group.gone and last.owner is self.samplers[-1]:
+            return self.rejected(verdicts, call)
+        owned, reply = self.owned(last.owner, call)
         if owned:
             before = group.state
-            assert reply == self.model.record(held.entry, decision)
+            assert reply == self.model.record(entries, decision)
             self.met(f"decided: {decision}", decision, before == "pending")
+            self.met("several verdicts recorded at once", len(verdicts) > 1)
             self.met("a verdict for a group that has ended", before in ENDED)
             self.met("a verdict for a group that is kept or batched", before in ("kept", "batched"))
         return None

@@ -18,45 +18,58 @@ class Fault(NamedTuple):
 
 
 FAULTS = {
-    "a second sample overwrites the first": Fault("publish_sample", "redis.call('EXISTS', payload_key) == 0", "true"),
+    "a second sample overwrites the first": Fault(
+        "publish_samples", "redis.call('EXISTS', payload_keys[at]) == 0", "true"
+    ),
     "a sample of an abandoned history counts": Fault(
-        "publish_sample", "  and is_leased(tasks_key, consumer_group, task_entry) then", "  then"
+        "publish_samples", "pending and is_leased(tasks_key, consumer_group, task_entry)", "pending"
     ),
-    "a sample of an ended group is stored": Fault("publish_sample", "if state == 'pending' and", "if"),
-    "a task is acked with its first sample": Fault("publish_sample", "published >= tonumber(wanted)", "true"),
-    "a task is never acked": Fault("publish_sample", "redis.call('XACK', tasks_key, consumer_group, task_entry)", ""),
-    "a task of an ended group is not acked": Fault(
-        "publish_sample", "if state ~= 'pending' or published", "if published"
+    "a sample of an ended group is stored": Fault("publish_samples", "local leased = pending and", "local leased ="),
+    "a task is acked with its first sample": Fault("publish_samples", "published >= tonumber(wanted)", "true"),
+    "a task is never acked": Fault("publish_samples", "redis.call('XACK', tasks_key, consumer_group, task_entry)", ""),
+    "a task of an ended group is not acked": Fault("publish_samples", "if not pending or published", "if published"),
+    "a sample is stored but not announced": Fault("publish_samples", "publish(samples_key, sample_list[at])", "'0-0'"),
+    "samples published together get the first one's payload": Fault(
+        "publish_samples", "size * (at - 1) + 1, size * at", "1, size"
     ),
-    "a sample is stored but not announced": Fault("publish_sample", "publish(samples_key, sample)", "'0-0'"),
+    "samples published together get the first one's message": Fault(
+        "publish_samples", "sample_list[at]", "sample_list[1]"
+    ),
+    "samples published together count as one": Fault("publish_samples", "#announced / 2", "1"),
     "a second verdict is announced": Fault(
-        "publish_verdict", "if redis.call('HEXISTS', group_key, 'judged:' .. index) == 0 then", "if true then"
+        "publish_verdicts", "or redis.call('HEXISTS', group_key, 'judged:' .. index) == 1 then", "then"
     ),
     "a verdict of an abandoned history counts": Fault(
-        "publish_verdict", "if not is_leased(samples_key, consumer_group, sample_entry) then return LATE end", ""
+        "publish_verdicts", "sample_entry_list[at]) == 0", "sample_entry_list[at]) == 2"
     ),
     "a sample is judged but not acked": Fault(
-        "publish_verdict", "redis.call('XACK', samples_key, consumer_group, sample_entry)", ""
+        "publish_verdicts",
+        "redis.call('XACK', samples_key, consumer_group, sample_entry_list[at]) == 0",
+        "not is_leased(samples_key, consumer_group, sample_entry_list[at])",
     ),
-    "a sample is acked but not judged": Fault("publish_verdict", "publish(verdicts_key, verdict)", "'0-0'"),
-    "a duplicated verdict counts its tokens again": Fault("record_verdict", "if fresh == 1 then", "if true then"),
-    "a recorded verdict is not acked": Fault(
-        "record_verdict", "redis.call('XACK', verdicts_key, consumer_group, verdict_entry)", ""
+    "a sample is acked but not judged": Fault("publish_verdicts", "publish(verdicts_key, verdict_list[at])", "'0-0'"),
+    "of verdicts published together the first one's sample is acked": Fault(
+        "publish_verdicts", "sample_entry_list[at]", "sample_entry_list[1]"
     ),
+    "verdicts published together are the first one": Fault("publish_verdicts", "verdict_list[at]", "verdict_list[1]"),
+    "a duplicated verdict counts its tokens again": Fault(
+        "record_verdicts", "verdict_list[at]) == 1 then", "verdict_list[at]) then"
+    ),
+    "a recorded verdict is not acked": Fault("record_verdicts", "if #acked > 0 then", "if #acked > 9 then"),
+    "of verdicts recorded together the first is acked": Fault("record_verdicts", "unpack(acked)", "acked[1]"),
+    "verdicts recorded together are the first one": Fault("record_verdicts", "verdict_list[at]", "verdict_list[1]"),
     "a verdict is acked but not recorded": Fault(
-        "record_verdict", "local fresh = redis", "if decision == 'kept' then return LATE end local fresh = redis"
+        "record_verdicts", "if state == 'pending' and redis", "if decision ~= 'kept' and state == 'pending' and redis"
     ),
-    "a verdict decides a group that has ended": Fault(
-        "record_verdict", "if state ~= 'pending' then return LATE end", "if not state then return LATE end"
-    ),
-    "a screened group does not draw the rest": Fault("record_verdict", "publish(tasks_key, rest_task)", "'0-0'"),
+    "a verdict decides a group that has ended": Fault("record_verdicts", "or state ~= 'pending' or", "or"),
+    "a screened group does not draw the rest": Fault("record_verdicts", "publish(tasks_key, rest_task)", "'0-0'"),
     "a kept group is no longer pending": Fault(
-        "record_verdict",
+        "record_verdicts",
         "if decision == 'kept' then",
         "redis.call('SREM', pending_key, group) if decision == 'kept' then",
     ),
     "a filtered group keeps its payloads": Fault(
-        "record_verdict",
+        "record_verdicts",
         "retire_group(released_key, group_key, payload_keys)",
         "retire_group(released_key, group_key, {})",
     ),

@@ -59,6 +59,14 @@ def pick(data: Any, options: Iterable[T]) -> T:
     return choices[data.draw(st.integers(0, 10**6)) % len(choices)]
 
 
+def by_group(messages: Iterable[Held]) -> list[list[Held]]:
+    """The messages of each group, which are handled in one call."""
+    groups: dict[str, list[Held]] = {}
+    for held in messages:
+        groups.setdefault(held.entry.group, []).append(held)
+    return list(groups.values())
+
+
 def writer(data: Any, owners: list[T]) -> T:
     """The owner of a role, or the previous one."""
     return owners[pick(data, (-1, -1, 0))]
@@ -114,7 +122,7 @@ class QueueMachine(RuleBasedStateMachine):
             if len(kept := self.acts.model.by_state("kept")) >= count:
                 return kept
             for held in self.some_held(VERDICTS):
-                self.acts.record(held, "kept")
+                self.acts.record([held], "kept")
         return self.acts.model.by_state("kept")
 
     def some_batch(self) -> list[Any]:
@@ -153,7 +161,7 @@ class QueueMachine(RuleBasedStateMachine):
         elif held.stream == SAMPLES:
             self.acts.judge(held)
         else:
-            self.acts.record(held, pick(data, DECISIONS))
+            self.acts.record([held], pick(data, DECISIONS))
 
     def work(self, data: Any) -> None:
         if held := self.some_held(pick(data, STREAMS), pick(data, (True, False))):
@@ -174,7 +182,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def record(self, data: Any) -> None:
         if held := self.some_held(VERDICTS):
-            self.acts.record(pick(data, held), pick(data, DECISIONS), pick(data, ("", "", "filtered")))
+            self.acts.record([pick(data, held)], pick(data, DECISIONS), pick(data, ("", "", "filtered")))
 
     def proceed(self, data: Any) -> None:
         self.all_proceed(pick(data, DECISIONS))
@@ -183,10 +191,10 @@ class QueueMachine(RuleBasedStateMachine):
         """All consumers process their streams without a fault."""
         for held in self.acts.read(TASKS, "b", 3):
             self.acts.draw(held)
-        for held in self.acts.read(SAMPLES, "b", 4):
-            self.acts.judge(held)
-        for held in self.acts.read(VERDICTS, "b", 4):
-            self.acts.record(held, decision)
+        for samples in by_group(self.acts.read(SAMPLES, "b", 4)):
+            self.acts.judge(*samples)
+        for verdicts in by_group(self.acts.read(VERDICTS, "b", 4)):
+            self.acts.record(verdicts, decision)
 
     def lapse(self, data: Any) -> None:
         if leases := self.acts.leases():

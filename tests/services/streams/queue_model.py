@@ -6,6 +6,7 @@ Must not import the code under test, nor talk to Redis.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 TASKS, SAMPLES, VERDICTS = "tasks", "samples", "verdicts"
@@ -157,13 +158,16 @@ class Model:
         group = self.groups[entry.group]
         return [n for n in range(entry.wanted) if n not in group.payloads] if group.state == "pending" else []
 
-    def publish(self, entry: Entry, index: int, nonce: float) -> bool:
+    def publish(self, entry: Entry, nonces: Mapping[int, float]) -> list[bool]:
+        """Whether each sample is fresh. `nonces`: by index."""
         group = self.groups[entry.group]
-        fresh = group.state == "pending" and index not in group.payloads and entry.state == "leased"
-        if fresh:
-            group.payloads[index] = nonce
-            group.published += 1
-            self.streams[SAMPLES].entries.append(Entry(group.name, group.life, index=index, nonce=nonce))
+        fresh = []
+        for index, nonce in nonces.items():
+            fresh.append(group.state == "pending" and index not in group.payloads and entry.state == "leased")
+            if fresh[-1]:
+                group.payloads[index] = nonce
+                group.published += 1
+                self.streams[SAMPLES].entries.append(Entry(group.name, group.life, index=index, nonce=nonce))
         if group.state != "pending" or group.published >= entry.wanted:
             self.ack(entry)
         return fresh
@@ -178,12 +182,17 @@ class Model:
         self.ack(entry)
         return fresh
 
-    def complete_with(self, entry: Entry) -> bool:
-        """Whether the group has all requested verdicts, with this one."""
-        group = self.groups[entry.group]
-        return {*group.recorded, entry.index} >= set(range(group.wanted))
+    def complete_with(self, entries: Sequence[Entry]) -> bool:
+        """Whether the group has all requested verdicts, with these."""
+        group = self.groups[entries[0].group]
+        return {*group.recorded, *(entry.index for entry in entries)} >= set(range(group.wanted))
 
-    def record(self, entry: Entry, decision: str) -> bool:
+    def record(self, entries: Sequence[Entry], decision: str) -> list[bool]:
+        """Whether each verdict had an effect. The last one decides."""
+        *earlier, last = entries
+        return [*(self.record_one(entry, "") for entry in earlier), self.record_one(last, decision)]
+
+    def record_one(self, entry: Entry, decision: str) -> bool:
         group = self.groups[entry.group]
         self.ack(entry)
         if group.state != "pending":

@@ -36,7 +36,9 @@ from tests.services.driven import (
     DrivenRun,
     Hasty,
     batch_of,
+    publish_verdict,
     record_of,
+    record_verdict,
     sample_of,
     snapshot_at,
     task_of,
@@ -182,7 +184,7 @@ def test_hostile_samples(fuzz):
         await run.publish(held.lease, sample_of(fuzzed.keys, "g0", 1))
 
         async def serve(delivery):
-            await run.transitions.publish_verdict(Lane.TRAIN, delivery.lease, verdict_on(delivery.message))
+            await publish_verdict(run.transitions, Lane.TRAIN, delivery.lease, verdict_on(delivery.message))
 
         served = await fuzzed.read_all(run.verifier(), serve)
         await fuzzed.check(run.streams.samples, served)
@@ -196,14 +198,14 @@ def test_hostile_verdicts(fuzz):
     async def scenario(fuzzed, raws):
         run, seen = fuzzed.run, set()
         samples = await run.published("g0")
-        await run.transitions.publish_verdict(Lane.TRAIN, samples[0].lease, verdict_on(samples[0].message))
+        await publish_verdict(run.transitions, Lane.TRAIN, samples[0].lease, verdict_on(samples[0].message))
         await fuzzed.send(run.streams.verdicts, raws)
-        await run.transitions.publish_verdict(Lane.TRAIN, samples[1].lease, verdict_on(samples[1].message))
+        await publish_verdict(run.transitions, Lane.TRAIN, samples[1].lease, verdict_on(samples[1].message))
 
         async def serve(delivery):
             verdict = delivery.message
             decision = "kept" if seen | {verdict.index} == {0, 1} else ""
-            await run.sampler.record_verdict(Lane.TRAIN, delivery.lease, verdict, decision, 2)
+            await record_verdict(run.sampler, Lane.TRAIN, delivery.lease, verdict, decision, 2)
             seen.add(verdict.index)
 
         served = await fuzzed.read_all(run.judge(), serve)

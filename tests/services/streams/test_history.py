@@ -27,7 +27,9 @@ from tests.services.driven import (
     Dying,
     batch_of,
     contents,
+    publish_verdict,
     record_of,
+    record_verdict,
     sample_of,
     snapshot_at,
     task_of,
@@ -413,7 +415,7 @@ class TestRewind:
         before = await contents(redis, keys)
         assert not await run.publish(run.task.lease, sample_of(keys, "g7", 1)), "generated in the abandoned history"
         verdict = verdict_on(run.sample.message)
-        assert not await run.transitions.publish_verdict(Lane.TRAIN, run.sample.lease, verdict)
+        assert not await publish_verdict(run.transitions, Lane.TRAIN, run.sample.lease, verdict)
         assert not await run.rollout().renew_lease(run.task.lease)
         assert not await run.learner.release_batch(logged)
         assert not await run.sampler.publish_batch(batch_of(keys, 3, ["g5"]), snapshot_at(3)), (
@@ -435,11 +437,11 @@ class TestRewind:
             assert await run.publish(delivery.lease, sample_of(keys, "g2", index, started_at=9.0))
         await run.verifier().open()
         for sample in await run.verifier().read(4, 0.01):
-            await run.transitions.publish_verdict(Lane.TRAIN, sample.lease, verdict_on(sample.message))
+            await publish_verdict(run.transitions, Lane.TRAIN, sample.lease, verdict_on(sample.message))
         await run.judge().open()
         for verdict in await run.judge().read(4, 0.01):
-            await run.sampler.record_verdict(
-                Lane.TRAIN, verdict.lease, verdict.message, "kept" if verdict.message.index else "", 2
+            await record_verdict(
+                run.sampler, Lane.TRAIN, verdict.lease, verdict.message, "kept" if verdict.message.index else "", 2
             )
         assert await run.sampler.publish_batch(batch_of(keys, 2, ["g2"]), snapshot_at(2))
         [logged] = await run.learner.batches()

@@ -18,7 +18,9 @@ from tests.services.driven import (
     DrivenRun,
     batch_of,
     contents,
+    publish_verdict,
     record_of,
+    record_verdict,
     sample_of,
     snapshot_at,
     task_of,
@@ -144,11 +146,11 @@ async def test_run_drains_on_a_full_redis_with_replaced_processes(full, keys):
     await run.rollout("r1").dead_letter(again, "test", Cause.DELIVERIES)
     assert await run.sampler.release(Lane.TRAIN, "g2", Release.DEAD, 2)
     for delivery in await run.verifier("v1").read(4, 0.01):
-        assert await run.transitions.publish_verdict(Lane.TRAIN, delivery.lease, verdict_on(delivery.message))
+        assert await publish_verdict(run.transitions, Lane.TRAIN, delivery.lease, verdict_on(delivery.message))
     for delivery in await run.judge("s1").read(4, 0.01):
         verdict = delivery.message
         decision = "kept" if verdict.index else ""
-        assert await run.sampler.record_verdict(Lane.TRAIN, delivery.lease, verdict, decision, 2)
+        assert await record_verdict(run.sampler, Lane.TRAIN, delivery.lease, verdict, decision, 2)
     assert await run.sampler.publish_batch(batch_of(keys, 1, ["g0", "g1"]), snapshot_at(1))
     [logged] = await run.learner.batches()
     version = await run.learner.announce(1, "w1", 1)

@@ -41,6 +41,7 @@ SITUATIONS = """
     a group with missing samples; a late renewal; a lease taken over;
     a renewal in an abandoned history; a sample of a group that has ended;
     a sample under a lease that was taken over; a sample under a lease of an abandoned history; a second sample;
+    several samples at once; several verdicts at once; several verdicts recorded at once;
     a second verdict; a step committed; a step committed again after a rewind; a step not committed twice;
     a verdict for a group that has ended; a verdict for a group that is kept or batched;
     a verdict of an abandoned history; a verdict on a sample of a group that has ended; announce by a previous owner;
@@ -48,9 +49,9 @@ SITUATIONS = """
     decided: more; dispatch by a previous owner; dead-lettered after too many deliveries;
     a duplicate of task; a duplicate of sample;
     a duplicate of verdict; not dead-lettered by a previous consumer; missing_samples for a group without a hash;
-    publish_batch by a previous owner; publish_sample for a group without a hash;
-    publish_verdict for a group without a hash; record_verdict by a previous owner;
-    record_verdict for a group without a hash; release of a batched group; release of a dead group;
+    publish_batch by a previous owner; publish_samples for a group without a hash;
+    publish_verdicts for a group without a hash; record_verdicts by a previous owner;
+    record_verdicts for a group without a hash; release of a batched group; release of a dead group;
     release of a kept group; release of a pending group; release of a trained group; rewound over a released step;
     rewound to a step that was not released; trimmed behind a lease; trimmed up to a lease;
     trimmed up to the last delivery; two owners of one epoch

@@ -22,6 +22,8 @@ return 1
 """
 VALUES = {"group_key": "g", "payload_keys": ["p", "q"], "name": "n", "index_list": (1, 2, 3), "text_list": []}
 
+CALLS = {"call", "call_for_each"}
+
 
 def python_calls():
     """Every call of a Redis function in the product, with its file."""
@@ -34,7 +36,7 @@ def python_calls():
             ):
                 continue
             for node in ast.walk(tree):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "call":
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
                     yield path.name, node
 
 

@@ -26,6 +26,9 @@ from tests.services.driven import (
     DrivenRun,
     batch_of,
     contents,
+    publish_sample,
+    publish_verdict,
+    record_verdict,
     sample_of,
     snapshot_at,
     task_of,
@@ -141,7 +144,7 @@ async def test_the_first_of_concurrent_results_wins(run, redis, keys):
 
     def judge(index, at):
         verdict = verdict_on(sample_of(keys, "g0", index, at), Outcome.WRONG if at else Outcome.CORRECT)
-        return run.transitions.publish_verdict(Lane.TRAIN, leases[index], verdict)
+        return publish_verdict(run.transitions, Lane.TRAIN, leases[index], verdict)
 
     assert sum(await attempts(judge)) == 2
     verdicts = await run.judge().read(20, 0.01)
@@ -152,13 +155,13 @@ async def test_late_results_of_an_ended_group_only_ack_their_message(run, redis,
     task = await run.dispatched("g0")
     assert await run.publish(task.lease, sample_of(keys, "g0", 0))
     [sample] = await run.verifier().read(1, 0.01)
-    await run.transitions.publish_verdict(Lane.TRAIN, sample.lease, verdict_on(sample.message))
+    await publish_verdict(run.transitions, Lane.TRAIN, sample.lease, verdict_on(sample.message))
     [verdict] = await run.judge().read(1, 0.01)
     assert await run.sampler.release(Lane.TRAIN, "g0", Release.DEAD, 2)
     before = await run.counts()
     assert await missing_samples(redis, keys, task.message) == []
     assert not await run.publish(task.lease, sample_of(keys, "g0", 1))
-    assert not await run.sampler.record_verdict(Lane.TRAIN, verdict.lease, verdict.message, "kept", 2)
+    assert not await record_verdict(run.sampler, Lane.TRAIN, verdict.lease, verdict.message, "kept", 2)
     assert not await run.sampler.release(Lane.TRAIN, "g0", Release.STALE, 2)
     assert await run.counts() == before == {"dispatched": 1, "dead": 1}
     assert await run.state("g0") == "dead"
@@ -180,8 +183,8 @@ async def test_messages_that_fit_no_group_change_nothing(run, redis, keys, group
     before = await contents(redis, keys)
     calls = [
         run.publish(task.lease, sample),
-        run.transitions.publish_verdict(Lane.TRAIN, task.lease, verdict_on(sample)),
-        run.sampler.record_verdict(Lane.TRAIN, task.lease, verdict_on(sample), "kept", 2),
+        publish_verdict(run.transitions, Lane.TRAIN, task.lease, verdict_on(sample)),
+        record_verdict(run.sampler, Lane.TRAIN, task.lease, verdict_on(sample), "kept", 2),
     ]
     for call in calls:
         with pytest.raises(RejectedMessageError, match=reason):
@@ -202,11 +205,11 @@ async def test_screened_group_draws_the_rest_once_and_keeps_samples(run, redis, 
     assert await run.publish(screen.lease, sample_of(keys, "g0", 0), wanted=1)
     assert (await redis.xpending(run.streams.tasks, "rollout"))["pending"] == 0, "the screen's task is acked"
     [sample] = await run.verifier().read(1, 0.01)
-    await run.transitions.publish_verdict(Lane.TRAIN, sample.lease, verdict_on(sample.message))
+    await publish_verdict(run.transitions, Lane.TRAIN, sample.lease, verdict_on(sample.message))
     [verdict] = await run.judge().read(1, 0.01)
     for _ in range(2):
-        await run.sampler.record_verdict(
-            Lane.TRAIN, verdict.lease, verdict.message, MORE, 3, rest=task_of("g0", samples=3)
+        await record_verdict(
+            run.sampler, Lane.TRAIN, verdict.lease, verdict.message, MORE, 3, rest=task_of("g0", samples=3)
         )
     assert await run.state("g0") == "pending"
     [rest] = await run.rollout().read(4, 0.01)
@@ -231,11 +234,11 @@ async def test_evaluated_group_is_counted_apart_and_can_be_deleted(run, redis, k
     assert await run.sampler.dispatch(Lane.EVALUATION, [task_of("e0", 1)], None)
     assert await redis.get(keys.sampler_state) is None
     [task] = await consumers[0].read(1, 0.01)
-    assert await run.transitions.publish_sample(Lane.EVALUATION, task.lease, 1, sample_of(keys, "e0", 0), BODY)
+    assert await publish_sample(run.transitions, Lane.EVALUATION, task.lease, 1, sample_of(keys, "e0", 0), BODY)
     [sample] = await consumers[1].read(1, 0.01)
     verdict = verdict_on(sample.message)
-    assert await run.transitions.publish_verdict(Lane.EVALUATION, sample.lease, verdict)
-    assert await run.sampler.record_verdict(Lane.EVALUATION, sample.lease, verdict, EVALUATED, 1)
+    assert await publish_verdict(run.transitions, Lane.EVALUATION, sample.lease, verdict)
+    assert await record_verdict(run.sampler, Lane.EVALUATION, sample.lease, verdict, EVALUATED, 1)
     assert await payloads(redis, keys) == set()
     assert (await group_counts(redis, keys, Lane.EVALUATION)).pending == 0
     assert await run.counts() == {}
@@ -247,9 +250,9 @@ async def test_evaluated_group_is_counted_apart_and_can_be_deleted(run, redis, k
 async def test_decision_updates_posterior_tokens_and_order(run, redis, keys):
     for group in ("g0", "g1"):
         first, second = await run.judged(group)
-        await run.sampler.record_verdict(Lane.TRAIN, first.lease, first.message, "", 2, posterior=("p0", "lost"))
+        await record_verdict(run.sampler, Lane.TRAIN, first.lease, first.message, "", 2, posterior=("p0", "lost"))
         posterior = ("p0", f"of {group}")
-        await run.sampler.record_verdict(Lane.TRAIN, second.lease, second.message, "kept", 2, posterior=posterior)
+        await record_verdict(run.sampler, Lane.TRAIN, second.lease, second.message, "kept", 2, posterior=posterior)
         assert await redis.hgetall(keys.posteriors) == {b"p0": f"of {group}".encode()}
     assert await response_tokens(redis, keys) == 4 * 2
     assert [await redis.hget(keys.group(f"g{n}"), "kept_order") for n in range(2)] == [b"1", b"2"]
@@ -377,7 +380,7 @@ async def test_results_under_leases_of_deleted_streams_do_not_count(run, redis, 
     await redis.delete(run.streams.tasks, run.streams.samples)
     before = await contents(redis, keys)
     assert not await run.publish(task.lease, sample_of(keys, "g0", 1))
-    assert not await run.transitions.publish_verdict(Lane.TRAIN, sample.lease, verdict_on(sample.message))
+    assert not await publish_verdict(run.transitions, Lane.TRAIN, sample.lease, verdict_on(sample.message))
     assert await contents(redis, keys) == before
 
 

@@ -1,0 +1,49 @@
+-- Record verdicts in their group and ack them; if the last of them decides, also change the group's state. Replies with
+-- one effect per verdict.
+-- `decision`: '' (none yet), more, kept, evaluated, or a release. `rest_task`: the task for the group's other samples,
+-- '' unless the decision is `more`. `posterior`: '' for none.
+local epoch_key, group_key, verdicts_key, counters_key, pending_key, released_key, tasks_key, posteriors_key,
+  payload_keys = unpack(keys)
+local fence, consumer_group, group, decision, rest_task, prompt, posterior, evaluated_ttl_s, verdict_entry_list, index_list,
+  verdict_list, token_count_list = unpack(args)
+
+local not_owner = fenced(epoch_key, fence)
+if not_owner then return not_owner end
+local effects, state = find_samples(group_key, index_list)
+local acked, response_tokens = {}, 0
+for at, index in ipairs(index_list) do
+  if effects[at] == FRESH then
+    acked[#acked + 1] = verdict_entry_list[at]
+    if state == 'pending' and redis.call('HSETNX', group_key, 'verdict:' .. index, verdict_list[at]) == 1 then
+      response_tokens = response_tokens + tonumber(token_count_list[at])
+    else
+      effects[at] = LATE
+    end
+  end
+end
+if #acked > 0 then redis.call('XACK', verdicts_key, consumer_group, unpack(acked)) end
+if response_tokens > 0 then redis.call('HINCRBY', counters_key, 'response_tokens', response_tokens) end
+if decision == '' or state ~= 'pending' or effects[#effects] == OUTSIDE then return effects end
+effects[#effects] = FRESH
+if posterior ~= '' then redis.call('HSET', posteriors_key, prompt, posterior) end
+if decision == 'more' then
+  if redis.call('HSETNX', group_key, 'extended', '1') == 1 then
+    redis.call('HSET', group_key, 'task', rest_task, 'entry', publish(tasks_key, rest_task))
+  end
+  return effects
+end
+redis.call('HSET', group_key, 'state', decision)
+redis.call('HINCRBY', counters_key, 'judged', 1)
+if decision == 'kept' then
+  redis.call('HSET', group_key, 'kept_order', redis.call('HINCRBY', counters_key, 'kept_order', 1))
+  return effects
+end
+redis.call('SREM', pending_key, group)
+redis.call('HINCRBY', counters_key, decision, 1)
+if decision == 'evaluated' then
+  redis.call('EXPIRE', group_key, evaluated_ttl_s)
+  if #payload_keys > 0 then redis.call('UNLINK', unpack(payload_keys)) end
+else
+  retire_group(released_key, group_key, payload_keys)
+end
+return effects
