@@ -13,6 +13,7 @@ from learner.weight_sync.snapshot import Snapshot
 from services.contracts import CommittedPolicy, StepRecord
 from services.metrics import POLICY_VERSION
 from services.process import Context
+from services.streams.state.heartbeat import held_version
 from services.streams.state.policy_history import History
 
 
@@ -58,15 +59,15 @@ class Publication:
 
     async def commit_start(self, step: int) -> int:
         """Commit the last snapshot as the policy of `step`, without training. Returns its version."""
-        version = await self._announce(step)
+        version = await self._announce(step, await held_version(self._context.redis, self._context.keys.run))
         await self.history.commit_policy(version, step, self.snapshot.digest)
         self.policy = CommittedPolicy(version=version, step=step, weights=self.snapshot.digest)
         return version
 
-    async def _announce(self, step: int) -> int:
-        """The version under which to publish the last snapshot."""
+    async def _announce(self, step: int, held: int = -1) -> int:
+        """The version under which to publish the last snapshot. `held`: the newest that a replica holds."""
         max_staleness = self._context.record.recipe.limits.max_staleness
-        return await self.history.announce(step, self.snapshot.digest, max_staleness)
+        return await self.history.announce(step, self.snapshot.digest, max_staleness, held)
 
     async def commit_step(self, trained: StepRecord, entry: str) -> StepRecord:
         """Copy and publish the policy, then commit the step that trained the batch of `entry`.

@@ -49,7 +49,12 @@ class Group:
     @property
     def oldest_version(self) -> int:
         """The oldest policy version that wrote a token of this group."""
-        return min(verdict.facts.oldest_version for verdict in self.verdicts.values())
+        return min(self.versions)
+
+    @property
+    def versions(self) -> set[int]:
+        """The oldest policy version of each response."""
+        return {verdict.facts.oldest_version for verdict in self.verdicts.values()}
 
 
 @dataclass

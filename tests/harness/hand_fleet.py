@@ -108,7 +108,7 @@ class HandLearner:
         while True:
             for logged in await history.batches(after, 0.1):
                 batch, after = logged.batch, logged.entry
-                if batch.step <= step:
+                if batch.step <= step or not await history.accepts(logged, step + 1):
                     continue
                 step = batch.step
                 await self.train()

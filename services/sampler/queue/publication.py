@@ -39,7 +39,18 @@ class BatchPublisher:
             if kept < enough:
                 return
             names = state.table.next_batch(self._recipe.algorithm.dynamic_sampling.consumption, limits.groups_per_step)
-            await self._publish(policy, names)
+            if not await self._release_lost(names, policy.version_steps):
+                await self._publish(policy, names)
+
+    async def _release_lost(self, names: list[str], version_steps: Mapping[int, int]) -> bool:
+        """Release those of the groups that have a response of a version which a failover lost; whether there are any.
+
+        Nobody knows which step it belongs to.
+        """
+        kept = self._state.table.kept
+        lost = [name for name in names if not kept[name].versions <= version_steps.keys()]
+        await asyncio.gather(*(self._state.release(name, Release.STALE) for name in lost))
+        return bool(lost)
 
     async def _publish(self, policy: CommittedPolicy, names: list[str]) -> None:
         """Publish the next step's batch of these kept groups."""

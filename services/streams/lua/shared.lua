@@ -71,6 +71,15 @@ local function index_run(record_key, active_key, run, active_words)
   redis.call(active and 'SADD' or 'SREM', active_key, run)
 end
 
+-- A version that is committed was announced, even if a failover lost that: it is not used again, and has a step.
+local function remember_version(policy_key, version, step, weights)
+  if tonumber(redis.call('HGET', policy_key, 'announced') or '-1') >= tonumber(version) then return end
+  local known = cjson.decode(redis.call('HGET', policy_key, 'version_steps') or '{}')
+  known[version] = tonumber(step)
+  redis.call('HSET', policy_key, 'announced', version, 'announced_step', step, 'announced_weights', weights,
+    'version_steps', cjson.encode(known))
+end
+
 -- UNKNOWN: this run never dispatched the group, or its hash was deleted. OUTSIDE: the group has no such sample.
 local FRESH, LATE, UNKNOWN, OUTSIDE = 1, 0, -1, -2
 

@@ -160,6 +160,12 @@ async def live_processes(redis: Redis, run: str | None) -> list[ProcessInfo]:
     return (await live_by_run(redis, [run]))[run]
 
 
+async def held_version(redis: Redis, run: str | None) -> int:
+    """The newest policy version that a live replica of a run holds; -1 without one."""
+    live = await live_processes(redis, run)
+    return max((each.version for each in live if each.service == "rollout" and each.version is not None), default=-1)
+
+
 async def live_by_run(redis: Redis, runs: Sequence[str | None]) -> dict[str | None, list[ProcessInfo]]:
     """`live_processes` of several runs, in one round trip."""
     async with redis.pipeline(transaction=False) as pipe:

@@ -81,10 +81,11 @@ class History:
         """The committed policy; None before the first."""
         return await read_policy(self._redis, self._keys)
 
-    async def announce(self, step: int, weights: str, max_staleness: int) -> int:
+    async def announce(self, step: int, weights: str, max_staleness: int, held: int = -1) -> int:
         """The version under which to publish the weights of `step`: the one that they have, or a new one.
 
-        The policy keeps the step of each version that may still be trained, by `max_staleness`.
+        The policy keeps the step of each version that may still be trained, by `max_staleness`. `held`: the newest
+        version that a replica holds; if a failover lost its announcement, the new version is above it.
         """
         return await call(
             self._redis,
@@ -95,6 +96,7 @@ class History:
             step=step,
             weights=weights,
             oldest_step=step - 1 - max_staleness,
+            held=held,
         )
 
     async def commit_policy(self, version: int, step: int, weights: str) -> None:

@@ -108,6 +108,44 @@ async def test_a_publication_that_redis_lost_is_repeated(redis, run_id, monkeypa
     assert len(set(names)) == len(names) == 12, "a group is trained once"
 
 
+class AheadFleet(HandFleet):
+    """Answers every other group with a version that a failover lost: it is above all that are known."""
+
+    ahead = False
+
+    @property
+    def version(self):
+        return 70 if self.ahead else self._version
+
+    @version.setter
+    def version(self, version):
+        self._version = version
+
+    async def answer(self, lane, delivery):
+        self.ahead = lane is Lane.TRAIN and delivery.message.group.endswith(tuple("13579bdf"))
+        await super().answer(lane, delivery)
+        self.ahead = False
+
+
+async def test_groups_of_a_version_that_redis_lost_are_stale(redis, run_id):
+    document = recipe_document("/none", limits={"max_staleness": 1, "rollout_steps": 2}, evaluation={"samples": 1})
+    keys = RunKeys(run_id)
+    fleet = AheadFleet(redis, keys)
+    learner = HandLearner(redis, keys, fleet)
+    async with (
+        service_context(redis, run_id, document, "sampler") as sampler,
+        service_context(redis, run_id, document, "verifier") as verifier,
+        running(SamplerService().run(sampler), VerifierService().run(verifier), fleet.run(), learner.run()) as tasks,
+    ):
+        await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
+        counts = await group_counts(redis, keys)
+    assert counts.reconciled, counts
+    assert counts.trained == 8
+    assert counts.stale > 0
+    names = [group.group for batch in learner.batches for group in batch.groups]
+    assert not any(name.endswith(tuple("13579bdf")) for name in names)
+
+
 async def test_groups_follow_a_redis_that_lost_writes(redis, run_id, monkeypatch):
     """A failover loses the last second: a group that was dispatched, one that was not known, messages of a third."""
     monkeypatch.setattr("services.sampler.audit.EVERY_S", 0.2)

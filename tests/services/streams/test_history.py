@@ -100,6 +100,32 @@ async def test_a_restart_leaves_each_version_its_step(run):
     assert await version_steps(run) == {5: 6, 6: 7}, "a batch of step 7 does not take samples of step 4"
 
 
+@pytest.mark.parametrize("commit", ["policy", "step"])
+async def test_a_commit_restores_a_lost_announcement(run, redis, keys, commit):
+    """A failover may lose an announcement whose version reached the replicas, before it is committed."""
+    logged = await run.batched(1, "g0")
+    await run.learner.commit_policy(await run.learner.announce(0, "w0", 1), 0, "w0")
+    before = await redis.hgetall(keys.policy)
+    version = await run.learner.announce(1, "w1", 1)
+    await redis.delete(keys.policy)
+    await redis.hset(keys.policy, mapping=before)
+    if commit == "step":
+        assert await run.learner.commit_step(record_of(logged.batch, version), logged.entry)
+    else:
+        await run.learner.commit_policy(version, 1, "w1")
+    assert await version_steps(run) == {0: 0, version: 1}
+    assert await run.learner.announce(1, "w1", 1) == version
+    assert await run.learner.announce(2, "w2", 1) == version + 1
+
+
+async def test_a_version_that_only_a_replica_knows_is_not_used_again(run):
+    await run.learner.commit_policy(await run.learner.announce(0, "w0", 1), 0, "w0")
+    assert await run.learner.announce(0, "w0", 1, held=0) == 0
+    assert await run.learner.announce(0, "w0", 1, held=3) == 4, "replicas must return to the committed weights"
+    assert await run.learner.announce(1, "w1", 1, held=4) == 5
+    assert await run.learner.announce(1, "w1", 1, held=5) == 5
+
+
 async def test_versions_of_an_abandoned_history_have_no_step(run, redis, keys):
     await run.learner.commit_policy(await run.learner.announce(0, "w0", 9), 0, "w0")
     await run.trained(1, "g0")

@@ -16,6 +16,7 @@ for at, group_key in ipairs(group_keys) do
   redis.call('SREM', pending_key, group_list[at])
   redis.call('HINCRBY', counters_key, 'trained', 1)
 end
+remember_version(policy_key, version, step, weights)
 redis.call('HSET', policy_key, 'version', version, 'step', step, 'weights', weights)
 publish(steps_key, record)
 return 1
