@@ -14,7 +14,7 @@ from tests.chaos.lookups import STREAMS, key
 from tests.chaos.scene import Moment, Scene
 from tests.chaos.strikes import Struck, struck_now
 from tests.harness.servers.redis_servers import Process
-from tests.harness.servers.watched_servers import in_sync, is_primary
+from tests.harness.servers.watched_servers import in_sync
 
 CUT_S = 1.0
 """How long the primary goes on alone before it dies; its writes of that time are lost."""
@@ -62,7 +62,7 @@ def fail_over(scene: Scene, moment: Moment) -> Struck | None:
         if primary.process.poll() is None:
             group.mend()
         scene.resuming.release()
-    struck.due = lambda: is_primary(replica)
+    struck.due = lambda: group.promoted(replica)
     struck.release = lambda: _replace(group, primary)
     struck.had_effect = lambda: not scene.server.exists(marker)
     return struck

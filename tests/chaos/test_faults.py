@@ -139,6 +139,19 @@ def test_a_victim_with_a_lease_is_killed_and_recorded(raw, scene, sleeper):
     assert recovered(scene, struck)
 
 
+@pytest.mark.parametrize(("look", "victim"), [(moments.first_rank, "rank-0"), (moments.later_rank, "rank-1")])
+def test_the_named_rank_is_the_victim(raw, scene, sleeper, look, victim):
+    raw.set(key(RUN, "epoch:learner"), "3 rank-0")
+    raw.hset(key(RUN, "policy"), mapping={"version": 1, "step": 1})
+    for name in ("rank-0", "rank-1"):
+        announce(raw, "learner", sleeper.pid, name)
+    assert look(scene) is None, "no batch is in flight"
+    raw.xadd(key(RUN, "batches"), {"m": json.dumps({"step": 2})})
+    assert (look(scene).process, look(scene).batch) == (victim, 2)
+    raw.hdel(key(RUN, "heartbeats"), "rank-1")
+    assert look(scene) is None, "a learner of one rank has neither"
+
+
 def test_a_stopped_victim_continues(raw, scene, sleeper):
     announce(raw, "verifier", sleeper.pid)
     lease(raw, "samples", "verifier", {"group": "g0"})

@@ -369,6 +369,18 @@ def test_samples_and_letters_before_a_rewind_do_not_count():
     assert (found.kind, found.subject) == (Kind.LOST, PENDING)
 
 
+def test_an_evaluation_before_a_rewind_may_be_repeated():
+    """Its groups leave Redis with the rewind; only what the surviving history records counts."""
+    run = rewound_run()
+    append(run, "evaluations", run.evaluations[0], "9950-0")
+    assert judge(run).findings == ()
+    append(run, "evaluation:tasks", task("e.held-out.after.000000"), "9960-0")
+    assert {(found.kind, found.subject) for found in judge(run).findings} == {
+        (Kind.LOST, "e.held-out.after.000000"),
+        (Kind.COUNTERS, "evaluation"),
+    }
+
+
 def test_a_rewind_starts_a_second_life():
     """Work repeated after a rewind is not a duplicate."""
     run = rewound_run()

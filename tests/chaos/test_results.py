@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.chaos import results
-from tests.chaos.campaign import SHAPES, Campaign
+from tests.chaos.campaign import FAULTS_WANTED, RARE, SHAPES, Campaign
 from tests.chaos.episode import Played
 from tests.chaos.faults import FAULTS
 from tests.chaos.finding import Finding, Kind
@@ -45,6 +45,12 @@ def test_the_table_counts_and_names_what_is_wrong(tmp_path):
     assert "kill sampler" not in results.table(found)
 
 
+def test_a_fault_that_never_counted_is_a_shortcoming(tmp_path):
+    results.add(tmp_path, played("one", struck("kill Redis", "one", 1.0)))
+    wrong = results.shortcomings(results.read(tmp_path), 1, 0, each=["kill Redis", "store away"])
+    assert wrong == ["'store away' never counted"]
+
+
 def test_a_complete_campaign_has_no_shortcomings(tmp_path):
     results.add(tmp_path, played("one", struck("kill engine core at work", "one", 9.0)))
     assert results.shortcomings(results.read(tmp_path), 1, 1) == []
@@ -64,12 +70,32 @@ def test_an_interrupted_campaign_is_resumed(tmp_path):
     names = campaign.deck(SHAPES[0], 0)
     assert names == Campaign(tmp_path, seed=5, steps=10).deck(SHAPES[0], 0), "the seed must determine the faults"
     assert names != campaign.deck(SHAPES[0], 1)
-    assert all(FAULTS[name].needs != "proxy" for name in names)
+    assert all(FAULTS[name].needs in SHAPES[0].offers for name in names)
     results.add(tmp_path, played("one", *(struck(name, "one", 1.0) for name in names)))
     assert campaign.left().total() == before.total() - len(names)
 
 
+def test_what_few_shapes_offer_comes_first(tmp_path):
+    campaign = Campaign(tmp_path, seed=5, steps=10)
+    for shape in SHAPES:
+        rare = [name for name in campaign.deck(shape, 0) if FAULTS[name].needs in RARE]
+        possible = sum(fault.times for fault in FAULTS.values() if fault.needs in RARE & shape.offers)
+        assert len(rare) >= min(possible, 8), shape
+
+
+def test_every_fault_is_open_to_some_shape():
+    assert {fault.needs for fault in FAULTS.values()} <= {need for shape in SHAPES for need in shape.offers}
+
+
+def test_a_campaign_may_be_restricted(tmp_path):
+    campaign = Campaign(tmp_path, 5, 10, only=("kill rank", "store away"))
+    assert {name.split()[0] for name in campaign.wanted} == {"kill", "store"}
+    assert campaign.open_to(SHAPES[0]) == []
+    found = results.Results()
+    assert f"0 faults counted: expected {campaign.wanted.total()}" in campaign.shortcomings(found, 220, 20)
+
+
 def test_the_campaign_has_enough_faults():
-    """At least 200 faults, 20 of them engine kills, even if no disk can be filled."""
-    assert sum(fault.times for fault in FAULTS.values() if fault.needs != "disk") >= 200
+    """Enough faults, 20 of them engine kills, even if no disk can be filled."""
+    assert sum(fault.times for fault in FAULTS.values() if fault.needs != "disk") >= FAULTS_WANTED
     assert sum(fault.times for fault in FAULTS.values() if fault.engine) >= 20

@@ -32,8 +32,9 @@ def test_many_steps_leave_only_their_records(tmp_path: Path):
     assert soaked.faults == [], f"\n{soaked}"
 
 
-def test_every_fault_of_the_deck_exists():
-    assert stub.FAULTS.keys() <= FAULTS.keys()
+def test_every_fault_of_the_deck_can_be_injected():
+    offered = {need for shape in stub.SHAPES for need in shape.offers}
+    assert {FAULTS[name].needs for name in stub.FAULTS} <= offered
 
 
 def steady() -> Soaked:

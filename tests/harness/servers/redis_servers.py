@@ -51,11 +51,11 @@ class Process:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self) -> None:
-        """Start or restart the server, and wait until it listens; if it does not, kill it."""
+    def start(self, *more: object) -> None:
+        """Start or restart the server, with `more` arguments, and wait until it listens; if it does not, kill it."""
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                self._command,
+                [*self._command, *map(str, more)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -75,12 +75,15 @@ class Watched:
                 server.client().config_set("masteruser", "")
                 server.client().config_set("masterauth", "")
 
+    def promoted(self, replica: Process) -> bool:
+        """Whether a server is the primary, and every Sentinel reports it: no client finds the old one any more."""
+        named = {int(sentinel.client().sentinel_master(SERVICE)["port"]) for sentinel in self.sentinels}
+        return is_primary(replica) and named == {replica.port}
+
     def replace(self, dead: Process) -> None:
         """Start a killed primary again, as the replica of the other server if that was promoted."""
         other = next(server for server in self.servers if server is not dead)
-        dead.start()
-        if is_primary(other):
-            dead.client().replicaof("127.0.0.1", other.port)
+        dead.start(*(("--replicaof", "127.0.0.1", other.port) if is_primary(other) else ("--replicaof", "no", "one")))
 
 
 def is_primary(server: Process) -> bool:

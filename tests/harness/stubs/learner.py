@@ -17,18 +17,20 @@ from typing import TypeVar
 from learner.archive import RunArchive, RunFacts, run_folder
 from learner.checkpoint.manager import Checkpoints
 from learner.checkpoint.manifest import CheckpointHeader
-from services.contracts import AFTER, Batch, BatchGroup, CommittedPolicy, StepRecord, WeightManifest
+from services.contracts import AFTER, Batch, BatchGroup, CommittedPolicy, SamplerSnapshot, StepRecord, WeightManifest
 from services.process import Context, main
 from services.streams.delivery.payloads import fetch
 from services.streams.delivery.snapshots import read_snapshot
+from services.streams.state.heartbeat import held_version
 from services.streams.state.policy_history import History, LoggedBatch
 from services.streams.state.runs import RunRecords
 from tests.harness.stubs.publisher import StubPublisher
 
 T = TypeVar("T")
 
-BATCHES_S, END_S = 0.25, 0.5
-"""How long one read of the batches waits, and how often the end looks for the final evaluations."""
+BATCHES_S, END_S, REWOUND_S = 0.25, 0.5, 120.0
+"""How long one read of the batches waits, how often the end looks for the final evaluations, and how long a rewind may
+take."""
 
 
 class _State:
@@ -77,17 +79,42 @@ class StubLearner:
         )
         await self._files(partial(self._archive.start, facts, resumed=policy is not None))
         await self._files(self._checkpoints.clear_interrupted)
-        step, digest = (policy.step, policy.weights) if policy else (0, "w0")
-        await self._history.release_committed(step)
+        await self._history.release_committed(policy.step if policy else 0)
+        step = policy.step if policy else 0
+        if policy is not None and policy.resumption < self._context.record.resumptions:
+            step = await self._rewound(step)
+        digest = f"w{step}"
         await self._files(partial(self._checkpoints.delete_after, step, self._history.fence.epoch))
         await self._files(partial(self._archive.delete_after, step, self._history.fence.epoch))
         for _, record in await self._context.event_log.steps():
             if await self._files(partial(self._archive.record, record.step)) is None:
                 await self._files(partial(self._archive.write_record, record))
-        version = await self._history.announce(step, digest, self._recipe.limits.max_staleness)
+        held = await held_version(self._context.redis, self._context.keys.run)
+        version = await self._history.announce(step, digest, self._recipe.limits.max_staleness, held)
         await self._history.commit_policy(version, step, digest)
         self._policy = CommittedPolicy(version=version, step=step, weights=digest)
         await self._publisher.publish(version)
+
+    async def _rewound(self, step: int) -> int:
+        """Give the sampler the snapshot of the step from which the run is resumed, and wait for its rewind.
+
+        Returns the step; `step`, the committed one, without a rewind.
+        """
+        record = self._context.record
+        if record.resume_step is None:
+            return step
+        complete = await self._files(self._checkpoints.complete)
+        found = next((each for each in complete if each.step == record.resume_step), None)
+        text = await self._files(partial(self._checkpoints.sampler, found)) if found else None
+        if text is None:
+            raise RuntimeError(f"no checkpoint of step {record.resume_step} has the sampler's snapshot")
+        await self._history.publish_snapshot(SamplerSnapshot.model_validate_json(text))
+        ends = time.monotonic() + REWOUND_S
+        while (policy := await self._history.policy()) is None or policy.resumption < record.resumptions:
+            if time.monotonic() > ends or self._context.stopping.is_set():
+                raise RuntimeError(f"the sampler did not rewind the run to step {record.resume_step}")
+            await asyncio.sleep(BATCHES_S)
+        return record.resume_step
 
     async def _train(self) -> None:
         after, waits = "0-0", self._context.waits
