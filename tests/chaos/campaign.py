@@ -190,7 +190,7 @@ def on_one_stack(campaign: Campaign, folder: Path, shape: Shape, number: int, en
                 campaign.play(stack, shape, number - 1, stands_on)
             except BrokenRunError:
                 break  # the next run gets a new stack
-            if enough():
+            if enough() or not campaign.open_to(shape):
                 break
     if stack.left:
         say(f"LEFT BEHIND: {stack.left}")

@@ -18,7 +18,7 @@ from tests.harness.servers.s3_server import S3Server
 SHORTEST_S, LONGEST_S = 5.0, 12.0
 """The learner tries again every 2 s: an outage outlasts several attempts."""
 EFFECT_S = 60.0
-"""How long an outage lasts if nobody needs the store."""
+"""How long an outage lasts if the learner does not need the store."""
 WAIT = "store"
 ENDING_S = 10.0
 

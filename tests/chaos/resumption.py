@@ -22,7 +22,7 @@ from tests.harness.stack import exists, freeze, send
 
 CANCELLED_S, RESUMED_S, REWINDING_S = 90.0, 60.0, 240.0
 """How long the run may take to be cancelled, to be accepted again, and to begin to rewind."""
-POLL_S = 0.1
+POLL_S, SLICE_S = 0.1, 0.002
 Cut = Callable[[Scene, int], bool]
 """Cuts a rewind off: kills what it needs, given the pid of the stopped sampler. False if that is gone."""
 
@@ -74,7 +74,7 @@ def _resume(scene: Scene, moment: Moment, cut: Cut | None) -> Struck | None:
     finally:
         scene.resuming.release()
     if cut is not None:
-        struck.facts["cut_off"] = _cut_off(scene, cut)
+        struck.facts["cut_off"] = _cut_off(scene, cut, step)
         struck.had_effect = lambda: bool(struck.facts["cut_off"])
     return struck
 
@@ -120,22 +120,28 @@ def _state(scene: Scene) -> str:
         return "?"
 
 
-def _cut_off(scene: Scene, cut: Cut) -> bool:
-    """Wait until the rewind has begun, stop the sampler in it, and cut it off; False if it ended before."""
+def _cut_off(scene: Scene, cut: Cut, step: int) -> bool:
+    """Stop the sampler in the middle of the rewind, and cut it off; False if the rewind ended before.
+
+    A rewind of a small run takes a few milliseconds: once it may begin, the sampler runs in slices.
+    """
+    snapshot = key(scene.run, f"sampler-snapshot:{step}")
     ends = time.monotonic() + REWINDING_S
     while time.monotonic() < ends and not scene.ended():
         try:
-            if not rewinding(scene):
-                if rewound_since_resumed(scene):
-                    return False
-                continue  # without a pause: a rewind of a small run takes a few milliseconds
+            if rewound_since_resumed(scene):
+                return False
             # The heartbeat of the cancelled run's sampler may still count.
             pids = {found.pid for found in lookups.processes(scene.server, scene.run, "sampler") if exists(found.pid)}
-            if len(pids) == 1 and freeze(sampler := pids.pop()):
+            if len(pids) != 1 or not (rewinding(scene) or scene.server.exists(snapshot)):
+                time.sleep(POLL_S)
+            elif freeze(sampler := pids.pop()):
                 try:
-                    return rewinding(scene) and cut(scene, sampler)
+                    if rewinding(scene):
+                        return cut(scene, sampler)
                 finally:
                     send(sampler, signal.SIGCONT)
+                time.sleep(SLICE_S)
         except redis.exceptions.RedisError:
             time.sleep(POLL_S)  # another fault has hit Redis
     return False

@@ -104,7 +104,7 @@ def test_an_outage_lasts_until_the_learner_has_waited(scene: Scene, monkeypatch:
     assert recovered(scene, struck)
 
 
-def test_an_outage_that_nobody_noticed_has_no_effect(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+def test_an_outage_that_is_not_noticed_has_no_effect(scene: Scene, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tests.chaos.outage.EFFECT_S", 0.1)
     struck = outage.take_away(scene, Moment(batch=2))
     assert struck is not None

@@ -45,7 +45,7 @@ class BatchPublisher:
     async def _release_lost(self, names: list[str], version_steps: Mapping[int, int]) -> bool:
         """Release those of the groups that have a response of a version which a failover lost; whether there are any.
 
-        Nobody knows which step it belongs to.
+        It belongs to no step that is known.
         """
         kept = self._state.table.kept
         lost = [name for name in names if not kept[name].versions <= version_steps.keys()]

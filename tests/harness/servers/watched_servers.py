@@ -17,7 +17,7 @@ from tests.harness.servers.redis_servers import Process, start_sentinel, start_s
 SERVICE = "penstock"
 SENTINELS = 3
 DEADLINE_S, POLL_S = 90.0, 0.1
-STRANGER = "nobody"
+STRANGER = "stranger"
 """A user that no server has: a replica with its name cannot connect to its primary."""
 
 

@@ -71,12 +71,17 @@ class Kept:
                     preexec_fn=end_with_us,
                 )
 
+    def drain(self) -> None:
+        """Ask it to end."""
+        if self.pid is not None:
+            for number in (signal.SIGCONT, signal.SIGTERM):
+                send(self.pid, number)
+
     def stop(self, deadline_s: float) -> bool:
         """Drain it; it is killed after `deadline_s` seconds. Whether it ended by itself."""
         if self.process is None:
             return True
-        for number in (signal.SIGCONT, signal.SIGTERM):
-            send(self.process.pid, number)
+        self.drain()
         try:
             self.process.wait(deadline_s)
         except subprocess.TimeoutExpired:
@@ -162,8 +167,11 @@ class StubStack:
                 if service not in self.held
             }
             kept = self._runs.setdefault(run, {})
-            for name in [name for name in kept if name not in names]:
-                kept.pop(name).stop(STOP_S)
+            obsolete = [kept.pop(name) for name in list(kept) if name not in names]
+            for each in obsolete:
+                each.drain()
+            for each in obsolete:
+                each.stop(STOP_S)
             for name, service in names.items():
                 if name not in kept:
                     kept[name] = self._kept(name, self._command(service, run), self.folder / run / "logs")
