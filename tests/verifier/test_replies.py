@@ -8,7 +8,7 @@ import pytest
 
 from services.contracts import Outcome
 from verifier.sandbox.pool import KEPT_BYTES, Sandbox
-from verifier.sandbox.process import JudgingProcess, ProcessFailedError
+from verifier.sandbox.process import JudgingProcess, ProcessFailedError, request_of
 
 HOSTILE = "tests.verifier.hostile"
 FORGER = "tests.verifier.forger"
@@ -32,7 +32,8 @@ def forger():
 
 
 def reply_to(process, says):
-    return process.judge("", "", {"says": says}, 20.0)
+    [reply] = process.judge([request_of("", "", {"says": says})], 20.0)
+    return reply
 
 
 async def judging_process(sandbox, **how):
@@ -176,6 +177,22 @@ async def test_a_text_that_forges_its_reply_and_runs_on_times_out(after):
         assert found.reason == "no judgement within 5 s: the judged text kept running after its reply"
         sandbox._timeout_s = 20.0  # this judgement must not time out
         assert (await sandbox.judge("pattern", "b", {"pattern": "a"})).outcome is Outcome.WRONG
+
+
+@pytest.mark.parametrize(
+    ("between", "fault"),
+    [(FORGES, "died"), (FORGES + LINGERS, "timeout"), (REACHES, "died"), ("import time\n" + LINGERS, "timeout")],
+)
+async def test_texts_judged_with_a_hostile_one_are_judged(between, fault):
+    texts = [
+        ("pattern", "a", {"pattern": "a"}),
+        ("python", between, {"sent": "5b0a"}),
+        ("pattern", "b", {"pattern": "a"}),
+    ]
+    with Sandbox(1, 5.0, program=HOSTILE) as sandbox:
+        await sandbox.start()
+        first, hostile, last = await sandbox.judge_all([*texts])
+    assert (first.outcome, hostile.fault, last.outcome) == (Outcome.CORRECT, fault, Outcome.WRONG)
 
 
 async def test_nothing_runs_between_two_judgements():

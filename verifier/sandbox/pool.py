@@ -9,16 +9,25 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from services.contracts import Outcome, SandboxFault
-from verifier.sandbox.process import JudgementTimeoutError, JudgingProcess, ProcessFailedError
+from verifier.sandbox.process import (
+    JudgementTimeoutError,
+    JudgingProcess,
+    ProcessFailedError,
+    Reply,
+    Request,
+    request_of,
+)
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 RENEWED_AFTER = 10_000  # judgements per process: limits what a leaking library can hold
 KEPT_BYTES = 256 << 20
@@ -90,26 +99,57 @@ class Sandbox:
         Call it before the first judgement or not at all. Raises SandboxError when a process cannot be confined or is
         not ready in time.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._start)
+        return await self._run(self._start)
 
     async def judge(self, verifier: str, text: str, reference: Mapping[str, Any], *, fresh: bool = False) -> Finding:
         """Judge a response; a timeout, a crash or an unusable reference is `unknown`, never wrong.
 
         `fresh`: use a process that has judged no other text, so that no earlier text can cause a fault.
         """
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._judge, verifier, text, reference, fresh)
+        [finding] = await self._run(self._judge_each, [(verifier, text, reference)], fresh)
+        return finding
 
     async def judge_all(self, texts: Sequence[tuple[str, str, Mapping[str, Any]]]) -> list[Finding]:
         """Judge several responses, each (verifier, text, reference), one after another; see `judge`.
 
         Cheaper than as many calls, but the first finding waits for the last: pass few texts.
         """
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._judge_each, texts)
+        return await self._run(self._judge_each, texts, False)
 
-    def _judge_each(self, texts: Sequence[tuple[str, str, Mapping[str, Any]]]) -> list[Finding]:
-        return [self._judge(verifier, text, reference, fresh=False) for verifier, text, reference in texts]
+    async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    def _judge_each(self, texts: Sequence[tuple[str, str, Mapping[str, Any]]], fresh: bool) -> list[Finding]:
+        findings: dict[int, Finding] = {}
+        waiting: dict[int, Request] = {}
+        for number, text in enumerate(texts):
+            try:
+                waiting[number] = request_of(*text)
+            except (TypeError, ValueError) as error:  # the reference cannot be written as JSON
+                findings[number] = _no_judgement(f"{type(error).__name__}: {error}", SandboxFault.ERROR)
+        while waiting:
+            self._judge_until_fault(waiting, findings, fresh)
+        return [findings[number] for number in range(len(texts))]
+
+    def _judge_until_fault(self, waiting: dict[int, Request], findings: dict[int, Finding], fresh: bool) -> None:
+        """Move requests, in order, from those that wait to the findings, until a process fails or none is left."""
+        process = self._usable(self._idle.get(), at_most=1 if fresh else RENEWED_AFTER)
+        numbers = iter(list(waiting))
+        try:
+            process.ready(self._start_s)
+            for reply in process.judge(list(waiting.values()), self._timeout_s):
+                number = next(numbers)
+                del waiting[number]
+                findings[number] = _finding(reply)
+        except JudgementTimeoutError as error:
+            findings[number := next(numbers)] = _no_judgement(f"no judgement {error}", SandboxFault.TIMEOUT)
+            del waiting[number]
+        except ProcessFailedError as error:
+            reason = f"the judging process failed: {error}"
+            findings[number := next(numbers)] = _no_judgement(reason, SandboxFault.DIED)
+            del waiting[number]
+        finally:
+            self._idle.put(self._usable(process))
 
     def _start(self) -> tuple[str, ...]:
         processes = [self._idle.get() for _ in range(self._count)]
@@ -122,23 +162,6 @@ class Sandbox:
         finally:
             for process in processes:
                 self._idle.put(process)
-
-    def _judge(self, verifier: str, text: str, reference: Mapping[str, Any], fresh: bool) -> Finding:
-        process = self._usable(self._idle.get(), at_most=1 if fresh else RENEWED_AFTER)
-        try:
-            process.ready(self._start_s)
-            reply = process.judge(verifier, text, reference, self._timeout_s)
-        except JudgementTimeoutError as error:
-            return Finding(Outcome.UNKNOWN, 0.0, f"no judgement {error}", fault=SandboxFault.TIMEOUT)
-        except ProcessFailedError as error:
-            return Finding(Outcome.UNKNOWN, 0.0, f"the judging process failed: {error}"[:500], fault=SandboxFault.DIED)
-        except (TypeError, ValueError) as error:  # the reference cannot be written as JSON
-            return Finding(Outcome.UNKNOWN, 0.0, f"{type(error).__name__}: {error}"[:500], fault=SandboxFault.ERROR)
-        finally:
-            self._idle.put(self._usable(process))
-        if reply.correct is None:
-            return Finding(Outcome.UNKNOWN, 0.0, reply.reason, fault=SandboxFault.ERROR)
-        return Finding(Outcome.CORRECT if reply.correct else Outcome.WRONG, reply.score, answer=reply.answer)
 
     def _usable(self, process: JudgingProcess, at_most: int = RENEWED_AFTER) -> JudgingProcess:
         if process.alive and process.judged < at_most and process.kept_bytes() <= KEPT_BYTES:
@@ -160,3 +183,13 @@ class Sandbox:
                 self._all.discard(replaced)
                 replaced.close()
             return process
+
+
+def _finding(reply: Reply) -> Finding:
+    if reply.correct is None:
+        return _no_judgement(reply.reason, SandboxFault.ERROR)
+    return Finding(Outcome.CORRECT if reply.correct else Outcome.WRONG, reply.score, answer=reply.answer)
+
+
+def _no_judgement(reason: str, fault: SandboxFault) -> Finding:
+    return Finding(Outcome.UNKNOWN, 0.0, reason[:500], fault=fault)

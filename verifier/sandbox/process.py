@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import psutil
 from pydantic import BaseModel, Field, ValidationError
@@ -60,6 +61,13 @@ class Reply(BaseModel):
     reason: Annotated[str, Field(max_length=500)] = ""
 
 
+class Request(NamedTuple):
+    """A line for a judging process, and the mark that its reply must repeat."""
+
+    mark: str
+    line: bytes
+
+
 def environment() -> dict[str, str]:
     """The variables of a judging process: those in PASSED, and the module path."""
     passed = {name: os.environ[name] for name in PASSED if name in os.environ}
@@ -72,8 +80,9 @@ Line = TypeVar("Line", Start, Reply)
 class JudgingProcess:
     """A judging process, started by the constructor. For one thread at a time, except `kill`.
 
-    On Linux it is killed when the thread that started it ends, and stopped between judgements, so that code which a
-    text left in it does not run. `program`: the module that it runs. Raises OSError when it cannot be started.
+    On Linux it is killed when the thread that started it ends. It is stopped after the last of the texts that it was
+    given together, so that code which a text left in it does not run. `program`: the module that it runs. Raises
+    OSError when it cannot be started.
     """
 
     def __init__(self, verifiers: Sequence[str], program: str) -> None:
@@ -93,6 +102,8 @@ class JudgingProcess:
         os.set_blocking(self._requests.fileno(), False)  # a process that does not read must not block its parent
         self._writable = _poll(self._requests.fileno(), select.POLLOUT)
         self._readable = _poll(self._replies.fileno(), select.POLLIN)
+        self._unread = b""
+        self._patience_s = 0.0
         self._gaps: tuple[str, ...] | None = None
         self._seen = psutil.Process(self._process.pid)
         self._bytes_at_start = 0
@@ -114,7 +125,8 @@ class JudgingProcess:
         Raises ProcessFailedError, with the process's own reason when it cannot judge.
         """
         if self._gaps is None:
-            start = self._parsed(Start, self._exchange(b"", patience_s))
+            self._patience_s = patience_s
+            start = self._parsed(Start, self._received(time.monotonic() + patience_s))
             if start.refused:
                 self.kill()
                 raise ProcessFailedError(f"it cannot judge: {start.refused}")
@@ -132,29 +144,36 @@ class JudgingProcess:
         except psutil.NoSuchProcess:
             return 0
 
-    def judge(self, verifier: str, text: str, reference: Mapping[str, Any], timeout_s: float) -> Reply:
-        """Judge a text. Within `timeout_s` seconds the process must also answer a second, empty request.
+    def judge(self, requests: Sequence[Request], timeout_s: float) -> Iterator[Reply]:
+        """The reply to each request in turn; each text has `timeout_s` seconds.
 
-        So a text that writes the reply itself and keeps running has no judgement. Raises ProcessFailedError,
-        JudgementTimeoutError.
+        Within them the process must also answer a second, empty request. So a text that writes the reply itself and
+        keeps running has no judgement. Raises ProcessFailedError, JudgementTimeoutError: then the request whose reply
+        is missing failed, and those after it are not judged.
         """
-        until = time.monotonic() + timeout_s
-        request = _marked(verifier, text, dict(reference))
-        self.judged += 1
         self._process.send_signal(signal.SIGCONT)
-        reply = self._request(*request, timeout_s)
-        try:
-            self._request(*_marked(), until - time.monotonic())
-        except JudgementTimeoutError:
-            raise JudgementTimeoutError(
-                f"within {timeout_s:g} s: the judged text kept running after its reply"
-            ) from None
+        self._patience_s, until = timeout_s, time.monotonic() + timeout_s
+        self._send(requests[0].line, until)
+        for place, request in enumerate(requests):
+            self.judged += 1
+            reply = self._reply(request.mark, until, due=1)
+            # The next request travels with the empty one: the process need not be woken for each.
+            empty, following = _marked(), requests[place + 1 : place + 2]
+            self._send(b"".join(each.line for each in (empty, *following)), until)
+            try:
+                self._reply(empty.mark, until, due=1 + len(following))
+            except JudgementTimeoutError:
+                raise JudgementTimeoutError(
+                    f"within {timeout_s:g} s: the judged text kept running after its reply"
+                ) from None
+            until = time.monotonic() + timeout_s
+            yield reply
         if sys.platform == "linux":  # elsewhere a stopped process would outlive a killed parent
             self._process.send_signal(signal.SIGSTOP)
-        return reply
 
-    def _request(self, mark: str, request: bytes, timeout_s: float) -> Reply:
-        reply = self._parsed(Reply, self._exchange(request, timeout_s))
+    def _reply(self, mark: str, until: float, due: int) -> Reply:
+        """The reply to the request with that mark; `due`: how many replies are due, this one included."""
+        reply = self._parsed(Reply, self._received(until, due))
         if reply.to != mark:
             self.kill()
             raise ProcessFailedError("it answered another request and was killed")
@@ -178,42 +197,53 @@ class JudgingProcess:
             self.kill()
             raise ProcessFailedError(f"it sent an invalid {kind.__name__.lower()} and was killed") from None
 
-    def _exchange(self, request: bytes, timeout_s: float) -> bytes:
-        until = time.monotonic() + timeout_s
-        try:
-            if request and self._readable.poll(0):
+    def _send(self, lines: bytes, until: float) -> None:
+        with self._killing():
+            if self._readable.poll(0):
                 raise OSError("it wrote a line without a request")
-            self._write(request, until)
-            return self._read_line(until)
+            left = memoryview(lines)
+            while left:
+                try:
+                    left = left[os.write(self._requests.fileno(), left) :]
+                except BlockingIOError:
+                    _wait(self._writable, until)
+
+    def _received(self, until: float, due: int = 1) -> bytes:
+        """One line; the last one that is due ends with all that was sent."""
+        with self._killing():
+            while b"\n" not in self._unread if due > 1 else not self._unread.endswith(b"\n"):
+                _wait(self._readable, until)
+                part = os.read(self._replies.fileno(), REPLY_BYTES)
+                self._unread += part
+                if not part or len(self._unread) > due * REPLY_BYTES:
+                    raise OSError(
+                        "it closed its pipe" if not part else f"it wrote more than {REPLY_BYTES} bytes a line"
+                    )
+        end = self._unread.index(b"\n") + 1 if due > 1 else len(self._unread)
+        line, self._unread = self._unread[:end], self._unread[end:]
+        return line
+
+    @contextmanager
+    def _killing(self) -> Iterator[None]:
+        """Kill the process when it is too late or breaks the rules, and say which."""
+        try:
+            yield
         except TimeoutError:
             self.kill()
-            raise JudgementTimeoutError(f"within {timeout_s:g} s") from None
+            raise JudgementTimeoutError(f"within {self._patience_s:g} s") from None
         except OSError as error:
             self.kill()
             raise ProcessFailedError(f"it died with {_exit_name(self._process.returncode)}: {error}") from None
 
-    def _write(self, request: bytes, until: float) -> None:
-        left = memoryview(request)
-        while left:
-            try:
-                left = left[os.write(self._requests.fileno(), left) :]
-            except BlockingIOError:
-                _wait(self._writable, until)
 
-    def _read_line(self, until: float) -> bytes:
-        line = b""
-        while not line.endswith(b"\n"):
-            _wait(self._readable, until)
-            part = os.read(self._replies.fileno(), REPLY_BYTES)
-            line += part
-            if not part or len(line) > REPLY_BYTES:
-                raise OSError("it closed its pipe" if not part else f"it wrote a line of more than {REPLY_BYTES} bytes")
-        return line
+def request_of(verifier: str, text: str, reference: Mapping[str, Any]) -> Request:
+    """The request to judge a text. Raises TypeError, ValueError for a reference that cannot be written as JSON."""
+    return _marked(verifier, text, dict(reference))
 
 
-def _marked(*asked: Any) -> tuple[str, bytes]:
+def _marked(*asked: Any) -> Request:
     mark = secrets.token_hex(8)
-    return mark, json.dumps([mark, *asked]).encode() + b"\n"
+    return Request(mark, json.dumps([mark, *asked]).encode() + b"\n")
 
 
 def _wait(ready: select.poll, until: float) -> None:
