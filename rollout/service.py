@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -22,7 +23,7 @@ from rollout.tasks import GroupWorker, LeasedTask
 from rollout.weight_sync import WeightFollower
 from services.cancellation import cancel_and_wait
 from services.contracts import Lane, Task
-from services.process import Context
+from services.process import Context, collect_garbage_rarely
 from services.storage.models import local_model, models_folder
 from services.streams.delivery.consumer import Consumer
 from services.streams.state.group_state import GroupTransitions
@@ -33,7 +34,6 @@ CONSUMER_GROUP = "rollout"
 READ_WAIT_S = 0.2
 # Below what the host grants before it kills the process (deploy.hosting.fleet.SHUTDOWN_S).
 DRAIN_S = 8.0
-LANES = (Lane.EVALUATION, Lane.TRAIN)
 TASKS, GENERATION = "tasks", "generation"
 """A replica's waits. Others: `model`, `tokenizer` and `engine` while it starts, `weights` before its first version,
 `redis-memory`."""
@@ -80,11 +80,13 @@ class Replica:
     """The loops around a started engine."""
 
     def __init__(self, context: Context, engine: RolloutEngine, worker: GroupWorker) -> None:
+        collect_garbage_rarely()
         self._context = context
         self._engine = engine
         self._worker = worker
         self._follower = WeightFollower(context, engine)
         self._groups: dict[asyncio.Task[None], int] = {}
+        self._next_look = 0.0
         self._transitions = GroupTransitions(context.redis, context.keys, RolloutService.name)
         limits, rollout = context.record.recipe.limits, context.record.recipe.rollout
         group_size = context.record.recipe.algorithm.group_size
@@ -101,7 +103,7 @@ class Replica:
                 limits.lease_s,
                 limits.max_deliveries,
             )
-            for lane in LANES
+            for lane in Lane
         }
 
     async def run(self) -> None:
@@ -154,11 +156,20 @@ class Replica:
                 self._groups[asyncio.create_task(self._worker.work(task))] = task.message.samples
 
     async def _read(self) -> LeasedTask | None:
-        """Lease one task: of the evaluation lane when it has one. One at a time, so that replicas share evenly."""
-        for lane, wait_s in zip(LANES, (0.0, READ_WAIT_S), strict=True):
-            consumer = self._consumers[lane]
-            for delivery in await consumer.read(1, wait_s):
-                return LeasedTask(self._context, lane, consumer, self._transitions, delivery)
+        """Lease one task: of the evaluation lane when it has one. One at a time, so that replicas share evenly.
+
+        An empty evaluation lane is looked at every READ_WAIT_S seconds.
+        """
+        if time.monotonic() >= self._next_look:
+            if task := await self._read_lane(Lane.EVALUATION, 0.0):
+                return task
+            self._next_look = time.monotonic() + READ_WAIT_S
+        return await self._read_lane(Lane.TRAIN, READ_WAIT_S)
+
+    async def _read_lane(self, lane: Lane, wait_s: float) -> LeasedTask | None:
+        consumer = self._consumers[lane]
+        for delivery in await consumer.read(1, wait_s):
+            return LeasedTask(self._context, lane, consumer, self._transitions, delivery)
         return None
 
 

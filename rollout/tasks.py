@@ -90,7 +90,7 @@ class LeasedTask:
             prompt_tokens=len(payload.prompt_ids),
             response_tokens=len(payload.response_ids),
             truncated=payload.finish_reason == "length",
-            mean_logprob=float(payload.behaviour_logprobs.mean()),
+            mean_logprob=float(payload.behaviour_logprobs.sum()) / len(payload.behaviour_logprobs),
             oldest_version=min(versions),
             newest_version=max(versions),
             started_at=started_at,

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from services.cancellation import cancellation_requested
 from services.contracts import Lane, Outcome, Sample, SampleResult, SandboxFault, Verdict
 from services.metrics import DAMAGED_PAYLOADS, FAULTS, MESSAGES, VERDICT_SECONDS
-from services.process import Context
+from services.process import Context, collect_garbage_rarely
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.delivery.leases import Lease
 from services.streams.delivery.payloads import fetch_texts
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 2  # an unknown outcome is judged once more before it is published
 PROCESSES = 1
 READ_COUNT = 64
-JUDGED_TOGETHER = 8  # texts per judgement job: a text that takes long delays the verdicts of those before it
+JUDGED_TOGETHER = 16  # texts per judgement job: a text that takes long delays the verdicts of those before it
 REASON_CHARACTERS = 300
 FATAL = (SandboxFault.TIMEOUT, SandboxFault.DIED)  # faults that end a judging process
 
@@ -44,6 +44,7 @@ class VerifierService:
 
     async def run(self, context: Context) -> None:
         """Judge until stopped."""
+        collect_garbage_rarely()
         recipe = context.record.recipe
         sources = (recipe.data, *recipe.evaluation.sets)
         verifiers = {"reasoning-gym" if source.source == "reasoning-gym" else source.verifier for source in sources}

@@ -14,7 +14,7 @@ import logging
 
 from services.cancellation import cancel_and_wait
 from services.contracts import ALONE
-from services.process import Context
+from services.process import Context, collect_garbage_rarely
 from services.sampler.data import load_splits
 from services.sampler.evaluation.evaluator import Evaluator, held_out_sets, load_held_out
 from services.sampler.evaluation.schedule import EvaluationSchedule
@@ -37,6 +37,7 @@ class SamplerService:
 
         A run without rollout steps is evaluated once.
         """
+        collect_garbage_rarely()
         maintenance = Maintenance(context)
         trains = context.record.recipe.limits.rollout_steps > 0
         work = asyncio.create_task(

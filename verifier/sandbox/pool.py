@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 from services.contracts import Outcome, SandboxFault
 from verifier.sandbox.process import (
+    JudgementRequest,
     JudgementTimeoutError,
     JudgingProcess,
     ProcessFailedError,
     Reply,
-    Request,
     request_of,
 )
 
@@ -121,7 +121,7 @@ class Sandbox:
 
     def _judge_each(self, texts: Sequence[tuple[str, str, Mapping[str, Any]]], fresh: bool) -> list[Finding]:
         findings: dict[int, Finding] = {}
-        waiting: dict[int, Request] = {}
+        waiting: dict[int, JudgementRequest] = {}
         for number, text in enumerate(texts):
             try:
                 waiting[number] = request_of(*text)
@@ -131,7 +131,9 @@ class Sandbox:
             self._judge_until_fault(waiting, findings, fresh)
         return [findings[number] for number in range(len(texts))]
 
-    def _judge_until_fault(self, waiting: dict[int, Request], findings: dict[int, Finding], fresh: bool) -> None:
+    def _judge_until_fault(
+        self, waiting: dict[int, JudgementRequest], findings: dict[int, Finding], fresh: bool
+    ) -> None:
         """Move requests, in order, from those that wait to the findings, until a process fails or none is left."""
         process = self._usable(self._idle.get(), at_most=1 if fresh else RENEWED_AFTER)
         numbers = iter(list(waiting))

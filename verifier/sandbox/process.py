@@ -61,7 +61,7 @@ class Reply(BaseModel):
     reason: Annotated[str, Field(max_length=500)] = ""
 
 
-class Request(NamedTuple):
+class JudgementRequest(NamedTuple):
     """A line for a judging process, and the mark that its reply must repeat."""
 
     mark: str
@@ -144,7 +144,7 @@ class JudgingProcess:
         except psutil.NoSuchProcess:
             return 0
 
-    def judge(self, requests: Sequence[Request], timeout_s: float) -> Iterator[Reply]:
+    def judge(self, requests: Sequence[JudgementRequest], timeout_s: float) -> Iterator[Reply]:
         """The reply to each request in turn; each text has `timeout_s` seconds.
 
         Within them the process must also answer a second, empty request. So a text that writes the reply itself and
@@ -236,14 +236,14 @@ class JudgingProcess:
             raise ProcessFailedError(f"it died with {_exit_name(self._process.returncode)}: {error}") from None
 
 
-def request_of(verifier: str, text: str, reference: Mapping[str, Any]) -> Request:
+def request_of(verifier: str, text: str, reference: Mapping[str, Any]) -> JudgementRequest:
     """The request to judge a text. Raises TypeError, ValueError for a reference that cannot be written as JSON."""
     return _marked(verifier, text, dict(reference))
 
 
-def _marked(*asked: Any) -> Request:
+def _marked(*asked: Any) -> JudgementRequest:
     mark = secrets.token_hex(8)
-    return Request(mark, json.dumps([mark, *asked]).encode() + b"\n")
+    return JudgementRequest(mark, json.dumps([mark, *asked]).encode() + b"\n")
 
 
 def _wait(ready: select.poll, until: float) -> None:

@@ -171,7 +171,7 @@ class _CallQueue:
 
     def _next(self) -> list[_Call]:
         first = self._waiting.popleft()
-        calls, size = [first], first.size
+        calls, size = [first], first.size if self._waiting else 0
         while self._waiting and len(calls) < TOGETHER_CALLS and self._waiting[0].grows == first.grows:
             size += self._waiting[0].size
             if size > TOGETHER_BYTES:
@@ -196,9 +196,9 @@ async def call(redis: Redis, function: str, /, **values: Any) -> int:
     return int(await _reply(redis, function, values))
 
 
-async def call_for_each(redis: Redis, function: str, /, **values: Any) -> list[int]:
-    """The reply of a function that replies with one integer per element of its lists; otherwise like `call`."""
-    reply: list[int] = await _reply(redis, function, values)
+async def call_for_each(redis: Redis, function: str, /, **values: Any) -> list[Any]:
+    """The reply of a function that has one for each element of its lists; otherwise like `call`."""
+    reply: list[Any] = await _reply(redis, function, values)
     return reply
 
 

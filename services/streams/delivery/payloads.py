@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from services.contracts import VersionSpan
 from services.streams.connection.client import Redis
+from services.streams.connection.functions import call_for_each
 
 WHOLE = ("prompt_ids", "response_ids", "behaviour_logprobs", "text", "finish_reason", "spans")
 """The fields that the payload's checksum covers, in this order."""
@@ -48,9 +49,9 @@ def pack(payload: SamplePayload) -> dict[str, bytes]:
             f"expected that of response_ids, {payload.response_ids.shape}"
         )
     fields = {
-        "prompt_ids": payload.prompt_ids.astype("<i4").tobytes(),
-        "response_ids": payload.response_ids.astype("<i4").tobytes(),
-        "behaviour_logprobs": payload.behaviour_logprobs.astype("<f4").tobytes(),
+        "prompt_ids": np.asarray(payload.prompt_ids, "<i4").tobytes(),
+        "response_ids": np.asarray(payload.response_ids, "<i4").tobytes(),
+        "behaviour_logprobs": np.asarray(payload.behaviour_logprobs, "<f4").tobytes(),
         "text": payload.text.encode(),
         "finish_reason": payload.finish_reason.encode(),
         "spans": json.dumps([[span.version, span.start, span.end] for span in payload.spans]).encode(),
@@ -61,10 +62,7 @@ def pack(payload: SamplePayload) -> dict[str, bytes]:
 
 def _crc(*parts: bytes) -> int:
     """CRC-32 (zlib's) of the parts and their lengths."""
-    value = 0
-    for part in parts:
-        value = zlib.crc32(part, zlib.crc32(len(part).to_bytes(8, "little"), value))
-    return value
+    return zlib.crc32(b"".join(piece for part in parts for piece in (len(part).to_bytes(8, "little"), part)))
 
 
 def unpack(key: str, fields: dict[bytes, bytes]) -> SamplePayload:
@@ -100,13 +98,10 @@ async def fetch(redis: Redis, keys: list[str]) -> tuple[dict[str, SamplePayload]
 
 
 async def fetch_texts(redis: Redis, keys: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The texts of responses, which a verifier needs, in one round trip: the valid ones, and the errors, by key."""
-    async with redis.pipeline(transaction=False) as pipe:
-        for key in keys:
-            pipe.hmget(key, "text", "text_crc")
-        found = await pipe.execute()
+    """The texts of responses, which a verifier needs, in one call: the valid ones, and the errors, by key."""
+    found = await call_for_each(redis, "read_texts", payload_keys=keys)
     texts, damaged = {}, {}
-    for key, (text, crc) in zip(keys, found, strict=True):
+    for key, text, crc in zip(keys, found[::2], found[1::2], strict=True):
         try:
             texts[key] = _text(text, crc)
         except ValueError as error:

@@ -1,17 +1,23 @@
 -- Used by several functions. Before this text, the assembled library has one `local` line per constant of
 -- services/streams/retention.py that is used here.
 
+-- `size` values, from `first` on.
+local function slice(values, first, size)
+  if size <= 1000 then return {unpack(values, first, first + size - 1)} end  -- a stack of Lua has room for 8,000
+  local found = {}
+  for place = 1, size do found[place] = values[first + place - 1] end
+  return found
+end
+
 -- Turns what a call sent into what the `local` lines of a function unpack: single values first, then one table per
 -- list. `args` starts with the sizes of all lists, those of `keys` first.
 local function with_lists(keys, args, single_keys, key_lists, single_args, arg_lists)
   local function pick(values, at, singles, first_size, lists)
-    local found = {}
-    for number = 1, singles do found[number] = values[at + number - 1] end
+    local found = slice(values, at, singles)
     at = at + singles
     for number = 1, lists do
-      local list, size = {}, tonumber(args[first_size + number - 1])
-      for place = 1, size do list[place] = values[at + place - 1] end
-      found[singles + number], at = list, at + size
+      local size = tonumber(args[first_size + number - 1])
+      found[singles + number], at = slice(values, at, size), at + size
     end
     return found
   end
@@ -120,9 +126,7 @@ local function together(keys, args)
   local replies, key_at, arg_at = {}, 1, 2 + 3 * calls
   for at = 1, calls do
     local name, key_count, arg_count = args[3 * at - 1], tonumber(args[3 * at]), tonumber(args[3 * at + 1])
-    local call_keys, call_args = {}, {}
-    for number = 1, key_count do call_keys[number] = keys[key_at + number - 1] end
-    for number = 1, arg_count do call_args[number] = args[arg_at + number - 1] end
+    local call_keys, call_args = slice(keys, key_at, key_count), slice(args, arg_at, arg_count)
     key_at, arg_at = key_at + key_count, arg_at + arg_count
     local done, reply = pcall(functions[name], call_keys, call_args)
     if done then

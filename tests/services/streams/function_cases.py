@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from services.contracts import Closing, Lane, ProcessInfo, Release, RunState, Sample, WeightPlan
 from services.settings import parse_recipe
 from services.streams.delivery.consumer import Consumer, trim
+from services.streams.delivery.payloads import fetch_texts
 from services.streams.keys import ACTIVE_RUNS
 from services.streams.state.ended.cleanup import erase
 from services.streams.state.ended.closing import close_run, delete_record
@@ -149,6 +150,11 @@ async def publish_verdicts(run):
     return lambda: run.transitions.publish_verdicts(Lane.TRAIN, [(delivery.lease, verdict_on(delivery.message))])
 
 
+async def read_texts(run):
+    await run.published("g0")
+    return lambda: fetch_texts(run.redis, [run.keys.payload("g0", 0), run.keys.payload("g0", 2)])
+
+
 async def record_verdicts(run):
     [delivery] = await run.judged("g0", 1)
     return lambda: run.sampler.record_verdicts(
@@ -248,6 +254,7 @@ CASES = {
     "publish_batch": Case(publish_batch, "sampler"),
     "publish_samples": Case(publish_samples),
     "publish_verdicts": Case(publish_verdicts),
+    "read_texts": Case(read_texts),
     "reclaim_batch": Case(reclaim_batch, "sampler"),
     "record_verdicts": Case(record_verdicts, "sampler"),
     "release": Case(release, "sampler"),

@@ -120,9 +120,9 @@ FAULTS = {
     "a reopened group gets no task": Fault("dispatch", "if not state or state == 'reopened' then", "if not state then"),
     "a reopened group is dispatched as a new one": Fault("dispatch", "    if not state then", "    if true then"),
     "a rewind leaves the steps": Fault("reopen_groups", "redis.call('XDEL', steps_key, step_entry) == 1", "false"),
-    "calls sent together get the first one's keys": Fault("shared", "keys[key_at + number - 1]", "keys[number]"),
+    "calls sent together get the first one's keys": Fault("shared", "slice(keys, key_at,", "slice(keys, 1,"),
     "calls sent together get the first one's arguments": Fault(
-        "shared", "args[arg_at + number - 1]", "args[1 + 3 * calls + number]"
+        "shared", "slice(args, arg_at,", "slice(args, 2 + 3 * calls,"
     ),
     "of calls sent together only the first runs": Fault("shared", "for at = 1, calls do", "for at = 1, 1 do"),
     "a previous owner writes": Fault("shared", "if stored_epoch > epoch or", "if"),

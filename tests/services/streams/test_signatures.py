@@ -31,9 +31,7 @@ def python_calls():
         for path in (ROOT / package).rglob("*.py"):
             tree = ast.parse(path.read_text())
             imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-            if not any(
-                node.module == call.__module__ for node in imports for name in node.names if name.name == "call"
-            ):
+            if not any(node.module == call.__module__ for node in imports for name in node.names if name.name in CALLS):
                 continue
             for node in ast.walk(tree):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
