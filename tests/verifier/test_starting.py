@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,10 @@ import pytest
 from services.cancellation import cancel_and_wait
 from services.contracts import Lane, Outcome
 from services.streams.delivery.consumer import Consumer
+from services.streams.keys import RunKeys
 from tests.harness.small_run import recipe_document, service_context
+from tests.harness.stubs.verifier import StubSandbox
+from tests.services.driven import DrivenRun
 from verifier import service
 from verifier.sandbox.pool import Finding, Sandbox
 from verifier.service import VerifierService
@@ -78,6 +82,24 @@ async def test_a_fatal_fault_is_retried_in_a_fresh_process(redis, run_id, monkey
                 sample, {"somewhere": "a"}, first
             )
     assert (found.fault, seen) == (fault, fresh)
+
+
+async def test_a_judgement_whose_lease_was_lost_has_no_effect(redis, run_id, monkeypatch):
+    run = await DrivenRun.open(redis, RunKeys(run_id))
+    held = await run.published("g0", 2)
+    taken = held[1].lease
+
+    @contextmanager
+    def watching(*_):
+        yield {taken}
+
+    monkeypatch.setattr(Consumer, "watching", watching)
+    async with service_context(redis, run_id, recipe_document("/nowhere"), "verifier") as context:
+        judge = service._LaneJudge(context, Lane.TRAIN, StubSandbox())
+        await judge._judge(held, {delivery.message.facts.payload: "right" for delivery in held}, {})
+    assert [delivery.message.index for delivery in await run.judge().read(2, 0.1)] == [held[0].message.index]
+    pending = await redis.xpending_range(run.streams.samples, "verifier", "-", "+", 9)
+    assert [entry["message_id"].decode() for entry in pending] == [taken.entry]
 
 
 async def test_a_lane_whose_cancellation_is_lost_still_ends(redis, run_id, monkeypatch):

@@ -91,7 +91,7 @@ FAULTS = {
     ),
     "a trained group stays pending": Fault("commit_step", "redis.call('SREM', pending_key, group_list[at])", ""),
     "a version is announced twice": Fault(
-        "announce_version", "tonumber(announced or '-1') + 1", "tonumber(current or '-1') + 1"
+        "announce_version", "version = math.max(newest,", "version = math.max(tonumber(current or '-1'),"
     ),
     "versions are never forgotten": Fault("announce_version", "and of_step >= tonumber(oldest_step)", ""),
     "a rewind leaves the steps of versions": Fault("finish_rewind", "'rewinding', 'version_steps'", "'rewinding'"),

@@ -7,7 +7,7 @@ import pytest
 from services.contracts import Cause, Lane, Outcome, Release, Sample
 from services.streams.connection.functions import FencedError
 from services.streams.delivery.consumer import Consumer
-from services.streams.delivery.leases import LeaseLostError
+from services.streams.delivery.leases import LeaseLostError, LeaseRenewal
 from services.streams.delivery.snapshots import read_snapshot
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
@@ -15,6 +15,7 @@ from services.streams.state.group_counts import group_counts, response_tokens
 from services.streams.state.group_state import (
     EVALUATED,
     MORE,
+    Effect,
     GroupTransitions,
     RejectedMessageError,
     missing_samples,
@@ -319,6 +320,47 @@ async def test_work_stops_when_its_lease_is_lost(redis, keys):
     results = await asyncio.wait_for(asyncio.gather(*works, return_exceptions=True), 30)
     assert [type(result) for result in results] == [type(None), LeaseLostError, type(None)]
     assert taken.lease.entry in str(results[1])
+
+
+async def test_of_watched_leases_the_lost_ones_are_named(redis, keys):
+    run = await DrivenRun.open(redis, keys, lease_s=0.3)
+    for number in range(3):
+        await run.sampler.dispatch(Lane.TRAIN, [task_of(f"g{number}")], STATE)
+    holder = run.rollout("r0")
+    leases = [delivery.lease for delivery in await holder.read(3, 1)]
+    lost, found = [], asyncio.Event()
+
+    def note(lease):
+        lost.append(lease)
+        found.set()
+
+    with LeaseRenewal(redis, 0.3).watching(leases, note):
+        await redis.xclaim(run.streams.tasks, "rollout", "r1", 0, [leases[1].entry])
+        await asyncio.wait_for(found.wait(), 30)
+        await asyncio.sleep(0.3)
+    assert lost == [leases[1]], "each is named once"
+
+
+async def test_messages_of_a_group_have_their_own_effects(run):
+    """Of samples and verdicts that are sent in one call, some are late, and some are outside of the group."""
+    task, keys = await run.dispatched("g0", 3), run.keys
+    assert await publish_sample(run.transitions, Lane.TRAIN, task.lease, 3, sample_of(keys, "g0", 1), BODY)
+    samples = [(sample_of(keys, "g0", index), BODY) for index in (0, 1, 2)]
+    effects = await run.transitions.publish_samples(Lane.TRAIN, task.lease, 3, samples)
+    assert effects == [Effect.FRESH, Effect.LATE, Effect.FRESH]
+    held = await run.verifier().read(3, 1)
+    assert sorted(delivery.message.index for delivery in held) == [0, 1, 2]
+    verdicts = [(delivery.lease, verdict_on(delivery.message)) for delivery in held]
+    outside = (held[0].lease, verdicts[0][1].model_copy(update={"index": 3}))
+    effects = await run.transitions.publish_verdicts(Lane.TRAIN, [*verdicts[:2], verdicts[0], outside, verdicts[2]])
+    assert effects == [Effect.FRESH, Effect.FRESH, Effect.LATE, Effect.OUTSIDE_GROUP, Effect.FRESH]
+    judged = [(delivery.lease, delivery.message) for delivery in await run.judge().read(3, 1)]
+    outside = (judged[0][0], judged[0][1].model_copy(update={"index": 3}))
+    effects = await run.sampler.record_verdicts(Lane.TRAIN, [judged[0], outside, judged[1]], "", 3)
+    assert effects == [Effect.FRESH, Effect.OUTSIDE_GROUP, Effect.FRESH]
+    effects = await run.sampler.record_verdicts(Lane.TRAIN, [judged[1], outside, judged[2]], "kept", 3)
+    assert effects == [Effect.LATE, Effect.OUTSIDE_GROUP, Effect.FRESH], "a message outside does not stop the decision"
+    assert await run.redis.hget(keys.group("g0"), "state") == b"kept"
 
 
 async def test_a_lapsed_lease_is_found_behind_many_live_ones(run, redis):
