@@ -69,10 +69,14 @@ class BrokenRunError(RuntimeError):
 
 
 class Campaign:
-    """The faults that remain, and the folder of their results. `only`: inject no faults but those that begin so."""
+    """The faults that remain, and the folder of their results. `only`: inject no faults but those that begin so.
 
-    def __init__(self, folder: Path, seed: int, steps: int, only: Sequence[str] = ()) -> None:
+    `most`: inject each fault at most so often.
+    """
+
+    def __init__(self, folder: Path, seed: int, steps: int, only: Sequence[str] = (), most: int | None = None) -> None:
         self._only = only
+        self._most = most
         self._folder = folder
         self._seed = seed
         self._steps = steps
@@ -92,7 +96,7 @@ class Campaign:
         """How often each fault is injected on this machine."""
         return Counter(
             {
-                name: fault.times
+                name: fault.times if self._most is None else min(fault.times, self._most)
                 for name, fault in FAULTS.items()
                 if not (self._disk_refusal and fault.needs == DISK)
                 and (not self._only or name.startswith(tuple(self._only)))
@@ -167,6 +171,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--engine-kills", type=int, default=ENGINE_KILLS_WANTED)
     parser.add_argument("--steps", type=int, default=STEPS, help="rollout steps of each run")
     parser.add_argument("--only", action="append", default=[], help="only faults that begin so; may be repeated")
+    parser.add_argument("--most", type=int, help="each fault at most so often")
+    parser.add_argument("--shape", type=int, choices=range(len(SHAPES)), help="only stacks of this shape")
     parser.add_argument("--hours", type=float, default=HOURS, help="start no further run after this many hours")
     return parser.parse_args()
 
@@ -208,8 +214,11 @@ def run(campaign: Campaign, folder: Path, options: argparse.Namespace) -> None:
     ends = time.monotonic() + 3600 * options.hours
     number, shapes = len(results.read(folder).runs), 0
     while not done(campaign, folder, options) and not over(ends):
-        shape = SHAPES[(number // RUNS_PER_STACK + shapes) % len(SHAPES)]
+        at = (number // RUNS_PER_STACK + shapes) % len(SHAPES) if options.shape is None else options.shape
+        shape = SHAPES[at]
         if not campaign.open_to(shape):
+            if options.shape is not None:
+                return
             shapes += 1
             continue
         say(f"starting a stack for up to {RUNS_PER_STACK} runs: {shape}")
@@ -221,7 +230,7 @@ def main() -> int:
     options = arguments()
     folder = options.runs.absolute() / f"seed-{options.seed}"
     disk.free(folder)
-    campaign = Campaign(folder, options.seed, options.steps, options.only)
+    campaign = Campaign(folder, options.seed, options.steps, options.only, options.most)
     if campaign.disk_refusal:
         say(f"SKIPPED: full disk: {campaign.disk_refusal}")
     run(campaign, folder, options)

@@ -6,6 +6,7 @@ Must not promote a server itself; the Sentinels do.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from tests.chaos import moments
 from tests.chaos.cuts import Cut
@@ -20,6 +21,8 @@ CUT_S = 1.0
 """How long the primary goes on alone before it dies; its writes of that time are lost."""
 LONGEST_S = 6.0
 """After how long alone without a write the primary is left alive."""
+SETTLED_S = 3.0
+"""How long after the promotion the dead primary returns: a client that just asked the Sentinels must not find it."""
 MARKER = "chaos:marker"
 
 
@@ -62,10 +65,22 @@ def fail_over(scene: Scene, moment: Moment) -> Struck | None:
         if primary.process.poll() is None:
             group.mend()
         scene.resuming.release()
-    struck.due = lambda: group.promoted(replica)
+    struck.due = _promoted_for(group, replica, SETTLED_S)
     struck.release = lambda: _replace(group, primary)
-    struck.had_effect = lambda: not scene.server.exists(marker)
+    struck.had_effect = lambda: not group.roles[0].client().exists(marker)
     return struck
+
+
+def _promoted_for(group: Watched, replica: Process, seconds: float) -> Callable[[], bool]:
+    """Whether the replica has been the primary for so long."""
+    since: list[float] = []
+
+    def settled() -> bool:
+        if not since and group.promoted(replica):
+            since.append(time.monotonic())
+        return bool(since) and time.monotonic() >= since[0] + seconds
+
+    return settled
 
 
 def _goes_on(scene: Scene, primary: Process, kept: dict[str, str]) -> bool:
