@@ -38,6 +38,8 @@ from services.waits import REDIS_MEMORY
 log = logging.getLogger(__name__)
 
 FULL_PAUSE_S = 1.0
+PUBLISHED_TOGETHER = 16
+"""The most samples per call: Redis serves no other client while it stores them."""
 
 
 @dataclass(frozen=True)
@@ -180,8 +182,9 @@ class GroupWorker:
             while responses:
                 done, responses = await asyncio.wait(responses, return_when=asyncio.FIRST_COMPLETED)
                 samples = [response.result() for response in done if not response.exception()]
-                if samples:
-                    await task.publish_samples(sorted(samples, key=lambda sample: sample[0].index))
+                samples.sort(key=lambda sample: sample[0].index)
+                for start in range(0, len(samples), PUBLISHED_TOGETHER):
+                    await task.publish_samples(samples[start : start + PUBLISHED_TOGETHER])
                 for failed in done:
                     failed.result()
         finally:

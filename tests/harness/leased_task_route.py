@@ -6,7 +6,8 @@ Must not need an engine: every response is the same.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -18,7 +19,7 @@ from rollout.generation import ResponseGenerator
 from rollout.tasks import GroupWorker, LeasedTask
 from services.contracts import Lane, Task, VersionSpan
 from services.streams.delivery.consumer import Consumer
-from services.streams.state.group_state import GroupTransitions, missing_samples
+from services.streams.state.group_state import GroupTransitions
 from tests.harness.small_run import recipe_document, service_context
 from tests.rollout.hand_sampler import task
 
@@ -70,26 +71,30 @@ def _tracer(task: LeasedTask, visited: list[str]) -> Callable[[FrameType, str, A
 
 async def leased_task_route(redis: Any, run: str) -> list[str]:
     """Work on one task from its lease to its published sample. Returns the files in the order of the visits."""
-    message = task("g0", samples=1)
+    visited: list[str] = []
+    async with leased_task(redis, run, samples=1) as (worker, task):
+        sys.setprofile(_tracer(task, visited))
+        try:
+            await worker.work(task)
+        finally:
+            sys.setprofile(None)
+        missing = await task.missing_samples()
+        if missing:
+            raise RuntimeError(f"samples {missing} of the traced task were not published")
+    return visited
+
+
+@asynccontextmanager
+async def leased_task(redis: Any, run: str, samples: int) -> AsyncIterator[tuple[GroupWorker, LeasedTask]]:
+    """A worker, and a task under lease for it."""
     answer = Generation(
         np.array([5], np.int32), np.array([-0.5], np.float32), (VersionSpan(version=4, start=0, end=1),), "stop"
     )
     generator = ResponseGenerator(SameAnswer(answer), FixedTokenizer(np.array([2, 4, 9], np.int32)), 256)  # type: ignore[arg-type]
-    visited: list[str] = []
     async with service_context(redis, run, recipe_document("/none"), "rollout") as context:
         transitions = await GroupTransitions.fenced(redis, context.keys, "rollout")
         consumer = Consumer(redis, context.keys, context.keys.lane(Lane.TRAIN).tasks, "rollout", "me", Task, 30.0, 3)
-        await transitions.dispatch(Lane.TRAIN, [message], None)
+        await transitions.dispatch(Lane.TRAIN, [task("g0", samples)], None)
         await consumer.open()
         [delivery] = await consumer.read(1, 5.0)
-        leased_task = LeasedTask(context, Lane.TRAIN, consumer, transitions, delivery)
-        worker = GroupWorker(generator)
-        sys.setprofile(_tracer(leased_task, visited))
-        try:
-            await worker.work(leased_task)
-        finally:
-            sys.setprofile(None)
-        missing = await missing_samples(redis, context.keys, message)
-        if missing:
-            raise RuntimeError(f"samples {missing} of the traced task were not published")
-    return visited
+        yield GroupWorker(generator), LeasedTask(context, Lane.TRAIN, consumer, transitions, delivery)

@@ -16,8 +16,9 @@ from services.contracts import Lane, Task, VersionSpan
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.delivery.leases import Lease
 from services.streams.delivery.payloads import SamplePayload
+from services.streams.keys import RunKeys
 from services.streams.state.group_state import GroupTransitions
-from tests.harness.leased_task_route import FixedTokenizer, SameAnswer, leased_task_route
+from tests.harness.leased_task_route import FixedTokenizer, SameAnswer, leased_task, leased_task_route
 from tests.harness.small_run import recipe_document, service_context
 from tests.rollout.hand_sampler import task
 
@@ -47,9 +48,9 @@ async def test_facts_of_a_mixed_version_response(redis: Any, run_id: str, finish
         finish_reason=finish_reason,
         spans=SPANS,
     )
-    async with leased(redis, run_id, Lane.TRAIN, task("g0")) as leased_task:
-        sample = leased_task.sample(1, payload, 7.0)
-        expected_key = leased_task.context.keys.payload("g0", 1)
+    async with leased(redis, run_id, Lane.TRAIN, task("g0")) as under_lease:
+        sample = under_lease.sample(1, payload, 7.0)
+        expected_key = under_lease.context.keys.payload("g0", 1)
     facts = sample.facts
     assert (sample.group, sample.index, sample.verifier, sample.reference) == ("g0", 1, "pattern", {"a": 2})
     assert (facts.oldest_version, facts.newest_version) == (4, 6)
@@ -67,17 +68,17 @@ async def test_requests_of_an_on_policy_run_are_of_one_version(
 ) -> None:
     message = task("g0")
     seeded = message.model_copy(update={"sampling": message.sampling.model_copy(update={"seed": 40})})
-    async with leased(redis, run_id, lane, seeded, max_staleness) as leased_task:
-        request = leased_task.request(3, PROMPT_IDS)
+    async with leased(redis, run_id, lane, seeded, max_staleness) as under_lease:
+        request = under_lease.request(3, PROMPT_IDS)
     assert (request.name, request.seed, request.one_version) == ("g0/3/7-0/2", 43, one_version)
 
 
 async def test_mixed_version_responses_are_generated_again(redis: Any, run_id: str) -> None:
     engine = SameAnswer(Generation(np.array([5, 6], np.int32), np.array([-0.5, -1.5], np.float32), SPANS, "stop"))
     generator = ResponseGenerator(engine, FixedTokenizer(PROMPT_IDS), 256)  # type: ignore[arg-type]
-    async with leased(redis, run_id, Lane.TRAIN, task("g0")) as leased_task:
+    async with leased(redis, run_id, Lane.TRAIN, task("g0")) as under_lease:
         with pytest.raises(MixedVersionError, match="g0/1/7-0/2 was mixed-version in all 3 attempts"):
-            await generator.generate(leased_task.request(1, PROMPT_IDS))
+            await generator.generate(under_lease.request(1, PROMPT_IDS))
     assert engine.names == [f"g0/1/7-0/2/{attempt}" for attempt in range(MIXED_VERSION_TRIES)]
 
 
@@ -87,3 +88,10 @@ async def test_a_task_passes_through_few_files(redis: Any, run_id: str) -> None:
     assert "tasks.py" in visited
     assert len(set(visited)) <= 4
     assert returns <= 2, visited
+
+
+async def test_the_largest_group_is_published(redis: Any, run_id: str) -> None:
+    """All of its responses are ready at once."""
+    async with leased_task(redis, run_id, samples=4096) as (worker, largest):
+        await worker.work(largest)
+    assert await redis.xlen(RunKeys(run_id).lane(Lane.TRAIN).samples) == 4096
