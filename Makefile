@@ -63,15 +63,16 @@ mutations: install
 	$(BIN)/python -m tests.mutations.run
 
 # Kills, suspends, disconnects and damages processes, servers and files at least 220 times, rewinds runs in between, and
-# fails if a group is lost or counted twice. Takes up to four hours on two cores; with the same seed it continues where it
-# was interrupted.
+# fails if a group is lost or counted twice. Takes up to four hours on two cores; with the same seed it continues where
+# it was interrupted.
 CHAOS_SEED ?= 1
 CHAOS_RUNS ?= runs/chaos
 chaos: install
 	$(BIN)/python -m tests.chaos.campaign --seed $(CHAOS_SEED) --runs $(CHAOS_RUNS)
 
 # Trains at least 10,000 groups under kills, stops, cut connections, failovers, rewinds and damaged messages, with stub
-# engines, and fails if a group is lost or counted twice. Takes up to ten minutes on two idle cores; continues like `make chaos`.
+# engines, and fails if a group is lost or counted twice. Takes up to ten minutes on two idle cores; continues like
+# `make chaos`.
 chaos-stub: install
 	$(BIN)/python -m tests.chaos.stub --seed $(CHAOS_SEED) --runs $(CHAOS_RUNS)-stub
 
