@@ -15,8 +15,8 @@ from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.scene import Scene
 from tests.chaos.strikes import Struck
 
-MOMENT_S = 60.0
-"""The longest wait for a moment in which the fault counts."""
+MOMENT_S = 120.0
+"""The longest wait for a moment in which the fault counts; a run that is resumed meanwhile takes a minute to start."""
 RECOVERY_S = 300.0
 LOOK_S = 0.002
 POLL_S = 0.1
