@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from services.metrics import REDIS_MEMORY as SHARE
 from services.process import Context
 from services.streams.state.heartbeat import live_processes
-from services.streams.state.stats import memory_share
+from services.streams.state.stats import memory_use
 from services.waits import REDIS_MEMORY
 
 HIGH_WATER = 0.85
@@ -25,6 +25,7 @@ class RedisMemory:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._reported = False
+        self._below: int | None = None
         self.looks = 0
         self.full: str | None = None
         """Why nothing may be dispatched; None if it may."""
@@ -33,12 +34,23 @@ class RedisMemory:
 
     async def look(self) -> None:
         """Measure the share of maxmemory in use, and export it."""
-        share = await memory_share(self._context.redis)
-        SHARE.labels(self._context.keys.run).set(share or 0.0)
-        above = share is not None and share > HIGH_WATER
+        used, limit = await memory_use(self._context.redis)
+        share = used / limit if limit else 0.0
+        SHARE.labels(self._context.keys.run).set(share)
+        above = share > HIGH_WATER
+        self._below = int(HIGH_WATER * limit) - used if limit else None
         self.full = f"{share:.0%} of Redis' maxmemory is in use" if above else None
         self.blocked = await self._blocked_replicas() if above else []
         self.looks += 1
+
+    def room(self, size: int, in_flight: int) -> int | None:
+        """How many more items of at most `size` bytes fit below the high-water mark; None without a limit.
+
+        Those in flight count as if they held nothing yet. One fits always: waiting would not help it.
+        """
+        if self._below is None:
+            return None
+        return max(self._below // size, 1) - in_flight
 
     def refused(self, reason: str) -> None:
         """Note that Redis rejected a write for lack of memory."""

@@ -78,6 +78,19 @@ class SamplerService:
         try:
             await queue.run(schedule)
             if not context.stopping.is_set():
-                await schedule.finish(queue.last_step)
+                await self._finish(queue, schedule)
         finally:
             await schedule.close()
+
+    @staticmethod
+    async def _finish(queue: SamplingQueue, schedule: EvaluationSchedule) -> None:
+        """Run the last evaluations, to which the groups that were not trained give way when memory is short."""
+        finishing = asyncio.create_task(schedule.finish(queue.last_step), name="last evaluations")
+        yielding = asyncio.create_task(queue.yield_memory(), name="memory for the last evaluations")
+        try:
+            await asyncio.wait({finishing, yielding}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (finishing, yielding):
+                if task.done():
+                    task.result()
+        finally:
+            await cancel_and_wait(finishing, yielding)

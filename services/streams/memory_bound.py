@@ -113,6 +113,11 @@ def most_inflight_groups(recipe: Recipe, memory: int) -> int | None:
     return valid[fitting - 1] if fitting else None
 
 
+def evaluated_prompt(recipe: Recipe, samples: int) -> int:
+    """The most memory that one prompt in evaluation takes, with `samples` responses; with the overhead of Redis."""
+    return int(SLACK * _evaluation(recipe, 1, samples))
+
+
 class _Group:
     """Bytes of one group of `samples` responses of at most `new_tokens`."""
 
@@ -147,7 +152,7 @@ def _unsized(recipe: Recipe, batches: int) -> dict[str, int]:
         found["training prompt in the file"] = int(SLACK * ((2 + batches) * POSTERIOR + DROPPED))
     whole = [entry.samples or recipe.evaluation.samples for entry in recipe.evaluation.sets if entry.prompts is None]
     if whole:
-        found["prompt of a set evaluated in full"] = int(SLACK * _evaluation(recipe, 1, max(whole)))
+        found["prompt of a set evaluated in full"] = evaluated_prompt(recipe, max(whole))
     return found
 
 

@@ -113,10 +113,10 @@ class HandLearner:
                 step = batch.step
                 await self.train()
                 self.batches.append(batch)
-                self.fleet.version = await history.announce(batch.step, f"w{batch.step}", STALENESS)
+                self.fleet.version = version = await history.announce(batch.step, f"w{batch.step}", STALENESS)
                 record = StepRecord(
                     step=batch.step,
-                    version=self.fleet.version,
+                    version=version,
                     weights=f"w{batch.step}",
                     optimizer_steps=2,
                     groups=tuple(group.group for group in batch.groups),

@@ -147,8 +147,8 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
     "verifier/sandbox/pool.py": [
         (
             "judgement: out of time is wrong",
-            'Finding(Outcome.UNKNOWN, 0.0, f"no judgement',
-            'Finding(Outcome.WRONG, 0.0, f"no judgement',
+            "Finding(Outcome.UNKNOWN, 0.0, reason",
+            "Finding(Outcome.WRONG, 0.0, reason",
         ),
     ],
     "verifier/sandbox/process.py": [

@@ -38,6 +38,7 @@ from services.settings import HELD_OUT, Recipe
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import EVALUATION_GROUP
+from services.streams.memory_bound import evaluated_prompt
 from services.streams.state.group_state import (
     EVALUATED,
     TASKS_AT_ONCE,
@@ -127,12 +128,16 @@ def summarise(name: str, held_out: HeldOut, sampling: Sampling, groups: list[Gro
 
 @dataclass
 class EvaluationProgress:
-    """The progress of one evaluation of one set: its waiting, dispatched and judged prompts, and how many dropped."""
+    """The progress of one evaluation of one set: its waiting, dispatched and judged prompts, and how many dropped.
+
+    `prompt_bytes`: the most memory that one of them takes in Redis.
+    """
 
     waiting: deque[Task] = field(default_factory=deque)
     dispatched: dict[str, Group] = field(default_factory=dict)
     judged: list[Group] = field(default_factory=list)
     dropped: int = 0
+    prompt_bytes: int = 1
 
     @property
     def done(self) -> bool:
@@ -252,7 +257,7 @@ class Evaluator:
             Task(group=self._group(name, held_out, number), prompt=prompt, samples=held_out.samples, sampling=sampling)
             for number, prompt in enumerate(held_out.prompts)
         ]
-        progress = EvaluationProgress()
+        progress = EvaluationProgress(prompt_bytes=evaluated_prompt(self._recipe, held_out.samples))
         by_name = {task.group: task for task in tasks}
         async for group, fields in read_groups(self._context.redis, keys, list(by_name)):
             progress.add(by_name[group], fields)
@@ -274,7 +279,7 @@ class Evaluator:
         """Dispatch waiting prompts into the free slots, as long as Redis has memory for them."""
         while progress.waiting and len(progress.dispatched) < slots:
             room = await self._room(progress, text)
-            if not room:
+            if room <= 0:
                 return
             most = min(room, slots - len(progress.dispatched))
             tasks = list(islice(progress.waiting, most))
@@ -288,10 +293,14 @@ class Evaluator:
                 progress.waiting.popleft()
 
     async def _room(self, progress: EvaluationProgress, text: str) -> int:
-        """How many prompts may be dispatched now. When waiting for memory does not help: one at a time."""
+        """How many prompts may be dispatched now: those that fit. When waiting for memory does not help: one at a time.
+
+        None of them could be withdrawn when Redis is full, so that an evaluation of too many would stand still.
+        """
         if not await self._memory.short():
             self._memory_wait.done()
-            return TASKS_AT_ONCE
+            room = self._memory.room(progress.prompt_bytes, len(progress.dispatched))
+            return TASKS_AT_ONCE if room is None else min(room, TASKS_AT_ONCE)
         still = self._memory_wait.pending(f"{text} wait for it", len(progress.waiting))
         return 1 if still and not progress.dispatched else 0
 

@@ -16,13 +16,15 @@ Must not hold a rule of its own. What each part of the loop waits for, and what 
 
 from __future__ import annotations
 
+import asyncio
+
 from services.contracts import CommittedPolicy
 from services.process import Context
 from services.sampler.data import Splits
 from services.sampler.evaluation.schedule import EvaluationSchedule
 from services.sampler.queue.dead_letters import DeadLetterWatch
 from services.sampler.queue.intake import VerdictIntake
-from services.sampler.queue.maintenance import Maintenance
+from services.sampler.queue.maintenance import EVERY_S, Maintenance
 from services.sampler.queue.publication import BatchPublisher
 from services.sampler.queue.reconcile import Reconciler
 from services.sampler.queue.relief import MemoryRelief
@@ -73,7 +75,6 @@ class SamplingQueue:
                     version=0, step=0
                 )
                 if policy.step >= self._state.last_step:
-                    await self._relief.end()
                     return
                 paused = await self._paused()
                 if not paused:
@@ -81,6 +82,12 @@ class SamplingQueue:
                 await self._turn(policy, paused)
         finally:
             self._waits.clear()
+
+    async def yield_memory(self) -> None:
+        """After training, until cancelled: whenever memory is short, withdraw the groups that no batch takes."""
+        while True:
+            await self._relief.end()
+            await asyncio.sleep(EVERY_S)
 
     async def _turn(self, policy: CommittedPolicy, paused: bool) -> None:
         """One turn of the loop; a paused run dispatches nothing."""

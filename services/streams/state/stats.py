@@ -81,8 +81,7 @@ async def memory_limit(redis: Redis) -> int | None:
     return int((await redis.info("memory")).get("maxmemory", 0)) or None
 
 
-async def memory_share(redis: Redis) -> float | None:
-    """The share of Redis' maxmemory in use; None if it has no limit."""
+async def memory_use(redis: Redis) -> tuple[int, int]:
+    """The bytes that Redis uses, and its maxmemory; 0 if it has no limit."""
     info = await redis.info("memory")
-    limit = int(info.get("maxmemory", 0))
-    return int(info["used_memory"]) / limit if limit else None
+    return int(info["used_memory"]), int(info.get("maxmemory", 0))

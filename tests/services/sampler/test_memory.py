@@ -9,14 +9,14 @@ import pytest
 
 from services.contracts import Lane, Task, VersionSpan
 from services.sampler.evaluation.evaluator import Evaluator, HeldOut
-from services.sampler.memory import RedisMemory
+from services.sampler.memory import HIGH_WATER, RedisMemory
 from services.sampler.service import SamplerService
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer
 from services.streams.delivery.leases import LeaseLostError
 from services.streams.delivery.payloads import SamplePayload
 from services.streams.keys import RunKeys
-from services.streams.memory_bound import footprint
+from services.streams.memory_bound import evaluated_prompt, footprint
 from services.streams.state.group_counts import group_counts
 from services.streams.state.group_state import GroupTransitions
 from services.waits import REDIS_MEMORY
@@ -103,6 +103,14 @@ class PatientFleet(HandFleet):
         spans = (VersionSpan(version=self.version, start=0, end=tokens),)
         zeros = np.zeros(tokens, np.int32)
         return SamplePayload(zeros[:8], zeros, zeros.astype(np.float32), text.ljust(8 * tokens), "length", spans)
+
+
+class TrainingOnly(HandFleet):
+    """Leaves the prompts of evaluations alone."""
+
+    async def answer(self, lane, delivery):
+        if lane is Lane.TRAIN:
+            await super().answer(lane, delivery)
 
 
 @pytest.mark.parametrize("share", [0.11, pytest.param(0.05, marks=pytest.mark.slow)])
@@ -292,3 +300,62 @@ async def test_evaluations_obey_the_high_water_mark(crowded, run_id):
             await until(all_dispatched, evaluating, "the remaining prompts")
             assert events_of(await context.event_log.events(), "redis-memory-freed")
             assert not await waiting()
+
+
+async def test_an_evaluation_dispatches_only_what_fits(crowded, run_id):
+    redis, fill = crowded
+    document, keys = recipe_document("/none"), RunKeys(run_id)
+    tasks = keys.lane(Lane.EVALUATION).tasks
+    async with service_context(redis, run_id, document, "sampler") as context:
+        memory, samples = RedisMemory(context), 1024
+        transitions = await GroupTransitions.fenced(redis, keys, "sampler")
+        used = (await redis.info("memory"))["used_memory"]
+        room = 2.5 * evaluated_prompt(context.record.recipe, samples)
+        await redis.config_set("maxmemory", int((used + room) / HIGH_WATER))
+        await memory.look()
+        async with running(
+            Evaluator(context, transitions, (HeldOut("x", PROMPTS, samples),), memory).run("before")
+        ) as evaluating:
+
+            async def dispatched(count):
+                return await redis.xlen(tasks) == count
+
+            await until(lambda: dispatched(2), evaluating, "two prompts")
+            await asyncio.sleep(0.7)
+            assert await dispatched(2), "a third might not fit beside them"
+            await fill(0)
+            await memory.look()
+            await until(lambda: dispatched(len(PROMPTS)), evaluating, "the remaining prompts")
+
+
+async def test_groups_give_way_to_the_last_evaluation(crowded, run_id):
+    """What was dispatched in advance is of no use once training has ended."""
+    redis, fill = crowded
+    limits = {"rollout_steps": 1, "groups_per_step": 4, "max_inflight_groups": 64}
+    document, keys = recipe_document("/none", limits=limits), RunKeys(run_id)
+    async with (
+        service_context(redis, run_id, document, "sampler") as sampler,
+        service_context(redis, run_id, document, "verifier") as verifier,
+    ):
+        fleet = TrainingOnly(redis, keys, skill=0.3)
+        learner = HandLearner(redis, keys, fleet)
+        async with running(
+            SamplerService().run(sampler), VerifierService().run(verifier), fleet.run(), learner.run()
+        ) as tasks:
+
+            async def evaluating():
+                return await redis.xlen(keys.lane(Lane.EVALUATION).tasks) > 0 and len(learner.batches) == 1
+
+            await until(evaluating, tasks, "the last evaluation")
+            left = (await group_counts(redis, keys)).pending
+            assert left > 0, "the test needs a surplus"
+            assert not events_of(await sampler.event_log.events(), "groups-withdrawn")
+            await fill(0.9)
+
+            async def withdrawn():
+                return (await group_counts(redis, keys)).pending == 0
+
+            await until(withdrawn, tasks, "the withdrawal", deadline_s=30)
+            [text] = events_of(await sampler.event_log.events(), "groups-withdrawn")
+    assert text.startswith(f"{left} groups, ")
+    assert "training has ended" in text
