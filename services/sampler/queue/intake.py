@@ -17,7 +17,8 @@ from services.sampler.selection.screening import COMPLETE, screen
 from services.streams.delivery.consumer import Consumer
 from services.streams.state.group_state import MORE, dead_letter_rejected
 
-READ_COUNT = 256
+READ_COUNT = 1024
+"""A turn of the loop has several round trips, so a small read would limit the rate where Redis is far away."""
 
 
 class VerdictIntake:
