@@ -59,7 +59,7 @@ async def _measure(url: str, groups: int) -> dict[str, Part]:
         async with _timed(redis, parts, "posteriors"):
             await rewind.store_posteriors({f"p{number}": "1:1:0" for number in range(groups)})
         async with _timed(redis, parts, "finish"):
-            await rewind.finish(0, None, [])
+            await rewind.finish(0, None, [], "rewound")
         async with _timed(redis, parts, "recover"):
             table = await recover(redis, keys, Lane.TRAIN)
         if len(table.reopened) != groups:

@@ -66,10 +66,10 @@ async def rewind_run(context: Context, transitions: GroupTransitions, prompts: t
     if snapshot is not None:
         await rewind.store_posteriors(snapshot.posteriors)
     left_in_redis = [step, *batches, *(left.step for _, left in records[-1:])]
-    await rewind.finish(step, snapshot.response_tokens if snapshot else None, left_in_redis)
     trained = sum(len(left.groups) for _, left in records)
     text = f"rewound to rollout step {step}: {len(opened) + trained} groups are pending again"
-    await context.event_log.write("rewound", f"{text}, {trained} of them had been trained after it")
+    text += f", {trained} of them had been trained after it"
+    await rewind.finish(step, snapshot.response_tokens if snapshot else None, left_in_redis, text)
 
 
 def _check_prompts(step: int, records: list[tuple[str, StepRecord]], known: set[str]) -> None:

@@ -9,14 +9,16 @@ off is started again from its beginning, which repeats nothing that was done.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from services.contracts import Fence, Lane
+from services.contracts import Event, Fence, Lane
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.keys import EVALUATION_GROUP, RunKeys
+from services.streams.retention import EVENTS_KEPT
 
 GROUPS_PER_CALL, KEYS_PER_CALL, PROMPTS_PER_CALL = 64, 500, 1000
 
@@ -102,8 +104,12 @@ class Rewind:
             )
             first = False
 
-    async def finish(self, step: int, response_tokens: int | None, snapshots: Sequence[int]) -> None:
-        """End the rewind at `step`. `response_tokens` replaces the count unless None; `snapshots` of steps leave."""
+    async def finish(self, step: int, response_tokens: int | None, snapshots: Sequence[int], text: str) -> None:
+        """End the rewind at `step`. `response_tokens` replaces the count unless None; `snapshots` of steps leave.
+
+        An event with this text reports it.
+        """
+        event = Event(service="sampler", phase="rewound", text=text, at=time.time())
         await call(
             self._redis,
             "finish_rewind",
@@ -112,10 +118,13 @@ class Rewind:
             policy_key=self._keys.policy,
             counters_key=self._streams.counters,
             queue_key=self._keys.queue,
+            events_key=self._keys.events,
             obsolete_keys=[self._keys.snapshot(obsolete) for obsolete in snapshots],
             resumption=self._resumption,
             step=step,
             response_tokens="" if response_tokens is None else response_tokens,
+            event=event.model_dump_json(),
+            events_kept=EVENTS_KEPT,
         )
 
     async def delete_evaluations(self, entries: Sequence[str]) -> None:

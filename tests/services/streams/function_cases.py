@@ -195,7 +195,7 @@ async def stored_posteriors(run):
 
 async def finished_rewind(run):
     await run.trained(1, "g0")
-    return lambda: rewind_of(run).finish(1, 20, [1])
+    return lambda: rewind_of(run).finish(1, 20, [1], "rewound")
 
 
 async def reclaim_batch(run):

@@ -427,7 +427,7 @@ class Actors:
         await rewind.reopen([ReopenedGroup(name, "p0", G) for name in names if name not in trained])
         for entry, record in reversed(records):
             await rewind.reopen([ReopenedGroup(name, "p0", G) for name in record.groups], record.step, entry)
-        await rewind.finish(step, None, [])
+        await rewind.finish(step, None, [], "rewound")
         if names:
             await self.samplers[-1].dispatch(Lane.TRAIN, [task_of(name, G) for name in names], None)
 

@@ -131,7 +131,7 @@ async def test_versions_of_an_abandoned_history_have_no_step(run, redis, keys):
     await run.trained(1, "g0")
     rewind = Rewind(redis, keys, "sampler", run.sampler.fence, 1)
     assert await rewind.start()
-    await rewind.finish(0, None, [])
+    await rewind.finish(0, None, [], "rewound")
     assert await version_steps(run) == {}
     assert await run.learner.announce(0, "w0", 9) == 2, "what the replicas still generate is of the other history"
     assert await version_steps(run) == {2: 0}
@@ -353,7 +353,7 @@ class TestRewind:
             if record.step > step:
                 await rewind.reopen([ReopenedGroup(name, "p0", 2) for name in record.groups], record.step, entry)
         await rewind.store_posteriors(dict(posteriors))
-        await rewind.finish(step, response_tokens, [2, 3, 4])
+        await rewind.finish(step, response_tokens, [2, 3, 4], "rewound")
         return True
 
     async def again(self, run):
@@ -369,6 +369,7 @@ class TestRewind:
         assert await run.counts() == {"dispatched": 8, "trained": 1, "filtered": 1, "pending": 6}
         event_log = EventLog(redis, keys, "test")
         assert [record.step for _, record in await event_log.steps()] == [1]
+        assert [event.phase for _, event in await event_log.events()] == ["rewound"]
         policy = await read_policy(redis, keys)
         assert (policy.step, policy.weights, policy.resumption) == (1, "", 1)
         assert await run.learner.batches() == []
