@@ -5,6 +5,7 @@ Must not change anything; each look returns a Moment or None.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from tests.harness.stack import engine_core, exists
 
 Look = Callable[[Scene], Moment | None]
 PAYLOADS_SCANNED = 400
+VERDICT_S, POLL_S = 0.5, 0.01
+"""How long a stopped sampler may wait for a verdict, and how often it is looked for."""
 OPEN = (b"pending", b"kept", b"batched")
 
 
@@ -36,6 +39,19 @@ def working(service: str) -> Look:
         return None
 
     return look
+
+
+def sampling(scene: Scene) -> Moment | None:
+    """The sampler while it has verdicts under lease, or will have: a replica or a verifier is at work.
+
+    It records what it reads within milliseconds. But while it waits in a read, Redis leases the next verdict to it even
+    if it is stopped by then; see `confirmed`.
+    """
+    for process in _chosen(scene, "sampler"):
+        held = lookups.leases(scene.server, scene.run, "sampler", process.id)
+        if held or lookups.leases(scene.server, scene.run):
+            return Moment(process.id, process.pid, leases=tuple(held), patience_s=VERDICT_S)
+    return None
 
 
 def syncing(scene: Scene) -> Moment | None:
@@ -108,7 +124,10 @@ def running(scene: Scene) -> Moment | None:
 
 
 def confirmed(scene: Scene, moment: Moment) -> Moment | None:
-    """What the victim of an earlier look holds now. Called while the victim is stopped, so that it cannot change."""
+    """What the victim of an earlier look holds now. Called while the victim is stopped, so that it cannot change.
+
+    Waits for a lease as long as the moment has patience.
+    """
     if moment.sync is not None:
         sync = lookups.open_sync(scene.server, scene.run)
         sender = any(process.id == moment.process for process in lookups.processes(scene.server, scene.run, "learner"))
@@ -116,7 +135,9 @@ def confirmed(scene: Scene, moment: Moment) -> Moment | None:
     if moment.batch is not None:
         batch = lookups.batch_in_flight(scene.server, scene.run)
         return replace(moment, batch=batch[1]) if batch else None
-    held = lookups.leases(scene.server, scene.run, consumer=moment.process)
+    ends = time.monotonic() + moment.patience_s
+    while not (held := lookups.leases(scene.server, scene.run, consumer=moment.process)) and time.monotonic() < ends:
+        time.sleep(POLL_S)
     return replace(moment, leases=tuple(held)) if held else None
 
 

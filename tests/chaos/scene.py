@@ -99,6 +99,7 @@ class Moment:
     """What a victim holds: leases, an uncommitted batch (its step), or a sync that it has not acked.
 
     `process` and `pid` are None for victims that are not processes. `facts`: other inputs of the strike.
+    `patience_s`: how long the stopped victim may take to get a lease.
     """
 
     process: str | None = None
@@ -107,6 +108,7 @@ class Moment:
     batch: int | None = None
     sync: Sync | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    patience_s: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         """Evidence for the record."""

@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,6 +138,22 @@ def test_a_victim_with_a_lease_is_killed_and_recorded(raw, scene, sleeper):
     for name in ("another", "one-more"):
         announce(raw, "verifier", 1, name)
     assert recovered(scene, struck)
+
+
+def test_a_sampler_is_killed_with_a_verdict_that_it_waited_for(raw, scene, sleeper):
+    announce(raw, "sampler", sleeper.pid)
+    assert moments.sampling(scene) is None, "nothing is at work"
+    lease(raw, "samples", "verifier", {"group": "g0"}, consumer="a-verifier")
+    moment = moments.sampling(scene)
+    assert (moment.process, moment.leases) == ("victim", ())
+    assert strikes.kill(scene, moment) is None, "no verdict came"
+    assert psutil.Process(sleeper.pid).status() != psutil.STATUS_STOPPED
+    judging = threading.Timer(0.2, lambda: lease(raw, "verdicts", "sampler", {"group": "g0"}))
+    judging.start()
+    struck = strikes.kill(scene, moment)
+    judging.join()
+    assert sleeper.wait(10) == -9
+    assert [held.stream for held in struck.moment.leases] == ["verdicts"]
 
 
 @pytest.mark.parametrize(("look", "victim"), [(moments.first_rank, "rank-0"), (moments.later_rank, "rank-1")])
