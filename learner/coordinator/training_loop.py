@@ -22,13 +22,9 @@ from services.metrics import DAMAGED_PAYLOADS, SKIPPED_OPTIMIZER_STEPS
 from services.metrics.tables import show_step
 from services.process import Context
 from services.streams.delivery.snapshots import read_snapshot
-from services.streams.state.policy_history import LoggedBatch
+from services.streams.state.policy_history import LoggedBatch, StateLostError
 
 log = logging.getLogger(__name__)
-
-
-class StateLostError(RuntimeError):
-    """Redis lost writes that it had acknowledged. A restarted learner resumes at the step that Redis holds."""
 
 
 class TrainingLoop:
@@ -80,10 +76,7 @@ class TrainingLoop:
         policy, committed = await self._history.policy(), self._publication.policy.step
         found = policy.step if policy else 0
         if found < committed:
-            raise StateLostError(
-                f"Redis lost acknowledged writes: it is at rollout step {found}, but step {committed} was committed; "
-                "set appendfsync to always to prevent this"
-            )
+            raise StateLostError(committed)
 
     async def _handle(self, logged: LoggedBatch) -> None:
         batch, committed = logged.batch, self._publication.policy.step

@@ -46,6 +46,8 @@ async def committed_step(redis: Redis, keys: RunKeys) -> int:
 
 
 GROUPS_PER_CALL = 64
+STEP_LOST = -2
+"""The reply of commit_step when Redis lost the step before."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,16 @@ class LoggedBatch:
 
     entry: str
     batch: Batch
+
+
+class StateLostError(RuntimeError):
+    """Redis lost writes that it had acknowledged. A restarted learner resumes at the step that Redis holds."""
+
+    def __init__(self, committed: int) -> None:
+        super().__init__(
+            f"Redis lost acknowledged writes: rollout step {committed} was committed, and is not any more; "
+            "set appendfsync to always to prevent this, and see Sentinel in docs/operations/redis.md"
+        )
 
 
 class BatchReclaimedError(RuntimeError):
@@ -115,7 +127,7 @@ class History:
     async def commit_step(self, record: StepRecord, entry: str) -> bool:
         """Record the rollout step that trained the batch of `entry`, and make its version current.
 
-        False if that was done before. Raises BatchReclaimedError, FencedError.
+        False if that was done before. Raises BatchReclaimedError, StateLostError, FencedError.
         """
         streams = self._keys.lane(Lane.TRAIN)
         staleness = record.staleness or (0,) * len(record.groups)
@@ -141,6 +153,8 @@ class History:
             group_list=record.groups,
             staleness_list=staleness,
         )
+        if done == STEP_LOST:
+            raise StateLostError(record.step - 1)
         if done < 0:
             raise BatchReclaimedError(
                 f"the sampler reclaimed the batch of rollout step {record.step} while it was trained"

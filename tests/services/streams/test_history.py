@@ -15,6 +15,7 @@ from services.streams.state.group_state import missing_samples, trim_released
 from services.streams.state.policy_history import (
     BatchReclaimedError,
     History,
+    StateLostError,
     committed_step,
     policy_version,
     read_policy,
@@ -183,6 +184,19 @@ async def test_batch_reclaimed_during_training_is_not_committed(run, redis, keys
     assert await run.learner.commit_step(record_of(second.batch, version), second.entry)
     assert await run.counts() == {"dispatched": 3, "trained": 2, "pending": 1}
     assert not await run.sampler.reclaim_batch(1, second.entry, again), "the batch was trained"
+
+
+async def test_a_step_is_not_committed_after_one_that_redis_lost(run, redis, keys):
+    """A failover lost the commit of step 1, but not the batch of step 2, which was published before."""
+    await run.learner.commit_policy(await run.learner.announce(0, "w0", 1), 0, "w0")
+    first = await run.batched(1, "g0")
+    second = await run.batched(2, "g1")
+    version = await run.learner.announce(2, "w2", 1)
+    before = await contents(redis, keys)
+    with pytest.raises(StateLostError, match="rollout step 1 was committed, and is not any more"):
+        await run.learner.commit_step(record_of(second.batch, version), second.entry)
+    assert await contents(redis, keys) == before
+    assert await run.learner.commit_step(record_of(first.batch, version), first.entry)
 
 
 async def test_later_batch_waits_and_is_reclaimed_with_its_predecessor(run, redis, keys):

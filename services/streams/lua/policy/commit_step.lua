@@ -1,12 +1,15 @@
 -- Record a rollout step: its groups are trained and its policy version is current. Replies -1 and changes nothing if
--- the sampler reclaimed the batch meanwhile: every group must still be in the batch of `batch_entry`.
+-- the sampler reclaimed the batch meanwhile: every group must still be in the batch of `batch_entry`; and -2 if Redis
+-- lost the commit of the step before, which a failover may do.
 -- `weights`: the digest of the weights; the lists have one element per group.
 local epoch_key, policy_key, steps_key, counters_key, pending_key, group_keys = unpack(keys)
 local fence, version, step, weights, record, batch_entry, group_list, staleness_list = unpack(args)
 
 local refused = fenced(epoch_key, fence)
 if refused then return refused end
-if tonumber(redis.call('HGET', policy_key, 'step') or '-1') >= tonumber(step) then return 0 end
+local committed = tonumber(redis.call('HGET', policy_key, 'step') or step - 1)
+if committed >= tonumber(step) then return 0 end
+if committed < step - 1 then return -2 end
 for _, group_key in ipairs(group_keys) do
   local found = redis.call('HMGET', group_key, 'state', 'step', 'batch')
   if found[1] ~= 'batched' or found[2] ~= step or (found[3] and found[3] ~= batch_entry) then return -1 end
