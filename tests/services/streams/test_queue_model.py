@@ -18,11 +18,14 @@ from services.streams.connection.client import connect
 from services.streams.connection.functions import FencedError, library
 from services.streams.state import policy_history
 from services.streams.state.group_state import RejectedMessageError
-from services.streams.state.policy_history import BatchReclaimedError
+from services.streams.state.policy_history import BatchReclaimedError, StateLostError
 from tests.harness.servers.redis_servers import embedded_server
 from tests.services.streams.queue_actors import Server
 from tests.services.streams.queue_faults import FAULTS
 from tests.services.streams.queue_machine import QueueMachine
+
+DETECTED = (AssertionError, FencedError, ResponseError, BatchReclaimedError, RejectedMessageError, StateLostError)
+"""What a planted fault may end with: a check of the test, or one of the platform."""
 
 WHOLE = settings(
     max_examples=160,
@@ -140,5 +143,5 @@ def test_the_quick_faults_are_in_the_table():
 )
 def test_a_fault_is_detected(server, give_code, name):
     give_code(FAULTS[name])
-    with pytest.raises((AssertionError, FencedError, ResponseError, BatchReclaimedError, RejectedMessageError)):
+    with pytest.raises(DETECTED):
         run_state_machine_as_test(lambda: QueueMachine(server), settings=UNTIL_DETECTED)
