@@ -61,19 +61,16 @@ class Group:
 class GroupVerdicts:
     """Verdicts of one group that are recorded together; `decision`: '' unless the last of them decides.
 
-    `samples`: the group's, if it is known. `rest` and `posterior`: see GroupTransitions.record_verdicts.
+    Without verdicts, it is the decision on a group whose verdicts are all recorded. `samples`: the group's, if it is
+    known. `rest` and `posterior`: see GroupTransitions.record_verdicts.
     """
 
+    group: str
     deliveries: list[Delivery[Verdict]] = field(default_factory=list)
     decision: str = ""
     samples: int = 0
     rest: Task | None = None
     posterior: tuple[str, str] = ("", "")
-
-    @property
-    def group(self) -> str:
-        """The group's name."""
-        return self.deliveries[0].message.group
 
     @property
     def leased(self) -> list[tuple[Lease, Verdict]]:
@@ -92,7 +89,7 @@ def verdicts_by_group(
     undecided: dict[str, GroupVerdicts] = {}
     for delivery in deliveries:
         name = delivery.message.group
-        verdicts = undecided.setdefault(name, GroupVerdicts())
+        verdicts = undecided.setdefault(name, GroupVerdicts(name))
         verdicts.deliveries.append(delivery)
         decide(verdicts, delivery.message)
         if verdicts.decision:
@@ -105,6 +102,7 @@ class GroupTable:
 
     `generating` is in the order of dispatch. `batched`: the groups of each untrained batch, by rollout step.
     `reopened`: groups that a rewind reopened and that wait to be dispatched again, with their prompts' ids.
+    `undecided`: groups that were added with all their verdicts: a failover lost the decision on them.
     No method costs more than what it changes, except `next_batch` and `open_groups`.
     """
 
@@ -113,6 +111,7 @@ class GroupTable:
         self.kept: dict[str, Group] = {}
         self.batched: dict[int, tuple[str, ...]] = {}
         self.reopened: dict[str, str] = {}
+        self.undecided: dict[str, None] = {}
         self._kept_before = 0
         self._kept_by_age: list[tuple[int, str]] = []
         self._prompts: Counter[str] = Counter()
@@ -122,6 +121,8 @@ class GroupTable:
         self.reopened.pop(name, None)
         self.generating[name] = group
         self._prompts[group.task.prompt.id] += 1
+        if group.judged:
+            self.undecided[name] = None
 
     def keep(self, name: str) -> None:
         """Move a judged group to the kept groups, after those kept before it."""
@@ -144,6 +145,7 @@ class GroupTable:
 
     def _take(self, name: str) -> Group:
         group = self.generating.pop(name)
+        self.undecided.pop(name, None)
         prompt = group.task.prompt.id
         self._prompts[prompt] -= 1
         if not self._prompts[prompt]:

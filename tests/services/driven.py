@@ -176,7 +176,9 @@ async def record_verdict(
     transitions: GroupTransitions, lane: Lane, lease: Lease, verdict: Verdict, *arguments: Any, **others: Any
 ) -> bool:
     """Record one verdict. False if it had no effect. Raises RejectedMessageError, FencedError."""
-    return is_first(await transitions.record_verdicts(lane, [(lease, verdict)], *arguments, **others), verdict)
+    return is_first(
+        await transitions.record_verdicts(lane, verdict.group, [(lease, verdict)], *arguments, **others), verdict
+    )
 
 
 class Hasty:

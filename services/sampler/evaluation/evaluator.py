@@ -41,9 +41,11 @@ from services.streams.keys import EVALUATION_GROUP
 from services.streams.memory_bound import evaluated_prompt
 from services.streams.state.group_state import (
     EVALUATED,
+    PENDING,
     TASKS_AT_ONCE,
     GroupTransitions,
     dead_letter_rejected,
+    read_fields,
     read_groups,
 )
 from services.streams.state.heartbeat import live_processes
@@ -130,12 +132,14 @@ def summarise(name: str, held_out: HeldOut, sampling: Sampling, groups: list[Gro
 class EvaluationProgress:
     """The progress of one evaluation of one set: its waiting, dispatched and judged prompts, and how many dropped.
 
-    `prompt_bytes`: the most memory that one of them takes in Redis.
+    `undecided`: dispatched prompts that were added with all their verdicts. `prompt_bytes`: the most memory that a
+    prompt takes in Redis.
     """
 
     waiting: deque[Task] = field(default_factory=deque)
     dispatched: dict[str, Group] = field(default_factory=dict)
     judged: list[Group] = field(default_factory=list)
+    undecided: list[str] = field(default_factory=list)
     dropped: int = 0
     prompt_bytes: int = 1
 
@@ -160,6 +164,16 @@ class EvaluationProgress:
             self.judged.append(group)
         else:
             self.dispatched[task.group] = group
+            if group.judged:
+                self.undecided.append(task.group)
+
+    def settle(self, verdicts: GroupVerdicts) -> None:
+        """End a prompt if it has all its verdicts, and set that decision."""
+        group = self.dispatched[verdicts.group]
+        verdicts.samples = group.task.samples
+        if group.judged:
+            verdicts.decision = EVALUATED
+            self.judged.append(self.dispatched.pop(verdicts.group))
 
 
 class Evaluator:
@@ -226,7 +240,7 @@ class Evaluator:
         waits, patience = self._context.waits, self._recipe.limits.stall_timeout_s
         progress = await self._load(name, held_out)
         try:
-            while not progress.done:
+            while not progress.done or await self._restore_lost(progress):
                 if self._context.stopping.is_set():
                     return None
                 paused = await is_paused(self._context.redis, self._context.keys)
@@ -240,8 +254,8 @@ class Evaluator:
                     await self._dispatch(progress, await self._slots(held_out) if beside_training else prompts, text)
                 if deliveries := await self._consumer.read(READ_COUNT, 0.5):
                     waits.done(WAIT)
-                    found = verdicts_by_group(deliveries, partial(self._judge, progress))
-                    await asyncio.gather(*(self._record(verdicts) for verdicts in found))
+                found = verdicts_by_group(deliveries, partial(self._judge, progress)) + self._decide_again(progress)
+                await asyncio.gather(*(self._record(verdicts) for verdicts in found))
                 await self._drop_dead(progress)
                 if self._audit.due:
                     await self._reconcile(progress)
@@ -311,17 +325,23 @@ class Evaluator:
         if group is None or verdict.index >= group.task.samples:
             return
         group.verdicts.setdefault(verdict.index, verdict)
-        verdicts.samples = group.task.samples
-        if group.judged:
-            verdicts.decision = EVALUATED
-            progress.judged.append(progress.dispatched.pop(verdict.group))
+        progress.settle(verdicts)
+
+    @staticmethod
+    def _decide_again(progress: EvaluationProgress) -> list[GroupVerdicts]:
+        """Decisions on the prompts whose verdicts Redis has, while it lost the decision on them in a failover."""
+        found = [GroupVerdicts(name) for name in progress.undecided if name in progress.dispatched]
+        progress.undecided.clear()
+        for verdicts in found:
+            progress.settle(verdicts)
+        return found
 
     async def _record(self, verdicts: GroupVerdicts) -> None:
         """Record verdicts of one prompt; dead-letter those that are not of this run."""
         effects = await self._transitions.record_verdicts(
-            Lane.EVALUATION, verdicts.leased, verdicts.decision, verdicts.samples
+            Lane.EVALUATION, verdicts.group, verdicts.leased, verdicts.decision, verdicts.samples
         )
-        if verdicts.decision and effects[-1] < 0:
+        if verdicts.decision and effects and effects[-1] < 0:
             raise RuntimeError(f"Redis lost prompt {verdicts.group!r}, which was being judged")
         refused = await dead_letter_rejected(self._consumer, verdicts.deliveries, effects)
         for count, result in ((len(effects) - refused, VerdictResult.RECORDED), (refused, VerdictResult.REFUSED)):
@@ -335,6 +355,19 @@ class Evaluator:
         lost = {name: progress.dispatched.pop(name).task for name in found.changed}
         async for name, fields in read_groups(self._context.redis, self._context.keys, list(lost)):
             progress.add(lost[name], fields)
+
+    async def _restore_lost(self, progress: EvaluationProgress) -> bool:
+        """Correct the judged prompts that are pending in Redis, because it lost the decision; whether there are any.
+
+        They would stay pending for as long as the run exists.
+        """
+        judged = {group.task.group: group.task for group in progress.judged}
+        states = await read_fields(self._context.redis, self._context.keys, list(judged), ("state",))
+        lost = {name: judged[name] for name, [state] in zip(judged, states, strict=True) if state == PENDING.encode()}
+        progress.judged = [group for group in progress.judged if group.task.group not in lost]
+        async for name, fields in read_groups(self._context.redis, self._context.keys, list(lost)):
+            progress.add(lost[name], fields)
+        return bool(lost)
 
     async def _drop_dead(self, progress: EvaluationProgress) -> None:
         """Drop the prompts of dead letters since the last call. Dropped prompts are not part of the means."""

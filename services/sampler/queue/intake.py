@@ -6,6 +6,7 @@ Must not hold a rule of its own: `filtering` and `screening` decide what is kept
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from services.contracts import Lane, Task, Verdict, VerdictResult
 from services.metrics import MESSAGES
@@ -16,6 +17,8 @@ from services.sampler.queue.waits import VERDICTS
 from services.sampler.selection.screening import COMPLETE, screen
 from services.streams.delivery.consumer import Consumer
 from services.streams.state.group_state import MORE, dead_letter_rejected
+
+log = logging.getLogger(__name__)
 
 READ_COUNT = 1024
 """A turn of the loop has several round trips, so a small read would limit the rate where Redis is far away."""
@@ -46,14 +49,14 @@ class VerdictIntake:
     async def read(self) -> None:
         """Wait up to 0.25 s for verdicts, and record up to READ_COUNT of them, together."""
         deliveries = await self._verdicts.read(READ_COUNT, 0.25)
-        if not deliveries:
-            return
         state = self._state
-        state.context.waits.done(VERDICTS)
-        names = state.table.unknown(dict.fromkeys(delivery.message.group for delivery in deliveries))
-        await recall(state.context.redis, state.context.keys, state.table, names)
+        if deliveries:
+            state.context.waits.done(VERDICTS)
+            names = state.table.unknown(dict.fromkeys(delivery.message.group for delivery in deliveries))
+            await recall(state.context.redis, state.context.keys, state.table, names)
         # All decide before they are sent, and they are sent in the order of their decisions.
-        await asyncio.gather(*(self._record(verdicts) for verdicts in verdicts_by_group(deliveries, self._judge)))
+        found = verdicts_by_group(deliveries, self._judge) + self._decide_again()
+        await asyncio.gather(*(self._record(verdicts) for verdicts in found))
 
     def _judge(self, verdicts: GroupVerdicts, verdict: Verdict) -> None:
         """Add a verdict to its group, and set the decision that it leads to.
@@ -65,24 +68,43 @@ class VerdictIntake:
         if group is None or verdict.index >= group.task.samples:
             return
         group.verdicts.setdefault(verdict.index, verdict)
+        self._settle(verdicts, group)
+
+    def _decide_again(self) -> list[GroupVerdicts]:
+        """Decisions on the groups whose verdicts Redis has, while it lost the decision on them in a failover."""
+        table = self._state.table
+        found = []
+        for name in list(table.undecided):
+            group = table.generating[name]
+            if group.judged:
+                verdicts = GroupVerdicts(name)
+                self._settle(verdicts, group)
+                log.warning("group %s has all its verdicts, but no decision; it is %s", name, verdicts.decision)
+                found.append(verdicts)
+        table.undecided.clear()
+        return found
+
+    def _settle(self, verdicts: GroupVerdicts, group: Group) -> None:
+        """Set the decision on a group, '' while verdicts are missing, and apply it to the table."""
         verdicts.samples = group.task.samples
         verdicts.decision, verdicts.rest = self._decide(group)
         verdicts.posterior = self._update_pass_rate(group, verdicts.decision)
         if verdicts.decision:
-            self._apply(verdict.group, group, verdicts.decision, verdicts.rest)
+            self._apply(verdicts.group, group, verdicts.decision, verdicts.rest)
 
     async def _record(self, verdicts: GroupVerdicts) -> None:
         """Record verdicts of one group; dead-letter those that are not of this run."""
         state = self._state
         effects = await state.transitions.record_verdicts(
             Lane.TRAIN,
+            verdicts.group,
             verdicts.leased,
             verdicts.decision,
             verdicts.samples,
             rest=verdicts.rest,
             posterior=verdicts.posterior,
         )
-        if verdicts.decision and effects[-1] < 0:
+        if verdicts.decision and effects and effects[-1] < 0:
             raise RuntimeError(f"Redis lost group {verdicts.group!r}, which was being judged")
         refused = await dead_letter_rejected(self._verdicts, verdicts.deliveries, effects)
         recorded = len(effects) - refused

@@ -155,6 +155,7 @@ class GroupTransitions:
     async def record_verdicts(
         self,
         lane: Lane,
+        group: str,
         verdicts: Sequence[tuple[Lease, Verdict]],
         decision: str,
         samples: int,
@@ -164,26 +165,27 @@ class GroupTransitions:
     ) -> list[int]:
         """Record verdicts of one group and ack them; `decision` is '' unless the last decides.
 
-        Then it is MORE, KEPT, EVALUATED or a release. `rest`: with MORE, the task for the group's other samples.
-        `posterior`: the prompt's pass rates after the decided group, as (prompt id, value). Returns the Effect of each;
-        the verdict that decides has one even if it was recorded before. Raises FencedError.
+        Without verdicts it decides a group whose verdicts are all recorded. It is MORE, KEPT, EVALUATED or a release.
+        `rest`: with MORE, the task for the group's other samples. `posterior`: the prompt's pass rates after the
+        decided group, as (prompt id, value). Returns the Effect of each verdict; the one that decides has an effect
+        even if it was recorded before. Raises FencedError.
         """
-        streams, (lease, verdict), (prompt, value) = self._keys.lane(lane), verdicts[0], posterior
+        streams, (prompt, value) = self._keys.lane(lane), posterior
         return await call_for_each(
             self._redis,
             "record_verdicts",
             epoch_key=self._epoch_key,
-            group_key=self._keys.group(verdict.group),
+            group_key=self._keys.group(group),
             verdicts_key=streams.verdicts,
             counters_key=streams.counters,
             pending_key=streams.pending,
             released_key=streams.released,
             tasks_key=streams.tasks,
             posteriors_key=self._keys.posteriors,
-            payload_keys=self._payloads(verdict.group, samples) if decision in ENDS else [],
+            payload_keys=self._payloads(group, samples) if decision in ENDS else [],
             fence=self.fence.token,
-            consumer_group=lease.consumer_group,
-            group=verdict.group,
+            consumer_group=verdicts[0][0].consumer_group if verdicts else "",
+            group=group,
             decision=decision,
             rest_task=rest.model_dump_json() if rest else "",
             prompt=prompt,

@@ -6,6 +6,7 @@ import time
 import pytest
 from prometheus_client import REGISTRY
 
+from services.cancellation import cancel_and_wait
 from services.contracts import Cause, EvaluationRecord, Lane, Outcome, PassAt, ProcessInfo, Prompt, Task
 from services.sampler.evaluation.evaluator import Evaluator, HeldOut, held_out_sets, sampling_of, summarise
 from services.sampler.memory import RedisMemory
@@ -207,6 +208,54 @@ async def test_an_evaluation_follows_a_redis_that_lost_writes(redis, run_id, mon
             counts = await group_counts(redis, keys, Lane.EVALUATION)
             assert counts.reconciled, counts
             assert await redis.hget(keys.group(second), "state") == b"dead"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_an_evaluation_decides_again_what_redis_lost(redis, run_id, restarted):
+    """A failover loses the decision on a prompt, but not its verdict; the sampler dies of it, or lives on."""
+    keys = RunKeys(run_id)
+    lane = keys.lane(Lane.EVALUATION)
+    document = recipe_document("/none")
+    async with (
+        service_context(redis, run_id, document, "sampler") as context,
+        service_context(redis, run_id, document, "verifier") as verifier,
+        running(VerifierService().run(verifier)) as verifying,
+    ):
+        transitions = await GroupTransitions.fenced(redis, keys, "sampler")
+        consumer = Consumer(redis, keys, lane.tasks, "rollout", "hand", Task, 5.0, 3)
+        await consumer.open()
+        fleet = HandFleet(redis, keys, skill=1.0)
+
+        def evaluation():
+            return Evaluator(context, transitions, (HeldOut("x", PROMPTS[:2], 1),), RedisMemory(context)).run("before")
+
+        async def one_ended():
+            return await redis.scard(lane.pending) == 1
+
+        async with running(evaluation()) as evaluating:
+            await until(lambda: some(redis, lane.tasks, 2), evaluating, "two tasks")
+            answered, later = await consumer.read(2, 5)
+            await fleet.answer(Lane.EVALUATION, answered)
+            await until(one_ended, [*evaluating, *verifying], "the end of one prompt")
+            if restarted:
+                await cancel_and_wait(*evaluating)
+            name = answered.message.group
+            async with redis.pipeline(transaction=True) as pipe:
+                pipe.hset(keys.group(name), "state", "pending")
+                pipe.persist(keys.group(name))
+                pipe.sadd(lane.pending, name)
+                pipe.hincrby(lane.counters, "judged", -1)
+                pipe.hincrby(lane.counters, "evaluated", -1)
+                await pipe.execute()
+            await fleet.answer(Lane.EVALUATION, later)
+            assert await asyncio.wait_for(evaluation() if restarted else evaluating[0], 90)
+        [record] = await context.event_log.evaluations()
+        counts = await group_counts(redis, keys, Lane.EVALUATION)
+        left = await redis.smembers(lane.pending)
+    assert (record.prompts, record.dropped, record.accuracy) == (2, 0, 1.0)
+    assert counts.reconciled, counts
+    assert (counts.dispatched, counts.evaluated) == (2, 2)
+    assert not left
 
 
 async def test_an_evaluation_without_verdicts_is_a_named_wait(redis, run_id):

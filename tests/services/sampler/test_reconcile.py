@@ -181,6 +181,62 @@ async def test_groups_follow_a_redis_that_lost_writes(redis, run_id, monkeypatch
         assert counts.dead >= 3
 
 
+class WaitingFleet(HandFleet):
+    """Answers two training groups, and the others once it `may`."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.may = asyncio.Event()
+
+    async def answer(self, lane, delivery):
+        if lane is Lane.TRAIN and len(self.tasks) > 2:
+            await self.may.wait()
+        await super().answer(lane, delivery)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_decision_that_redis_lost_is_made_again(redis, run_id, monkeypatch, restarted):
+    """A failover loses the decision on a kept group, but none of its verdicts; the sampler dies of it, or lives on."""
+    monkeypatch.setattr("services.sampler.audit.EVERY_S", 0.2)
+    sampling = {"dynamic_sampling": {"enabled": False}}
+    document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1}, algorithm=sampling)
+    keys = RunKeys(run_id)
+    lane = keys.lane(Lane.TRAIN)
+    fleet = WaitingFleet(redis, keys)
+    async with (
+        service_context(redis, run_id, document, "sampler") as first,
+        service_context(redis, run_id, document, "sampler") as second,
+        service_context(redis, run_id, document, "verifier") as verifier,
+        running(VerifierService().run(verifier), fleet.run(), HandLearner(redis, keys, fleet).run()) as others,
+    ):
+
+        async def kept(number):
+            states = [
+                await redis.hget(keys.group(name.decode()), "state") for name in await redis.smembers(lane.pending)
+            ]
+            return states.count(b"kept") == number
+
+        async with running(SamplerService().run(first)) as sampling:
+            await until(lambda: kept(2), [*others, *sampling], "two kept groups")
+            if restarted:
+                first.stopping.set()
+                await asyncio.wait_for(sampling[0], 90)
+            async with redis.pipeline(transaction=True) as pipe:
+                name = fleet.tasks[0].group
+                pipe.hset(keys.group(name), "state", "pending")
+                pipe.hdel(keys.group(name), "kept_order")
+                pipe.hincrby(lane.counters, "judged", -1)
+                await pipe.execute()
+            async with running(*([SamplerService().run(second)] if restarted else [])) as again:
+                alive = [*others, *(again if restarted else sampling)]
+                await until(lambda: kept(2), alive, "the decision, made again")
+                fleet.may.set()
+                await until(lambda: evaluated(redis, keys, "after"), alive, "the last evaluation")
+        counts = await group_counts(redis, keys)
+    assert counts.reconciled, counts
+    assert (counts.trained, counts.dead) == (4, 0)
+
+
 async def test_a_dead_letter_from_before_a_rewind_has_no_effect(redis, run_id):
     document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})
     keys = RunKeys(run_id)

@@ -158,7 +158,7 @@ async def read_texts(run):
 async def record_verdicts(run):
     [delivery] = await run.judged("g0", 1)
     return lambda: run.sampler.record_verdicts(
-        Lane.TRAIN, [(delivery.lease, delivery.message)], "kept", 1, posterior=("p0", "1:1:0")
+        Lane.TRAIN, "g0", [(delivery.lease, delivery.message)], "kept", 1, posterior=("p0", "1:1:0")
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from services.contracts import Cause, Fence, Lane, Release
+from services.contracts import Cause, Fence, Lane, Release, Task
 from services.streams.connection.functions import FencedError, call_for_each
 from services.streams.delivery.consumer import Delivery, trim
 from services.streams.delivery.leases import Lease, renew_lease
@@ -48,6 +48,7 @@ from tests.services.streams.queue_model import (
     TOMBSTONES,
     VERDICTS,
     Entry,
+    Group,
     LoggedBatch,
     Model,
 )
@@ -261,17 +262,20 @@ class Actors:
         self.met("a verdict on a sample of a group that has ended", any(fresh), group.state in ENDED)
         return None
 
-    def record(self, verdicts: Sequence[Held], decision: str, early: str = "") -> None:
-        """The sampler decides a group with its last verdict; `early`: its decision before that, if any."""
+    def record(self, verdicts: Sequence[Held], decision: str, early: str = "", lost: bool = False) -> None:
+        """The sampler decides a group with its last verdict; `early`: its decision before that, if any.
+
+        `lost`: a failover loses the decision, but not the verdicts.
+        """
         last = verdicts[-1]
         group, entries = self.model.groups[last.entry.group], [held.entry for held in verdicts]
+        decision, rest = self.possible(group, decision)
         if not self.model.complete_with(entries):
             decision = early
-        elif decision == "more" and group.wanted == G:
-            decision = "kept"
-        rest = task_of(group.name, G) if decision == "more" else None
+        elif lost:
+            decision = ""
         given = [(held.delivery.lease, held.delivery.message) for held in verdicts]
-        call = last.owner.record_verdicts(Lane.TRAIN, given, decision, G, rest=rest)
+        call = last.owner.record_verdicts(Lane.TRAIN, group.name, given, decision, G, rest=rest)
         if group.gone and last.owner is self.samplers[-1]:
             return self.rejected(verdicts, call)
         owned, reply = self.owned(last.owner, call)
@@ -283,6 +287,23 @@ class Actors:
             self.met("a verdict for a group that has ended", before in ENDED)
             self.met("a verdict for a group that is kept or batched", before in ("kept", "batched"))
         return None
+
+    @staticmethod
+    def possible(group: Group, decision: str) -> tuple[str, Task | None]:
+        """The decision, and the task for the other samples: a group that has them all cannot draw more."""
+        if decision == "more" and group.wanted < G:
+            return decision, task_of(group.name, G)
+        return "kept" if decision == "more" else decision, None
+
+    def decide(self, owner: GroupTransitions, name: str, decision: str) -> None:
+        """The sampler decides a group whose verdicts are all recorded."""
+        group = self.model.groups[name]
+        decision, rest = self.possible(group, decision)
+        owned, reply = self.owned(owner, owner.record_verdicts(Lane.TRAIN, name, [], decision, G, rest=rest))
+        if owned:
+            assert reply == []
+            self.model.decide(group, decision)
+            self.met("a decision again")
 
     def release(self, name: str, release: Release) -> None:
         before = self.model.groups[name].state

@@ -62,6 +62,9 @@ FAULTS = {
         "record_verdicts", "if state == 'pending' and redis", "if decision ~= 'kept' and state == 'pending' and redis"
     ),
     "a verdict decides a group that has ended": Fault("record_verdicts", "or state ~= 'pending' or", "or"),
+    "a group without a decision stays undecided": Fault(
+        "record_verdicts", "if decision == ''", "if #effects == 0 or decision == ''"
+    ),
     "a screened group does not draw the rest": Fault("record_verdicts", "publish(tasks_key, rest_task)", "'0-0'"),
     "a kept group is no longer pending": Fault(
         "record_verdicts",

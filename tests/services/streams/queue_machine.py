@@ -32,6 +32,7 @@ ACTIONS = (
     "publish_twice",
     "draw",
     "record",
+    "decide_again",
     "proceed",
     "proceed",
     "lapse",
@@ -184,6 +185,13 @@ class QueueMachine(RuleBasedStateMachine):
         if held := self.some_held(VERDICTS):
             self.acts.record([pick(data, held)], pick(data, DECISIONS), pick(data, ("", "", "filtered")))
 
+    def decide_again(self, data: Any) -> None:
+        """A failover lost the decision on a group, and the sampler finds the group without one."""
+        if not self.acts.model.undecided() and (held := self.some_held(VERDICTS)):
+            self.acts.record(pick(data, by_group(held)), "kept", lost=True)
+        if names := self.acts.model.undecided():
+            self.acts.decide(writer(data, self.acts.samplers), pick(data, names), pick(data, DECISIONS))
+
     def proceed(self, data: Any) -> None:
         self.all_proceed(pick(data, DECISIONS))
 
@@ -328,6 +336,8 @@ class QueueMachine(RuleBasedStateMachine):
             for stream, entry in acts.leases():
                 acts.lapse(stream, entry)
             self.all_proceed("kept")
+            for name in acts.model.undecided():
+                acts.decide(acts.samplers[-1], name, "kept")
             acts.end_dead_lettered()
         else:
             raise AssertionError("groups that never end, or messages that are never acked")

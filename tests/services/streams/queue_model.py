@@ -202,6 +202,16 @@ class Model:
         self.response_tokens += TOKENS if fresh else 0
         if decision == "":
             return fresh
+        self.decide(group, decision)
+        return True
+
+    def undecided(self) -> list[str]:
+        """The groups that have all requested verdicts, but no decision."""
+        pending = [self.groups[name] for name in self.by_state("pending")]
+        return [group.name for group in pending if group.recorded.keys() >= set(range(group.wanted))]
+
+    def decide(self, group: Group, decision: str) -> None:
+        """Change a pending group as its last verdict decides."""
         if decision == "more":
             if not group.extended:
                 group.extended, group.wanted = True, group.samples
@@ -210,7 +220,6 @@ class Model:
             group.state = "kept"
         else:
             self.end(group, decision)
-        return True
 
     def end(self, group: Group, state: str) -> None:
         group.state = state

@@ -45,7 +45,8 @@ SITUATIONS = """
     a renewal in an abandoned history; a sample of a group that has ended;
     a sample under a lease that was taken over; a sample under a lease of an abandoned history; a second sample;
     several samples at once; several verdicts at once; several verdicts recorded at once;
-    a second verdict; a step committed; a step committed again after a rewind; a step not committed twice;
+    a second verdict; a decision again;
+    a step committed; a step committed again after a rewind; a step not committed twice;
     a verdict for a group that has ended; a verdict for a group that is kept or batched;
     a verdict of an abandoned history; a verdict on a sample of a group that has ended; announce by a previous owner;
     commit_step by a previous owner; release_batch by a previous owner; decided: dead; decided: filtered; decided: kept;

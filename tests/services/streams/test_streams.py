@@ -356,9 +356,9 @@ async def test_messages_of_a_group_have_their_own_effects(run):
     assert effects == [Effect.FRESH, Effect.FRESH, Effect.LATE, Effect.OUTSIDE_GROUP, Effect.FRESH]
     judged = [(delivery.lease, delivery.message) for delivery in await run.judge().read(3, 1)]
     outside = (judged[0][0], judged[0][1].model_copy(update={"index": 3}))
-    effects = await run.sampler.record_verdicts(Lane.TRAIN, [judged[0], outside, judged[1]], "", 3)
+    effects = await run.sampler.record_verdicts(Lane.TRAIN, "g0", [judged[0], outside, judged[1]], "", 3)
     assert effects == [Effect.FRESH, Effect.OUTSIDE_GROUP, Effect.FRESH]
-    effects = await run.sampler.record_verdicts(Lane.TRAIN, [judged[1], outside, judged[2]], "kept", 3)
+    effects = await run.sampler.record_verdicts(Lane.TRAIN, "g0", [judged[1], outside, judged[2]], "kept", 3)
     assert effects == [Effect.LATE, Effect.OUTSIDE_GROUP, Effect.FRESH], "a message outside does not stop the decision"
     assert await run.redis.hget(keys.group("g0"), "state") == b"kept"
 

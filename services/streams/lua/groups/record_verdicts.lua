@@ -1,5 +1,5 @@
--- Record verdicts in their group and ack them; if the last of them decides, also change the group's state. Replies with
--- one effect per verdict.
+-- Record verdicts in their group and ack them; if the last of them decides, also change the group's state. Without
+-- verdicts, a decision is on a group whose verdicts are all recorded. Replies with one effect per verdict.
 -- `decision`: '' (none yet), more, kept, evaluated, or a release. `rest_task`: the task for the group's other samples,
 -- '' unless the decision is `more`. `posterior`: '' for none.
 local epoch_key, group_key, verdicts_key, counters_key, pending_key, released_key, tasks_key, posteriors_key,
@@ -24,7 +24,7 @@ end
 if #acked > 0 then redis.call('XACK', verdicts_key, consumer_group, unpack(acked)) end
 if response_tokens > 0 then redis.call('HINCRBY', counters_key, 'response_tokens', response_tokens) end
 if decision == '' or state ~= 'pending' or effects[#effects] == OUTSIDE then return effects end
-effects[#effects] = FRESH
+if #effects > 0 then effects[#effects] = FRESH end
 if posterior ~= '' then redis.call('HSET', posteriors_key, prompt, posterior) end
 if decision == 'more' then
   if redis.call('HSETNX', group_key, 'extended', '1') == 1 then
