@@ -165,12 +165,16 @@ class Publisher:
         return [process for process in live if process.service == "rollout" and process.state in RECEIVING_STATES]
 
     async def _outdated(self, version: int) -> list[ProcessInfo]:
-        """The receivers that do not hold `version`."""
+        """The receivers that do not hold `version`. Raises VersionLostError if one holds what was never announced."""
 
         def holds(replica: ProcessInfo) -> bool:
             return replica.state == "ready" and replica.version is not None and replica.version >= version
 
-        return [replica for replica in await self._receivers() if not holds(replica)]
+        receivers = await self._receivers()
+        newest = max((replica.version for replica in receivers if replica.version is not None), default=-1)
+        if newest > version:  # a previous learner may have announced it
+            await self._history.check_held(newest)
+        return [replica for replica in receivers if not holds(replica)]
 
     async def _attempt(self, snapshot: Snapshot, outdated: list[ProcessInfo]) -> bool:
         """Broadcast to the `outdated` replicas. Returns whether all of them applied it."""

@@ -24,7 +24,7 @@ from tests.harness.servers.watched_servers import Watched, in_sync, watched_serv
 from tests.harness.workload import recipe
 
 RUN = "cut"
-CUT = Cut(since=5000, until=6000, kept={"tasks": "5500-2"})
+CUT = Cut(since=5000, until=6000, kept={"tasks": "5500-2", "samples": "0-0"})
 
 
 @each(
@@ -37,6 +37,8 @@ CUT = Cut(since=5000, until=6000, kept={"tasks": "5500-2"})
         (False, "verdicts", "4999-7"),
         (True, "verdicts", "5000-0"),
         (False, "verdicts", "6001-0"),
+        (False, "samples", "4999-7"),
+        (True, "samples", "5000-0"),
     ],
 )
 def test_what_only_the_dead_primary_had_is_lost(lost: bool, stream: str, entry: str):

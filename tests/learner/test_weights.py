@@ -18,13 +18,13 @@ import torch
 from learner.weight_sync.publisher import Publisher
 from learner.weight_sync.snapshot import Snapshot
 from services.cancellation import cancel_and_wait
-from services.contracts import TensorEntry, WeightManifest
+from services.contracts import ProcessInfo, TensorEntry, WeightManifest
 from services.contracts.weight_layout import bucket_layout, cut_buckets
 from services.settings import WeightsSettings
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import Heartbeat
-from services.streams.state.policy_history import History
+from services.streams.state.policy_history import History, VersionLostError
 from tests.learner.receiver import Receiver
 from tests.learner.running import until_event
 
@@ -115,6 +115,26 @@ async def test_a_version_reaches_all_and_a_healthy_group_is_reused(
     used = {plan.generation for plan in first.plans if plan.members.keys() == {"one", "two"}}
     assert len(used) == 1
     assert used.pop() >> 20 == publisher._history.fence.epoch
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_version_that_redis_lost_stops_the_publisher(
+    publisher: Publisher, redis: Any, run_id: str, known: bool
+) -> None:
+    """A replica that holds it would take no older one; one that was announced before this learner is no loss."""
+    history = publisher._history
+    version = await history.announce(0, "w0", 1, held=8 if known else 5)
+    await history.commit_policy(version, 0, "w0")
+    info = ProcessInfo(
+        id="ahead", service="rollout", run=run_id, host="h", pid=1, metrics="h:9", state="ready", version=9
+    )
+    async with Heartbeat(redis, info):
+        if known:
+            assert await publisher.publish(snapshot(6)) < 25
+            publisher.check()
+        else:
+            with pytest.raises(VersionLostError, match="policy version 9, but the newest that was announced is 6"):
+                await publisher.publish(snapshot(6))
 
 
 async def test_a_joiner_is_served_while_the_learner_computes(publisher: Publisher, start: Any) -> None:

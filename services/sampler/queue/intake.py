@@ -68,6 +68,7 @@ class VerdictIntake:
         if group is None or verdict.index >= group.task.samples:
             return
         group.verdicts.setdefault(verdict.index, verdict)
+        self._state.newest_version = max(self._state.newest_version, verdict.facts.newest_version)
         self._settle(verdicts, group)
 
     def _decide_again(self) -> list[GroupVerdicts]:

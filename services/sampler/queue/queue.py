@@ -113,8 +113,10 @@ class SamplingQueue:
         return False
 
     async def _dispatch(self, policy: CommittedPolicy) -> None:
-        """Fill the free slots, unless the run starves or Redis is short of memory."""
+        """Fill the free slots, unless the run starves, Redis is short of memory, or it lost the fleet's version."""
         state = self._state
+        if await self._reconciler.fleet_waits(policy):
+            return
         await self._escalate()
         if state.starvation.level is Level.PAUSE:
             return

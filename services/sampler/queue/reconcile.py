@@ -1,4 +1,4 @@
-"""Owns the reconciliation of the sampler's table with Redis: orphaned groups, groups that differ, a lost batch.
+"""Owns the reconciliation of the sampler with Redis: orphaned groups, groups that differ, a lost batch or version.
 
 Must not release a group that can still receive a verdict.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 
-from services.contracts import Batch, Lane, Release
+from services.contracts import Batch, CommittedPolicy, Lane, Release
 from services.sampler.audit import Audit
 from services.sampler.groups import recall
 from services.sampler.queue.state import QueueState
+from services.sampler.queue.waits import VERSION
 from services.streams.state.events import read_all
 from services.streams.state.group_state import BATCHED, KEPT, PENDING, read_fields
+from services.streams.state.heartbeat import live_processes
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,22 @@ class Reconciler:
             table.remove(name)
         await self._adopt(found.changed + table.unknown(await self._some_pending()), trained)
         await self._keep_lost_batch(trained)
+
+    async def fleet_waits(self, policy: CommittedPolicy) -> bool:
+        """Whether every replica generates with a policy version that Redis lost in a failover.
+
+        No response of it can be trained. A learner that has lost its last steps restarts, and announces a newer one.
+        """
+        state, waits, announced = self._state, self._state.context.waits, max(policy.announced, policy.version)
+        if state.newest_version > announced:
+            live = await live_processes(self._redis, self._keys.run)
+            held = [each.version or 0 for each in live if each.service == "rollout" and each.state == "ready"]
+            if held and min(held) > announced:
+                text = f"the learner to announce a version above {min(held)}, which Redis lost; it knows {announced}"
+                waits.pending(VERSION, text, state.recipe.limits.stall_timeout_s)
+                return True
+        waits.done(VERSION)
+        return False
 
     async def _some_pending(self) -> list[str]:
         """The next of the groups that Redis counts as pending."""

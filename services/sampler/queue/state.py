@@ -34,7 +34,8 @@ class QueueState:
     """The state of one queue. `verdicts`: how many this sampler has recorded.
 
     `last_step`: the run's last rollout step; a spent token budget lowers it. `letters_after`: the last dead
-    letter that an earlier sampler acted on, or the last one before the run's last rewind.
+    letter that an earlier sampler acted on, or the last one before the run's last rewind. `newest_version`: the newest
+    policy version of a verdict that this sampler has read.
     """
 
     context: Context
@@ -47,6 +48,7 @@ class QueueState:
     next_step: int = 1
     letters_after: str = "0-0"
     verdicts: int = 0
+    newest_version: int = -1
     survival: SurvivalEstimate = field(default_factory=SurvivalEstimate)
 
     @classmethod

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from services.sampler.queue.state import QueueState
 
-VERDICTS, LEARNER, KEPT_GROUPS = "verdicts", "learner", "kept-groups"
+VERDICTS, LEARNER, KEPT_GROUPS, VERSION = "verdicts", "learner", "kept-groups", "policy-version"
 """The names of the waits."""
 
 
@@ -39,5 +39,5 @@ class QueueWaits:
 
     def clear(self) -> None:
         """End all waits."""
-        for name in self._awaited:
+        for name in (*self._awaited, VERSION):
             self._state.context.waits.done(name)

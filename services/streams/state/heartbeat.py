@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 2.0
 LAPSES_S = 10.0
+HELD_LOOK_S = 0.5
 PATIENCE_S = 5.0
 """How long one heartbeat may take; a Redis that hangs must not keep waits out of the log."""
 FORGOTTEN_S = 6 * LAPSES_S
@@ -161,9 +162,20 @@ async def live_processes(redis: Redis, run: str | None) -> list[ProcessInfo]:
 
 
 async def held_version(redis: Redis, run: str | None) -> int:
-    """The newest policy version that a live replica of a run holds; -1 without one."""
-    live = await live_processes(redis, run)
-    return max((each.version for each in live if each.service == "rollout" and each.version is not None), default=-1)
+    """The newest policy version that a live replica of a run holds; -1 without one.
+
+    Waits until each replica has announced itself again or has lapsed, at most LAPSES_S: a failover may have lost what
+    it announced before.
+    """
+    before, ends = await redis.hgetall(_key(run)), time.monotonic() + LAPSES_S
+    while True:
+        replicas = [each for each in await live_processes(redis, run) if each.service == "rollout"]
+        now = await redis.hgetall(_key(run))
+        silent = [each.id for each in replicas if now.get(each.id.encode()) == before.get(each.id.encode())]
+        if not silent or time.monotonic() > ends:
+            return max((each.version for each in replicas if each.version is not None), default=-1)
+        log.info("waiting for the version that %s holds", ", ".join(silent))
+        await asyncio.sleep(HELD_LOOK_S)
 
 
 async def live_by_run(redis: Redis, runs: Sequence[str | None]) -> dict[str | None, list[ProcessInfo]]:

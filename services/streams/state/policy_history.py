@@ -68,6 +68,16 @@ class StateLostError(RuntimeError):
         )
 
 
+class VersionLostError(RuntimeError):
+    """A replica holds a version whose announcement Redis lost. A restarted learner announces a newer one."""
+
+    def __init__(self, held: int, announced: int) -> None:
+        super().__init__(
+            f"Redis lost acknowledged writes: a replica holds policy version {held}, but the newest that was announced "
+            f"is {announced}"
+        )
+
+
 class BatchReclaimedError(RuntimeError):
     """The sampler reclaimed a batch while it was trained, because its entry was lost.
 
@@ -110,6 +120,16 @@ class History:
             oldest_step=step - 1 - max_staleness,
             held=held,
         )
+
+    async def check_held(self, version: int) -> None:
+        """Raise VersionLostError if a replica holds a `version` that was never announced.
+
+        It would take no older one, and no response of it can be trained.
+        """
+        policy = await self.policy()
+        newest = max(policy.announced, policy.version) if policy else -1
+        if version > newest:
+            raise VersionLostError(version, newest)
 
     async def commit_policy(self, version: int, step: int, weights: str) -> None:
         """Make an announced version current without training: the first, or the first of a resumed run."""

@@ -39,9 +39,9 @@ class StubPublisher:
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + JOINING_S
-        lacking = [
-            replica for replica in await self._replicas() if replica.version is None or replica.version < version
-        ]
+        replicas = await self._replicas()
+        await self._history.check_held(max((replica.version or 0 for replica in replicas), default=-1))
+        lacking = [replica for replica in replicas if replica.version is None or replica.version < version]
         await self._send(version, lacking)
 
     async def _replicas(self) -> list[ProcessInfo]:

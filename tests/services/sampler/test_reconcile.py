@@ -1,17 +1,21 @@
 """Reconciliation of the sampler with Redis: lost batches, orphaned and lost groups, old dead letters."""
 
 import asyncio
+import time
 
 import pytest
 
-from services.contracts import Batch, Cause, Lane, Task
+from services.contracts import Batch, Cause, Lane, ProcessInfo, Task
+from services.sampler.queue.waits import VERSION
 from services.sampler.service import SamplerService
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
 from services.streams.state.dead_letters import letters
 from services.streams.state.events import read_all
 from services.streams.state.group_counts import group_counts
-from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
+from services.streams.state.heartbeat import Heartbeat
+from services.streams.state.policy_history import History
+from tests.harness.hand_fleet import STALENESS, HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
 from verifier.service import VerifierService
 
@@ -179,6 +183,45 @@ async def test_groups_follow_a_redis_that_lost_writes(redis, run_id, monkeypatch
         counts = await group_counts(redis, keys)
         assert counts.reconciled, counts
         assert counts.dead >= 3
+
+
+async def test_a_fleet_whose_version_redis_lost_gets_no_tasks(redis, run_id, monkeypatch):
+    """No response of it can be trained, until the learner has announced a newer version."""
+    document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})
+    keys = RunKeys(run_id)
+    fleet = HandFleet(redis, keys)
+    fleet.version = 70
+    learner = LateLearner(redis, keys, fleet)
+    info = ProcessInfo(
+        id="rollout-1", service="rollout", run=run_id, host="h", pid=1, metrics="h:9", state="ready", version=70
+    )
+    async with (
+        service_context(redis, run_id, document, "sampler") as sampler,
+        service_context(redis, run_id, document, "verifier") as verifier,
+        Heartbeat(redis, info) as replica,
+        running(SamplerService().run(sampler), VerifierService().run(verifier), fleet.run(), learner.run()) as tasks,
+    ):
+
+        async def waits():
+            return VERSION in [wait.name for wait in sampler.waits.current(time.time())]
+
+        await until(waits, tasks, "the wait for a version")
+        asked = len(fleet.tasks)
+        await asyncio.sleep(2)
+        assert len(fleet.tasks) == asked
+        assert not [phase for phase in await phases(sampler.event_log) if phase.startswith("starvation")]
+        history = await History.fenced(redis, keys, "learner")
+        version = await history.announce(0, "w0", STALENESS, held=70)
+        await history.commit_policy(version, 0, "w0")
+        await replica.update(version=version)
+        fleet.version = version
+        learner.may.set()
+        await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
+        counts = await group_counts(redis, keys)
+        assert not await waits()
+    assert counts.reconciled, counts
+    assert counts.trained == 4
+    assert counts.stale > 0
 
 
 class WaitingFleet(HandFleet):

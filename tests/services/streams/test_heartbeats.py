@@ -1,5 +1,6 @@
 """Heartbeats are read in one call, and lapse by the clock of Redis, whatever the clocks of the processes show."""
 
+import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
@@ -12,6 +13,7 @@ from services.streams.state.heartbeat import (
     LAPSES_S,
     SHARED_HEARTBEATS,
     Heartbeat,
+    held_version,
     live_by_run,
     live_processes,
 )
@@ -110,3 +112,19 @@ async def test_the_time_of_a_heartbeat_is_that_of_redis(redis, run_id, silent, m
         assert await live(redis, run_id) == ["rollout-1"]
     at_ms = int(value.partition(b" ")[0])
     assert before[0] * 1000 + before[1] // 1000 <= at_ms <= (await redis.time())[0] * 1000 + 1000
+
+
+async def test_the_held_version_is_one_announced_since(redis, run_id, silent):
+    """A failover may have lost the last heartbeats, so the ones that Redis has do not count."""
+    assert await held_version(redis, run_id) == -1
+    async with (
+        Heartbeat(redis, info_of(run_id, version=3)) as first,
+        Heartbeat(redis, info_of(run_id, "rollout-2", version=4)),
+        Heartbeat(redis, info_of(run_id, "learner-1", version=9)),
+    ):
+        await set_back(redis, RunKeys(run_id), "rollout-2", LAPSES_S - 1)
+        held = asyncio.create_task(held_version(redis, run_id))
+        await asyncio.sleep(0.1)
+        await first.update(version=7)
+        assert await asyncio.wait_for(held, 30) == 7
+        assert await live(redis, run_id) == ["learner-1", "rollout-1"], "the other replica lapsed meanwhile"
