@@ -70,6 +70,9 @@ def _resume(scene: Scene, moment: Moment, cut: Cut | None) -> Struck | None:
         struck = struck_now(scene, moment, facts={"steps_left": scene.step() - step})
         if not _cancelled(scene):
             return None
+        older = older_checkpoints(scene)
+        if step not in older:  # the learner wrote a newer one before it ended, and deleted this one
+            step = moment.facts["from_step"] = max(older, default=0)
         _ask(scene, step)
     finally:
         scene.resuming.release()

@@ -32,10 +32,13 @@ class Api:
         self._raw = raw
         self.asked: list[tuple[str, Any]] = []
         self.refuses = False
+        self.checkpoints = "[4, 8]"
+        """Those that the learner has left when it is cancelled."""
 
     def post(self, path: str, json: Any = None) -> httpx.Response:
         self.asked.append((path.rsplit("/", 1)[1], json))
         if not self.refuses:
+            self._raw.set(key(RUN, "checkpoints"), self.checkpoints)
             self._raw.hset(key(RUN, "record"), "state", {"cancel": "cancelled", "resume": "queued"}[self.asked[-1][0]])
         return httpx.Response(202 if not self.refuses else 422, text="refused")
 
@@ -98,6 +101,15 @@ def test_a_run_is_resumed_from_an_older_checkpoint(raw: Any, scene: Scene):
     assert not resumption.resumed(scene, struck), "no event tells of the rewind"
     raw.xadd(key(RUN, "events"), {"m": json.dumps({"phase": "rewound", "text": "to step 4"})})
     assert resumption.resumed(scene, struck)
+
+
+@pytest.mark.parametrize(("left", "step"), [("[6, 8]", 6), ("[8]", 0)])
+def test_a_checkpoint_that_is_deleted_meanwhile_is_replaced(raw: Any, scene: Scene, left: str, step: int):
+    scene.stack.api.checkpoints = left  # type: ignore[union-attr]
+    moment = Moment(facts={"from_step": 4})
+    assert resumption.resume_earlier(scene, moment) is not None
+    assert scene.stack.api.asked[-1] == ("resume", {"from_step": step})  # type: ignore[union-attr]
+    assert moment.facts == {"from_step": step}, "what the recovery is compared with"
 
 
 def test_a_run_without_an_older_checkpoint_is_left_alone(raw: Any, scene: Scene):
