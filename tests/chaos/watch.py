@@ -36,7 +36,10 @@ class Seen:
     server: str = ""
 
     def note(self, added: int, server: str = "") -> None:
-        """Note how many entries the stream has had since its last restart, by this server's count."""
+        """Note how many entries the stream has had since its last restart, by the count of this server.
+
+        `server`: the id of its replication history, which changes when it is promoted, restarted or synced again.
+        """
         promoted, self.server = server != self.server, server
         if added < self.current:
             self.restarted = True
@@ -81,14 +84,14 @@ class Watch:
         """Read the state of every stream."""
         for name, seen in self.seen.items():
             with self._server.pipeline(transaction=True) as pipe:  # all three of the same server
-                pipe.time().info("server").xinfo_stream(key(self._run, name))
+                pipe.time().info("replication").xinfo_stream(key(self._run, name))
                 (seconds, micros), about, stream = pipe.execute(raise_on_error=False)
             if isinstance(stream, redis.exceptions.ResponseError):
                 if "no such key" not in str(stream):
                     raise stream
-                seen.note(0, about["run_id"])
+                seen.note(0, about["master_replid"])
                 continue
-            seen.note(int(stream["entries-added"]), about["run_id"])
+            seen.note(int(stream["entries-added"]), about["master_replid"])
             if name in READERS:
                 seen.unacked = self._unacked(name)
                 seen.at = seconds * 1000 + micros // 1000
