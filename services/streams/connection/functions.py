@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from services.streams.connection.answers import Answer, answer_to
 from services.streams.connection.client import Redis
@@ -156,6 +156,7 @@ class _CallQueue:
             # Without a caller that still waits, an unavailable Redis need not be waited for.
             if self._sender is not None and all(other.reply.done() for other in (*self._in_flight, *self._waiting)):
                 self._sender.cancel()
+                self._reset()
             raise
 
     async def _send_all(self, redis: Redis) -> None:
@@ -164,10 +165,15 @@ class _CallQueue:
                 self._in_flight = self._next()
                 await _send(redis, self._in_flight)
         finally:
-            for call in (*self._in_flight, *self._waiting):
-                call.reply.cancel()
-            self._in_flight, self._sender = [], None
-            self._waiting.clear()
+            if self._sender is asyncio.current_task():  # else its callers are gone, and others have a sender of theirs
+                self._reset()
+
+    def _reset(self) -> None:
+        """Cancel the calls that are left; the next call starts a sender of its own."""
+        for call in (*self._in_flight, *self._waiting):
+            call.reply.cancel()
+        self._in_flight, self._sender = [], None
+        self._waiting.clear()
 
     def _next(self) -> list[_Call]:
         first = self._waiting.popleft()
@@ -226,7 +232,7 @@ async def _send(redis: Redis, calls: list[_Call]) -> None:
     replies: list[Any]
     try:
         replies = await _replies(redis, calls)
-    except (RedisError, OSError) as error:  # each caller raises it
+    except Exception as error:  # noqa: BLE001 - each caller raises it
         replies = [error] * len(calls)
     for call, reply in zip(calls, replies, strict=True):
         if call.reply.done():  # its caller was cancelled

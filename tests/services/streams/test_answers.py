@@ -211,3 +211,26 @@ async def test_a_cancelled_caller_does_not_hold_the_others(redis, plain):
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(results[0], asyncio.CancelledError)
     assert results[1:] == [1, 1]
+
+
+async def test_a_cancelled_caller_can_call_again_at_once(redis, plain):
+    """What a service does when it is stopped: the cancelled task still hands back what it holds."""
+    await load(redis)
+    await plain.client_pause(500, all=True)
+
+    async def append(message):
+        return await call(redis, "append_message", stream_key="{run}:stream", message=message, kept=0)
+
+    async def work():
+        try:
+            await append("work")
+        finally:
+            await append("cleanup")
+
+    working = asyncio.create_task(work())
+    await asyncio.sleep(0.05)
+    working.cancel()
+    await asyncio.wait([working], timeout=10)
+    assert working.cancelled()
+    stored = [fields[b"m"].decode() for _, fields in await redis.xrange("{run}:stream")]
+    assert stored[-1] == "cleanup"
