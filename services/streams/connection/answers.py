@@ -49,14 +49,20 @@ BY_CLASS: Mapping[type[Exception], Answer] = {
     redis_errors.OutOfMemoryError: Answer.FULL,
     redis_errors.NoScriptError: Answer.LOAD,
     redis_errors.BusyLoadingError: Answer.WAIT,
-    # All connections of this process are in use, or the server has as many clients as it accepts.
     redis_errors.MaxConnectionsError: Answer.WAIT,
-    redis_errors.ConnectionError: Answer.WAIT,
+    redis_errors.ConnectionError: Answer.WAIT,  # also when the server has as many clients as it accepts
     redis_errors.TimeoutError: Answer.WAIT,
     OSError: Answer.WAIT,
 }
 """By redis-py's class, the more special ones first."""
 NO_FUNCTION = "function not found"
+IN_PIPELINE = " of pipeline caused error: "
+"""redis-py puts this, and before it the command, in front of an error of a pipeline."""
+
+
+def code_of(error: Exception) -> str:
+    """The first word of the server's error, such as BUSY; redis-py removes it from errors that it has a class for."""
+    return str(error).rpartition(IN_PIPELINE)[2].lstrip("('\"").partition(" ")[0]
 
 
 def answer_to(error: Exception) -> Answer:
@@ -68,4 +74,4 @@ def answer_to(error: Exception) -> Answer:
             return answer
     if NO_FUNCTION in str(error).lower():
         return Answer.LOAD
-    return BY_CODE.get(str(error).partition(" ")[0], Answer.RAISE)
+    return BY_CODE.get(code_of(error), Answer.RAISE)

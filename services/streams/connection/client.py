@@ -131,9 +131,9 @@ class OutageRetry(Retry):
                 self._log_answer()
                 return result
 
-    async def wait_for_turn(self, turns: asyncio.Semaphore) -> None:
-        """Wait for a free connection; the time counts for the command that gets it. Raises RedisOutageError."""
-        since = time.monotonic()
+    async def wait_for_turn(self, turns: asyncio.Semaphore) -> float | None:
+        """Wait for a free connection. Since when (monotonic seconds); None if one was free. Raises RedisOutageError."""
+        since = time.monotonic() if turns.locked() else None
         try:
             async with asyncio.timeout(self._limit_s):
                 await turns.acquire()
@@ -142,6 +142,10 @@ class OutageRetry(Retry):
                 f"Redis at {self._address} has been unavailable for {self._limit_s:g} s: all connections "
                 f"of this client were in use ({self.reason})"
             ) from None
+        return since
+
+    def count_from(self, since: float | None) -> None:
+        """Let the wait of this task's next command count from `since`."""
         _waited_since.set(since)
 
     def _log_failure(self, error: Exception, left_s: float) -> None:

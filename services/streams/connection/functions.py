@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,10 +16,11 @@ from importlib.resources import files
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from redis.exceptions import ResponseError
+from redis.exceptions import DataError, RedisError, ResponseError
 
+from services.retry import Retry
 from services.streams.connection.answers import Answer, answer_to
-from services.streams.connection.client import Redis
+from services.streams.connection.client import RECONNECT_S, Redis
 from services.streams.connection.signatures import Signature, SignatureError, parse_signature
 from services.streams.retention import DEAD_KEPT
 
@@ -32,9 +33,16 @@ GROWING = frozenset({"create_record", "dispatch", "publish_samples"})
 """Redis at its maxmemory rejects these. All others may exceed it: they are small, and work in flight must drain."""
 CONSTANTS = {"DEAD_KEPT": DEAD_KEPT}
 """What lua/ uses of services/streams/retention.py."""
-TOGETHER_CALLS, TOGETHER_BYTES = 256, 4 * 2**20
-"""The most calls and bytes that are sent as one command: Redis serves no other client while it runs them."""
-SMALL_BYTES = 4096
+APPENDING = frozenset({"append_message", "append_fenced"})
+"""These look for their message among the newest entries, in case they are repeated."""
+ALONE = frozenset({"heartbeat", "renew_lease"})
+"""Calls of these wait for none of another function: one connection that died silently holds all calls of its queue."""
+TOGETHER_CALLS, TOGETHER_BYTES, TOGETHER_APPENDING = 256, 4 * 2**20, 32
+"""The most calls, bytes, and calls of APPENDING functions (half of the entries that they look at) that are sent as one
+command: Redis serves no other client while it runs them."""
+LOAD_AGAIN_S = 1.0
+BYTES_PER_KEY = 2048
+"""Counted for each key: deleting one takes as long as writing so much."""
 _TOGETHER = {False: "together", True: "together_growing"}
 """The function that runs several calls, by whether a full Redis rejects them."""
 
@@ -43,7 +51,7 @@ class FencedError(RuntimeError):
     """A newer owner of this role exists; the caller must stop."""
 
 
-class RedisFullError(RuntimeError):
+class RedisFullError(RedisError):
     """Redis is at its maxmemory and accepts no more data; nothing was changed. Repeat the call later."""
 
 
@@ -108,10 +116,15 @@ def _lists(signature: Signature) -> str:
 
 
 async def load(redis: Redis) -> None:
-    """Load the library unless this very code is there."""
+    """Load the library unless this very code is there. Raises RedisFullError."""
     try:
         await redis.function_load(library().code)
     except ResponseError as error:
+        if answer_to(error) is Answer.FULL:
+            raise RedisFullError(
+                "Redis is at its maxmemory and does not accept the functions of this release, which every process "
+                "needs, also to free memory: raise maxmemory, or delete keys"
+            ) from None
         if "already exists" not in str(error):
             raise
 
@@ -131,14 +144,13 @@ class _Call:
 
     @property
     def size(self) -> int:
-        """About how many bytes are sent. Only calls that grow Redis can be large."""
-        if not self.grows:
-            return SMALL_BYTES
-        return sum(len(value) for value in self.args if isinstance(value, (str, bytes)))
+        """About how much work it is, in bytes."""
+        values = sum(len(value) for value in self.args if isinstance(value, (str, bytes)))
+        return values + BYTES_PER_KEY * len(self.keys)
 
 
 class _CallQueue:
-    """The calls of one client. Those that wait while others are in flight are sent as one command, in order."""
+    """Calls of one client. Those that wait while others are in flight are sent as one command, in order."""
 
     def __init__(self) -> None:
         self._waiting: deque[_Call] = deque()
@@ -161,9 +173,10 @@ class _CallQueue:
 
     async def _send_all(self, redis: Redis) -> None:
         try:
-            while self._waiting:
+            while self._waiting and self._sender is asyncio.current_task():
                 self._in_flight = self._next()
-                await _send(redis, self._in_flight)
+                if self._in_flight:
+                    await _send(redis, self._in_flight)
         finally:
             if self._sender is asyncio.current_task():  # else its callers are gone, and others have a sender of theirs
                 self._reset()
@@ -176,24 +189,29 @@ class _CallQueue:
         self._waiting.clear()
 
     def _next(self) -> list[_Call]:
-        first = self._waiting.popleft()
-        calls, size = [first], first.size if self._waiting else 0
-        while self._waiting and len(calls) < TOGETHER_CALLS and self._waiting[0].grows == first.grows:
-            size += self._waiting[0].size
-            if size > TOGETHER_BYTES:
+        """The calls of the next command; those whose caller was cancelled are dropped."""
+        calls: list[_Call] = []
+        size = appending = 0
+        while self._waiting and len(calls) < TOGETHER_CALLS:
+            call = self._waiting[0]
+            size, appending = size + call.size, appending + (call.function in APPENDING)
+            is_more = size > TOGETHER_BYTES or appending > TOGETHER_APPENDING
+            if calls and (is_more or call.grows != calls[0].grows):
                 break
-            calls.append(self._waiting.popleft())
+            if not self._waiting.popleft().reply.done():
+                calls.append(call)
         return calls
 
 
-_queues: WeakKeyDictionary[Any, _CallQueue] = WeakKeyDictionary()
+_queues: WeakKeyDictionary[Any, dict[str, _CallQueue]] = WeakKeyDictionary()
+"""By client, then by function for those of ALONE, and "" for all others."""
 
 
 async def call(redis: Redis, function: str, /, **values: Any) -> int:
     """The integer reply of a function. Loads the library again where a server has lost it.
 
-    Calls that are made while another one of the same client is in flight are sent together, in the order of the calls,
-    at most TOGETHER_CALLS at once; each has its own effect, reply and error. A call may be repeated by the client.
+    Calls that are made while another one of the same client is in flight are sent together, in the order of the calls;
+    each has its own effect, reply and error. The client repeats a command whose reply was lost.
 
     `values`: every key and argument by the name that the function's source declares; a list for `..._keys` and
     `..._list`. Raises SignatureError for other names before anything is sent; FencedError, RedisFullError, and
@@ -213,9 +231,7 @@ async def _reply(redis: Redis, function: str, values: Mapping[str, Any]) -> Any:
     if signature is None:
         raise SignatureError(f"Redis function {function!r} does not exist")
     keys, args = signature.order(values)
-    queue = _queues.get(redis)
-    if queue is None:
-        queue = _queues[redis] = _CallQueue()
+    queue = _queues.setdefault(redis, defaultdict(_CallQueue))[function if function in ALONE else ""]
     try:
         return await queue.run(redis, function, keys, args)
     except ResponseError as error:
@@ -232,6 +248,12 @@ async def _send(redis: Redis, calls: list[_Call]) -> None:
     replies: list[Any]
     try:
         replies = await _replies(redis, calls)
+    except (DataError, UnicodeError) as error:  # of an argument, so nothing was sent
+        if len(calls) > 1:
+            for call in calls:
+                await _send(redis, [call])
+            return
+        replies = [error]
     except Exception as error:  # noqa: BLE001 - each caller raises it
         replies = [error] * len(calls)
     for call, reply in zip(calls, replies, strict=True):
@@ -250,7 +272,8 @@ async def _replies(redis: Redis, calls: list[_Call]) -> list[Any]:
         if answer_to(error) is not Answer.LOAD:
             raise
         log.info("loading the functions %s into Redis", library().name)
-        await load(redis)
+        full = Retry(lambda refused: isinstance(refused, RedisFullError), LOAD_AGAIN_S, RECONNECT_S)
+        await full.run_async(lambda: load(redis))
         return await _fcall(redis, calls)
 
 

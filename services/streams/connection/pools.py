@@ -95,16 +95,16 @@ class _ServerPool(ConnectionPool):
 
     async def get_connection(self, command_name: str | None = None, *keys: Any, **options: Any) -> Any:
         """A connected connection. Raises what `retry` raises when none becomes free, or Redis stays unavailable."""
-        if self._turns.locked():
-            await self.connection_kwargs["retry"].wait_for_turn(self._turns)
-        else:
-            await self._turns.acquire()
+        retry = self.connection_kwargs["retry"]
+        since = await retry.wait_for_turn(self._turns)
         connection = cast(Any, super()).get_available_connection()
         try:
+            retry.count_from(since)
             await self.ensure_connection(connection)
         except BaseException:
             await self.release(connection)
             raise
+        retry.count_from(since)  # for the command that gets the connection
         return connection
 
     async def release(self, connection: Any) -> None:

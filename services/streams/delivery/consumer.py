@@ -16,6 +16,7 @@ from redis.exceptions import ResponseError
 
 from services.contracts import Cause, DeadLetter, Message
 from services.metrics import REDELIVERED_MESSAGES
+from services.streams.connection.answers import code_of
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.delivery.leases import Lease, LeaseRenewal, renew_lease
@@ -78,8 +79,7 @@ class Consumer(Generic[M]):
         try:
             return await self._read(count, block_s)
         except ResponseError as error:
-            # In a pipeline, the error's text starts with the command.
-            if "NOGROUP " not in str(error):
+            if code_of(error) != "NOGROUP":
                 raise
             # A rewind deleted the run's streams.
             log.info("%s: consumer group %s is gone; creating it again", self._stream, self._group)

@@ -58,9 +58,10 @@ local function add_letter(dead_key, letter)
 end
 
 -- Append a message to a stream that has no consumer group, and keep its last `kept` entries (0: all). A message that is
--- among the newest entries is not appended again: the reply to the first call may have been lost.
+-- among the newest entries is not appended again: the reply to the first command may have been lost, and one command has
+-- up to 32 messages (TOGETHER_APPENDING).
 local function append_once(stream, message, kept)
-  for _, entry in ipairs(redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 16)) do
+  for _, entry in ipairs(redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 64)) do
     if entry[2][2] == message then return end
   end
   publish(stream, message)

@@ -19,7 +19,7 @@ from services.cancellation import cancel_and_wait
 from services.contracts import ProcessInfo, Wait
 from services.metrics import STALLED_WAITS, WAIT_DEADLINE_SECONDS, WAIT_SECONDS
 from services.streams.connection.client import Redis
-from services.streams.connection.functions import RedisFullError, call, library
+from services.streams.connection.functions import call, library
 from services.streams.keys import SHARED_HEARTBEATS, RunKeys
 from services.streams.state.events import EventLog
 from services.waits import Waits, describe_wait
@@ -112,7 +112,7 @@ class Heartbeat:
                 async with asyncio.timeout(PATIENCE_S):
                     await self._announce()
                     await self._send_events()
-            except (RedisError, RedisFullError, OSError) as error:
+            except (RedisError, OSError) as error:
                 log.warning("heartbeat of %s failed: %s", self.info.id, _text(error))
 
     def _watch(self, now: float) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 from services.contracts import Cause, Fence, Lane, Release, Task
 from services.streams.connection.functions import FencedError, call_for_each
+from services.streams.connection.functions import call as append
 from services.streams.delivery.consumer import Delivery, trim
-from services.streams.delivery.leases import Lease, renew_lease
+from services.streams.delivery.leases import Lease
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_state import (
@@ -112,20 +113,20 @@ class Actors:
         self.commit_policy(0)
 
     def do(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """The result of a call. Every other one is sent together with calls that have no effect."""
+        """The result of a call. Every other one is sent together with others: one with an effect, one without."""
         self._calls += 1
         return self._server.runner.run(self._together(call) if self._calls % 2 else call)
 
     async def _together(self, call: Coroutine[Any, Any, Any]) -> Any:
-        redis, tasks = self.run.redis, self.run.streams.tasks
-        before = renew_lease(redis, Lease(tasks, "rollout", "absent", "0-1"))
+        redis, number = self.run.redis, str(self._calls)
+        before = append(redis, "append_message", stream_key=self.keys.key("beside"), message=number, kept=1)
         # A full Redis rejects calls that grow it, so they are sent apart from the others.
         after = call_for_each(
             redis,
             "publish_samples",
             group_key=self.keys.group("absent"),
             samples_key=self.run.streams.samples,
-            tasks_key=tasks,
+            tasks_key=self.run.streams.tasks,
             payload_keys=[self.keys.payload("absent", 0)],
             consumer_group="rollout",
             task_entry="0-1",
@@ -134,8 +135,10 @@ class Actors:
             sample_list=[""],
             payload_field_list=["text", ""],
         )
-        unowned, reply, unknown = await asyncio.gather(before, call, after, return_exceptions=True)
-        assert (unowned, unknown) == (False, [Effect.UNKNOWN_GROUP])
+        appended, reply, unknown = await asyncio.gather(before, call, after, return_exceptions=True)
+        assert (appended, unknown) == (1, [Effect.UNKNOWN_GROUP])
+        [(_, fields)] = await redis.xrevrange(self.keys.key("beside"), count=1)
+        assert fields == {b"m": number.encode()}
         if isinstance(reply, BaseException):
             raise reply
         return reply

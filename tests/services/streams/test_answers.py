@@ -1,7 +1,12 @@
-"""Every error of Redis that a server at work can give has an answer: each is caused on a real server."""
+"""Every error of Redis that a server at work can give has an answer.
+
+Those of a server that loads its file, or cannot save, are in test_connection.py.
+"""
 
 import asyncio
 import logging
+import signal
+import time
 
 import pytest
 from redis import exceptions as redis_errors
@@ -10,8 +15,9 @@ from redis.asyncio import Redis
 from services.contracts import Lane
 from services.streams.connection.answers import Answer, answer_to
 from services.streams.connection.client import CONNECTIONS, RedisOutageError, client, connect
-from services.streams.connection.functions import RedisFullError, call, load
+from services.streams.connection.functions import RedisFullError, load
 from services.streams.connection.pools import IDLE_S
+from services.streams.delivery.leases import LeaseRenewal
 from services.streams.keys import RunKeys
 from services.streams.state.ownership import become_owner
 from tests.harness.servers.redis_servers import start_server
@@ -54,6 +60,34 @@ async def until_busy(redis):
             answer = str(error)
 
 
+async def until(holds):
+    """Return once a coroutine function replies True; at the latest after 30 s."""
+    async with asyncio.timeout(30):
+        while True:
+            if await holds():
+                return
+            await asyncio.sleep(0.02)
+
+
+async def role_is(plain, role):
+    return (await plain.info("replication"))["role"] == role
+
+
+async def logged(caplog):
+    return bool(caplog.records)
+
+
+def in_pipelines(redis):
+    """A write in a pipeline and in a transaction, as coroutines."""
+
+    async def write(transaction):
+        async with redis.pipeline(transaction=transaction) as pipe:
+            pipe.ping().set(f"key-{transaction}", "value")
+            return await pipe.execute()
+
+    return [write(False), write(True)]
+
+
 async def clients_of(redis):
     return int((await redis.info("clients"))["connected_clients"])
 
@@ -90,7 +124,8 @@ async def test_calls_wait_while_another_script_is_busy(redis, plain, caplog):
     killer = Redis(port=plain.connection_pool.connection_kwargs["port"], retry=None)
     with caplog.at_level(logging.WARNING, "services.streams.connection.client"):
         await until_busy(killer)
-        calls = [asyncio.create_task(become_owner(redis, RunKeys("run"), "sampler")), asyncio.create_task(redis.ping())]
+        work = [become_owner(redis, RunKeys("run"), "sampler"), redis.ping(), *in_pipelines(redis)]
+        calls = [asyncio.create_task(waiting) for waiting in work]
         await asyncio.wait(calls, timeout=0.5)
         assert not any(task.done() for task in calls)
         await killer.function_kill()
@@ -99,6 +134,21 @@ async def test_calls_wait_while_another_script_is_busy(redis, plain, caplog):
     with pytest.raises(redis_errors.ResponseError):
         await spinning
     await killer.aclose()
+
+
+async def test_calls_wait_while_the_server_is_a_replica(redis, plain, tmp_path):
+    await load(redis)
+    (tmp_path / "primary").mkdir()
+    with start_server(tmp_path / "primary") as primary:
+        await plain.replicaof("127.0.0.1", primary.port)
+        await until(lambda: role_is(plain, "slave"))
+        work = [become_owner(redis, RunKeys("run"), "sampler"), redis.set("key", "value"), *in_pipelines(redis)]
+        calls = [asyncio.create_task(waiting) for waiting in work]
+        await asyncio.wait(calls, timeout=0.5)
+        assert not any(task.done() for task in calls)
+        await plain.replicaof("NO", "ONE")
+        fence, *_ = await asyncio.wait_for(asyncio.gather(*calls), 30.0)
+    assert fence.epoch == 1
 
 
 async def test_a_client_waits_while_the_server_has_its_most_clients(redis, plain):
@@ -135,6 +185,44 @@ async def test_a_full_redis_is_reported_and_changes_nothing(redis):
     assert await redis.dbsize() == before
 
 
+async def test_functions_are_loaded_once_a_full_redis_has_room(redis, caplog):
+    await load(redis)
+    await redis.function_flush()
+    await redis.config_set("maxmemory", 1)
+    with caplog.at_level(logging.WARNING, "services.retry"):
+        owning = asyncio.create_task(become_owner(redis, RunKeys("run"), "sampler"))
+        await until(lambda: logged(caplog))
+        assert not owning.done()
+        await redis.config_set("maxmemory", 0)
+        assert (await asyncio.wait_for(owning, 30.0)).epoch == 1
+    assert "does not accept the functions of this release" in caplog.records[0].message
+
+
+async def test_functions_that_never_fit_are_an_error(redis, monkeypatch):
+    monkeypatch.setattr("services.streams.connection.functions.RECONNECT_S", 0.0)
+    await redis.config_set("maxmemory", 1)
+    with pytest.raises(RedisFullError, match="raise maxmemory"):
+        await become_owner(redis, RunKeys("run"), "sampler")
+
+
+async def test_leases_are_renewed_again_after_a_full_redis(redis, monkeypatch):
+    monkeypatch.setattr("services.streams.connection.functions.RECONNECT_S", 0.0)
+    run = await DrivenRun.open(redis, RunKeys("run"))
+    lease = (await run.dispatched("g0")).lease
+
+    async def idle(least_ms, most_ms):
+        [found] = await redis.xpending_range(lease.stream, lease.consumer_group, "-", "+", 1)
+        return least_ms <= found["time_since_delivered"] <= most_ms
+
+    renewal = LeaseRenewal(redis, 0.3)
+    with renewal.watching([lease], lambda lost: pytest.fail(f"{lost} was lost")):
+        await redis.function_flush()
+        await redis.config_set("maxmemory", 1)
+        await until(lambda: idle(400, 10_000))
+        await redis.config_set("maxmemory", 0)
+        await until(lambda: idle(0, 200))
+
+
 async def test_a_client_has_few_connections_and_closes_idle_ones(redis, plain, monkeypatch):
     before = await clients_of(plain)
     await asyncio.gather(*(redis.set(f"key-{number}", number) for number in range(2000)))
@@ -161,76 +249,21 @@ async def test_waiting_for_a_connection_ends_with_an_error(server):
     await redis.aclose()
 
 
-class Counted:
-    """A client that records how many functions each command ran."""
-
-    def __init__(self, redis):
-        self._redis = redis
-        self.commands = []
-
-    def __getattr__(self, name):
-        return getattr(self._redis, name)
-
-    async def fcall(self, name, *rest):
-        self.commands.append(name.rpartition("_")[2])
-        return await self._redis.fcall(name, *rest)
-
-
-async def test_calls_made_together_are_one_command_in_order(redis):
-    counted = Counted(redis)
-    await load(redis)
-    messages = [f"message {number}" for number in range(100)]
-    one = call(counted, "append_message", stream_key="{run}:stream", message="first", kept=0)
-    rest = [call(counted, "append_message", stream_key="{run}:stream", message=text, kept=0) for text in messages]
-    await asyncio.gather(one, *rest)
-    assert counted.commands == ["together"]
-    stored = [fields[b"m"].decode() for _, fields in await redis.xrange("{run}:stream")]
-    assert stored == ["first", *messages]
-
-
-async def test_an_error_in_one_of_several_calls_is_its_own(redis):
-    await redis.set("{run}:text", "no stream")
-    keys = ("{run}:a", "{run}:text", "{run}:b")
-    calls = [call(redis, "append_message", stream_key=key, message="m", kept=0) for key in keys]
-    first, wrong, last = await asyncio.gather(*calls, return_exceptions=True)
-    assert (first, last) == (1, 1)
-    assert isinstance(wrong, redis_errors.ResponseError)
-    assert "WRONGTYPE" in str(wrong)
-    assert await redis.xlen("{run}:a") == await redis.xlen("{run}:b") == 1
-
-
-async def test_a_cancelled_caller_does_not_hold_the_others(redis, plain):
-    await load(redis)
-    await plain.client_pause(500, all=True)
-    calls = [
-        asyncio.create_task(call(redis, "append_message", stream_key=f"{{run}}:{number}", message="m", kept=0))
-        for number in range(3)
-    ]
-    await asyncio.sleep(0.05)
-    calls[0].cancel()
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    assert isinstance(results[0], asyncio.CancelledError)
-    assert results[1:] == [1, 1]
-
-
-async def test_a_cancelled_caller_can_call_again_at_once(redis, plain):
-    """What a service does when it is stopped: the cancelled task still hands back what it holds."""
-    await load(redis)
-    await plain.client_pause(500, all=True)
-
-    async def append(message):
-        return await call(redis, "append_message", stream_key="{run}:stream", message=message, kept=0)
-
-    async def work():
-        try:
-            await append("work")
-        finally:
-            await append("cleanup")
-
-    working = asyncio.create_task(work())
-    await asyncio.sleep(0.05)
-    working.cancel()
-    await asyncio.wait([working], timeout=10)
-    assert working.cancelled()
-    stored = [fields[b"m"].decode() for _, fields in await redis.xrange("{run}:stream")]
-    assert stored[-1] == "cleanup"
+async def test_the_wait_for_a_connection_counts_for_its_command(server):
+    redis = client(f"redis://127.0.0.1:{server.port}/0", patience_s=3.0, answer_s=0.5)
+    pool = redis.connection_pool
+    taken = [await pool.get_connection() for _ in range(CONNECTIONS)]
+    started = time.monotonic()
+    waiting = asyncio.create_task(redis.ping())
+    await asyncio.sleep(2.5)
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        for connection in taken:
+            await pool.release(connection)
+        with pytest.raises(RedisOutageError):
+            await waiting
+        # One more answer may be awaited when the time is over; with a limit of its own the command ends after 5.5 s.
+        assert time.monotonic() - started < 5.4
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+    await redis.aclose()

@@ -12,6 +12,7 @@ from services.streams.connection.client import connect
 from services.streams.connection.functions import FencedError, RedisFullError, library
 from services.streams.delivery.leases import Lease
 from services.streams.keys import RunKeys
+from services.streams.state.events import EventLog
 from services.streams.state.ownership import become_owner
 from tests.services.driven import (
     STATE,
@@ -104,6 +105,19 @@ async def test_a_call_whose_reply_was_lost_is_repeated_without_harm(redis, keys,
     if name not in UNCHANGING:
         assert between != before, "the first call changes something"
     assert after == between
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - function_library.ALONE))
+async def test_a_repeated_command_of_several_calls_is_harmless(redis, keys, name):
+    run = await DrivenRun.open(Watched(redis), keys)
+    call, _ = await ready(run, name)
+    run.redis.repeat = keys
+    event_log = EventLog(run.redis, keys, "test")
+    await asyncio.gather(event_log.write("before", ""), call(), event_log.write("after", ""))
+    for repeated, after in run.redis.after.items():
+        assert after == run.redis.between[repeated]
+    phases = [event.phase for _, event in await event_log.events()]
+    assert [phase for phase in phases if phase in ("before", "after")] == ["before", "after"]
 
 
 @pytest.fixture
