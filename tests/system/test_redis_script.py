@@ -177,9 +177,9 @@ async def test_sentinels_by_tls(watched_by_tls, monkeypatch):
     monkeypatch.setenv(CA_FILE, str(authority))
     monkeypatch.delenv(USERNAME)
     monkeypatch.delenv(PASSWORD_FILE)
-    master = sentinel.client(ssl=True, ssl_ca_certs=str(authority))
+    view = sentinel.client(ssl=True, ssl_ca_certs=str(authority))
     ends = time.monotonic() + 30
-    while master.sentinel_master("penstock")["num-slaves"] != 1:
+    while view.sentinel_master("penstock")["num-slaves"] != 1:
         assert time.monotonic() < ends
         await asyncio.sleep(0.1)
     redis = await connect(f"rediss+sentinel://127.0.0.1:{sentinel.port}/penstock/0")
