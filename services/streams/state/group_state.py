@@ -11,11 +11,9 @@ from enum import IntEnum
 from typing import TypeVar
 
 from services.contracts import (
-    UNOWNED,
     Batch,
     Cause,
     Event,
-    Fence,
     Lane,
     Release,
     Sample,
@@ -32,7 +30,7 @@ from services.streams.delivery.payloads import SamplePayload, pack
 from services.streams.delivery.snapshots import compress_snapshot
 from services.streams.keys import RunKeys
 from services.streams.retention import EVENTS_KEPT, RELEASED_KEPT
-from services.streams.state.ownership import become_owner
+from services.streams.state.ownership import RoleOwner
 
 TASKS_AT_ONCE = 64
 """The most tasks of one dispatch, so that Redis is not held for long."""
@@ -76,19 +74,8 @@ def rejection(effect: int, group: str, index: int) -> str | None:
     return None
 
 
-class GroupTransitions:
-    """All effects of services on a run's groups. Only a role's owner has a fence."""
-
-    def __init__(self, redis: Redis, keys: RunKeys, role: str, fence: Fence = UNOWNED) -> None:
-        self._redis = redis
-        self._keys = keys
-        self._epoch_key = keys.epoch(role)
-        self.fence = fence
-
-    @classmethod
-    async def fenced(cls, redis: Redis, keys: RunKeys, role: str, owner: str | None = None) -> GroupTransitions:
-        """Become the role's owner, as `owner`."""
-        return cls(redis, keys, role, await become_owner(redis, keys, role, owner))
+class GroupTransitions(RoleOwner):
+    """All effects of services on a run's groups."""
 
     async def dispatch(self, lane: Lane, tasks: Sequence[Task], state: SamplerState | None) -> bool:
         """Publish tasks, and count their groups as dispatched, all or none. A reopened group counts already.
@@ -97,16 +84,13 @@ class GroupTransitions:
         FencedError.
         """
         streams = self._keys.lane(lane)
-        dispatched = await call(
-            self._redis,
+        dispatched = await self._call(
             "dispatch",
-            epoch_key=self._epoch_key,
             tasks_key=streams.tasks,
             counters_key=streams.counters,
             pending_key=streams.pending,
             sampler_state_key=self._keys.sampler_state,
             group_keys=[self._keys.group(task.group) for task in tasks],
-            fence=self.fence.token,
             sampler_state=state.model_dump_json() if state else "",
             group_list=[task.group for task in tasks],
             task_list=[task.model_dump_json() for task in tasks],
@@ -200,16 +184,13 @@ class GroupTransitions:
     async def release(self, lane: Lane, group: str, release: Release, samples: int) -> bool:
         """End a pending or kept group without training it. False if it had ended or was batched."""
         streams = self._keys.lane(lane)
-        released = await call(
-            self._redis,
+        released = await self._call(
             "release",
-            epoch_key=self._epoch_key,
             group_key=self._keys.group(group),
             counters_key=streams.counters,
             pending_key=streams.pending,
             released_key=streams.released,
             payload_keys=self._payloads(group, samples),
-            fence=self.fence.token,
             group=group,
             release=release.value,
         )
@@ -217,17 +198,14 @@ class GroupTransitions:
 
     async def publish_batch(self, batch: Batch, snapshot: SamplerSnapshot) -> bool:
         """Publish a batch of kept groups with the sampler's snapshot. False if one of the groups is not kept."""
-        published = await call(
-            self._redis,
+        published = await self._call(
             "publish_batch",
-            epoch_key=self._epoch_key,
             batches_key=self._keys.batches,
             sampler_state_key=self._keys.sampler_state,
             snapshot_key=self._keys.snapshot(batch.step),
             queue_key=self._keys.queue,
             counters_key=self._keys.lane(Lane.TRAIN).counters,
             group_keys=[self._keys.group(group.group) for group in batch.groups],
-            fence=self.fence.token,
             step=batch.step,
             batch=batch.model_dump_json(),
             sampler_state=batch.sampler_state.model_dump_json(),
@@ -244,16 +222,13 @@ class GroupTransitions:
         """
         text = f"step {step}: its batch is gone from Redis; {len(groups)} groups are kept again"
         event = Event(service="sampler", phase="batch-lost", text=text, at=time.time())
-        reclaimed = await call(
-            self._redis,
+        reclaimed = await self._call(
             "reclaim_batch",
-            epoch_key=self._epoch_key,
             policy_key=self._keys.policy,
             batches_key=self._keys.batches,
             queue_key=self._keys.queue,
             events_key=self._keys.events,
             group_keys=[self._keys.group(group) for group in groups],
-            fence=self.fence.token,
             step=step,
             lost_entry=entry,
             event=event.model_dump_json(),
@@ -263,14 +238,11 @@ class GroupTransitions:
 
     async def mark_starved(self, why: str) -> None:
         """Record that the run has to pause for lack of kept groups. Raises FencedError."""
-        await call(
-            self._redis,
+        await self._call(
             "mark_starved",
-            epoch_key=self._epoch_key,
             starved_key=self._keys.starved,
             queue_key=self._keys.queue,
             counters_key=self._keys.lane(Lane.TRAIN).counters,
-            fence=self.fence.token,
             reason=why,
         )
 
@@ -279,13 +251,10 @@ class GroupTransitions:
 
         `letter`: its entry. Raises FencedError.
         """
-        await call(
-            self._redis,
+        await self._call(
             "drop_prompts",
-            epoch_key=self._epoch_key,
             dropped_key=self._keys.dropped,
             queue_key=self._keys.queue,
-            fence=self.fence.token,
             letter_entry=letter,
             prompt_list=list(causes),
             cause_list=list(causes.values()),

@@ -1,13 +1,14 @@
 """Owns who owns each role of a run: its epoch, and the owner's id. Writes of previous owners are rejected.
 
-Must not write anything else; the functions in lua/ check the fence with each write.
+Must not decide what an owner writes; the library of functions checks the fence with each write.
 """
 
 from __future__ import annotations
 
 import uuid
+from typing import Any, Self
 
-from services.contracts import Fence
+from services.contracts import UNOWNED, Fence
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.keys import RunKeys
@@ -26,3 +27,25 @@ async def newest_owner(redis: Redis, keys: RunKeys, role: str) -> Fence:
     """A role's newest owner; UNOWNED before the first. The id is '' where an older release stored the epoch alone."""
     epoch, _, owner = (await redis.get(keys.epoch(role)) or b"0").decode().partition(" ")
     return Fence(int(epoch), owner)
+
+
+class RoleOwner:
+    """What a process does in one role of a run. Only the role's owner has a fence.
+
+    Once a newer owner exists, each call that sends the fence raises FencedError.
+    """
+
+    def __init__(self, redis: Redis, keys: RunKeys, role: str, fence: Fence = UNOWNED) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._epoch_key = keys.epoch(role)
+        self.fence = fence
+
+    @classmethod
+    async def fenced(cls, redis: Redis, keys: RunKeys, role: str, owner: str | None = None) -> Self:
+        """Become the role's owner, as `owner`."""
+        return cls(redis, keys, role, await become_owner(redis, keys, role, owner))
+
+    async def _call(self, function: str, **values: Any) -> int:
+        """The integer reply of a function that checks the fence. `values`: all that it declares besides the fence."""
+        return await call(self._redis, function, epoch_key=self._epoch_key, fence=self.fence.token, **values)

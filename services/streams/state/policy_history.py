@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from services.contracts import (
     Batch,
     CommittedPolicy,
-    Fence,
     Lane,
     SamplerSnapshot,
     StepRecord,
@@ -19,12 +18,11 @@ from services.contracts import (
     WeightPlan,
 )
 from services.streams.connection.client import Redis
-from services.streams.connection.functions import call
 from services.streams.delivery.consumer import discard_entry, rejection, tail_messages
 from services.streams.delivery.snapshots import compress_snapshot
 from services.streams.keys import RunKeys
 from services.streams.retention import WEIGHT_MESSAGES_KEPT
-from services.streams.state.ownership import become_owner
+from services.streams.state.ownership import RoleOwner
 
 
 async def read_policy(redis: Redis, keys: RunKeys) -> CommittedPolicy | None:
@@ -85,19 +83,8 @@ class BatchReclaimedError(RuntimeError):
     """
 
 
-class History:
-    """The learner's side. Raises FencedError from every write once a newer learner exists."""
-
-    def __init__(self, redis: Redis, keys: RunKeys, role: str, fence: Fence) -> None:
-        self._redis = redis
-        self._keys = keys
-        self._epoch_key = keys.epoch(role)
-        self.fence = fence
-
-    @classmethod
-    async def fenced(cls, redis: Redis, keys: RunKeys, role: str, owner: str | None = None) -> History:
-        """Become the role's owner, as `owner`."""
-        return cls(redis, keys, role, await become_owner(redis, keys, role, owner))
+class History(RoleOwner):
+    """The learner's side."""
 
     async def policy(self) -> CommittedPolicy | None:
         """The committed policy; None before the first."""
@@ -109,12 +96,9 @@ class History:
         The policy keeps the step of each version that may still be trained, by `max_staleness`. `held`: the newest
         version that a replica holds; if a failover lost its announcement, the new version is above it.
         """
-        return await call(
-            self._redis,
+        return await self._call(
             "announce_version",
-            epoch_key=self._epoch_key,
             policy_key=self._keys.policy,
-            fence=self.fence.token,
             step=step,
             weights=weights,
             oldest_step=step - 1 - max_staleness,
@@ -133,16 +117,7 @@ class History:
 
     async def commit_policy(self, version: int, step: int, weights: str) -> None:
         """Make an announced version current without training: the first, or the first of a resumed run."""
-        await call(
-            self._redis,
-            "commit_policy",
-            epoch_key=self._epoch_key,
-            policy_key=self._keys.policy,
-            fence=self.fence.token,
-            version=version,
-            step=step,
-            weights=weights,
-        )
+        await self._call("commit_policy", policy_key=self._keys.policy, version=version, step=step, weights=weights)
 
     async def commit_step(self, record: StepRecord, entry: str) -> bool:
         """Record the rollout step that trained the batch of `entry`, and make its version current.
@@ -155,16 +130,13 @@ class History:
             raise ValueError(
                 f"staleness: {staleness} is not valid: expected one value per group ({len(record.groups)})"
             )
-        done = await call(
-            self._redis,
+        done = await self._call(
             "commit_step",
-            epoch_key=self._epoch_key,
             policy_key=self._keys.policy,
             steps_key=self._keys.steps,
             counters_key=streams.counters,
             pending_key=streams.pending,
             group_keys=[self._keys.group(group) for group in record.groups],
-            fence=self.fence.token,
             version=record.version,
             step=record.step,
             weights=record.weights,
@@ -191,16 +163,13 @@ class History:
         groups, done = logged.batch.groups, 0
         for start in range(0, len(groups), GROUPS_PER_CALL):
             chunk = groups[start : start + GROUPS_PER_CALL]
-            done = await call(
-                self._redis,
+            done = await self._call(
                 "release_batch",
-                epoch_key=self._epoch_key,
                 batches_key=self._keys.batches,
                 released_key=self._keys.lane(Lane.TRAIN).released,
                 snapshot_key=self._keys.snapshot(logged.batch.step - 1),
                 group_keys=[self._keys.group(group.group) for group in chunk],
                 payload_keys=[sample.payload for group in chunk for sample in group.samples],
-                fence=self.fence.token,
                 entry=logged.entry,
                 step=logged.batch.step,
                 last=int(start + GROUPS_PER_CALL >= len(groups)),
@@ -260,12 +229,9 @@ class History:
 
     async def publish_plan(self, plan: WeightPlan) -> None:
         """Publish the plan of a broadcast to the fleet. Raises FencedError."""
-        await call(
-            self._redis,
+        await self._call(
             "append_fenced",
-            epoch_key=self._epoch_key,
             stream_key=self._keys.weight_plans,
-            fence=self.fence.token,
             message=plan.model_dump_json(),
             kept=WEIGHT_MESSAGES_KEPT,
         )
@@ -275,9 +241,7 @@ class History:
         await self._set(self._keys.manifest, manifest.model_dump_json())
 
     async def _set(self, key: str, value: str | bytes) -> None:
-        await call(
-            self._redis, "set_fenced", epoch_key=self._epoch_key, value_key=key, fence=self.fence.token, value=value
-        )
+        await self._call("set_fenced", value_key=key, value=value)
 
 
 async def _group_facts(redis: Redis, keys: RunKeys, batch: Batch) -> list[list[bytes | None]]:

@@ -16,9 +16,9 @@ from itertools import islice
 
 from services.contracts import Event, Fence, Lane
 from services.streams.connection.client import Redis
-from services.streams.connection.functions import call
 from services.streams.keys import EVALUATION_GROUP, RunKeys
 from services.streams.retention import EVENTS_KEPT
+from services.streams.state.ownership import RoleOwner
 
 GROUPS_PER_CALL, KEYS_PER_CALL, PROMPTS_PER_CALL = 64, 500, 1000
 
@@ -32,24 +32,18 @@ class ReopenedGroup:
     samples: int
 
 
-class Rewind:
+class Rewind(RoleOwner):
     """One rewind, by the owner of `role`. Every method may be repeated; all raise FencedError."""
 
     def __init__(self, redis: Redis, keys: RunKeys, role: str, fence: Fence, resumption: int) -> None:
-        self._redis = redis
-        self._keys = keys
+        super().__init__(redis, keys, role, fence)
         self._streams = keys.lane(Lane.TRAIN)
-        self._epoch_key = keys.epoch(role)
-        self._fence = fence
         self._resumption = resumption
 
     async def start(self) -> bool:
         """Restart the streams; from now on no message in flight has an effect. False if the rewind was finished."""
-        started = await call(
-            self._redis,
+        started = await self._call(
             "start_rewind",
-            epoch_key=self._epoch_key,
-            fence=self._fence.token,
             policy_key=self._keys.policy,
             queue_key=self._keys.queue,
             tasks_key=self._streams.tasks,
@@ -69,11 +63,8 @@ class Rewind:
         chunks = [groups[start : start + GROUPS_PER_CALL] for start in range(0, len(groups), GROUPS_PER_CALL)] or [[]]
         for chunk in chunks:
             leaves = step is not None and chunk is chunks[-1]
-            await call(
-                self._redis,
+            await self._call(
                 "reopen_groups",
-                epoch_key=self._epoch_key,
-                fence=self._fence.token,
                 policy_key=self._keys.policy,
                 counters_key=self._streams.counters,
                 pending_key=self._streams.pending,
@@ -92,11 +83,8 @@ class Rewind:
         """Replace the sampler's posteriors, by prompt id."""
         left, first = iter(posteriors.items()), True
         while (chunk := list(islice(left, PROMPTS_PER_CALL))) or first:
-            await call(
-                self._redis,
+            await self._call(
                 "store_posteriors",
-                epoch_key=self._epoch_key,
-                fence=self._fence.token,
                 posteriors_key=self._keys.posteriors,
                 first=int(first),
                 prompt_list=[prompt for prompt, _ in chunk],
@@ -110,11 +98,8 @@ class Rewind:
         An event with this text reports it.
         """
         event = Event(service="sampler", phase="rewound", text=text, at=time.time())
-        await call(
-            self._redis,
+        await self._call(
             "finish_rewind",
-            epoch_key=self._epoch_key,
-            fence=self._fence.token,
             policy_key=self._keys.policy,
             counters_key=self._streams.counters,
             queue_key=self._keys.queue,
@@ -140,11 +125,8 @@ class Rewind:
                 await self._delete(leftovers[start : start + KEYS_PER_CALL], [])
 
     async def _delete(self, lane_keys: Sequence[str | bytes], entries: Sequence[str]) -> None:
-        await call(
-            self._redis,
+        await self._call(
             "delete_evaluations",
-            epoch_key=self._epoch_key,
-            fence=self._fence.token,
             evaluations_key=self._keys.evaluations,
             lane_keys=list(lane_keys),
             record_entry_list=list(entries),

@@ -10,8 +10,11 @@ from services.streams.connection import functions as function_library
 from services.streams.connection.functions import call, library
 from services.streams.connection.signatures import SignatureError, parse_signature
 from services.streams.keys import RunKeys
+from services.streams.state import ownership
+from services.streams.state.ownership import RoleOwner
 
 ROOT = Path(services.streams.__file__).parents[2]
+OWNERSHIP = Path(ownership.__file__)
 SOURCE = """\
 -- Rename a group.
 local group_key, payload_keys = unpack(keys)
@@ -23,28 +26,41 @@ return 1
 VALUES = {"group_key": "g", "payload_keys": ["p", "q"], "name": "n", "index_list": (1, 2, 3), "text_list": []}
 
 CALLS = {"call", "call_for_each"}
+OWNER_CALL, OWNER_NAMES = "_call", ["epoch_key", "fence"]
+"""RoleOwner's call, and the names that it adds to those of its caller."""
+
+
+def imports_from(tree, module):
+    """The names that a source imports from a module."""
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == module]
+    return {name.name for node in imports for name in node.names}
 
 
 def python_calls():
-    """Every call of a Redis function in the product, with its file."""
+    """Every call of a Redis function in the product: its file and line, the function, the names of all values."""
     for package in ("services", "rollout", "verifier", "learner", "deploy"):
         for path in (ROOT / package).rglob("*.py"):
             tree = ast.parse(path.read_text())
-            imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-            if not any(node.module == call.__module__ for node in imports for name in node.names if name.name in CALLS):
-                continue
+            direct = imports_from(tree, call.__module__) & CALLS
+            of_owner = {OWNER_CALL} if "RoleOwner" in imports_from(tree, RoleOwner.__module__) else set()
             for node in ast.walk(tree):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
-                    yield path.name, node
+                if not isinstance(node, ast.Call):
+                    continue
+                place, names = f"{path.name}:{node.lineno}", [keyword.arg for keyword in node.keywords]
+                if isinstance(node.func, ast.Name) and node.func.id in direct:
+                    if path == OWNERSHIP and None in names:
+                        continue  # RoleOwner's call passes on what its callers give it
+                    assert len(node.args) == 2, f"{place} passes more than the function's name by position"
+                    yield place, ast.literal_eval(node.args[1]), names
+                elif isinstance(node.func, ast.Attribute) and node.func.attr in of_owner:
+                    assert len(node.args) == 1, f"{place} passes more than the function's name by position"
+                    yield place, ast.literal_eval(node.args[0]), names + OWNER_NAMES
 
 
 def test_python_passes_exactly_the_declared_names():
     called = set()
-    for place, node in python_calls():
-        assert len(node.args) == 2, f"{place}:{node.lineno} passes more than the function's name by position"
-        function = ast.literal_eval(node.args[1])
-        names = [keyword.arg for keyword in node.keywords]
-        assert sorted(names) == sorted(library().signatures[function].names), f"{place}:{node.lineno}"
+    for place, function, names in python_calls():
+        assert sorted(names) == sorted(library().signatures[function].names), place
         called.add(function)
     assert called == set(library().signatures), "every function has a caller"
 
