@@ -10,9 +10,9 @@ from tests.mutations.table import Mutation
 PLATFORM = [
     Mutation(
         "streams: a learner that was replaced commits",
-        "services/streams/lua/policy/commit_step.lua",
-        "local refused = fenced(epoch_key, fence)\nif refused then return refused end\n",
-        "",
+        "services/streams/connection/functions.py",
+        "if signature.is_fenced:",
+        'if signature.is_fenced and signature.function != "commit_step":',
         ("tests/services/streams/test_library.py", "tests/services/streams/test_history.py"),
     ),
     Mutation(

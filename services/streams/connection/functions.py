@@ -95,7 +95,7 @@ def library() -> Library:
 def _code(library_name: str, shared: str, functions: dict[str, str], signatures: Mapping[str, Signature]) -> str:
     parts = [f"#!lua name={library_name}", shared]
     for name, source in functions.items():
-        parts.append(f"functions.{name} = function(keys, args)\n{_lists(signatures[name])}{source}end")
+        parts.append(f"functions.{name} = function(keys, args)\n{_preamble(signatures[name])}{source}end")
         parts.append(_registered(f"{library_name}_{name}", f"functions.{name}", grows=name in GROWING))
     for grows, name in _TOGETHER.items():
         parts.append(_registered(f"{library_name}_{name}", "together", grows=grows))
@@ -107,12 +107,15 @@ def _registered(name: str, callback: str, *, grows: bool) -> str:
     return f"redis.register_function{{function_name='{name}', flags={flags}, callback={callback}}}"
 
 
-def _lists(signature: Signature) -> str:
-    """The line that turns the lists of a call into Lua tables."""
-    if not signature.has_lists:
-        return ""
-    declared = (signature.keys, signature.key_lists, signature.args, signature.arg_lists)
-    return f"keys, args = with_lists(keys, args, {', '.join(str(len(names)) for names in declared)})\n"
+def _preamble(signature: Signature) -> str:
+    """What comes before a source: the lists of a call become Lua tables, and a caller that is not the owner leaves."""
+    lines = ""
+    if signature.has_lists:
+        declared = (signature.keys, signature.key_lists, signature.args, signature.arg_lists)
+        lines += f"keys, args = with_lists(keys, args, {', '.join(str(len(names)) for names in declared)})\n"
+    if signature.is_fenced:
+        lines += "local refused = fenced(keys[1], args[1])\nif refused then return refused end\n"
+    return lines
 
 
 async def load(redis: Redis) -> None:

@@ -6,6 +6,9 @@ A source starts with comments, then `local NAMES = unpack(keys)` and, if there a
 unpack(args)`. These lines are the only definition of the order; Python passes each value by its name. The name of a key
 ends in `_key`, that of a list of keys in `_keys`, that of a list of arguments in `_list`; lists come last. A call sends
 the sizes of its lists, so that a function may have several.
+
+A function whose first key is `epoch_key` and whose first argument is `fence` is fenced: the library checks the fence
+before the function's own text. Where a fence is optional, the text checks it.
 """
 
 from __future__ import annotations
@@ -54,6 +57,11 @@ class Signature:
     def has_lists(self) -> bool:
         """Whether a call sends sizes of lists before its arguments."""
         return bool(self.key_lists or self.arg_lists)
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether only the role's owner may call it."""
+        return (self.keys[:1], self.args[:1]) == (("epoch_key",), ("fence",))
 
     def order(self, values: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
         """The keys and arguments of a call as `FCALL` sends them. Raises SignatureError for missing or unknown names,

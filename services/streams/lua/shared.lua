@@ -32,7 +32,8 @@ local function parse_fence(fence)
   return tonumber(epoch), owner
 end
 
--- The error reply for a caller that does not own the role; nothing for the owner.
+-- The error reply for a caller that does not own the role; nothing for the owner. The assembled library calls this first
+-- in each function whose first key is `epoch_key` and whose first argument is `fence`.
 local function fenced(epoch_key, fence)
   local stored = redis.call('GET', epoch_key)
   if stored == fence then return end

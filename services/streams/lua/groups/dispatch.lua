@@ -3,8 +3,6 @@
 local epoch_key, tasks_key, counters_key, pending_key, sampler_state_key, group_keys = unpack(keys)
 local fence, sampler_state, group_list, task_list, samples_list = unpack(args)
 
-local refused = fenced(epoch_key, fence)
-if refused then return refused end
 local fresh = 0
 for at, group_key in ipairs(group_keys) do
   local state = redis.call('HGET', group_key, 'state')

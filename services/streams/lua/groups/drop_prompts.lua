@@ -2,8 +2,6 @@
 local epoch_key, dropped_key, queue_key = unpack(keys)
 local fence, letter_entry, prompt_list, cause_list = unpack(args)
 
-local refused = fenced(epoch_key, fence)
-if refused then return refused end
 for at, prompt in ipairs(prompt_list) do redis.call('HSETNX', dropped_key, prompt, cause_list[at]) end
 redis.call('HSET', queue_key, 'letters', letter_entry)
 return #prompt_list

@@ -2,8 +2,6 @@
 local epoch_key, starved_key, queue_key, counters_key = unpack(keys)
 local fence, reason = unpack(args)
 
-local refused = fenced(epoch_key, fence)
-if refused then return refused end
 redis.call('SET', starved_key, reason)
 redis.call('HSET', queue_key, 'judged', redis.call('HGET', counters_key, 'judged') or '0')
 return 1

@@ -7,8 +7,6 @@ local epoch_key, group_key, verdicts_key, counters_key, pending_key, released_ke
 local fence, consumer_group, group, decision, rest_task, prompt, posterior, evaluated_ttl_s, verdict_entry_list, index_list,
   verdict_list, token_count_list = unpack(args)
 
-local not_owner = fenced(epoch_key, fence)
-if not_owner then return not_owner end
 local effects, state = find_samples(group_key, index_list)
 local acked, response_tokens = {}, 0
 for at, index in ipairs(index_list) do

@@ -2,8 +2,6 @@
 local epoch_key, group_key, counters_key, pending_key, released_key, payload_keys = unpack(keys)
 local fence, group, release = unpack(args)
 
-local refused = fenced(epoch_key, fence)
-if refused then return refused end
 local state = redis.call('HGET', group_key, 'state')
 local lost = not state and redis.call('SISMEMBER', pending_key, group) == 1
 if state ~= 'pending' and state ~= 'kept' and not lost then return 0 end

@@ -6,8 +6,6 @@
 local epoch_key, policy_key = unpack(keys)
 local fence, step, weights, oldest_step, held = unpack(args)
 
-local refused = fenced(epoch_key, fence)
-if refused then return refused end
 local current, current_step, current_weights, announced, announced_step, announced_weights = unpack(
   redis.call('HMGET', policy_key, 'version', 'step', 'weights', 'announced', 'announced_step', 'announced_weights'))
 local newest = math.max(tonumber(announced or '-1'), tonumber(current or '-1'))

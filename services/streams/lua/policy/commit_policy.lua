@@ -3,8 +3,6 @@
 local epoch_key, policy_key = unpack(keys)
 local fence, version, step, weights = unpack(args)
 
-local refused = fenced(epoch_key, fence)
-if refused then return refused end
 if tonumber(redis.call('HGET', policy_key, 'version') or '-1') > tonumber(version) then return 0 end
 remember_version(policy_key, version, step, weights)
 redis.call('HSET', policy_key, 'version', version, 'step', step, 'weights', weights)

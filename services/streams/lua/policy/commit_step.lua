@@ -5,8 +5,6 @@
 local epoch_key, policy_key, steps_key, counters_key, pending_key, group_keys = unpack(keys)
 local fence, version, step, weights, record, batch_entry, group_list, staleness_list = unpack(args)
 
-local refused = fenced(epoch_key, fence)
-if refused then return refused end
 local committed = tonumber(redis.call('HGET', policy_key, 'step') or step - 1)
 if committed >= tonumber(step) then return 0 end
 if committed < step - 1 then return -2 end

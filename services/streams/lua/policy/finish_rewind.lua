@@ -4,8 +4,6 @@
 local epoch_key, policy_key, counters_key, queue_key, events_key, obsolete_keys = unpack(keys)
 local fence, resumption, step, response_tokens, event, events_kept = unpack(args)
 
-local refused = fenced(epoch_key, fence)
-if refused then return refused end
 if response_tokens ~= '' then redis.call('HSET', counters_key, 'response_tokens', response_tokens) end
 for _, obsolete_key in ipairs(obsolete_keys) do redis.call('UNLINK', obsolete_key) end
 redis.call('HSET', queue_key, 'step', step, 'last', '0')

@@ -3,8 +3,6 @@
 local epoch_key, batches_key, sampler_state_key, snapshot_key, queue_key, counters_key, group_keys = unpack(keys)
 local fence, step, batch, sampler_state, snapshot, last = unpack(args)
 
-local refused = fenced(epoch_key, fence)
-if refused then return refused end
 -- The reply to a first call may have been lost: a repeated call is no error.
 if redis.call('HGET', queue_key, 'step') == step then return 1 end
 for _, group_key in ipairs(group_keys) do

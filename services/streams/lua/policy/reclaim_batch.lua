@@ -4,8 +4,6 @@
 local epoch_key, policy_key, batches_key, queue_key, events_key, group_keys = unpack(keys)
 local fence, step, lost_entry, event, events_kept = unpack(args)
 
-local refused = fenced(epoch_key, fence)
-if refused then return refused end
 if tonumber(redis.call('HGET', policy_key, 'step') or '-1') >= tonumber(step) then return 0 end
 if lost_entry ~= '' and #redis.call('XRANGE', batches_key, lost_entry, lost_entry) > 0 then return 0 end
 for _, group_key in ipairs(group_keys) do

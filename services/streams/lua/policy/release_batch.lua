@@ -4,8 +4,6 @@
 local epoch_key, batches_key, released_key, snapshot_key, group_keys, payload_keys = unpack(keys)
 local fence, entry, step, last, payload_count_list = unpack(args)
 
-local refused = fenced(epoch_key, fence)
-if refused then return refused end
 local first, own = 1, false
 for at, group_key in ipairs(group_keys) do
   local last_of_group = first + tonumber(payload_count_list[at]) - 1

@@ -6,8 +6,6 @@ local epoch_key, policy_key, counters_key, pending_key, steps_key, queue_key, re
   unpack(keys)
 local fence, step, step_entry, group_list, prompt_list = unpack(args)
 
-local refused = fenced(epoch_key, fence)
-if refused then return refused end
 for _, payload_key in ipairs(payload_keys) do redis.call('UNLINK', payload_key) end
 for at, group_key in ipairs(group_keys) do
   if redis.call('HGET', group_key, 'state') ~= 'reopened' then

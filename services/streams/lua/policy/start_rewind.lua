@@ -3,8 +3,6 @@
 local epoch_key, policy_key, queue_key, tasks_key, samples_key, verdicts_key, batches_key, dead_key = unpack(keys)
 local fence, resumption = unpack(args)
 
-local refused = fenced(epoch_key, fence)
-if refused then return refused end
 if redis.call('HGET', policy_key, 'resumption') == resumption then return 0 end
 redis.call('UNLINK', tasks_key, samples_key, verdicts_key, batches_key)
 -- The next sampler does not act on letters up to the newest one: their groups are drawn again.

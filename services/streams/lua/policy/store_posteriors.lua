@@ -2,8 +2,6 @@
 local epoch_key, posteriors_key = unpack(keys)
 local fence, first, prompt_list, posterior_list = unpack(args)
 
-local refused = fenced(epoch_key, fence)
-if refused then return refused end
 if first == '1' then redis.call('UNLINK', posteriors_key) end
 for at, prompt in ipairs(prompt_list) do redis.call('HSET', posteriors_key, prompt, posterior_list[at]) end
 return 1

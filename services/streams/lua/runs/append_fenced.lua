@@ -2,7 +2,5 @@
 local epoch_key, stream_key = unpack(keys)
 local fence, message, kept = unpack(args)
 
-local refused = fenced(epoch_key, fence)
-if refused then return refused end
 append_once(stream_key, message, kept)
 return 1
