@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from services.contracts import Lane
 
@@ -22,35 +23,36 @@ SHARED_HEARTBEATS = "penstock:{-}:heartbeats"
 """The heartbeats of processes that belong to no run; no run id is a dash."""
 
 
+class _Key:
+    """A key of its owner, called `name`; by default like its attribute, with dashes in place of underscores."""
+
+    def __init__(self, name: str = "") -> None:
+        self._name = name
+
+    def __set_name__(self, owner: type, attribute: str) -> None:
+        self._name = self._name or attribute.replace("_", "-")
+
+    def __get__(self, keys: Any, owner: type) -> str:
+        name: str = keys.key(self._name)
+        return name
+
+
 @dataclass(frozen=True)
 class LaneKeys:
     """The streams and counters of one lane of one run."""
 
     prefix: str
 
-    @property
-    def tasks(self) -> str:
-        return f"{self.prefix}tasks"
+    tasks = _Key()
+    samples = _Key()
+    verdicts = _Key()
+    counters = _Key()
+    pending = _Key()
+    released = _Key()
 
-    @property
-    def samples(self) -> str:
-        return f"{self.prefix}samples"
-
-    @property
-    def verdicts(self) -> str:
-        return f"{self.prefix}verdicts"
-
-    @property
-    def counters(self) -> str:
-        return f"{self.prefix}counters"
-
-    @property
-    def pending(self) -> str:
-        return f"{self.prefix}pending"
-
-    @property
-    def released(self) -> str:
-        return f"{self.prefix}released"
+    def key(self, name: str) -> str:
+        """The key called `name` in this lane."""
+        return self.prefix + name
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,24 @@ class RunKeys:
     """All keys of one run. Raises ValueError for an id that could escape its prefix."""
 
     run: str
+
+    record = _Key()
+    batches = _Key()
+    steps = _Key()
+    evaluations = _Key()
+    events = _Key()
+    dead = _Key()
+    policy = _Key()
+    sampler_state = _Key()
+    queue = _Key()
+    dropped = _Key()
+    posteriors = _Key()
+    starved = _Key()
+    checkpoints = _Key()
+    weight_plans = _Key()
+    weight_acks = _Key()
+    manifest = _Key("weight-manifest")
+    heartbeats = _Key()
 
     def __post_init__(self) -> None:
         if not RUN_ID.fullmatch(self.run):
@@ -96,71 +116,3 @@ class RunKeys:
 
     def epoch(self, role: str) -> str:
         return self.key(f"epoch:{role}")
-
-    @property
-    def record(self) -> str:
-        return self.key("record")
-
-    @property
-    def batches(self) -> str:
-        return self.key("batches")
-
-    @property
-    def steps(self) -> str:
-        return self.key("steps")
-
-    @property
-    def evaluations(self) -> str:
-        return self.key("evaluations")
-
-    @property
-    def events(self) -> str:
-        return self.key("events")
-
-    @property
-    def dead(self) -> str:
-        return self.key("dead")
-
-    @property
-    def policy(self) -> str:
-        return self.key("policy")
-
-    @property
-    def sampler_state(self) -> str:
-        return self.key("sampler-state")
-
-    @property
-    def queue(self) -> str:
-        return self.key("queue")
-
-    @property
-    def dropped(self) -> str:
-        return self.key("dropped")
-
-    @property
-    def posteriors(self) -> str:
-        return self.key("posteriors")
-
-    @property
-    def starved(self) -> str:
-        return self.key("starved")
-
-    @property
-    def checkpoints(self) -> str:
-        return self.key("checkpoints")
-
-    @property
-    def weight_plans(self) -> str:
-        return self.key("weight-plans")
-
-    @property
-    def weight_acks(self) -> str:
-        return self.key("weight-acks")
-
-    @property
-    def manifest(self) -> str:
-        return self.key("weight-manifest")
-
-    @property
-    def heartbeats(self) -> str:
-        return self.key("heartbeats")
