@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -130,7 +130,7 @@ def summarise(name: str, held_out: HeldOut, sampling: Sampling, groups: list[Gro
 
 @dataclass
 class EvaluationProgress:
-    """The progress of one evaluation of one set: its waiting, dispatched and judged prompts, and how many dropped.
+    """The progress of one evaluation of one set: its waiting, dispatched, judged and dropped prompts.
 
     `undecided`: dispatched prompts that were added with all their verdicts. `prompt_bytes`: the most memory that a
     prompt takes in Redis.
@@ -138,9 +138,9 @@ class EvaluationProgress:
 
     waiting: deque[Task] = field(default_factory=deque)
     dispatched: dict[str, Group] = field(default_factory=dict)
-    judged: list[Group] = field(default_factory=list)
+    judged: dict[str, Group] = field(default_factory=dict)
+    dropped: dict[str, Group] = field(default_factory=dict)
     undecided: list[str] = field(default_factory=list)
-    dropped: int = 0
     prompt_bytes: int = 1
 
     @property
@@ -159,13 +159,19 @@ class EvaluationProgress:
         if not state:
             self.waiting.append(task)
         elif state == Release.DEAD:
-            self.dropped += 1
+            self.dropped[task.group] = group
         elif state == EVALUATED:
-            self.judged.append(group)
+            self.judged[task.group] = group
         else:
             self.dispatched[task.group] = group
             if group.judged:
                 self.undecided.append(task.group)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove prompts that do not wait, to add them as Redis has them."""
+        for name in names:
+            for part in (self.dispatched, self.judged, self.dropped):
+                part.pop(name, None)
 
     def settle(self, verdicts: GroupVerdicts) -> None:
         """End a prompt if it has all its verdicts, and set that decision."""
@@ -173,7 +179,7 @@ class EvaluationProgress:
         verdicts.samples = group.task.samples
         if group.judged:
             verdicts.decision = EVALUATED
-            self.judged.append(self.dispatched.pop(verdicts.group))
+            self.judged[verdicts.group] = self.dispatched.pop(verdicts.group)
 
 
 class Evaluator:
@@ -217,7 +223,8 @@ class Evaluator:
             finished = await self._evaluate(name, held_out, beside_training)
             if finished is None:
                 return False
-            record = summarise(name, held_out, sampling_of(self._recipe), finished.judged, finished.dropped)
+            judged, dropped = list(finished.judged.values()), len(finished.dropped)
+            record = summarise(name, held_out, sampling_of(self._recipe), judged, dropped)
             await self._publish(record)
             await self._transitions.delete_evaluated([self._group(name, held_out, n) for n in range(prompts)])
         return True
@@ -266,16 +273,22 @@ class Evaluator:
 
     async def _load(self, name: str, held_out: HeldOut) -> EvaluationProgress:
         """The progress that an earlier sampler left in Redis, or that of a new evaluation: every prompt waits."""
-        sampling, keys = sampling_of(self._recipe), self._context.keys
+        sampling = sampling_of(self._recipe)
         tasks = [
             Task(group=self._group(name, held_out, number), prompt=prompt, samples=held_out.samples, sampling=sampling)
             for number, prompt in enumerate(held_out.prompts)
         ]
         progress = EvaluationProgress(prompt_bytes=evaluated_prompt(self._recipe, held_out.samples))
-        by_name = {task.group: task for task in tasks}
-        async for group, fields in read_groups(self._context.redis, keys, list(by_name)):
-            progress.add(by_name[group], fields)
+        await self._read(progress, {task.group: task for task in tasks})
         return progress
+
+    async def _read(self, progress: EvaluationProgress, tasks: Mapping[str, Task]) -> None:
+        """Set the state of these prompts, by the name of their group, to the one that Redis has."""
+        progress.remove(tasks)
+        async for name, fields in read_groups(self._context.redis, self._context.keys, list(tasks)):
+            progress.add(tasks[name], fields)
+        if tasks:  # Redis may have lost the release of a dropped prompt, but not the letter that it was dropped for
+            self._dead_after = "0-0"
 
     @staticmethod
     def _group(name: str, held_out: HeldOut, number: int) -> str:
@@ -352,21 +365,17 @@ class Evaluator:
         found = await self._audit.look(progress.dispatched, {})
         for name in found.orphaned:
             await self._drop(progress, name, "its messages are gone from all streams")
-        lost = {name: progress.dispatched.pop(name).task for name in found.changed}
-        async for name, fields in read_groups(self._context.redis, self._context.keys, list(lost)):
-            progress.add(lost[name], fields)
+        await self._read(progress, {name: progress.dispatched[name].task for name in found.changed})
 
     async def _restore_lost(self, progress: EvaluationProgress) -> bool:
-        """Correct the judged prompts that are pending in Redis, because it lost the decision; whether there are any.
+        """Correct the prompts that ended but are pending in Redis, which lost their end; whether there are any.
 
         They would stay pending for as long as the run exists.
         """
-        judged = {group.task.group: group.task for group in progress.judged}
-        states = await read_fields(self._context.redis, self._context.keys, list(judged), ("state",))
-        lost = {name: judged[name] for name, [state] in zip(judged, states, strict=True) if state == PENDING.encode()}
-        progress.judged = [group for group in progress.judged if group.task.group not in lost]
-        async for name, fields in read_groups(self._context.redis, self._context.keys, list(lost)):
-            progress.add(lost[name], fields)
+        ended = {name: group.task for name, group in (progress.judged | progress.dropped).items()}
+        states = await read_fields(self._context.redis, self._context.keys, list(ended), ("state",))
+        lost = {name: ended[name] for name, [state] in zip(ended, states, strict=True) if state == PENDING.encode()}
+        await self._read(progress, lost)
         return bool(lost)
 
     async def _drop_dead(self, progress: EvaluationProgress) -> None:
@@ -380,7 +389,6 @@ class Evaluator:
 
     async def _drop(self, progress: EvaluationProgress, name: str, reason: str) -> None:
         """Release a group as dead, and report why."""
-        task = progress.dispatched.pop(name).task
-        await self._transitions.release(Lane.EVALUATION, name, Release.DEAD, task.samples)
-        progress.dropped += 1
+        progress.dropped[name] = group = progress.dispatched.pop(name)
+        await self._transitions.release(Lane.EVALUATION, name, Release.DEAD, group.task.samples)
         await self._context.event_log.write("group-dead", f"{name}: {reason}")

@@ -258,6 +258,58 @@ async def test_an_evaluation_decides_again_what_redis_lost(redis, run_id, restar
     assert not left
 
 
+@pytest.mark.parametrize("lost", ["release", "letter and release"])
+async def test_an_evaluation_drops_again_what_redis_lost(redis, run_id, lost):
+    """A failover loses the release of a dropped prompt; if it loses the dead letter too, the task is leased again."""
+    keys = RunKeys(run_id)
+    lane = keys.lane(Lane.EVALUATION)
+    async with (
+        service_context(redis, run_id, recipe_document("/none"), "sampler") as context,
+        service_context(redis, run_id, recipe_document("/none"), "verifier") as verifier,
+        running(VerifierService().run(verifier)) as verifying,
+    ):
+        transitions = await GroupTransitions.fenced(redis, keys, "sampler")
+        consumer = Consumer(redis, keys, lane.tasks, "rollout", "hand", Task, 5.0, 3)
+        await consumer.open()
+        fleet = HandFleet(redis, keys, skill=1.0)
+        async with running(
+            Evaluator(context, transitions, (HeldOut("x", PROMPTS[:2], 1),), RedisMemory(context)).run("before")
+        ) as evaluating:
+            await until(lambda: some(redis, lane.tasks, 2), evaluating, "two tasks")
+            too_long, later = await consumer.read(2, 5)
+            await consumer.dead_letter(too_long, "303 tokens", Cause.TOO_LONG)
+
+            async def dead():
+                return (await group_counts(redis, keys, Lane.EVALUATION)).dead
+
+            await until(dead, evaluating, "the dropped prompt")
+            name = too_long.message.group
+            async with redis.pipeline(transaction=True) as pipe:
+                pipe.hset(keys.group(name), "state", "pending")
+                pipe.sadd(lane.pending, name)
+                pipe.hincrby(lane.counters, "dead", -1)
+                pipe.lrem(lane.released, 0, keys.group(name))
+                if lost == "letter and release":
+                    pipe.delete(keys.dead)
+                    again = await redis.xadd(lane.tasks, {"m": too_long.message.model_dump_json()})
+                    pipe.hset(keys.group(name), "entry", again)
+                await pipe.execute()
+            await fleet.answer(Lane.EVALUATION, later)
+            if lost == "letter and release":
+                [redelivered] = await consumer.read(1, 5)
+                await fleet.answer(Lane.EVALUATION, redelivered)
+            await until(context.event_log.evaluations, [*evaluating, *verifying], "the record")
+            assert await asyncio.wait_for(evaluating[0], 90)
+        [record] = await context.event_log.evaluations()
+        counts = await group_counts(redis, keys, Lane.EVALUATION)
+        left = await redis.smembers(lane.pending)
+    dropped = 1 if lost == "release" else 0
+    assert (record.prompts, record.dropped) == (2 - dropped, dropped)
+    assert counts.reconciled, counts
+    assert (counts.dispatched, counts.evaluated, counts.dead) == (2, 2 - dropped, dropped)
+    assert not left
+
+
 async def test_an_evaluation_without_verdicts_is_a_named_wait(redis, run_id):
     document = recipe_document("/none", limits={"stall_timeout_s": 2.0})
     async with service_context(redis, run_id, document, "sampler") as context:
