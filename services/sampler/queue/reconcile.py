@@ -82,10 +82,10 @@ class Reconciler:
         state, step = self._state, trained + 1
         if state.next_step <= step:
             return
-        entry = await self._lost_entry(step)
-        names = [name for batch in state.table.batched.values() for name in batch]
-        if entry is None or not await state.transitions.reclaim_batch(step, entry, names):
+        entry, batches = await self._lost_entry(step), state.table.batched
+        if entry is None or not await state.transitions.reclaim_batch(step, entry, batches):
             return
+        names = [name for batch in batches.values() for name in batch]
         state.table.batches_lost(step)
         await recall(self._redis, self._keys, state.table, names)
         state.next_step, state.last_step = step, state.recipe.limits.rollout_steps

@@ -214,13 +214,19 @@ class GroupTransitions(RoleOwner):
         )
         return bool(published)
 
-    async def reclaim_batch(self, step: int, entry: str, groups: list[str]) -> bool:
-        """Keep the `groups` of rollout step `step` and of later ones again, because the batch's `entry` is gone.
+    async def reclaim_batch(self, step: int, entry: str, batches: Mapping[int, Sequence[str]]) -> bool:
+        """Keep the groups of rollout step `step` and of later ones again, because the batch's `entry` is gone.
 
-        `entry`: "" if the publication itself was lost. An event reports it. False, and nothing is changed, if the entry
-        exists or the step was trained meanwhile. Raises FencedError.
+        `entry`: "" if the publication itself was lost. `batches`: the groups by step; without `step` if its commit was
+        lost too. An event reports it. False, and nothing is changed, if the entry exists or the step was trained
+        meanwhile. Raises FencedError.
         """
-        text = f"step {step}: its batch is gone from Redis; {len(groups)} groups are kept again"
+        groups = [group for batch in batches.values() for group in batch]
+        lost, kept = f"the {'entry' if entry else 'publication'} of the batch of step {step}", f"{len(groups)} groups"
+        if step not in batches:
+            lost, kept = f"the commit of step {step} and {lost}", f"its groups and {len(groups)} of later steps"
+        steps = ", ".join(f"step {each}" for each in sorted({step, *batches}))
+        text = f"{steps}: Redis lost {lost}; {kept} are kept, to be published again"
         event = Event(service="sampler", phase="batch-lost", text=text, at=time.time())
         reclaimed = await self._call(
             "reclaim_batch",

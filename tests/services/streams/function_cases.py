@@ -201,7 +201,7 @@ async def finished_rewind(run):
 async def reclaim_batch(run):
     logged = await run.batched(1, "g0")
     await run.redis.xdel(run.keys.batches, logged.entry)
-    return lambda: run.sampler.reclaim_batch(1, logged.entry, ["g0"])
+    return lambda: run.sampler.reclaim_batch(1, logged.entry, {1: ["g0"]})
 
 
 async def discard_entry(run):

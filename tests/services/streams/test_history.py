@@ -171,7 +171,7 @@ async def test_batch_reclaimed_during_training_is_not_committed(run, redis, keys
     await run.decided("g2", "kept")
     version = await run.learner.announce(1, "w1", 1)
     await redis.xdel(keys.batches, first.entry)
-    assert await run.sampler.reclaim_batch(1, first.entry, ["g0", "g1"])
+    assert await run.sampler.reclaim_batch(1, first.entry, {1: ["g0", "g1"]})
     assert await run.counts() == {"dispatched": 3, "pending": 3}
     assert [await run.state(name) for name in ("g0", "g1")] == ["kept", "kept"]
     assert await run.sampler.publish_batch(batch_of(keys, 1, again), snapshot_at(1))
@@ -183,7 +183,7 @@ async def test_batch_reclaimed_during_training_is_not_committed(run, redis, keys
     assert await run.learner.accepts(second, 1)
     assert await run.learner.commit_step(record_of(second.batch, version), second.entry)
     assert await run.counts() == {"dispatched": 3, "trained": 2, "pending": 1}
-    assert not await run.sampler.reclaim_batch(1, second.entry, again), "the batch was trained"
+    assert not await run.sampler.reclaim_batch(1, second.entry, {1: again}), "the batch was trained"
 
 
 async def test_a_step_is_not_committed_after_one_that_redis_lost(run, redis, keys):
@@ -205,10 +205,36 @@ async def test_later_batch_waits_and_is_reclaimed_with_its_predecessor(run, redi
     assert not await run.learner.accepts(second, 1)
     assert await run.learner.batches() == [first, second], "the later batch stays in the log"
     await redis.xdel(keys.batches, first.entry)
-    assert await run.sampler.reclaim_batch(1, first.entry, ["g0", "g1"])
+    assert await run.sampler.reclaim_batch(1, first.entry, {1: ["g0"], 2: ["g1"]})
     assert await run.learner.batches() == []
     assert [await run.state(name) for name in ("g0", "g1")] == ["kept", "kept"]
-    assert [event.phase for _, event in await EventLog(redis, keys, "test").events()] == ["batch-lost"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "batches", "text"),
+    [
+        (
+            "7-0",
+            {1: ["g0", "g1"], 2: ["g2"]},
+            "step 1, step 2: Redis lost the entry of the batch of step 1; 3 groups are kept, to be published again",
+        ),
+        (
+            "",
+            {1: ["g0", "g1"]},
+            "step 1: Redis lost the publication of the batch of step 1; 2 groups are kept, to be published again",
+        ),
+        (
+            "",
+            {2: ["g2"]},
+            "step 1, step 2: Redis lost the commit of step 1 and the publication of the batch of step 1; "
+            "its groups and 1 of later steps are kept, to be published again",
+        ),
+    ],
+)
+async def test_the_event_of_a_lost_batch_says_what_was_lost(run, redis, keys, entry, batches, text):
+    assert await run.sampler.reclaim_batch(1, entry, batches)
+    [(_, event)] = await EventLog(redis, keys, "test").events()
+    assert (event.service, event.phase, event.text) == ("sampler", "batch-lost", text)
 
 
 async def test_deleted_evaluations_leave_nothing_published(run, redis, keys):
