@@ -88,11 +88,11 @@ class Way(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """An in-flight group: its prompt, the pass rate when it was drawn, and the policy version that answers."""
+    """An in-flight group: its prompt, the pass rate when it was drawn, and the rollout step of its policy."""
 
     prompt: str
     rate: float
-    version: int
+    step: int
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Simulation:
     def __init__(self, population: str, way: Way, scale: Scale, seed: int) -> None:
         self._rates = POPULATIONS[population](np.random.default_rng(seed), scale.prompts)
         self._answers = random.Random(f"{seed}:{way.title}")
-        self._way, self._scale, self._version = way, scale, 0
+        self._way, self._scale, self._step = way, scale, 0
         self._posterior = PassRates(scale.half_life)
         prompts = tuple(Prompt(id=str(place), messages=(), verifier="", reference={}) for place in range(scale.prompts))
         self._selection = Selection(prompts, seed, self._posterior, Rule(scale.group_size, scale.exploration))
@@ -136,15 +136,15 @@ class Simulation:
             while len(self._in_flight) < self._scale.in_flight:
                 self._in_flight.append(self._draw())
             kept += self._judge(self._in_flight.popleft())
-        self._version += 1
+        self._step += 1
         self._rates = risen(self._rates, self._scale.drift)
 
     def _draw(self) -> Drawn:
-        prompt = self._selection.next(self._way.strategy, self._version, {group.prompt for group in self._in_flight}).id
+        prompt = self._selection.next(self._way.strategy, self._step, {group.prompt for group in self._in_flight}).id
         rate = float(self._rates[int(prompt)])
-        self.result.believed.append(self._posterior.of(prompt, self._version).mixed(self._scale.group_size))
+        self.result.believed.append(self._posterior.of(prompt, self._step).mixed(self._scale.group_size))
         self.result.true.append(mixed(rate, self._scale.group_size))
-        return Drawn(prompt, rate, self._version)
+        return Drawn(prompt, rate, self._step)
 
     def _judge(self, drawn: Drawn) -> bool:
         """Generate and judge a group. Returns whether it is kept."""
@@ -153,7 +153,7 @@ class Simulation:
         outcomes = list(islice(answers, self._way.screen_samples)) if self._way.screens else []
         if not outcomes or screen(outcomes, size, size) == COMPLETE:
             outcomes += answers
-        self._posterior.observe(drawn.prompt, outcomes.count(Outcome.CORRECT), len(outcomes), drawn.version)
+        self._posterior.observe(drawn.prompt, outcomes.count(Outcome.CORRECT), len(outcomes), drawn.step)
         self.result.samples[-1] += len(outcomes)
         kept = len(outcomes) == size and decide(outcomes, size, enabled=True) == KEPT
         if kept:

@@ -150,3 +150,13 @@ class CommittedPolicy(Value):
     version_steps: Json[dict[int, int]] = Field(default_factory=dict)
     resumption: int = 0
     rewinding: bool = False
+
+    def step_of(self, version: int) -> int:
+        """The rollout step of a policy version.
+
+        One that `version_steps` lacks counts as the newest older one there, else as the oldest; without any, as the
+        committed one.
+        """
+        known = self.version_steps
+        before = [step for other, step in known.items() if other <= version]
+        return max(before, default=min(known.values(), default=self.step))

@@ -18,7 +18,7 @@ class SelectionSettings(Section):
     """Which prompts are drawn. `uniform`: each once per pass (the paper).
 
     `boundary` prefers prompts whose groups are likely to be mixed, by a posterior of each prompt's pass rate whose
-    evidence halves every `half_life` policy versions; a share of `exploration` of its draws are uniform. `screen` draws
+    evidence halves every `half_life` rollout steps; a share of `exploration` of its draws are uniform. `screen` draws
     like `uniform`, has `screen_samples` of a group judged first, and generates the rest only if they are mixed:
     cheaper, but it trains hard and easy prompts less often than the paper does (docs/sampling.md has the figures).
     """

@@ -171,7 +171,7 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
         ("filter: cannot be switched off", "if enabled and not", "if not"),
     ],
     "services/sampler/selection/posterior.py": [
-        ("posterior: evidence never fades", "return float(0.5 ** (max(0, versions) / self._half_life))", "return 1.0"),
+        ("posterior: evidence never fades", "return float(0.5 ** (max(0, steps) / self._half_life))", "return 1.0"),
         (
             "posterior: right for wrong",
             "EVIDENCE.pack(right + fresh * correct, wrong + fresh * (known - correct), newest)",

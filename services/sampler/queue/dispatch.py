@@ -78,13 +78,13 @@ class Dispatcher:
         )
 
     async def dispatch(
-        self, steps_left: int, survival: float, version: int, level: Level, room: int | None = None
+        self, steps_left: int, survival: float, step: int, level: Level, room: int | None = None
     ) -> None:
-        """Dispatch as many groups as the free slots need, at policy `version` and this starvation level.
+        """Dispatch as many groups as the free slots need, for the policy of rollout step `step`.
 
-        `survival`: the estimated share of judged groups that are kept. `room`: the most groups, for lack of
-        memory. Raises PromptsExhaustedError when every prompt was dropped, RedisFullError when Redis rejects the write
-        for lack of memory.
+        `survival`: the estimated share of judged groups that are kept. `level`: that of starvation. `room`: the most
+        groups, for lack of memory. Raises PromptsExhaustedError when every prompt was dropped, RedisFullError when
+        Redis rejects the write for lack of memory.
         """
         limits = self._recipe.limits
         slot_limits = SlotLimits(
@@ -109,7 +109,7 @@ class Dispatcher:
             chunk = min(count, TASKS_AT_ONCE)
             reopened = list(islice(self._table.reopened.items(), chunk))
             while len(reopened) + len(self._unsent) < chunk:
-                self._draw(strategy, version, in_flight)
+                self._draw(strategy, step, in_flight)
             await self._send(reopened, self._unsent[: chunk - len(reopened)])
             count -= chunk
 
@@ -118,9 +118,9 @@ class Dispatcher:
         """Whether all generation batches that the recipe allows for one batch were dispatched."""
         return 0 < self._rule.max_generation_batches <= self._generation_batches
 
-    def _draw(self, strategy: str, version: int, in_flight: set[str]) -> None:
+    def _draw(self, strategy: str, step: int, in_flight: set[str]) -> None:
         try:
-            prompt = self._selection.next(strategy, version, in_flight)
+            prompt = self._selection.next(strategy, step, in_flight)
         except PromptsExhaustedError as error:
             limit = self._recipe.max_prompt_tokens
             raise PromptsExhaustedError(f"{error} (data.max_prompt_tokens, in force: {limit})") from None

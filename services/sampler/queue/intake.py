@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from services.contracts import Lane, Task, Verdict, VerdictResult
+from services.contracts import CommittedPolicy, Lane, Task, Verdict, VerdictResult
 from services.metrics import MESSAGES
 from services.sampler.advantage.filtering import KEPT, decide
 from services.sampler.groups import Group, GroupVerdicts, recall, verdicts_by_group
@@ -29,6 +29,7 @@ class VerdictIntake:
 
     def __init__(self, state: QueueState) -> None:
         self._state = state
+        self._policy = CommittedPolicy(version=0, step=0)
         self._sampling = state.recipe.algorithm.dynamic_sampling
         context, limits = state.context, state.recipe.limits
         self._verdicts = Consumer(
@@ -46,8 +47,9 @@ class VerdictIntake:
         """Create the consumer group."""
         await self._verdicts.open()
 
-    async def read(self) -> None:
-        """Wait up to 0.25 s for verdicts, and record up to READ_COUNT of them, together."""
+    async def read(self, policy: CommittedPolicy) -> None:
+        """Wait up to 0.25 s for verdicts, and record up to READ_COUNT of them, together, under the committed policy."""
+        self._policy = policy
         deliveries = await self._verdicts.read(READ_COUNT, 0.25)
         state = self._state
         if deliveries:
@@ -133,7 +135,8 @@ class VerdictIntake:
         if not known:
             return "", ""
         prompt, rates = group.task.prompt.id, self._state.dispatcher.rates
-        rates.observe(prompt, sum(outcome == "correct" for outcome in known), len(known), group.oldest_version)
+        step = self._policy.step_of(group.oldest_version)
+        rates.observe(prompt, sum(outcome == "correct" for outcome in known), len(known), step)
         return prompt, rates.entry(prompt)
 
     def _apply(self, name: str, group: Group, decision: str, rest: Task | None) -> None:

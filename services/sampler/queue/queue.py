@@ -96,7 +96,7 @@ class SamplingQueue:
         await self._dead_letters.release_groups()
         if not paused:
             await self._dispatch(policy)
-        await self._intake.read()
+        await self._intake.read(policy)
         await self._reconciler.look(policy.step)
         self._waits.update()
 
@@ -125,7 +125,7 @@ class SamplingQueue:
             return
         try:
             await state.dispatcher.dispatch(
-                state.last_step - policy.step, state.survival.value, policy.version, state.starvation.level, room
+                state.last_step - policy.step, state.survival.value, policy.step, state.starvation.level, room
             )
         except RedisFullError as error:
             self._maintenance.memory.refused(str(error))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from services.contracts import Lane, Prompt, Release, SamplerState
+from services.contracts import CommittedPolicy, Lane, Prompt, Release, SamplerState
 from services.process import Context
 from services.sampler.backpressure import SurvivalEstimate
 from services.sampler.groups import GroupTable, recover
@@ -16,6 +16,7 @@ from services.sampler.queue.dispatch import Dispatcher
 from services.sampler.queue.starvation import Escalation, Level, Starvation
 from services.settings import Recipe
 from services.streams.state.group_state import GroupTransitions
+from services.streams.state.policy_history import read_policy
 
 NO_ESCALATION = Escalation(None, None, None, None)
 
@@ -63,7 +64,9 @@ class QueueState:
         dropped = await redis.hgetall(keys.dropped)
         dispatcher.drop_all({prompt.decode(): cause.decode() for prompt, cause in dropped.items()})
         posteriors = await redis.hgetall(keys.posteriors)
-        dispatcher.rates.load({prompt.decode(): entry.decode() for prompt, entry in posteriors.items()})
+        policy = await read_policy(redis, keys) or CommittedPolicy(version=0, step=0)
+        rates = {prompt.decode(): entry.decode() for prompt, entry in posteriors.items()}
+        dispatcher.rates.load(rates, policy.step_of(policy.announced))
         state = cls(
             context,
             transitions,

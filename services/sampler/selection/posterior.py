@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 EVIDENCE = struct.Struct("<ffI")
-"""The stored evidence on a prompt: correct and wrong answers without the prior (float32), policy version (uint32)."""
+"""The stored evidence on a prompt: correct and wrong answers without the prior (float32), rollout step (uint32)."""
 
 
 def mixed(pass_rate: float, size: int) -> float:
@@ -62,14 +62,14 @@ def _moment(alpha: float, beta: float, power: int) -> float:
 class PassRates:
     """One posterior per judged prompt; the other prompts have the prior.
 
-    Evidence halves every `half_life` policy versions, so that the failures of an old policy fade: a Beta posterior with
+    Evidence halves every `half_life` rollout steps, so that the failures of an old policy fade: a Beta posterior with
     discounted evidence, as in MoPPS (arXiv 2507.04632). The state of a judged prompt takes 12 bytes, which `dump`
     writes as 16 characters, bit for bit.
     """
 
     def __init__(self, half_life: float, prior: Beta = FLAT) -> None:
         if not half_life > 0:
-            raise ValueError(f"half_life: {half_life} is not valid: expected a number of policy versions above 0")
+            raise ValueError(f"half_life: {half_life} is not valid: expected a number of rollout steps above 0")
         if not (prior.alpha > 0 and prior.beta > 0):
             raise ValueError(f"prior: {prior} is not valid: expected two numbers above 0")
         self._half_life = half_life
@@ -79,37 +79,37 @@ class PassRates:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def observe(self, prompt: str, correct: int, known: int, version: int) -> None:
-        """Add `correct` of `known` answers by policy `version`. Unknown verdicts are no evidence.
+    def observe(self, prompt: str, correct: int, known: int, step: int) -> None:
+        """Add `correct` of `known` answers by the policy of rollout step `step`. Unknown verdicts are no evidence.
 
-        Versions may come in any order. A group may be added in parts, such as a screen and the other samples, because
+        Steps may come in any order. A group may be added in parts, such as a screen and the other samples, because
         the evidence does not depend on why sampling stopped. Raises ValueError unless 0 <= correct <= known.
         """
         if not 0 <= correct <= known:
             raise ValueError(f"prompt {prompt!r}: correct: {correct} is not valid: expected 0 to {known} (known)")
         if known == 0:
             return
-        right, wrong, newest = self._evidence(prompt, version)
-        fresh = self._left(newest - version)
+        right, wrong, newest = self._evidence(prompt, step)
+        fresh = self._left(newest - step)
         self._entries[prompt] = EVIDENCE.pack(right + fresh * correct, wrong + fresh * (known - correct), newest)
 
-    def of(self, prompt: str, version: int) -> Beta:
-        """The posterior of a prompt's pass rate under policy `version`."""
-        right, wrong, _ = self._evidence(prompt, version)
+    def of(self, prompt: str, step: int) -> Beta:
+        """The posterior of a prompt's pass rate under the policy of rollout step `step`."""
+        right, wrong, _ = self._evidence(prompt, step)
         return Beta(self._prior.alpha + right, self._prior.beta + wrong)
 
-    def _evidence(self, prompt: str, version: int) -> tuple[float, float, int]:
-        """Discounted right and wrong answers, and their version: the newer of `version` and the newest observed one."""
+    def _evidence(self, prompt: str, step: int) -> tuple[float, float, int]:
+        """Discounted right and wrong answers, and their step: the later of `step` and the last observed one."""
         entry = self._entries.get(prompt)
         if entry is None:
-            return 0.0, 0.0, version
+            return 0.0, 0.0, step
         right, wrong, observed = EVIDENCE.unpack(entry)
-        left = self._left(version - observed)
-        return right * left, wrong * left, max(version, observed)
+        left = self._left(step - observed)
+        return right * left, wrong * left, max(step, observed)
 
-    def _left(self, versions: int) -> float:
-        """The share of evidence that is left after a number of versions; 1 for 0 or fewer."""
-        return float(0.5 ** (max(0, versions) / self._half_life))
+    def _left(self, steps: int) -> float:
+        """The share of evidence that is left after a number of rollout steps; 1 for 0 or fewer."""
+        return float(0.5 ** (max(0, steps) / self._half_life))
 
     def entry(self, prompt: str) -> str:
         """The state of one judged prompt in the form of `dump`, to store the change by one group."""
@@ -119,19 +119,23 @@ class PassRates:
         """The whole state by prompt id: 16 characters per judged prompt."""
         return {prompt: self.entry(prompt) for prompt in self._entries}
 
-    def load(self, dumped: Mapping[str, str]) -> None:
-        """Replace the whole state by `dumped`. Raises ValueError for an entry that `dump` cannot have written."""
-        self._entries = {prompt: _entry(prompt, text) for prompt, text in dumped.items()}
+    def load(self, dumped: Mapping[str, str], newest_step: int) -> None:
+        """Replace the whole state by `dumped`. Evidence of a later step than `newest_step` counts as evidence of that.
+
+        Raises ValueError for an entry that `dump` cannot have written.
+        """
+        self._entries = {prompt: _entry(prompt, text, newest_step) for prompt, text in dumped.items()}
 
 
-def _entry(prompt: str, text: str) -> bytes:
+def _entry(prompt: str, text: str, newest_step: int) -> bytes:
     try:
-        entry = base64.b64decode(text, validate=True)
-        right, wrong, _ = EVIDENCE.unpack(entry)
+        right, wrong, step = EVIDENCE.unpack(base64.b64decode(text, validate=True))
     except (binascii.Error, struct.error) as error:
         raise ValueError(
             f"prompt {prompt!r}: {text!r} is not valid: expected a pass rate of 16 base64 characters"
         ) from error
     if not (0 <= right < math.inf and 0 <= wrong < math.inf):
         raise ValueError(f"prompt {prompt!r}: {right} right and {wrong} wrong is not valid: expected numbers from 0")
-    return entry
+    # Earlier releases stored the policy version, which is at least its step. Without the limit, what is observed next
+    # would count as old beside it.
+    return EVIDENCE.pack(right, wrong, min(step, newest_step))

@@ -86,13 +86,13 @@ class Selection:
         """The state from which a successor continues, together with the pass rates and the dropped prompts."""
         return Place(self.walk.position, self.scan.position, self._draws)
 
-    def next(self, strategy: str, version: int, in_flight: Container[str]) -> Prompt:
-        """The prompt that `strategy`, an entry of STRATEGIES, draws at policy `version`.
+    def next(self, strategy: str, step: int, in_flight: Container[str]) -> Prompt:
+        """The prompt that `strategy`, an entry of STRATEGIES, draws for the policy of rollout step `step`.
 
         `in_flight`: ids of the prompts whose group is not judged yet. Raises PromptsExhaustedError if every prompt was
         dropped.
         """
-        return STRATEGIES[strategy].draw(self, version, in_flight)
+        return STRATEGIES[strategy].draw(self, step, in_flight)
 
     def begin_draw(self) -> tuple[bool, random.Random]:
         """Count a draw of `boundary`. Returns whether it explores, and its random generator."""
@@ -106,12 +106,12 @@ class Selection:
         return self.walk.drop(prompt, cause)
 
 
-def uniform(selection: Selection, version: int, in_flight: Container[str]) -> Prompt:
+def uniform(selection: Selection, step: int, in_flight: Container[str]) -> Prompt:
     """The next prompt of the walk, which has each prompt once per epoch, as in the paper."""
     return selection.walk.next()
 
 
-def boundary(selection: Selection, version: int, in_flight: Container[str]) -> Prompt:
+def boundary(selection: Selection, step: int, in_flight: Container[str]) -> Prompt:
     """The next prompt of a separate walk that is likely to give a mixed group; exploring draws use the uniform walk.
 
     Thompson sampling: each examined prompt draws a pass rate from its posterior. The first prompt whose chance of a
@@ -131,7 +131,7 @@ def boundary(selection: Selection, version: int, in_flight: Container[str]) -> P
         prompt = selection.scan.next()
         if prompt.id in in_flight:
             continue
-        chance = mixed(selection.rates.of(prompt.id, version).draw(rng), size)
+        chance = mixed(selection.rates.of(prompt.id, step).draw(rng), size)
         if chance >= wanted:
             return prompt
         if best is None or chance > best[0]:

@@ -78,3 +78,11 @@ def test_a_fully_masked_batch_has_no_cost():
     window.judged(group, "kept")
     batch = make_batch(settings, 4, AT_3, {"g": group}, SamplerState(cursor=0, next_group=0), window.metrics())
     assert "rollout_tokens_per_trained_token" not in batch.sampling_metrics
+
+
+def test_the_step_of_a_version():
+    policy = CommittedPolicy(version=9, step=3, version_steps='{"5": 2, "7": 3, "9": 3}')
+    assert [policy.step_of(version) for version in (5, 7, 9)] == [2, 3, 3]
+    assert [policy.step_of(version) for version in (6, 8, 70)] == [2, 3, 3], "the newest older version"
+    assert policy.step_of(1) == 2, "too stale to be known"
+    assert CommittedPolicy(version=9, step=3).step_of(7) == 3, "a rewind forgot all of them"

@@ -1,16 +1,18 @@
 """The sampler and the verifier together on a real server; the test plays the fleet and the learner."""
 
 import asyncio
+from base64 import b64decode
 
 import pytest
 from prometheus_client import REGISTRY
 
 from services.contracts import Cause, Lane, Task
+from services.sampler.selection.posterior import EVIDENCE
 from services.sampler.service import SamplerService
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
 from services.streams.state.group_counts import group_counts
-from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
+from tests.harness.hand_fleet import STALENESS, HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
 from verifier.service import VerifierService
 
@@ -70,6 +72,27 @@ async def test_a_replaced_sampler_neither_loses_nor_repeats_a_group(redis, run_i
     assert counts.trained == 16
     names = [group.group for batch in learner.batches for group in batch.groups]
     assert len(set(names)) == len(names) == 16
+
+
+async def test_pass_rates_age_by_steps_not_by_publications(redis, run_id):
+    """The learner's restarts published the weights of step 0 again and again, up to version 70."""
+    document = recipe_document("/none", limits={"rollout_steps": 1}, evaluation={"samples": 1})
+    keys = RunKeys(run_id)
+    fleet = HandFleet(redis, keys)
+    learner = HandLearner(redis, keys, fleet)
+    history, _ = await learner.begin()
+    fleet.version = await history.announce(0, "w0", STALENESS, held=69)
+    await history.commit_policy(fleet.version, 0, "w0")
+    assert fleet.version == 70
+    async with (
+        service_context(redis, run_id, document, "sampler") as sampler,
+        service_context(redis, run_id, document, "verifier") as verifier,
+        running(SamplerService().run(sampler), VerifierService().run(verifier), fleet.run(), learner.run()) as tasks,
+    ):
+        await until(lambda: evaluated(redis, keys, "after"), tasks, "the last evaluation")
+        posteriors = (await redis.hgetall(keys.posteriors)).values()
+    assert posteriors
+    assert {EVIDENCE.unpack(b64decode(entry))[2] for entry in posteriors} <= {0, 1}
 
 
 async def test_the_run_continues_after_a_dead_lettered_task(redis, run_id):

@@ -1,4 +1,4 @@
-"""The estimate of a pass rate: exact for the current policy version, then fading, stored without rounding."""
+"""The estimate of a pass rate: exact for the policy of the same rollout step, then fading, stored without rounding."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from services.sampler.selection.posterior import EVIDENCE, FLAT, Beta, PassRates, mixed
 
 pytestmark = pytest.mark.conformance(
-    formula="Beta posterior of a pass rate, evidence halved every half_life versions (MoPPS, arXiv 2507.04632)",
+    formula="Beta posterior of a pass rate, evidence halved every half_life rollout steps (MoPPS, arXiv 2507.04632)",
     setting="selection.half_life",
 )
 
-VERSIONS = st.integers(0, 1000)
+STEPS = st.integers(0, 1000)
 
 
 @st.composite
 def observations(draw: st.DrawFn) -> list[tuple[str, int, int, int]]:
-    """(prompt, correct, known, version), versions in any order."""
+    """(prompt, correct, known, step), steps in any order."""
     drawn = []
     for _ in range(draw(st.integers(0, 12))):
         known = draw(st.integers(0, 16))
-        drawn.append((draw(st.sampled_from("abc")), draw(st.integers(0, known)), known, draw(VERSIONS)))
+        drawn.append((draw(st.sampled_from("abc")), draw(st.integers(0, known)), known, draw(STEPS)))
     return drawn
 
 
@@ -77,13 +77,13 @@ def test_the_order_of_observations_does_not_matter(
         assert rates(shuffled).of(prompt, 1000) == pytest.approx(rates(observed).of(prompt, 1000), rel=1e-4)
 
 
-@given(correct=st.integers(0, 16), first=st.integers(0, 16), version=VERSIONS)
-def test_a_group_observed_in_parts_gives_the_same_posterior(correct: int, first: int, version: int) -> None:
+@given(correct=st.integers(0, 16), first=st.integers(0, 16), step=STEPS)
+def test_a_group_observed_in_parts_gives_the_same_posterior(correct: int, first: int, step: int) -> None:
     """A screen of `first` samples, then the rest."""
     early = min(first, correct)
-    parts = rates([("a", early, first, version), ("a", correct - early, max(16 - first, correct - early), version)])
+    parts = rates([("a", early, first, step), ("a", correct - early, max(16 - first, correct - early), step)])
     known = first + max(16 - first, correct - early)
-    assert parts.of("a", version) == (1.0 + correct, 1.0 + known - correct)
+    assert parts.of("a", step) == (1.0 + correct, 1.0 + known - correct)
 
 
 @given(observed=observations())
@@ -92,7 +92,7 @@ def test_dump_and_load_are_exact_and_hold_judged_prompts_only(observed: list[tup
     dumped = before.dump()
     after = PassRates(8.0)
     after.observe("z", 1, 2, 3)
-    after.load(dumped)
+    after.load(dumped, 1000)
     assert set(dumped) == {prompt for prompt, _, known, _ in observed if known}
     assert len(after) == len(dumped)
     assert after.dump() == dumped
@@ -102,6 +102,16 @@ def test_dump_and_load_are_exact_and_hold_judged_prompts_only(observed: list[tup
         before.observe(prompt, 3, 7, 1004)
         after.observe(prompt, 3, 7, 1004)
     assert after.dump() == before.dump()
+
+
+def test_the_version_that_an_earlier_release_stored_is_limited() -> None:
+    """It is at least the step of the evidence: a version of 70 may be one of step 4."""
+    known = PassRates(8.0)
+    known.load(rates([("a", 12, 16, 70), ("b", 12, 16, 3)]).dump(), 4)
+    assert known.of("a", 12) == (7.0, 3.0)
+    assert known.of("b", 11) == (7.0, 3.0)
+    known.observe("a", 0, 4, 4)
+    assert known.of("a", 4) == (13.0, 9.0), "what is observed next counts in full"
 
 
 def test_a_prompt_takes_twelve_bytes() -> None:
@@ -114,7 +124,7 @@ def test_a_prompt_takes_twelve_bytes() -> None:
 def test_load_rejects_what_dump_cannot_write(text: str) -> None:
     """The last three: -1, NaN and infinitely many correct answers."""
     with pytest.raises(ValueError, match="prompt 'a'"):
-        PassRates(8.0).load({"a": text})
+        PassRates(8.0).load({"a": text}, 0)
 
 
 @pytest.mark.parametrize(("correct", "known"), [(-1, 3), (4, 3), (1, 0)])

@@ -114,11 +114,11 @@ def test_evidence_of_an_old_policy_is_forgotten() -> None:
     chosen = selection(50, exploration=0.001, candidates=1)
     for number in range(50):
         observe(chosen, f"p{number}", 0)
-    copies = {version: selection(50, exploration=0.001) for version in (0, 400)}
-    for version, later in copies.items():
-        later.rates.load(chosen.rates.dump())
+    copies = {step: selection(50, exploration=0.001) for step in (0, 400)}
+    for step, later in copies.items():
+        later.rates.load(chosen.rates.dump(), 0)
         for _ in range(20):
-            later.next("boundary", version, NOTHING)
+            later.next("boundary", step, NOTHING)
     assert copies[0].place.scan == 20 * 64, "no prompt is in the band, so each draw examines all its candidates"
     assert copies[400].place.scan < 60, "three of four prompts are in the band"
 
@@ -201,24 +201,24 @@ def test_a_restart_at_any_point_changes_nothing(steps: list[tuple[str, Any]], re
 
     def run(restarts: set[int]) -> list[str]:
         chosen = selection(9, seed, candidates=5)
-        version, drawn, dropped = 0, [], []
+        step, drawn, dropped = 0, [], []
         for number, (kind, value) in enumerate(steps):
             if number in restarts:
                 successor = selection(9, seed, chosen.place, candidates=5)
-                successor.rates.load(chosen.rates.dump())
+                successor.rates.load(chosen.rates.dump(), step)
                 for prompt in dropped:
                     successor.drop(prompt, "refused")
                 chosen = successor
             if kind == "draw":
-                drawn.append(chosen.next(value, version, set(drawn[-2:])).id)
+                drawn.append(chosen.next(value, step, set(drawn[-2:])).id)
             elif kind == "judge" and drawn:
-                chosen.rates.observe(drawn[-1], value, 16, version)
+                chosen.rates.observe(drawn[-1], value, 16, step)
             elif kind == "drop":
                 dropped.append(f"p{value}")
                 chosen.drop(f"p{value}", "refused")
             elif kind == "publish":
-                version += value
-        return [*drawn, *(chosen.next("boundary", version, NOTHING).id for _ in range(20))]
+                step += value
+        return [*drawn, *(chosen.next("boundary", step, NOTHING).id for _ in range(20))]
 
     assert run(restarts) == run(set())
 
