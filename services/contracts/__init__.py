@@ -5,7 +5,7 @@ Must not import any engine, Redis, or another package of this project.
 
 from services.contracts.base import SCHEMA_VERSION, Count, Finite, Lane, Message, Value
 from services.contracts.evaluation import AFTER, ALONE, BEFORE, EvaluationRecord, PassAt
-from services.contracts.events import COMMON_PHASES, PHASES, Cause, DeadLetter, Event
+from services.contracts.events import COMMON_PHASES, PHASES, PROMPT_FAULTS, Cause, DeadLetter, Event
 from services.contracts.groups import (
     EvaluationCounts,
     GroupCounts,
@@ -41,6 +41,7 @@ __all__ = [
     "COMMON_PHASES",
     "EPOCH_SHIFT",
     "PHASES",
+    "PROMPT_FAULTS",
     "SCHEMA_VERSION",
     "UNOWNED",
     "Batch",

@@ -85,13 +85,17 @@ class Event(Message):
 
 
 class Cause(StrEnum):
-    """Why a message was dead-lettered. `too-long` and `refused` (by the chat template) are faults of the prompt."""
+    """Why a message was dead-lettered. `refused`: by the chat template."""
 
     TOO_LONG = "too-long"
     REFUSED = "refused"
     DELIVERIES = "deliveries"
     INVALID = "invalid"
     UNSTATED = "unstated"
+
+
+PROMPT_FAULTS = (Cause.TOO_LONG, Cause.REFUSED)
+"""Causes that are faults of the prompt: every further draw would fail in the same way."""
 
 
 class DeadLetter(Message):

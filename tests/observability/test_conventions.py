@@ -5,11 +5,10 @@ import re
 import torch
 
 from learner.algorithm.loss import HISTOGRAMS, SUMS, means
-from services.contracts import CommittedPolicy, Outcome, SamplerState
+from services.contracts import PROMPT_FAULTS, CommittedPolicy, Outcome, SamplerState
 from services.metrics import families, forget
 from services.metrics.tables import SETTINGS, STEP_METRICS, show_step, step_gauge
 from services.sampler.queue.batching import Window, make_batch
-from services.sampler.queue.dispatch import PROMPT_FAULTS
 from services.settings import Recipe
 from tests.harness.each import each
 from tests.observability.reading import ROOT, recorded

@@ -6,33 +6,29 @@ Must not write a dead letter.
 from __future__ import annotations
 
 from services.contracts import Cause, Release
-from services.sampler.queue.dispatch import PROMPT_FAULTS
 from services.sampler.queue.state import QueueState
+from services.streams.delivery.consumer import faulty_prompt
 
 
 class DeadLetterWatch:
-    """Reads the dead letters that no earlier sampler of the run acted on, nor a rewind made obsolete."""
+    """Reads the dead letters that no rewind made obsolete. A letter has no effect on a group that has ended."""
 
     def __init__(self, state: QueueState) -> None:
         self._state = state
         self._after = state.letters_after
 
     async def release_groups(self) -> None:
-        """Release the pending groups of new dead letters, and record the prompts to drop. The run continues."""
+        """Drop the prompts of new dead letters, and release their pending groups. The run continues."""
         state, event_log = self._state, self._state.context.event_log
-        causes: dict[str, str] = {}
-        letters = await event_log.dead_letters(self._after)
-        for _, letter in letters:
-            dropped = state.dispatcher.drop(letter)
-            if dropped and letter.prompt:
-                causes[letter.prompt] = letter.cause.value
+        for entry, letter in await event_log.dead_letters(self._after):
+            self._after = entry
+            prompt = faulty_prompt(state.context.keys, letter)
+            if prompt:
+                state.dispatcher.drop({prompt: letter.cause.value})
             if letter.cause is Cause.INVALID or letter.group not in state.table.generating:
                 continue
-            if dropped:
+            if prompt:
                 await event_log.write(f"prompt-{letter.cause.value}", f"never drawn again: {letter.reason}")
-            elif letter.cause not in PROMPT_FAULTS:
+            else:
                 await event_log.write("group-dead", f"{letter.group}: {letter.reason}")
             await state.release(letter.group, Release.DEAD)
-        if letters:
-            self._after = letters[-1][0]
-            await state.transitions.drop_prompts(causes, self._after)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import islice
 
-from services.contracts import Cause, DeadLetter, Lane, Prompt, SamplerState, Sampling, Task
+from services.contracts import PROMPT_FAULTS, Lane, Prompt, SamplerState, Sampling, Task
 from services.metrics import DROPPED_PROMPTS
 from services.process import Context
 from services.sampler.backpressure import REFILLS, SlotLimits
@@ -19,9 +19,6 @@ from services.sampler.selection.posterior import PassRates
 from services.sampler.selection.strategies import STRATEGIES, Place, Rule, Selection
 from services.settings import Recipe
 from services.streams.state.group_state import TASKS_AT_ONCE, GroupTransitions
-
-PROMPT_FAULTS = (Cause.TOO_LONG, Cause.REFUSED)
-"""Causes that are faults of the prompt: every further draw would fail in the same way."""
 
 
 def task_of(recipe: Recipe, group: str, prompt: Prompt, stop: int | None = None) -> Task:
@@ -150,19 +147,11 @@ class Dispatcher:
                     "that the run was started with"
                 )
 
-    def drop_all(self, causes: Mapping[str, str]) -> None:
-        """Drop the prompts that an earlier sampler dropped: the cause of each, by prompt id."""
+    def drop(self, causes: Mapping[str, str]) -> None:
+        """Never draw these prompts again: the cause of each, by prompt id."""
         for prompt, cause in causes.items():
             self._selection.drop(prompt, cause)
         self._count_dropped()
-
-    def drop(self, letter: DeadLetter) -> bool:
-        """Drop the prompt of a dead letter if the prompt is at fault. True if it was not dropped before."""
-        if letter.cause not in PROMPT_FAULTS or letter.stream != self._context.keys.lane(Lane.TRAIN).tasks:
-            return False
-        dropped = self._selection.drop(letter.prompt or "", letter.cause.value)
-        self._count_dropped()
-        return dropped
 
     def begin_batch(self) -> None:
         """Count generation batches from 0 again, because a batch was published or a paused run was resumed."""

@@ -34,9 +34,8 @@ def starvation_of(recipe: Recipe) -> Starvation:
 class QueueState:
     """The state of one queue. `verdicts`: how many this sampler has recorded.
 
-    `last_step`: the run's last rollout step; a spent token budget lowers it. `letters_after`: the last dead
-    letter that an earlier sampler acted on, or the last one before the run's last rewind. `newest_version`: the newest
-    policy version of a verdict that this sampler has read.
+    `last_step`: the run's last rollout step; a spent token budget lowers it. `letters_after`: the last dead letter
+    before the run's last rewind. `newest_version`: the newest policy version of a verdict that this sampler has read.
     """
 
     context: Context
@@ -62,7 +61,7 @@ class QueueState:
         dispatcher = Dispatcher(context, transitions, table, prompts, sampler_state)
         dispatcher.check_reopened()
         dropped = await redis.hgetall(keys.dropped)
-        dispatcher.drop_all({prompt.decode(): cause.decode() for prompt, cause in dropped.items()})
+        dispatcher.drop({prompt.decode(): cause.decode() for prompt, cause in dropped.items()})
         posteriors = await redis.hgetall(keys.posteriors)
         policy = await read_policy(redis, keys) or CommittedPolicy(version=0, step=0)
         rates = {prompt.decode(): entry.decode() for prompt, entry in posteriors.items()}

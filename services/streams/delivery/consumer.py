@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from redis.exceptions import ResponseError
 
-from services.contracts import Cause, DeadLetter, Message
+from services.contracts import PROMPT_FAULTS, Cause, DeadLetter, Lane, Message
 from services.metrics import REDELIVERED_MESSAGES
 from services.streams.connection.answers import code_of
 from services.streams.connection.client import Redis
@@ -262,6 +262,12 @@ async def _admit_bodies(
     return found
 
 
+def faulty_prompt(keys: RunKeys, letter: DeadLetter) -> str:
+    """The id of the training prompt that is never drawn again because of a letter; "" if there is none."""
+    faulty = letter.cause in PROMPT_FAULTS and letter.stream == keys.lane(Lane.TRAIN).tasks
+    return letter.prompt or "" if faulty else ""
+
+
 def rejection(stream: str, entry: str, message: Message, reason: str) -> DeadLetter:
     """The dead letter of a valid message whose content cannot be true; `reason` explains it."""
     return Malformed(reason).letter(Source(stream, entry, message.model_dump_json().encode()))
@@ -278,8 +284,10 @@ async def discard_entry(
     epoch_key: str = "",
     fence: str = "",
 ) -> None:
-    """Take an entry out of a stream, once, and add its dead letter: ack it for `consumer_group`, or delete it from a
-    stream without one. `epoch_key`: of the role that `fence` is of; raises FencedError.
+    """Replace an entry of a stream by its dead letter, once, and remember the prompt that the letter drops.
+
+    The entry is acked for `consumer_group`, or deleted from a stream without one. `epoch_key`: of the role that `fence`
+    is of; raises FencedError.
     """
     log.error("%s: entry %s is dead-lettered: %s", stream, entry, letter.reason)
     await call(
@@ -287,9 +295,12 @@ async def discard_entry(
         "discard_entry",
         stream_key=stream,
         dead_key=keys.dead,
+        dropped_key=keys.dropped,
         epoch_keys=[epoch_key] if epoch_key else [],
         fence=fence,
         consumer_group=consumer_group,
         entry=entry,
         letter=letter.model_dump_json(),
+        prompt=faulty_prompt(keys, letter),
+        cause=letter.cause.value,
     )

@@ -252,20 +252,6 @@ class GroupTransitions(RoleOwner):
             reason=why,
         )
 
-    async def drop_prompts(self, causes: Mapping[str, str], letter: str) -> None:
-        """Record the prompts that are never drawn again, each with its cause, and the last letter that was acted on.
-
-        `letter`: its entry. Raises FencedError.
-        """
-        await self._call(
-            "drop_prompts",
-            dropped_key=self._keys.dropped,
-            queue_key=self._keys.queue,
-            letter_entry=letter,
-            prompt_list=list(causes),
-            cause_list=list(causes.values()),
-        )
-
     async def delete_evaluated(self, groups: list[str]) -> None:
         """Delete the groups of an evaluation whose record was written."""
         for start in range(0, len(groups), 100):

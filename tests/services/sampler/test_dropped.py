@@ -45,22 +45,19 @@ async def test_a_prompt_stays_dropped_after_any_number_of_letters(redis, run_id)
         first = await restarted()
         assert (first.letters_after, metric("too-long"), metric("refused")) == ("0-0", 0, 0)
         faults = [(Cause.TOO_LONG, prompts[0].id), (Cause.REFUSED, prompts[2].id), (Cause.TOO_LONG, "an older file's")]
-        acted_on = await write_letters(redis, keys, *faults)
-        await DeadLetterWatch(first).release_groups()
+        await write_letters(redis, keys, *faults)
+        newest = await write_letters(redis, keys, *[(Cause.DELIVERIES, prompts[1].id)] * (DEAD_KEPT + 10))
+        kept = [entry.decode() for entry, _ in await redis.xrange(keys.dead)]
+        assert (len(kept), kept[-1]) == (DEAD_KEPT, newest), "the letters of the faulty prompts are gone"
 
         second = await restarted()
-        assert second.letters_after == acted_on, "no letter is acted on twice"
         assert (metric("too-long"), metric("refused")) == (1, 1), "known before any letter is read"
-        newest = await write_letters(redis, keys, *[(Cause.DELIVERIES, prompts[1].id)] * (DEAD_KEPT + 10))
-        assert acted_on not in [entry.decode() for entry, _ in await redis.xrange(keys.dead)]
         await DeadLetterWatch(second).release_groups()
-
-        third = await restarted()
-        assert third.letters_after == newest
-        assert third.dispatcher.metrics == {"prompts_too_long": 1, "prompts_refused": 1}
-        await third.dispatcher.dispatch(2, 1.0, 0, Level.NORMAL)
-        assert third.table.prompts_in_flight == {prompts[1].id, prompts[3].id}
+        assert second.dispatcher.metrics == {"prompts_too_long": 1, "prompts_refused": 1}
+        await second.dispatcher.dispatch(2, 1.0, 0, Level.NORMAL)
+        assert second.table.prompts_in_flight == {prompts[1].id, prompts[3].id}
         assert await redis.hgetall(keys.dropped) == {
             prompts[0].id.encode(): b"too-long",
             prompts[2].id.encode(): b"refused",
+            b"an older file's": b"too-long",
         }

@@ -109,10 +109,6 @@ async def dispatch(run):
     return lambda: run.sampler.dispatch(Lane.TRAIN, [task_of("g0")], STATE)
 
 
-async def drop_prompts(run):
-    return lambda: run.sampler.drop_prompts({"p0": "too-long", "p1": "refused"}, "5-0")
-
-
 async def create_consumer_group(run):
     stream = run.keys.lane(Lane.EVALUATION).samples
     return Consumer(run.redis, run.keys, stream, "verifier", "v0", Sample, 30.0, 2).open
@@ -247,7 +243,6 @@ CASES = {
     "discard_entry": Case(discard_entry, "learner"),
     "delete_record": Case(delete_closed_record),
     "dispatch": Case(dispatch, "sampler"),
-    "drop_prompts": Case(drop_prompts, "sampler"),
     "heartbeat": Case(announce_process),
     "index_run": Case(index_run),
     "mark_starved": Case(mark_starved, "sampler"),

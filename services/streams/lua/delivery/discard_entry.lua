@@ -1,8 +1,9 @@
 -- Take an unwanted entry out of a stream, once: ack it for its consumer group, or delete it from a stream without one
 -- (''). Only the call that does so adds the dead letter. `epoch_keys`: that of the role that `fence` is of; empty if no
--- role is needed.
-local stream_key, dead_key, epoch_keys = unpack(keys)
-local fence, consumer_group, entry, letter = unpack(args)
+-- role is needed. `prompt`: one that is never drawn again, for this `cause`; '' for none. It is remembered here, because
+-- the sampler may not read the letter before it leaves the stream.
+local stream_key, dead_key, dropped_key, epoch_keys = unpack(keys)
+local fence, consumer_group, entry, letter, prompt, cause = unpack(args)
 
 local refused = epoch_keys[1] and fenced(epoch_keys[1], fence)
 if refused then return refused end
@@ -14,4 +15,5 @@ else
 end
 if gone == 0 then return 0 end
 add_letter(dead_key, letter)
+if prompt ~= '' then redis.call('HSETNX', dropped_key, prompt, cause) end
 return 1
