@@ -107,6 +107,10 @@ class LeasedTask:
         Raises RejectedMessageError for a group that this run does not have, RedisFullError after
         limits.stall_timeout_s.
         """
+        for start in range(0, len(samples), PUBLISHED_TOGETHER):
+            await self._publish_together(samples[start : start + PUBLISHED_TOGETHER])
+
+    async def _publish_together(self, samples: Sequence[tuple[Sample, SamplePayload]]) -> None:
         waits, deadline_s = self.context.waits, self.context.record.recipe.limits.stall_timeout_s
 
         def report(error: Exception) -> None:
@@ -126,9 +130,16 @@ class LeasedTask:
             tokens += sample.facts.response_tokens if effect == Effect.FRESH else 0
         TOKENS.labels(self.context.record.id).inc(tokens)
 
-    async def ack(self) -> None:
-        """Finish a task that needs no work."""
-        await self.consumer.ack(self.delivery.lease)
+    async def finish(self, last: Sequence[tuple[Sample, SamplePayload]]) -> None:
+        """Publish the last samples of the task's group, or ack a task whose group lacks none.
+
+        Either acks the task, so that its lease may be gone before the reply: unlike in `renewing`, that ends nothing.
+        Raises what `publish_samples` raises.
+        """
+        with self.consumer.watching([self.delivery.lease]):
+            await self.publish_samples(last)
+            if not last:
+                await self.consumer.ack(self.delivery.lease)
 
     async def dead_letter(self, reason: str, cause: Cause) -> None:
         """Move the task to the dead-letter stream."""
@@ -154,7 +165,8 @@ class GroupWorker:
         """
         try:
             async with task.renewing():
-                await self._publish_missing(task)
+                last = await self._publish_missing(task)
+            await task.finish(last)
         except PromptError as error:
             await task.dead_letter(str(error), error.cause)
             task.count(TaskResult.DEAD_LETTERED)
@@ -171,22 +183,24 @@ class GroupWorker:
         else:
             task.count(TaskResult.DONE)
 
-    async def _publish_missing(self, task: LeasedTask) -> None:
+    async def _publish_missing(self, task: LeasedTask) -> Sequence[tuple[Sample, SamplePayload]]:
+        """Publish the samples that the group lacks, except the last ones, which it returns; none if it lacks none."""
         missing = await task.missing_samples()
         if not missing:
-            await task.ack()
-            return
+            return ()
         prompt_ids = self._generator.encoded_prompt(task.message)
         responses = {asyncio.create_task(self._sample(task, index, prompt_ids)) for index in missing}
         try:
-            while responses:
+            while True:
                 done, responses = await asyncio.wait(responses, return_when=asyncio.FIRST_COMPLETED)
-                samples = [response.result() for response in done if not response.exception()]
+                failed = [response for response in done if response.exception()]
+                samples = [response.result() for response in done - set(failed)]
                 samples.sort(key=lambda sample: sample[0].index)
-                for start in range(0, len(samples), PUBLISHED_TOGETHER):
-                    await task.publish_samples(samples[start : start + PUBLISHED_TOGETHER])
-                for failed in done:
-                    failed.result()
+                if not responses and not failed:
+                    return samples
+                await task.publish_samples(samples)
+                for response in failed:
+                    response.result()
         finally:
             await cancel_and_wait(*responses)
 

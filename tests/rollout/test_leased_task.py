@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client import REGISTRY
 
 from rollout.engine import Generation
 from rollout.generation import MIXED_VERSION_TRIES, MixedVersionError, ResponseGenerator
 from rollout.tasks import LeasedTask
-from services.contracts import Lane, Task, VersionSpan
+from services.contracts import Lane, Release, Task, TaskResult, VersionSpan
 from services.streams.delivery.consumer import Consumer, Delivery
-from services.streams.delivery.leases import Lease
+from services.streams.delivery.leases import Lease, renew_lease
 from services.streams.delivery.payloads import SamplePayload
 from services.streams.keys import RunKeys
 from services.streams.state.group_state import GroupTransitions
@@ -95,3 +97,42 @@ async def test_the_largest_group_is_published(redis: Any, run_id: str) -> None:
     async with leased_task(redis, run_id, samples=4096) as (worker, largest):
         await worker.work(largest)
     assert await redis.xlen(RunKeys(run_id).lane(Lane.TRAIN).samples) == 4096
+
+
+@pytest.mark.parametrize("released", [False, True])
+async def test_a_renewal_after_the_ack_ends_no_work(
+    redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch, released: bool
+) -> None:
+    """The call that acks the task is served, and the lease is looked at before its reply arrives."""
+    looked = asyncio.Event()
+
+    async def renew(client: Any, lease: Lease) -> bool:
+        owned = await renew_lease(client, lease)
+        if not owned:
+            looked.set()
+        return owned
+
+    def late(method: Any) -> Any:
+        async def replying_late(*arguments: Any) -> Any:
+            reply = await method(*arguments)
+            await looked.wait()
+            await asyncio.sleep(0.05)  # a work that is to end has ended by then
+            return reply
+
+        return replying_late
+
+    def counted(name: str, **labels: str) -> float:
+        return REGISTRY.get_sample_value(name, {"run": run_id, **labels}) or 0.0
+
+    monkeypatch.setattr("services.streams.delivery.leases.renew_lease", renew)
+    async with leased_task(redis, run_id, samples=1) as (worker, under_lease):
+        monkeypatch.setattr(under_lease.consumer._renewal, "_every_s", 0.05)
+        monkeypatch.setattr(under_lease.consumer, "ack", late(under_lease.consumer.ack))
+        monkeypatch.setattr(under_lease.transitions, "publish_samples", late(under_lease.transitions.publish_samples))
+        if released:
+            await under_lease.transitions.release(Lane.TRAIN, "g0", Release.DEAD, 1)
+        async with asyncio.timeout(30):
+            await worker.work(under_lease)
+    results = {result: counted("penstock_messages_total", stream="train-tasks", result=result) for result in TaskResult}
+    assert {result for result, count in results.items() if count} == {TaskResult.DONE}
+    assert counted("penstock_response_tokens_total") == (0 if released else 1)
