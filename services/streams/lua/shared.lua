@@ -45,7 +45,8 @@ local function fenced(epoch_key, fence)
   if stored_epoch > epoch or stored_epoch == epoch and stored_owner ~= '' and stored_owner ~= owner then
     return redis.error_reply('FENCED a newer owner holds ' .. epoch_key .. ': ' .. stored)
   end
-  -- The server lost its last writes, in a restart or a failover; the caller is still the newest owner that it knows.
+  -- The server lost its last writes, in a restart or a failover. The caller has the highest epoch that it knows: it is
+  -- the newest owner, unless another one started after the loss of two epochs. That one is rejected from now on.
   redis.call('SET', epoch_key, fence)
 end
 

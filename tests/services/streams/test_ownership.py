@@ -55,6 +55,21 @@ async def test_an_epoch_that_the_server_lost_is_restored(redis, keys, history, s
     assert await newest_owner(redis, keys, ROLE) == fence
 
 
+async def test_a_higher_epoch_takes_the_role_back_after_a_double_loss(redis, keys, history):
+    """A failover lost two epochs, so that an owner that started after it has the lower one."""
+    _, second = [await become_owner(redis, keys, ROLE) for _ in range(2)]
+    await redis.set(keys.epoch(ROLE), "0 learner-0")
+    third = await become_owner(redis, keys, ROLE)
+    assert (second.epoch, third.epoch) == (2, 1)
+    await history(third).announce(0, "w0", 1)
+    await history(second).announce(0, "w0", 1)
+    with pytest.raises(FencedError, match=f"newer owner.*: {second.token}"):
+        await history(third).announce(0, "w0", 1)
+    again = await become_owner(redis, keys, ROLE)
+    with pytest.raises(FencedError, match=f"newer owner.*: {again.token}"):
+        await history(second).announce(0, "w0", 1)
+
+
 async def test_an_epoch_of_the_previous_format_is_continued(redis, keys, history):
     await redis.set(keys.epoch(ROLE), "7")
     assert await newest_owner(redis, keys, ROLE) == Fence(7, "")
