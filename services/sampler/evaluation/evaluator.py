@@ -284,11 +284,12 @@ class Evaluator:
 
     async def _read(self, progress: EvaluationProgress, tasks: Mapping[str, Task]) -> None:
         """Set the state of these prompts, by the name of their group, to the one that Redis has."""
+        redis, keys = self._context.redis, self._context.keys
         progress.remove(tasks)
-        async for name, fields in read_groups(self._context.redis, self._context.keys, list(tasks)):
+        async for name, fields in read_groups(redis, keys, list(tasks)):
             progress.add(tasks[name], fields)
-        if tasks:  # Redis may have lost the release of a dropped prompt, but not the letter that it was dropped for
-            self._dead_after = "0-0"
+        if tasks:  # Redis may have lost the release of a dropped prompt, but not its letter, unless a rewind came later
+            self._dead_after = (await redis.hget(keys.queue, "letters") or b"0-0").decode()
 
     @staticmethod
     def _group(name: str, held_out: HeldOut, number: int) -> str:

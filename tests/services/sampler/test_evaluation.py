@@ -13,10 +13,12 @@ from services.sampler.memory import RedisMemory
 from services.sampler.service import SamplerService
 from services.settings import parse_recipe
 from services.streams.delivery.consumer import Consumer
+from services.streams.delivery.validation import Source, make_letter
 from services.streams.keys import RunKeys
 from services.streams.state.group_counts import group_counts
 from services.streams.state.group_state import GroupTransitions
 from services.streams.state.heartbeat import Heartbeat
+from services.streams.state.rewind import Rewind
 from tests.harness.hand_fleet import HandFleet, running, until
 from tests.harness.small_run import recipe_document, service_context
 from tests.services.sampler.judged import answered_group
@@ -308,6 +310,29 @@ async def test_an_evaluation_drops_again_what_redis_lost(redis, run_id, lost):
     assert counts.reconciled, counts
     assert (counts.dispatched, counts.evaluated, counts.dead) == (2, 2 - dropped, dropped)
     assert not left
+
+
+async def test_letters_from_before_a_rewind_drop_no_prompt(redis, run_id):
+    """The rewind deleted an evaluation of this name, in which two prompts had dead letters."""
+    keys = RunKeys(run_id)
+    document = recipe_document("/none")
+    for number in range(2):
+        source = Source(keys.lane(Lane.EVALUATION).tasks, f"{number + 1}-0", b"{}")
+        letter = make_letter(source, "3 deliveries", Cause.DELIVERIES, f"e.x.before.{number:06d}", "p")
+        await redis.xadd(keys.dead, {"m": letter.model_dump_json()})
+    fleet = HandFleet(redis, keys, skill=1.0)
+    async with (
+        service_context(redis, run_id, document, "sampler") as context,
+        service_context(redis, run_id, document, "verifier") as verifier,
+    ):
+        transitions = await GroupTransitions.fenced(redis, keys, "sampler")
+        rewind = Rewind(redis, keys, "sampler", transitions.fence, 1)
+        assert await rewind.start()
+        evaluator = Evaluator(context, transitions, (HeldOut("x", PROMPTS[:2], 1),), RedisMemory(context))
+        async with running(VerifierService().run(verifier), fleet.run()):
+            assert await asyncio.wait_for(evaluator.run("before"), 90)
+        [record] = await context.event_log.evaluations()
+    assert (record.prompts, record.dropped) == (2, 0)
 
 
 async def test_an_evaluation_without_verdicts_is_a_named_wait(redis, run_id):
