@@ -11,7 +11,7 @@ from services.sampler.data import PromptsExhaustedError, load_splits
 from services.sampler.groups import GroupTable
 from services.sampler.queue.dispatch import Dispatcher
 from services.sampler.service import SamplerService
-from services.streams.delivery.consumer import Consumer
+from services.streams.delivery.consumer import Consumer, faulty_prompt
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts, response_tokens
@@ -169,20 +169,18 @@ async def test_only_a_fault_of_a_training_prompt_drops_it(redis, run_id):
             letter = DeadLetter(
                 stream=stream, entry="1-0", reason="", deliveries=1, cause=cause, prompt=prompts[0].id, body=""
             )
-            return dispatcher.drop(letter)
+            dispatcher.drop({prompt: cause.value for prompt in [faulty_prompt(keys, letter)] if prompt})
+            return dispatcher.metrics
 
         def metric(cause):
             return REGISTRY.get_sample_value("penstock_dropped_prompts", {"run": run_id, "cause": cause})
 
-        assert not drop(Cause.DELIVERIES)
-        assert not drop(Cause.UNSTATED)
-        assert not drop(Cause.TOO_LONG, Lane.EVALUATION), (
-            "ids of an evaluation set's prompts are not training prompts' ids"
-        )
-        assert dispatcher.metrics == {"prompts_too_long": 0, "prompts_refused": 0}
-        assert drop(Cause.TOO_LONG)
-        assert not drop(Cause.TOO_LONG), "dropped already"
-        assert dispatcher.metrics == {"prompts_too_long": 1, "prompts_refused": 0}
+        for cause, lane in ((Cause.DELIVERIES, Lane.TRAIN), (Cause.UNSTATED, Lane.TRAIN)):
+            assert drop(cause, lane) == {"prompts_too_long": 0, "prompts_refused": 0}
+        # The ids of an evaluation set's prompts are not those of training prompts.
+        assert drop(Cause.TOO_LONG, Lane.EVALUATION) == {"prompts_too_long": 0, "prompts_refused": 0}
+        assert drop(Cause.TOO_LONG) == {"prompts_too_long": 1, "prompts_refused": 0}
+        assert drop(Cause.TOO_LONG) == {"prompts_too_long": 1, "prompts_refused": 0}, "dropped already"
         assert (metric("too-long"), metric("refused")) == (1, 0)
 
 
