@@ -1,4 +1,5 @@
-"""Owns the longest call of a run with many open groups: a rewind reopens them all, and a new sampler recovers them.
+"""Owns the longest call of a run with many open groups: a rewind reopens them all, and a new sampler recovers them; all
+are released at once; a sampler that was away trims a stream with all of their samples.
 
 Must not choose what is reopened: all groups are, as when a run is rewound to its first step.
 """
@@ -12,16 +13,19 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.contracts import Lane, Outcome, Prompt, SampleFacts, Sampling, Task, Verdict
+from services.contracts import Lane, Outcome, Prompt, Release, SampleFacts, Sampling, Task, Verdict
 from services.sampler.groups import recover
 from services.streams.connection.client import Redis, connect
+from services.streams.delivery.consumer import trim
 from services.streams.keys import RunKeys
+from services.streams.state.group_state import GroupTransitions, trim_released
 from services.streams.state.ownership import become_owner
 from services.streams.state.rewind import ReopenedGroup, Rewind
 from tests.harness.servers.redis_servers import start_server
 
 SAMPLES, PER_PIPELINE = 16, 200
 LOGGED_US = 1000
+READER, PER_ACK, SAMPLE = "verifier", 5000, bytes(400)
 PAYLOAD = {"response_ids": bytes(64), "behaviour_logprobs": bytes(64), "text": b"The answer is 42."}
 
 
@@ -38,7 +42,9 @@ class Part:
 
 
 def measure(folder: Path, groups: int, fsync: str = "always") -> dict[str, Part]:
-    """The parts of a rewind over `groups` pending groups with half of their verdicts, and a sampler's recovery."""
+    """The parts of a rewind over `groups` pending groups with half of their verdicts, a sampler's recovery, the release
+    of as many groups, and the trim of their samples' stream.
+    """
     with start_server(folder, "--appendfsync", fsync) as server:
         return asyncio.run(_measure(f"redis://127.0.0.1:{server.port}/0", groups))
 
@@ -64,9 +70,38 @@ async def _measure(url: str, groups: int) -> dict[str, Part]:
             table = await recover(redis, keys, Lane.TRAIN)
         if len(table.reopened) != groups:
             raise RuntimeError(f"{len(table.reopened)} of {groups} groups were reopened")
+        await _release_and_trim(redis, names, parts)
     finally:
         await redis.aclose()
     return parts
+
+
+async def _release_and_trim(redis: Redis, names: list[str], parts: dict[str, Part]) -> None:
+    keys, lane = RunKeys("release"), Lane.TRAIN
+    await _fill(redis, keys, names)
+    await _fill_acked(redis, keys.lane(lane).samples, SAMPLES * len(names))
+    sampler = await GroupTransitions.fenced(redis, keys, "sampler")
+    async with _timed(redis, parts, "release"):
+        await asyncio.gather(*(sampler.release(lane, name, Release.STALE, SAMPLES) for name in names))
+    async with _timed(redis, parts, "forget"):
+        await trim_released(redis, keys, lane)
+    async with _timed(redis, parts, "trim"):
+        while await trim(redis, keys.lane(lane).samples, READER, 3600.0, len(names)):
+            pass
+
+
+async def _fill_acked(redis: Redis, stream: str, entries: int) -> None:
+    """A stream of `entries` acked entries, and one that is not."""
+    await redis.xgroup_create(stream, READER, "0", mkstream=True)
+    for start in range(0, entries, PER_ACK):
+        async with redis.pipeline(transaction=False) as pipe:
+            for _ in range(min(PER_ACK, entries - start)):
+                pipe.xadd(stream, {"m": SAMPLE})
+            added = await pipe.execute()
+        await redis.xreadgroup(READER, "v", {stream: ">"}, count=PER_ACK)
+        await redis.xack(stream, READER, *added)
+    await redis.xadd(stream, {"m": SAMPLE})
+    await redis.xreadgroup(READER, "v", {stream: ">"}, count=1)
 
 
 @asynccontextmanager

@@ -18,6 +18,8 @@ from services.settings import Recipe
 from services.streams.state.group_state import GroupTransitions
 from services.streams.state.policy_history import read_policy
 
+SCANNED_AT_ONCE = 1000
+
 NO_ESCALATION = Escalation(None, None, None, None)
 
 
@@ -60,9 +62,9 @@ class QueueState:
         sampler_state = SamplerState.model_validate_json(stored) if stored else SamplerState(cursor=0, next_group=0)
         dispatcher = Dispatcher(context, transitions, table, prompts, sampler_state)
         dispatcher.check_reopened()
-        dropped = await redis.hgetall(keys.dropped)
+        dropped = {field: cause async for field, cause in redis.hscan_iter(keys.dropped, count=SCANNED_AT_ONCE)}
         dispatcher.drop({prompt.decode(): cause.decode() for prompt, cause in dropped.items()})
-        posteriors = await redis.hgetall(keys.posteriors)
+        posteriors = {field: rate async for field, rate in redis.hscan_iter(keys.posteriors, count=SCANNED_AT_ONCE)}
         policy = await read_policy(redis, keys) or CommittedPolicy(version=0, step=0)
         rates = {prompt.decode(): entry.decode() for prompt, entry in posteriors.items()}
         dispatcher.rates.load(rates, policy.step_of(policy.announced))

@@ -25,9 +25,9 @@ from services.streams.keys import RunKeys
 
 log = logging.getLogger(__name__)
 
-TRIMMED_AT_ONCE, TRIM_CALLS = 1000, 10
-"""The most entries after the oldest unacked one that one call deletes, because Redis serves no other client meanwhile;
-and the most calls of one trim."""
+TRIMMED_BEFORE, TRIMMED_AT_ONCE, TRIM_CALLS = 20_000, 1000, 20
+"""About the most entries before the oldest unacked one that one call deletes, and the most after it, because Redis
+serves no other client meanwhile; and the most calls of one trim."""
 
 M = TypeVar("M", bound=Message)
 
@@ -192,6 +192,7 @@ async def trim(redis: Redis, stream: str, consumer_group: str, gone_after_s: flo
             consumer_group=consumer_group,
             gone_after_ms=int(gone_after_s * 1000),
             longest=longest,
+            most_before=TRIMMED_BEFORE,
             most_behind=TRIMMED_AT_ONCE,
         )
         total += dropped

@@ -18,6 +18,7 @@ from services.streams.connection.functions import call_for_each
 
 WHOLE = ("prompt_ids", "response_ids", "behaviour_logprobs", "text", "finish_reason", "spans")
 """The fields that the payload's checksum covers, in this order."""
+FETCHED_AT_ONCE = 8
 
 
 class PayloadMissingError(LookupError):
@@ -83,17 +84,22 @@ def unpack(key: str, fields: dict[bytes, bytes]) -> SamplePayload:
 
 
 async def fetch(redis: Redis, keys: list[str]) -> tuple[dict[str, SamplePayload], dict[str, str]]:
-    """Fetch payloads in one round trip: the valid ones by key, and the errors of the others by key."""
-    async with redis.pipeline(transaction=False) as pipe:
-        for key in keys:
-            pipe.hgetall(key)
-        found = await pipe.execute()
+    """Fetch payloads: the valid ones by key, and the errors of the others by key.
+
+    A few at once: all ranks of a learner do so at the same time, and Redis holds each reply until it is read.
+    """
     whole, damaged = {}, {}
-    for key, fields in zip(keys, found, strict=True):
-        try:
-            whole[key] = unpack(key, fields)
-        except PayloadMissingError as error:
-            damaged[key] = str(error)
+    for start in range(0, len(keys), FETCHED_AT_ONCE):
+        chunk = keys[start : start + FETCHED_AT_ONCE]
+        async with redis.pipeline(transaction=False) as pipe:
+            for key in chunk:
+                pipe.hgetall(key)
+            found = await pipe.execute()
+        for key, fields in zip(chunk, found, strict=True):
+            try:
+                whole[key] = unpack(key, fields)
+            except PayloadMissingError as error:
+                damaged[key] = str(error)
     return whole, damaged
 
 

@@ -108,7 +108,6 @@ end
 -- Delete a released group's payloads. Its hash stays until the sampler's maintenance calls `trim_released`.
 local function retire_group(released_key, group_key, payload_keys)
   if #payload_keys > 0 then redis.call('UNLINK', unpack(payload_keys)) end
-  redis.call('LREM', released_key, 0, group_key)
   redis.call('RPUSH', released_key, group_key)
 end
 

@@ -24,6 +24,15 @@ from services.streams.keys import RunKeys
 from services.streams.retention import WEIGHT_MESSAGES_KEPT
 from services.streams.state.ownership import RoleOwner
 
+GROUPS_PER_CALL, PAYLOADS_PER_CALL = 64, 2048
+STEP_LOST = -2
+"""The reply of commit_step when Redis lost the step before."""
+
+
+def groups_per_call(samples: int) -> int:
+    """How many groups of up to `samples` samples one call may free, because Redis serves no other client meanwhile."""
+    return max(1, min(GROUPS_PER_CALL, PAYLOADS_PER_CALL // max(1, samples)))
+
 
 async def read_policy(redis: Redis, keys: RunKeys) -> CommittedPolicy | None:
     """A run's committed policy; None before the first."""
@@ -41,11 +50,6 @@ async def committed_step(redis: Redis, keys: RunKeys) -> int:
     """The last committed rollout step of a run's weight history; 0 before the first."""
     policy = await read_policy(redis, keys)
     return policy.step if policy else 0
-
-
-GROUPS_PER_CALL = 64
-STEP_LOST = -2
-"""The reply of commit_step when Redis lost the step before."""
 
 
 @dataclass(frozen=True)
@@ -161,8 +165,9 @@ class History(RoleOwner):
         a checkpoint. For a batch that the sampler did not write, or a copy, only the entry is deleted.
         """
         groups, done = logged.batch.groups, 0
-        for start in range(0, len(groups), GROUPS_PER_CALL):
-            chunk = groups[start : start + GROUPS_PER_CALL]
+        size = groups_per_call(max((len(group.samples) for group in groups), default=1))
+        for start in range(0, len(groups), size):
+            chunk = groups[start : start + size]
             done = await self._call(
                 "release_batch",
                 batches_key=self._keys.batches,
@@ -172,7 +177,7 @@ class History(RoleOwner):
                 payload_keys=[sample.payload for group in chunk for sample in group.samples],
                 entry=logged.entry,
                 step=logged.batch.step,
-                last=int(start + GROUPS_PER_CALL >= len(groups)),
+                last=int(start + size >= len(groups)),
                 payload_count_list=[len(group.samples) for group in chunk],
             )
         return bool(done)

@@ -19,8 +19,9 @@ from services.streams.connection.client import Redis
 from services.streams.keys import EVALUATION_GROUP, RunKeys
 from services.streams.retention import EVENTS_KEPT
 from services.streams.state.ownership import RoleOwner
+from services.streams.state.policy_history import groups_per_call
 
-GROUPS_PER_CALL, KEYS_PER_CALL, PROMPTS_PER_CALL = 64, 500, 1000
+KEYS_PER_CALL, PROMPTS_PER_CALL = 500, 1000
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class Rewind(RoleOwner):
 
         That step leaves the history together with its last groups.
         """
-        chunks = [groups[start : start + GROUPS_PER_CALL] for start in range(0, len(groups), GROUPS_PER_CALL)] or [[]]
+        size = groups_per_call(max((group.samples for group in groups), default=1))
+        chunks = [groups[start : start + size] for start in range(0, len(groups), size)] or [[]]
         for chunk in chunks:
             leaves = step is not None and chunk is chunks[-1]
             await self._call(

@@ -99,6 +99,9 @@ FAULTS = {
     "versions are never forgotten": Fault("announce_version", "and of_step >= tonumber(oldest_step)", ""),
     "a rewind leaves the steps of versions": Fault("finish_rewind", "'rewinding', 'version_steps'", "'rewinding'"),
     "a batch is released twice": Fault("release_batch", "== 0 then return 0", "== 9 then return 0"),
+    "a repeated release counts a group as released again": Fault(
+        "release_batch", "redis.call('HDEL', group_key, 'task') == 1", "true"
+    ),
     "a released batch keeps its payloads": Fault(
         "release_batch", "for payload = first, last_of_group do redis.call('UNLINK', payload_keys[payload]) end", ""
     ),

@@ -94,6 +94,7 @@ class Group:
     state: str = "pending"
     life: int = 0
     gone: bool = False
+    released: bool = False
     extended: bool = False
     payloads: dict[int, float] = field(default_factory=dict)
     published: int = 0
@@ -113,7 +114,6 @@ class LoggedBatch:
     step: int
     groups: tuple[str, ...]
     trained: bool = False
-    freed: int = 0
 
 
 class Model:
@@ -299,9 +299,8 @@ class Model:
             return False
         for name in batch.groups[:calls]:
             self.groups[name].payloads = {}
-            if name in self.tombstones:
-                self.tombstones.remove(name)
-            if not self.groups[name].gone:
+            if not self.groups[name].released:
+                self.groups[name].released = True
                 self.retire(name)
         if calls >= len(batch.groups):
             self.log.remove(batch)

@@ -65,6 +65,20 @@ async def test_undelivered_entries_stay(run, redis, keys):
     assert len(await run.rollout().read(5, 0.01)) == 5
 
 
+async def test_a_long_stream_is_trimmed_in_several_calls(run, monkeypatch):
+    monkeypatch.setattr(consumer, "TRIMMED_BEFORE", 200)
+    monkeypatch.setattr(consumer, "TRIMMED_AT_ONCE", 200)
+    stream, group = run.streams.tasks, "rollout"
+    added = [await run.redis.xadd(stream, {"m": "m"}) for _ in range(1050)]
+    await run.redis.xreadgroup(group, "r0", {stream: ">"}, count=2000)
+    await run.redis.xack(stream, group, *added[:1020])
+    with monkeypatch.context() as patched:
+        patched.setattr(consumer, "TRIM_CALLS", 1)
+        assert await cut(run) == 200
+    assert await cut(run) == 820
+    assert await length(run) == 30
+
+
 async def test_short_stream_loses_only_entries_before_the_oldest_lease(run):
     await send(run, 6)
     held = await run.rollout().read(5, 0.01)

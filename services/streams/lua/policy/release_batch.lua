@@ -13,7 +13,8 @@ for at, group_key in ipairs(group_keys) do
   if found[1] == 'trained' and found[2] == step and (not found[3] or found[3] == entry) then
     own = true
     for payload = first, last_of_group do redis.call('UNLINK', payload_keys[payload]) end
-    retire_group(released_key, group_key, {})
+    -- A repeated release finds no task.
+    if redis.call('HDEL', group_key, 'task') == 1 then retire_group(released_key, group_key, {}) end
   end
   first = last_of_group + 1
 end

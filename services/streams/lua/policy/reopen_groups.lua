@@ -10,10 +10,12 @@ for _, payload_key in ipairs(payload_keys) do redis.call('UNLINK', payload_key) 
 for at, group_key in ipairs(group_keys) do
   if redis.call('HGET', group_key, 'state') ~= 'reopened' then
     redis.call('DEL', group_key)
-    redis.call('LREM', released_key, 0, group_key)
     redis.call('HSET', group_key, 'state', 'reopened', 'prompt', prompt_list[at])
-    -- A group that was not pending had been trained.
-    if redis.call('SADD', pending_key, group_list[at]) == 1 then redis.call('HINCRBY', counters_key, 'trained', -1) end
+    -- A group that was not pending had been trained, and is among the released ones if its batch was released.
+    if redis.call('SADD', pending_key, group_list[at]) == 1 then
+      redis.call('LREM', released_key, 0, group_key)
+      redis.call('HINCRBY', counters_key, 'trained', -1)
+    end
   end
 end
 if step ~= '' and redis.call('XDEL', steps_key, step_entry) == 1 then
