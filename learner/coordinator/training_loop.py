@@ -159,6 +159,7 @@ def step_record(batch: Batch, trained: Trained, trained_at: int, started_at: flo
         generation_finished_at=batch.generation_finished_at,
         learning_started_at=started_at,
         learning_finished_at=time.time(),
+        batch_digest=trained.batch_digest,
         epoch=fence.epoch,
         owner=fence.owner,
     )

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from learner.rank.context import RankContext
-from learner.recovery.start import archived_payloads
+from learner.recovery.start import archived_payloads, batch_digest
 from learner.training.minibatches import masked
 from learner.training.trainer import InterruptedTrainingError, Trained
 from services.contracts import Batch, Fence
@@ -68,7 +68,7 @@ class BatchTraining:
         error = None if archived else await self._archive(batch, payloads, fence)
         await self._exchange(batch, {}, error)
         trained = await self._rank.in_order(lambda: trainer.train(plans, payloads))
-        return replace(trained, damaged=tuple(damaged.values()))
+        return replace(trained, damaged=tuple(damaged.values()), batch_digest=batch_digest(batch))
 
     async def _payloads(
         self, batch: Batch, keys: list[str], archived_by: Fence | None

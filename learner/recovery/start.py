@@ -2,17 +2,19 @@
 
 Must not train, write or delete anything, nor import torch.
 
-Redis is the truth. A learner that was replaced may have written files of a step that another one committed. So those
-files of a step count that its committed record names, and only as long as they match it.
+Redis is the truth. A learner that was replaced may have written files of a step that another one committed. The files
+that a step's committed record names count, as long as they match it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from learner.archive import FIRST_STEP, ArchiveError, RunArchive
+from learner.archive import DIFFERS, FIRST_STEP, ArchiveError, RunArchive
 from learner.checkpoint.manager import Checkpoints
 from learner.checkpoint.manifest import Checkpoint
 from services.contracts import Batch, Fence, StepRecord
@@ -76,14 +78,17 @@ def find_start_point(
         if record is None:
             missing[step] = f"Redis has no record of step {step}"
             continue
+        path = archive.batch_path(step, record.fence)
         try:
             batch = archive.batch(step, record.fence)
-            if what := _other_groups(batch, record):
+            if what := _other_batch(batch, record):
                 differing.append(Difference(step, what, record.fence))
-                raise ArchiveError(f"{archive.batch_path(step, record.fence)}: {what}")
+                raise ArchiveError(f"{path}: {what}")
             archived_payloads(archive, batch, record.fence)
         except ArchiveError as error:
-            missing[step] = str(error)
+            # An earlier start may have set it aside, and failed.
+            aside = path.with_name(f"{DIFFERS}{path.name}")
+            missing[step] = f"{error}; {aside.name} did not match the committed step" if aside.exists() else str(error)
     return StartPoint(checkpoint, steps, skipped, tuple(differing), missing)
 
 
@@ -108,26 +113,43 @@ def _differing_checkpoints(
 
 
 def _late_batches(archive: RunArchive, committed: int, records: Mapping[int, StepRecord]) -> Iterator[Difference]:
-    """The batches of committed steps that other learners than the recorded one archived, with other groups."""
+    """The batches of committed steps that other learners than the recorded one archived, with other content."""
     for step, writer in archive.batches():
         record = records.get(step)
         if step > committed or record is None or writer == record.fence:
             continue
         try:
-            what = _other_groups(archive.batch(step, writer), record)
+            what = _other_batch(archive.batch(step, writer), record)
         except ArchiveError as error:
             what = str(error)
         if what:
             yield Difference(step, what, writer)
 
 
-def _other_groups(batch: Batch, record: StepRecord) -> str:
-    """How a batch differs from the committed record of its step; '' if it does not."""
+def _other_batch(batch: Batch, record: StepRecord) -> str:
+    """How a batch differs from the committed record of its step; '' if it does not.
+
+    Older releases recorded no digest of the batch, only its groups.
+    """
     groups = tuple(group.group for group in batch.groups)
-    if groups == record.groups:
-        return ""
-    others = sorted({*groups} ^ {*record.groups})
-    return f"its groups are not those of the committed step: {', '.join(others[:4]) or 'another order'}"
+    if groups != record.groups:
+        others = sorted({*groups} ^ {*record.groups})
+        return f"its groups are not those of the committed step: {', '.join(others[:4]) or 'another order'}"
+    if record.batch_digest and record.batch_digest != batch_digest(batch):
+        return "its samples are not those of the committed step: another payload, length, advantage or mask"
+    return ""
+
+
+def batch_digest(batch: Batch) -> str:
+    """The digest of what a batch trains: its groups, their samples, advantages and masks, all in order.
+
+    It names each field, so that a field which a newer release adds does not change the digests of archived batches.
+    """
+    trained = [
+        [group.group, *([sample.payload, sample.tokens, sample.advantage, sample.masked] for sample in group.samples)]
+        for group in batch.groups
+    ]
+    return hashlib.sha256(json.dumps(trained).encode()).hexdigest()[:32]
 
 
 def archived_payloads(archive: RunArchive, batch: Batch, fence: Fence) -> dict[str, SamplePayload]:

@@ -50,6 +50,8 @@ class Trained:
     optimizer: tuple[OptimizerStepRecord, ...]
     damaged: tuple[str, ...] = ()
     """The payloads that could not be trained, with the reason. Their loss was masked."""
+    batch_digest: str = ""
+    """That of the batch as it was archived, with these masks."""
 
     @property
     def optimizer_steps(self) -> int:

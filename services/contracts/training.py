@@ -107,8 +107,8 @@ class StepRecord(Message):
 
     `prompts` and `staleness` belong to `groups`, one each: the prompt's id, and the rollout steps between the policy of
     the group's oldest token and the one that trained it (versions in records of older releases). `weights` is the
-    digest of the version's weights. `epoch` and `owner`: of the learner that trained it, which names the files of its
-    batch; 0 and "" in records of older releases.
+    digest of the version's weights, `batch_digest` that of the batch as it was archived. `epoch` and `owner`: of the
+    learner that trained it, which names the files of its batch. Records of older releases have 0 and "" instead.
     """
 
     kind: Literal["step"] = "step"
@@ -125,6 +125,7 @@ class StepRecord(Message):
     prompts: tuple[str, ...] = ()
     staleness: tuple[int, ...] = Field(default=(), validation_alias=AliasChoices("staleness", "lags"))
     weights: str = ""
+    batch_digest: str = ""
     epoch: int = 0
     owner: str = ""
 

@@ -5,6 +5,7 @@ Must not be used outside tests, nor import torch.
 
 from __future__ import annotations
 
+from learner.recovery.start import batch_digest
 from services.contracts import Batch, Fence, StepRecord
 
 WRITER = Fence(2, "learner-1a2b3c4d")
@@ -23,6 +24,7 @@ def record_of(batch: Batch, fence: Fence = WRITER, weights: str = "") -> StepRec
         learning_started_at=3.0,
         learning_finished_at=4.0,
         weights=weights,
+        batch_digest=batch_digest(batch),
         epoch=fence.epoch,
         owner=fence.owner,
     )

@@ -14,11 +14,18 @@ import torch
 
 from learner.archive import ArchiveError, RunArchive
 from learner.checkpoint.manager import Checkpoints
-from learner.recovery.start import Difference, MissingBatchesError, StartPoint, archived_payloads, find_start_point
+from learner.recovery.start import (
+    Difference,
+    MissingBatchesError,
+    StartPoint,
+    archived_payloads,
+    batch_digest,
+    find_start_point,
+)
 from learner.training.minibatches import masked as with_masked
 from learner.training.process_group import Ranks
 from learner.training.trainer import leave
-from services.contracts import Fence
+from services.contracts import Batch, Fence
 from services.streams.keys import RunKeys
 from tests.learner.checkpointing import (
     archive_with,
@@ -139,6 +146,45 @@ def test_a_batch_with_other_groups_than_recorded_is_refused(archive: RunArchive,
     assert point.missing == {2: f"{archive.batch_path(2, WRITER)}: {what}"}
     unknown = find_start_point(archive, checkpoints, 1, {})
     assert unknown.missing == {1: "Redis has no record of step 1"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("advantage", -1.5), ("masked", True), ("payload", "payload:v9g9:0"), ("tokens", 1)]
+)
+def test_a_batch_with_other_samples_is_refused(
+    archive: RunArchive, checkpoints: Checkpoints, field: str, value: object
+) -> None:
+    archive.write_batch(with_other(archive.batch(2, WRITER), field, value), WRITER)
+    archive.write_batch(archive.batch(2, WRITER), LATE)
+    point = found(archive, checkpoints, 3)
+    what = "its samples are not those of the committed step: another payload, length, advantage or mask"
+    assert point.differing == (Difference(2, what, WRITER), Difference(2, what, LATE))[::-1]
+    assert point.missing == {2: f"{archive.batch_path(2, WRITER)}: {what}"}
+    archive.set_aside(2, WRITER)
+    again = found(archive, checkpoints, 3).missing[2]
+    name = archive.batch_path(2, WRITER).name
+    assert again.endswith(f"{name}: missing; differs-{name} did not match the committed step")
+
+
+def test_a_record_of_an_older_release_compares_groups_only(archive: RunArchive, checkpoints: Checkpoints) -> None:
+    archive.write_batch(with_other(archive.batch(2, WRITER), "advantage", -1.5), WRITER)
+    older = {step: record.model_copy(update={"batch_digest": ""}) for step, record in RECORDS.items()}
+    assert find_start_point(archive, checkpoints, 3, older) == StartPoint(None, (1, 2, 3), {})
+
+
+def test_a_batch_digest_covers_only_what_trains(archive: RunArchive) -> None:
+    batch = archive.batch(2, WRITER)
+    assert batch_digest(batch) == "58e300924cdb2e9655ad843860fffc54", "archived batches keep theirs"
+    assert batch_digest(with_other(batch, "staleness", 1).model_copy(update={"version": 9})) == batch_digest(batch)
+    assert batch_digest(batch.model_copy(update={"groups": batch.groups[::-1]})) != batch_digest(batch)
+
+
+def with_other(batch: Batch, field: str, value: object) -> Batch:
+    """The batch with another value of the first group's first sample."""
+    group = batch.groups[0]
+    sample = group.samples[0].model_copy(update={field: value})
+    changed = group.model_copy(update={"samples": (sample, *group.samples[1:])})
+    return batch.model_copy(update={"groups": (changed, *batch.groups[1:])})
 
 
 def test_a_checkpoint_with_other_weights_is_refused(archive: RunArchive, checkpoints: Checkpoints) -> None:

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from learner.archive import RunArchive
 from learner.checkpoint.manager import Checkpoints
+from learner.recovery.start import batch_digest
 from learner.service import LearnerService
 from services.cancellation import cancel_and_wait
 from services.contracts import BEFORE
@@ -197,6 +198,7 @@ async def test_damaged_payloads_are_left_out_and_reported(
     steps = [step for _, step in await EventLog(redis, keys, "test").steps()]
     left = [sample.tokens for group in batch.groups for sample in group.samples if sample.payload not in masked]
     assert steps[0].metrics["trained_tokens"] == sum(left)
+    assert steps[0].batch_digest == batch_digest(archived), "that of the batch with these masks"
 
 
 async def test_the_export_waits_for_the_last_evaluation_of_every_set(

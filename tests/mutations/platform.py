@@ -46,8 +46,8 @@ PLATFORM = [
     Mutation(
         "learner: a batch is retrained that another learner archived",
         "learner/recovery/start.py",
-        "if groups == record.groups:",
-        "if groups:",
+        "if groups != record.groups:",
+        "if not groups:",
         ("tests/learner/test_recovery.py",),
     ),
     Mutation(
