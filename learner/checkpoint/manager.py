@@ -26,7 +26,7 @@ import logging
 import re
 import shutil
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -183,15 +183,17 @@ class Checkpoints:
         """The content of the checkpoint's sampler.json; None if it has none."""
         return (self.path(checkpoint) / SAMPLER).read_text() if SAMPLER in checkpoint.files else None
 
-    def prune(self, kept: int, up_to: int, epoch: int) -> None:
+    def prune(self, kept: int, up_to: int, epoch: int, weights: Mapping[int, str] = {}) -> None:
         """Keep the newest checkpoint of each of the last `kept` steps up to `up_to` that have one; delete older ones.
 
         Once there are `kept` of them, also deletes the batches up to the oldest one. Until then all batches stay,
         because the run can still start from its model. Nothing of a learner with an epoch above `epoch`, the caller's,
-        is touched, nor a checkpoint that is being written.
+        is touched, nor a checkpoint that is being written. `weights`: the digests of the committed weights, by step; a
+        checkpoint with another one does not count, and is deleted.
         """
         listed = [found for found in self._listed() if _step(found[0]) <= up_to and not _is_newer(found[1], epoch)]
-        newest = {entry.step: path for path, entry in listed if isinstance(entry, Checkpoint)}
+        complete = [(path, entry) for path, entry in listed if isinstance(entry, Checkpoint)]
+        newest = {entry.step: path for path, entry in complete if entry.belongs_to(weights)}
         last = sorted(newest)[-kept:]
         if not last:
             return

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
@@ -29,10 +29,13 @@ class CheckpointError(RuntimeError):
 
 
 class CheckpointHeader(Value):
-    """The position of a checkpoint: after rollout `step`, whose weights were published as policy `version`.
+    """The position of a checkpoint: after rollout `step`. The weights that it saved were published as policy `version`.
 
-    `weights`: the digest of the weights in the committed record of that step, "" if unknown. `ranks`, `zero_stage` and
-    `dtype`: of the learner that wrote it, as `epoch` and `owner`; the one that reads it must have the same `dtype`.
+    `weights`: the digest of the weights in the committed record of that step, from which a start tells whether the
+    checkpoint belongs to the run's history; `saved_weights`: that of the weights that it saved. They differ after the
+    step was trained again with another result. "" if unknown: older releases wrote only the former. `ranks`,
+    `zero_stage` and `dtype`: of the learner that wrote it, as `epoch` and `owner`; the one that reads it must have the
+    same `dtype`.
     """
 
     step: int
@@ -41,6 +44,7 @@ class CheckpointHeader(Value):
     zero_stage: int
     dtype: str
     weights: str = ""
+    saved_weights: str = ""
     epoch: int = 0
     owner: str = ""
 
@@ -65,6 +69,14 @@ class Checkpoint(CheckpointHeader):
     def size(self) -> int:
         """The size of its files in bytes."""
         return sum(facts.size for facts in self.files.values())
+
+    def belongs_to(self, weights: Mapping[int, str]) -> bool:
+        """Whether it belongs to a history with these digests of the committed weights, by step.
+
+        An unknown digest does not exclude it: older releases recorded none.
+        """
+        committed = weights.get(self.step)
+        return not (self.weights and committed) or self.weights == committed
 
 
 def write_hashed(path: Path, chunks: Iterable[memoryview], stop: threading.Event) -> FileFacts:

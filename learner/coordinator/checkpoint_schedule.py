@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 
 from learner.checkpoint.manifest import CheckpointError, ConsumedGroups
 from learner.rank.worker import RankWorker
 from services.cancellation import cancel_and_wait
-from services.contracts import SamplerSnapshot, StepRecord
+from services.contracts import CommittedPolicy, SamplerSnapshot, StepRecord
 from services.process import Context
 from services.streams.state.policy_history import History
 
@@ -25,12 +26,19 @@ RETRY_S = 30.0
 class CheckpointSchedule:
     """The checkpoints of a run, as rank 0 writes them: one at a time, in the background."""
 
-    def __init__(self, context: Context, history: History, worker: RankWorker, consumed: ConsumedGroups) -> None:
-        """`consumed`: the groups of the committed steps since the checkpoint from which the run resumes."""
+    def __init__(
+        self, context: Context, history: History, worker: RankWorker, records: Iterable[StepRecord], covered: int
+    ) -> None:
+        """`records`: those of the committed steps. `covered`: the step of the checkpoint that was loaded, or 0."""
         self._context = context
         self._history = history
         self._worker = worker
-        self._consumed = consumed
+        self._consumed: ConsumedGroups = {}
+        self._weights: dict[int, str] = {}
+        for record in records:
+            self._weights[record.step] = record.weights
+            if record.step > covered:
+                self._consumed[record.step] = record.groups
         self._writing: asyncio.Task[None] | None = None
         self._retry_at = 0.0
 
@@ -48,20 +56,22 @@ class CheckpointSchedule:
 
     def committed(self, record: StepRecord) -> None:
         """Note a step that was committed; the next checkpoint names its groups."""
+        self._weights[record.step] = record.weights
         if self._worker.checkpoint_writer.wanted:
             self._consumed[record.step] = record.groups
 
-    async def save(self, record: StepRecord, snapshot: SamplerSnapshot | None) -> None:
+    async def save(self, record: StepRecord, policy: CommittedPolicy, snapshot: SamplerSnapshot | None) -> None:
         """Copy the state after the last committed step and start writing it. Collective, after the command `save`.
 
-        `snapshot`: the sampler's of that step.
+        `policy`: the committed one, whose state is copied; its weights are not those of `record` if a restart trained
+        the step again with another result. `snapshot`: the sampler's of that step.
         """
         try:
             await self._worker.checkpoint_writer.save(record.step)
         except CheckpointError as error:
             await self._report_failure(record, error)
             return
-        self._writing = asyncio.create_task(self._commit(record, snapshot), name=f"checkpoint of {record.step}")
+        self._writing = asyncio.create_task(self._commit(record, policy, snapshot), name=f"checkpoint of {record.step}")
 
     async def settle(self) -> None:
         """Wait for the checkpoint that is being written. Raises its error, unless that was a CheckpointError."""
@@ -76,13 +86,14 @@ class CheckpointSchedule:
         if self._writing is not None:
             await cancel_and_wait(self._writing)
 
-    async def _commit(self, record: StepRecord, snapshot: SamplerSnapshot | None) -> None:
+    async def _commit(self, record: StepRecord, policy: CommittedPolicy, snapshot: SamplerSnapshot | None) -> None:
         try:
             checkpoint = await self._worker.checkpoint_writer.commit(
                 record.step,
-                record.version,
+                policy.version,
                 self._history.fence,
                 weights=record.weights,
+                saved_weights=policy.weights,
                 sampler=snapshot.model_dump_json() if snapshot else None,
                 consumed={step: groups for step, groups in self._consumed.items() if step <= record.step},
             )
@@ -93,9 +104,9 @@ class CheckpointSchedule:
         self._context.waits.done(OVERDUE_WAIT)
         # A previous owner fails here, before it deletes what the run still needs.
         await self.publish_list(record.step, self._context.record.recipe.learner.checkpoints_kept)
-        await self._worker.checkpoint_writer.prune(record.step, self._history.fence.epoch)
+        await self._worker.checkpoint_writer.prune(record.step, self._history.fence.epoch, self._weights)
         mib = checkpoint.size / 2**20
-        text = f"policy version {record.version}, step {record.step}: {mib:.0f} MiB"
+        text = f"policy version {policy.version}, step {record.step}: {mib:.0f} MiB"
         await self._context.event_log.write("checkpoint", text)
 
     async def _report_failure(self, record: StepRecord, error: CheckpointError) -> None:
@@ -105,7 +116,11 @@ class CheckpointSchedule:
         await self._context.event_log.write("checkpoint-failed", f"step {record.step}: {error}; training continues")
 
     async def publish_list(self, up_to: int, most: int = 0) -> None:
-        """Publish the rollout steps up to `up_to` from which the run can be resumed; the last `most`, 0 for all."""
+        """Publish the rollout steps up to `up_to` from which the run can be resumed; the last `most`, 0 for all.
+
+        A checkpoint of other weights than the step's committed ones is of an abandoned history, and does not count.
+        """
         complete = await asyncio.to_thread(self._worker.checkpoints.complete)
-        steps = sorted({checkpoint.step for checkpoint in complete if checkpoint.step <= up_to})
+        found = {checkpoint.step for checkpoint in complete if checkpoint.belongs_to(self._weights)}
+        steps = sorted(step for step in found if step <= up_to)
         await self._history.publish_checkpoints(steps[-most:])

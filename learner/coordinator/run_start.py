@@ -47,9 +47,9 @@ class RunStart:
         records = [record for _, record in await self._context.event_log.steps() if record.step <= step]
         point = await self._restore(step, records)
         covered = point.checkpoint.step if point.checkpoint else 0
-        consumed = {record.step: record.groups for record in records if record.step > covered}
-        schedule = CheckpointSchedule(self._context, self._history, self._worker, consumed)
-        await self._publication.take_snapshot()
+        schedule = CheckpointSchedule(self._context, self._history, self._worker, records, covered)
+        restored = await self._publication.take_snapshot()
+        await self._report_other_weights(point, restored.digest, records)
         # All that is needed of these batches is in the archive; a previous learner may not have released them.
         await idle_during(self._worker, self._history.release_committed(policy.step if policy else 0))
         if rewinds:
@@ -93,6 +93,20 @@ class RunStart:
                 if await self._worker.training.train(batch, writer, archived=True) is None:
                     raise LearnerStoppingError
         return point
+
+    async def _report_other_weights(self, point: StartPoint, found: str, records: list[StepRecord]) -> None:
+        """Write an event if the restored policy has other weights than the last of `records`, or than the checkpoint.
+
+        After archived steps were trained again that is no error: several ranks or a GPU may sum in another order.
+        """
+        event_log, checkpoint = self._context.event_log, point.checkpoint
+        if point.steps and records[-1].weights not in ("", found):
+            step, expected = records[-1].step, records[-1].weights
+            text = f"step {step}: trained again, its weights are {found}; the committed step has {expected}"
+            await event_log.write("retrained-differs", text)
+        elif checkpoint and not point.steps and checkpoint.saved_weights not in ("", found):
+            text = f"step {checkpoint.step}: the weights loaded from checkpoint {checkpoint.name} are {found}"
+            await event_log.write("archive-differs", f"{text}; those that it saved are {checkpoint.saved_weights}")
 
     async def _rewind(self, step: int, point: StartPoint) -> None:
         """Store the sampler's snapshot of `step` in Redis, and wait until the sampler has rewound the run to it."""

@@ -97,7 +97,7 @@ class TrainingLoop:
         reading = read_snapshot(self._context.redis, self._context.keys.snapshot(record.step))
         snapshot = await idle_during(self._worker, reading)
         await self._worker.send(Command(do="save", step=record.step))
-        await self._schedule.save(record, snapshot)
+        await self._schedule.save(record, self._publication.policy, snapshot)
 
     async def _train(self, logged: LoggedBatch) -> StepRecord:
         batch, started_at = logged.batch, time.time()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -89,12 +90,13 @@ class CheckpointWriter:
         fence: Fence,
         *,
         weights: str = "",
+        saved_weights: str = "",
         sampler: str | None = None,
         consumed: ConsumedGroups | None = None,
     ) -> Checkpoint:
         """Wait for the files of all ranks and commit the checkpoint. Rank 0, after `save`.
 
-        It does not use the training thread. `weights`: the digest of the weights published as `version`; `sampler` and
+        It does not use the training thread. `version`, `weights`, `saved_weights`: see CheckpointHeader; `sampler` and
         `consumed`: see Checkpoints.commit. Raises CheckpointError, after which the next `save` is possible.
         """
         assert self._saving is not None, "save() comes first"
@@ -107,6 +109,7 @@ class CheckpointWriter:
             zero_stage=settings.zero_stage,
             dtype=settings.dtype,
             weights=weights,
+            saved_weights=saved_weights,
             epoch=fence.epoch,
             owner=fence.owner,
         )
@@ -121,9 +124,13 @@ class CheckpointWriter:
         self._saving = None
         return checkpoint
 
-    async def prune(self, step: int, epoch: int) -> None:
-        """Delete what the checkpoint of `step` replaces, except the files of learners with an epoch above `epoch`."""
-        prune = partial(self._rank.checkpoints.prune, self._rank.settings.checkpoints_kept, step, epoch)
+    async def prune(self, step: int, epoch: int, weights: Mapping[int, str] = {}) -> None:
+        """Delete what the checkpoint of `step` replaces, except the files of learners with an epoch above `epoch`.
+
+        `weights`: the digests of the committed weights, by step.
+        """
+        kept = self._rank.settings.checkpoints_kept
+        prune = partial(self._rank.checkpoints.prune, kept, step, epoch, weights)
         try:
             await asyncio.to_thread(prune)
         except OSError as error:

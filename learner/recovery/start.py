@@ -93,13 +93,10 @@ def find_start_point(
 
 
 def other_weights(checkpoint: Checkpoint, record: StepRecord | None) -> str:
-    """How a checkpoint differs from the committed record of its step; '' if it does not.
-
-    Older releases recorded no digest of the weights.
-    """
+    """How a checkpoint differs from the committed record of its step; '' if it does not."""
     if record is None:
         return f"step {checkpoint.step} has no committed record"
-    if checkpoint.weights == record.weights or not (checkpoint.weights and record.weights):
+    if checkpoint.belongs_to({record.step: record.weights}):
         return ""
     return f"its weights are {checkpoint.weights}, but those of the committed step are {record.weights}"
 

@@ -66,6 +66,7 @@ PHASES: dict[str, tuple[str, ...]] = {
         "non-finite-gradient",
         "payload-damaged",
         "ready",
+        "retrained-differs",
         "starting",
         "weight-sync-failed",
         "weights-late",

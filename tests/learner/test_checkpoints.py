@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ import torch
 from learner.archive import ArchiveError, RunArchive
 from learner.checkpoint.manager import Checkpoints
 from learner.checkpoint.manifest import MANIFEST, CheckpointError
+from learner.coordinator.checkpoint_schedule import CheckpointSchedule
 from learner.training.process_group import Ranks
 from learner.training.trainer import leave
 from services.contracts import Fence
@@ -30,6 +32,7 @@ from tests.learner.checkpointing import (
     header,
     names,
     open_trainer,
+    records_of,
     save,
     tensors_of,
     train,
@@ -278,6 +281,34 @@ def test_a_missing_checkpoint_is_named(checkpoints: Checkpoints) -> None:
 
     with pytest.raises(ArchiveError, match=r"step-000001-00000000/checkpoint\.json: missing"):
         checkpoints.load(NoTrainer(), "step-000001-00000000")
+
+
+async def test_a_late_checkpoint_of_an_abandoned_step_does_not_count(
+    archive: RunArchive, checkpoints: Checkpoints
+) -> None:
+    """Its learner was replaced while it wrote; the step was trained again, with another result."""
+    records = {step: record.model_copy(update={"weights": f"w{step}"}) for step, record in records_of(STEPS).items()}
+    second, fourth, _, sixth = [
+        save(checkpoints, header(step).model_copy(update={"weights": weights}), block_of(10))
+        for step, weights in [(2, ""), (4, "w4"), (5, "abandoned"), (6, "w6")]
+    ]
+    published: list[list[int]] = []
+
+    async def publish_checkpoints(steps: list[int]) -> None:
+        published.append(steps)
+
+    history, worker = SimpleNamespace(publish_checkpoints=publish_checkpoints), SimpleNamespace(checkpoints=checkpoints)
+    unused: Any = None
+    schedule = CheckpointSchedule(unused, cast(Any, history), cast(Any, worker), records.values(), covered=6)
+    await schedule.publish_list(6, 2)
+    await schedule.publish_list(5)
+    assert published == [[4, 6], [2, 4]], "one of an older release has no digest"
+    weights = {step: record.weights for step, record in records.items()}
+    checkpoints.prune(3, 6, WRITER.epoch, weights)
+    assert checkpoints.complete() == [second, fourth, sixth]
+    checkpoints.prune(2, 6, WRITER.epoch, weights)
+    assert checkpoints.complete() == [fourth, sixth]
+    assert list(archive.trained()) == [5, 6]
 
 
 def test_a_replaced_learner_deletes_no_newer_checkpoint(archive: RunArchive, checkpoints: Checkpoints) -> None:
