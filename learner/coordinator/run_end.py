@@ -68,10 +68,18 @@ class RunEnd:
             tokenizer = await idle_during(worker, retry_storage(read, "the chat template", waits, patience_s))
             # Reads only the config and the parameter names of the model in training.
             snapshot, folder = self._publication.snapshot, export_folder(run)
-            write = partial(export, worker.causal_lm, snapshot, tokenizer, folder, evaluations)
+            check = partial(self._check_owner, asyncio.get_running_loop())
+            write = partial(export, worker.causal_lm, snapshot, tokenizer, folder, evaluations, check)
             written = await idle_during(worker, retry_storage(write, "the export", waits, patience_s))
-            upload = partial(stored, written, run)
+            upload = partial(stored, written, run, check)
             place = await idle_during(worker, retry_storage(upload, "the export", waits, patience_s))
         await RunRecords(context.redis).set_paths(run, self._publication.history.fence, "learner", export_path=place)
         version = self._publication.policy.version
         await context.event_log.write("exported", f"policy version {version} is in {place}")
+
+    def _check_owner(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Raise FencedError if this learner was replaced. For another thread than that of `loop`."""
+        records, run = RunRecords(self._context.redis), self._context.record.id
+        changes_nothing = records.set_paths(run, self._publication.history.fence, "learner")
+        checked = asyncio.run_coroutine_threadsafe(changes_nothing, loop)
+        checked.result(self._recipe.limits.stall_timeout_s)

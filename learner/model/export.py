@@ -1,6 +1,6 @@
 """Owns the export of a run: its policy as an ordinary Hugging Face folder.
 
-Must not be collective: it writes a snapshot, which rank 0 holds whole.
+Must not be collective: it writes a snapshot, which rank 0 holds whole. Must not know who owns the run: `check` does.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,16 @@ def export_folder(run: str) -> Path:
     return run_folder(run) / EXPORT
 
 
-def stored(folder: Path, run: str) -> str:
+def stored(folder: Path, run: str, check: Callable[[], None]) -> str:
     """Upload the export to the store and return its address; without a store, return its `folder`.
 
-    Raises StoreError, OSError.
+    `check` is called before each write, and raises an error if this learner must not publish. Raises StoreError,
+    OSError.
     """
     at = configured_store()
     if at is None:
         return str(folder)
-    put_folder(at / run / EXPORT, folder)
+    put_folder(at / run / EXPORT, folder, check)
     return str(at / run / EXPORT)
 
 
@@ -51,23 +52,33 @@ def tokenizer_of(source: Path, chat_template: str | None) -> Any:
 
 
 def export(
-    causal_lm: Any, snapshot: Snapshot, tokenizer: Any, folder: Path, evaluations: Sequence[EvaluationRecord]
+    causal_lm: Any,
+    snapshot: Snapshot,
+    tokenizer: Any,
+    folder: Path,
+    evaluations: Sequence[EvaluationRecord],
+    check: Callable[[], None],
 ) -> Path:
     """Write weights, config, generation config and tokenizer to `folder`, completely or not at all.
 
     `evaluations`, the records of the exported version, are written to `evaluation.json` as a list. `causal_lm` provides
-    config and names; its parameters are not read. Replaces an earlier export.
+    config and names; its parameters are not read. Replaces an earlier export, right after `check` was called, which
+    raises an error if this learner must not publish.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".export-", dir=folder.parent))
+    written = partial / EXPORT
     try:
-        causal_lm.save_pretrained(partial, state_dict=dict(snapshot.tensors()))
-        tokenizer.save_pretrained(partial)
+        causal_lm.save_pretrained(written, state_dict=dict(snapshot.tensors()))
+        tokenizer.save_pretrained(written)
         records = [evaluation.model_dump(mode="json") for evaluation in evaluations]
-        (partial / "evaluation.json").write_text(json.dumps(records, indent=2) + "\n")
-        partial.chmod(0o755)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+        (written / "evaluation.json").write_text(json.dumps(records, indent=2) + "\n")
+        written.chmod(0o755)
+        check()
+        # Renamed rather than deleted first, which takes long: a newer learner may exist by then.
+        if folder.exists():
+            folder.rename(partial / "earlier")
+        written.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder

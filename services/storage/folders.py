@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,18 +34,22 @@ class FolderManifest(Value):
     files: dict[str, FileFacts] | None
 
 
-def put_folder(at: StoreAddress, folder: Path) -> None:
+def put_folder(at: StoreAddress, folder: Path, check: Callable[[], None] = lambda: None) -> None:
     """Put all files of a folder, and its manifest last: without it the folder is not whole. Replaces an older folder.
 
-    Raises StoreError, OSError.
+    `check` is called before each write, and stops the upload with what it raises. Raises StoreError, OSError.
     """
+    check()
     objects.put_bytes(at / MANIFEST, FolderManifest(files=None).model_dump_json().encode())
     files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     for name, path in files.items():
+        check()
         objects.put_file(at / name, path)
+    check()
     obsolete = objects.listed(at).keys() - files.keys() - {MANIFEST}
     objects.delete(at, sorted(obsolete))
     manifest = FolderManifest(files={name: facts_of(path) for name, path in files.items()})
+    check()
     objects.put_bytes(at / MANIFEST, manifest.model_dump_json().encode())
 
 
