@@ -176,13 +176,15 @@ class RunArchive:
         self.mirror.put(str(path.relative_to(self.folder)), path)
 
     def start(self, facts: RunFacts, *, resumed: bool = False) -> None:
-        """Start a run's archive, or continue it if `resumed`. Raises ArchiveError if another run left records."""
+        """Start a run's archive, or continue it if `resumed`. Raises ArchiveError if it has records otherwise."""
         earlier = [path for part in (self._records, self.checkpoints) for path in part.glob("step-*")]
         if earlier and not resumed:
             where = self.mirror.location("", self.folder)
             raise ArchiveError(
-                f"{where}: holds {len(earlier)} records and checkpoints of an earlier run with this id; "
-                "move the folder away, or submit the run under another id"
+                f"{where}: holds {len(earlier)} records and checkpoints, but Redis has no committed policy of the run. "
+                "If they are of an earlier run with this id: move the folder away, or submit the run under another id. "
+                "If they are of this run, Redis lost its state: restore the data of Redis and resume the run, or, "
+                "without that data, submit it under another id"
             )
         self.prepare()
         self._write(self.folder / FACTS, facts)

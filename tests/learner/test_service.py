@@ -236,7 +236,9 @@ async def test_records_of_an_earlier_run_with_the_same_id_fail(
     await submit(redis, run_id, tiny_model, limits={"rollout_steps": 1})
     thread = ServiceThread(LearnerService(), run_id, redis_url)
     await asyncio.to_thread(thread._thread.join, 240)
-    assert "holds 1 records and checkpoints of an earlier run" in str(thread.error)
+    assert "holds 1 records and checkpoints, but Redis has no committed policy of the run" in str(thread.error)
+    assert "move the folder away" in str(thread.error)
+    assert "restore the data of Redis and resume the run" in str(thread.error)
 
 
 @pytest.fixture
