@@ -5,7 +5,6 @@ Must not act on a run.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +14,6 @@ from services.streams.connection.client import Redis
 from services.streams.state.ended.standings import Standing, count_runs, standing_runs
 from services.streams.state.run_record import RunRecord
 from services.streams.state.runs import RunRecords
-
-AUDIT_S = 60.0
-"""How often all runs are read: an API of an earlier release does not keep the index of active runs."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +32,17 @@ class EndedRuns:
 
 
 class KnownRuns:
-    """Every run of this Redis. A look reads the active runs, and of the others only what has changed."""
+    """Every run of this Redis. A look reads the active runs, and of the others only what has changed.
+
+    The first look, and one that finds another number of runs, reads them all and repairs the index of active runs: an
+    earlier release did not keep it, and its runs must be found after an upgrade.
+    """
 
     def __init__(self, redis: Redis, records: RunRecords) -> None:
         self._redis = redis
         self._records = records
         self._active: frozenset[str] = frozenset()
         self._count = -1
-        self._audited_at = float("-inf")
         self.ended = EndedRuns.of({})
 
     async def look(self) -> list[RunRecord]:
@@ -51,13 +50,12 @@ class KnownRuns:
         count = await count_runs(self._redis)
         records = await self._records.active()
         active = frozenset(record.id for record in records)
-        if count != self._count or time.monotonic() - self._audited_at > AUDIT_S:
+        if count != self._count:
             await self._audit(active)
-            self._count, self._audited_at = count, time.monotonic()
         elif active != self._active:
             known = {**self.ended.runs, **await standing_runs(self._redis, self._active - active)}
             self.ended = EndedRuns.of({run: standing for run, standing in known.items() if run not in active})
-        self._active = active
+        self._count, self._active = count, active
         return records
 
     async def _audit(self, active: frozenset[str]) -> None:
