@@ -204,8 +204,8 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
     "services/sampler/queue/starvation.py": [
         (
             "escalation: pauses in place of a partial batch",
-            "self.pause_after if not kept or self.partial_after is None else None",
-            "self.pause_after",
+            "escalation.pause_after if not kept or escalation.partial_after is None else None",
+            "escalation.pause_after",
         ),
         ("escalation: counts groups, not batches", "judged >= after * groups_per_step", "judged >= after"),
     ],

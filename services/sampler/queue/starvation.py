@@ -6,9 +6,10 @@ Must not act or read a clock: the sampler acts, and levels are measured in judge
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import NamedTuple
+
+from services.settings import StarvationSettings
 
 
 class Level(IntEnum):
@@ -21,48 +22,22 @@ class Level(IntEnum):
     PAUSE = 4
 
 
-@dataclass(frozen=True)
-class Escalation:
-    """After how many batches' worth of judged groups since the last batch each level starts; None: never.
+def level_of(escalation: StarvationSettings, judged: int, kept: int, groups_per_step: int) -> Level:
+    """The level after `judged` groups since the last batch was published, with `kept` groups in stock.
 
-    One batch's worth is limits.groups_per_step groups, kept or not. The numbers must increase.
+    NORMAL while a whole batch is kept, even if the learner is not ready for it. A partial batch needs a kept group. The
+    run pauses only without kept groups, or if `partial_after` is None.
     """
-
-    widen_after: int | None = 4
-    boundary_after: int | None = 8
-    partial_after: int | None = 16
-    pause_after: int | None = 32
-
-    def __post_init__(self) -> None:
-        below = 0
-        for field in fields(self):
-            after = getattr(self, field.name)
-            if after is None:
-                continue
-            if after <= below:
-                raise ValueError(
-                    f"{field.name}: {after} is not valid: expected more than {below}, or null to skip the level"
-                )
-            below = after
-
-    def level(self, judged: int, kept: int, groups_per_step: int) -> Level:
-        """The level after `judged` groups since the last batch was published, with `kept` groups in stock.
-
-        NORMAL while a whole batch is kept, even if the learner is not ready for it. A partial batch needs a kept
-        group. The run pauses only without kept groups, or if `partial_after` is None.
-        """
-        if kept >= groups_per_step:
-            return Level.NORMAL
-        possible = {
-            Level.WIDEN: self.widen_after,
-            Level.BOUNDARY: self.boundary_after,
-            Level.PARTIAL: self.partial_after if kept else None,
-            Level.PAUSE: self.pause_after if not kept or self.partial_after is None else None,
-        }
-        reached = [
-            level for level, after in possible.items() if after is not None and judged >= after * groups_per_step
-        ]
-        return max(reached, default=Level.NORMAL)
+    if kept >= groups_per_step:
+        return Level.NORMAL
+    possible = {
+        Level.WIDEN: escalation.widen_after,
+        Level.BOUNDARY: escalation.boundary_after,
+        Level.PARTIAL: escalation.partial_after if kept else None,
+        Level.PAUSE: escalation.pause_after if not kept or escalation.partial_after is None else None,
+    }
+    reached = [level for level, after in possible.items() if after is not None and judged >= after * groups_per_step]
+    return max(reached, default=Level.NORMAL)
 
 
 class Change(NamedTuple):
@@ -85,7 +60,7 @@ class Starvation:
     """The starvation state of a run: `judged` groups since the last batch, and the current `level`."""
 
     def __init__(
-        self, escalation: Escalation, groups_per_step: int, judged: int = 0, level: Level = Level.NORMAL
+        self, escalation: StarvationSettings, groups_per_step: int, judged: int = 0, level: Level = Level.NORMAL
     ) -> None:
         self._escalation = escalation
         self._groups_per_step = groups_per_step
@@ -105,7 +80,7 @@ class Starvation:
 
         `kept`: groups in stock for the next batch; `histogram`: the judged groups by correct answers, as text.
         """
-        return self._move_to(self._escalation.level(self.judged, kept, self._groups_per_step), kept, histogram)
+        return self._move_to(level_of(self._escalation, self.judged, kept, self._groups_per_step), kept, histogram)
 
     def force(self, kept: int, histogram: str) -> Change | None:
         """Like `update`, when no more groups may be dispatched: a partial batch if any are kept, else a pause."""

@@ -13,22 +13,20 @@ from services.sampler.backpressure import SurvivalEstimate
 from services.sampler.groups import GroupTable, recover
 from services.sampler.queue.batching import Window
 from services.sampler.queue.dispatch import Dispatcher
-from services.sampler.queue.starvation import Escalation, Level, Starvation
-from services.settings import Recipe
+from services.sampler.queue.starvation import Level, Starvation
+from services.settings import Recipe, StarvationSettings
 from services.streams.state.group_state import GroupTransitions
 from services.streams.state.policy_history import read_policy
 
 SCANNED_AT_ONCE = 1000
 
-NO_ESCALATION = Escalation(None, None, None, None)
+NO_ESCALATION = StarvationSettings(widen_after=None, boundary_after=None, partial_after=None, pause_after=None)
 
 
 def starvation_of(recipe: Recipe) -> Starvation:
     """The initial starvation state. Generation batches have max_generation_batches in place of the levels."""
     sampling = recipe.algorithm.dynamic_sampling
-    if sampling.refill == "generation_batches":
-        return Starvation(NO_ESCALATION, recipe.limits.groups_per_step)
-    escalation = Escalation(**sampling.starvation.model_dump())
+    escalation = NO_ESCALATION if sampling.refill == "generation_batches" else sampling.starvation
     return Starvation(escalation, recipe.limits.groups_per_step)
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.sampler.queue.starvation import Escalation, Level, Starvation
-from services.settings import sampling
+from services.sampler.queue.starvation import Level, Starvation, level_of
+from services.settings import StarvationSettings
 
 pytestmark = pytest.mark.conformance(
     formula="response to a lack of kept groups",
@@ -18,16 +17,16 @@ pytestmark = pytest.mark.conformance(
 )
 
 NORMAL, WIDEN, BOUNDARY, PARTIAL, PAUSE = Level
-OFF = Escalation(None, None, None, None)
 HISTOGRAM = "groups by correct answers of 4: 9 with 0, 0 with 1, 0 with 2, 0 with 3, 1 with 4"
 
 
-def test_the_settings_are_the_escalation() -> None:
-    assert Escalation(**sampling.StarvationSettings().model_dump()) == Escalation()
-    assert set(sampling.StarvationSettings.model_fields) == {field.name for field in fields(Escalation)}
+def escalation_of(*levels: int | None) -> StarvationSettings:
+    """The escalation with these levels, from widen_after to pause_after."""
+    return StarvationSettings.model_validate(dict(zip(StarvationSettings.model_fields, levels, strict=True)))
 
 
-STEEP = Escalation(2, 4, 8, 16)
+OFF = escalation_of(None, None, None, None)
+STEEP = escalation_of(2, 4, 8, 16)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,7 @@ STEEP = Escalation(2, 4, 8, 16)
     ],
 )
 def test_the_default_escalation(judged: int, kept: int, expected: Level) -> None:
-    assert Escalation().level(judged, kept, groups_per_step=8) is expected
+    assert level_of(StarvationSettings(), judged, kept, groups_per_step=8) is expected
 
 
 @pytest.mark.parametrize(
@@ -57,24 +56,24 @@ def test_the_default_escalation(judged: int, kept: int, expected: Level) -> None
     [
         (OFF, 9999, 0, NORMAL),
         (OFF, 9999, 3, NORMAL),
-        (Escalation(None, 4, 8, 16), 31, 0, NORMAL),
-        (Escalation(None, 4, 8, 16), 32, 0, BOUNDARY),
-        (Escalation(2, None, 8, 16), 64, 0, WIDEN),
-        (Escalation(2, None, 8, 16), 64, 1, PARTIAL),
-        (Escalation(2, 4, None, 16), 127, 3, BOUNDARY),
-        (Escalation(2, 4, None, 16), 128, 3, PAUSE),  # partial batches are off: kept groups wait
-        (Escalation(2, 4, 8, None), 9999, 0, BOUNDARY),
-        (Escalation(None, None, None, 1), 8, 0, PAUSE),
+        (escalation_of(None, 4, 8, 16), 31, 0, NORMAL),
+        (escalation_of(None, 4, 8, 16), 32, 0, BOUNDARY),
+        (escalation_of(2, None, 8, 16), 64, 0, WIDEN),
+        (escalation_of(2, None, 8, 16), 64, 1, PARTIAL),
+        (escalation_of(2, 4, None, 16), 127, 3, BOUNDARY),
+        (escalation_of(2, 4, None, 16), 128, 3, PAUSE),  # partial batches are off: kept groups wait
+        (escalation_of(2, 4, 8, None), 9999, 0, BOUNDARY),
+        (escalation_of(None, None, None, 1), 8, 0, PAUSE),
     ],
 )
-def test_null_skips_a_level(escalation: Escalation, judged: int, kept: int, expected: Level) -> None:
-    assert escalation.level(judged, kept, groups_per_step=8) is expected
+def test_null_skips_a_level(escalation: StarvationSettings, judged: int, kept: int, expected: Level) -> None:
+    assert level_of(escalation, judged, kept, groups_per_step=8) is expected
 
 
 @pytest.mark.parametrize(
     ("levels", "named"),
     [
-        ((0, 4, 8, 16), "widen_after: 0 is not valid"),
+        ((0, 4, 8, 16), "widen_after\n  Input should be greater than 0"),
         ((2, 2, 8, 16), "boundary_after: 2 is not valid"),
         ((2, 4, 3, 16), "partial_after: 3 is not valid"),
         ((5, None, None, 5), "pause_after: 5 is not valid"),
@@ -83,22 +82,22 @@ def test_null_skips_a_level(escalation: Escalation, judged: int, kept: int, expe
 )
 def test_levels_must_increase(levels: tuple[int | None, ...], named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        Escalation(*levels)
+        escalation_of(*levels)
 
 
 @st.composite
-def escalations(draw: st.DrawFn) -> Escalation:
+def escalations(draw: st.DrawFn) -> StarvationSettings:
     after = sorted(draw(st.sets(st.integers(1, 40), min_size=4, max_size=4)))
-    return Escalation(*(threshold if draw(st.booleans()) else None for threshold in after))
+    return escalation_of(*(threshold if draw(st.booleans()) else None for threshold in after))
 
 
 @given(
     escalation=escalations(), kept=st.integers(0, 10), groups=st.integers(1, 10), judged=st.lists(st.integers(0, 500))
 )
 def test_more_judged_groups_never_lower_the_level(
-    escalation: Escalation, kept: int, groups: int, judged: list[int]
+    escalation: StarvationSettings, kept: int, groups: int, judged: list[int]
 ) -> None:
-    levels = [escalation.level(count, kept, groups) for count in sorted(judged)]
+    levels = [level_of(escalation, count, kept, groups) for count in sorted(judged)]
     assert levels == sorted(levels)
     assert all(kept < groups for level in levels if level)
     assert all(kept for level in levels if level is PARTIAL)
@@ -106,7 +105,9 @@ def test_more_judged_groups_never_lower_the_level(
 
 
 @given(escalation=escalations(), groups=st.integers(1, 6), events=st.lists(st.sampled_from("jjjjjjkb"), max_size=200))
-def test_every_change_of_level_is_returned_exactly_once(escalation: Escalation, groups: int, events: list[str]) -> None:
+def test_every_change_of_level_is_returned_exactly_once(
+    escalation: StarvationSettings, groups: int, events: list[str]
+) -> None:
     """j: a filtered group, k: a kept group, b: a batch of the kept groups."""
     starvation, kept, levels = Starvation(escalation, groups), 0, [NORMAL]
     for event in events:
@@ -120,7 +121,7 @@ def test_every_change_of_level_is_returned_exactly_once(escalation: Escalation, 
         assert starvation.update(kept, HISTOGRAM) is None
         if change is not None:
             levels.append(change.level)
-        assert levels[-1] is starvation.level is escalation.level(starvation.judged, kept, groups)
+        assert levels[-1] is starvation.level is level_of(escalation, starvation.judged, kept, groups)
     assert all(level is not following for level, following in pairwise(levels))
 
 
