@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from services.storage import objects
 from services.storage.errors import MissingObjectError, StoreError
@@ -21,71 +20,46 @@ SMALL_FILES, BIG_FILES = 16, 2
 """How many files are fetched at once; a big one is fetched in many parts at once."""
 
 
-class Mirror(Protocol):
-    """Where the files of a run's folder are durable. All methods block, and may raise StoreError."""
+class Mirror:
+    """Where the files of a run's folder are durable: here the folder itself, so that nothing is copied.
 
-    @property
-    def remote(self) -> bool:
-        """Whether files are copied to a store."""
+    All methods block, and may raise StoreError.
+    """
+
+    remote = False
+    """Whether files are copied to a store."""
 
     def put(self, name: str, path: Path, stop: threading.Event | None = None) -> None:
         """Make a file durable, whole or not at all. Raises objects.UploadCancelledError once `stop` is set."""
 
     def put_bytes(self, name: str, content: bytes) -> None:
-        """Put a small file that is not in the folder."""
+        """Put a small file that is not in the folder. Raises StoreError without a store."""
+        raise StoreError(f"{name}: there is no store (PENSTOCK_STORE is not set)")
 
     def read(self, name: str) -> bytes:
         """A small file's content. Raises MissingObjectError."""
+        raise MissingObjectError(f"{name}: there is no store")
 
     def listed(self, under: str = "") -> dict[str, int]:
         """The sizes of the files below `under`, by name in the run's folder, in order; empty if not `remote`."""
+        return {}
 
     def fetch(self, files: dict[str, int], folder: Path) -> list[str]:
         """Fetch files, given with their sizes, to the run's `folder`, unless they are there with that size.
 
         Returns the names of the fetched files. Raises MissingObjectError.
         """
-
-    def delete(self, names: Iterable[str]) -> None:
-        """Delete these files."""
-
-    def location(self, name: str, folder: Path) -> str:
-        """The durable location of a file, for messages."""
-
-
-class NoMirror:
-    """No copies: the folder itself is durable."""
-
-    remote = False
-
-    def put(self, name: str, path: Path, stop: threading.Event | None = None) -> None:
-        """Does nothing."""
-
-    def put_bytes(self, name: str, content: bytes) -> None:
-        """Raises StoreError: there is no store."""
-        raise StoreError(f"{name}: there is no store (PENSTOCK_STORE is not set)")
-
-    def read(self, name: str) -> bytes:
-        """Raises MissingObjectError: there is no store."""
-        raise MissingObjectError(f"{name}: there is no store")
-
-    def listed(self, under: str = "") -> dict[str, int]:
-        """Empty."""
-        return {}
-
-    def fetch(self, files: dict[str, int], folder: Path) -> list[str]:
-        """Does nothing: all files are there."""
         return []
 
     def delete(self, names: Iterable[str]) -> None:
-        """Does nothing."""
+        """Delete these files from the store."""
 
     def location(self, name: str, folder: Path) -> str:
-        """In the folder."""
+        """The durable location of a file, for messages."""
         return str(folder / name)
 
 
-class StoredMirror:
+class StoredMirror(Mirror):
     """Copies below an address of a store; the folder is scratch space."""
 
     remote = True
@@ -128,7 +102,7 @@ class StoredMirror:
         return str(self._at / name)
 
 
-NO_MIRROR = NoMirror()
+NO_MIRROR = Mirror()
 
 
 def run_mirror(run: str) -> Mirror:
