@@ -14,7 +14,7 @@ from services.api.views import DeadView
 from services.contracts import DeadLetter
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
-from services.streams.state.dead_letters import letters
+from services.streams.state.events import letters
 from services.streams.state.runs import RunRecords
 
 ENTRY = r"^\d{1,19}-\d{1,19}$"

@@ -13,7 +13,8 @@ from typing import TypeVar
 from services.contracts import DeadLetter, EvaluationRecord, Event, Fence, Message, StepRecord
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
-from services.streams.delivery.consumer import admit_entries, newest_messages, tail_messages
+from services.streams.delivery.consumer import admit_entries, newest_messages, tail, tail_messages
+from services.streams.delivery.validation import Malformed, Source, admit
 from services.streams.keys import RunKeys
 from services.streams.retention import EVENTS_KEPT
 
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Message)
 
-READ_AT_ONCE = 500
+READ_AT_ONCE, LETTERS_SHOWN = 500, 200
 
 
 async def read_all(redis: Redis, keys: RunKeys, stream: str, model: type[M], after: str = "0-0") -> list[tuple[str, M]]:
@@ -104,6 +105,19 @@ class EventLog:
     async def dead_letters(self, after: str = "0-0") -> list[tuple[str, DeadLetter]]:
         """Dead letters after id `after`, oldest first."""
         return await read_all(self._redis, self._keys, self._keys.dead, DeadLetter, after)
+
+
+async def letters(
+    redis: Redis, keys: RunKeys, after: str = "0-0", count: int = LETTERS_SHOWN
+) -> list[tuple[str, DeadLetter]]:
+    """Up to `count` dead letters after entry `after`, oldest first. An invalid entry is shown as an invalid letter."""
+    found = []
+    for entry, body in await tail(redis, keys.dead, after, count):
+        admitted = admit(keys, DeadLetter, body)
+        if isinstance(admitted, Malformed):
+            admitted = admitted.letter(Source(keys.dead, entry, body, deliveries=0))
+        found.append((entry, admitted))
+    return found
 
 
 class EvaluationFollower:

@@ -10,8 +10,7 @@ from services.sampler.queue.waits import VERSION
 from services.sampler.service import SamplerService
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
-from services.streams.state.dead_letters import letters
-from services.streams.state.events import read_all
+from services.streams.state.events import letters, read_all
 from services.streams.state.group_counts import group_counts
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.policy_history import History

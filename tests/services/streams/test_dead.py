@@ -9,7 +9,7 @@ from services.streams.connection.functions import FencedError
 from services.streams.delivery.consumer import discard_entry
 from services.streams.delivery.validation import Malformed, Source
 from services.streams.keys import RunKeys
-from services.streams.state.dead_letters import letters
+from services.streams.state.events import letters
 from services.streams.state.ownership import become_owner
 
 

@@ -26,8 +26,7 @@ from services.streams.connection.client import connect
 from services.streams.delivery.consumer import Consumer, tail_messages
 from services.streams.delivery.validation import LARGEST_LETTER, LARGEST_MESSAGE
 from services.streams.keys import RunKeys
-from services.streams.state.dead_letters import letters
-from services.streams.state.events import EventLog, read_all
+from services.streams.state.events import EventLog, letters, read_all
 from services.streams.state.group_state import RejectedMessageError, missing_samples
 from tests.services.driven import (
     EVENT,
