@@ -22,6 +22,7 @@ from services.streams.delivery.consumer import discard_entry, rejection, tail_me
 from services.streams.delivery.snapshots import compress_snapshot
 from services.streams.keys import RunKeys
 from services.streams.retention import WEIGHT_MESSAGES_KEPT
+from services.streams.state.group_state import read_fields
 from services.streams.state.ownership import RoleOwner
 
 GROUPS_PER_CALL, PAYLOADS_PER_CALL = 64, 2048
@@ -205,12 +206,12 @@ class History(RoleOwner):
         An entry published for a later step is left in the log: if the one before it is gone, the sampler reclaims both.
         Any other is moved to the dead-letter stream.
         """
-        found = await _group_facts(self._redis, self._keys, logged.batch)
+        names = [group.group for group in logged.batch.groups]
+        found = await read_fields(self._redis, self._keys, names, ("state", "step", "batch"))
         # A sampler of the previous release records no entry.
         own = str(logged.batch.step).encode()
         wanted = [[b"batched", own, entry] for entry in (logged.entry.encode(), None)]
-        groups = zip(logged.batch.groups, found, strict=True)
-        wrong = [group.group for group, fields in groups if fields not in wanted]
+        wrong = [name for name, fields in zip(names, found, strict=True) if fields not in wanted]
         if logged.batch.step >= step and not wrong:
             return logged.batch.step == step
         why = f"not the batch of rollout step {step}: {wrong[0] if wrong else logged.batch.step}"
@@ -247,12 +248,3 @@ class History(RoleOwner):
 
     async def _set(self, key: str, value: str | bytes) -> None:
         await self._call("set_fenced", value_key=key, value=value)
-
-
-async def _group_facts(redis: Redis, keys: RunKeys, batch: Batch) -> list[list[bytes | None]]:
-    """Per group of a batch, from its hash: its state, the rollout step, the batch's entry."""
-    async with redis.pipeline(transaction=False) as pipe:
-        for group in batch.groups:
-            pipe.hmget(keys.group(group.group), "state", "step", "batch")
-        found: list[list[bytes | None]] = await pipe.execute()
-    return found
