@@ -22,7 +22,6 @@ from services.retry import Retry
 from services.streams.connection.answers import Answer, answer_to
 from services.streams.connection.client import RECONNECT_S, Redis
 from services.streams.connection.signatures import Signature, SignatureError, parse_signature
-from services.streams.retention import DEAD_KEPT
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +30,6 @@ PREFIX = "penstock_"
 """Of the names of all libraries; the rest is the digest of the code."""
 GROWING = frozenset({"create_record", "dispatch", "publish_samples"})
 """Redis at its maxmemory rejects these. All others may exceed it: they are small, and work in flight must drain."""
-CONSTANTS = {"DEAD_KEPT": DEAD_KEPT}
-"""What lua/ uses of services/streams/retention.py."""
 APPENDING = frozenset({"append_message", "append_fenced"})
 """These look for their message among the newest entries, in case they are repeated."""
 ALONE = frozenset({"heartbeat", "renew_lease"})
@@ -69,7 +66,7 @@ class Library:
 
 @cache
 def _sources() -> tuple[str, dict[str, str]]:
-    """What all functions share, with the constants they use; and each function's source, by name."""
+    """What all functions share; and each function's source, by name."""
     folder = files("services.streams").joinpath("lua")
     functions = {
         source.name.removesuffix(".lua"): source.read_text()
@@ -78,8 +75,7 @@ def _sources() -> tuple[str, dict[str, str]]:
         for source in area.iterdir()
         if source.name.endswith(".lua")
     }
-    constants = [f"local {name} = {value}\n" for name, value in CONSTANTS.items()]
-    return "".join(constants) + folder.joinpath(SHARED).read_text(), dict(sorted(functions.items()))
+    return folder.joinpath(SHARED).read_text(), dict(sorted(functions.items()))
 
 
 @cache

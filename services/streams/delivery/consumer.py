@@ -22,6 +22,7 @@ from services.streams.connection.functions import call
 from services.streams.delivery.leases import Lease, LeaseRenewal, renew_lease
 from services.streams.delivery.validation import Malformed, Source, admit, make_letter, origin
 from services.streams.keys import RunKeys
+from services.streams.retention import DEAD_KEPT
 
 log = logging.getLogger(__name__)
 
@@ -304,4 +305,5 @@ async def discard_entry(
         letter=letter.model_dump_json(),
         prompt=faulty_prompt(keys, letter),
         cause=letter.cause.value,
+        letters_kept=DEAD_KEPT,
     )

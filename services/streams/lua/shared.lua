@@ -1,5 +1,4 @@
--- Used by several functions. Before this text, the assembled library has one `local` line per constant of
--- services/streams/retention.py that is used here.
+-- Used by several functions.
 
 -- `size` values, from `first` on.
 local function slice(values, first, size)
@@ -52,11 +51,6 @@ end
 
 local function publish(stream, message)
   return redis.call('XADD', stream, '*', 'm', message)
-end
-
-local function add_letter(dead_key, letter)
-  publish(dead_key, letter)
-  redis.call('XTRIM', dead_key, 'MAXLEN', DEAD_KEPT)
 end
 
 -- Append a message to a stream that has no consumer group, and keep its last `kept` entries (0: all). A message that is

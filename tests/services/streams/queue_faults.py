@@ -83,7 +83,7 @@ FAULTS = {
     "a late renewal steals the lease": Fault("renew_lease", "#owned == 0 or owned[1][2] ~= consumer", "#owned == 0"),
     "a renewal counts as a delivery": Fault("renew_lease", ", 'JUSTID'", ""),
     "a message is dead-lettered twice": Fault("discard_entry", "== 0 then return 0", "== 9 then return 0"),
-    "a message is dropped without a dead letter": Fault("discard_entry", "add_letter(dead_key, letter)", ""),
+    "a message is dropped without a dead letter": Fault("discard_entry", "publish(dead_key, letter)", ""),
     "a group is dispatched twice": Fault("dispatch", "if not state or state == 'reopened' then", "if true then"),
     "a batch takes groups that are not kept": Fault(
         "publish_batch", "~= 'kept' then return 0", "== 'dead' then return 0"
