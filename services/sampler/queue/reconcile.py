@@ -68,11 +68,11 @@ class Reconciler:
 
     async def _adopt(self, names: list[str], trained: int) -> None:
         """Add groups as Redis has them. One whose hash is gone counts as dead; one that ended is left alone."""
-        table = self._state.table
-        gone = await recall(self._redis, self._keys, table, list(dict.fromkeys(names)))
+        table, names = self._state.table, list(dict.fromkeys(names))
+        gone = await recall(self._redis, self._keys, table, names)
         table.trained(trained)
-        if len(names) > len(gone):
-            await self._report("group-restored", f"{len(names) - len(gone)} groups as Redis has them, {names[0]} first")
+        if restored := [name for name in names if name not in gone]:
+            await self._report("group-restored", f"{len(restored)} groups as Redis has them, {restored[0]} first")
         for name, [state] in zip(gone, await read_fields(self._redis, self._keys, gone, ("state",)), strict=True):
             if state is None and await self._state.transitions.release(Lane.TRAIN, name, Release.DEAD, 0):
                 await self._report("group-dead", f"{name}: Redis lost it")

@@ -181,6 +181,7 @@ async def test_groups_follow_a_redis_that_lost_writes(redis, run_id, monkeypatch
             return f"{second}: Redis lost it" in events and orphaned >= 2
 
         await until(released, tasks, "the released groups", deadline_s=90)
+        assert "group-restored" not in await phases(sampler.event_log), "no group came back"
         counts = await group_counts(redis, keys)
         assert counts.reconciled, counts
         assert counts.dead >= 3
