@@ -16,6 +16,7 @@ class DeadLetterWatch:
     def __init__(self, state: QueueState) -> None:
         self._state = state
         self._after = state.letters_after
+        self._reported: set[str] = set()
 
     async def release_groups(self) -> None:
         """Drop the prompts of new dead letters, and release their pending groups. The run continues."""
@@ -27,8 +28,9 @@ class DeadLetterWatch:
                 state.dispatcher.drop({prompt: letter.cause.value})
             if letter.cause is Cause.INVALID or letter.group not in state.table.generating:
                 continue
-            if prompt:
-                await event_log.write(f"prompt-{letter.cause.value}", f"never drawn again: {letter.reason}")
-            else:
+            if not prompt:
                 await event_log.write("group-dead", f"{letter.group}: {letter.reason}")
+            elif prompt not in self._reported:  # it may have been drawn twice before its first letter
+                await event_log.write(f"prompt-{letter.cause.value}", f"never drawn again: {letter.reason}")
+                self._reported.add(prompt)
             await state.release(letter.group, Release.DEAD)

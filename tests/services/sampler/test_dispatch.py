@@ -151,7 +151,25 @@ async def test_a_delivery_failure_does_not_drop_the_prompt(redis, run_id):
     assert len(set(drawn[:4])) == 4, "the first epoch has all four prompts, the dead-lettered one included"
 
 
-async def test_only_a_fault_of_a_training_prompt_drops_it(redis, run_id):
+@pytest.mark.parametrize(
+    ("cause", "lane", "dropped"),
+    [
+        (Cause.TOO_LONG, Lane.TRAIN, "p"),
+        (Cause.REFUSED, Lane.TRAIN, "p"),
+        (Cause.DELIVERIES, Lane.TRAIN, ""),
+        (Cause.UNSTATED, Lane.TRAIN, ""),
+        (Cause.TOO_LONG, Lane.EVALUATION, ""),  # ids of an evaluation set's prompts are not training prompts' ids
+    ],
+)
+def test_only_a_fault_of_a_training_prompt_drops_it(cause, lane, dropped):
+    keys = RunKeys("r")
+    letter = DeadLetter(
+        stream=keys.lane(lane).tasks, entry="1-0", reason="", deliveries=1, cause=cause, prompt="p", body=""
+    )
+    assert faulty_prompt(keys, letter) == dropped
+
+
+async def test_a_dropped_prompt_is_counted_once(redis, run_id):
     keys = RunKeys(run_id)
     document = recipe_document("/none", data={"train": 4})
     async with service_context(redis, run_id, document, "sampler") as context:
@@ -164,24 +182,14 @@ async def test_only_a_fault_of_a_training_prompt_drops_it(redis, run_id):
             SamplerState(cursor=0, next_group=0),
         )
 
-        def drop(cause, lane=Lane.TRAIN):
-            stream = keys.lane(lane).tasks
-            letter = DeadLetter(
-                stream=stream, entry="1-0", reason="", deliveries=1, cause=cause, prompt=prompts[0].id, body=""
-            )
-            dispatcher.drop({prompt: cause.value for prompt in [faulty_prompt(keys, letter)] if prompt})
-            return dispatcher.metrics
-
         def metric(cause):
             return REGISTRY.get_sample_value("penstock_dropped_prompts", {"run": run_id, "cause": cause})
 
-        for cause, lane in ((Cause.DELIVERIES, Lane.TRAIN), (Cause.UNSTATED, Lane.TRAIN)):
-            assert drop(cause, lane) == {"prompts_too_long": 0, "prompts_refused": 0}
-        # The ids of an evaluation set's prompts are not those of training prompts.
-        assert drop(Cause.TOO_LONG, Lane.EVALUATION) == {"prompts_too_long": 0, "prompts_refused": 0}
-        assert drop(Cause.TOO_LONG) == {"prompts_too_long": 1, "prompts_refused": 0}
-        assert drop(Cause.TOO_LONG) == {"prompts_too_long": 1, "prompts_refused": 0}, "dropped already"
-        assert (metric("too-long"), metric("refused")) == (1, 0)
+        assert dispatcher.metrics == {"prompts_too_long": 0, "prompts_refused": 0}
+        for cause in ("too-long", "refused"):
+            dispatcher.drop({prompts[0].id: cause, "of an older file": cause})
+            assert dispatcher.metrics == {"prompts_too_long": 1, "prompts_refused": 0}
+            assert (metric("too-long"), metric("refused")) == (1, 0)
 
 
 class SlowLearner(HandLearner):

@@ -13,6 +13,7 @@ from services.streams.delivery.consumer import discard_entry
 from services.streams.delivery.validation import Source, make_letter
 from services.streams.keys import RunKeys
 from services.streams.retention import DEAD_KEPT
+from services.streams.state.group_counts import group_counts
 from services.streams.state.group_state import GroupTransitions
 from tests.harness.small_run import recipe_document, service_context
 
@@ -61,3 +62,29 @@ async def test_a_prompt_stays_dropped_after_any_number_of_letters(redis, run_id)
             prompts[2].id.encode(): b"refused",
             b"an older file's": b"too-long",
         }
+
+
+async def test_each_group_of_a_dropped_prompt_is_released(redis, run_id):
+    """A prompt was drawn twice before its first letter, and the sampler restarted before it read the letters."""
+    keys = RunKeys(run_id)
+    tasks = keys.lane(Lane.TRAIN).tasks
+    async with service_context(redis, run_id, recipe_document("/none", data={"train": 1}), "sampler") as context:
+        prompts = load_splits(context.record.recipe.data).train
+        transitions = await GroupTransitions.fenced(redis, keys, "sampler")
+        first = await QueueState.load(context, transitions, prompts)
+        await first.dispatcher.dispatch(2, 1.0, 0, Level.NORMAL)
+        generating = list(first.table.generating)
+        for name in generating:
+            letter = make_letter(Source(tasks, "1-0", b"{}"), "999 tokens", Cause.TOO_LONG, name, prompts[0].id)
+            await redis.xadd(keys.dead, {"m": letter.model_dump_json()})
+        assert len(generating) > 1
+        second = await QueueState.load(context, transitions, prompts)
+        await DeadLetterWatch(second).release_groups()
+        assert not second.table.generating
+        counts = await group_counts(redis, keys)
+        assert (counts.dead, counts.pending) == (len(generating), 0)
+        texts = [event.text for _, event in await context.event_log.events() if event.phase == "prompt-too-long"]
+        assert texts == ["never drawn again: 999 tokens"]
+        await DeadLetterWatch(await QueueState.load(context, transitions, prompts)).release_groups()
+        assert (await group_counts(redis, keys)).dead == len(generating), "a letter that is read again does nothing"
+        assert len(await context.event_log.events()) == len(texts)
