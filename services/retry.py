@@ -23,7 +23,7 @@ class Retry:
     """Repeat an operation every `every_s` seconds while its error is one that `passes`.
 
     The error is raised once `for_s` seconds or `attempts` attempts are over, and at once if it does not pass. Each
-    failure is logged, and given to `on_failure`.
+    failure is logged, with what it is `about`, and given to `on_failure`.
     """
 
     passes: Callable[[Exception], bool]
@@ -31,6 +31,7 @@ class Retry:
     for_s: float = math.inf
     attempts: float = math.inf
     on_failure: Callable[[Exception], None] = lambda _: None
+    about: str = ""
 
     def run(self, do: Callable[[], R], sleep: Callable[[float], bool | None] = time.sleep) -> R:
         """The result of a blocking operation. `sleep` returns True to end the retries, as a set Event's `wait` does."""
@@ -59,6 +60,6 @@ class Retry:
         """Whether the operation is repeated after this failure, which is then logged."""
         if not self.passes(error) or attempt >= self.attempts or time.monotonic() - started >= self.for_s:
             return False
-        log.warning("%s; retry in %g s", error, self.every_s)
+        log.warning("%s; retry in %g s", f"{self.about}: {error}" if self.about else error, self.every_s)
         self.on_failure(error)
         return True

@@ -6,7 +6,6 @@ Must not place processes itself; it asks the cluster.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 
 from services.contracts import ProcessInfo, RunState
@@ -15,12 +14,11 @@ from services.controller.fleet import FleetScaling
 from services.controller.health import HealthMonitor, learner_recovery
 from services.controller.retry import RetriedRequest, RunFailedError
 from services.controller.run_context import PERIOD_S, RunContext
+from services.retry import Retry
 from services.settings import ClusterLimitsError, Recipe, load_cluster_limits
 from services.storage.errors import StoreOutageError
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.run_record import RunRecord
-
-log = logging.getLogger(__name__)
 
 SERVICES = ("sampler", "verifier", "rollout", "learner")
 WITHOUT_TRAINING = ("sampler", "verifier", "rollout")
@@ -128,17 +126,15 @@ class Placement:
     async def _model(self, record: RunRecord) -> str:
         """The model's name for the record. An unavailable store is retried until the startup deadline."""
         deadline = record.recipe.limits.startup_timeout_s
-        ends = time.monotonic() + deadline
+        about = f"run {self._context.run}"
+        outages = Retry(lambda error: isinstance(error, StoreOutageError), PERIOD_S, deadline, about=about)
+
+        async def prepare() -> str:
+            await self._context.current()
+            return await self._context.cluster.prepare_model(record)
+
         with self._context.waits.on("model", "the model to be ready", deadline):
-            while True:
-                try:
-                    return await self._context.cluster.prepare_model(record)
-                except StoreOutageError as error:
-                    if time.monotonic() > ends:
-                        raise
-                    log.warning("run %s: %s; retrying", self._context.run, error)
-                await asyncio.sleep(PERIOD_S)
-                await self._context.current()
+            return await outages.run_async(prepare)
 
     async def _start(self) -> RunRecord:
         """Start the services. A run whose services exist already does not fail because of one time-out."""

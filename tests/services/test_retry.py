@@ -53,6 +53,12 @@ def test_an_error_that_passes_is_retried_and_logged(outcome, caplog):
     assert [str(error) for error in seen] == ["one", "two"]
 
 
+def test_the_log_line_says_what_is_retried(caplog):
+    with caplog.at_level(logging.WARNING, "services.retry"):
+        retry(about="run r").run(Failing(PassingError("no answer")))
+    assert caplog.messages == ["run r: no answer; retry in 0 s"]
+
+
 def test_any_other_error_is_raised_at_once(outcome):
     failing = Failing(ValueError("wrong"))
     with pytest.raises(ValueError, match="wrong"):
