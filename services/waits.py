@@ -26,8 +26,7 @@ LONG_AFTER_S = 45.0
 class _Open:
     wait: Wait
     holders: int = 0
-    reported_long: bool = False
-    reported_stalled: bool = False
+    reported: str = ""
 
 
 class Waits:
@@ -75,26 +74,17 @@ class Waits:
         shown = (wait for wait in waits if now - wait.since >= SHOWN_AFTER_S)
         return tuple(sorted(shown, key=lambda wait: wait.since))
 
-    def newly_stalled(self, now: float) -> list[Wait]:
-        """The waits that passed their deadline since the last call; each is reported once."""
+    def news(self, now: float) -> list[tuple[str, Wait]]:
+        """The waits that passed their deadline ("stalled") or became long ("waiting") since the last call."""
+        found = []
         with self._lock:
-            found = [held for held in self._open.values() if held.wait.stalled(now) and not held.reported_stalled]
-            for held in found:
-                held.reported_stalled = True
-            return [held.wait for held in found]
-
-    def newly_long(self, now: float) -> list[Wait]:
-        """The waits that have lasted more than LONG_AFTER_S seconds and were not reported yet, here or as stalled."""
-        with self._lock:
-            found = [
-                held
-                for held in self._open.values()
-                if not (held.wait.idle or held.reported_long or held.reported_stalled)
-                and now - held.wait.since > LONG_AFTER_S
-            ]
-            for held in found:
-                held.reported_long = True
-            return [held.wait for held in found]
+            for held in self._open.values():
+                long = now - held.wait.since > LONG_AFTER_S and not held.wait.idle
+                word = "stalled" if held.wait.stalled(now) else "waiting" if long else ""
+                if word and held.reported not in (word, "stalled"):
+                    held.reported = word
+                    found.append((word, held.wait))
+        return found
 
     def _start(self, name: str, waits_for: str, deadline_s: float, idle: bool) -> _Open:
         if not 0 < deadline_s < math.inf:

@@ -118,8 +118,7 @@ class Heartbeat:
     def _watch(self, now: float) -> None:
         """Show the waits as metrics; log those that turned long or stalled, because they may wait for Redis itself."""
         self._gauges.show(self._waits.current(now), now)
-        stalled, long = self._waits.newly_stalled(now), self._waits.newly_long(now)
-        for phase, wait in [*(("stalled", wait) for wait in stalled), *(("waiting", wait) for wait in long)]:
+        for phase, wait in self._waits.news(now):
             text = describe_wait(self.info.id, wait, now)
             log.warning("%s: %s", phase, text)
             self._unsent.append((phase, text))

@@ -67,20 +67,23 @@ def test_waits_are_shown_oldest_first_once_they_last_a_second():
     assert [wait.name for wait in waits.current(clock.now - 1)] == ["b", "a"]
 
 
+def news(waits, now):
+    """What is newly reported at `now`: its word and the wait's name."""
+    return [(word, wait.name) for word, wait in waits.news(now)]
+
+
 def test_a_stall_is_reported_once_per_wait():
     clock = Clock()
     waits = Waits(clock)
     waits.pending("sync", "replica 1", 10)
-    assert waits.newly_stalled(clock.now + 10) == []
-    [stalled] = waits.newly_stalled(clock.now + 10.5)
-    assert stalled.name == "sync"
+    assert waits.news(clock.now + 10) == []
+    assert news(waits, clock.now + 10.5) == [("stalled", "sync")]
     waits.pending("sync", "replica 2", 10)
-    assert waits.newly_stalled(clock.now + 50) == []
-    assert waits.newly_long(clock.now + 50) == [], "a reported stall is not reported again as a long wait"
+    assert waits.news(clock.now + 50) == [], "a reported stall is not reported again, nor as a long wait"
     waits.done("sync")
     clock.now += 60
     waits.pending("sync", "replica 2", 10)
-    assert [wait.waits_for for wait in waits.newly_stalled(clock.now + 11)] == ["replica 2"]
+    assert [(word, wait.waits_for) for word, wait in waits.news(clock.now + 11)] == [("stalled", "replica 2")]
 
 
 def test_a_long_wait_is_reported_within_a_minute_unless_idle():
@@ -89,10 +92,11 @@ def test_a_long_wait_is_reported_within_a_minute_unless_idle():
     waits.pending("batch", "the sampler", 600)
     waits.pending("tasks", "work", 600, idle=True)
     assert LONG_AFTER_S + heartbeat_module.HEARTBEAT_S + heartbeat_module.PATIENCE_S < 60
-    assert waits.newly_long(clock.now + LONG_AFTER_S) == []
-    assert [wait.name for wait in waits.newly_long(clock.now + LONG_AFTER_S + 0.1)] == ["batch"]
-    assert waits.newly_long(clock.now + 100) == []
-    assert {wait.name for wait in waits.newly_stalled(clock.now + 601)} == {"batch", "tasks"}
+    assert waits.news(clock.now + LONG_AFTER_S) == []
+    assert news(waits, clock.now + LONG_AFTER_S + 0.1) == [("waiting", "batch")]
+    assert waits.news(clock.now + 100) == []
+    assert news(waits, clock.now + 601) == [("stalled", "batch"), ("stalled", "tasks")]
+    assert waits.news(clock.now + 700) == []
 
 
 def test_a_wait_ends_with_its_body_even_on_an_error():
@@ -142,7 +146,7 @@ def test_threads_share_the_waits_of_their_process():
         for _ in range(300):
             with waits.on(f"rank-{number % 4}", "rank 0", 5):
                 waits.current(time.time() + 2)
-                waits.newly_stalled(time.time() + 9)
+                waits.news(time.time() + 9)
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(work, range(8), timeout=90))
