@@ -10,7 +10,7 @@ from services.settings.faults import invalid
 from services.streams.connection.client import Redis
 from services.streams.memory_bound import Footprint, footprint, most_inflight_groups
 from services.streams.state.runs import RunRecords
-from services.streams.state.stats import memory_limit
+from services.streams.state.stats import memory_use
 
 NEAR = 0.7
 """The share of maxmemory above which a plan is told: above 85 % in use, nothing is dispatched."""
@@ -18,8 +18,8 @@ NEAR = 0.7
 
 async def compare_plan(redis: Redis, records: RunRecords, run: str, recipe: Recipe) -> list[str]:
     """What to tell of a run's plan; nothing if Redis has no limit. Raises RecipeError for a plan above the limit."""
-    limit = await memory_limit(redis)
-    if limit is None:
+    _, limit = await memory_use(redis)
+    if not limit:
         return []
     plan = footprint(recipe)
     if plan.total > limit:

@@ -76,11 +76,6 @@ async def _idle(redis: Redis, readers: Mapping[str, str], lease_s: float) -> dic
     return found
 
 
-async def memory_limit(redis: Redis) -> int | None:
-    """Redis' maxmemory in bytes; None if it has no limit."""
-    return int((await redis.info("memory")).get("maxmemory", 0)) or None
-
-
 async def memory_use(redis: Redis) -> tuple[int, int]:
     """The bytes that Redis uses, and its maxmemory; 0 if it has no limit."""
     info = await redis.info("memory")
