@@ -19,7 +19,7 @@ from services.metrics import REDELIVERED_MESSAGES
 from services.streams.connection.answers import code_of
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
-from services.streams.delivery.leases import Lease, LeaseRenewal, renew_lease
+from services.streams.delivery.leases import Lease, LeaseRenewal
 from services.streams.delivery.validation import Malformed, Source, admit, make_letter, origin
 from services.streams.keys import RunKeys
 from services.streams.retention import DEAD_KEPT
@@ -159,10 +159,6 @@ class Consumer(Generic[M]):
     async def ack(self, lease: Lease) -> None:
         """Ack an entry that needs no effect."""
         await self._redis.xack(self._stream, self._group, lease.entry)
-
-    async def renew_lease(self, lease: Lease) -> bool:
-        """Renew the lease once; False if another consumer owns the entry or it was acked."""
-        return await renew_lease(self._redis, lease)
 
     def renewing(self, lease: Lease) -> AbstractAsyncContextManager[None]:
         """Renew the lease while the body runs. Once it is lost, cancel the body: LeaseLostError."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from services.contracts import Closing, Lane, ProcessInfo, Release, RunState, Sample, WeightPlan
 from services.settings import parse_recipe
+from services.streams.delivery import leases
 from services.streams.delivery.consumer import Consumer, trim
 from services.streams.delivery.payloads import fetch_texts
 from services.streams.keys import ACTIVE_RUNS
@@ -165,7 +166,7 @@ async def release(run):
 
 async def renew_lease(run):
     delivery = await run.dispatched("g0")
-    return lambda: run.rollout().renew_lease(delivery.lease)
+    return lambda: leases.renew_lease(run.redis, delivery.lease)
 
 
 def rewind_of(run):

@@ -6,6 +6,7 @@ import pytest
 
 from services.contracts import Cause, CommittedPolicy, Lane, Release, Task
 from services.streams.connection.functions import FencedError, call
+from services.streams.delivery.leases import renew_lease
 from services.streams.delivery.snapshots import read_snapshot
 from services.streams.keys import EVALUATION_GROUP, RunKeys
 from services.streams.state import policy_history
@@ -483,7 +484,7 @@ class TestRewind:
         assert not await run.publish(run.task.lease, sample_of(keys, "g7", 1)), "generated in the abandoned history"
         verdict = verdict_on(run.sample.message)
         assert not await publish_verdict(run.transitions, Lane.TRAIN, run.sample.lease, verdict)
-        assert not await run.rollout().renew_lease(run.task.lease)
+        assert not await renew_lease(redis, run.task.lease)
         assert not await run.learner.release_batch(logged)
         assert not await run.sampler.publish_batch(batch_of(keys, 3, ["g5"]), snapshot_at(3)), (
             "the group is no longer kept"
