@@ -44,8 +44,8 @@ class BatchGroup(Value):
 class SamplerState(Value):
     """The sampler's position when it published a batch or dispatched a group: enough to continue drawing from there.
 
-    `generation_batches` counts those drawn for the batch that is being filled (refill `generation_batches`), including
-    one that the sampler's death interrupted. `cursor`, `scan` and `draws` belong to the prompt selection.
+    `generation_batches` counts those that were dispatched whole for the batch that is being filled (refill
+    `generation_batches`). `cursor`, `scan` and `draws` belong to the prompt selection.
     """
 
     cursor: int

@@ -24,7 +24,8 @@ class Flow:
 class SlotLimits:
     """The limits of a run, in groups.
 
-    `generation_batch`: the size of one. `widened`: whether the starvation level is 1 or higher.
+    `generation_batch`: the size of one. `widened`: whether the starvation level is 1 or higher. `undispatched`: for how
+    many groups of the current generation batch there was no memory yet.
     """
 
     groups_per_step: int
@@ -33,6 +34,7 @@ class SlotLimits:
     max_inflight: int
     generation_batch: int
     widened: bool = False
+    undispatched: int = 0
 
     @property
     def slots(self) -> int:
@@ -60,15 +62,15 @@ def continuous(flow: Flow, limits: SlotLimits) -> int:
 
 
 def generation_batch(flow: Flow, limits: SlotLimits) -> int:
-    """The number of groups to dispatch now: one whole generation batch, or none.
+    """The number of groups to dispatch now: one whole generation batch, the rest of the current one, or none.
 
     As in the published script, a generation batch is dispatched only when every group of the previous one is judged,
     the kept groups do not fill the next batch, and that batch has slots. `widened` has no effect.
     """
-    waits = flow.generating > 0 or flow.kept >= limits.groups_per_step
+    waits = (flow.generating > 0 and not limits.undispatched) or flow.kept >= limits.groups_per_step
     if waits or flow.batched + limits.groups_per_step > limits.slots:
         return 0
-    return min(limits.room(flow), limits.generation_batch)
+    return min(limits.room(flow), limits.undispatched or limits.generation_batch)
 
 
 REFILLS: Mapping[str, Callable[[Flow, SlotLimits], int]] = {

@@ -97,7 +97,11 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
         ("evaluation: drawn at the training's top-p", "top_p=settings.top_p", "top_p=recipe.rollout.top_p"),
     ],
     "services/sampler/backpressure.py": [
-        ("generation batch: no barrier", "waits = flow.generating > 0 or", "waits = False or"),
+        (
+            "generation batch: no barrier",
+            "waits = (flow.generating > 0 and not limits.undispatched) or",
+            "waits = False or",
+        ),
         (
             "refill: filtered groups are not made up for",
             "math.ceil(missing / max(flow.survival, 0.05) - 1e-9)",

@@ -54,6 +54,7 @@ class Dispatcher:
         self._selection = Selection(prompts, self._recipe.seed, self.rates, rule, place)
         self._next_group = state.next_group
         self._generation_batches = state.generation_batches
+        self._undispatched = 0  # groups of the current generation batch
         self._prompts = {prompt.id: prompt for prompt in prompts}
         self._place = place
         # Drawn, but not sent because Redis was full: with the place in the walks after each.
@@ -63,15 +64,16 @@ class Dispatcher:
     @property
     def state(self) -> SamplerState:
         """The state from which a successor continues, together with the dropped prompts."""
-        return self._state(self._next_group, self._place)
+        return self._state(self._next_group, self._place, self._generation_batches)
 
-    def _state(self, next_group: int, place: Place) -> SamplerState:
+    @staticmethod
+    def _state(next_group: int, place: Place, generation_batches: int) -> SamplerState:
         return SamplerState(
             cursor=place.cursor,
             scan=place.scan,
             draws=place.draws,
             next_group=next_group,
-            generation_batches=self._generation_batches,
+            generation_batches=generation_batches,
         )
 
     async def dispatch(
@@ -91,12 +93,13 @@ class Dispatcher:
             max_inflight=limits.max_inflight_groups,
             generation_batch=limits.groups_per_step * self._rule.generation_batch_factor,
             widened=level >= Level.WIDEN,
+            undispatched=self._undispatched,
         )
         count = REFILLS[self._rule.refill](self._table.flow(survival), slot_limits)
         if count and self._rule.refill == "generation_batches":
             if self.exhausted:
                 return
-            self._generation_batches += 1
+            self._undispatched = self._undispatched or count
         count = count if room is None else min(count, room)
         if not count:
             return
@@ -112,7 +115,7 @@ class Dispatcher:
 
     @property
     def exhausted(self) -> bool:
-        """Whether all generation batches that the recipe allows for one batch were dispatched."""
+        """Whether all generation batches that the recipe allows for one batch were dispatched, the last one whole."""
         return 0 < self._rule.max_generation_batches <= self._generation_batches
 
     def _draw(self, strategy: str, step: int, in_flight: set[str]) -> None:
@@ -132,8 +135,11 @@ class Dispatcher:
         prompts += [(f"g{self._next_group + number:08d}", prompt) for number, (prompt, _) in enumerate(drawn)]
         tasks = [task_of(self._recipe, name, prompt, stop) for name, prompt in prompts]
         next_group, place = self._next_group + len(drawn), drawn[-1][1] if drawn else self._place
-        await self._transitions.dispatch(Lane.TRAIN, tasks, self._state(next_group, place))
-        self._next_group, self._place = next_group, place
+        # A generation batch counts once it is dispatched whole: a lack of memory must not exhaust their number.
+        batches = self._generation_batches + (self._undispatched == len(tasks))
+        await self._transitions.dispatch(Lane.TRAIN, tasks, self._state(next_group, place, batches))
+        self._next_group, self._place, self._generation_batches = next_group, place, batches
+        self._undispatched = max(0, self._undispatched - len(tasks))
         del self._unsent[: len(drawn)]
         for task in tasks:
             self._table.add(task.group, Group(task))
@@ -155,7 +161,7 @@ class Dispatcher:
 
     def begin_batch(self) -> None:
         """Count generation batches from 0 again, because a batch was published or a paused run was resumed."""
-        self._generation_batches = 0
+        self._generation_batches = self._undispatched = 0
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -109,6 +109,20 @@ def test_generation_batch(flow, max_staleness, steps_left, expected):
         assert generation_batch(flow, limits_of(8, max_staleness, steps_left, widened=widened)) == expected
 
 
+@pytest.mark.parametrize(
+    ("generating", "kept", "undispatched", "expected"),
+    [
+        (5, 0, 19, 19),  # the rest does not wait for the groups before it
+        (0, 7, 19, 19),
+        (5, 8, 19, 0),  # a batch is complete without the rest
+        (58, 0, 19, 6),  # max_inflight is the limit
+    ],
+)
+def test_the_rest_of_a_generation_batch(generating, kept, undispatched, expected):
+    limits = replace(limits_of(), undispatched=undispatched)
+    assert generation_batch(Flow(generating, kept, batched=0, survival=1.0), limits) == expected
+
+
 COUNTS = st.integers(0, 80)
 FLOWS = st.builds(Flow, generating=COUNTS, kept=COUNTS, batched=COUNTS, survival=st.floats(0, 1))
 

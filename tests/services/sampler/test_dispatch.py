@@ -10,6 +10,7 @@ from services.contracts import Cause, DeadLetter, Lane, SamplerState, Task
 from services.sampler.data import PromptsExhaustedError, load_splits
 from services.sampler.groups import GroupTable
 from services.sampler.queue.dispatch import Dispatcher
+from services.sampler.queue.starvation import Level
 from services.sampler.service import SamplerService
 from services.streams.delivery.consumer import Consumer, faulty_prompt
 from services.streams.keys import RunKeys
@@ -281,6 +282,28 @@ async def test_the_limit_of_generation_batches_starves_the_run(redis, run_id, sk
             "groups by correct answers of 4: 16 with 0, 0 with 1, 0 with 2, 0 with 3, 0 with 4"
         )
         assert state.generation_batches == 2, "a restarted sampler continues the count"
+
+
+@pytest.mark.parametrize("judged_at_once", [True, False])
+async def test_a_generation_batch_counts_once_it_is_whole(redis, run_id, judged_at_once):
+    """Redis has room for one group at a time, and every group is filtered."""
+    keys = RunKeys(run_id)
+    document = by_generation_batches(max_generation_batches=2)
+    async with service_context(redis, run_id, document, "sampler") as context:
+        transitions, table = await GroupTransitions.fenced(redis, keys, "sampler"), GroupTable()
+        prompts = load_splits(context.record.recipe.data).train
+        dispatcher = Dispatcher(context, transitions, table, prompts, SamplerState(cursor=0, next_group=0))
+        stored = []
+        for number in range(1, 20):
+            await dispatcher.dispatch(1, 1.0, 0, Level.NORMAL, room=1)
+            state = SamplerState.model_validate_json(await redis.get(keys.sampler_state))
+            stored.append((state.next_group, state.generation_batches))
+            assert dispatcher.exhausted == (number >= 16)
+            if judged_at_once or number % 8 == 0:
+                for name in list(table.generating):
+                    table.remove(name)
+    counted = [(number, number // 8) for number in range(1, 17)]
+    assert stored == [*counted, (16, 2), (16, 2), (16, 2)]
 
 
 async def test_a_restarted_sampler_continues_generation_batches(redis, run_id):
