@@ -39,19 +39,22 @@ class SamplerService:
         """
         collect_garbage_rarely()
         maintenance = Maintenance(context)
-        trains = context.record.recipe.limits.rollout_steps > 0
-        work = asyncio.create_task(
-            self._train(context, maintenance) if trains else self._evaluate(context, maintenance)
-        )
+        work = asyncio.create_task(self._work(context, maintenance), name="sampling")
         upkeep = asyncio.create_task(maintenance.run(), name="maintenance")
         try:
             await asyncio.wait({work, upkeep}, return_when=asyncio.FIRST_COMPLETED)
             for task in (work, upkeep):
                 if task.done():
                     task.result()
-            await context.stopping.wait()
         finally:
             await cancel_and_wait(work, upkeep)
+
+    async def _work(self, context: Context, maintenance: Maintenance) -> None:
+        if context.record.recipe.limits.rollout_steps > 0:
+            await self._train(context, maintenance)
+        else:
+            await self._evaluate(context, maintenance)
+        await context.stopping.wait()
 
     async def _evaluate(self, context: Context, maintenance: Maintenance) -> None:
         recipe = context.record.recipe

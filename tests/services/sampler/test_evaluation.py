@@ -374,3 +374,27 @@ async def test_a_run_without_rollout_steps_is_evaluated_once(redis, run_id):
     assert isinstance(record, EvaluationRecord)
     assert (record.name, record.set, record.prompts, record.version) == ("evaluation", "held-out", 8, 0)
     assert counts.dispatched == 0
+
+
+async def test_a_failed_maintenance_ends_a_sampler_that_is_done(redis, run_id, monkeypatch):
+    """Nothing would trim the run's streams or measure memory any more."""
+    monkeypatch.setattr("services.sampler.queue.maintenance.EVERY_S", 0.2)
+    document = recipe_document("/none", limits={"rollout_steps": 0})
+    keys = RunKeys(run_id)
+    async with (
+        service_context(redis, run_id, document, "sampler") as sampler,
+        service_context(redis, run_id, document, "verifier") as verifier,
+        running(VerifierService().run(verifier), HandFleet(redis, keys).run(), SamplerService().run(sampler)) as tasks,
+    ):
+
+        async def evaluated_and_deleted():
+            groups = [key async for key in redis.scan_iter(keys.group("*"), 1000)]
+            return await sampler.event_log.evaluations() and not groups
+
+        async def fails(*_):
+            raise RuntimeError("a failed trim")
+
+        await until(evaluated_and_deleted, tasks, "the end of the work")
+        monkeypatch.setattr("services.sampler.queue.maintenance.trim_released", fails)
+        with pytest.raises(RuntimeError, match="a failed trim"):
+            await asyncio.wait_for(tasks[-1], 30)
