@@ -10,6 +10,7 @@ import uuid
 import httpx
 import pytest
 from prometheus_client import REGISTRY, generate_latest, start_http_server
+from redis.exceptions import NoPermissionError, ResponseError
 
 from services.api.app import create_app
 from services.contracts import COMMON_PHASES, PHASES, Cause, DeadLetter, Lane, ProcessInfo, RunState, Transition
@@ -19,6 +20,7 @@ from services.metrics import AT_ZERO, PORTS, STREAMS, expose, families, forget, 
 from services.metrics.tables import SETTINGS, STEP_METRICS, table_families
 from services.sampler.queue.maintenance import READERS, Maintenance
 from services.settings import parse_recipe
+from services.streams.connection.client import client
 from services.streams.connection.functions import call
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
@@ -241,6 +243,18 @@ async def test_stream_figures_show_stuck_leases(redis, run_id):
     [undelivered] = [entry for entry, _ in await redis.xrange(streams.tasks)][4:]
     await redis.xdel(streams.tasks, undelivered)
     assert (await stream_figures(redis, readers, 1.0))[streams.tasks].lag is None
+
+
+async def test_stream_figures_do_not_hide_errors(own_server):
+    server, redis = own_server
+    await redis.set("{run}:text", "no stream")
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        await stream_figures(redis, {"{run}:text": "rollout"}, 1.0)
+    await redis.acl_setuser("few", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-xinfo"])
+    as_few = client(f"redis://few:any@127.0.0.1:{server.port}/0")
+    with pytest.raises(NoPermissionError, match="xinfo"):
+        await stream_figures(as_few, {"{run}:tasks": "rollout"}, 1.0)
+    await as_few.aclose()
 
 
 async def test_maintenance_exports_streams_and_dead_letters(redis, run_id):

@@ -5,13 +5,17 @@ Must not change anything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+from redis.exceptions import ResponseError
 
 from services.streams.connection.client import Redis
 
 LEASES_CHECKED = 100
+NOT_YET = ("no such key", "NOGROUP ")
+"""How the server's errors start that say: the stream, or its consumer group, does not exist."""
 
 
 @dataclass(frozen=True)
@@ -36,27 +40,52 @@ async def stream_figures(redis: Redis, readers: Mapping[str, str], lease_s: floa
     else the oldest.
     """
     found: dict[str, StreamFigures] = {}
-    async with redis.pipeline(transaction=False) as pipe:
+
+    def ask(pipe: Any) -> None:
         for stream in readers:
             pipe.xlen(stream)
             pipe.xinfo_groups(stream)
-        replies = await pipe.execute(raise_on_error=False)
+
+    replies = await _replies(redis, ask)
     for stream, entries, groups in zip(readers, replies[::2], replies[1::2], strict=True):
         facts = _group(groups, readers[stream])
-        if isinstance(entries, int):
-            found[stream] = StreamFigures(entries, facts.get("pending", 0), facts.get("lag", entries))
+        found[stream] = StreamFigures(entries, facts.get("pending", 0), facts.get("lag", entries))
     leased = [stream for stream, figures in found.items() if figures.pending]
     idle = await _idle(redis, {stream: readers[stream] for stream in leased}, lease_s)
-    return {
-        stream: replace(found.get(stream, StreamFigures()), oldest_idle_s=idle.get(stream, 0.0)) for stream in readers
-    }
+    return {stream: replace(figures, oldest_idle_s=idle.get(stream, 0.0)) for stream, figures in found.items()}
 
 
-def _group(reply: Any, name: str) -> dict[str, Any]:
-    """A consumer group's fields; empty before it exists."""
+async def _replies(redis: Redis, ask: Callable[[Any], None]) -> list[Any]:
+    """The replies to the commands that `ask` adds to a pipeline, in one round trip; [] about what does not exist yet.
+
+    Any other error is raised, after the client's retries.
+    """
+
+    async def attempt() -> list[Any]:
+        async with redis.pipeline(transaction=False) as pipe:
+            ask(pipe)
+            replies = await pipe.execute(raise_on_error=False)
+        return [_known(reply) for reply in replies]
+
+    async def failed(_: Exception) -> None:
+        """The pipeline has given its connection back."""
+
+    # Here, because the client does not retry a pipeline whose errors are not raised.
+    found: list[Any] = await redis.get_retry().call_with_retry(attempt, failed)
+    return found
+
+
+def _known(reply: Any) -> Any:
+    if isinstance(reply, ResponseError) and str(reply).startswith(NOT_YET):
+        return []
     if isinstance(reply, Exception):
-        return {}
-    return next((group for group in reply if group["name"] == name.encode()), {})
+        raise reply
+    return reply
+
+
+def _group(groups: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """A consumer group's fields; empty before it exists."""
+    return next((group for group in groups if group["name"] == name.encode()), {})
 
 
 async def _idle(redis: Redis, readers: Mapping[str, str], lease_s: float) -> dict[str, float]:
@@ -64,16 +93,17 @@ async def _idle(redis: Redis, readers: Mapping[str, str], lease_s: float) -> dic
     if not readers:
         return {}
     lapsed_ms = int(lease_s * 1000)
-    async with redis.pipeline(transaction=False) as pipe:
+
+    def ask(pipe: Any) -> None:
         for stream, reader in readers.items():
             pipe.xpending_range(stream, reader, "-", "+", LEASES_CHECKED, idle=lapsed_ms)
             pipe.xpending_range(stream, reader, "-", "+", LEASES_CHECKED)
-        replies = await pipe.execute(raise_on_error=False)
-    found = {}
-    for stream, lapsed, oldest in zip(readers, replies[::2], replies[1::2], strict=True):
-        leases = [lease for part in (lapsed, oldest) if isinstance(part, list) for lease in part]
-        found[stream] = max((lease["time_since_delivered"] / 1000 for lease in leases), default=0.0)
-    return found
+
+    replies = await _replies(redis, ask)
+    return {
+        stream: max((lease["time_since_delivered"] / 1000 for lease in (*lapsed, *oldest)), default=0.0)
+        for stream, lapsed, oldest in zip(readers, replies[::2], replies[1::2], strict=True)
+    }
 
 
 async def memory_use(redis: Redis) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from services.contracts import Cause, Fence, Lane, Release, Task
 from services.streams.connection.functions import FencedError, call_for_each
 from services.streams.connection.functions import call as append
 from services.streams.delivery.consumer import Delivery, trim
-from services.streams.delivery.leases import Lease
+from services.streams.delivery.leases import Lease, renew_lease
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_state import (

@@ -20,6 +20,7 @@ from services.streams.connection.pools import IDLE_S
 from services.streams.delivery.leases import LeaseRenewal
 from services.streams.keys import RunKeys
 from services.streams.state.ownership import become_owner
+from services.streams.state.stats import stream_figures
 from tests.harness.servers.redis_servers import start_server
 from tests.services.driven import DrivenRun, task_of
 
@@ -124,7 +125,8 @@ async def test_calls_wait_while_another_script_is_busy(redis, plain, caplog):
     killer = Redis(port=plain.connection_pool.connection_kwargs["port"], retry=None)
     with caplog.at_level(logging.WARNING, "services.streams.connection.client"):
         await until_busy(killer)
-        work = [become_owner(redis, RunKeys("run"), "sampler"), redis.ping(), *in_pipelines(redis)]
+        figures = stream_figures(redis, {"{run}:tasks": "rollout"}, 1.0)
+        work = [become_owner(redis, RunKeys("run"), "sampler"), redis.ping(), figures, *in_pipelines(redis)]
         calls = [asyncio.create_task(waiting) for waiting in work]
         await asyncio.wait(calls, timeout=0.5)
         assert not any(task.done() for task in calls)
