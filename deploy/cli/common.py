@@ -38,7 +38,26 @@ DEFAULT_API = f"http://{HOST}:{PORT}"
 DEFAULT_RUNS = Path("runs")
 
 ApiOption = Annotated[str, typer.Option("--api", envvar="PENSTOCK_API", help="Address of the REST API.")]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.")]
+
+
+def fail(message: str) -> NoReturn:
+    """Print `penstock: MESSAGE` on standard error, control characters escaped, and exit with status 2."""
+    lines = [plain(line) for line in message.split("\n")]
+    print("penstock: " + "\n".join(lines), file=sys.stderr)
+    raise typer.Exit(EXIT_ERROR) from None
+
+
+def _run_id(run: str) -> str:
+    """The id of a run; `fail` for anything else, which could name another route or folder."""
+    from services.streams.keys import RunKeys
+
+    try:
+        return RunKeys(run).run
+    except ValueError as error:
+        fail(str(error))
+
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.", callback=_run_id)]
 RecipeArgument = Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe file, YAML or JSON.")]
 RedisOption = Annotated[
     str | None,
@@ -52,13 +71,6 @@ RedisOption = Annotated[
 PortOption = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the REST API.")]
 RunsOption = Annotated[Path, typer.Option("--runs", envvar="PENSTOCK_RUNS", help="Folder for runs, models and data.")]
 HostOption = Annotated[str, typer.Option("--host", help="IPv4 address on which the REST API listens.")]
-
-
-def fail(message: str) -> NoReturn:
-    """Print `penstock: MESSAGE` on standard error, control characters escaped, and exit with status 2."""
-    lines = [plain(line) for line in message.split("\n")]
-    print("penstock: " + "\n".join(lines), file=sys.stderr)
-    raise typer.Exit(EXIT_ERROR) from None
 
 
 @contextmanager

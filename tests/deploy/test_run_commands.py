@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from deploy.cli.client import Api, ApiError
+from deploy.cli.terminal import plain
 from services.contracts import Cause, Closing, DeadLetter, Lane, ProcessInfo, RunState
 from services.controller.ended.closings import Closings
 from services.settings import parse_recipe
@@ -176,3 +178,28 @@ async def test_a_run_is_deleted_after_a_question(redis: Any, gateway: str, run_i
     assert not (tmp_path / run_id).exists()
     status, output = await call("delete", run_id, "--yes", "--api", gateway)
     assert (status, output) == (2, f"penstock: run {run_id!r} does not exist\n")
+
+
+NO_IDS = ("{run}?files=true&", "nothing/../{run}", "..", "%2e%2e", "", "{run}#", "{run}*", "{run}/cancel?", "{run}\n")
+
+
+@pytest.mark.parametrize("command", ["show", "watch", "cancel", "pause", "resume", "delete", "dead", "waits"])
+async def test_what_is_no_run_id_reaches_no_run(redis: Any, gateway: str, run_id: str, command: str) -> None:
+    await submitted(redis, run_id, "failed")
+    before = await redis.hgetall(RunKeys(run_id).record)
+    for text in NO_IDS:
+        given = text.format(run=run_id)
+        status, output = await call(command, given, *(["--yes"] if command == "delete" else []), "--api", gateway)
+        expected = plain(f"penstock: run id: {given!r} is not valid: expected lower-case letters, digits and dashes")
+        assert (status, output.startswith(expected)) == (2, True), output
+    assert await redis.hgetall(RunKeys(run_id).record) == before
+
+
+async def test_the_client_quotes_every_run_id(redis: Any, gateway: str, run_id: str) -> None:
+    await submitted(redis, run_id, "failed")
+    before = await redis.hgetall(RunKeys(run_id).record)
+    with Api(gateway) as api:
+        for text in (f"{run_id}?files=true&", f"nothing/../{run_id}", f"{run_id}#"):
+            with pytest.raises(ApiError):
+                await asyncio.to_thread(api.delete, text, False)
+    assert await redis.hgetall(RunKeys(run_id).record) == before

@@ -111,10 +111,10 @@ def delete(
         what = " and all of its files" if files else "; its files stay"
         if not yes and not typer.confirm(f"Delete run {run} from Redis{what}?"):
             raise typer.Exit(EXIT_FAILED)
-        client.delete(run, files)
+        deleted = client.delete(run, files)["id"]
         ends = time.monotonic() + DELETION_S
-        while any(view["id"] == run for view in client.runs()):
+        while any(view["id"] == deleted for view in client.runs()):
             if time.monotonic() > ends:
                 fail(f"{run}: not deleted within {DELETION_S:g} s; the controller continues, see `penstock show {run}`")
             time.sleep(POLL_S)
-        print_line(f"{run}: deleted")
+        print_line(f"{deleted}: deleted")
