@@ -206,4 +206,5 @@ class WeightFollower:
             staging_s=times.staging_s if times else 0.0,
             pause_s=times.pause_s if times else 0.0,
         )
-        await append_message(self._context.redis, self._context.keys.weight_acks, ack, WEIGHT_MESSAGES_KEPT)
+        keys = self._context.keys
+        await append_message(self._context.redis, keys, keys.weight_acks, ack, WEIGHT_MESSAGES_KEPT)

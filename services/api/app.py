@@ -24,11 +24,13 @@ from services.settings.faults import explained
 from services.streams.connection.client import Redis, RedisUnavailableError, connection_problem
 from services.streams.connection.functions import RedisFullError
 from services.streams.state.heartbeat import live_by_run
+from services.streams.state.run_record import UnreadableRunError
 from services.streams.state.runs import NoCheckpointError, RunRecords, RunStateError, UnknownRunError
 
 STATUS = {
     UnknownRunError: 404,
     RunStateError: 409,
+    UnreadableRunError: 409,
     RecipeError: 422,
     NoCheckpointError: 422,
     ClusterLimitsError: 503,

@@ -30,7 +30,8 @@ async def compare_plan(redis: Redis, records: RunRecords, run: str, recipe: Reci
             f"{_need(plan)}, which is more than {NEAR:.0%} of its maxmemory of {_mib(limit)}; while more than 85 % are "
             "in use, nothing is dispatched"
         )
-    others = [record for record in await records.active() if not record.state.ended and record.id != run]
+    active = [record for record in await records.active() if not record.state.ended and not record.problem]
+    others = [record for record in active if record.id != run]
     together = plan.total + sum(footprint(record.recipe).total for record in others)
     if together > limit:
         told.append(

@@ -30,6 +30,7 @@ from services.settings.faults import invalid
 from services.storage.places import SHARED_FOLDERS
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
+from services.streams.state.ended.cleanup import erase
 from services.streams.state.ended.closing import check_left, close_run
 from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts
@@ -84,15 +85,17 @@ def _add_changes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
             raise RecipeError(invalid("id", run, f"another name; every run uses the folder {run}"))
         warnings = await compare_plan(redis, records, run, recipe)
         try:
+            await erase(redis, RunKeys(run), None)  # what processes of an earlier release wrote of a deleted run
             record = await records.create(run, recipe)
         except ValueError as error:
             raise RecipeError(str(error).removeprefix("run ")) from None  # the request's field is `id`
         return await _accept(redis, record, warnings)
 
     @app.post("/v1/runs/{run}/cancel", status_code=202)
-    async def cancel(run: str) -> RunView:
-        """Cancel a run; it is `cancelled` once none of its processes runs."""
-        return await _view(redis, await records.request_cancel(run))
+    async def cancel(run: str) -> RunView | RunSummary:
+        """Cancel a run; it is `cancelled` once none of its processes runs. A run that cannot be read: its summary."""
+        record = await records.request_cancel(run)
+        return RunSummary(**_summary(record)) if record.problem else await _view(redis, record)
 
     @app.post("/v1/runs/{run}/pause", status_code=202)
     async def pause(run: str) -> RunView:
@@ -105,7 +108,7 @@ def _add_changes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
         return await _resume(redis, records, run, request)
 
     @app.delete("/v1/runs/{run}", status_code=202)
-    async def delete(run: str, files: bool = False) -> RunView:
+    async def delete(run: str, files: bool = False) -> RunSummary:
         """Delete a run that has ended: all that Redis holds of it, and with `files` its files in the store and folder.
 
         The controller does it; the run is unknown (404) once nothing is left.
@@ -115,7 +118,7 @@ def _add_changes(app: FastAPI, redis: Redis, records: RunRecords) -> None:
         record = await records.get(run)
         if record.state.ended:
             await check_left(redis, run)
-        return await _view(redis, await close_run(redis, run, Closing.DELETING, files=files))
+        return RunSummary(**_summary(await close_run(redis, run, Closing.DELETING, files=files)))
 
     @app.patch("/v1/runs/{run}/scale", status_code=202)
     async def scale(run: str, request: ScaleRequest) -> RunView:

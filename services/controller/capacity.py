@@ -19,6 +19,8 @@ def shortage(limits: ClusterLimits, record: RunRecord, records: Iterable[RunReco
     """
     others: dict[str, list[ResourceRequest]] = {}
     for other in records:
+        if other.problem:
+            continue  # nothing is placed for a run that this release cannot read
         before = other.state is RunState.QUEUED and (other.created_at, other.id) < (record.created_at, record.id)
         waits = before and limits.shortage(_requests(other), {}) is None
         holds = not other.state.ended and other.state is not RunState.QUEUED

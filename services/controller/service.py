@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from services.cancellation import cancel_and_wait
+from services.contracts import RunState
 from services.controller.cluster import Cluster
 from services.controller.ended.closings import Closings
 from services.controller.ended.expiry import Expiry
@@ -54,6 +55,7 @@ class Controller:
         self._runs = runs
         self._controlled: dict[str, asyncio.Task[None]] = {}
         self._left: set[str] = set()
+        self._unreadable: set[str] = set()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Control all runs until `stopping` is set; a RunController that fails is logged and started again."""
@@ -87,12 +89,25 @@ class Controller:
         await self._libraries.look([record.id for record in records])
         self._collect_ended()
         for record in records:
-            if record.id in self._controlled or await self._owned_elsewhere(record.id):
+            if record.id in self._controlled or self._waits(record) or await self._owned_elsewhere(record.id):
                 continue
             working = self._closings.close(record.id, stopping) if record.closing else self._control(record, stopping)
             self._controlled[record.id] = asyncio.create_task(working, name=f"controller of {record.id}")
 
+    def _waits(self, record: RunRecord) -> bool:
+        """Whether the run waits to be cancelled, or for a release that can read it."""
+        if record.closing or record.cancel_requested or not record.problem:
+            return False
+        if record.id not in self._unreadable:
+            self._unreadable.add(record.id)
+            log.warning("left alone: %s", record.problem)
+        return True
+
     async def _control(self, record: RunRecord, stopping: asyncio.Event) -> None:
+        if record.problem:
+            await self._cluster.stop(record.id, STOP_DEADLINE_S)
+            await self._records.transition(record.id, RunState.CANCELLED, f"cancelled on request; {record.problem}")
+            return
         folder = self._runs / record.id
         context = RunContext(self._redis, self._records, self._cluster, folder, record.id, stopping)
         await RunController(context).run()

@@ -87,4 +87,4 @@ def with_large_learner(record: RunRecord) -> RunRecord:
         "learner": recipe.learner.model_copy(update={"cpus": 64.0}),
         "limits": recipe.limits.model_copy(update={"startup_timeout_s": 2.0}),
     }
-    return replace(record, recipe=recipe.model_copy(update=changes))
+    return replace(record, stored_recipe=recipe.model_copy(update=changes).model_dump_json().encode())

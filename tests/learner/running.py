@@ -106,7 +106,7 @@ async def put_evaluation(redis: Any, keys: RunKeys, evaluated: str = HELD_OUT, n
         standard_error=0.1,
         unknown=0,
     )
-    await append_message(redis, keys.evaluations, record, 0)
+    await append_message(redis, keys, keys.evaluations, record, 0)
     return record
 
 

@@ -21,7 +21,6 @@ from services.metrics.tables import SETTINGS, STEP_METRICS, table_families
 from services.sampler.queue.maintenance import READERS, Maintenance
 from services.settings import parse_recipe
 from services.streams.connection.client import client
-from services.streams.connection.functions import call
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import RunKeys
 from services.streams.state.ended.standings import Standing
@@ -33,6 +32,7 @@ from services.streams.state.stats import StreamFigures, stream_figures
 from tests.harness.free_ports import free_port
 from tests.harness.small_run import recipe_document, service_context
 from tests.observability.reading import ROOT
+from tests.services.driven import put_stub_record
 from verifier.sandbox.pool import Sandbox
 
 PACKAGES = ("services", "rollout", "verifier", "learner", "deploy")
@@ -172,7 +172,7 @@ def record(run, state, at, **changes):
     recipe = parse_recipe(recipe_document("/model"))
     history = (Transition(state=state, at=at, reason="test"),)
     known = {
-        "recipe": recipe,
+        "stored_recipe": recipe.model_dump_json().encode(),
         "rollout_replicas": 1,
         "cancel_requested": False,
         "created_at": at,
@@ -198,6 +198,7 @@ def test_a_run_state_is_shown_until_an_hour_after_its_end(run_id):
 
 
 async def test_the_controller_exports_processes_settings_and_events(redis, run_id):
+    await put_stub_record(redis, RunKeys(run_id))
     event_log = EventLog(redis, RunKeys(run_id), "learner")
     await event_log.write("checkpoint-failed", "before the controller started")
     figures = RunMetrics(run_id, EventLog(redis, RunKeys(run_id), "controller"))
@@ -229,7 +230,7 @@ async def test_stream_figures_show_stuck_leases(redis, run_id):
     for number in range(5):
         await redis.xadd(streams.tasks, {"m": f"{number}"})
     assert (await stream_figures(redis, readers, 1.0))[streams.tasks] == StreamFigures(entries=5, lag=5)
-    await call(redis, "create_consumer_group", stream_key=streams.tasks, consumer_group="rollout")
+    await redis.xgroup_create(streams.tasks, "rollout", id="0")
     await redis.xreadgroup("rollout", "one", {streams.tasks: ">"}, count=3)
     await asyncio.sleep(0.3)
     found = (await stream_figures(redis, readers, 0.1))[streams.tasks]
@@ -281,6 +282,7 @@ async def test_maintenance_exports_streams_and_dead_letters(redis, run_id):
 async def test_redelivered_messages_are_counted(redis, run_id):
     keys = RunKeys(run_id)
     stream = keys.lane(Lane.TRAIN).tasks
+    await put_stub_record(redis, keys)
     await redis.xadd(stream, {"m": "no task"})
     first, second = (Consumer(redis, keys, stream, "rollout", name, DeadLetter, 0.05, 3) for name in ("a", "b"))
     await first.open()

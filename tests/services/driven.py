@@ -211,6 +211,11 @@ class Dying:
         return await self._redis.fcall(*arguments)
 
 
+async def put_stub_record(redis: Any, keys: RunKeys) -> None:
+    """Something of a record, without which a run has no events and no consumer groups; no run is listed or shown."""
+    await redis.hset(keys.record, "put_by", "a test")
+
+
 class DrivenRun:
     """A run's consumers and transitions. `open` makes one, and the owner of the sampler's and the learner's role."""
 
@@ -223,9 +228,13 @@ class DrivenRun:
         self.learner: History
 
     @classmethod
-    async def open(cls, redis: Any, keys: RunKeys, lease_s: float = 30.0, max_deliveries: int = 2) -> DrivenRun:
-        """A run whose consumer groups exist."""
+    async def open(
+        cls, redis: Any, keys: RunKeys, lease_s: float = 30.0, max_deliveries: int = 2, *, new: bool = True
+    ) -> DrivenRun:
+        """A run whose consumer groups exist; a `new` one gets something of a record."""
         run = cls(redis, keys, lease_s, max_deliveries)
+        if new:
+            await put_stub_record(redis, keys)
         run.sampler = await GroupTransitions.fenced(redis, keys, "sampler")
         run.learner = await History.fenced(redis, keys, "learner")
         for consumer in (run.rollout(), run.verifier(), run.judge()):

@@ -12,6 +12,7 @@ from services.contracts import Closing
 from services.controller.ended.known_runs import EndedRuns
 from services.streams.connection.client import Redis
 from services.streams.state.ended.closing import close_run
+from services.streams.state.run_record import UnreadableRunError
 from services.streams.state.runs import RESUMABLE, RunStateError
 
 log = logging.getLogger(__name__)
@@ -42,5 +43,5 @@ class Expiry:
         for run in due[:CLOSED_AT_ONCE]:
             try:
                 await close_run(self._redis, run, Closing.EXPIRING)
-            except (RunStateError, LookupError) as error:
-                log.info("run %s does not expire: %s", run, error)  # it was resumed or deleted meanwhile
+            except (RunStateError, LookupError, UnreadableRunError) as error:
+                log.info("run %s does not expire: %s", run, error)  # it was resumed or deleted meanwhile, or is damaged

@@ -72,8 +72,17 @@ class Consumer(Generic[M]):
         self._next_reclaim = 0.0
 
     async def open(self) -> None:
-        """Create the consumer group at the start of the stream, unless it exists."""
-        await call(self._redis, "create_consumer_group", stream_key=self._stream, consumer_group=self._group)
+        """Create the consumer group at the start of the stream, unless it exists.
+
+        Raises FencedError for a run without a record, which was deleted.
+        """
+        await call(
+            self._redis,
+            "create_consumer_group",
+            record_key=self._keys.record,
+            stream_key=self._stream,
+            consumer_group=self._group,
+        )
 
     async def read(self, count: int, block_s: float) -> list[Delivery[M]]:
         """Up to `count` messages: lapsed leases first, then new entries; waits at most `block_s` seconds."""

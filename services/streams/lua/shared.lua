@@ -31,14 +31,17 @@ local function parse_fence(fence)
   return tonumber(epoch), owner
 end
 
+-- The error reply for a caller whose run Redis has lost.
+local function gone(key)
+  return redis.error_reply('FENCED Redis no longer has the state of this run: ' .. key .. ' is gone')
+end
+
 -- The error reply for a caller that does not own the role; nothing for the owner. The assembled library calls this first
 -- in each function whose first key is `epoch_key` and whose first argument is `fence`.
 local function fenced(epoch_key, fence)
   local stored = redis.call('GET', epoch_key)
   if stored == fence then return end
-  if not stored then
-    return redis.error_reply('FENCED Redis no longer has the state of this run: ' .. epoch_key .. ' is gone')
-  end
+  if not stored then return gone(epoch_key) end
   local stored_epoch, stored_owner = parse_fence(stored)
   local epoch, owner = parse_fence(fence)
   if stored_epoch > epoch or stored_epoch == epoch and stored_owner ~= '' and stored_owner ~= owner then

@@ -43,9 +43,13 @@ async def read_newest(redis: Redis, keys: RunKeys, stream: str, model: type[M]) 
             yield message
 
 
-async def append_message(redis: Redis, stream: str, message: Message, kept: int) -> None:
-    """Append to a stream without a consumer group, and keep at least its last `kept` entries (0: all)."""
-    await call(redis, "append_message", stream_key=stream, message=message.model_dump_json(), kept=kept)
+async def append_message(redis: Redis, keys: RunKeys, stream: str, message: Message, kept: int) -> None:
+    """Append to a stream without a consumer group, and keep at least its last `kept` entries (0: all).
+
+    Nothing of a run without a record, which was deleted: it would stay for ever.
+    """
+    text = message.model_dump_json()
+    await call(redis, "append_message", record_key=keys.record, stream_key=stream, message=text, kept=kept)
 
 
 class EventLog:
@@ -60,7 +64,7 @@ class EventLog:
         """Write one event. `phase` is a word that programs may look for."""
         log.info("%s: %s", phase, text)
         event = Event(service=self._service, phase=phase, text=text, at=time.time())
-        await append_message(self._redis, self._keys.events, event, EVENTS_KEPT)
+        await append_message(self._redis, self._keys, self._keys.events, event, EVENTS_KEPT)
 
     async def evaluation(self, record: EvaluationRecord, role: str, fence: Fence) -> None:
         """Append an evaluation, as the owner of `role`. Raises FencedError."""

@@ -10,8 +10,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from pydantic import ValidationError
+
 from services.contracts import Closing, RunState, Transition
 from services.settings import Recipe
+from services.settings.faults import explained
+
+
+class UnreadableRunError(RuntimeError):
+    """This release cannot read the run's recipe or record; the text names what is wrong, and what can be done."""
+
+
+def has_work(state: RunState, closing: Closing | None) -> bool:
+    """Whether the controller has work for a run."""
+    return not state.ended or bool(closing and closing.open)
 
 
 @dataclass(frozen=True)
@@ -19,7 +31,8 @@ class RunRecord:
     """A run in the control plane. `model_path` and `export_path` are set by the controller and the learner.
 
     `model_path` names the model on every node (see services.storage.models): a folder, `package:NAME`, or an address in
-    a store with a mark of what it held. `export_path`: a folder, or an address in a store.
+    a store with a mark of what it held. `export_path`: a folder, or an address in a store. `stored_recipe`: JSON, of
+    whatever release.
 
     `resumptions`: how often the run was resumed after it had ended; `resume_step`: the rollout step that the last
     resumption named, None for the last committed one. `closing`: see Closing; `delete_files`: a deletion includes the
@@ -27,7 +40,7 @@ class RunRecord:
     """
 
     id: str
-    recipe: Recipe
+    stored_recipe: bytes
     state: RunState
     rollout_replicas: int
     cancel_requested: bool
@@ -45,7 +58,29 @@ class RunRecord:
     @property
     def active(self) -> bool:
         """Whether the controller has work for the run."""
-        return not self.state.ended or bool(self.closing and self.closing.open)
+        return has_work(self.state, self.closing)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe as submitted, but for changes of a resumption. Raises UnreadableRunError."""
+        try:
+            return _parsed(self.stored_recipe)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            what = explained(".".join(str(part) for part in ("recipe", *fault["loc"])), fault)
+            raise UnreadableRunError(
+                f"run {self.id!r} was submitted by another release, and this one cannot read it: {what}; it can "
+                "only be cancelled and, once it has ended, deleted"
+            ) from None
+
+    @property
+    def problem(self) -> str:
+        """Why this release cannot read the recipe; "" if it can."""
+        try:
+            _ = self.recipe
+        except UnreadableRunError as error:
+            return str(error)
+        return ""
 
     @property
     def reason(self) -> str:
@@ -54,12 +89,19 @@ class RunRecord:
 
 
 def decode_record(run: str, fields: dict[bytes, bytes]) -> RunRecord:
-    """A record from its hash in Redis. Raises pydantic's ValidationError."""
+    """A record from its hash in Redis; its recipe is read when it is needed. Raises UnreadableRunError."""
+    try:
+        return _decoded(run, fields)
+    except (ValueError, KeyError) as error:
+        raise UnreadableRunError(f"run {run!r}: its record is damaged: {error}") from None
+
+
+def _decoded(run: str, fields: dict[bytes, bytes]) -> RunRecord:
     text = {name.decode(): value.decode() for name, value in fields.items()}
     history = tuple(Transition.model_validate(change) for change in json.loads(text["history"]))
     return RunRecord(
         id=run,
-        recipe=_parsed(fields[b"recipe"]),
+        stored_recipe=fields[b"recipe"],
         state=RunState(text["state"]),
         rollout_replicas=int(text["rollout_replicas"]),
         cancel_requested=text.get("cancel_requested") == "1",

@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from pydantic import ValidationError
-
 from services.contracts import Closing, Fence, RunState, Transition
 from services.settings import Recipe
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.keys import ACTIVE_RUNS, RUNS, RunKeys
-from services.streams.state.run_record import RunRecord, decode_record
+from services.streams.state.run_record import RunRecord, UnreadableRunError, decode_record
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +118,7 @@ class RunRecords:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
+        self._unreadable: set[str] = set()
 
     async def create(self, run: str, recipe: Recipe) -> RunRecord:
         """Add a queued run. Raises ValueError for an id in use or not valid, RedisFullError."""
@@ -161,7 +160,7 @@ class RunRecords:
         return bool(await self._redis.exists(RunKeys(run).record))
 
     async def get(self, run: str) -> RunRecord:
-        """One run. Raises UnknownRunError."""
+        """One run. Raises UnknownRunError, UnreadableRunError."""
         try:
             fields = await self._redis.hgetall(RunKeys(run).record)
         except ValueError:
@@ -171,7 +170,7 @@ class RunRecords:
         return decode_record(run, fields)
 
     async def all(self) -> list[RunRecord]:
-        """Every run that can be parsed, oldest first; one whose recipe is no longer valid is logged and left out."""
+        """Every run, oldest first; one whose record is damaged is logged and left out."""
         return await self._read([run.decode() for run in await self._redis.zrange(RUNS, 0, -1)])
 
     async def active(self) -> list[RunRecord]:
@@ -200,8 +199,21 @@ class RunRecords:
             async with self._redis.pipeline(transaction=False) as pipe:
                 for run in part:
                     pipe.hgetall(RunKeys(run).record)
-                found += list(_decoded(zip(part, await pipe.execute(), strict=True)))
+                found += list(self._decoded(zip(part, await pipe.execute(), strict=True)))
         return found
+
+    def _decoded(self, found: Iterable[tuple[str, dict[bytes, bytes]]]) -> Iterator[RunRecord]:
+        """The records that can be read; others are logged once."""
+        for run, fields in found:
+            if b"history" not in fields:
+                log.debug("run %s is in an index but has no record", run)
+                continue
+            try:
+                yield decode_record(run, fields)
+            except UnreadableRunError as error:
+                if run not in self._unreadable:
+                    log.warning("left out: %s", error)
+                self._unreadable.add(run)
 
     async def transition(self, run: str, state: RunState, reason: str, fence: Fence | None = None) -> RunRecord:
         """Change a run's state, with a time and a reason. Raises EndedRunError when it has ended, FencedError."""
@@ -329,18 +341,6 @@ async def is_paused(redis: Redis, keys: RunKeys) -> bool:
     state, requested = await redis.hmget(keys.record, "state", "pause_requested")
     starved = await redis.exists(keys.starved)
     return bool(starved) or requested == b"1" or state == RunState.PAUSED.value.encode()
-
-
-def _decoded(found: Iterable[tuple[str, dict[bytes, bytes]]]) -> Iterator[RunRecord]:
-    """The records that can be parsed."""
-    for run, fields in found:
-        if b"history" not in fields:
-            log.debug("run %s is in an index but has no record", run)
-            continue
-        try:
-            yield decode_record(run, fields)
-        except ValidationError as error:
-            log.warning("run %s cannot be parsed and is left out: %s", run, error.errors()[0]["msg"])
 
 
 def _unknown(run: str) -> UnknownRunError:

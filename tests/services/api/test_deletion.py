@@ -2,11 +2,12 @@
 
 import pytest
 
-from services.contracts import Closing, ProcessInfo, RunState
+from services.contracts import Closing, Event, ProcessInfo, RunState
 from services.storage.places import SHARED_FOLDERS
 from services.streams.keys import RunKeys
 from services.streams.state.ended.cleanup import erase
 from services.streams.state.ended.closing import delete_record
+from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.runs import RunRecords
 from tests.harness.small_run import recipe_document
@@ -63,3 +64,49 @@ async def test_a_folder_of_all_runs_is_no_run_s_own(api, redis, run):
     answer = await api.delete(f"/v1/runs/{run}", params={"files": True})
     assert answer.status_code == 422
     assert answer.json()["detail"].startswith("files: true is not valid: expected false")
+
+
+async def test_a_new_run_has_nothing_of_an_earlier_one(api, redis, run_id):
+    """A process of an earlier release writes of a run that was deleted."""
+    keys = RunKeys(run_id)
+    await redis.xadd(keys.events, {"m": Event(service="verifier", phase="x", text="late", at=1.0).model_dump_json()})
+    await redis.set(keys.epoch("sampler"), "7")
+    route = await submitted(api, redis, run_id)
+    assert (await api.get(route)).json()["events"] == []
+    assert not await redis.exists(keys.epoch("sampler"))
+    await EventLog(redis, keys, "sampler").write("starvation", "its own")
+    answer = await api.post("/v1/runs", json={"id": run_id, "recipe": recipe_document("/model")})
+    assert (answer.status_code, "not in use" in answer.json()["detail"]) == (422, True)
+    assert len((await api.get(route)).json()["events"]) == 1, "a refused submission deletes nothing"
+
+
+async def test_a_run_of_another_release_can_be_deleted(api, redis, run_id):
+    route = await submitted(api, redis, run_id, RunState.RUNNING)
+    await redis.hset(RunKeys(run_id).record, "recipe", '{"name": "old"}')
+    problem = (
+        f"run {run_id!r} was submitted by another release, and this one cannot read it: recipe.model: missing: "
+        "this field is required; it can only be cancelled and, once it has ended, deleted"
+    )
+    answer = await api.get(route)
+    assert (answer.status_code, answer.json()["detail"]) == (409, problem)
+    assert run_id in [run["id"] for run in (await api.get("/v1/runs")).json()["runs"]]
+    assert (await api.delete(route)).json()["detail"] == f"run {run_id!r} is running; cancel it first"
+    assert (await api.post(f"{route}/cancel")).status_code == 202
+    assert (await RunRecords(redis).get(run_id)).cancel_requested
+    other = await api.post("/v1/runs", json={"id": f"{run_id}-b", "recipe": recipe_document("/model")})
+    assert other.status_code == 201, "it does not affect other runs"
+    await RunRecords(redis).transition(run_id, RunState.CANCELLED, "test")
+    answer = await api.post(f"{route}/resume")
+    assert (answer.status_code, answer.json()["detail"]) == (409, problem)
+    answer = await api.delete(route)
+    assert (answer.status_code, answer.json()["closing"]) == (202, "deleting")
+
+
+async def test_a_damaged_record_is_told(api, redis, run_id):
+    route = await submitted(api, redis, run_id)
+    await redis.hset(RunKeys(run_id).record, "state", "waltzing")
+    answer = await api.get(route)
+    assert answer.status_code == 409
+    assert answer.json()["detail"] == f"run {run_id!r}: its record is damaged: 'waltzing' is not a valid RunState"
+    assert (await api.get("/v1/runs")).status_code == 200
+    await redis.unlink(RunKeys(run_id).record)

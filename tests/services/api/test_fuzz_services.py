@@ -20,7 +20,18 @@ from services.streams.state.group_state import GroupTransitions, RejectedMessage
 from services.streams.state.runs import RunRecords
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context
-from tests.services.driven import BODY, EVENT, LETTER, STATE, batch_of, publish_sample, record_of, sample_of, task_of
+from tests.services.driven import (
+    BODY,
+    EVENT,
+    LETTER,
+    STATE,
+    batch_of,
+    publish_sample,
+    put_stub_record,
+    record_of,
+    sample_of,
+    task_of,
+)
 from tests.services.hostile import NESTED, VALUES, damaged
 from verifier.service import VerifierService
 
@@ -127,6 +138,7 @@ async def test_a_verifier_survives_any_reference(redis, run_id, references):
     chosen = random.Random(7)
     cases = [(name, reference) for name in VERIFIERS for reference in chosen.sample(REFERENCES, references)]
     cases.append(("pattern", {"pattern": "(a+)+$"}))
+    await put_stub_record(redis, keys)
     sampler = await GroupTransitions.fenced(redis, keys, "sampler")
     transitions = GroupTransitions(redis, keys, "rollout")
     streams = keys.lane(Lane.TRAIN)

@@ -120,7 +120,7 @@ async def evaluate(redis, run, name, accuracy, kind="held-out"):
         standard_error=0.1,
         unknown=0,
     )
-    await append_message(redis, RunKeys(run).evaluations, record, 0)
+    await append_message(redis, RunKeys(run), RunKeys(run).evaluations, record, 0)
 
 
 async def until(condition, deadline_s=90.0):

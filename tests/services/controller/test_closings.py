@@ -57,6 +57,14 @@ async def until_gone(records, run):
             await asyncio.sleep(0.05)
 
 
+async def until_closed(records, run, expected):
+    async with asyncio.timeout(60):
+        closing = None
+        while closing is not expected:
+            await asyncio.sleep(0.05)
+            closing = (await records.get(run)).closing
+
+
 async def keys_of(redis, run):
     return [key async for key in redis.scan_iter(match=RunKeys(run).key("*"), count=1000)]
 
@@ -155,11 +163,7 @@ async def test_failed_and_cancelled_runs_expire(own_server, tmp_path, monkeypatc
     async with controlling(redis, tmp_path):
         for run, state in old.items():
             assert (await first_event(redis, run, "expired")).startswith(f"{state.value} at 20")
-            async with asyncio.timeout(60):
-                closing = None
-                while closing is not Closing.EXPIRED:
-                    await asyncio.sleep(0.05)
-                    closing = (await records.get(run)).closing
+            await until_closed(records, run, Closing.EXPIRED)
             assert not [key for key in await keys_of(redis, run) if b":group:" in key or b":payload:" in key]
             assert (await group_counts(redis, RunKeys(run))).dispatched == 1
             with pytest.raises(ClosedRunError, match="has expired"):
@@ -169,6 +173,31 @@ async def test_failed_and_cancelled_runs_expire(own_server, tmp_path, monkeypatc
         await asyncio.sleep(1.2)
     assert [(await records.get(run)).closing for run in ("succeeded", "young")] == [None, None]
     assert RunKeys("succeeded").payload("g0", 0).encode() in await keys_of(redis, "succeeded")
+
+
+async def test_a_run_of_another_release_is_cancelled_and_expires(own_server, tmp_path, monkeypatch, caplog):
+    """This release cannot read its recipe; until a user asks, it may belong to another release's controller."""
+    _, redis = own_server
+    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setattr(expiry, "LOOK_S", 0.0)
+    records = RunRecords(redis)
+    for run in ("old", "other"):
+        await records.create(run, parse_recipe(recipe_document("/model")))
+    await redis.hset(RunKeys("old").record, "recipe", '{"name": "old"}')
+    cluster, stopping = HandCluster(""), asyncio.Event()
+    loop = asyncio.create_task(Controller(redis, cluster, tmp_path).run(stopping))
+    await until_state(records, "other", RunState.STARTING)
+    assert (await records.get("old")).state is RunState.QUEUED
+    told = [record.getMessage() for record in caplog.records if "recipe.model: missing" in record.getMessage()]
+    assert len(told) == 1
+    await records.request_cancel("old")
+    assert (await until_state(records, "old", RunState.CANCELLED)).reason.startswith("cancelled on request; run 'old'")
+    assert "stop" in cluster.requests
+    await until_closed(records, "old", Closing.EXPIRED)
+    await close_run(redis, "old", Closing.DELETING)
+    await until_gone(records, "old")
+    stopping.set()
+    await loop
 
 
 async def test_a_run_that_was_resumed_meanwhile_does_not_expire(redis, run_id):

@@ -42,7 +42,7 @@ def record(name, state=RunState.QUEUED, at=1.0, replicas=1, ranks=1):
     recipe = parse_recipe(
         recipe_document("/model", rollout=ROLLOUT, learner={"cpus": 4.0, "gpus": 4.0, "ranks": ranks})
     )
-    return RunRecord(name, recipe, state, replicas, False, at, (), None, None, None)
+    return RunRecord(name, recipe.model_dump_json().encode(), state, replicas, False, at, (), None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_process_that_no_pod_can_hold_is_named():
 
 def test_an_evaluation_run_requests_no_learner():
     document = recipe_document("/model", limits={"rollout_steps": 0})
-    evaluation = replace(record("a"), recipe=parse_recipe(document))
+    evaluation = replace(record("a"), stored_recipe=parse_recipe(document).model_dump_json().encode())
     assert resource_requests(evaluation.recipe, 1)["learner"] == []
 
 

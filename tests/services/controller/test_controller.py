@@ -97,7 +97,6 @@ async def test_an_evaluation_run_needs_no_learner_and_no_export(redis, run_id, t
 
 
 async def test_a_long_evaluation_is_progress(redis, run_id, tmp_path):
-    transitions = await GroupTransitions.fenced(redis, RunKeys(run_id), "sampler")
     prompt = Prompt(id="p", messages=(), verifier="math", reference={})
     sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=1)
     async with (
@@ -105,6 +104,7 @@ async def test_a_long_evaluation_is_progress(redis, run_id, tmp_path):
         Heartbeat(redis, replica(run_id)),
     ):
         await until_state(records, run_id, RunState.RUNNING)
+        transitions = await GroupTransitions.fenced(redis, RunKeys(run_id), "sampler")
         for number in range(10):
             task = Task(group=f"e.x.before.{number}", prompt=prompt, samples=1, sampling=sampling)
             await transitions.dispatch(Lane.EVALUATION, [task], None)

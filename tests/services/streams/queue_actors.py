@@ -119,7 +119,14 @@ class Actors:
 
     async def _together(self, call: Coroutine[Any, Any, Any]) -> Any:
         redis, number = self.run.redis, str(self._calls)
-        before = append(redis, "append_message", stream_key=self.keys.key("beside"), message=number, kept=1)
+        before = append(
+            redis,
+            "append_message",
+            record_key=self.keys.record,
+            stream_key=self.keys.key("beside"),
+            message=number,
+            kept=1,
+        )
         # A full Redis rejects calls that grow it, so they are sent apart from the others.
         after = call_for_each(
             redis,

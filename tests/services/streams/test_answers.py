@@ -27,6 +27,7 @@ from tests.services.driven import DrivenRun, task_of
 SPIN = """#!lua name=spinning
 redis.register_function('spin', function(keys, args) while true do redis.call('GET', keys[1]) end end)"""
 BUSY_AFTER_MS = 100
+RECORD = "{run}:record"
 
 
 @pytest.fixture
@@ -38,6 +39,7 @@ def server(tmp_path):
 @pytest.fixture
 async def redis(server):
     opened = await connect(f"redis://127.0.0.1:{server.port}/0")
+    await opened.hset(RECORD, "state", "running")
     yield opened
     await opened.aclose()
 

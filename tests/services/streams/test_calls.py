@@ -16,6 +16,8 @@ from services.streams.state.heartbeat import LAPSES_S, Heartbeat
 from tests.harness.servers.proxy import Proxy
 from tests.harness.servers.redis_servers import start_server
 
+RECORD = "{run}:record"
+
 
 @pytest.fixture
 def server(tmp_path):
@@ -26,6 +28,7 @@ def server(tmp_path):
 @pytest.fixture
 async def redis(server):
     opened = await connect(f"redis://127.0.0.1:{server.port}/0")
+    await opened.hset(RECORD, "state", "running")
     yield opened
     await opened.aclose()
 
@@ -36,6 +39,10 @@ async def plain(server):
     opened = Redis(port=server.port, retry=None)
     yield opened
     await opened.aclose()
+
+
+async def append(redis, stream, message="m"):
+    return await call(redis, "append_message", record_key=RECORD, stream_key=stream, message=message, kept=0)
 
 
 class Counted:
@@ -60,8 +67,8 @@ async def test_calls_made_together_are_one_command_in_order(redis):
     counted = Counted(redis)
     await load(redis)
     messages = [f"message {number}" for number in range(TOGETHER_APPENDING - 1)]
-    one = call(counted, "append_message", stream_key="{run}:stream", message="first", kept=0)
-    rest = [call(counted, "append_message", stream_key="{run}:stream", message=text, kept=0) for text in messages]
+    one = append(counted, "{run}:stream", "first")
+    rest = [append(counted, "{run}:stream", text) for text in messages]
     await asyncio.gather(one, *rest)
     assert counted.commands == ["together"]
     stored = [fields[b"m"].decode() for _, fields in await redis.xrange("{run}:stream")]
@@ -71,7 +78,7 @@ async def test_calls_made_together_are_one_command_in_order(redis):
 async def test_an_error_in_one_of_several_calls_is_its_own(redis):
     await redis.set("{run}:text", "no stream")
     keys = ("{run}:a", "{run}:text", "{run}:b")
-    calls = [call(redis, "append_message", stream_key=key, message="m", kept=0) for key in keys]
+    calls = [append(redis, key) for key in keys]
     first, wrong, last = await asyncio.gather(*calls, return_exceptions=True)
     assert (first, last) == (1, 1)
     assert isinstance(wrong, redis_errors.ResponseError)
@@ -82,10 +89,7 @@ async def test_an_error_in_one_of_several_calls_is_its_own(redis):
 async def test_a_cancelled_caller_does_not_hold_the_others(redis, plain):
     await load(redis)
     await plain.client_pause(500, all=True)
-    calls = [
-        asyncio.create_task(call(redis, "append_message", stream_key=f"{{run}}:{number}", message="m", kept=0))
-        for number in range(3)
-    ]
+    calls = [asyncio.create_task(append(redis, f"{{run}}:{number}")) for number in range(3)]
     await asyncio.sleep(0.05)
     calls[0].cancel()
     results = await asyncio.gather(*calls, return_exceptions=True)
@@ -98,14 +102,11 @@ async def test_a_cancelled_caller_can_call_again_at_once(redis, plain):
     await load(redis)
     await plain.client_pause(500, all=True)
 
-    async def append(message):
-        return await call(redis, "append_message", stream_key="{run}:stream", message=message, kept=0)
-
     async def work():
         try:
-            await append("work")
+            await append(redis, "{run}:stream", "work")
         finally:
-            await append("cleanup")
+            await append(redis, "{run}:stream", "cleanup")
 
     working = asyncio.create_task(work())
     await asyncio.sleep(0.05)
@@ -118,7 +119,7 @@ async def test_a_cancelled_caller_can_call_again_at_once(redis, plain):
 
 async def test_an_argument_that_cannot_be_sent_is_its_own_error(redis):
     messages = ("first", object(), "last")
-    calls = [call(redis, "append_message", stream_key="{run}:a", message=message, kept=0) for message in messages]
+    calls = [append(redis, "{run}:a", message) for message in messages]
     first, wrong, last = await asyncio.gather(*calls, return_exceptions=True)
     assert (first, last) == (1, 1)
     assert isinstance(wrong, redis_errors.DataError)
@@ -130,7 +131,7 @@ async def test_a_bug_reaches_every_caller(redis, monkeypatch):
 
     await load(redis)
     monkeypatch.setattr("services.streams.connection.functions._fcall", broken)
-    calls = [call(redis, "append_message", stream_key="{run}:a", message="m", kept=0) for _ in range(3)]
+    calls = [append(redis, "{run}:a") for _ in range(3)]
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(result) for result in results] == [ZeroDivisionError] * 3
 
@@ -145,12 +146,9 @@ async def test_messages_of_a_repeated_command_are_appended_once(redis):
 async def test_a_cancelled_call_that_waits_is_not_sent(redis, plain):
     await load(redis)
     await plain.client_pause(300, all=True)
-    calls = [
-        asyncio.create_task(call(redis, "append_message", stream_key="{run}:stream", message=str(number), kept=0))
-        for number in range(2)
-    ]
+    calls = [asyncio.create_task(append(redis, "{run}:stream", str(number))) for number in range(2)]
     await asyncio.sleep(0.05)
-    late = asyncio.create_task(call(redis, "append_message", stream_key="{run}:stream", message="late", kept=0))
+    late = asyncio.create_task(append(redis, "{run}:stream", "late"))
     await asyncio.sleep(0.05)
     late.cancel()
     assert await asyncio.gather(*calls) == [1, 1]
@@ -166,7 +164,7 @@ async def test_a_dead_connection_does_not_silence_the_process(server, plain):
         async with Heartbeat(redis, info):
             held = proxy.swallow()
             assert held > 0
-            stuck = asyncio.create_task(call(redis, "append_message", stream_key="{run}:a", message="m", kept=0))
+            stuck = asyncio.create_task(append(redis, "{run}:a"))
             worst, ends = 0.0, time.monotonic() + LAPSES_S + 4.0
             while time.monotonic() < ends:
                 stored = await plain.hget(RunKeys("run").heartbeats, "v1")

@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 
-from services.contracts import Closing, ProcessInfo, RunState
+from services.contracts import Closing, Lane, ProcessInfo, RunState, Sample
 from services.settings import parse_recipe
+from services.streams.connection.functions import FencedError
+from services.streams.delivery.consumer import Consumer
 from services.streams.keys import ACTIVE_RUNS, RUNS, RunKeys
 from services.streams.state.ended import cleanup
 from services.streams.state.ended.cleanup import erase
@@ -171,3 +173,17 @@ async def test_a_run_with_live_processes_is_not_deleted(redis, run_id):
         with pytest.raises(RunStateError, match=r"still has live processes \(rollout-7\); retry"):
             await check_left(redis, run_id)
     await check_left(redis, run_id)
+
+
+async def test_a_process_that_wakes_after_the_deletion_adds_nothing(redis, run_id):
+    await used(redis, run_id)
+    keys = RunKeys(run_id)
+    consumer = Consumer(redis, keys, keys.lane(Lane.TRAIN).samples, "verifier", "v0", Sample, 30.0, 2)
+    await consumer.open()
+    await close_run(redis, run_id, Closing.DELETING)
+    assert await erase(redis, keys, Closing.DELETING)
+    assert await delete_record(redis, run_id)
+    with pytest.raises(FencedError, match="no longer has the state of this run"):
+        await consumer.read(4, 0.01)
+    await EventLog(redis, keys, "verifier").write("service-failed", "it woke up")
+    assert await names(redis, run_id) == []

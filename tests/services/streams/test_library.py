@@ -157,7 +157,7 @@ async def test_run_drains_on_a_full_redis_with_replaced_processes(full, keys):
     for entry in await client.xpending_range(run.streams.samples, "verifier", "-", "+", 10):
         await run.lapse(Lease(run.streams.samples, "verifier", "v0", entry["message_id"].decode()))
     await limit(1)
-    run = await DrivenRun.open(client, keys)
+    run = await DrivenRun.open(client, keys, new=False)
     [again] = await run.rollout("r1").read(1, 0.01)
     with pytest.raises(RedisFullError):
         await run.publish(again.lease, sample_of(keys, "g2", 0))

@@ -21,6 +21,7 @@ from services.streams.state.heartbeat import Heartbeat, live_processes
 from services.streams.state.runs import RunRecords
 from services.waits import LONG_AFTER_S, Waits, describe_wait
 from tests.harness.small_run import recipe_document
+from tests.services.driven import put_stub_record
 
 
 class Clock:
@@ -177,6 +178,7 @@ def quick(monkeypatch):
 
 async def test_the_heartbeat_announces_waits_and_reports_stalls(redis, run_id, quick):
     keys = RunKeys(run_id)
+    await put_stub_record(redis, keys)
     event_log = EventLog(redis, keys, "learner")
     clock = Clock(time.time() - 50)
     waits = Waits(clock)
@@ -226,6 +228,7 @@ async def test_the_heartbeat_reports_stalls_after_redis_returns(own_server, run_
         await until(lambda: _logged(caplog, "heartbeat of learner-1 failed"))
         assert await _logged(caplog, "stalled: learner-1: waits for Redis to come back (redis)")
         server.start(60)
+        await put_stub_record(redis, RunKeys(run_id))
         [(_, event)] = await until(event_log.events)
         assert (event.phase, event.text[:47]) == ("stalled", "learner-1: waits for Redis to come back (redis)")
         assert [process.id for process in await live_processes(redis, run_id)] == ["learner-1"]
@@ -254,6 +257,7 @@ async def _logged(caplog, text):
 
 async def test_a_full_redis_still_takes_heartbeats_and_events(own_server, run_id, quick):
     _, redis = own_server
+    await put_stub_record(redis, RunKeys(run_id))
     event_log = EventLog(redis, RunKeys(run_id), "learner")
     waits = Waits(Clock(time.time() - 100))
     async with Heartbeat(redis, info_of(run_id), waits, event_log) as heartbeat:

@@ -27,15 +27,18 @@ async def sweep(redis: Redis, keys: RunKeys) -> int:
     return deleted
 
 
-async def erase(redis: Redis, keys: RunKeys, closing: Closing) -> bool:
+async def erase(redis: Redis, keys: RunKeys, closing: Closing | None) -> bool:
     """Delete the keys of a run that is being closed, except its record; whether it still was at the last of them.
 
-    A run that expires keeps what users read afterwards.
+    A run that expires keeps what users read afterwards. None: a run that has no record any more, of which something
+    was left or written again.
     """
-    kept = {keys.record} if closing is Closing.DELETING else _read_afterwards(keys)
-    fences = () if closing is Closing.DELETING else keys.epoch("")
+    expires = closing is Closing.EXPIRING
+    kept = _read_afterwards(keys) if expires else {keys.record}
+    fences = keys.epoch("") if expires else ()
+    word = closing.value if closing else ""
     async for chunk in _chunks(redis, keys, lambda key: key not in kept and not key.startswith(fences)):
-        done = await call(redis, "unlink_closed", record_key=keys.record, doomed_keys=chunk, closing=closing.value)
+        done = await call(redis, "unlink_closed", record_key=keys.record, doomed_keys=chunk, closing=word)
         if done < 0:
             return False
     return True

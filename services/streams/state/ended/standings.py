@@ -6,12 +6,16 @@ Must not change anything.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection
 from typing import NamedTuple
 
 from services.contracts import Closing, RunState
 from services.streams.connection.client import Redis
 from services.streams.keys import RUNS, RunKeys
+from services.streams.state.run_record import has_work
+
+log = logging.getLogger(__name__)
 
 READ_AT_ONCE = 500
 """Runs per round trip."""
@@ -27,7 +31,7 @@ class Standing(NamedTuple):
     @property
     def active(self) -> bool:
         """Whether the controller has work for the run."""
-        return not self.state.ended or bool(self.closing and self.closing.open)
+        return has_work(self.state, self.closing)
 
 
 async def count_runs(redis: Redis) -> int:
@@ -36,7 +40,7 @@ async def count_runs(redis: Redis) -> int:
 
 
 async def standing_runs(redis: Redis, runs: Collection[str] | None = None) -> dict[str, Standing]:
-    """How these runs stand, or all runs; one without a record is left out."""
+    """How these runs stand, or all runs; one without a record is left out, and one that is damaged is logged."""
     names = [run.decode() for run in await redis.zrange(RUNS, 0, -1)] if runs is None else list(runs)
     found = {}
     for start in range(0, len(names), READ_AT_ONCE):
@@ -46,7 +50,11 @@ async def standing_runs(redis: Redis, runs: Collection[str] | None = None) -> di
                 pipe.hmget(RunKeys(run).record, "state", "history", "closing")
             replies = await pipe.execute()
         for run, (state, history, closing) in zip(part, replies, strict=True):
-            if state is not None:
+            if state is None:
+                continue
+            try:
                 since = float(json.loads(history)[-1]["at"])
                 found[run] = Standing(RunState(state.decode()), since, Closing(closing.decode()) if closing else None)
+            except (ValueError, LookupError, TypeError) as error:
+                log.warning("run %s: its record is damaged: %s", run, error)
     return found
