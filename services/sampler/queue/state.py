@@ -18,8 +18,6 @@ from services.settings import Recipe, StarvationSettings
 from services.streams.state.group_state import GroupTransitions
 from services.streams.state.policy_history import read_policy
 
-SCANNED_AT_ONCE = 1000
-
 NO_ESCALATION = StarvationSettings(widen_after=None, boundary_after=None, partial_after=None, pause_after=None)
 
 
@@ -60,9 +58,9 @@ class QueueState:
         sampler_state = SamplerState.model_validate_json(stored) if stored else SamplerState(cursor=0, next_group=0)
         dispatcher = Dispatcher(context, transitions, table, prompts, sampler_state)
         dispatcher.check_reopened()
-        dropped = {field: cause async for field, cause in redis.hscan_iter(keys.dropped, count=SCANNED_AT_ONCE)}
+        dropped = await redis.hgetall(keys.dropped)
         dispatcher.drop({prompt.decode(): cause.decode() for prompt, cause in dropped.items()})
-        posteriors = {field: rate async for field, rate in redis.hscan_iter(keys.posteriors, count=SCANNED_AT_ONCE)}
+        posteriors = await redis.hgetall(keys.posteriors)
         policy = await read_policy(redis, keys) or CommittedPolicy(version=0, step=0)
         rates = {prompt.decode(): entry.decode() for prompt, entry in posteriors.items()}
         dispatcher.rates.load(rates, policy.step_of(policy.announced))

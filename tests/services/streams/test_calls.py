@@ -16,7 +16,7 @@ from services.streams.state.heartbeat import LAPSES_S, Heartbeat
 from tests.harness.servers.proxy import Proxy
 from tests.harness.servers.redis_servers import start_server
 
-RECORD = "{run}:record"
+RECORD = RunKeys("run").record
 
 
 @pytest.fixture
@@ -159,6 +159,7 @@ async def test_a_cancelled_call_that_waits_is_not_sent(redis, plain):
 async def test_a_dead_connection_does_not_silence_the_process(server, plain):
     async with Proxy("127.0.0.1", server.port) as proxy:
         redis = await connect(f"redis://127.0.0.1:{proxy.port}/0")
+        await redis.hset(RECORD, "state", "running")
         await load(redis)
         info = ProcessInfo(id="v1", service="verifier", run="run", host="h", pid=1, metrics="h:9")
         async with Heartbeat(redis, info):
