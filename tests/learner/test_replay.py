@@ -26,7 +26,7 @@ from services.streams.connection.client import connect
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts
-from services.streams.state.policy_history import History, policy_version
+from services.streams.state.policy_history import History, read_policy
 from tests.learner.running import (
     drain_ranks,
     end_ranks,
@@ -335,7 +335,7 @@ async def test_three_consecutive_non_finite_gradients_fail_the_run(
     assert [text in event.text for event in events if event.phase == "service-failed"] == [True]
     assert at_the_end == [4.0]
     # The second rollout step was committed with its skipped steps, the third was not.
-    assert await policy_version(redis, keys) == 2
+    assert (await read_policy(redis, keys)).version == 2
     assert (await group_counts(redis, keys)).trained == 8
     # Those of the committed steps are in the archive.
     assert [batch.batch.step for batch in await History(redis, keys, "learner", UNOWNED).batches()] == [3]

@@ -25,7 +25,7 @@ from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts
 from services.streams.state.heartbeat import live_processes
-from services.streams.state.policy_history import policy_version, read_policy
+from services.streams.state.policy_history import read_policy
 from services.streams.state.runs import RunRecords
 from tests.learner.receiver import Receiver
 from tests.learner.running import (
@@ -101,7 +101,7 @@ async def check_records(redis: Any, keys: RunKeys) -> None:
         (1, 1, 2, 4),
         (2, 2, 2, 4),
     ]
-    assert await policy_version(redis, keys) == 2
+    assert (await read_policy(redis, keys)).version == 2
     metrics = steps[0].metrics
     assert metrics["accuracy"] == 0.25
     assert metrics["learning_rate"] == 1e-3

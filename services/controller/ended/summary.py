@@ -17,7 +17,7 @@ from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.group_counts import group_counts
-from services.streams.state.policy_history import policy_version
+from services.streams.state.policy_history import read_policy
 from services.streams.state.run_record import RunRecord
 
 
@@ -32,7 +32,7 @@ async def summarise(redis: Redis, record: RunRecord) -> dict[str, Any]:
     evaluations = await event_log.evaluations()
     held_out = {evaluation.name: evaluation for evaluation in evaluations if evaluation.set == HELD_OUT}
     before, after = held_out.get(BEFORE), held_out.get(AFTER)
-    counts = await group_counts(redis, keys)
+    counts, policy = await group_counts(redis, keys), await read_policy(redis, keys)
     running = next((change.at for change in record.history if change.state.value == "running"), None)
     return {
         "run": record.id,
@@ -47,7 +47,7 @@ async def summarise(redis: Redis, record: RunRecord) -> dict[str, Any]:
         "optimizer_steps": sum(step.optimizer_steps for step in steps),
         "wall_seconds": time.time() - record.created_at,
         "startup_seconds": running - record.created_at if running else None,
-        "policy_version": await policy_version(redis, keys),
+        "policy_version": policy.version if policy else None,
         "groups": counts.model_dump(),
         "export_path": record.export_path,
     }

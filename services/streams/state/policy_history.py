@@ -41,12 +41,6 @@ async def read_policy(redis: Redis, keys: RunKeys) -> CommittedPolicy | None:
     return CommittedPolicy.model_validate(fields) if "version" in fields else None
 
 
-async def policy_version(redis: Redis, keys: RunKeys) -> int | None:
-    """A run's committed policy version; None before the first."""
-    policy = await read_policy(redis, keys)
-    return policy.version if policy else None
-
-
 async def committed_step(redis: Redis, keys: RunKeys) -> int:
     """The last committed rollout step of a run's weight history; 0 before the first."""
     policy = await read_policy(redis, keys)

@@ -22,7 +22,7 @@ from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import LAPSES_S, Heartbeat, live_processes
 from services.streams.state.ownership import become_owner
-from services.streams.state.policy_history import policy_version
+from services.streams.state.policy_history import read_policy
 from services.streams.state.runs import RunRecords
 from services.waits import Waits
 from tests.harness.free_ports import free_port
@@ -192,7 +192,7 @@ async def test_a_process_disappears_with_its_heartbeat(redis, run_id):
         assert (process.state, process.version) == ("ready", 4)
         await set_back(redis, RunKeys(run_id), "rollout-1", LAPSES_S + 1)
         assert await live_processes(redis, run_id) == []
-        assert await policy_version(redis, RunKeys(run_id)) is None
+        assert await read_policy(redis, RunKeys(run_id)) is None
 
 
 @pytest.mark.parametrize("after", ["abc", "1-2-3", "9" * 40])

@@ -11,7 +11,7 @@ from services.sampler.evaluation.schedule import EvaluationSchedule, due_steps
 from services.sampler.service import SamplerService
 from services.streams.keys import RunKeys
 from services.streams.state.group_state import GroupTransitions
-from services.streams.state.policy_history import policy_version
+from services.streams.state.policy_history import read_policy
 from tests.harness.hand_fleet import HandFleet, HandLearner, running, until
 from tests.harness.small_run import recipe_document, service_context
 from tests.services.sampler.judged import answered_group
@@ -202,7 +202,8 @@ async def test_training_never_waits_for_an_evaluation(redis, run_id):
         await until(lambda: both("before"), serving, "the first evaluation of both sets")
 
         async def trained():
-            return await policy_version(sampler.redis, sampler.keys) == 4
+            policy = await read_policy(sampler.redis, sampler.keys)
+            return policy is not None and policy.version == 4
 
         async with running(learner.run()) as learning:
             tasks = [*serving, *learning]

@@ -18,7 +18,6 @@ from services.streams.state.policy_history import (
     History,
     StateLostError,
     committed_step,
-    policy_version,
     read_policy,
 )
 from services.streams.state.rewind import ReopenedGroup, Rewind
@@ -156,7 +155,7 @@ async def test_a_step_is_committed_once_and_trains_its_groups(run, redis, keys):
     assert await run.counts() == {"dispatched": 2, "trained": 2}
     assert standing(await run.learner.policy()) == (0, 1, "w1")
     event_log = EventLog(redis, keys, "test")
-    assert (await policy_version(redis, keys), await committed_step(redis, keys)) == (0, 1)
+    assert ((await read_policy(redis, keys)).version, await committed_step(redis, keys)) == (0, 1)
     assert [step for _, step in await event_log.steps()] == [record]
     fields = await redis.hmget(keys.group("g0"), "state", "step", "staleness")
     assert fields == [b"trained", b"1", b"1"]
