@@ -230,8 +230,8 @@ class Evaluator:
         return True
 
     async def _publish(self, record: EvaluationRecord) -> None:
-        """Write the record to the event log, and export its scores."""
-        await self._context.event_log.evaluation(record, "sampler", self._transitions.fence)
+        """Record the evaluation, and export its scores."""
+        await self._transitions.record_evaluation(record)
         for result, prompts in (("answered", record.prompts), ("dropped", record.dropped)):
             EVALUATION_PROMPTS.labels(self._context.keys.run, record.set, result).set(prompts)
         if record.majority is None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import TypeVar
 
-from services.contracts import DeadLetter, EvaluationRecord, Event, Fence, Message, StepRecord
+from services.contracts import DeadLetter, EvaluationRecord, Event, Message, StepRecord
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.delivery.consumer import admit_entries, newest_messages, tail, tail_messages
@@ -65,18 +65,6 @@ class EventLog:
         log.info("%s: %s", phase, text)
         event = Event(service=self._service, phase=phase, text=text, at=time.time())
         await append_message(self._redis, self._keys, self._keys.events, event, EVENTS_KEPT)
-
-    async def evaluation(self, record: EvaluationRecord, role: str, fence: Fence) -> None:
-        """Append an evaluation, as the owner of `role`. Raises FencedError."""
-        await call(
-            self._redis,
-            "append_fenced",
-            epoch_key=self._keys.epoch(role),
-            stream_key=self._keys.evaluations,
-            fence=fence.token,
-            message=record.model_dump_json(),
-            kept=0,
-        )
 
     async def events(self, after: str = "0-0") -> list[tuple[str, Event]]:
         """Events after id `after`, oldest first."""

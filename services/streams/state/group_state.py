@@ -13,6 +13,7 @@ from typing import TypeVar
 from services.contracts import (
     Batch,
     Cause,
+    EvaluationRecord,
     Event,
     Lane,
     Release,
@@ -251,6 +252,11 @@ class GroupTransitions(RoleOwner):
             counters_key=self._keys.lane(Lane.TRAIN).counters,
             reason=why,
         )
+
+    async def record_evaluation(self, record: EvaluationRecord) -> None:
+        """Append the record of an evaluation to those of the run. Raises FencedError."""
+        message = record.model_dump_json()
+        await self._call("append_fenced", stream_key=self._keys.evaluations, message=message, kept=0)
 
     async def delete_evaluated(self, groups: list[str]) -> None:
         """Delete the groups of an evaluation whose record was written."""

@@ -19,9 +19,8 @@ from services.contracts import (
 )
 from services.streams.connection.client import client
 from services.streams.keys import RunKeys
-from services.streams.state.events import EventLog
+from services.streams.state.group_state import GroupTransitions
 from services.streams.state.heartbeat import LAPSES_S, Heartbeat, live_processes
-from services.streams.state.ownership import become_owner
 from services.streams.state.policy_history import read_policy
 from services.streams.state.runs import RunRecords
 from services.waits import Waits
@@ -138,8 +137,8 @@ async def test_a_run_shows_all_fields_of_its_evaluations(api, redis, run_id):
         unknown=1,
         dropped=1,
     )
-    owner = await become_owner(redis, RunKeys(run_id), "sampler")
-    await EventLog(redis, RunKeys(run_id), "test").evaluation(record, "sampler", owner)
+    transitions = await GroupTransitions.fenced(redis, RunKeys(run_id), "sampler")
+    await transitions.record_evaluation(record)
     [shown] = (await api.get(f"/v1/runs/{run_id}")).json()["evaluations"]
     assert shown == record.model_dump(mode="json")
     assert shown["pass_at"] == [{"k": 2, "value": 0.5, "standard_error": 0.2}]

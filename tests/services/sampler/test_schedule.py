@@ -139,9 +139,7 @@ async def test_the_schedule_resumes_where_an_earlier_one_stopped(redis, run_id, 
         await transitions.dispatch(Lane.EVALUATION, [task], None)
         if newest_is_recorded:
             held_out = HeldOut("held-out", (), 2)
-            await context.event_log.evaluation(
-                summarise("step-15", held_out, task.sampling, [], 0), "sampler", transitions.fence
-            )
+            await transitions.record_evaluation(summarise("step-15", held_out, task.sampling, [], 0))
         hand = HandEvaluator()
         schedule = EvaluationSchedule(context, hand)
         await schedule.open(17)
