@@ -14,21 +14,15 @@ from services.controller.fleet import FleetScaling
 from services.controller.health import HealthMonitor, learner_recovery
 from services.controller.retry import RetriedRequest, RunFailedError
 from services.controller.run_context import PERIOD_S, RunContext
+from services.controller.run_metrics import replicas_desired
 from services.retry import Retry
-from services.settings import ClusterLimitsError, Recipe, load_cluster_limits
+from services.settings import ClusterLimitsError, load_cluster_limits
 from services.storage.errors import StoreOutageError
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.run_record import RunRecord
 
-SERVICES = ("sampler", "verifier", "rollout", "learner")
-WITHOUT_TRAINING = ("sampler", "verifier", "rollout")
 QUEUED_S = 7 * 24 * 3600.0
 """A run that has been queued for a week is reported as stalled."""
-
-
-def services_of(recipe: Recipe) -> tuple[str, ...]:
-    """The services of a run; a run of 0 rollout steps only evaluates, and has no learner."""
-    return SERVICES if recipe.limits.rollout_steps else WITHOUT_TRAINING
 
 
 class Placement:
@@ -59,14 +53,13 @@ class Placement:
                 "preparing-model", record.recipe.model.package or str(record.recipe.model.path)
             )
             await context.records.set_paths(context.run, context.fence, model_path=await self._model(record))
-        await context.event_log.write("starting-services", ", ".join(services_of(record.recipe)))
+        await context.event_log.write("starting-services", ", ".join(replicas_desired(record)))
         return await self._start()
 
     async def wait_until_running(self, health: HealthMonitor) -> None:
         """Wait until a rollout replica is ready with a policy version. Raises RunFailedError at the deadline."""
         context = self._context
-        recipe = (await context.current()).recipe
-        deadline = recipe.limits.startup_timeout_s
+        deadline = (await context.current()).recipe.limits.startup_timeout_s
         ends = time.monotonic() + deadline
         announced: set[str] = set()
         recovered: set[str] = set()
@@ -78,7 +71,7 @@ class Placement:
             for service in sorted(ready - announced):
                 await context.event_log.write("service-ready", service)
             announced |= ready
-            lacking = sorted(set(services_of(recipe)) - ready)
+            lacking = sorted(replicas_desired(record).keys() - ready)
             context.waits.pending("start", f"{', '.join(lacking) or 'a replica'} to be ready", deadline)
             if (news := learner_recovery(processes)) - recovered or restarting:
                 # The more archived steps there are, the longer training them again takes. Failed requests to the

@@ -93,7 +93,7 @@ async def test_an_evaluation_run_needs_no_learner_and_no_export(redis, run_id, t
     assert record.reason == "evaluated; limits.rollout_steps = 0 trains nothing"
     assert record.summary["evaluations"]["held-out"]["evaluation"]["accuracy"] == 0.25
     assert record.summary["accuracy_after"] is None
-    assert events["starting-services"] == "sampler, verifier, rollout"
+    assert events["starting-services"] == "sampler, rollout, verifier"
 
 
 async def test_a_long_evaluation_is_progress(redis, run_id, tmp_path):
