@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from services.contracts import Lane, Outcome, Task, Verdict
 from services.sampler.backpressure import Flow
-from services.sampler.selection.order import Waiting, in_order
+from services.sampler.selection.order import CONSUMPTION
 from services.streams.connection.client import Redis
 from services.streams.delivery.consumer import Delivery
 from services.streams.delivery.leases import Lease
@@ -167,8 +167,9 @@ class GroupTable:
 
     def next_batch(self, consumption: str, size: int) -> list[str]:
         """The ids of the kept groups for the next batch, at most `size`, ordered by the `consumption` setting."""
-        waiting = [Waiting(name, group.oldest_version, group.kept_order) for name, group in self.kept.items()]
-        return in_order(consumption, waiting)[:size]
+        key = CONSUMPTION[consumption]
+        ordered = sorted(self.kept.items(), key=lambda item: key(item[1].oldest_version, item[1].kept_order))
+        return [name for name, _ in ordered[:size]]
 
     def batch_published(self, step: int, names: list[str]) -> None:
         """Move kept groups to the batch of `step`; they hold their slots until that rollout step is committed."""

@@ -201,8 +201,8 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
     "services/sampler/selection/order.py": [
         (
             "oldest_first: the newest first",
-            "lambda group: (group.oldest_version, group.kept_order)",
-            "lambda group: (-group.oldest_version, group.kept_order)",
+            "lambda oldest_version, kept_order: (oldest_version, kept_order)",
+            "lambda oldest_version, kept_order: (-oldest_version, kept_order)",
         ),
     ],
     "services/sampler/queue/starvation.py": [
