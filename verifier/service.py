@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 2  # an unknown outcome is judged once more before it is published
 PROCESSES = 1
 READ_COUNT = 64
-JUDGED_TOGETHER = 16  # texts per judgement job: a text that takes long delays the verdicts of those before it
+JUDGED_TOGETHER = 16  # texts per judgement job: a text that takes long delays the others after it
 REASON_CHARACTERS = 300
 FATAL = (SandboxFault.TIMEOUT, SandboxFault.DIED)  # faults that end a judging process
 
@@ -104,33 +104,31 @@ class _LaneJudge:
     ) -> None:
         """Publish a verdict on each sample whose lease is not lost. An unknown outcome is judged again, after these."""
         started = time.monotonic()
+        whole = [delivery for delivery in deliveries if delivery.message.facts.payload in texts]
+        samples = [delivery.message for delivery in whole]
+        requests = [(sample.verifier, texts[sample.facts.payload], sample.reference) for sample in samples]
+        unknown: list[_Judged] = []
         with self._consumer.watching([delivery.lease for delivery in deliveries]) as lost:
-            settled, unknown = await self._first_findings(deliveries, texts, damaged)
-            await self._publish(settled, lost, started)
+            await self._publish(self._damaged(deliveries, damaged), lost, started)
+            async for findings in self._sandbox.judge_all(requests):
+                settled: list[_Judged] = []
+                for place, finding in findings:
+                    self._count_fault(finding)
+                    (unknown if finding.outcome is Outcome.UNKNOWN else settled).append((whole[place], finding))
+                await self._publish(settled, lost, started)
             for delivery, finding in unknown:
                 again = delivery.lease not in lost
                 last = await self._judged_again(delivery.message, texts, finding) if again else finding
                 await self._publish([(delivery, last)], lost, started)
 
-    async def _first_findings(
-        self, deliveries: Sequence[Delivery[Sample]], texts: Mapping[str, str], damaged: Mapping[str, str]
-    ) -> tuple[list[_Judged], list[_Judged]]:
-        """The samples with the findings that are settled; and those whose text another attempt may judge."""
-        whole = [delivery for delivery in deliveries if delivery.message.facts.payload in texts]
-        samples = [delivery.message for delivery in whole]
-        findings = await self._sandbox.judge_all(
-            [(sample.verifier, texts[sample.facts.payload], sample.reference) for sample in samples]
-        )
-        settled: list[_Judged] = []
-        unknown: list[_Judged] = []
-        for judged in zip(whole, findings, strict=True):
-            self._count_fault(judged[1])
-            (unknown if judged[1].outcome is Outcome.UNKNOWN else settled).append(judged)
+    def _damaged(self, deliveries: Sequence[Delivery[Sample]], damaged: Mapping[str, str]) -> list[_Judged]:
+        """The samples whose payload is damaged: no attempt may judge them."""
+        found: list[_Judged] = []
         for delivery in deliveries:
             if (damage := damaged.get(delivery.message.facts.payload)) is not None:
                 DAMAGED_PAYLOADS.labels(self._context.keys.run, VerifierService.name).inc()
-                settled.append((delivery, Finding(Outcome.UNKNOWN, 0.0, damage)))
-        return settled, unknown
+                found.append((delivery, Finding(Outcome.UNKNOWN, 0.0, damage)))
+        return found
 
     async def _judged_again(self, sample: Sample, texts: Mapping[str, str], finding: Finding) -> Finding:
         """The finding of the last attempt to judge a text whose outcome is unknown."""

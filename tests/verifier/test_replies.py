@@ -191,7 +191,9 @@ async def test_texts_judged_with_a_hostile_one_are_judged(between, fault):
     ]
     with Sandbox(1, 5.0, program=HOSTILE) as sandbox:
         await sandbox.start()
-        first, hostile, last = await sandbox.judge_all([*texts])
+        placed = [finding async for findings in sandbox.judge_all(texts) for finding in findings]
+    assert [place for place, _ in placed] == [0, 1, 2]
+    first, hostile, last = [finding for _, finding in placed]
     assert (first.outcome, hostile.fault, last.outcome) == (Outcome.CORRECT, fault, Outcome.WRONG)
 
 

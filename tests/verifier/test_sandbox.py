@@ -81,7 +81,10 @@ async def test_the_judged_answer_is_normalised(sandbox, verifier, text, referenc
 
 async def test_texts_judged_together_have_their_own_findings(sandbox):
     ten = {"pattern": r"\b1\d\b"}
-    found = await sandbox.judge_all([("pattern", "12", ten), ("pattern", "x", {}), ("pattern", "none", ten)])
+    texts = [("pattern", "12", ten), ("pattern", "x", {}), ("pattern", "none", ten)]
+    placed = [finding async for findings in sandbox.judge_all(texts) for finding in findings]
+    assert [place for place, _ in placed] == [0, 1, 2]
+    found = [finding for _, finding in placed]
     assert [finding.outcome for finding in found] == [Outcome.CORRECT, Outcome.UNKNOWN, Outcome.WRONG]
     assert [finding.answer for finding in found] == ["12", "", ""]
 

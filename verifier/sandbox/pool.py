@@ -9,7 +9,8 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -33,6 +34,8 @@ RENEWED_AFTER = 10_000  # judgements per process: limits what a leaking library 
 KEPT_BYTES = 256 << 20
 """How much more memory than at its start a process may hold; one that holds more is replaced."""
 START_S = 120.0
+HANDED_OVER_S = 0.1
+"""The longest that a finding waits for those after it. Handing over each one costs more than a fast judgement."""
 
 
 class SandboxError(Exception):
@@ -106,33 +109,48 @@ class Sandbox:
 
         `fresh`: use a process that has judged no other text, so that no earlier text can cause a fault.
         """
-        [finding] = await self._run(self._judge_each, [(verifier, text, reference)], fresh)
-        return finding
+        findings: deque[tuple[int, Finding]] = deque()
+        await self._run(self._judge_each, [(verifier, text, reference)], fresh, findings)
+        return findings[0][1]
 
-    async def judge_all(self, texts: Sequence[tuple[str, str, Mapping[str, Any]]]) -> list[Finding]:
+    async def judge_all(
+        self, texts: Sequence[tuple[str, str, Mapping[str, Any]]]
+    ) -> AsyncIterator[list[tuple[int, Finding]]]:
         """Judge several responses, each (verifier, text, reference), one after another; see `judge`.
 
-        Cheaper than as many calls, but the first finding waits for the last: pass few texts.
+        Yields findings, each with its place in `texts`: every HANDED_OVER_S those since the last time, and the rest.
+        Cheaper than as many calls. A text that takes long delays only those after it.
         """
-        return await self._run(self._judge_each, texts, False)
+        findings: deque[tuple[int, Finding]] = deque()
+        judging = self._run(self._judge_each, texts, False, findings)
+        try:
+            ended = False
+            while not ended:
+                ended = bool((await asyncio.wait({judging}, timeout=HANDED_OVER_S))[0])
+                if new := [findings.popleft() for _ in range(len(findings))]:
+                    yield new
+            judging.result()
+        finally:
+            judging.cancel()
 
-    async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+    def _run(self, work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
-    def _judge_each(self, texts: Sequence[tuple[str, str, Mapping[str, Any]]], fresh: bool) -> list[Finding]:
-        findings: dict[int, Finding] = {}
+    def _judge_each(
+        self, texts: Sequence[tuple[str, str, Mapping[str, Any]]], fresh: bool, findings: deque[tuple[int, Finding]]
+    ) -> None:
         waiting: dict[int, JudgementRequest] = {}
         for number, text in enumerate(texts):
             try:
                 waiting[number] = request_of(*text)
             except (TypeError, ValueError) as error:  # the reference cannot be written as JSON
-                findings[number] = _no_judgement(f"{type(error).__name__}: {error}", SandboxFault.ERROR)
+                reason = f"{type(error).__name__}: {error}"
+                findings.append((number, _no_judgement(reason, SandboxFault.ERROR)))
         while waiting:
             self._judge_until_fault(waiting, findings, fresh)
-        return [findings[number] for number in range(len(texts))]
 
     def _judge_until_fault(
-        self, waiting: dict[int, JudgementRequest], findings: dict[int, Finding], fresh: bool
+        self, waiting: dict[int, JudgementRequest], findings: deque[tuple[int, Finding]], fresh: bool
     ) -> None:
         """Move requests, in order, from those that wait to the findings, until a process fails or none is left."""
         process = self._usable(self._idle.get(), at_most=1 if fresh else RENEWED_AFTER)
@@ -142,14 +160,14 @@ class Sandbox:
             for reply in process.judge(list(waiting.values()), self._timeout_s):
                 number = next(numbers)
                 del waiting[number]
-                findings[number] = _finding(reply)
+                findings.append((number, _finding(reply)))
         except JudgementTimeoutError as error:
-            findings[number := next(numbers)] = _no_judgement(f"no judgement {error}", SandboxFault.TIMEOUT)
-            del waiting[number]
+            del waiting[number := next(numbers)]
+            findings.append((number, _no_judgement(f"no judgement {error}", SandboxFault.TIMEOUT)))
         except ProcessFailedError as error:
+            del waiting[number := next(numbers)]
             reason = f"the judging process failed: {error}"
-            findings[number := next(numbers)] = _no_judgement(reason, SandboxFault.DIED)
-            del waiting[number]
+            findings.append((number, _no_judgement(reason, SandboxFault.DIED)))
         finally:
             self._idle.put(self._usable(process))
 

@@ -6,7 +6,7 @@ Must not be used outside benchmarks of the streams. `python -m tests.harness.stu
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import verifier.service
@@ -38,9 +38,11 @@ class StubSandbox:
         """Whether the text starts with the right word."""
         return self._findings[text.startswith("right")]
 
-    async def judge_all(self, texts: Sequence[tuple[str, str, dict[str, Any]]]) -> list[Finding]:
-        """The finding of each (verifier, text, reference)."""
-        return [await self.judge(*text) for text in texts]
+    async def judge_all(
+        self, texts: Sequence[tuple[str, str, dict[str, Any]]]
+    ) -> AsyncIterator[list[tuple[int, Finding]]]:
+        """The place and the finding of each (verifier, text, reference), all at once."""
+        yield [(place, await self.judge(*text)) for place, text in enumerate(texts)]
 
 
 if __name__ == "__main__":
