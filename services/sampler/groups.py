@@ -103,7 +103,8 @@ class GroupTable:
     `generating` is in the order of dispatch. `batched`: the groups of each untrained batch, by rollout step.
     `reopened`: groups that a rewind reopened and that wait to be dispatched again, with their prompts' ids.
     `undecided`: groups that were added with all their verdicts: a failover lost the decision on them.
-    No method costs more than what it changes, except `next_batch` and `open_groups`.
+    No method costs more than what it changes, except those that read whole states: `next_batch`, `unknown`,
+    `prompts_in_flight` and `open_groups`.
     """
 
     def __init__(self) -> None:
