@@ -31,9 +31,12 @@ LAPSES_S = 10.0
 HELD_LOOK_S = 0.5
 PATIENCE_S = 5.0
 """How long one heartbeat may take; a Redis that hangs must not keep waits out of the log."""
-FORGOTTEN_S = 6 * LAPSES_S
-"""How old a lapsed heartbeat is when it is deleted. Later than it lapses, so that only a process that has been silent
-for a minute can return while its heartbeat is being deleted; its next one restores it."""
+RETURNS_S = 2 * HEARTBEAT_S
+"""After a jump of the server's clock, by which every heartbeat looks lapsed, each live process has one again within
+this time."""
+FORGOTTEN_S = 2 * 3600.0
+"""How old a lapsed heartbeat is when it is deleted. A jump by an hour, such as a wrong time zone, must not delete those
+of live processes: a reader would not know that there was one."""
 FORGOTTEN_AT_ONCE = 500
 UNSENT_KEPT = 100
 """Events that wait for Redis to answer again; the oldest are dropped first, and all are in the log."""
@@ -160,6 +163,23 @@ async def live_processes(redis: Redis, run: str | None) -> list[ProcessInfo]:
     return (await live_by_run(redis, [run]))[run]
 
 
+async def surviving_processes(redis: Redis, run: str, service: str = "") -> list[ProcessInfo]:
+    """The live processes of a run, or of one service, for a reader that acts because there are none.
+
+    One look does not prove that, because the server's clock may have jumped: where heartbeats have lapsed, a second
+    look follows after RETURNS_S.
+    """
+
+    async def look(younger_than_s: float = LAPSES_S) -> list[ProcessInfo]:
+        [found] = (await live_by_run(redis, [run], younger_than_s)).values()
+        return [process for process in found if service in ("", process.service)]
+
+    if (live := await look()) or not await look(math.inf):
+        return live
+    await asyncio.sleep(RETURNS_S)
+    return await look()
+
+
 async def held_version(redis: Redis, run: str | None) -> int:
     """The newest policy version that a live replica of a run holds; -1 without one.
 
@@ -177,7 +197,9 @@ async def held_version(redis: Redis, run: str | None) -> int:
         await asyncio.sleep(HELD_LOOK_S)
 
 
-async def live_by_run(redis: Redis, runs: Sequence[str | None]) -> dict[str | None, list[ProcessInfo]]:
+async def live_by_run(
+    redis: Redis, runs: Sequence[str | None], younger_than_s: float = LAPSES_S
+) -> dict[str | None, list[ProcessInfo]]:
     """`live_processes` of several runs, in one round trip."""
     async with redis.pipeline(transaction=False) as pipe:
         pipe.time()
@@ -188,7 +210,7 @@ async def live_by_run(redis: Redis, runs: Sequence[str | None]) -> dict[str | No
     found: dict[str | None, list[ProcessInfo]] = {}
     for run, fields in zip(runs, hashes, strict=True):
         ages = {process: _age_s(value, now_ms) for process, value in fields.items()}
-        live = (fields[process] for process, age_s in ages.items() if age_s <= LAPSES_S)
+        live = (fields[process] for process, age_s in ages.items() if age_s <= younger_than_s)
         found[run] = sorted(_parsed(live), key=lambda info: (info.started_at, info.id))
         if forgotten := [process for process, age_s in ages.items() if age_s > FORGOTTEN_S][:FORGOTTEN_AT_ONCE]:
             await redis.hdel(_key(run), *forgotten)

@@ -9,6 +9,7 @@ from services.settings import parse_recipe
 from services.streams.connection.functions import FencedError
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import ACTIVE_RUNS, RUNS, RunKeys
+from services.streams.state import heartbeat as heartbeat_module
 from services.streams.state.ended import cleanup
 from services.streams.state.ended.cleanup import erase
 from services.streams.state.ended.closing import check_left, close_run, delete_record
@@ -22,7 +23,7 @@ from services.streams.state.runs import (
     UnknownRunError,
 )
 from tests.harness.small_run import recipe_document
-from tests.services.driven import DrivenRun
+from tests.services.driven import DrivenRun, set_back
 
 RECIPE = parse_recipe(recipe_document("/model"))
 
@@ -166,10 +167,14 @@ async def test_an_expired_run_keeps_what_users_read(redis, run_id):
     assert await (await DrivenRun.open(redis, keys)).counts() == counts
 
 
-async def test_a_run_with_live_processes_is_not_deleted(redis, run_id):
+async def test_a_run_with_live_processes_is_not_deleted(redis, run_id, monkeypatch):
+    monkeypatch.setattr(heartbeat_module, "RETURNS_S", 3.0)
     await ended(redis, run_id)
     info = ProcessInfo(id="rollout-7", service="rollout", run=run_id, host="h", pid=1, metrics="h:9")
     async with Heartbeat(redis, info):
+        with pytest.raises(RunStateError, match=r"still has live processes \(rollout-7\); retry"):
+            await check_left(redis, run_id)
+        await set_back(redis, RunKeys(run_id), "rollout-7", 3600)
         with pytest.raises(RunStateError, match=r"still has live processes \(rollout-7\); retry"):
             await check_left(redis, run_id)
     await check_left(redis, run_id)

@@ -16,6 +16,7 @@ from services.streams.state.heartbeat import (
     held_version,
     live_by_run,
     live_processes,
+    surviving_processes,
 )
 from tests.services.driven import set_back
 
@@ -77,8 +78,31 @@ async def test_an_old_heartbeat_lapses_until_the_next_one(redis, run_id, silent,
         assert await live(redis, run_id) == ["learner-1", "rollout-1"]
         await set_back(redis, keys, "rollout-1", seconds)
         assert await live(redis, run_id) == ["learner-1"], "the process died, or the clock of Redis jumped"
+        assert await redis.hexists(keys.heartbeats, "rollout-1"), "after a jump it must be found"
         await heartbeat.update(state="ready")
         assert await live(redis, run_id) == ["learner-1", "rollout-1"]
+
+
+async def test_a_process_that_lapsed_by_a_jump_survives(redis, run_id, silent, monkeypatch):
+    keys, second_look = RunKeys(run_id), asyncio.Event()
+    monkeypatch.setattr(heartbeat_module, "RETURNS_S", 0.2)
+    assert await surviving_processes(redis, run_id) == []
+    async with Heartbeat(redis, info_of(run_id)) as heartbeat, Heartbeat(redis, info_of(run_id, "learner-1")):
+        assert len(await surviving_processes(redis, run_id)) == 2
+        for process in ("rollout-1", "learner-1"):
+            await set_back(redis, keys, process, 3600)
+        asyncio.get_running_loop().call_later(0.1, second_look.set)
+        looking = asyncio.create_task(surviving_processes(redis, run_id, "rollout"))
+        await second_look.wait()
+        await heartbeat.update(state="ready")
+        assert [process.id for process in await looking] == ["rollout-1"]
+        assert await surviving_processes(redis, run_id, "learner") == [], "it has died"
+        assert await surviving_processes(redis, run_id, "verifier") == []
+
+
+async def test_a_jump_of_the_clock_by_an_hour_deletes_nothing(redis, run_id, silent):
+    async with Heartbeat(redis, info_of(run_id)):
+        assert await redis.ttl(RunKeys(run_id).heartbeats) > 3600 + LAPSES_S
 
 
 async def test_a_long_lapsed_heartbeat_is_deleted(redis, run_id, silent, monkeypatch):

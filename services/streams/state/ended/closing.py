@@ -9,7 +9,7 @@ from services.contracts import Closing, RunState
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 from services.streams.keys import ACTIVE_RUNS, RUNS, RunKeys
-from services.streams.state.heartbeat import live_processes
+from services.streams.state.heartbeat import surviving_processes
 from services.streams.state.run_record import RunRecord
 from services.streams.state.runs import RESUMABLE, RecordChange, RunRecords, RunStateError
 
@@ -35,7 +35,7 @@ async def close_run(redis: Redis, run: str, closing: Closing, *, files: bool = F
 
 async def check_left(redis: Redis, run: str) -> None:
     """Raises RunStateError while processes of the run are alive: they would write what was deleted again."""
-    if live := [process.id for process in await live_processes(redis, run)]:
+    if live := [process.id for process in await surviving_processes(redis, run)]:
         raise RunStateError(f"run {run!r} still has live processes ({', '.join(live)}); retry when they have ended")
 
 
