@@ -22,6 +22,14 @@ LONG_AFTER_S = 45.0
 """A wait that is not idle is reported after this time, so that a lack of progress is visible within a minute."""
 
 
+_OFFSET_S = time.time() - time.monotonic()
+
+
+def steady_time() -> float:
+    """Unix seconds by the host's clock as it ran when this process started: a later jump of that clock is no wait."""
+    return _OFFSET_S + time.monotonic()
+
+
 @dataclass
 class _Open:
     wait: Wait
@@ -35,7 +43,7 @@ class Waits:
     A wait's name is a fixed word, because it labels a metric; its text says what exactly is waited for.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = steady_time) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._open: dict[str, _Open] = {}
@@ -68,7 +76,7 @@ class Waits:
                     del self._open[name]
 
     def current(self, now: float) -> tuple[Wait, ...]:
-        """The waits that have lasted SHOWN_AFTER_S seconds at `now` (Unix seconds), oldest first."""
+        """The waits that have lasted SHOWN_AFTER_S seconds at `now` (`steady_time`), oldest first."""
         with self._lock:
             waits = [held.wait for held in self._open.values()]
         shown = (wait for wait in waits if now - wait.since >= SHOWN_AFTER_S)

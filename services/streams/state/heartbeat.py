@@ -22,7 +22,7 @@ from services.streams.connection.client import Redis
 from services.streams.connection.functions import call, library
 from services.streams.keys import SHARED_HEARTBEATS, RunKeys
 from services.streams.state.events import EventLog
-from services.waits import Waits, describe_wait
+from services.waits import Waits, describe_wait, steady_time
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,11 @@ class Heartbeat:
         await self._announce()
 
     async def _announce(self) -> None:
-        self.info = self.info.model_copy(update={"waits": self._waits.current(time.time())})
+        now = steady_time()
+        jumped_s = round(time.time() - now)  # readers compare with the clock as it is now
+        waits = self._waits.current(now)
+        shown = tuple(wait.model_copy(update={"since": wait.since + jumped_s}) for wait in waits)
+        self.info = self.info.model_copy(update={"waits": shown})
         await call(
             self._redis,
             "heartbeat",
@@ -110,7 +114,7 @@ class Heartbeat:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            self._watch(time.time())
+            self._watch(steady_time())
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     await self._announce()

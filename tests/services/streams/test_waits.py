@@ -255,6 +255,24 @@ async def _logged(caplog, text):
     return any(text in record.getMessage() for record in caplog.records)
 
 
+async def test_a_jump_of_the_hosts_clock_stalls_nothing(redis, run_id, quick, monkeypatch, caplog):
+    waits, real = Waits(), time.time
+    waits.pending("batch", "the sampler's batch 7", 600)
+    async with Heartbeat(redis, info_of(run_id), waits) as heartbeat:
+        monkeypatch.setattr("services.streams.state.heartbeat.time.time", lambda: real() + 3600)
+
+        async def announced():
+            await heartbeat.update()
+            [process] = await live_processes(redis, run_id)
+            return metric("penstock_wait_seconds", run_id, "batch") and process.waits
+
+        [wait] = await until(announced)
+        assert not wait.stalled(time.time())
+        assert 0 < time.time() - wait.since < 300, "it is shown as it began by the new clock"
+        assert metric("penstock_stalled_waits", run_id, "batch") == 0
+    assert [text for text in caplog.messages if "stalled" in text] == []
+
+
 async def test_a_full_redis_still_takes_heartbeats_and_events(own_server, run_id, quick):
     _, redis = own_server
     await put_stub_record(redis, RunKeys(run_id))
