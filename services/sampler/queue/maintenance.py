@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections import Counter
 
 from services.contracts import Cause, Lane
@@ -24,6 +25,7 @@ from services.process import Context
 from services.sampler.memory import RedisMemory
 from services.sampler.queue.starvation import Level
 from services.streams.delivery.consumer import trim
+from services.streams.delivery.leases import restart_leases
 from services.streams.memory_bound import longest_streams
 from services.streams.state.group_counts import group_counts
 from services.streams.state.group_state import trim_released
@@ -44,6 +46,7 @@ class Maintenance:
         self._context = context
         self.memory = RedisMemory(context)
         self._letters_after = "0-0"
+        self._leases_checked_at = time.monotonic()
         STARVATION_LEVEL.labels(context.keys.run).set(0)
 
     async def run(self) -> None:
@@ -59,6 +62,11 @@ class Maintenance:
             for name, consumer_group in READERS.items():
                 await trim(redis, getattr(streams, name), consumer_group, CONSUMER_GONE_S, longest[name])
             await trim_released(redis, keys, lane)
+        if time.monotonic() - self._leases_checked_at > self._context.record.recipe.limits.lease_s:
+            self._leases_checked_at = time.monotonic()
+            for lane in Lane:
+                for name, consumer_group in READERS.items():
+                    await restart_leases(redis, getattr(keys.lane(lane), name), consumer_group)
         counts = await group_counts(redis, keys)
         for state, value in counts.model_dump().items():
             GROUPS.labels(keys.run, state).set(value)

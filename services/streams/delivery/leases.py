@@ -11,12 +11,14 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 
 log = logging.getLogger(__name__)
+
+CHECKED_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,25 @@ async def renew_lease(redis: Redis, lease: Lease) -> bool:
         entry=lease.entry,
     )
     return bool(renewed)
+
+
+async def restart_leases(redis: Redis, stream: str, consumer_group: str) -> None:
+    """Let those leases of a stream begin now that seem to begin in the future: the server's clock was set back since.
+
+    Otherwise that of a dead process would lapse only when the clock has caught up. A lease of this very millisecond
+    looks the same, and keeps its time.
+    """
+    after = "-"
+    try:
+        while leases := await redis.xpending_range(stream, consumer_group, after, "+", CHECKED_AT_ONCE):
+            held = [(lease["consumer"].decode(), lease["message_id"].decode()) for lease in leases]
+            ages = [lease["time_since_delivered"] for lease in leases]
+            young = [Lease(stream, consumer_group, *each) for each, age in zip(held, ages, strict=True) if age == 0]
+            await asyncio.gather(*(renew_lease(redis, lease) for lease in young))
+            after = f"({held[-1][1]}"
+    except ResponseError as error:
+        if "NOGROUP" not in str(error):  # no consumer has opened the stream yet, or a rewind deleted it
+            raise
 
 
 class LeaseRenewal:

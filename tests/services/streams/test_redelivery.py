@@ -1,11 +1,15 @@
 """Leases that a consumer takes over, on a real server: what happens between its commands decides what it hands out."""
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 
 from services.contracts import Lane, Task
 from services.streams.delivery.consumer import Consumer
+from services.streams.delivery.leases import renew_lease, restart_leases
 from services.streams.keys import RunKeys
-from tests.services.driven import STATE, DrivenRun, task_of
+from tests.services.driven import STATE, DrivenRun, set_clock_back, task_of
 
 LEASE_S = 30.0
 
@@ -77,3 +81,27 @@ async def test_a_rewind_while_entries_are_claimed_hands_out_nothing(run, redis, 
     await run.sampler.dispatch(Lane.TRAIN, [task_of("g1")], STATE)
     [delivery] = await reader(redis, keys).read(1, 1)
     assert delivery.message.group == "g1"
+
+
+async def test_a_lease_from_the_future_is_restarted(redis, keys):
+    """The server's clock was set back by an hour: a dead consumer's leases lapse as usual, a live one keeps its own."""
+    run = await DrivenRun.open(redis, keys, 0.3)
+    await run.sampler.dispatch(Lane.TRAIN, [task_of(group) for group in ("g0", "g1", "g2")], STATE)
+    dead, live, normal = await run.rollout("r0").read(3, 1)
+    await redis.xclaim(live.lease.stream, "rollout", "r2", 0, [live.lease.entry])
+    renewed = replace(live.lease, consumer="r2")
+    await set_clock_back(redis, live.lease.stream, 3600)
+    await run.rollout("r0").renew_lease(normal.lease)
+    await asyncio.sleep(0.4)
+    assert [each.message.group for each in await run.rollout("r1").read(3, 0.01)] == ["g2"]
+    await asyncio.gather(*(restart_leases(redis, live.lease.stream, "rollout") for _ in range(3)))
+    for _ in range(4):
+        await asyncio.sleep(0.1)
+        assert await renew_lease(redis, renewed)
+    [delivery] = await run.rollout("r3").read(1, 0.01)
+    assert (delivery.message.group, delivery.deliveries) == ("g0", 2)
+    assert not await renew_lease(redis, dead.lease)
+
+
+async def test_leases_of_a_stream_without_readers_are_none(redis, keys):
+    await restart_leases(redis, keys.lane(Lane.TRAIN).tasks, "rollout")
