@@ -20,6 +20,16 @@ class Fence:
         """As the functions in services/streams/lua expect it, and as Redis stores it."""
         return f"{self.epoch} {self.owner}"
 
+    @classmethod
+    def parse(cls, token: bytes | None) -> Fence:
+        """A token that Redis stored; the id is '' where an older release stored the epoch alone."""
+        epoch, _, owner = (token or b"0").decode().partition(" ")
+        return cls(int(epoch), owner)
+
+    def replaces(self, other: Fence) -> bool:
+        """Whether this is a newer owner of the role than `other`. A failover may have given an epoch twice."""
+        return self.epoch > other.epoch or (self.epoch == other.epoch and self.owner not in ("", other.owner))
+
 
 UNOWNED = Fence(0, "")
 """The fence of a process that owns no role, and of files that a release without owners wrote."""

@@ -27,6 +27,7 @@ from services.streams.connection.functions import FencedError
 from services.streams.state.ended.cleanup import sweep
 from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.ownership import become_owner
+from services.streams.state.run_record import RunRecord
 from services.streams.state.runs import OWNER, UnknownRunError
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,8 @@ class RunController:
         """Control the run until it ends, and leave none of its services running.
 
         Raises RedisUnavailableError: the run continues, and gets a new controller when Redis is back; FencedError:
-        another controller owns it.
+        another controller owns it, and may have adopted its services, so they are left alone; FencedError or
+        UnknownRunError: Redis has lost the run, see `end_lost`.
         """
         context = self._context
         info = ProcessInfo(
@@ -57,8 +59,9 @@ class RunController:
             state="ready",
             started_at=time.time(),
         )
+        recipe = (await context.records.get(context.run)).recipe
         context.fence = await become_owner(context.redis, context.keys, OWNER, info.id)
-        await context.metrics.open((await context.records.get(context.run)).recipe)
+        await context.metrics.open(recipe)
         try:
             async with Heartbeat(context.redis, info, context.waits, context.event_log):
                 await self._until_ended()
@@ -73,29 +76,22 @@ class RunController:
         except ControllerStoppingError:
             await self._context.stop_services()
             return
-        except RedisUnavailableError:
+        except (RedisUnavailableError, FencedError, UnknownRunError):
             raise
-        except (FencedError, UnknownRunError):
-            if await self._context.records.exists(self._context.run):
-                raise
-            await self._end_lost()
-            return
         except Exception as error:
             log.exception("run %s failed", self._context.run)
             state, reason = RunState.FAILED, str(error) or type(error).__name__
         await self._end(state, reason)
 
-    async def _end_lost(self) -> None:
-        """Stop the services of a run that Redis has lost, and leave a record that says so."""
+    async def end_lost(self, record: RunRecord) -> None:
+        """Stop the services of a run that Redis has lost, and leave a record that says so. `record`: the last known."""
         context = self._context
         reason = (
             "Redis lost the state of this run: it was emptied, or restarted without its data; the run's files are in "
             f"{context.folder}; submit the recipe under another id"
         )
         log.error("run %s: %s", context.run, reason)
-        await context.stop_services()
-        if context.known is not None:
-            await context.records.restore_failed(context.known, reason)
+        await context.records.restore_failed(record, reason + await self._stop_services())
 
     async def _until_done(self) -> str:
         record = await self._placement.place()
@@ -107,19 +103,24 @@ class RunController:
     async def _end(self, state: RunState, reason: str) -> None:
         """Write the summary, stop the services, clean up, and only then set the final state."""
         context = self._context
-        summary = await summarise(context.redis, await context.records.get(context.run))
+        summary = await summarise(context.redis, await context.records.get(context.run, context.fence))
         document = summary | {"state": state.value, "reason": reason}
         file = await asyncio.to_thread(write_summary, context.folder, document)
         await context.records.set_summary(context.run, summary, context.fence)
-        try:
-            await context.stop_services()
-        except Exception as error:
-            log.exception("run %s: its services could not be stopped", context.run)
-            reason += f"; stopping its services failed: {error}"
+        reason += await self._stop_services()
         if state is RunState.SUCCEEDED:
             await sweep(context.redis, context.keys)
         await self._store(file)
         await context.change(state, reason)
+
+    async def _stop_services(self) -> str:
+        """Stop the run's services; what the reason of its end has to add if that fails."""
+        try:
+            await self._context.stop_services()
+        except Exception as error:
+            log.exception("run %s: its services could not be stopped", self._context.run)
+            return f"; stopping its services failed: {error}"
+        return ""
 
     async def _store(self, summary: Path) -> None:
         """Put the summary into the store. The record has it too, so one attempt is enough."""

@@ -37,10 +37,7 @@ class ControllerStoppingError(RuntimeError):
 
 @dataclass
 class RunContext:
-    """One run, as every part of its controller sees it. `folder`: the run's folder; `fence`: the controller's.
-
-    `known`: the record as it was read last; None before the first time.
-    """
+    """One run, as every part of its controller sees it. `folder`: the run's folder; `fence`: the controller's."""
 
     redis: Redis
     records: RunRecords
@@ -48,7 +45,6 @@ class RunContext:
     folder: Path
     run: str
     stopping: asyncio.Event
-    known: RunRecord | None = None
     fence: Fence = UNOWNED
     keys: RunKeys = field(init=False)
     event_log: EventLog = field(init=False)
@@ -61,10 +57,14 @@ class RunContext:
         self.metrics = RunMetrics(self.run, self.event_log)
 
     async def current(self) -> RunRecord:
-        """The run's record as it is now. Raises ControllerStoppingError, RunCancelledError."""
+        """The run's record as it is now.
+
+        Raises ControllerStoppingError, RunCancelledError; FencedError when another controller owns the run;
+        UnknownRunError when Redis has lost it.
+        """
         if self.stopping.is_set():
             raise ControllerStoppingError
-        record = self.known = await self.records.get(self.run)
+        record = await self.records.get(self.run, self.fence)
         if record.cancel_requested:
             raise RunCancelledError
         return record

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from services.cancellation import cancel_and_wait
 from services.contracts import RunState
@@ -26,9 +28,9 @@ from services.controller.run_metrics import RunStates
 from services.settings import load_expiry
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import FencedError
-from services.streams.state.heartbeat import live_processes
+from services.streams.state.heartbeat import surviving_processes
 from services.streams.state.run_record import RunRecord
-from services.streams.state.runs import OWNER, RunRecords
+from services.streams.state.runs import OWNER, RunRecords, UnknownRunError
 
 FAILING_S = 300.0
 """How long the run records may be unreadable: each attempt waits for an unavailable Redis."""
@@ -54,6 +56,7 @@ class Controller:
         self._cluster = cluster
         self._runs = runs
         self._controlled: dict[str, asyncio.Task[None]] = {}
+        self._owned: dict[str, RunRecord] = {}  # as read last: what is left of a run that Redis loses
         self._left: set[str] = set()
         self._unreadable: set[str] = set()
 
@@ -88,11 +91,16 @@ class Controller:
         await self._expiry.look(self._known.ended, time.time())
         await self._libraries.look([record.id for record in records])
         self._collect_ended()
+        active = {record.id: record for record in records}
+        self._owned.update({run: active[run] for run in self._owned.keys() & active.keys()})
+        for run in self._owned.keys() - active.keys() - self._controlled.keys():
+            if await self._records.exists(run):
+                del self._owned[run]  # it has ended
+            else:
+                self._begin(run, self._end_lost(self._owned[run], stopping))
         for record in records:
-            if record.id in self._controlled or self._waits(record) or await self._owned_elsewhere(record.id):
-                continue
-            working = self._closings.close(record.id, stopping) if record.closing else self._control(record, stopping)
-            self._controlled[record.id] = asyncio.create_task(working, name=f"controller of {record.id}")
+            if record.id not in self._controlled and not self._waits(record):
+                self._begin(record.id, self._work(record, stopping))
 
     def _waits(self, record: RunRecord) -> bool:
         """Whether the run waits to be cancelled, or for a release that can read it."""
@@ -103,31 +111,49 @@ class Controller:
             log.warning("left alone: %s", record.problem)
         return True
 
-    async def _control(self, record: RunRecord, stopping: asyncio.Event) -> None:
-        if record.problem:
-            await self._cluster.stop(record.id, STOP_DEADLINE_S)
-            await self._records.transition(record.id, RunState.CANCELLED, f"cancelled on request; {record.problem}")
+    def _begin(self, run: str, work: Coroutine[Any, Any, None]) -> None:
+        self._controlled[run] = asyncio.create_task(work, name=f"controller of {run}")
+
+    async def _work(self, record: RunRecord, stopping: asyncio.Event) -> None:
+        run = record.id
+        self._owned.pop(run, None)
+        if await self._owned_elsewhere(run) or stopping.is_set():
             return
-        folder = self._runs / record.id
-        context = RunContext(self._redis, self._records, self._cluster, folder, record.id, stopping)
-        await RunController(context).run()
+        if record.closing:
+            await self._closings.close(run, stopping)
+            return
+        if record.problem:
+            await self._cluster.stop(run, STOP_DEADLINE_S)
+            await self._records.transition(run, RunState.CANCELLED, f"cancelled on request; {record.problem}")
+            return
+        self._owned[run] = record
+        await self._controller(run, stopping).run()
+        del self._owned[run]
+
+    async def _end_lost(self, record: RunRecord, stopping: asyncio.Event) -> None:
+        await self._controller(record.id, stopping).end_lost(record)
+        del self._owned[record.id]
+
+    def _controller(self, run: str, stopping: asyncio.Event) -> RunController:
+        context = RunContext(self._redis, self._records, self._cluster, self._runs / run, run, stopping)
+        return RunController(context)
 
     def _collect_ended(self) -> None:
         for run, task in list(self._controlled.items()):
             if task.done():
                 del self._controlled[run]
                 error = None if task.cancelled() else task.exception()
-                if isinstance(error, FencedError):
-                    log.warning("run %s has another owner: %s", run, error)
+                if isinstance(error, (FencedError, UnknownRunError)):
+                    log.info("the controller of run %s ended: %s", run, error)  # the next look reports what follows
                 elif error:
-                    log.error("the controller of run %s failed: %s; resuming the run", run, error)
+                    log.error("the controller of run %s failed: %s", run, error)
 
     async def _owned_elsewhere(self, run: str) -> bool:
         """Whether another live controller owns the run: of another platform on this Redis, or one that was replaced.
 
         A controller that was killed owns its runs until its heartbeat lapses.
         """
-        owners = [process for process in await live_processes(self._redis, run) if process.service == OWNER]
+        owners = await surviving_processes(self._redis, run, OWNER)
         if not owners:
             self._left.discard(run)
             return False

@@ -24,9 +24,8 @@ async def become_owner(redis: Redis, keys: RunKeys, role: str, owner: str | None
 
 
 async def newest_owner(redis: Redis, keys: RunKeys, role: str) -> Fence:
-    """A role's newest owner; UNOWNED before the first. The id is '' where an older release stored the epoch alone."""
-    epoch, _, owner = (await redis.get(keys.epoch(role)) or b"0").decode().partition(" ")
-    return Fence(int(epoch), owner)
+    """A role's newest owner; UNOWNED before the first."""
+    return Fence.parse(await redis.get(keys.epoch(role)))
 
 
 class RoleOwner:

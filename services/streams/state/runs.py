@@ -17,7 +17,7 @@ from typing import Any
 from services.contracts import Closing, Fence, RunState, Transition
 from services.settings import Recipe
 from services.streams.connection.client import Redis
-from services.streams.connection.functions import call
+from services.streams.connection.functions import FencedError, call
 from services.streams.keys import ACTIVE_RUNS, RUNS, RunKeys
 from services.streams.state.run_record import RunRecord, UnreadableRunError, decode_record
 
@@ -159,14 +159,20 @@ class RunRecords:
         """Whether the run has a record."""
         return bool(await self._redis.exists(RunKeys(run).record))
 
-    async def get(self, run: str) -> RunRecord:
-        """One run. Raises UnknownRunError, UnreadableRunError."""
+    async def get(self, run: str, fence: Fence | None = None) -> RunRecord:
+        """One run. Raises UnknownRunError, UnreadableRunError; FencedError once a newer controller than `fence` owns it."""
         try:
-            fields = await self._redis.hgetall(RunKeys(run).record)
+            keys = RunKeys(run)
         except ValueError:
-            fields = {}
+            raise _unknown(run) from None
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.hgetall(keys.record)
+            pipe.get(keys.epoch(OWNER))
+            fields, token = await pipe.execute()
         if b"history" not in fields:
             raise _unknown(run)
+        if fence and (newest := Fence.parse(token)).replaces(fence):
+            raise FencedError(f"a newer controller owns run {run!r}: {newest.owner}")
         return decode_record(run, fields)
 
     async def all(self) -> list[RunRecord]:

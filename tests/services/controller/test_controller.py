@@ -6,7 +6,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from services.contracts import Lane, ProcessInfo, Prompt, RunState, Sampling, Task
+from services.contracts import Lane, Prompt, RunState, Sampling, Task
 from services.controller import run as run_module
 from services.controller.health import Silence
 from services.controller.service import Controller
@@ -175,49 +175,6 @@ async def test_a_fenced_controller_writes_nothing(redis, run_id, tmp_path):
         # Its own controller resumes the run, as the owner.
         record = await until_state(records, run_id, RunState.FAILED)
     assert [change.state for change in record.history] == ["queued", "starting", "failed"]
-
-
-async def test_a_run_owned_by_another_controller_is_left_to_it(redis, run_id, tmp_path):
-    other = ProcessInfo(id="controller-2", service="controller", run=run_id, host="h", pid=2, metrics="", state="ready")
-    keys = RunKeys(run_id)
-    async with controlled(redis, run_id, tmp_path) as (records, cluster):
-        await until_state(records, run_id, RunState.STARTING)
-        async with Heartbeat(redis, other):
-            fence = await become_owner(redis, keys, "controller")
-            cluster.fault = ["seen only by the previous controller"]
-            await asyncio.sleep(3.0)
-            assert await redis.get(keys.epoch("controller")) == fence.token.encode(), (
-                "this controller took the run over"
-            )
-            assert (await records.get(run_id)).state is RunState.STARTING
-        await until_state(records, run_id, RunState.FAILED)
-
-
-async def test_a_second_platform_leaves_a_run_to_its_controller(redis, run_id, tmp_path):
-    """Two platforms share a Redis: the second one's controller starts nothing of a run that the first one controls."""
-    async with controlled(redis, run_id, tmp_path) as (records, cluster):
-        await until_state(records, run_id, RunState.STARTING)
-        second, stopping = HandCluster(run_id), asyncio.Event()
-        controlling = asyncio.create_task(Controller(redis, second, tmp_path / "second").run(stopping))
-        cluster.fault = ["seen by the first controller"]
-        record = await until_state(records, run_id, RunState.FAILED)
-        stopping.set()
-        await controlling
-    assert "seen by the first controller" in record.reason
-    assert second.requests == []
-
-
-async def test_a_redis_that_was_emptied_fails_the_run(redis, run_id, tmp_path, caplog):
-    """It restarted without its volume: the services stop, and the run is there again, as failed, with the reason."""
-    async with controlled(redis, run_id, tmp_path) as (records, cluster):
-        await until_state(records, run_id, RunState.STARTING)
-        await redis.delete(*[key async for key in redis.scan_iter(f"{RunKeys(run_id).key('')}*")])
-        record = await until_state(records, run_id, RunState.FAILED)
-    assert [change.state for change in record.history] == ["queued", "starting", "failed"]
-    assert record.reason.startswith("Redis lost the state of this run")
-    assert str(tmp_path / run_id) in record.reason
-    assert cluster.requests[-1] == "stop"
-    assert [text.startswith(f"run {run_id}: Redis lost") for text in caplog.messages].count(True) == 1
 
 
 async def test_a_resumed_run_stops_processes_left_from_before(redis, run_id, tmp_path):
