@@ -160,7 +160,7 @@ class RunRecords:
         return bool(await self._redis.exists(RunKeys(run).record))
 
     async def get(self, run: str, fence: Fence | None = None) -> RunRecord:
-        """One run. Raises UnknownRunError, UnreadableRunError; FencedError once a newer controller than `fence` owns it."""
+        """One run. Raises UnknownRunError, UnreadableRunError; FencedError for the `fence` of a replaced controller."""
         try:
             keys = RunKeys(run)
         except ValueError:

@@ -91,7 +91,7 @@ async def test_a_lease_from_the_future_is_restarted(redis, keys):
     await redis.xclaim(live.lease.stream, "rollout", "r2", 0, [live.lease.entry])
     renewed = replace(live.lease, consumer="r2")
     await set_clock_back(redis, live.lease.stream, 3600)
-    await run.rollout("r0").renew_lease(normal.lease)
+    await renew_lease(redis, normal.lease)
     await asyncio.sleep(0.4)
     assert [each.message.group for each in await run.rollout("r1").read(3, 0.01)] == ["g2"]
     await asyncio.gather(*(restart_leases(redis, live.lease.stream, "rollout") for _ in range(3)))
