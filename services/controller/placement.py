@@ -18,6 +18,7 @@ from services.controller.run_metrics import replicas_desired
 from services.retry import Retry
 from services.settings import ClusterLimitsError, load_cluster_limits
 from services.storage.errors import StoreOutageError
+from services.storage.mirror import files_place
 from services.streams.state.heartbeat import live_processes
 from services.streams.state.run_record import RunRecord
 
@@ -42,6 +43,8 @@ class Placement:
     async def place(self) -> RunRecord:
         """Wait for room, prepare the model, and start the services; the record that they were started with."""
         context = self._context
+        place = await asyncio.to_thread(files_place, context.folder.parent)
+        await context.records.set_paths(context.run, context.fence, place=place)
         record = await context.current()
         if record.state is RunState.QUEUED and record.resumptions:
             await context.stop_services()  # its previous processes would be mistaken for the new ones

@@ -52,7 +52,7 @@ class Controller:
         self._states = RunStates()
         self._closings = Closings(redis, runs)
         self._libraries = Libraries(redis)
-        self._expiry = Expiry(redis, load_expiry())
+        self._expiry = Expiry(redis, runs, load_expiry())
         self._cluster = cluster
         self._runs = runs
         self._controlled: dict[str, asyncio.Task[None]] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import threading
+import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from services.storage import objects
 from services.storage.errors import MissingObjectError, StoreError
 from services.storage.places import StoreAddress, configured_store
 
+MARK = ".penstock-runs"
+"""A file in the folder of runs; its text is no other folder's."""
 SMALL_FILES, BIG_FILES = 16, 2
 """How many files are fetched at once; a big one is fetched in many parts at once."""
 
@@ -109,6 +112,22 @@ def run_mirror(run: str) -> Mirror:
     """Where a run's files are durable, according to PENSTOCK_STORE. Raises StoreError for a value that is not valid."""
     at = configured_store()
     return NO_MIRROR if at is None else StoredMirror(at / run)
+
+
+def files_place(runs: Path) -> str:
+    """Where the files of runs are durable, as their records say: the store, or else this very folder of runs.
+
+    A mark in the folder identifies it, because hosts and paths change. Raises StoreError, OSError.
+    """
+    if at := configured_store():
+        return str(at)
+    mark = runs / MARK
+    if not mark.exists():
+        runs.mkdir(parents=True, exist_ok=True)
+        partial = mark.with_name(f"{MARK}.{uuid.uuid4().hex}")
+        partial.write_text(f"the runs folder {uuid.uuid4().hex}")
+        partial.replace(mark)
+    return mark.read_text()
 
 
 def fetch_object(at: StoreAddress, size: int, path: Path) -> bool:

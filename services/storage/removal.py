@@ -14,12 +14,12 @@ from services.storage.mirror import run_mirror
 def delete_run_files(runs: Path, run: str) -> None:
     """Delete all that the store holds of the run, and its folder in `runs`. May be repeated.
 
-    A link to a folder elsewhere is deleted, not what it names. Raises StoreError, OSError.
+    A link to a folder elsewhere is deleted, not what it names; so is a plain file. Raises StoreError, OSError.
     """
     mirror = run_mirror(run)
     mirror.delete(list(mirror.listed()))
     folder = runs / run
-    if folder.is_symlink():
+    if folder.is_symlink() or folder.is_file():
         folder.unlink()
     elif folder.exists():
         shutil.rmtree(folder)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from services.contracts import Closing
-from services.storage.errors import StoreError
+from services.storage.mirror import files_place
 from services.storage.removal import delete_run_files
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
@@ -29,20 +29,21 @@ PAUSE_S = (1.0, 60.0)
 
 
 class Closings:
-    """Closes runs, one at a time, because each scans all keys. `runs` is the folder of the runs' folders.
+    """Closes runs, one at a time, because each closing scans all keys. `runs` is the folder of the runs' folders.
 
     Every step may be repeated: what one controller has begun, the next one ends.
     """
 
     def __init__(self, redis: Redis, runs: Path) -> None:
         self._redis = redis
+        self._records = RunRecords(redis)
         self._runs = runs
         self._turn = asyncio.Lock()
 
     async def close(self, run: str, stopping: asyncio.Event) -> None:
         """Close the run; a failure is reported and retried until it succeeds, or `stopping`.
 
-        A user asked for it, or it is needed for memory: there is no other state in which to leave the run.
+        Retried without end: a run that is half deleted cannot be left so.
         """
         pause_s, longest_s = PAUSE_S
         while not stopping.is_set():
@@ -50,19 +51,24 @@ class Closings:
                 async with self._turn:
                     await self._close(run)
                 return
-            except (StoreError, RunStateError, OSError) as error:
-                text = f"{error}; retry in {pause_s:g} s"
-                await EventLog(self._redis, RunKeys(run), OWNER).write("closing-failed", text)
+            except UnknownRunError:
+                return  # another controller has deleted it
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt must wait
+                await self._report(run, f"{str(error) or type(error).__name__}; retry in {pause_s:g} s")
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await stopping.wait()
             pause_s = min(longest_s, 2 * pause_s)
 
-    async def _close(self, run: str) -> None:
+    async def _report(self, run: str, text: str) -> None:
+        log.warning("run %s is not closed yet: %s", run, text)
         try:
-            record = await RunRecords(self._redis).get(run)
-        except UnknownRunError:
-            return  # another controller has deleted it
+            await EventLog(self._redis, RunKeys(run), OWNER).write("closing-failed", text)
+        except Exception as error:  # noqa: BLE001 - Redis may be what failed; the log has the text
+            log.warning("run %s: the event of it could not be written: %s", run, error)
+
+    async def _close(self, run: str) -> None:
+        record = await self._records.get(run)
         await check_left(self._redis, run)
         if record.closing is Closing.DELETING:
             await self._delete(record)
@@ -70,18 +76,32 @@ class Closings:
             await self._expire(record)
 
     async def _delete(self, record: RunRecord) -> None:
+        await self._check_place(record)
         # Redis first, because its memory is short before the store's is. The event of a failure is deleted next time.
         if not await erase(self._redis, RunKeys(record.id), Closing.DELETING):
             return
+        record = await self._records.get(record.id)  # the files may have been asked for meanwhile
+        await self._check_place(record)
         if record.delete_files:
             await asyncio.to_thread(delete_run_files, self._runs, record.id)
-        if await delete_record(self._redis, record.id):
+        if await delete_record(self._redis, record.id, files=record.delete_files):
             log.info("run %s is deleted%s", record.id, ", and its files" if record.delete_files else "")
+
+    async def _check_place(self, record: RunRecord) -> None:
+        """Raises RunStateError for a run whose files are to be deleted, and are with another platform."""
+        if record.delete_files and record.place:
+            here = await asyncio.to_thread(files_place, self._runs)
+            if record.place != here:
+                raise RunStateError(
+                    f"its files are in {record.place}, and those of this controller's runs in {here}; a controller of "
+                    f"that place deletes them, and `penstock delete {record.id}` without --files deletes the rest"
+                )
 
     async def _expire(self, record: RunRecord) -> None:
         keys = RunKeys(record.id)
         if await erase(self._redis, keys, Closing.EXPIRING):
-            at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(record.history[-1].at))
-            text = f"{record.state.value} at {at}: its groups are deleted, and it can no longer be resumed"
-            await EventLog(self._redis, keys, OWNER).write("expired", text)
+            ended = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(record.history[-1].at))
+            text = f"{record.state.value} at {ended}: its groups are deleted, and it can no longer be resumed"
+            # With one time, the event is the same if this is cut off here and repeated.
+            await EventLog(self._redis, keys, OWNER).write("expired", text, at=record.closed_at)
             await close_run(self._redis, record.id, Closing.EXPIRED)

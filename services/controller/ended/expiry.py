@@ -5,11 +5,15 @@ Must not delete anything: `closings` carries out what is closed here.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from pathlib import Path
 
 from services.contracts import Closing
 from services.controller.ended.known_runs import EndedRuns
+from services.storage.errors import StoreError
+from services.storage.mirror import files_place
 from services.streams.connection.client import Redis
 from services.streams.state.ended.closing import close_run
 from services.streams.state.run_record import UnreadableRunError
@@ -23,10 +27,14 @@ CLOSED_AT_ONCE = 20
 
 
 class Expiry:
-    """Expires runs `after_s` seconds after their end; None: never."""
+    """Expires runs `after_s` seconds after their end; None: never. Not those of another platform on this Redis.
 
-    def __init__(self, redis: Redis, after_s: float | None) -> None:
+    `runs` is the folder of the runs' folders.
+    """
+
+    def __init__(self, redis: Redis, runs: Path, after_s: float | None) -> None:
         self._redis = redis
+        self._runs = runs
         self._after_s = after_s
         self._looked_at = float("-inf")
 
@@ -42,6 +50,14 @@ class Expiry:
             for run, standing in reversed([*ended.runs.items()])
             if standing.state in RESUMABLE and standing.closing is None and now - standing.since > self._after_s
         ]
+        if not due:
+            return
+        try:
+            here = await asyncio.to_thread(files_place, self._runs)
+        except (StoreError, OSError) as error:
+            log.warning("no run expires: %s", error)
+            return
+        due = [run for run in due if ended.runs[run].place in ("", here)]
         for run in due[:CLOSED_AT_ONCE]:
             try:
                 await close_run(self._redis, run, Closing.EXPIRING)

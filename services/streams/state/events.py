@@ -60,10 +60,13 @@ class EventLog:
         self._keys = keys
         self._service = service
 
-    async def write(self, phase: str, text: str) -> None:
-        """Write one event. `phase` is a word that programs may look for."""
+    async def write(self, phase: str, text: str, at: float | None = None) -> None:
+        """Write one event. `phase` is a word that programs may look for; `at`: Unix seconds, by default now.
+
+        One that equals one of the newest events, its time included, is not written again.
+        """
         log.info("%s: %s", phase, text)
-        event = Event(service=self._service, phase=phase, text=text, at=time.time())
+        event = Event(service=self._service, phase=phase, text=text, at=time.time() if at is None else at)
         await append_message(self._redis, self._keys, self._keys.events, event, EVENTS_KEPT)
 
     async def events(self, after: str = "0-0") -> list[tuple[str, Event]]:

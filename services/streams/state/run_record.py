@@ -35,8 +35,9 @@ class RunRecord:
     whatever release.
 
     `resumptions`: how often the run was resumed after it had ended; `resume_step`: the rollout step that the last
-    resumption named, None for the last committed one. `closing`: see Closing; `delete_files`: a deletion includes the
-    run's files.
+    resumption named, None for the last committed one. `closing`: see Closing; `closed_at`: when it was closed so (Unix
+    seconds); `delete_files`: a deletion includes the run's files. `place`: where its files are durable (see
+    services.storage.mirror); "" of an earlier release, or before it was started.
     """
 
     id: str
@@ -53,7 +54,9 @@ class RunRecord:
     resumptions: int = 0
     resume_step: int | None = None
     closing: Closing | None = None
+    closed_at: float = 0.0
     delete_files: bool = False
+    place: str = ""
 
     @property
     def active(self) -> bool:
@@ -114,7 +117,9 @@ def _decoded(run: str, fields: dict[bytes, bytes]) -> RunRecord:
         resumptions=int(text.get("resumptions", 0)),
         resume_step=int(text["resume_step"]) if "resume_step" in text else None,
         closing=Closing(text["closing"]) if "closing" in text else None,
+        closed_at=float(text.get("closed_at", 0)),
         delete_files=text.get("delete_files") == "1",
+        place=text.get("place", ""),
     )
 
 

@@ -20,7 +20,7 @@ async def test_a_deletion_is_accepted_and_ends_with_an_unknown_run(api, redis, r
     for files in (False, True, False):
         answer = await api.delete(route, params={"files": files})
         assert (answer.status_code, answer.json()["closing"], answer.json()["state"]) == (202, "deleting", "failed")
-    assert (await RunRecords(redis).get(run_id)).delete_files
+        assert (await RunRecords(redis).get(run_id)).delete_files is files, "the last request counts"
     assert {"id": run_id, "closing": "deleting"}.items() <= next(
         run.items() for run in (await api.get("/v1/runs")).json()["runs"] if run["id"] == run_id
     )
@@ -28,7 +28,7 @@ async def test_a_deletion_is_accepted_and_ends_with_an_unknown_run(api, redis, r
     assert (refused.status_code, refused.json()) == (409, {"detail": f"run {run_id!r} is being deleted"})
     # As the controller does.
     assert await erase(redis, RunKeys(run_id), Closing.DELETING)
-    assert await delete_record(redis, run_id)
+    assert await delete_record(redis, run_id, files=False)
     for answer in (await api.get(route), await api.delete(route)):
         assert (answer.status_code, answer.json()) == (404, {"detail": f"run {run_id!r} does not exist"})
 

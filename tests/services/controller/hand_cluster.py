@@ -89,6 +89,25 @@ async def controlled(redis, run, tmp_path, cluster=None, **sections):
         await loop
 
 
+@asynccontextmanager
+async def controlling(redis, folder):
+    """A controller of all runs, and its cluster."""
+    cluster, stopping = HandCluster(""), asyncio.Event()
+    loop = asyncio.create_task(Controller(redis, cluster, folder).run(stopping))
+    try:
+        yield cluster
+    finally:
+        stopping.set()
+        await loop
+
+
+async def until_gone(records, run):
+    ends = time.monotonic() + 60
+    while await records.exists(run):
+        assert time.monotonic() < ends, f"{run} is not deleted"
+        await asyncio.sleep(0.05)
+
+
 async def until_state(records, run, *states):
     ends = time.monotonic() + 90
     record = None

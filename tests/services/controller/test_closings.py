@@ -1,7 +1,6 @@
 """The controller closes ended runs: it deletes them, with their files, and retries what fails."""
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -9,7 +8,6 @@ from deploy.local.preflight import StackError, check_expiry
 from services.contracts import Closing, RunState
 from services.controller.ended import closings, expiry
 from services.controller.ended.known_runs import EndedRuns
-from services.controller.service import Controller
 from services.settings import ExpiryError, load_expiry, parse_recipe
 from services.settings.expiry import VARIABLE
 from services.storage import objects
@@ -19,14 +17,15 @@ from services.streams.state.ended.closing import close_run
 from services.streams.state.ended.standings import Standing
 from services.streams.state.group_counts import group_counts
 from services.streams.state.heartbeat import Heartbeat
-from services.streams.state.runs import ClosedRunError, RunRecords, UnknownRunError
+from services.streams.state.runs import ClosedRunError, RunRecords
 from tests.harness.small_run import recipe_document
 from tests.services.controller.hand_cluster import (
-    HandCluster,
     controlled,
+    controlling,
     events_of,
     first_event,
     replica,
+    until_gone,
     until_state,
 )
 from tests.services.driven import DrivenRun
@@ -45,16 +44,6 @@ def write_files(folder, store=None):
         (folder.parent / name / "records/step-000001.json").write_text("{}")
         if store:
             run_mirror(name).put("records/step-000001.json", folder.parent / name / "records/step-000001.json")
-
-
-async def until_gone(records, run):
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                await records.get(run)
-            except UnknownRunError:
-                return
-            await asyncio.sleep(0.05)
 
 
 async def until_closed(records, run, expected):
@@ -140,17 +129,6 @@ async def ended(records, run, state):
     await records.transition(run, state, "test")
 
 
-@asynccontextmanager
-async def controlling(redis, tmp_path):
-    stopping = asyncio.Event()
-    loop = asyncio.create_task(Controller(redis, HandCluster(""), tmp_path).run(stopping))
-    try:
-        yield
-    finally:
-        stopping.set()
-        await loop
-
-
 async def test_failed_and_cancelled_runs_expire(own_server, tmp_path, monkeypatch):
     _, redis = own_server
     monkeypatch.setenv(VARIABLE, "3")
@@ -184,28 +162,27 @@ async def test_a_run_of_another_release_is_cancelled_and_expires(own_server, tmp
     for run in ("old", "other"):
         await records.create(run, parse_recipe(recipe_document("/model")))
     await redis.hset(RunKeys("old").record, "recipe", '{"name": "old"}')
-    cluster, stopping = HandCluster(""), asyncio.Event()
-    loop = asyncio.create_task(Controller(redis, cluster, tmp_path).run(stopping))
-    await until_state(records, "other", RunState.STARTING)
-    assert (await records.get("old")).state is RunState.QUEUED
-    told = [record.getMessage() for record in caplog.records if "recipe.model: missing" in record.getMessage()]
-    assert len(told) == 1
-    await records.request_cancel("old")
-    assert (await until_state(records, "old", RunState.CANCELLED)).reason.startswith("cancelled on request; run 'old'")
-    assert "stop" in cluster.requests
-    await until_closed(records, "old", Closing.EXPIRED)
-    await close_run(redis, "old", Closing.DELETING)
-    await until_gone(records, "old")
-    stopping.set()
-    await loop
+    async with controlling(redis, tmp_path) as cluster:
+        await until_state(records, "other", RunState.STARTING)
+        assert (await records.get("old")).state is RunState.QUEUED
+        told = [record.getMessage() for record in caplog.records if "recipe.model: missing" in record.getMessage()]
+        assert len(told) == 1
+        await records.request_cancel("old")
+        assert (await until_state(records, "old", RunState.CANCELLED)).reason.startswith(
+            "cancelled on request; run 'old'"
+        )
+        assert "stop" in cluster.requests
+        await until_closed(records, "old", Closing.EXPIRED)
+        await close_run(redis, "old", Closing.DELETING)
+        await until_gone(records, "old")
 
 
-async def test_a_run_that_was_resumed_meanwhile_does_not_expire(redis, run_id):
+async def test_a_run_that_was_resumed_meanwhile_does_not_expire(redis, run_id, tmp_path):
     records = RunRecords(redis)
     await ended(records, run_id, RunState.FAILED)
     await records.resume(run_id)
     at = EndedRuns.of({run_id: Standing(RunState.FAILED, 1.0), f"{run_id}-gone": Standing(RunState.FAILED, 2.0)})
-    await expiry.Expiry(redis, 10.0).look(at, now=100.0)
+    await expiry.Expiry(redis, tmp_path, 10.0).look(at, now=100.0)
     record = await records.get(run_id)
     assert (record.state, record.closing) == (RunState.QUEUED, None)
 

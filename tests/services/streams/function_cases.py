@@ -90,7 +90,7 @@ async def closed(run):
 
 async def delete_closed_record(run):
     await closed(run)
-    return lambda: delete_record(run.redis, run.keys.run)
+    return lambda: delete_record(run.redis, run.keys.run, files=False)
 
 
 async def unlink_closed(run):

@@ -11,7 +11,7 @@ from services.streams.delivery.consumer import Consumer
 from services.streams.keys import ACTIVE_RUNS, RUNS, RunKeys
 from services.streams.state import heartbeat as heartbeat_module
 from services.streams.state.ended import cleanup
-from services.streams.state.ended.cleanup import erase
+from services.streams.state.ended.cleanup import erase, sweep
 from services.streams.state.ended.closing import check_left, close_run, delete_record
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import Heartbeat
@@ -94,7 +94,7 @@ async def test_a_closed_run_cannot_be_resumed(redis, run_id, closings, message):
     assert listed is closings[-1].open, "the controller has work until it has expired"
     record = await close_run(redis, run_id, Closing.DELETING, files=True)
     assert (record.closing, record.delete_files, record.state) == (Closing.DELETING, True, RunState.FAILED)
-    assert (await close_run(redis, run_id, Closing.DELETING)).delete_files, "the first request stands"
+    assert not (await close_run(redis, run_id, Closing.DELETING)).delete_files, "the last request counts"
     with pytest.raises(ClosedRunError, match="is being deleted"):
         await close_run(redis, run_id, Closing.EXPIRING)
 
@@ -121,12 +121,12 @@ async def test_a_deletion_frees_every_key_of_the_run_alone(redis, run_id, monkey
     assert len(await names(redis, run_id)) > 20
     assert await erase(redis, RunKeys(run_id), Closing.DELETING)
     assert await names(redis, run_id) == ["record"], "it is last, so that the deletion can be repeated"
-    assert await delete_record(redis, run_id)
+    assert await delete_record(redis, run_id, files=False)
     assert await names(redis, run_id) == []
     with pytest.raises(UnknownRunError):
         await records.get(run_id)
     assert (await redis.zscore(RUNS, run_id), await redis.sismember(ACTIVE_RUNS, run_id)) == (None, 0)
-    assert await delete_record(redis, run_id), "a repeated call is no error"
+    assert await delete_record(redis, run_id, files=False), "a repeated call is no error"
     assert [await names(redis, other) for other in others] == before
     assert set(others) <= {record.id for record in await records.all()}
 
@@ -140,18 +140,18 @@ async def test_a_deletion_that_was_cut_off_is_repeated(redis, run_id, monkeypatc
     await chunks.aclose()
     assert run_id in [record.id for record in await RunRecords(redis).active()], "the next controller continues"
     assert await erase(redis, RunKeys(run_id), Closing.DELETING)
-    assert await delete_record(redis, run_id)
+    assert await delete_record(redis, run_id, files=False)
     assert await names(redis, run_id) == []
 
 
 async def test_a_late_deletion_spares_a_new_run_with_the_same_id(redis, run_id):
     await ended(redis, run_id)
     await close_run(redis, run_id, Closing.DELETING)
-    assert await delete_record(redis, run_id)
+    assert await delete_record(redis, run_id, files=False)
     await used(redis, run_id)
     before = await names(redis, run_id)
     assert not await erase(redis, RunKeys(run_id), Closing.DELETING)
-    assert not await delete_record(redis, run_id)
+    assert not await delete_record(redis, run_id, files=False)
     assert await names(redis, run_id) == before
     assert (await RunRecords(redis).get(run_id)).closing is None
 
@@ -187,8 +187,37 @@ async def test_a_process_that_wakes_after_the_deletion_adds_nothing(redis, run_i
     await consumer.open()
     await close_run(redis, run_id, Closing.DELETING)
     assert await erase(redis, keys, Closing.DELETING)
-    assert await delete_record(redis, run_id)
+    assert await delete_record(redis, run_id, files=False)
     with pytest.raises(FencedError, match="no longer has the state of this run"):
         await consumer.read(4, 0.01)
     await EventLog(redis, keys, "verifier").write("service-failed", "it woke up")
     assert await names(redis, run_id) == []
+
+
+@pytest.mark.parametrize("files", [False, True])
+async def test_a_record_stays_if_the_request_was_changed(redis, run_id, files):
+    await ended(redis, run_id)
+    await close_run(redis, run_id, Closing.DELETING, files=files)
+    assert not await delete_record(redis, run_id, files=not files)
+    assert await delete_record(redis, run_id, files=files)
+
+
+async def test_a_run_that_succeeded_keeps_what_is_said(redis, run_id):
+    await used(redis, run_id)
+    keys = RunKeys(run_id)
+    await redis.set(keys.manifest, "buckets")
+    await redis.xadd(keys.weight_plans, {"m": "plan"})
+    await redis.hset(keys.heartbeats, "controller-1", "1 {}")
+    await sweep(redis, keys)
+    left = [name for name in await names(redis, run_id) if not name.startswith(("group:", "epoch:"))]
+    assert left == [
+        "counters",
+        "events",
+        "heartbeats",
+        "pending",
+        "policy",
+        "queue",
+        "record",
+        "sampler-state",
+        "steps",
+    ]

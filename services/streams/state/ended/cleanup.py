@@ -6,7 +6,7 @@ counters.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 
 from services.contracts import Closing, Lane
 from services.streams.connection.client import Redis
@@ -17,12 +17,13 @@ PER_CALL = 500
 
 
 async def sweep(redis: Redis, keys: RunKeys) -> int:
-    """Delete a finished run's payloads, batches, snapshots and lane streams; returns the number of keys."""
-    streams = {stream for lane in map(keys.lane, Lane) for stream in (lane.tasks, lane.samples, lane.verdicts)}
-    exact = {keys.batches, keys.posteriors, keys.dropped, *streams}
-    prefixes = (keys.key("payload:"), keys.key("sampler-snapshot:"))
+    """Delete what nobody reads of a run that succeeds; returns the number of keys.
+
+    Its last groups stay, and where its sampler was: the end may be cut off here, and its services start again.
+    """
+    also = {keys.sampler_state, keys.queue, keys.checkpoints}
     deleted = 0
-    async for chunk in _chunks(redis, keys, lambda key: key in exact or key.startswith(prefixes)):
+    async for chunk in _chunks(redis, keys, _unread(keys, also, keys.group(""))):
         deleted += int(await redis.unlink(*chunk))
     return deleted
 
@@ -33,20 +34,21 @@ async def erase(redis: Redis, keys: RunKeys, closing: Closing | None) -> bool:
     A run that expires keeps what users read afterwards. None: a run that has no record any more, of which something
     was left or written again.
     """
-    expires = closing is Closing.EXPIRING
-    kept = _read_afterwards(keys) if expires else {keys.record}
-    fences = keys.epoch("") if expires else ()
+    doomed = _unread(keys) if closing is Closing.EXPIRING else lambda key: key != keys.record
     word = closing.value if closing else ""
-    async for chunk in _chunks(redis, keys, lambda key: key not in kept and not key.startswith(fences)):
+    async for chunk in _chunks(redis, keys, doomed):
         done = await call(redis, "unlink_closed", record_key=keys.record, doomed_keys=chunk, closing=word)
         if done < 0:
             return False
     return True
 
 
-def _read_afterwards(keys: RunKeys) -> set[str]:
+def _unread(keys: RunKeys, also: Collection[str] = (), *prefixes: str) -> Callable[[str], bool]:
+    """Whether a key is none that users read afterwards, nor one that fences or expires by itself, nor one of `also`."""
     counts = {key for lane in map(keys.lane, Lane) for key in (lane.counters, lane.pending)}
-    return {keys.record, keys.policy, keys.steps, keys.evaluations, keys.events, keys.dead, *counts}
+    read = {keys.record, keys.policy, keys.steps, keys.evaluations, keys.events, keys.dead, *counts}
+    kept, starts = {*read, keys.heartbeats, *also}, (keys.epoch(""), *prefixes)
+    return lambda key: key not in kept and not key.startswith(starts)
 
 
 async def _chunks(redis: Redis, keys: RunKeys, doomed: Callable[[str], bool]) -> AsyncIterator[list[str]]:

@@ -5,6 +5,8 @@ Must not delete files.
 
 from __future__ import annotations
 
+import time
+
 from services.contracts import Closing, RunState
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
@@ -25,11 +27,11 @@ CLOSINGS: dict[Closing, tuple[frozenset[RunState], tuple[str, ...]]] = {
 async def close_run(redis: Redis, run: str, closing: Closing, *, files: bool = False) -> RunRecord:
     """Close a run that has ended, which the controller then carries out; see Closing. May be repeated.
 
-    `files`: a deletion includes the run's files. Raises UnknownRunError, RunStateError.
+    `files`: a deletion includes the run's files; the last request counts. Raises UnknownRunError, RunStateError.
     """
     states, before = CLOSINGS[closing]
-    fields = {"closing": closing.value, **({"delete_files": "1"} if files else {})}
-    change = RecordChange(fields=fields, closings=before)
+    fields = {"closing": closing.value, "closed_at": repr(time.time()), **({"delete_files": "1"} if files else {})}
+    change = RecordChange(fields=fields, drop=("delete_files",), closings=before)
     return await RunRecords(redis).change(run, states, change, refusal="cancel it first")
 
 
@@ -39,8 +41,11 @@ async def check_left(redis: Redis, run: str) -> None:
         raise RunStateError(f"run {run!r} still has live processes ({', '.join(live)}); retry when they have ended")
 
 
-async def delete_record(redis: Redis, run: str) -> bool:
-    """Delete the record of a run that is being deleted, as the last of its keys; whether none is left."""
+async def delete_record(redis: Redis, run: str, *, files: bool) -> bool:
+    """Delete the record of a run that is being deleted, as the last of its keys; whether none is left.
+
+    Not if its deletion meanwhile includes its files, or no longer does: `files` says what has been done.
+    """
     done = await call(
         redis,
         "delete_record",
@@ -49,5 +54,6 @@ async def delete_record(redis: Redis, run: str) -> bool:
         active_key=ACTIVE_RUNS,
         run=run,
         closing=Closing.DELETING.value,
+        delete_files="1" if files else "",
     )
     return bool(done)

@@ -22,11 +22,12 @@ READ_AT_ONCE = 500
 
 
 class Standing(NamedTuple):
-    """A run's state, since when (Unix seconds), and whether it is closed."""
+    """A run's state, since when (Unix seconds), whether it is closed, and where its files are (see RunRecord)."""
 
     state: RunState
     since: float
     closing: Closing | None = None
+    place: str = ""
 
     @property
     def active(self) -> bool:
@@ -47,14 +48,15 @@ async def standing_runs(redis: Redis, runs: Collection[str] | None = None) -> di
         part = names[start : start + READ_AT_ONCE]
         async with redis.pipeline(transaction=False) as pipe:
             for run in part:
-                pipe.hmget(RunKeys(run).record, "state", "history", "closing")
+                pipe.hmget(RunKeys(run).record, "state", "history", "closing", "place")
             replies = await pipe.execute()
-        for run, (state, history, closing) in zip(part, replies, strict=True):
+        for run, (state, history, closing, place) in zip(part, replies, strict=True):
             if state is None:
                 continue
             try:
                 since = float(json.loads(history)[-1]["at"])
-                found[run] = Standing(RunState(state.decode()), since, Closing(closing.decode()) if closing else None)
+                closed = Closing(closing.decode()) if closing else None
+                found[run] = Standing(RunState(state.decode()), since, closed, (place or b"").decode())
             except (ValueError, LookupError, TypeError) as error:
                 log.warning("run %s: its record is damaged: %s", run, error)
     return found
