@@ -68,7 +68,13 @@ class ArchiveError(RuntimeError):
     """A file of a run's folder is missing or damaged. The text names it."""
 
 
-class RunFacts(Value):
+class RunOrigin(Value):
+    """The part of run.json that says which run it is of, as ids are used again. None: of an earlier release."""
+
+    created_at: float | None = None
+
+
+class RunFacts(RunOrigin):
     """run.json: what a replay needs besides the batches. `versions`: of the libraries used in training."""
 
     run: str
@@ -150,15 +156,21 @@ class RunArchive:
             for part in (self._batches, self._records, self._failures):
                 shutil.rmtree(part, ignore_errors=True)
 
-    def sync_with_store(self) -> None:
+    def sync_with_store(self, created_at: float | None = None) -> None:
         """Fetch run.json, batch messages and records from the store; shares and checkpoints are fetched when needed.
 
         If the store does not hold the run yet, because it started without a store, upload its folder. Rank 0 only.
+        Raises ArchiveError if the folder is of a run that was not created at `created_at`.
         """
         if not self.mirror.remote:
             return
         stored = self.mirror.listed()
         if FACTS not in stored and (self.folder / FACTS).is_file():
+            if read_message(self.folder / FACTS, RunOrigin).created_at not in (None, created_at):
+                raise ArchiveError(
+                    f"{self.folder}: holds files of an earlier run with this id, which the store no longer has; "
+                    "move the folder away, or submit the run under another id"
+                )
             # Sorted by name, run.json comes last. Only then does the store hold the run, so an interrupted upload is
             # repeated.
             for path in sorted(path for path in self.folder.rglob("*") if path.is_file()):

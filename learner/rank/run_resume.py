@@ -39,6 +39,7 @@ class RunResume:
         record = self._rank.service.record
         facts = RunFacts(
             run=record.id,
+            created_at=record.created_at,
             recipe=record.recipe,
             model_path=str(record.model_path),
             ranks=self._rank.world,
@@ -48,7 +49,7 @@ class RunResume:
         await self._rank.retry_storage(partial(self._open_archive, facts, resumed), "the run's archive")
 
     def _open_archive(self, facts: RunFacts, resumed: bool) -> None:
-        self._rank.archive.sync_with_store()
+        self._rank.archive.sync_with_store(facts.created_at)
         self._rank.checkpoints.stored.fetch_manifests()
         self._rank.archive.start(facts, resumed=resumed)
 

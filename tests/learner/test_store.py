@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from learner import storage_retry
-from learner.archive import ArchiveError, RunArchive
+from learner.archive import ArchiveError, RunArchive, RunFacts
 from learner.checkpoint import reports
 from learner.checkpoint.manager import Checkpoints
 from learner.checkpoint.manifest import CheckpointError
@@ -25,14 +25,17 @@ from learner.recovery.start import archived_payloads, find_start_point
 from learner.service import LearnerService
 from learner.storage_retry import retry_storage
 from services.process import ServiceThread
+from services.settings import parse_recipe
 from services.storage.errors import StoreOutageError
 from services.storage.folders import local_copy
 from services.storage.mirror import run_mirror
+from services.storage.removal import delete_run_files
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.runs import RunRecords
 from services.waits import Waits
 from tests.harness.servers.s3_server import S3Server
+from tests.harness.small_run import recipe_document
 from tests.learner.checkpointing import NEVER, bits, block_of, header, records_of, save
 from tests.learner.committed import WRITER
 from tests.learner.running import (
@@ -254,6 +257,27 @@ async def test_an_unreachable_store_is_a_named_wait(
 
 async def steps_of(redis: Any, keys: RunKeys) -> list[Any]:
     return [step for _, step in await EventLog(redis, keys, "test").steps()]
+
+
+@pytest.mark.parametrize(("earlier", "uploaded"), [(5.0, False), (6.0, True), (None, True)])
+def test_a_deleted_run_is_not_uploaded_for_the_next(
+    store: S3Server, tmp_path: Path, run_id: str, earlier: float | None, uploaded: bool
+) -> None:
+    """Its files stay on the nodes of learners. A run.json of an earlier release does not say of which run it is."""
+    recipe = parse_recipe(recipe_document("/model"))
+    facts = RunFacts(run=run_id, recipe=recipe, model_path="m", ranks=1, device="cpu", versions={}, created_at=earlier)
+    archive = RunArchive(tmp_path / run_id, run_mirror(run_id))
+    archive.start(facts)
+    delete_run_files(tmp_path / "head", run_id)
+    archive.clear_scratch()
+    if uploaded:
+        archive.sync_with_store(6.0)
+    else:
+        with pytest.raises(
+            ArchiveError, match=f"{run_id}: holds files of an earlier run with this id"
+        ):
+            archive.sync_with_store(6.0)
+    assert list(run_mirror(run_id).listed()) == (["run.json"] if uploaded else [])
 
 
 @pytest.mark.slow
