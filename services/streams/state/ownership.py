@@ -14,13 +14,14 @@ from services.streams.connection.functions import call
 from services.streams.keys import RunKeys
 
 
-async def become_owner(redis: Redis, keys: RunKeys, role: str, owner: str | None = None) -> Fence:
+async def become_owner(redis: Redis, keys: RunKeys, role: str, owner: str | None = None, above: int = 0) -> Fence:
     """Make `owner` (by default a new, unique id) the role's owner: from now on, writes of previous owners are rejected.
 
-    A repeated call of the same owner changes nothing.
+    A repeated call of the same owner changes nothing. `above`: an epoch that an owner had, also if Redis lost it.
     """
     owner = owner or f"{role}-{uuid.uuid4().hex[:8]}"
-    return Fence(await call(redis, "become_owner", epoch_key=keys.epoch(role), owner=owner), owner)
+    epoch = await call(redis, "become_owner", epoch_key=keys.epoch(role), owner=owner, above=above)
+    return Fence(epoch, owner)
 
 
 async def newest_owner(redis: Redis, keys: RunKeys, role: str) -> Fence:
@@ -41,9 +42,9 @@ class RoleOwner:
         self.fence = fence
 
     @classmethod
-    async def fenced(cls, redis: Redis, keys: RunKeys, role: str, owner: str | None = None) -> Self:
-        """Become the role's owner, as `owner`."""
-        return cls(redis, keys, role, await become_owner(redis, keys, role, owner))
+    async def fenced(cls, redis: Redis, keys: RunKeys, role: str, owner: str | None = None, above: int = 0) -> Self:
+        """Become the role's owner, as `owner`, with an epoch above `above`."""
+        return cls(redis, keys, role, await become_owner(redis, keys, role, owner, above))
 
     async def _call(self, function: str, **values: Any) -> int:
         """The integer reply of a function that checks the fence. `values`: all that it declares besides the fence."""

@@ -47,6 +47,13 @@ async def test_another_owner_of_the_same_epoch_is_rejected(redis, keys, history)
     assert await history(second).announce(0, "w0", 1) == 0
 
 
+async def test_an_owner_starts_above_an_epoch_that_the_server_lost(redis, keys):
+    await redis.set(keys.epoch(ROLE), "3 learner-0")
+    fences = [await become_owner(redis, keys, ROLE, f"learner-{above}", above) for above in (2, 3, 9)]
+    assert [fence.epoch for fence in fences] == [4, 5, 10]
+    assert await become_owner(redis, keys, ROLE, "learner-9", 9) == fences[2], "a repeated call changes nothing"
+
+
 @pytest.mark.parametrize("stored", ["6 learner-0", "6", "7"], ids=["older", "older, bare", "bare"])
 async def test_an_epoch_that_the_server_lost_is_restored(redis, keys, history, stored):
     fence = Fence(7, "learner-1")
