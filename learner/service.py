@@ -68,7 +68,7 @@ class LearnerService:
         elif command.do == "snapshot":
             await self._worker.snapshot()
         elif command.do == "save" and command.step is not None:
-            await self._worker.checkpoint_writer.save(command.step)
+            await self._worker.checkpoint_writer.save(command.step, command.fence)
         elif command.do == "load" and command.name is not None:
             await self._worker.resume.restore(command.name)
 

@@ -4,33 +4,34 @@ Must not decide when to write one, nor import torch. The trainer defines what a 
 With a store, a checkpoint exists once the store holds its manifest, under the same names. The folder is then scratch
 space: it holds the manifests of checkpoints that other nodes wrote, and their files once they have been fetched.
 
-    checkpoints/.step-000010-3f9a2c1b/       being written; one rename makes it the next entry
-    checkpoints/step-000010-3f9a2c1b/
+    checkpoints/.step-000010.e0002-OWNER.3f9a2c1b/      being written; one rename makes it the next entry
+    checkpoints/step-000010.e0002-OWNER.3f9a2c1b/
         rank-0000.safetensors                written by that rank, see learner/training/state.py
         rank-0000.json                       until all ranks have written: the rank's report of success or failure
         sampler.json                         the sampler's snapshot, for rewinding; not read here
         checkpoint.json                      the manifest, written last, with every file's digest; required
-    checkpoints/damaged-step-000010-3f9a2c1b/    set aside: it was damaged when the learner needed it
-    checkpoints/differs-step-000010-3f9a2c1b/    set aside: its weights are not those of the committed step
+    checkpoints/damaged-step-000010.e0002-...    set aside: it was damaged when the learner needed it
+    checkpoints/differs-step-000010.e0002-...    set aside: its weights are not those of the committed step
 
 In a store, a checkpoint that is set aside keeps its name, and its manifest is renamed to damaged-checkpoint.json or
 differs-checkpoint.json.
 
 A checkpoint of step k holds the policy after rollout step k, so training or replay of step k + 1 starts from it. A name
-is never reused, so a checkpoint is not deleted before another one of its step is complete.
+is never reused, so a checkpoint is not deleted before another one of its step is complete. It has the epoch and the id
+of the learner that wrote it, which decide who may delete it (Fence.may_delete). In names of older releases,
+step-000010-3f9a2c1b, they are missing.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import shutil
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from learner.archive import DIFFERS, ArchiveError, RunArchive
+from learner.archive import DIFFERS, ArchiveError, RunArchive, writer_of, written_by
 from learner.checkpoint.manifest import (
     MANIFEST,
     SAMPLER,
@@ -48,10 +49,10 @@ from learner.checkpoint.manifest import (
 from learner.checkpoint.partial import PartialCheckpoints, checkpoint_error, delete_folder
 from learner.checkpoint.remote import DAMAGED, StoredCheckpoints
 from learner.checkpoint.reports import collect_files, retry_during_outage
+from services.contracts import UNOWNED, Fence
 
 log = logging.getLogger(__name__)
 
-FOLDER = re.compile(r"step-(\d{6,})-[0-9a-f]{8}$")
 WRITE_TIMEOUT_S = 1800.0
 """Seconds that rank 0 waits for all ranks' files."""
 
@@ -112,12 +113,16 @@ class Checkpoints:
             raise checkpoint_error(partial, error) from None
         return checkpoint
 
-    def clear_interrupted(self) -> list[str]:
-        """Delete what interrupted writes left, and return the names. Rank 0 only, before any rank writes."""
-        left = sorted([*self._folder.glob(".step-*"), *self._folder.glob(".abandoned-*")])
+    def clear_interrupted(self, fence: Fence) -> list[str]:
+        """Delete what interrupted writes left, if the owner of `fence` may, and return the names.
+
+        Rank 0 only, before any rank writes.
+        """
+        found = [*self._folder.glob(".step-*"), *self._folder.glob(".abandoned-*")]
+        left = sorted(path for path in found if fence.may_delete(writer_of(path.name)))
         for path in left:
             delete_folder(path)
-        return [*(path.name for path in left), *self.stored.clear_interrupted()]
+        return [*(path.name for path in left), *self.stored.clear_interrupted(fence)]
 
     def _listed(self) -> list[tuple[Path, Checkpoint | ArchiveError]]:
         """Every checkpoint folder with its manifest or the manifest's fault, oldest step first."""
@@ -183,15 +188,15 @@ class Checkpoints:
         """The content of the checkpoint's sampler.json; None if it has none."""
         return (self.path(checkpoint) / SAMPLER).read_text() if SAMPLER in checkpoint.files else None
 
-    def prune(self, kept: int, up_to: int, epoch: int, weights: Mapping[int, str] = {}) -> None:
+    def prune(self, kept: int, up_to: int, fence: Fence, weights: Mapping[int, str] = {}) -> None:
         """Keep the newest checkpoint of each of the last `kept` steps up to `up_to` that have one; delete older ones.
 
         Once there are `kept` of them, also deletes the batches up to the oldest one. Until then all batches stay,
-        because the run can still start from its model. Nothing of a learner with an epoch above `epoch`, the caller's,
-        is touched, nor a checkpoint that is being written. `weights`: the digests of the committed weights, by step; a
-        checkpoint with another one does not count, and is deleted.
+        because the run can still start from its model. What the owner of `fence` may not delete does not count and is
+        not touched, nor is a checkpoint that is being written. `weights`: the digests of the committed weights, by
+        step; a checkpoint with another one does not count, and is deleted.
         """
-        listed = [found for found in self._listed() if _step(found[0]) <= up_to and not _is_newer(found[1], epoch)]
+        listed = [found for found in self._listed() if _step(found[0]) <= up_to and fence.may_delete(_writer(*found))]
         complete = [(path, entry) for path, entry in listed if isinstance(entry, Checkpoint)]
         newest = {entry.step: path for path, entry in complete if entry.belongs_to(weights)}
         last = sorted(newest)[-kept:]
@@ -204,33 +209,40 @@ class Checkpoints:
             elif self.stored.remote and path != newest[last[-1]]:
                 _drop_states(path)
         for path in sorted(self._paths_set_aside()):
-            if _step(path) < last[0]:
+            if _step(path) < last[0] and fence.may_delete(writer_of(path.name)):
                 self.stored.delete(path.name.removeprefix(DAMAGED).removeprefix(DIFFERS))
                 if path.exists():
                     delete_folder(path)
         if len(last) == kept:
-            self._archive.delete_batches(last[0], epoch)
+            self._archive.delete_batches(last[0], fence)
 
     def _paths_set_aside(self) -> set[Path]:
         """The paths of the checkpoints that were set aside. Those set aside on another node do not exist here."""
         stored = {self._folder / name for name in self.stored.names_set_aside()}
         return stored.union(*(self._folder.glob(f"{mark}step-*") for mark in (DAMAGED, DIFFERS)))
 
-    def delete_after(self, step: int, epoch: int) -> list[str]:
+    def delete_after(self, step: int, fence: Fence) -> list[str]:
         """Delete the checkpoints after `step`, which are no longer in the run's history, and return their names.
 
-        Not those of learners with an epoch above `epoch`, the caller's.
+        Only those that the owner of `fence` may delete.
         """
-        later = [path for path, entry in self._listed() if _step(path) > step and not _is_newer(entry, epoch)]
+        later = [
+            path for path, entry in self._listed() if _step(path) > step and fence.may_delete(_writer(path, entry))
+        ]
         for path in later:
             self._delete(path)
         return [path.name for path in later]
 
-    def set_aside(self, names: Iterable[str], mark: str = DAMAGED) -> None:
-        """Rename checkpoints that are damaged, or that differ from the run's history, so that they do not count."""
-        for name in names:
+    def set_aside(self, names: Iterable[str], fence: Fence, mark: str = DAMAGED) -> list[str]:
+        """Rename checkpoints that are damaged, or that differ from the run's history, so that they do not count.
+
+        Only those that the owner of `fence` may rename; returns their new names.
+        """
+        found = [name for name in names if fence.may_delete(writer_of(name))]
+        for name in found:
             self.stored.set_aside(name, mark)
             (self._folder / name).rename(self._folder / f"{mark}{name}")
+        return [f"{mark}{name}" for name in found]
 
     def _delete(self, path: Path) -> None:
         self.stored.delete(path.name)
@@ -245,9 +257,10 @@ def _drop_states(path: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def _is_newer(entry: Checkpoint | ArchiveError, epoch: int) -> bool:
-    """Whether a learner with a higher epoch wrote the checkpoint; a damaged manifest does not tell."""
-    return isinstance(entry, Checkpoint) and entry.epoch > epoch
+def _writer(path: Path, entry: Checkpoint | ArchiveError) -> Fence:
+    """The learner that wrote a checkpoint. Of older releases, only the manifest tells."""
+    named = writer_of(path.name)
+    return Fence(entry.epoch, entry.owner) if named == UNOWNED and isinstance(entry, Checkpoint) else named
 
 
 def _order(listed: tuple[Path, Checkpoint | ArchiveError]) -> tuple[int, int, str]:
@@ -257,5 +270,5 @@ def _order(listed: tuple[Path, Checkpoint | ArchiveError]) -> tuple[int, int, st
 
 def _step(path: Path) -> int:
     """The step in a folder's name; 0, which sorts first, if the name has no step."""
-    match = FOLDER.search(path.name)
-    return int(match[1]) if match else 0
+    written = written_by(path.name)
+    return written[0] if written else 0

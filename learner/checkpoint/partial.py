@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from learner.archive import CHECKPOINTS, RunArchive, step_name
+from learner.archive import CHECKPOINTS, RunArchive, owned_name, writer_of
 from learner.checkpoint.manifest import CheckpointError, write_hashed
 from learner.checkpoint.remote import StoredCheckpoints
 from learner.checkpoint.reports import (
@@ -25,6 +25,7 @@ from learner.checkpoint.reports import (
     retry_during_outage,
     state_file,
 )
+from services.contracts import Fence
 from services.storage.errors import StoreError
 from services.storage.objects import UploadCancelledError
 
@@ -55,9 +56,12 @@ class PartialCheckpoints:
             return StoredReports(self._stored.mirror, f"{CHECKPOINTS}/{name}")
         return FolderReports(self.path(name))
 
-    def start(self, step: int) -> str:
-        """Create the folder of a checkpoint after `step`. Returns its name, for `write`. Raises CheckpointError."""
-        name = f"{step_name(step)}-{secrets.token_hex(4)}"
+    def start(self, step: int, fence: Fence) -> str:
+        """Create the folder of a checkpoint after `step`. Returns its name, for `write`. Raises CheckpointError.
+
+        `fence`: of the learner that writes it, whose epoch and id are in the name.
+        """
+        name = f"{owned_name(step, fence)}.{secrets.token_hex(4)}"
         try:
             self.path(name).mkdir(parents=True)
         except OSError as error:
@@ -100,8 +104,9 @@ class PartialCheckpoints:
             raise failure from None
 
     def _clear_scratch(self, name: str) -> None:
+        fence = writer_of(name)
         for path in self._folder.glob("*step-*"):
-            if path != self.path(name):
+            if path != self.path(name) and fence.may_delete(writer_of(path.name)):
                 shutil.rmtree(path, ignore_errors=True)  # other ranks on this node do the same
         self.path(name).mkdir(parents=True, exist_ok=True)
 

@@ -9,8 +9,9 @@ import shutil
 import threading
 from pathlib import Path
 
-from learner.archive import CHECKPOINTS, DIFFERS, ArchiveError, RunArchive
+from learner.archive import CHECKPOINTS, DIFFERS, ArchiveError, RunArchive, writer_of
 from learner.checkpoint.manifest import MANIFEST, SAMPLER, check_files, read_manifest
+from services.contracts import Fence
 from services.storage.errors import MissingObjectError
 
 DAMAGED = "damaged-"
@@ -71,11 +72,14 @@ class StoredCheckpoints:
             raise ArchiveError(str(error)) from None
         check_files(self._run, {file: files[file] for file in fetched})
 
-    def clear_interrupted(self) -> list[str]:
-        """Delete what interrupted writes left, and return the names. Keeps checkpoints, including those set aside."""
+    def clear_interrupted(self, fence: Fence) -> list[str]:
+        """Delete what interrupted writes left, if the owner of `fence` may, and return the names.
+
+        Keeps checkpoints, including those set aside.
+        """
         stored = self.mirror.listed(CHECKPOINTS)
         known = {_name(file) for file in stored if file.endswith(MANIFEST)}
-        left = sorted({_name(file) for file in stored} - known)
+        left = sorted(name for name in {_name(file) for file in stored} - known if fence.may_delete(writer_of(name)))
         self.mirror.delete([file for file in stored if _name(file) in left])
         return left
 

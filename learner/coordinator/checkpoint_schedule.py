@@ -67,7 +67,7 @@ class CheckpointSchedule:
         the step again with another result. `snapshot`: the sampler's of that step.
         """
         try:
-            await self._worker.checkpoint_writer.save(record.step)
+            await self._worker.checkpoint_writer.save(record.step, self._history.fence)
         except CheckpointError as error:
             await self._report_failure(record, error)
             return
@@ -104,7 +104,7 @@ class CheckpointSchedule:
         self._context.waits.done(OVERDUE_WAIT)
         # A previous owner fails here, before it deletes what the run still needs.
         await self.publish_list(record.step, self._context.record.recipe.learner.checkpoints_kept)
-        await self._worker.checkpoint_writer.prune(record.step, self._history.fence.epoch, self._weights)
+        await self._worker.checkpoint_writer.prune(record.step, self._history.fence, self._weights)
         mib = checkpoint.size / 2**20
         text = f"policy version {policy.version}, step {record.step}: {mib:.0f} MiB"
         await self._context.event_log.write("checkpoint", text)

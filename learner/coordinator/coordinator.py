@@ -43,9 +43,14 @@ class Coordinator:
     async def run(self) -> None:
         """Start the run or resume it, train its rollout steps, export, then serve joining replicas until `stopping`."""
         context, worker = self._context, self._worker
-        history = await History.fenced(context.redis, context.keys, "learner", context.heartbeat.info.id)
+        above = await idle_during(worker, worker.resume.newest_epoch())
+        history = await History.fenced(context.redis, context.keys, "learner", context.heartbeat.info.id, above)
+        resumed = await history.policy() is not None
+        await idle_during(worker, worker.resume.open_archive(history.fence, resumed=resumed))
         weights = context.record.recipe.weights
         publisher = Publisher(context.redis, context.keys, context.event_log, weights, context.host, history)
+        # The first write under the fence comes after this epoch is in the archive, and before anything is read from
+        # Redis by which files are deleted: a learner that started meanwhile makes it fail, a later one is above it.
         await publisher.open(worker.manifest)
         publication = Publication(context, worker, history, publisher)
         started: StartedRun | None = None

@@ -42,7 +42,6 @@ class RunStart:
     async def run(self) -> StartedRun:
         """Restore, rewind if the run is resumed from an older step, publish and commit. Raises LearnerStoppingError."""
         policy = await self._history.policy()
-        await idle_during(self._worker, self._worker.resume.open_archive(resumed=policy is not None))
         rewinds, step = self._position(policy)
         records = [record for _, record in await self._context.event_log.steps() if record.step <= step]
         point = await self._restore(step, records)
@@ -54,8 +53,9 @@ class RunStart:
         await idle_during(self._worker, self._history.release_committed(policy.step if policy else 0))
         if rewinds:
             await self._rewind(step, point)
-        await self._sync_files(step, records)
+        # A replaced learner fails here, before it deletes files of the steps after this one.
         await schedule.publish_list(step)
+        await self._sync_files(step, records)
         version = await self._publication.commit_start(step)
         done = step >= self._recipe.limits.rollout_steps or await self._history.final_step() == step
         await self._publication.publish(version)
@@ -78,7 +78,8 @@ class RunStart:
         """
         deadline_s, event_log = self._recipe.limits.startup_timeout_s, self._context.event_log
         with self._context.waits.on("recovery", f"the checkpoints up to rollout step {step} to be checked", deadline_s):
-            point = await idle_during(self._worker, self._worker.resume.find_start_point(step, records))
+            finding = self._worker.resume.find_start_point(step, records, self._history.fence)
+            point = await idle_during(self._worker, finding)
         for name, reason in point.skipped.items():
             await event_log.write("checkpoint-damaged", f"checkpoint {name} is skipped: {reason}")
         if point.checkpoint:

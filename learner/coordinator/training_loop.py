@@ -96,7 +96,7 @@ class TrainingLoop:
         # It stays in Redis until the batch of the next step is released.
         reading = read_snapshot(self._context.redis, self._context.keys.snapshot(record.step))
         snapshot = await idle_during(self._worker, reading)
-        await self._worker.send(Command(do="save", step=record.step))
+        await self._worker.send(Command(do="save", step=record.step, fence=self._history.fence))
         await self._schedule.save(record, self._publication.policy, snapshot)
 
     async def _train(self, logged: LoggedBatch) -> StepRecord:

@@ -43,15 +43,15 @@ class CheckpointWriter:
         """Whether a checkpoint is being written; on rank 0 until `commit` has ended."""
         return self._saving is not None
 
-    async def save(self, step: int) -> None:
+    async def save(self, step: int, fence: Fence) -> None:
         """Copy this rank's state and start writing it while training continues. Collective; rank 0 then commits.
 
-        Rank 0 must not be `saving`. On rank 0, raises CheckpointError if nothing can be written.
+        `fence`: of rank 0. Rank 0 must not be `saving`; there, raises CheckpointError if nothing can be written.
         """
         if self._rank.rank == 0 and self._saving is not None:
             raise RuntimeError(f"step {step} cannot be saved while {self._saving[0]} is being written")
         with self._rank.waiting("checkpoint-copy", f"all ranks to copy their state after rollout step {step}"):
-            captured = await self._rank.in_order(lambda: self._capture(step))
+            captured = await self._rank.in_order(lambda: self._capture(step, fence))
         if captured is None:
             return
         name, state, other_node = captured
@@ -63,12 +63,12 @@ class CheckpointWriter:
         if self._rank.rank:
             writing.add_done_callback(self._written)
 
-    def _capture(self, step: int) -> tuple[str, HostBlock, bool] | None:
+    def _capture(self, step: int, fence: Fence) -> tuple[str, HostBlock, bool] | None:
         """(the checkpoint's name, the copied state, whether rank 0 is on another node); None if rank 0 failed."""
         rank, started, failure = self._rank, "", None
         if rank.rank == 0:
             try:
-                started = rank.checkpoints.partial.start(step)
+                started = rank.checkpoints.partial.start(step, fence)
             except CheckpointError as error:
                 failure = error
         # The other ranks wait for a name, so rank 0 sends an empty one if it failed.
@@ -124,13 +124,13 @@ class CheckpointWriter:
         self._saving = None
         return checkpoint
 
-    async def prune(self, step: int, epoch: int, weights: Mapping[int, str] = {}) -> None:
-        """Delete what the checkpoint of `step` replaces, except the files of learners with an epoch above `epoch`.
+    async def prune(self, step: int, fence: Fence, weights: Mapping[int, str] = {}) -> None:
+        """Delete what the checkpoint of `step` replaces, as far as the owner of `fence` may.
 
         `weights`: the digests of the committed weights, by step.
         """
         kept = self._rank.settings.checkpoints_kept
-        prune = partial(self._rank.checkpoints.prune, kept, step, epoch, weights)
+        prune = partial(self._rank.checkpoints.prune, kept, step, fence, weights)
         try:
             await asyncio.to_thread(prune)
         except OSError as error:

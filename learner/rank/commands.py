@@ -14,7 +14,7 @@ class Command(Value):
     """What all ranks do next, together. Rank 0 sends it to the others.
 
     `train` and `retrain` (from the archive) have a batch, and the learner under whose name it is archived; `save` has a
-    step, `load` the name of a checkpoint.
+    step and the learner that saves, `load` the name of a checkpoint.
     """
 
     do: Literal["idle", "train", "retrain", "snapshot", "save", "load", "stop"]

@@ -31,8 +31,12 @@ class RunResume:
     def __init__(self, rank: RankContext) -> None:
         self._rank = rank
 
-    async def open_archive(self, *, resumed: bool) -> None:
-        """Fetch the run's archive from the store, if there is one, and write run.json.
+    async def newest_epoch(self) -> int:
+        """The highest epoch of a learner in the run's archive. Redis may have lost it in a failover."""
+        return await self._rank.retry_storage(self._rank.archive.newest_epoch, "the names in the run's archive")
+
+    async def open_archive(self, fence: Fence, *, resumed: bool) -> None:
+        """Fetch the run's archive from the store, if there is one, and write the run's facts.
 
         Raises ArchiveError if the archive holds another run and this one is not `resumed`.
         """
@@ -46,44 +50,46 @@ class RunResume:
             device=self._rank.ranks.device.type,
             versions={name: metadata.version(name) for name in VERSIONS_OF},
         )
-        await self._rank.retry_storage(partial(self._open_archive, facts, resumed), "the run's archive")
+        await self._rank.retry_storage(partial(self._open_archive, facts, fence, resumed), "the run's archive")
 
-    def _open_archive(self, facts: RunFacts, resumed: bool) -> None:
+    def _open_archive(self, facts: RunFacts, fence: Fence, resumed: bool) -> None:
         self._rank.archive.sync_with_store(facts.created_at)
         self._rank.checkpoints.stored.fetch_manifests()
-        self._rank.archive.start(facts, resumed=resumed)
+        self._rank.archive.start(facts, fence, resumed=resumed)
 
-    async def find_start_point(self, committed: int, records: Sequence[StepRecord]) -> StartPoint:
+    async def find_start_point(self, committed: int, records: Sequence[StepRecord], fence: Fence) -> StartPoint:
         """How to restore the policy of rollout step `committed`; `records`: of all committed steps.
 
         Call it before the first save. Deletes what interrupted writes left, and sets aside damaged checkpoints and the
-        files that differ from the records; events report the latter. Raises MissingBatchesError.
+        files that differ from the records, as far as the owner of `fence` may; events report the latter. Raises
+        MissingBatchesError.
         """
         what, service = "the run's checkpoints", self._rank.service
         by_step = {record.step: record for record in records}
-        point = await self._rank.retry_storage(partial(self._find, committed, by_step), what)
+        point = await self._rank.retry_storage(partial(self._find, committed, by_step, fence), what)
         for difference in point.differing:
-            path = await self._rank.retry_storage(partial(self._set_aside, difference), what)
-            text = f"step {difference.step}: {difference.what}; the file is not used and is now {path}"
+            place = await self._rank.retry_storage(partial(self._set_aside, difference, fence), what)
+            now = f"is now {place}" if place else "stays in place, because a learner of no older epoch wrote it"
+            text = f"step {difference.step}: {difference.what}; the file is not used and {now}"
             await service.event_log.write("archive-differs", text)
         if point.missing:
             raise MissingBatchesError(service.record.id, point)
-        await self._rank.retry_storage(partial(self._rank.checkpoints.set_aside, point.skipped), what)
+        await self._rank.retry_storage(partial(self._rank.checkpoints.set_aside, point.skipped, fence), what)
         return point
 
-    def _find(self, committed: int, records: Mapping[int, StepRecord]) -> StartPoint:
+    def _find(self, committed: int, records: Mapping[int, StepRecord], fence: Fence) -> StartPoint:
         checkpoints = self._rank.checkpoints
-        for name in checkpoints.clear_interrupted():
+        for name in checkpoints.clear_interrupted(fence):
             log.info("deleted %s", name)
         return find_start_point(self._rank.archive, checkpoints, committed, records)
 
-    def _set_aside(self, difference: Difference) -> str:
-        """The place of a file that differs, once it is set aside."""
+    def _set_aside(self, difference: Difference, fence: Fence) -> str:
+        """The place of a file that differs, once it is set aside; '' if the owner of `fence` may not."""
         archive, checkpoints = self._rank.archive, self._rank.checkpoints
         if difference.writer is None:
-            checkpoints.set_aside([difference.checkpoint], DIFFERS)
-            return archive.mirror.location(f"{CHECKPOINTS}/{DIFFERS}{difference.checkpoint}", archive.folder)
-        return archive.set_aside(difference.step, difference.writer)
+            names = checkpoints.set_aside([difference.checkpoint], fence, DIFFERS)
+            return archive.mirror.location(f"{CHECKPOINTS}/{names[0]}", archive.folder) if names else ""
+        return archive.set_aside(difference.step, difference.writer, fence)
 
     async def restore(self, name: str) -> None:
         """Load the checkpoint of that name. Collective. Raises ArchiveError."""
@@ -111,17 +117,22 @@ class RunResume:
     async def delete_after(self, step: int, records: Sequence[StepRecord], fence: Fence) -> None:
         """Delete the checkpoints, batches and records of steps after `step`, once the policy is restored.
 
-        Also writes those of `records` (the steps in the run's history) that a previous learner did not write.
+        Also writes those of `records` (the steps in the run's history) that a previous learner did not write, and those
+        whose file is damaged; events report the latter.
         """
         with self._rank.waiting("forgetting", f"the files of steps after {step} to be deleted"):
-            deletion = partial(self._delete_after, step, records, fence.epoch)
-            await self._rank.retry_storage(deletion, f"deleting the files of steps after {step}")
+            deletion = partial(self._delete_after, step, records, fence)
+            faults = await self._rank.retry_storage(deletion, f"deleting the files of steps after {step}")
+        for fault in faults:
+            await self._rank.service.event_log.write("archive-differs", f"{fault}; the record of Redis replaces it")
 
-    def _delete_after(self, step: int, records: Sequence[StepRecord], epoch: int) -> None:
+    def _delete_after(self, step: int, records: Sequence[StepRecord], fence: Fence) -> list[str]:
+        """What was wrong with records that had to be written again."""
         archive = self._rank.archive
-        for name in self._rank.checkpoints.delete_after(step, epoch):
+        for name in self._rank.checkpoints.delete_after(step, fence):
             log.info("deleted %s", name)
-        archive.delete_after(step, epoch)
-        for record in records:
-            if archive.record(record.step) != record:
-                archive.write_record(record)
+        archive.delete_after(step, fence, {record.step: record.fence for record in records})
+        outdated = archive.outdated_records(records)
+        for record, _ in outdated:
+            archive.write_record(record)
+        return [fault for _, fault in outdated if fault]

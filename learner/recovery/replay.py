@@ -94,8 +94,9 @@ def open_run(runs: Path, run: str) -> tuple[Path, Mirror]:
     mirror, folder = run_mirror(run), runs / "replays" / run
     if not mirror.remote:
         return runs / run, mirror
-    (folder / FACTS).unlink(missing_ok=True)  # from an earlier replay
     archive = RunArchive(folder, mirror)
+    for path in archive.facts_files():  # from an earlier replay
+        path.unlink()
     archive.clear_scratch()
     archive.sync_with_store()
     Checkpoints(archive).stored.fetch_manifests()

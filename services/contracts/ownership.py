@@ -30,6 +30,13 @@ class Fence:
         """Whether this is a newer owner of the role than `other`. A failover may have given an epoch twice."""
         return self.epoch > other.epoch or (self.epoch == other.epoch and self.owner not in ("", other.owner))
 
+    def may_delete(self, writer: Fence) -> bool:
+        """Whether this owner may delete, rename or set aside what `writer` wrote: an older owner, or itself.
+
+        What an owner of the same epoch wrote it leaves alone: it cannot know which of the two was replaced.
+        """
+        return writer.epoch < self.epoch or writer == self
+
 
 UNOWNED = Fence(0, "")
 """The fence of a process that owns no role, and of files that a release without owners wrote."""

@@ -19,6 +19,9 @@ from tests.chaos.lookups import LANES, READERS, STREAMS, key, message, texts
 from tests.chaos.watch import Seen, Watch
 from tests.harness.servers import redis_log
 
+ADDED = ("epoch", "owner", "digest")
+"""What the archive adds to a batch message."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -134,7 +137,7 @@ def collect(
         evaluations=evaluations,
         policy=texts(server.hgetall(key(run, "policy"))),
         archive=_archived(files / "batches", steps),
-        records=_numbered(files / "records"),
+        records=_documents(files / "records", steps),
         shares=_shares(files / "batches", steps),
         checkpoints={
             int(json.loads(path.read_text())["step"]) for path in (files / "checkpoints").glob("step-*/checkpoint.json")
@@ -182,27 +185,28 @@ def _unacked(seen: Seen, entries: list[Entry]) -> set[str]:
     return seen.unacked | {entry.id for entry in entries if entry.order[0] >= seen.at}
 
 
-def _numbered(folder: Path) -> dict[int, dict[str, Any]]:
-    found = {}
-    for path in folder.glob("step-*.json"):
-        found[int(path.stem.removeprefix("step-"))] = json.loads(path.read_text())
-    return found
-
-
-def _batch_name(record: dict[str, Any]) -> str:
-    """The name, in file names, of the batch that the learner of a step's record archived."""
+def _own_name(record: dict[str, Any]) -> str:
+    """The name, in file names, of what the learner of a step's record wrote for the step."""
     return f"step-{record['step']:06d}.e{record['epoch']:04d}-{record['owner']}"
 
 
 def _archived(folder: Path, steps: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    paths = {record["step"]: folder / f"{_batch_name(record)}.json" for record in steps}
+    """By step, the archived batch message without what the archive adds to it."""
+    found = _documents(folder, steps)
+    return {
+        step: {name: value for name, value in document.items() if name not in ADDED} for step, document in found.items()
+    }
+
+
+def _documents(folder: Path, steps: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    paths = {record["step"]: folder / f"{_own_name(record)}.json" for record in steps}
     return {step: json.loads(path.read_text()) for step, path in paths.items() if path.exists()}
 
 
 def _shares(folder: Path, steps: list[dict[str, Any]]) -> dict[int, list[tuple[str, str]]]:
     found: dict[int, list[tuple[str, str]]] = {}
     for record in steps:
-        for path in sorted(folder.glob(f"{_batch_name(record)}.rank-*.parquet")):
+        for path in sorted(folder.glob(f"{_own_name(record)}.rank-*.parquet")):
             table = pq.ParquetFile(path).read(columns=["payload", "group"])
             rows = zip(table.column("payload").to_pylist(), table.column("group").to_pylist(), strict=True)
             found.setdefault(record["step"], []).extend(rows)

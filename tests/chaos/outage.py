@@ -126,4 +126,4 @@ WAYS: dict[str, Callable[[S3Server], Callable[[], None]]] = {
 def stored(scene: Scene, struck: Struck) -> bool:
     """The record of the step that was in flight is in the store, and a later step is committed."""
     step = struck.moment.batch or 0
-    return scene.step() > step and (scene.files / f"records/step-{step:06d}.json").exists()
+    return scene.step() > step and any((scene.files / "records").glob(f"step-{step:06d}.*json"))

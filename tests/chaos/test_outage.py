@@ -98,7 +98,7 @@ def test_an_outage_lasts_until_the_learner_has_waited(scene: Scene, monkeypatch:
     recovered = FAULTS["store away"].recovered
     scene.server.hset(key(RUN, "policy"), "step", 3)
     assert not recovered(scene, struck), "the record of step 2 is not in the store"
-    record = scene.files / "records/step-000002.json"
+    record = scene.files / "records/step-000002.e0001-learner-1a2b3c4d.json"
     record.parent.mkdir(parents=True, exist_ok=True)
     record.write_text("{}")
     assert recovered(scene, struck)

@@ -61,7 +61,9 @@ def test_every_entry_is_kept_over_two_kills_of_the_server(server, redis_client, 
 
 
 WRITTEN = "step-{:06d}.e0002-learner-1a2b3c4d"
-"""The name of a batch in the archive of the synthetic run."""
+"""The name of a batch and of a record in the archive of the synthetic run."""
+BELONGS = {"epoch": 2, "owner": "learner-1a2b3c4d", "digest": "0" * 64}
+"""What the archive adds to a batch message."""
 
 
 def write_to(redis_client: Any, folder: Path) -> None:
@@ -89,12 +91,13 @@ def write_to(redis_client: Any, folder: Path) -> None:
     for name, fields in run.groups.items():
         redis_client.hset(key(RUN, f"group:{name}"), mapping=fields)
     redis_client.hset(key(RUN, "policy"), mapping=run.policy)
-    for part, documents, name in (("batches", run.archive, WRITTEN), ("records", run.records, "step-{:06d}")):
+    for part, documents, added in (("batches", run.archive, BELONGS), ("records", run.records, {})):
         (folder / part).mkdir(parents=True)
         for step, document in documents.items():
-            (folder / part / f"{name.format(step)}.json").write_text(json.dumps(document))
+            (folder / part / f"{WRITTEN.format(step)}.json").write_text(json.dumps(document | added))
     # Of a learner that was replaced, and committed nothing.
-    (folder / "batches/step-000001.e0001-learner-00000000.json").write_text("{}")
+    for part in ("batches", "records"):
+        (folder / part / "step-000001.e0001-learner-00000000.json").write_text("{}")
 
 
 def write_shares(folder: Path) -> None:

@@ -139,7 +139,7 @@ def header(step: int, ranks: int = 1, version: int | None = None, fence: Fence =
 
 def save(checkpoints: Checkpoints, at: CheckpointHeader, *states: Writable, sampler: str | None = None) -> Checkpoint:
     """A complete checkpoint, with one rank per state."""
-    name = checkpoints.partial.start(at.step)
+    name = checkpoints.partial.start(at.step, Fence(at.epoch, at.owner))
     for rank, state in enumerate(states):
         checkpoints.partial.write(name, rank, state, NEVER)
     return checkpoints.commit(name, at.model_copy(update={"ranks": len(states)}), NEVER, sampler=sampler)

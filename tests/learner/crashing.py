@@ -36,14 +36,14 @@ class Bytes:
 def write(folder: Path, step: int, ranks: int = 2) -> None:
     """Write a complete checkpoint, and delete all but the last two."""
     checkpoints = Checkpoints(RunArchive(folder))
-    name = checkpoints.partial.start(step)
+    name = checkpoints.partial.start(step, WRITER)
     for rank in range(ranks):
         checkpoints.partial.write(name, rank, Bytes(step), NEVER)
     cut = CheckpointHeader(
         step=step, version=step, ranks=ranks, zero_stage=1, dtype="float32", epoch=WRITER.epoch, owner=WRITER.owner
     )
     checkpoints.commit(name, cut, NEVER, sampler="{}")
-    checkpoints.prune(2, step, WRITER.epoch)
+    checkpoints.prune(2, step, WRITER)
 
 
 def note(calls: list[str], dies_at: int) -> None:
@@ -74,7 +74,7 @@ def check(folder: Path) -> str:
     assert newest.step == steps[-1], newest
     # Replay starts from the oldest checkpoint, so the batches after it must exist.
     assert list(RunArchive(folder).trained())[-3 + steps[0] :] == list(range(steps[0] + 1, 4))
-    checkpoints.clear_interrupted()
+    checkpoints.clear_interrupted(WRITER)
     write(folder, 3)
     assert [checkpoint.step for checkpoint in checkpoints.complete()] == [2, 3]
     left = sorted(path.name for path in (folder / "checkpoints").iterdir())

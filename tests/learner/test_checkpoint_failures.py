@@ -20,6 +20,7 @@ from learner.checkpoint.manager import Checkpoints
 from learner.checkpoint.manifest import CheckpointError
 from tests.learner import crashing
 from tests.learner.checkpointing import NEVER, Endless, archive_with, block_of, header, names, save
+from tests.learner.committed import WRITER
 from tests.learner.running import ROOT
 
 pytestmark = pytest.mark.timeout(400)
@@ -56,7 +57,7 @@ def test_a_full_disk_fails_the_checkpoint_and_nothing_else(tmp_path: Path) -> No
         archive = archive_with(tmp_path / "run", 3)
         checkpoints = Checkpoints(archive)
         first = save(checkpoints, header(1), block_of(400_000))
-        name = checkpoints.partial.start(2)
+        name = checkpoints.partial.start(2, WRITER)
         with pytest.raises(CheckpointError, match=r"rank-0001.*could not be written \(No space left on device\)"):
             checkpoints.partial.write(name, 1, block_of(800_000), NEVER)
         # Rank 0 gets the failure from the other rank's report, long before its deadline.
@@ -91,7 +92,7 @@ def test_a_file_that_grows_too_large_fails_the_checkpoint_too(archive: RunArchiv
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
-        name = checkpoints.partial.start(2)
+        name = checkpoints.partial.start(2, WRITER)
         with pytest.raises(CheckpointError, match=r"could not be written \(File too large\)"):
             checkpoints.partial.write(name, 0, block_of(1_000_000), NEVER)
         with pytest.raises(CheckpointError, match=r"could not be written \(File too large\)"):
@@ -105,7 +106,7 @@ def test_a_folder_that_cannot_be_made_fails_the_checkpoint(archive: RunArchive, 
     shutil.rmtree(archive.checkpoints)
     archive.checkpoints.write_text("in the way")
     with pytest.raises(CheckpointError, match=r"could not be written \(Not a directory\)"):
-        checkpoints.partial.start(2)
+        checkpoints.partial.start(2, WRITER)
 
 
 def test_after_a_kill_during_a_write_the_previous_one_is_used(archive: RunArchive, checkpoints: Checkpoints) -> None:
@@ -131,7 +132,7 @@ def test_after_a_kill_during_a_write_the_previous_one_is_used(archive: RunArchiv
         process.kill()
         process.communicate(timeout=60)
     assert checkpoints.newest_intact(STEPS) == (before, {})
-    assert checkpoints.clear_interrupted() == [f".{name}"]
+    assert checkpoints.clear_interrupted(WRITER) == [f".{name}"]
     after = save(checkpoints, header(4), block_of(1000))
     assert names(archive) == [before.name, after.name]
 
@@ -139,7 +140,7 @@ def test_after_a_kill_during_a_write_the_previous_one_is_used(archive: RunArchiv
 def write_forever(folder: str) -> None:
     """The work of the process that the test kills."""
     checkpoints = Checkpoints(RunArchive(Path(folder)))
-    name = checkpoints.partial.start(4)
+    name = checkpoints.partial.start(4, WRITER)
     print(name, flush=True)
     checkpoints.partial.write(name, 0, Endless(), NEVER)
 

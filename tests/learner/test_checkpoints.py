@@ -121,14 +121,14 @@ def test_a_damaged_checkpoint_is_skipped_and_reported(
     assert (found, list(skipped)) == (good, [bad.name])
     assert skipped[bad.name].startswith(f"{path}: {reason}")
     # A checkpoint that is set aside does not count as usable.
-    checkpoints.set_aside(skipped)
+    checkpoints.set_aside(skipped, WRITER)
     save(checkpoints, header(5), block_of(10))
-    checkpoints.prune(2, STEPS, WRITER.epoch)
+    checkpoints.prune(2, STEPS, WRITER)
     assert [checkpoint.step for checkpoint in checkpoints.complete()] == [2, 5]
     assert list(archive.trained()) == [3, 4, 5, 6]
     assert f"damaged-{bad.name}" in names(archive)
     save(checkpoints, header(6), block_of(10))
-    checkpoints.prune(2, STEPS, WRITER.epoch)
+    checkpoints.prune(2, STEPS, WRITER)
     assert [name[:11] for name in names(archive)] == ["step-000005", "step-000006"]
 
 
@@ -147,33 +147,33 @@ def test_the_checkpoint_of_the_latest_version_is_used(archive: RunArchive, check
     assert checkpoints.newest_intact(STEPS) == (later, {})
     flip(checkpoints.path(later) / "rank-0000.safetensors")
     assert checkpoints.newest_intact(STEPS)[0] == earlier
-    checkpoints.set_aside([later.name])
-    checkpoints.prune(1, STEPS, WRITER.epoch)
+    checkpoints.set_aside([later.name], WRITER)
+    checkpoints.prune(1, STEPS, WRITER)
     assert names(archive) == [f"damaged-{later.name}", earlier.name]
 
 
 def test_the_last_checkpoints_and_a_partial_one_are_kept(archive: RunArchive, checkpoints: Checkpoints) -> None:
-    in_progress = checkpoints.partial.start(6)
+    in_progress = checkpoints.partial.start(6, WRITER)
     checkpoints.partial.write(in_progress, 0, block_of(10), NEVER)
     for step in (1, 2):
         save(checkpoints, header(step), block_of(10))
-        checkpoints.prune(3, STEPS, WRITER.epoch)
+        checkpoints.prune(3, STEPS, WRITER)
     assert list(archive.trained()) == [1, 2, 3, 4, 5, 6]
     for step in (3, 4):
         save(checkpoints, header(step), block_of(10))
-        checkpoints.prune(3, STEPS, WRITER.epoch)
+        checkpoints.prune(3, STEPS, WRITER)
     assert [checkpoint.step for checkpoint in checkpoints.complete()] == [2, 3, 4]
     assert list(archive.trained()) == [3, 4, 5, 6]
-    checkpoints.delete_after(3, WRITER.epoch)
+    checkpoints.delete_after(3, WRITER)
     assert [checkpoint.step for checkpoint in checkpoints.complete()] == [2, 3]
     checkpoints.commit(in_progress, header(6), NEVER)
     assert [checkpoint.step for checkpoint in checkpoints.complete()] == [2, 3, 6]
-    assert checkpoints.clear_interrupted() == []
+    assert checkpoints.clear_interrupted(WRITER) == []
 
 
 def test_rank_0_waits_for_the_others_without_reading_their_files(archive: RunArchive, checkpoints: Checkpoints) -> None:
     late = Slow(block_of(1000, seed=1), threading.Event(), threading.Event())
-    name = checkpoints.partial.start(2)
+    name = checkpoints.partial.start(2, WRITER)
     with ThreadPoolExecutor(2) as threads:
         other = threads.submit(checkpoints.partial.write, name, 1, late, NEVER)
         checkpoints.partial.write(name, 0, block_of(1000), NEVER)
@@ -192,7 +192,7 @@ def test_rank_0_waits_for_the_others_without_reading_their_files(archive: RunArc
 
 def test_a_rank_that_never_writes_is_named_at_the_deadline(archive: RunArchive, checkpoints: Checkpoints) -> None:
     before = save(checkpoints, header(2), block_of(10))
-    name = checkpoints.partial.start(4)
+    name = checkpoints.partial.start(4, WRITER)
     checkpoints.partial.write(name, 0, block_of(10), NEVER)
     with pytest.raises(CheckpointError, match=r"ranks \[1, 2\] did not write their files within 0\.3 s"):
         checkpoints.commit(name, header(4, ranks=3), NEVER, deadline_s=0.3)
@@ -207,7 +207,7 @@ def test_an_abandoned_checkpoint_leaves_nothing_behind(
     archive: RunArchive, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = Slow(block_of(10_000_000), threading.Event(), threading.Event())
-    name = checkpoints.partial.start(2)
+    name = checkpoints.partial.start(2, WRITER)
     remove = shutil.rmtree
 
     def late(path: Path, **given: Any) -> None:
@@ -228,7 +228,7 @@ def test_an_abandoned_checkpoint_leaves_nothing_behind(
 
 def test_a_learner_that_stops_does_not_wait(archive: RunArchive, checkpoints: Checkpoints) -> None:
     stop = threading.Event()
-    name = checkpoints.partial.start(2)
+    name = checkpoints.partial.start(2, WRITER)
     with ThreadPoolExecutor(1) as threads:
         committing = threads.submit(checkpoints.commit, name, header(2), stop)
         time.sleep(0.2)
@@ -238,7 +238,7 @@ def test_a_learner_that_stops_does_not_wait(archive: RunArchive, checkpoints: Ch
     with pytest.raises(CheckpointError, match="abandoned by rank 0"):
         checkpoints.partial.write(name, 0, block_of(10), stop)
     assert names(archive) == []
-    name = checkpoints.partial.start(2)
+    name = checkpoints.partial.start(2, WRITER)
     with pytest.raises(CheckpointError, match="the learner is stopping"):
         checkpoints.partial.write(name, 0, block_of(10), stop)
 
@@ -253,7 +253,7 @@ def test_training_continues_while_a_checkpoint_is_written(
         captured = trainer.capture()
         same = trainer.capture()
         slow = Slow(captured, threading.Event(), threading.Event())
-        name = checkpoints.partial.start(1)
+        name = checkpoints.partial.start(1, WRITER)
         with ThreadPoolExecutor(1) as threads:
             writing = threads.submit(checkpoints.partial.write, name, 0, slow, NEVER)
             assert slow.begun.wait(120)
@@ -316,11 +316,11 @@ def test_a_replaced_learner_deletes_no_newer_checkpoint(archive: RunArchive, che
     before = save(checkpoints, header(1), block_of(10))
     own = [save(checkpoints, header(step, fence=successor), block_of(10)) for step in (2, 3)]
     late = save(checkpoints, header(6), block_of(10))  # of a history that the run was rewound over
-    checkpoints.prune(1, 6, WRITER.epoch)
-    assert checkpoints.delete_after(2, WRITER.epoch) == [late.name]
+    checkpoints.prune(1, 6, WRITER)
+    assert checkpoints.delete_after(2, WRITER) == [late.name]
     assert checkpoints.complete() == own
     late = save(checkpoints, header(6), block_of(10))
-    checkpoints.prune(2, 3, successor.epoch)
+    checkpoints.prune(2, 3, successor)
     assert checkpoints.complete() == [*own, late], "it is not among the last two up to step 3"
-    assert checkpoints.delete_after(3, successor.epoch) == [late.name]
+    assert checkpoints.delete_after(3, successor) == [late.name]
     assert before not in checkpoints.complete()

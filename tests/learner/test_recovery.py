@@ -211,7 +211,7 @@ def work(folder: str, model: str, last: int) -> None:
     checkpoints = Checkpoints(archive)
     committed = archive.folder / COMMITTED
     at = int(committed.read_text()) if committed.exists() else 0
-    checkpoints.clear_interrupted()
+    checkpoints.clear_interrupted(WRITER)
     point = find_start_point(archive, checkpoints, at, RECORDS)
     ranks = Ranks(0, 1, "127.0.0.1", 0, timeout_s=60)
     trainer = open_trainer(Path(model), 1, "float32", ranks)
@@ -229,7 +229,7 @@ def work(folder: str, model: str, last: int) -> None:
             print(step, point.checkpoint.step if point.checkpoint else 0, flush=True)
         if step % 2 == 0:
             save(checkpoints, header(step), trainer.capture())
-            checkpoints.prune(2, step, WRITER.epoch)
+            checkpoints.prune(2, step, WRITER)
     write_state(trainer.capture(), archive.folder / "end", 0)
     trainer.close()
     leave(ranks)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from learner.archive import RunArchive
+from services.storage.mirror import run_mirror
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from tests.harness.servers.s3_server import S3Server
@@ -34,17 +35,18 @@ pytestmark = [
 ]
 DEADLINE_S = 240.0
 STOPS_ITSELF = """
-import os, signal
+import signal, threading
 from learner.archive import RunArchive
+from learner.checkpoint.manager import Checkpoints
 from learner.service import LearnerService
 from learner.training.process_group import end_with
 from services.process import main
-write_share = RunArchive.write_share
-def stop_first(archive, batch, *given):
-    if batch.step == 3:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    write_share(archive, batch, *given)
-RunArchive.write_share = stop_first
+go_on = {cls}.{method}
+def stop_first(*given, **named):
+    if {when}:
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+    return go_on(*given, **named)
+{cls}.{method} = stop_first
 end_with(lambda: main(lambda: LearnerService({{rank}}, {{world}}, '127.0.0.1', {{port}}), ['--run', {run!r}, '--redis', {url!r}]))
 """  # noqa: E501
 
@@ -54,6 +56,12 @@ async def until(condition: Any, what: str) -> None:
     while not await condition():
         assert time.monotonic() < ends, f"{what} did not happen within {DEADLINE_S:g} s"
         await asyncio.sleep(0.05)
+
+
+def start_stopping(cls: str, method: str, run: str, redis_url: str, node: Path, when: str = "True") -> list[Program]:
+    """A learner that stops itself before a call of that method."""
+    code = STOPS_ITSELF.format(cls=cls, method=method, when=when, run=run, url=redis_url)
+    return start_programs(code, 1, [{"PENSTOCK_RUNS": str(node)}])
 
 
 def is_stopped(process: Program) -> bool:
@@ -79,8 +87,7 @@ async def test_a_learner_that_wakes_up_after_its_successor_committed(
     async def committed(step: int) -> bool:
         return len(await steps()) >= step
 
-    code = STOPS_ITSELF.format(run=run_id, url=redis_url)
-    processes = start_programs(code, 1, [{"PENSTOCK_RUNS": str(nodes[0])}])
+    processes = start_stopping("RunArchive", "write_share", run_id, redis_url, nodes[0], "given[1].step == 3")
     [first] = processes
     try:
         for version in range(2):
@@ -136,3 +143,105 @@ async def until_exported(redis: Any, keys: RunKeys) -> None:
         return any(event.phase == "exported" for _, event in await event_log.events())
 
     await until(exported, "the export")
+
+
+STEPS = 5
+CASES = {
+    # In its start, before anything is trained.
+    "before its epoch is in the archive": ("RunArchive", "start", "True", 0),
+    "before it clears up": ("Checkpoints", "clear_interrupted", "True", 0),
+    "before it deletes later steps": ("RunArchive", "delete_after", "True", 0),
+    # In its loop, in step 3.
+    "before a record": ("RunArchive", "write_record", "given[1].step == 3", 3),
+    "before it prunes": ("Checkpoints", "prune", "given[2] == 3", 3),
+}
+FIRST, CLEARS, DELETES, RECORD, PRUNES = CASES
+KEPT, ONE_LOST, MORE_LOST = "", "5 learner-00000000", "1 learner-00000000"
+"""The owner that Redis names once a failover has lost the epoch 6 of the learner that stops, and maybe earlier ones."""
+
+
+@pytest.mark.parametrize(
+    ("stop", "left", "stored"),
+    [(stop, KEPT, False) for stop in CASES]
+    + [(FIRST, ONE_LOST, False), (DELETES, ONE_LOST, False), (DELETES, MORE_LOST, False)]
+    + [(stop, KEPT, True) for stop in (CLEARS, DELETES, PRUNES)],
+)
+async def test_a_woken_learner_takes_nothing_from_its_successor(
+    redis: Any,
+    redis_url: str,
+    run_id: str,
+    tiny_model: Path,
+    tmp_path: Path,
+    request: Any,
+    stop: str,
+    left: str,
+    stored: bool,
+) -> None:
+    """It is stopped somewhere; its successor trains on; it wakes up and ends. A third one resumes what is there.
+
+    `left`: the owner of the role that a failover left in Redis before the second one started; "" without a failover.
+    """
+    if stored:
+        assert isinstance(request.getfixturevalue("store"), S3Server)
+    keys = RunKeys(run_id)
+    nodes = [tmp_path / name for name in ("a", "b", "c")] if stored else [tmp_path / "shared"] * 3
+    learner = {"checkpoint_every": 1, "checkpoints_kept": 2}
+    await submit(redis, run_id, tiny_model, limits={"rollout_steps": STEPS + 1}, learner=learner)
+    event_log = EventLog(redis, keys, "test")
+    await redis.set(keys.epoch("learner"), ONE_LOST)
+    cls, method, when, trained = CASES[stop]
+    processes = start_stopping(cls, method, run_id, redis_url, nodes[0], when)
+    [first] = processes
+    try:
+        for version in range(trained):
+            await put_batch(redis, keys, version)
+        await until(lambda: asyncio.to_thread(is_stopped, first), f"the first learner stops {stop}")
+        if left:
+            await redis.set(keys.epoch("learner"), left)
+        processes += start_ranks(run_id, redis_url, 1, [nodes[1]])
+        for version in range(trained, STEPS):
+            await put_batch(redis, keys, version)
+
+        async def saved(step: int) -> bool:
+            events = [event.text for _, event in await event_log.events() if event.phase == "checkpoint"]
+            return any(f"step {step}:" in text for text in events)
+
+        await until(lambda: saved(STEPS), f"the second learner writes the checkpoint of step {STEPS}")
+        before = durable(run_id, nodes[1], stored)
+        first.send_signal(signal.SIGCONT)
+
+        async def went_on() -> bool:
+            return first.poll() is not None or (stop == PRUNES and await saved(3))
+
+        await until(went_on, "the first learner ends, or prunes and waits for a batch")
+        if first.returncode is not None:
+            # It may take the records for those of another run: there were none when it started.
+            assert "FencedError" in first.output() or "records and checkpoints of an earlier run" in first.output()
+        assert before <= durable(run_id, nodes[1], stored)
+        processes[1].kill()
+        processes[1].wait(60)
+        processes += start_ranks(run_id, redis_url, 1, [nodes[2]])
+
+        async def ready() -> list[str]:
+            events = [event.text for _, event in await event_log.events() if event.phase == "ready"]
+            return events[1 + bool(trained) :]
+
+        await until(ready, "the third learner is ready")
+    finally:
+        end_ranks(processes)
+    [text] = await ready()
+    assert f"at step {STEPS}, from the checkpoint of step {STEPS} and 0 archived batches" in text
+    assert "(bit-identical to the committed one)" in text
+    records = [record for _, record in await event_log.steps()]
+    archive = RunArchive(nodes[2] / run_id)
+    assert [archive.record(step) for step in range(1, STEPS + 1)] == records
+    assert not [event.text for _, event in await event_log.events() if event.phase == "archive-differs"]
+
+
+def durable(run: str, node: Path, stored: bool) -> set[str]:
+    """The files of the run's steps, where they are durable."""
+    if stored:
+        found = set(run_mirror(run).listed())
+    else:
+        found = {str(path.relative_to(node / run)) for path in (node / run).rglob("*") if path.is_file()}
+    return {name for name in found if name.startswith(("batches/step", "records/", "checkpoints/step", "run"))}

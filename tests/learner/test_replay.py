@@ -183,7 +183,7 @@ def test_a_step_that_cannot_be_replayed_is_an_error(copy: Path, tmp_path: Path) 
     )
     status, output = penstock(copy, 6)
     assert (status, "STEP: 6 is not valid" in output, "archived: 1-5" in output) == (2, True, True)
-    RunArchive(copy).delete_batches(2, writer(copy, 2).epoch)
+    RunArchive(copy).delete_batches(2, writer(copy, 2))
     with pytest.raises(ReplayError, match=r"STEP: 2 is not valid.*archived: 3-5"):
         plan_replay(copy, 2)
     RunArchive(copy).batch_path(4, writer(copy, 4)).unlink()
@@ -192,9 +192,9 @@ def test_a_step_that_cannot_be_replayed_is_an_error(copy: Path, tmp_path: Path) 
 
 
 def test_a_missing_model_is_named(copy: Path, tmp_path: Path) -> None:
-    path = copy / "run.json"
-    facts = RunArchive(copy).facts()
-    path.write_text(facts.model_copy(update={"model_path": str(tmp_path / "gone")}).model_dump_json())
+    archive = RunArchive(copy)
+    facts = archive.facts().model_copy(update={"model_path": str(tmp_path / "gone")})
+    archive.start(facts, Fence(9, "learner-9"), resumed=True)
     with pytest.raises(ReplayError, match=r"the model of run .* is missing: .*gone has no config.json"):
         plan_replay(copy, 1)
 

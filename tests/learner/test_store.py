@@ -98,17 +98,17 @@ def test_a_node_finds_the_files_of_another_node(store: S3Server, tmp_path: Path)
         archived_payloads(archive, archive.batch(4, WRITER), WRITER).keys() == draw_batch(RunKeys("run"), 3)[1].keys()
     )
     # A node finds no files that another node deleted or did not finish.
-    archive.delete_after(3, WRITER.epoch)
-    checkpoints.partial.start(4)
-    checkpoints.partial.write(checkpoints.partial.start(4), 0, block_of(10), NEVER)
+    archive.delete_after(3, WRITER, {})
+    checkpoints.partial.start(4, WRITER)
+    checkpoints.partial.write(checkpoints.partial.start(4, WRITER), 0, block_of(10), NEVER)
     archive, checkpoints = node(tmp_path / "c")
     assert list(archive.trained()) == [1, 2, 3]
-    assert len(checkpoints.clear_interrupted()) == 1
+    assert len(checkpoints.clear_interrupted(WRITER)) == 1
     assert len({name.split("/")[1] for name in run_mirror("run").listed("checkpoints")}) == 2
-    checkpoints.prune(1, STEPS, WRITER.epoch)
+    checkpoints.prune(1, STEPS, WRITER)
     archive, checkpoints = node(tmp_path / "d")
     assert (list(archive.trained()), checkpoints.complete()) == ([], [last])
-    assert checkpoints.delete_after(0, WRITER.epoch) == [last.name]
+    assert checkpoints.delete_after(0, WRITER) == [last.name]
     assert run_mirror("run").listed("checkpoints") == {}
 
 
@@ -129,14 +129,14 @@ def test_damage_in_the_store_is_skipped_on_a_node_refetched(store: S3Server, tmp
     assert (point.checkpoint, point.steps) == (first, (2, 3, 4))
     assert "does not match" in point.skipped[third.name]
     assert "damaged (it has" in point.skipped[second.name]
-    checkpoints.set_aside(point.skipped)
+    checkpoints.set_aside(point.skipped, WRITER)
     left = [path for path in (tmp_path / "b").rglob("*.safetensors*") if path.parent.name != first.name]
     assert left == [], "scratch space must hold one checkpoint only"
     _, again = node(tmp_path / "c")
     assert again.complete() == [first]
-    assert again.clear_interrupted() == [], "damaged checkpoints must be kept for inspection"
+    assert again.clear_interrupted(WRITER) == [], "damaged checkpoints must be kept for inspection"
     kept = archive.mirror.listed("checkpoints")
-    again.prune(1, STEPS, WRITER.epoch)
+    again.prune(1, STEPS, WRITER)
     assert archive.mirror.listed("checkpoints") == kept, "damaged checkpoints must be kept as long as earlier ones"
     store.damaged(f"{under}/{first.name}/rank-0000.safetensors", None)
     start, skipped = node(tmp_path / "d")[1].newest_intact(STEPS)
@@ -145,7 +145,7 @@ def test_damage_in_the_store_is_skipped_on_a_node_refetched(store: S3Server, tmp
     # Another node than the one that set them aside deletes them.
     archive, checkpoints = node(tmp_path / "e")
     last = save(checkpoints, header(4), block_of(100))
-    checkpoints.prune(1, STEPS, WRITER.epoch)
+    checkpoints.prune(1, STEPS, WRITER)
     assert {name.split("/")[1] for name in archive.mirror.listed("checkpoints")} == {last.name}
 
 
@@ -155,7 +155,7 @@ def test_a_brief_outage_of_the_store_fails_no_checkpoint(
     monkeypatch.setattr(reports, "RETRY_EVERY_S", 0.05)
     archive, checkpoints = node(tmp_path / "a")
     fill(archive, 1)
-    name = checkpoints.partial.start(1)
+    name = checkpoints.partial.start(1, WRITER)
     checkpoints.partial.write(name, 0, block_of(10), NEVER)
     done, tried = (archive.mirror.put, archive.mirror.delete), list[Any]()
 
@@ -181,7 +181,7 @@ def test_ranks_of_several_nodes_write_one_checkpoint(store: S3Server, tmp_path: 
     _, other = node(tmp_path / "b")
     before = save(checkpoints, header(1), block_of(10))
     other.stored.fetch(before.name)
-    name = checkpoints.partial.start(1)
+    name = checkpoints.partial.start(1, WRITER)
     assert (checkpoints.partial.started_on_other_node(name), other.partial.started_on_other_node(name)) == (False, True)
     checkpoints.partial.write(name, 0, block_of(10, 1), NEVER)
     writing = threading.Timer(0.5, lambda: other.partial.write(name, 1, block_of(10, 2), NEVER, on_other_node=True))
@@ -194,7 +194,7 @@ def test_ranks_of_several_nodes_write_one_checkpoint(store: S3Server, tmp_path: 
     other.stored.fetch(found.name)
     other.check(found)
     # A rank that fails is reported long before the deadline; a silent rank, at the deadline.
-    name = checkpoints.partial.start(1)
+    name = checkpoints.partial.start(1, WRITER)
     checkpoints.partial.write(name, 0, block_of(10), NEVER)
     stopped = threading.Event()
     stopped.set()
@@ -202,7 +202,7 @@ def test_ranks_of_several_nodes_write_one_checkpoint(store: S3Server, tmp_path: 
         other.partial.write(name, 1, block_of(10), stopped, on_other_node=True)
     with pytest.raises(CheckpointError, match="the learner is stopping"):
         checkpoints.commit(name, header(1, ranks=2), NEVER, deadline_s=60)
-    name = checkpoints.partial.start(1)
+    name = checkpoints.partial.start(1, WRITER)
     checkpoints.partial.write(name, 0, block_of(10), NEVER)
     with pytest.raises(CheckpointError, match=r"ranks \[1\] did not write their files within 0\.1 s"):
         checkpoints.commit(name, header(1, ranks=2), NEVER, deadline_s=0.1)
@@ -248,7 +248,7 @@ async def test_an_unreachable_store_is_a_named_wait(
         await retry_storage(lambda: archive.write_batch(batch, WRITER), "the batch", waits, 0.5)
     # Rank 0 detects its own failed write immediately and retries later, as with a full disk.
     checkpoints = Checkpoints(archive)
-    name = checkpoints.partial.start(1)
+    name = checkpoints.partial.start(1, WRITER)
     with pytest.raises(CheckpointError, match="could not be written"):
         checkpoints.partial.write(name, 0, block_of(10), NEVER)
     checkpoints.partial.abandon(name)
@@ -273,9 +273,7 @@ def test_a_deleted_run_is_not_uploaded_for_the_next(
     if uploaded:
         archive.sync_with_store(6.0)
     else:
-        with pytest.raises(
-            ArchiveError, match=f"{run_id}: holds files of an earlier run with this id"
-        ):
+        with pytest.raises(ArchiveError, match=f"{run_id}: holds files of an earlier run with this id"):
             archive.sync_with_store(6.0)
     assert list(run_mirror(run_id).listed()) == (["run.json"] if uploaded else [])
 

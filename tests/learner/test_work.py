@@ -60,13 +60,13 @@ async def test_steps_train_during_a_write_and_again_from_the_archive(
     async with working(redis, run_id) as worker:
         recorded = [await train(worker, batches[0])]
         slow = slowed(worker, monkeypatch)
-        await worker.checkpoint_writer.save(1)
+        await worker.checkpoint_writer.save(1, WRITER)
         committing = asyncio.create_task(worker.checkpoint_writer.commit(1, 1, WRITER, weights="ab", sampler="{}"))
         assert await asyncio.to_thread(slow.begun.wait, 120)
         recorded += [await train(worker, batch) for batch in batches[1:]]
         assert (worker.checkpoint_writer.saving, committing.done()) == (True, False)
-        with pytest.raises(RuntimeError, match=r"step 4 cannot be saved while step-000001-.* is being written"):
-            await worker.checkpoint_writer.save(4)
+        with pytest.raises(RuntimeError, match=r"step 4 cannot be saved while step-000001\..* is being written"):
+            await worker.checkpoint_writer.save(4, WRITER)
         slow.go.set()
         checkpoint = await committing
         assert (worker.checkpoint_writer.saving, checkpoint.weights, checkpoint.step) == (False, "ab", 1)
@@ -75,7 +75,7 @@ async def test_steps_train_during_a_write_and_again_from_the_archive(
     for batch in batches:
         await redis.delete(*[sample.payload for group in batch.groups for sample in group.samples])
     async with working(redis, run_id) as worker:
-        point = await worker.resume.find_start_point(4, [record_of(batch) for batch in batches])
+        point = await worker.resume.find_start_point(4, [record_of(batch) for batch in batches], WRITER)
         assert (point.checkpoint, point.steps) == (checkpoint, (2, 3, 4))
         await worker.resume.restore(checkpoint.name)
         again = [await train(worker, worker.archive.batch(step, WRITER), archived=True) for step in point.steps]
@@ -104,17 +104,17 @@ async def test_a_failed_write_is_reported_and_the_next_succeeds(redis: Any, run_
         shutil.rmtree(folder)
         folder.write_text("in the way")
         with pytest.raises(CheckpointError, match="Not a directory"):
-            await worker.checkpoint_writer.save(1)
+            await worker.checkpoint_writer.save(1, WRITER)
         folder.unlink()
         assert not worker.checkpoint_writer.saving
-        await worker.checkpoint_writer.save(1)
+        await worker.checkpoint_writer.save(1, WRITER)
         # The folder is deleted during the write, or before its commit.
         shutil.rmtree(folder)
         with pytest.raises(CheckpointError):
             await worker.checkpoint_writer.commit(1, 1, WRITER)
         folder.mkdir()
         await train(worker, await put_batch(redis, keys, 1))
-        await worker.checkpoint_writer.save(2)
+        await worker.checkpoint_writer.save(2, WRITER)
         assert (await worker.checkpoint_writer.commit(2, 2, WRITER)).step == 2
         assert [path.name[:11] for path in folder.iterdir()] == ["step-000002"]
 
@@ -127,7 +127,7 @@ async def test_a_write_in_progress_is_abandoned_when_the_learner_ends(
     async with working(redis, run_id) as worker:
         await train(worker, await put_batch(redis, keys, 0))
         monkeypatch.setattr(worker._rank.trainer, "capture", Endless)
-        await worker.checkpoint_writer.save(1)
+        await worker.checkpoint_writer.save(1, WRITER)
         assert len(list(worker.archive.checkpoints.iterdir())) == 1
     assert list(worker.archive.checkpoints.iterdir()) == []
 
@@ -141,24 +141,24 @@ async def test_recovery_clears_up(redis: Any, run_id: str, tiny_model: Path) -> 
             batch = await put_batch(redis, keys, version)
             records.append(record_of(batch))
             await train(worker, batch)
-            await worker.checkpoint_writer.save(version + 1)
+            await worker.checkpoint_writer.save(version + 1, WRITER)
             written.append(await worker.checkpoint_writer.commit(version + 1, version + 1, WRITER))
-            await worker.checkpoint_writer.prune(version + 1, WRITER.epoch)
-        worker.checkpoints.partial.start(3)  # a write that is never finished
+            await worker.checkpoint_writer.prune(version + 1, WRITER)
+        worker.checkpoints.partial.start(3, WRITER)  # a write that is never finished
         (worker.checkpoints.path(written[2]) / "rank-0000.safetensors").write_bytes(b"")
-        point = await worker.resume.find_start_point(3, records)
+        point = await worker.resume.find_start_point(3, records, WRITER)
         assert (point.checkpoint, point.steps, list(point.skipped)) == (written[1], (3,), [written[2].name])
         aside = f"damaged-{written[2].name}"
         assert sorted(path.name for path in worker.archive.checkpoints.iterdir()) == [aside, written[1].name]
         await train(worker, await put_batch(redis, keys, 2))
-        await worker.checkpoint_writer.save(3)
+        await worker.checkpoint_writer.save(3, WRITER)
         again = await worker.checkpoint_writer.commit(3, 3, WRITER)
-        await worker.checkpoint_writer.prune(3, WRITER.epoch)
+        await worker.checkpoint_writer.prune(3, WRITER)
         (worker.checkpoints.path(written[1]) / "rank-0000.safetensors").write_bytes(b"")
         # The batches up to the oldest checkpoint are deleted, step 3 is rewound, the checkpoint of step 2 is damaged.
         assert list(worker.archive.trained()) == [3]
         with pytest.raises(MissingBatchesError, match=r"2 steps after the run's model .*: .*step-000001\..*json"):
-            await worker.resume.find_start_point(2, records)
+            await worker.resume.find_start_point(2, records, WRITER)
         assert worker.checkpoints.complete() == [written[1], again], "nothing is deleted before a start point is found"
         await worker.resume.delete_after(2, [], WRITER)
         assert worker.checkpoints.complete() == [written[1]]

@@ -51,6 +51,13 @@ PLATFORM = [
         ("tests/learner/test_recovery.py",),
     ),
     Mutation(
+        "learner: one that was replaced deletes what its successor of the same epoch wrote",
+        "services/contracts/ownership.py",
+        "writer.epoch < self.epoch",
+        "writer.epoch <= self.epoch",
+        ("tests/learner/test_archive.py", "tests/learner/test_woken.py"),
+    ),
+    Mutation(
         "learner: a joining replica gets no weights",
         "learner/weight_sync/publisher.py",
         'frozenset({"joining", "ready"})',

@@ -77,18 +77,19 @@ class StubLearner:
             device="none",
             versions={},
         )
-        await self._files(partial(self._archive.start, facts, resumed=policy is not None))
-        await self._files(self._checkpoints.clear_interrupted)
+        await self._files(partial(self._archive.start, facts, self._history.fence, resumed=policy is not None))
+        await self._files(partial(self._checkpoints.clear_interrupted, self._history.fence))
         await self._history.release_committed(policy.step if policy else 0)
         step = policy.step if policy else 0
         if policy is not None and policy.resumption < self._context.record.resumptions:
             step = await self._rewound(step)
         digest = f"w{step}"
-        await self._files(partial(self._checkpoints.delete_after, step, self._history.fence.epoch))
-        await self._files(partial(self._archive.delete_after, step, self._history.fence.epoch))
-        for _, record in await self._context.event_log.steps():
-            if await self._files(partial(self._archive.record, record.step)) is None:
-                await self._files(partial(self._archive.write_record, record))
+        records = [record for _, record in await self._context.event_log.steps()]
+        await self._files(partial(self._checkpoints.delete_after, step, self._history.fence))
+        committed = {record.step: record.fence for record in records}
+        await self._files(partial(self._archive.delete_after, step, self._history.fence, committed))
+        for record, _ in await self._files(partial(self._archive.outdated_records, records)):
+            await self._files(partial(self._archive.write_record, record))
         held = await held_version(self._context.redis, self._context.keys.run)
         version = await self._history.announce(step, digest, self._recipe.limits.max_staleness, held)
         await self._history.commit_policy(version, step, digest)
@@ -194,7 +195,7 @@ class StubLearner:
     def _checkpoint(self, policy: CommittedPolicy, sampler: str | None) -> None:
         if policy.step in {found.step for found in self._checkpoints.complete()}:
             return
-        name = self._checkpoints.partial.start(policy.step)
+        name = self._checkpoints.partial.start(policy.step, self._history.fence)
         self._checkpoints.partial.write(name, 0, _State(), self._stop)
         header = CheckpointHeader(
             step=policy.step,
@@ -207,7 +208,7 @@ class StubLearner:
             owner=self._history.fence.owner,
         )
         self._checkpoints.commit(name, header, self._stop, sampler=sampler)
-        self._checkpoints.prune(self._recipe.learner.checkpoints_kept, policy.step, self._history.fence.epoch)
+        self._checkpoints.prune(self._recipe.learner.checkpoints_kept, policy.step, self._history.fence)
 
     async def _end(self) -> None:
         """Report an export once every set has its last evaluation; serve joining replicas until stopped."""
