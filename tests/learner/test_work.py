@@ -23,7 +23,16 @@ from services.streams.state.events import EventLog
 from tests.harness.small_run import service_context
 from tests.learner.checkpointing import Endless, Slow
 from tests.learner.committed import WRITER, record_of
-from tests.learner.running import drain_ranks, end_ranks, put_batch, put_evaluation, start_ranks, submit, until_event
+from tests.learner.running import (
+    drain_ranks,
+    draw_batch,
+    end_ranks,
+    put_batch,
+    put_evaluation,
+    start_ranks,
+    submit,
+    until_event,
+)
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -164,6 +173,23 @@ async def test_recovery_clears_up(redis: Any, run_id: str, tiny_model: Path) -> 
         assert worker.checkpoints.complete() == [written[1]]
         assert list(worker.archive.trained()) == []
         assert sorted(path.name for path in worker.archive.checkpoints.iterdir()) == [aside, written[1].name]
+
+
+async def test_a_damaged_record_ends_no_start(redis: Any, run_id: str, tiny_model: Path) -> None:
+    keys = RunKeys(run_id)
+    await submit(redis, run_id, tiny_model, learner=LEARNER)
+    records = [record_of(draw_batch(keys, version)[0]) for version in range(2)]
+    async with working(redis, run_id) as worker:
+        for record in records:
+            worker.archive.write_record(record)
+        path = worker.archive.folder / "records/step-000002.e0002-learner-1a2b3c4d.json"
+        path.write_text("{")
+        await worker.resume.delete_after(2, records, WRITER)
+        assert [worker.archive.record(step) for step in (1, 2)] == records
+        events = [event for _, event in await EventLog(redis, keys, "test").events()]
+        [text] = [event.text for event in events if event.phase == "archive-differs"]
+        assert text.startswith(f"{path}: damaged")
+        assert text.endswith("the record of Redis replaces it")
 
 
 @pytest.mark.slow
