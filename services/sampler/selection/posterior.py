@@ -68,10 +68,6 @@ class PassRates:
     """
 
     def __init__(self, half_life: float, prior: Beta = FLAT) -> None:
-        if not half_life > 0:
-            raise ValueError(f"half_life: {half_life} is not valid: expected a number of rollout steps above 0")
-        if not (prior.alpha > 0 and prior.beta > 0):
-            raise ValueError(f"prior: {prior} is not valid: expected two numbers above 0")
         self._half_life = half_life
         self._prior = prior
         self._entries: dict[str, bytes] = {}

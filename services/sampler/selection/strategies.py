@@ -34,12 +34,6 @@ class Rule:
     exploration: float = 0.1
     candidates: int = 64
 
-    def __post_init__(self) -> None:
-        if not 0 < self.exploration <= 1:
-            raise ValueError(f"exploration: {self.exploration} is not valid: expected more than 0 and at most 1")
-        if self.candidates < 1:
-            raise ValueError(f"candidates: {self.candidates} is not valid: expected 1 or more")
-
     def explores(self, draw: int) -> bool:
         """Whether the draw with this number, from 0, explores.
 

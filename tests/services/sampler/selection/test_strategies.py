@@ -227,15 +227,7 @@ def test_seeds_differ() -> None:
     assert len({selection(50, seed).next("boundary", 0, NOTHING).id for seed in range(20)}) > 5
 
 
-@pytest.mark.parametrize(
-    ("rule", "named"),
-    [
-        ({"exploration": 0.0}, "exploration: 0.0"),
-        ({"exploration": 1.1}, "exploration: 1.1"),
-        ({"exploration": math.nan}, "exploration: nan"),
-        ({"candidates": 0}, "candidates: 0"),
-    ],
-)
-def test_a_rule_that_does_not_explore_is_rejected(rule: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        Rule(16, **rule)
+@pytest.mark.parametrize("exploration", [0.0, 1.1, math.nan])
+def test_a_setting_that_does_not_explore_is_rejected(exploration: float) -> None:
+    with pytest.raises(ValueError, match="exploration\n"):
+        sampling.SelectionSettings(exploration=exploration)
