@@ -83,7 +83,7 @@ HostPid: TypeAlias = tuple[str, int]
 class ProcessInfo(Value):
     """A live process, as its heartbeat publishes it; `metrics` is host:port of its /metrics page.
 
-    `library`: the Redis functions that it calls; "" of an earlier release.
+    `library`: the Redis functions that it calls.
     """
 
     id: str

@@ -10,11 +10,9 @@ from collections.abc import Hashable
 from services.metrics import REDIS_MEMORY as SHARE
 from services.process import Context
 from services.streams.state.heartbeat import live_processes
-from services.streams.state.stats import memory_use
+from services.streams.state.stats import HIGH_WATER, memory_use
 from services.waits import REDIS_MEMORY
 
-HIGH_WATER = 0.85
-"""Share of Redis' maxmemory above which nothing new is dispatched, so that in-flight groups have room to finish."""
 STILL_LOOKS = 5
 """Measurements in a row without progress after which waiting for memory does not help."""
 

@@ -1,5 +1,4 @@
-"""Owns the controller's view of runs that end or have ended: their summaries, and what becomes of
-them. And what earlier releases left in Redis: their functions.
+"""Owns what the controller does with runs that end or have ended, and with functions that earlier releases loaded.
 
 Must not control a run; its RunController does.
 """

@@ -9,9 +9,10 @@ import asyncio
 from itertools import islice
 
 from services.contracts import CommittedPolicy, Release
-from services.sampler.memory import HIGH_WATER, MemoryWait, RedisMemory
+from services.sampler.memory import MemoryWait, RedisMemory
 from services.sampler.queue.publication import BatchPublisher
 from services.sampler.queue.state import QueueState
+from services.streams.state.stats import HIGH_WATER
 from services.waits import REDIS_MEMORY
 
 WITHDRAWN_SHARE = 0.25

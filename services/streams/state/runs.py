@@ -60,7 +60,7 @@ class NoCheckpointError(ValueError):
 class RecordChange:
     """A change of a record, made in one step; `delete_keys` names other keys of the run to delete with it.
 
-    `closings`: those of runs that may be changed so; "": not closed.
+    `closings`: a run is changed only if its closing is one of these; "": it is not closed.
     """
 
     state: RunState | None = None

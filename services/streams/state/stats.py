@@ -13,6 +13,8 @@ from redis.exceptions import ResponseError
 
 from services.streams.connection.client import Redis
 
+HIGH_WATER = 0.85
+"""Share of Redis' maxmemory above which nothing new is dispatched, so that in-flight groups have room to finish."""
 LEASES_CHECKED = 100
 NOT_YET = ("no such key", "NOGROUP ")
 """How the server's errors start that say: the stream, or its consumer group, does not exist."""

@@ -57,7 +57,7 @@ async def test_files_are_deleted_where_the_run_was_placed(own_server, run_id, tm
 
 
 async def test_a_second_request_withdraws_the_files(own_server, run_id, tmp_path):
-    """Where nobody has that folder or store any more."""
+    """That folder or store may be gone."""
     _, redis = own_server
     records = await ended_at(redis, tmp_path / "a", run_id)
     (tmp_path / "a" / MARK).unlink()

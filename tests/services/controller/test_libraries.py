@@ -14,6 +14,7 @@ from services.streams.connection.libraries import delete_library, list_libraries
 from services.streams.keys import RunKeys
 from services.streams.state.heartbeat import Heartbeat, live_processes
 from services.streams.state.ownership import become_owner
+from services.streams.state.stats import HIGH_WATER
 
 OLD, OLDER = "penstock_0123456789ab", "penstock_ba9876543210"
 
@@ -70,14 +71,38 @@ async def test_unused_libraries_are_deleted_at_the_second_look(own_server, run_i
     assert sorted(names) == [b"another_s", library().name.encode()], "other programs' libraries stay"
 
 
-async def test_all_libraries_stay_beside_a_process_that_announces_none(own_server, run_id):
+async def test_libraries_stay_beside_an_earlier_release(own_server, run_id):
+    """Its processes announce themselves under other keys, and no library."""
     _, redis = own_server
     await load_old(redis, OLD)
-    await announcing(redis, process(run_id, "rollout-1"), "")
+    keys = RunKeys(run_id)
+    await redis.sadd(keys.key("processes"), "rollout-old")
+    await redis.set(keys.key("process:rollout-old"), process(run_id, "rollout-old").model_dump_json(), px=10_000)
+    looks = Libraries(redis)
+    for _ in range(3):
+        await looks.look([f"{run_id}-b", run_id])
+    assert OLD in await list_libraries(redis)
+    await redis.delete(keys.key("processes"))
+    await looks.look([run_id])
+    assert OLD in await list_libraries(redis), "looks before do not count"
+    await looks.look([run_id])
+    assert OLD not in await list_libraries(redis)
+
+
+async def test_libraries_stay_while_redis_is_short_of_memory(own_server, run_id):
+    """Redis at its maxmemory accepts no library, so a process that still needs one could not load it again."""
+    _, redis = own_server
+    await load_old(redis, OLD)
+    used = (await redis.info("memory"))["used_memory"]
+    await redis.config_set("maxmemory", int(used / (HIGH_WATER + 0.05)))
     looks = Libraries(redis)
     for _ in range(3):
         await looks.look([run_id])
     assert OLD in await list_libraries(redis)
+    await redis.config_set("maxmemory", 4 * used)
+    for _ in range(2):
+        await looks.look([run_id])
+    assert OLD not in await list_libraries(redis)
 
 
 async def test_a_process_whose_library_was_deleted_loads_it_again(own_server, run_id):

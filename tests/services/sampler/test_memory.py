@@ -9,7 +9,7 @@ import pytest
 
 from services.contracts import Lane, Task, VersionSpan
 from services.sampler.evaluation.evaluator import Evaluator, HeldOut
-from services.sampler.memory import HIGH_WATER, RedisMemory
+from services.sampler.memory import RedisMemory
 from services.sampler.service import SamplerService
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer
@@ -19,6 +19,7 @@ from services.streams.keys import RunKeys
 from services.streams.memory_bound import evaluated_prompt, footprint
 from services.streams.state.group_counts import group_counts
 from services.streams.state.group_state import GroupTransitions
+from services.streams.state.stats import HIGH_WATER
 from services.waits import REDIS_MEMORY
 from tests.harness.hand_fleet import HandFleet, HandLearner, evaluated, running, until
 from tests.harness.small_run import recipe_document, service_context

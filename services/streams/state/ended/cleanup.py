@@ -17,7 +17,7 @@ PER_CALL = 500
 
 
 async def sweep(redis: Redis, keys: RunKeys) -> int:
-    """Delete what nobody reads of a run that succeeds; returns the number of keys.
+    """Delete what users do not read of a run that succeeds; returns the number of keys.
 
     Its last groups stay, and where its sampler was: the end may be cut off here, and its services start again.
     """
