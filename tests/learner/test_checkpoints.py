@@ -304,9 +304,9 @@ async def test_a_late_checkpoint_of_an_abandoned_step_does_not_count(
     await schedule.publish_list(5)
     assert published == [[4, 6], [2, 4]], "one of an older release has no digest"
     weights = {step: record.weights for step, record in records.items()}
-    checkpoints.prune(3, 6, WRITER.epoch, weights)
+    checkpoints.prune(3, 6, WRITER, weights)
     assert checkpoints.complete() == [second, fourth, sixth]
-    checkpoints.prune(2, 6, WRITER.epoch, weights)
+    checkpoints.prune(2, 6, WRITER, weights)
     assert checkpoints.complete() == [fourth, sixth]
     assert list(archive.trained()) == [5, 6]
 

@@ -160,7 +160,7 @@ def test_a_batch_with_other_samples_is_refused(
     what = "its samples are not those of the committed step: another payload, length, advantage or mask"
     assert point.differing == (Difference(2, what, WRITER), Difference(2, what, LATE))[::-1]
     assert point.missing == {2: f"{archive.batch_path(2, WRITER)}: {what}"}
-    archive.set_aside(2, WRITER)
+    archive.set_aside(2, WRITER, WRITER)
     again = found(archive, checkpoints, 3).missing[2]
     name = archive.batch_path(2, WRITER).name
     assert again.endswith(f"{name}: missing; differs-{name} did not match the committed step")

@@ -187,14 +187,14 @@ async def test_a_run_that_was_resumed_meanwhile_does_not_expire(redis, run_id, t
     assert (record.state, record.closing) == (RunState.QUEUED, None)
 
 
-async def test_a_host_whose_clock_jumped_expires_nothing(redis, run_id):
+async def test_a_host_whose_clock_jumped_expires_nothing(redis, run_id, tmp_path):
     records = RunRecords(redis)
     await ended(records, run_id, RunState.FAILED)
     seconds, _ = await redis.time()
     at = EndedRuns.of({run_id: Standing(RunState.FAILED, seconds - 5.0)})
-    await expiry.Expiry(redis, 1800.0).look(at, now=seconds + 3600.0)
+    await expiry.Expiry(redis, tmp_path, 1800.0).look(at, now=seconds + 3600.0)
     assert (await records.get(run_id)).closing is None
-    await expiry.Expiry(redis, 4.0).look(at, now=seconds + 3600.0)
+    await expiry.Expiry(redis, tmp_path, 4.0).look(at, now=seconds + 3600.0)
     assert (await records.get(run_id)).closing is Closing.EXPIRING
 
 
