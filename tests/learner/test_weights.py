@@ -27,6 +27,7 @@ from services.streams.state.heartbeat import Heartbeat
 from services.streams.state.policy_history import History, VersionLostError
 from tests.learner.receiver import Receiver
 from tests.learner.running import until_event
+from tests.services.driven import put_stub_record
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = [
@@ -76,6 +77,7 @@ async def publisher(redis: Any, run_id: str) -> AsyncIterator[Publisher]:
     keys = RunKeys(run_id)
     settings = WeightsSettings(bucket_mib=1, timeout_s=15.0)
     history = await History.fenced(redis, keys, "learner")
+    await put_stub_record(redis, keys)
     publisher = Publisher(redis, keys, EventLog(redis, keys, "learner"), settings, "127.0.0.1", history)
     await publisher.open(snapshot(0).manifest)
     yield publisher
@@ -186,6 +188,7 @@ async def test_a_replica_that_never_answers_is_named_at_the_deadline(redis: Any,
     keys = RunKeys(run_id)
     settings = WeightsSettings(bucket_mib=1, timeout_s=1.5)
     history = await History.fenced(redis, keys, "learner")
+    await put_stub_record(redis, keys)
     publisher = Publisher(redis, keys, EventLog(redis, keys, "learner"), settings, "127.0.0.1", history)
     await publisher.open(snapshot(0).manifest)
     deaf = Receiver(redis, run_id, "deaf")

@@ -99,7 +99,8 @@ def test_the_place_of_files_outlives_hosts_and_paths(tmp_path, store, monkeypatc
     assert files_place(tmp_path / "moved") == place
 
 
-async def test_files_that_are_asked_for_meanwhile_are_deleted(own_server, run_id, tmp_path, monkeypatch):
+@pytest.mark.parametrize("files", [True, False])
+async def test_the_last_request_counts_while_keys_are_deleted(own_server, run_id, tmp_path, monkeypatch, files):
     _, redis = own_server
     records = await ended_at(redis, tmp_path, run_id)
     erase, erased, go = closings.erase, asyncio.Event(), asyncio.Event()
@@ -111,13 +112,13 @@ async def test_files_that_are_asked_for_meanwhile_are_deleted(own_server, run_id
         return done
 
     monkeypatch.setattr(closings, "erase", slow)
-    await close_run(redis, run_id, Closing.DELETING)
+    await close_run(redis, run_id, Closing.DELETING, files=not files)
     async with controlling(redis, tmp_path):
         await erased.wait()
-        await close_run(redis, run_id, Closing.DELETING, files=True)
+        await close_run(redis, run_id, Closing.DELETING, files=files)
         go.set()
         await until_gone(records, run_id)
-    assert not (tmp_path / run_id).exists()
+    assert (tmp_path / run_id).exists() is not files
 
 
 async def test_a_file_in_place_of_the_folder_is_deleted(own_server, run_id, tmp_path):
