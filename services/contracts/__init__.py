@@ -4,7 +4,7 @@ Must not import any engine, Redis, or another package of this project.
 """
 
 from services.contracts.base import SCHEMA_VERSION, Count, Finite, Lane, Message, Value
-from services.contracts.evaluation import AFTER, ALONE, BEFORE, EvaluationRecord, PassAt
+from services.contracts.evaluation import AFTER, ALONE, BEFORE, EvaluationRecord, PassAt, PromptResult
 from services.contracts.events import COMMON_PHASES, PHASES, PROMPT_FAULTS, Cause, DeadLetter, Event
 from services.contracts.groups import (
     EvaluationCounts,
@@ -66,6 +66,7 @@ __all__ = [
     "PassAt",
     "ProcessInfo",
     "Prompt",
+    "PromptResult",
     "Release",
     "RunState",
     "Sample",

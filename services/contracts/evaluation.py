@@ -1,4 +1,4 @@
-"""Owns the record of an evaluation, and the names of evaluations.
+"""Owns the record of an evaluation, the result of one of its prompts, and the names of evaluations.
 
 Must not compute a score.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from services.contracts.base import Message, Value
+from services.contracts.base import Count, Message, Value
 
 BEFORE, AFTER, ALONE = "before", "after", "evaluation"
 """Names of evaluations: of the initial policy, of the last version, and of a run that only evaluates."""
@@ -19,6 +19,24 @@ class PassAt(Value):
     k: int
     value: float
     standard_error: float
+
+
+class PromptResult(Value):
+    """What the sampler keeps of a judged prompt until its evaluation ends; its size does not depend on the responses.
+
+    `average`, `majority`, `passes` (pass@k by the k of the record): None or empty if no verdict is known.
+    `response_tokens`: of all responses together.
+    """
+
+    average: float | None
+    majority: float | None
+    passes: tuple[float, ...]
+    responses: Count
+    unknown: Count
+    response_tokens: int
+    truncated: Count
+    oldest_version: int
+    newest_version: int
 
 
 class EvaluationRecord(Message):

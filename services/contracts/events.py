@@ -43,6 +43,7 @@ PHASES: dict[str, tuple[str, ...]] = {
         "groups-withdrawn",
         "prompt-refused",
         "prompt-too-long",
+        "prompts-withdrawn",
         "redis-memory-freed",
         "redis-memory-partial",
         "redis-memory-short",

@@ -62,7 +62,7 @@ class GroupVerdicts:
     """Verdicts of one group that are recorded together; `decision`: '' unless the last of them decides.
 
     Without verdicts, it is the decision on a group whose verdicts are all recorded. `samples`: the group's, if it is
-    known. `rest` and `posterior`: see GroupTransitions.record_verdicts.
+    known. `rest`, `posterior` and `result`: see GroupTransitions.record_verdicts.
     """
 
     group: str
@@ -71,6 +71,7 @@ class GroupVerdicts:
     samples: int = 0
     rest: Task | None = None
     posterior: tuple[str, str] = ("", "")
+    result: str = ""
 
     @property
     def leased(self) -> list[tuple[Lease, Verdict]]:
@@ -215,12 +216,14 @@ class GroupTable:
 
 def as_stored(fields: Mapping[bytes, bytes]) -> Group:
     """A group from its hash in Redis."""
-    group = Group(Task.model_validate_json(fields[b"task"]), kept_order=int(fields.get(b"kept_order", b"0")))
-    for key, value in fields.items():
-        if key.startswith(b"verdict:"):
-            verdict = Verdict.model_validate_json(value)
-            group.verdicts[verdict.index] = verdict
-    return group
+    task = Task.model_validate_json(fields[b"task"])
+    return Group(task, stored_verdicts(fields), int(fields.get(b"kept_order", b"0")))
+
+
+def stored_verdicts(fields: Mapping[bytes, bytes]) -> dict[int, Verdict]:
+    """The verdicts in a group's hash, by the index of their sample."""
+    verdicts = (Verdict.model_validate_json(value) for key, value in fields.items() if key.startswith(b"verdict:"))
+    return {verdict.index: verdict for verdict in verdicts}
 
 
 async def recall(redis: Redis, keys: RunKeys, table: GroupTable, names: list[str]) -> list[str]:

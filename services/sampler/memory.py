@@ -15,6 +15,13 @@ from services.waits import REDIS_MEMORY
 
 STILL_LOOKS = 5
 """Measurements in a row without progress after which waiting for memory does not help."""
+WITHDRAWN_SHARE = 0.25
+"""Of the groups in flight, withdrawn at once when their responses find no room."""
+
+
+def withdrawn_at_once(in_flight: int) -> int:
+    """How many groups are withdrawn at once of those in flight: WITHDRAWN_SHARE, at least one, but never the last."""
+    return min(in_flight - 1, max(1, int(WITHDRAWN_SHARE * in_flight)))
 
 
 class RedisMemory:
@@ -94,7 +101,10 @@ class MemoryWait:
         return self._memory.looks - self._since >= STILL_LOOKS
 
     def acted(self) -> None:
-        """Memory was freed: wait for the next look before more is."""
+        """Call this when the caller has freed memory: `pending` is False until the next look, then True again.
+
+        By then the look has measured what the freed memory changed.
+        """
         self._since = self._memory.looks - STILL_LOOKS + 1
 
     def done(self) -> None:

@@ -1,7 +1,7 @@
 """Owns the names of Redis keys; a run's keys share one prefix.
 
-Must not talk to Redis. The prefix has a hash tag, so a run's keys have one slot; Redis Cluster is rejected nevertheless
-until something needs it (docs/operations/redis.md).
+Must not talk to Redis. The prefix has a hash tag, so that in a Redis Cluster all keys of a run would be on one server.
+Penstock does not support Redis Cluster yet: every process rejects it when it connects (docs/operations/redis.md).
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ ACTIVE_RUNS = "penstock:active"
 """The index of the runs for which the controller has work; each change of a record changes it too."""
 EVALUATION_GROUP = "e."
 """The prefix of the ids of evaluation groups; ids of training groups never start with it."""
+STREAM_READERS = {"tasks": "rollout", "samples": "verifier", "verdicts": "sampler"}
+"""The only consumer group of each stream of a lane, by the stream's name."""
 SHARED_HEARTBEATS = "penstock:{-}:heartbeats"
 """The heartbeats of processes that belong to no run; no run id is a dash."""
 

@@ -18,11 +18,11 @@ from services.controller.ended.known_runs import EndedRuns, KnownRuns
 from services.controller.run_metrics import ENDED_SHOWN_S, RunMetrics, RunStates
 from services.metrics import AT_ZERO, PORTS, STREAMS, expose, families, forget, serve_metrics
 from services.metrics.tables import SETTINGS, STEP_METRICS, table_families
-from services.sampler.queue.maintenance import READERS, Maintenance
+from services.sampler.queue.maintenance import Maintenance
 from services.settings import parse_recipe
 from services.streams.connection.client import client
 from services.streams.delivery.consumer import Consumer
-from services.streams.keys import RunKeys
+from services.streams.keys import STREAM_READERS, RunKeys
 from services.streams.state.ended.standings import Standing
 from services.streams.state.events import EventLog
 from services.streams.state.group_state import GroupTransitions
@@ -123,7 +123,7 @@ def test_streams_have_one_name_everywhere():
     assert {name: kind for kind, names in STREAMS.items() for name in names} == {
         name: stream.rpartition(":")[2] for lane in Lane for name, stream in keys.streams(lane).items()
     }
-    assert list(READERS) == list(STREAMS)
+    assert list(STREAM_READERS) == list(STREAMS)
     assert keys.stream_name(keys.lane(Lane.EVALUATION).samples) == "evaluation-samples"
     assert keys.stream_name(keys.batches) == "batches"
 

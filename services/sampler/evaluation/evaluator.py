@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from statistics import fmean
 
 from services.contracts import (
     Cause,
     EvaluationRecord,
     Lane,
-    Outcome,
     PassAt,
     Prompt,
+    PromptResult,
     Release,
     Sampling,
     Task,
@@ -31,31 +28,26 @@ from services.metrics import EVALUATION_PROMPTS, EVALUATION_SCORE, MESSAGES
 from services.process import Context
 from services.sampler.audit import Audit
 from services.sampler.data import load_set, load_splits
-from services.sampler.evaluation.scores import Response, Score, average, majority, over_questions, passes, sizes
-from services.sampler.groups import Group, GroupVerdicts, verdicts_by_group
-from services.sampler.memory import MemoryWait, RedisMemory
+from services.sampler.evaluation.dispatch import EvaluationDispatch
+from services.sampler.evaluation.progress import EvaluationProgress
+from services.sampler.evaluation.scores import Score, over_questions, sizes
+from services.sampler.groups import GroupVerdicts, verdicts_by_group
+from services.sampler.memory import RedisMemory
 from services.settings import HELD_OUT, Recipe
-from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import EVALUATION_GROUP
 from services.streams.memory_bound import evaluated_prompt
 from services.streams.state.group_state import (
-    EVALUATED,
     PENDING,
-    TASKS_AT_ONCE,
     GroupTransitions,
     dead_letter_rejected,
     read_fields,
     read_groups,
 )
-from services.streams.state.heartbeat import live_processes
 from services.streams.state.runs import is_paused
 
-SHARE_BESIDE_TRAINING = 0.5
-"""The share of the fleet's sequence slots for an evaluation beside training. Replicas serve evaluation tasks first."""
 READ_COUNT = 256
-WAIT, MEMORY_WAIT = "evaluation", "evaluation-memory"
-CORRECTNESS = {Outcome.CORRECT: True, Outcome.WRONG: False, Outcome.UNKNOWN: None}
+WAIT = "evaluation"
 
 
 @dataclass(frozen=True)
@@ -92,24 +84,24 @@ def sampling_of(recipe: Recipe) -> Sampling:
     return Sampling(temperature=settings.temperature, top_p=settings.top_p, max_new_tokens=recipe.evaluation_new_tokens)
 
 
-def summarise(name: str, held_out: HeldOut, sampling: Sampling, groups: list[Group], dropped: int) -> EvaluationRecord:
-    """The record of one evaluation of one set. `groups`: its judged prompts; `dropped`: the number of dropped prompts.
+def summarise(
+    name: str, held_out: HeldOut, sampling: Sampling, results: Collection[PromptResult], dropped: int
+) -> EvaluationRecord:
+    """The record of one evaluation of one set, from the results of its judged prompts and the number of dropped ones.
 
     Means and standard errors are over prompts, each by its known verdicts; see services.sampler.evaluation.scores.
     """
-    questions = [
-        [Response(CORRECTNESS[verdict.outcome], verdict.answer) for verdict in group.in_order] for group in groups
-    ]
-    accuracy = over_questions([average(responses) for responses in questions]) or Score(0.0, 0.0)
-    votes = over_questions([majority(responses) for responses in questions])
-    facts = [verdict.facts for group in groups for verdict in group.in_order]
-    pass_at = {k: over_questions([passes(responses, k) for responses in questions]) for k in sizes(held_out.samples)}
+    accuracy = over_questions([result.average for result in results]) or Score(0.0, 0.0)
+    votes = over_questions([result.majority for result in results])
+    known = [result.passes for result in results if result.passes]
+    responses = sum(result.responses for result in results)
+    pass_at = {k: over_questions([of_k[at] for of_k in known]) for at, k in enumerate(sizes(held_out.samples))}
     return EvaluationRecord(
         name=name,
         set=held_out.name,
-        version=min((sample.oldest_version for sample in facts), default=0),
-        newest_version=max((sample.newest_version for sample in facts), default=None),
-        prompts=len(groups),
+        version=min((result.oldest_version for result in results), default=0),
+        newest_version=max((result.newest_version for result in results), default=None),
+        prompts=len(results),
         samples_per_prompt=held_out.samples,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -120,66 +112,12 @@ def summarise(name: str, held_out: HeldOut, sampling: Sampling, groups: list[Gro
         ),
         majority=votes.value if votes else None,
         majority_standard_error=votes.standard_error if votes else None,
-        response_length=fmean(sample.response_tokens for sample in facts) if facts else None,
-        truncated_share=fmean(sample.truncated for sample in facts) if facts else None,
-        unknown=sum(response.correct is None for responses in questions for response in responses),
+        response_length=sum(result.response_tokens for result in results) / responses if responses else None,
+        truncated_share=sum(result.truncated for result in results) / responses if responses else None,
+        unknown=sum(result.unknown for result in results),
         dropped=dropped,
         at=time.time(),
     )
-
-
-@dataclass
-class EvaluationProgress:
-    """The progress of one evaluation of one set: its waiting, dispatched, judged and dropped prompts.
-
-    `undecided`: dispatched prompts that were added with all their verdicts. `prompt_bytes`: the most memory that a
-    prompt takes in Redis.
-    """
-
-    waiting: deque[Task] = field(default_factory=deque)
-    dispatched: dict[str, Group] = field(default_factory=dict)
-    judged: dict[str, Group] = field(default_factory=dict)
-    dropped: dict[str, Group] = field(default_factory=dict)
-    undecided: list[str] = field(default_factory=list)
-    prompt_bytes: int = 1
-
-    @property
-    def done(self) -> bool:
-        """Whether every prompt is judged or dropped."""
-        return not self.waiting and not self.dispatched
-
-    def add(self, task: Task, fields: Mapping[bytes, bytes]) -> None:
-        """Add a task in the state that its group's hash in Redis has. An empty hash: it was never dispatched."""
-        group = Group(task)
-        for key, value in fields.items():
-            if key.startswith(b"verdict:"):
-                verdict = Verdict.model_validate_json(value)
-                group.verdicts[verdict.index] = verdict
-        state = fields.get(b"state", b"").decode()
-        if not state:
-            self.waiting.append(task)
-        elif state == Release.DEAD:
-            self.dropped[task.group] = group
-        elif state == EVALUATED:
-            self.judged[task.group] = group
-        else:
-            self.dispatched[task.group] = group
-            if group.judged:
-                self.undecided.append(task.group)
-
-    def remove(self, names: Iterable[str]) -> None:
-        """Remove prompts that do not wait, to add them as Redis has them."""
-        for name in names:
-            for part in (self.dispatched, self.judged, self.dropped):
-                part.pop(name, None)
-
-    def settle(self, verdicts: GroupVerdicts) -> None:
-        """End a prompt if it has all its verdicts, and set that decision."""
-        group = self.dispatched[verdicts.group]
-        verdicts.samples = group.task.samples
-        if group.judged:
-            verdicts.decision = EVALUATED
-            self.judged[verdicts.group] = self.dispatched.pop(verdicts.group)
 
 
 class Evaluator:
@@ -190,7 +128,6 @@ class Evaluator:
     ) -> None:
         self._context = context
         self._memory = memory
-        self._memory_wait = MemoryWait(context, memory, MEMORY_WAIT)
         self._transitions = transitions
         self._sets = sets
         self._audit = Audit(context, Lane.EVALUATION)
@@ -210,7 +147,7 @@ class Evaluator:
     async def run(self, name: str, *, beside_training: bool = False) -> bool:
         """Evaluate every set and write its record. False if stopped; another call with the same name resumes it.
 
-        `beside_training` limits the evaluation to SHARE_BESIDE_TRAINING of the fleet's sequence slots.
+        `beside_training` leaves some of the fleet's sequence slots to training; see EvaluationDispatch.
         """
         await self._consumer.open()
         event_log = self._context.event_log
@@ -223,10 +160,9 @@ class Evaluator:
             finished = await self._evaluate(name, held_out, beside_training)
             if finished is None:
                 return False
-            judged, dropped = list(finished.judged.values()), len(finished.dropped)
-            record = summarise(name, held_out, sampling_of(self._recipe), judged, dropped)
-            await self._publish(record)
-            await self._transitions.delete_evaluated([self._group(name, held_out, n) for n in range(prompts)])
+            results, dropped = finished.judged.values(), len(finished.dropped)
+            await self._publish(summarise(name, held_out, sampling_of(self._recipe), results, dropped))
+            await self._transitions.delete_evaluated(list(finished.tasks))
         return True
 
     async def _publish(self, record: EvaluationRecord) -> None:
@@ -246,6 +182,9 @@ class Evaluator:
         """Dispatch all prompts of a set, until each is judged or dropped. None if stopped."""
         waits, patience = self._context.waits, self._recipe.limits.stall_timeout_s
         progress = await self._load(name, held_out)
+        dispatch = EvaluationDispatch(
+            self._context, self._transitions, self._memory, progress, beside_training=beside_training
+        )
         try:
             while not progress.done or await self._restore_lost(progress):
                 if self._context.stopping.is_set():
@@ -258,7 +197,7 @@ class Evaluator:
                 else:
                     waits.pending(WAIT, text, patience)
                 if not paused:
-                    await self._dispatch(progress, await self._slots(held_out) if beside_training else prompts, text)
+                    await dispatch.run(text)
                 if deliveries := await self._consumer.read(READ_COUNT, 0.5):
                     waits.done(WAIT)
                 found = verdicts_by_group(deliveries, partial(self._judge, progress)) + self._decide_again(progress)
@@ -268,27 +207,28 @@ class Evaluator:
                     await self._reconcile(progress)
         finally:
             waits.done(WAIT)
-            self._memory_wait.done()
+            dispatch.end()
         return progress
 
     async def _load(self, name: str, held_out: HeldOut) -> EvaluationProgress:
         """The progress that an earlier sampler left in Redis, or that of a new evaluation: every prompt waits."""
-        sampling = sampling_of(self._recipe)
-        tasks = [
-            Task(group=self._group(name, held_out, number), prompt=prompt, samples=held_out.samples, sampling=sampling)
-            for number, prompt in enumerate(held_out.prompts)
-        ]
-        progress = EvaluationProgress(prompt_bytes=evaluated_prompt(self._recipe, held_out.samples))
-        await self._read(progress, {task.group: task for task in tasks})
+        sampling, samples = sampling_of(self._recipe), held_out.samples
+        named = {self._group(name, held_out, number): prompt for number, prompt in enumerate(held_out.prompts)}
+        tasks = {
+            group: Task(group=group, prompt=prompt, samples=samples, sampling=sampling)
+            for group, prompt in named.items()
+        }
+        progress = EvaluationProgress(tasks, samples, evaluated_prompt(self._recipe, samples))
+        await self._read(progress, list(tasks))
         return progress
 
-    async def _read(self, progress: EvaluationProgress, tasks: Mapping[str, Task]) -> None:
-        """Set the state of these prompts, by the name of their group, to the one that Redis has."""
+    async def _read(self, progress: EvaluationProgress, names: list[str]) -> None:
+        """Set the state of these prompts to the one that Redis has."""
         redis, keys = self._context.redis, self._context.keys
-        progress.remove(tasks)
-        async for name, fields in read_groups(redis, keys, list(tasks)):
-            progress.add(tasks[name], fields)
-        if tasks:  # Redis may have lost the release of a dropped prompt, but not its letter, unless a rewind came later
+        progress.remove(names)
+        async for name, fields in read_groups(redis, keys, names):
+            progress.add(name, fields)
+        if names:  # Redis may have lost the release of a dropped prompt, but not its letter, unless a rewind came later
             self._dead_after = (await redis.hget(keys.queue, "letters") or b"0-0").decode()
 
     @staticmethod
@@ -296,48 +236,13 @@ class Evaluator:
         # Neither the names of sets nor those of evaluations contain a full stop.
         return f"{EVALUATION_GROUP}{held_out.name}.{name}.{number:06d}"
 
-    async def _slots(self, held_out: HeldOut) -> int:
-        """How many groups may be in flight beside training."""
-        processes = await live_processes(self._context.redis, self._context.keys.run)
-        replicas = sum(process.service == "rollout" and process.state == "ready" for process in processes)
-        sequences = replicas * self._recipe.rollout.max_sequences * SHARE_BESIDE_TRAINING
-        return max(1, int(sequences / held_out.samples))
-
-    async def _dispatch(self, progress: EvaluationProgress, slots: int, text: str) -> None:
-        """Dispatch waiting prompts into the free slots, as long as Redis has memory for them."""
-        while progress.waiting and len(progress.dispatched) < slots:
-            room = await self._room(progress, text)
-            if room <= 0:
-                return
-            most = min(room, slots - len(progress.dispatched))
-            tasks = list(islice(progress.waiting, most))
-            try:
-                await self._transitions.dispatch(Lane.EVALUATION, tasks, None)
-            except RedisFullError as error:
-                self._memory.refused(str(error))
-                return
-            for task in tasks:
-                progress.dispatched[task.group] = Group(task)
-                progress.waiting.popleft()
-
-    async def _room(self, progress: EvaluationProgress, text: str) -> int:
-        """How many prompts may be dispatched now: those that fit. When waiting for memory does not help: one at a time.
-
-        None of them could be withdrawn when Redis is full, so that an evaluation of too many would stand still.
-        """
-        if not await self._memory.short():
-            self._memory_wait.done()
-            room = self._memory.room(progress.prompt_bytes, len(progress.dispatched))
-            return TASKS_AT_ONCE if room is None else min(room, TASKS_AT_ONCE)
-        still = self._memory_wait.pending(f"{text} wait for it", len(progress.waiting))
-        return 1 if still and not progress.dispatched else 0
-
     @staticmethod
     def _judge(progress: EvaluationProgress, verdicts: GroupVerdicts, verdict: Verdict) -> None:
         """Add a verdict to its prompt, which ends with its last verdict."""
         group = progress.dispatched.get(verdict.group)
         if group is None or verdict.index >= group.task.samples:
             return
+        progress.verdicts += 1
         group.verdicts.setdefault(verdict.index, verdict)
         progress.settle(verdicts)
 
@@ -353,7 +258,12 @@ class Evaluator:
     async def _record(self, verdicts: GroupVerdicts) -> None:
         """Record verdicts of one prompt; dead-letter those that are not of this run."""
         effects = await self._transitions.record_verdicts(
-            Lane.EVALUATION, verdicts.group, verdicts.leased, verdicts.decision, verdicts.samples
+            Lane.EVALUATION,
+            verdicts.group,
+            verdicts.leased,
+            verdicts.decision,
+            verdicts.samples,
+            result=verdicts.result,
         )
         if verdicts.decision and effects and effects[-1] < 0:
             raise RuntimeError(f"Redis lost prompt {verdicts.group!r}, which was being judged")
@@ -366,16 +276,16 @@ class Evaluator:
         found = await self._audit.look(progress.dispatched, {})
         for name in found.orphaned:
             await self._drop(progress, name, "its messages are gone from all streams")
-        await self._read(progress, {name: progress.dispatched[name].task for name in found.changed})
+        await self._read(progress, found.changed)
 
     async def _restore_lost(self, progress: EvaluationProgress) -> bool:
         """Correct the prompts that ended but are pending in Redis, which lost their end; whether there are any.
 
         They would stay pending for as long as the run exists.
         """
-        ended = {name: group.task for name, group in (progress.judged | progress.dropped).items()}
-        states = await read_fields(self._context.redis, self._context.keys, list(ended), ("state",))
-        lost = {name: ended[name] for name, [state] in zip(ended, states, strict=True) if state == PENDING.encode()}
+        ended = [*progress.judged, *progress.dropped]
+        states = await read_fields(self._context.redis, self._context.keys, ended, ("state",))
+        lost = [name for name, [state] in zip(ended, states, strict=True) if state == PENDING.encode()]
         await self._read(progress, lost)
         return bool(lost)
 
@@ -390,6 +300,7 @@ class Evaluator:
 
     async def _drop(self, progress: EvaluationProgress, name: str, reason: str) -> None:
         """Release a group as dead, and report why."""
-        progress.dropped[name] = group = progress.dispatched.pop(name)
-        await self._transitions.release(Lane.EVALUATION, name, Release.DEAD, group.task.samples)
+        del progress.dispatched[name]
+        progress.dropped.add(name)
+        await self._transitions.release(Lane.EVALUATION, name, Release.DEAD, progress.samples)
         await self._context.event_log.write("group-dead", f"{name}: {reason}")

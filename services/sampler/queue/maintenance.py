@@ -26,6 +26,7 @@ from services.sampler.memory import RedisMemory
 from services.sampler.queue.starvation import Level
 from services.streams.delivery.consumer import trim
 from services.streams.delivery.leases import restart_leases
+from services.streams.keys import STREAM_READERS
 from services.streams.memory_bound import longest_streams
 from services.streams.state.group_counts import group_counts
 from services.streams.state.group_state import trim_released
@@ -35,8 +36,6 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 2.0
 CONSUMER_GONE_S = 3600.0
-READERS = {"tasks": "rollout", "samples": "verifier", "verdicts": "sampler"}
-"""The only consumer group of each stream of a lane, by stream name."""
 
 
 class Maintenance:
@@ -59,13 +58,13 @@ class Maintenance:
         redis, keys = self._context.redis, self._context.keys
         for lane in Lane:
             streams, longest = keys.lane(lane), longest_streams(self._context.record.recipe, lane)
-            for name, consumer_group in READERS.items():
+            for name, consumer_group in STREAM_READERS.items():
                 await trim(redis, getattr(streams, name), consumer_group, CONSUMER_GONE_S, longest[name])
             await trim_released(redis, keys, lane)
         if time.monotonic() - self._leases_checked_at > self._context.record.recipe.limits.lease_s:
             self._leases_checked_at = time.monotonic()
             for lane in Lane:
-                for name, consumer_group in READERS.items():
+                for name, consumer_group in STREAM_READERS.items():
                     await restart_leases(redis, getattr(keys.lane(lane), name), consumer_group)
         counts = await group_counts(redis, keys)
         for state, value in counts.model_dump().items():
@@ -77,7 +76,7 @@ class Maintenance:
         """Export each stream's entries, pending entries, lag and oldest lease; and all dead letters, by cause."""
         redis, keys = self._context.redis, self._context.keys
         for lane in Lane:
-            readers = dict(zip(keys.streams(lane).items(), READERS.values(), strict=True))
+            readers = dict(zip(keys.streams(lane).items(), STREAM_READERS.values(), strict=True))
             by_stream = {stream: reader for (_, stream), reader in readers.items()}
             found = await stream_figures(redis, by_stream, self._context.record.recipe.limits.lease_s)
             for name, stream in keys.streams(lane).items():

@@ -1,6 +1,6 @@
 """Owns what the queue does without while Redis stays short of memory: a whole batch, or groups in flight.
 
-Must not act while anything else can free memory: the learner with a batch, or a group that is being generated.
+Must not act while anything else can free memory: the learner with a batch, or groups whose responses have room.
 """
 
 from __future__ import annotations
@@ -9,14 +9,11 @@ import asyncio
 from itertools import islice
 
 from services.contracts import CommittedPolicy, Release
-from services.sampler.memory import MemoryWait, RedisMemory
+from services.sampler.memory import MemoryWait, RedisMemory, withdrawn_at_once
 from services.sampler.queue.publication import BatchPublisher
 from services.sampler.queue.state import QueueState
 from services.streams.state.stats import HIGH_WATER
 from services.waits import REDIS_MEMORY
-
-WITHDRAWN_SHARE = 0.25
-"""Of the groups that are being generated, withdrawn at once."""
 
 
 class MemoryRelief:
@@ -90,8 +87,7 @@ class MemoryRelief:
     async def _withdraw(self, step: int) -> None:
         """Release the groups that were dispatched last, but never the last one."""
         generating = self._state.table.generating
-        count = min(len(generating) - 1, max(1, int(WITHDRAWN_SHARE * len(generating))))
-        names = list(islice(reversed(generating), count))
+        names = list(islice(reversed(generating), withdrawn_at_once(len(generating))))
         await self._release(names, f"Redis has no room for the responses of {', '.join(self._memory.blocked)}")
         self._most, self._step = len(generating), step
         self._wait.acted()

@@ -29,7 +29,7 @@ from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.delivery.leases import Lease
 from services.streams.delivery.payloads import SamplePayload, pack
 from services.streams.delivery.snapshots import compress_snapshot
-from services.streams.keys import RunKeys
+from services.streams.keys import STREAM_READERS, RunKeys
 from services.streams.retention import EVENTS_KEPT, RELEASED_KEPT
 from services.streams.state.ownership import RoleOwner
 
@@ -40,7 +40,7 @@ FIELDS_AT_ONCE, HASHES_AT_ONCE = 256, 64
 EVALUATED_TTL_S = 7 * 24 * 3600
 """A resumed evaluation must still find which of its groups were answered, however long it takes."""
 PENDING, KEPT, BATCHED, REOPENED = "pending", "kept", "batched", "reopened"
-"""States of a group that has not ended. A reopened one waits to be dispatched again, after a rewind."""
+"""States of a group that has not ended. A reopened one waits to be dispatched again, after a rewind or a withdrawal."""
 MORE, EVALUATED = "more", "evaluated"
 """Decisions about a pending group other than a release: draw its other samples, keep it for a batch, or end its
 evaluation."""
@@ -147,13 +147,15 @@ class GroupTransitions(RoleOwner):
         *,
         rest: Task | None = None,
         posterior: tuple[str, str] = ("", ""),
+        result: str = "",
     ) -> list[int]:
         """Record verdicts of one group and ack them; `decision` is '' unless the last decides.
 
         Without verdicts it decides a group whose verdicts are all recorded. It is MORE, KEPT, EVALUATED or a release.
         `rest`: with MORE, the task for the group's other samples. `posterior`: the prompt's pass rates after the
-        decided group, as (prompt id, value). Returns the Effect of each verdict; the one that decides has an effect
-        even if it was recorded before. Raises FencedError.
+        decided group, as (prompt id, value). `result`: with EVALUATED, what Redis keeps of the group in place of its
+        task and verdicts. Returns the Effect of each verdict; the one that decides has an effect even if it was
+        recorded before. Raises FencedError.
         """
         streams, (prompt, value) = self._keys.lane(lane), posterior
         return await call_for_each(
@@ -176,6 +178,7 @@ class GroupTransitions(RoleOwner):
             prompt=prompt,
             posterior=value,
             evaluated_ttl_s=EVALUATED_TTL_S,
+            result=result,
             verdict_entry_list=[lease.entry for lease, _ in verdicts],
             index_list=[verdict.index for _, verdict in verdicts],
             verdict_list=[verdict.model_dump_json() for _, verdict in verdicts],
@@ -196,6 +199,26 @@ class GroupTransitions(RoleOwner):
             release=release.value,
         )
         return bool(released)
+
+    async def withdraw(self, lane: Lane, group: str, samples: int) -> bool:
+        """Reopen a pending group: it waits to be dispatched again, and none of its messages has an effect any more.
+
+        It still counts as dispatched and pending. False if it is not pending. Raises FencedError.
+        """
+        streams = self._keys.lane(lane)
+        withdrawn = await call(
+            self._redis,
+            "withdraw",
+            epoch_key=self._epoch_key,
+            group_key=self._keys.group(group),
+            tasks_key=streams.tasks,
+            samples_key=streams.samples,
+            verdicts_key=streams.verdicts,
+            payload_keys=self._payloads(group, samples),
+            fence=self.fence.token,
+            reader_list=[STREAM_READERS[name] for name in ("tasks", "samples", "verdicts")],
+        )
+        return bool(withdrawn)
 
     async def publish_batch(self, batch: Batch, snapshot: SamplerSnapshot) -> bool:
         """Publish a batch of kept groups with the sampler's snapshot. False if one of the groups is not kept."""

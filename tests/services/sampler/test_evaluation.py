@@ -9,6 +9,7 @@ from prometheus_client import REGISTRY
 from services.cancellation import cancel_and_wait
 from services.contracts import Cause, EvaluationRecord, Lane, Outcome, PassAt, ProcessInfo, Prompt, Task
 from services.sampler.evaluation.evaluator import Evaluator, HeldOut, held_out_sets, sampling_of, summarise
+from services.sampler.evaluation.progress import result_of
 from services.sampler.memory import RedisMemory
 from services.sampler.service import SamplerService
 from services.settings import parse_recipe
@@ -34,7 +35,7 @@ def test_record_of_a_set_by_hand():
     ]
     recipe = parse_recipe(recipe_document("/m", evaluation={"samples": 4, "temperature": 0.9, "top_p": 0.6}))
     held_out = HeldOut("aime", (), 4)
-    record = summarise("step-5", held_out, sampling_of(recipe), groups, dropped=1)
+    record = summarise("step-5", held_out, sampling_of(recipe), [result_of(group) for group in groups], dropped=1)
     assert (record.name, record.set, record.version, record.newest_version) == ("step-5", "aime", 2, 5)
     assert (record.prompts, record.samples_per_prompt, record.unknown, record.dropped) == (2, 4, 1, 1)
     assert (record.temperature, record.top_p) == (0.9, 0.6)
@@ -53,7 +54,7 @@ def test_record_of_a_set_by_hand():
 def test_a_record_without_known_verdicts_has_no_scores():
     record = summarise("after", HeldOut("x", (), 2), sampling_of(parse_recipe(recipe_document("/m"))), [], dropped=3)
     assert (record.prompts, record.dropped, record.pass_at, record.majority) == (0, 3, (), None)
-    unknown = [answered_group("g0", (U, ""), (U, ""))]
+    unknown = [result_of(answered_group("g0", (U, ""), (U, "")))]
     record = summarise("after", HeldOut("x", (), 2), sampling_of(parse_recipe(recipe_document("/m"))), unknown, 0)
     assert (record.prompts, record.unknown, record.pass_at, record.majority) == (1, 2, (), None)
 
@@ -242,9 +243,11 @@ async def test_an_evaluation_decides_again_what_redis_lost(redis, run_id, restar
             if restarted:
                 await cancel_and_wait(*evaluating)
             name = answered.message.group
+            [(_, verdict)] = await redis.xrange(lane.verdicts)
+            pending = {"state": "pending", "samples": 1, "verdict:0": verdict[b"m"]}
             async with redis.pipeline(transaction=True) as pipe:
-                pipe.hset(keys.group(name), "state", "pending")
-                pipe.persist(keys.group(name))
+                pipe.delete(keys.group(name))
+                pipe.hset(keys.group(name), mapping=pending)
                 pipe.sadd(lane.pending, name)
                 pipe.hincrby(lane.counters, "judged", -1)
                 pipe.hincrby(lane.counters, "evaluated", -1)

@@ -7,6 +7,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from services.cancellation import cancellation_requested
 from services.contracts import Lane, Task, VersionSpan
 from services.sampler.evaluation.evaluator import Evaluator, HeldOut
 from services.sampler.memory import RedisMemory
@@ -26,24 +27,7 @@ from tests.harness.small_run import recipe_document, service_context
 from tests.services.sampler.test_evaluation import PROMPTS
 from verifier.service import VerifierService
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Memory is measured more often, so that what follows after some looks comes sooner."""
-    monkeypatch.setattr("services.sampler.queue.maintenance.EVERY_S", 0.1)
-
-
-@pytest.fixture
-async def crowded(own_server):
-    """A server with other data, and how to set which share of its maxmemory is in use (0: no limit)."""
-    _, redis = own_server
-    await redis.setrange("other", 2**26, "x")
-
-    async def fill(share):
-        used = (await redis.info("memory"))["used_memory"]
-        await redis.config_set("maxmemory", int(used / share) if share else 0)
-
-    return redis, fill
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def events_of(events, phase):
@@ -87,7 +71,7 @@ class PatientFleet(HandFleet):
         consumer = Consumer(self.redis, self.keys, tasks, "rollout", "hand", Task, 5.0, 20)
         await consumer.open()
         async with asyncio.TaskGroup() as working:
-            while True:
+            while not cancellation_requested():
                 for delivery in await consumer.read(8, 0.05):
                     working.create_task(self.work(consumer, lane, delivery))
 

@@ -164,6 +164,11 @@ async def release(run):
     return lambda: run.sampler.release(Lane.TRAIN, "g0", Release.STALE, 2)
 
 
+async def withdraw(run):
+    await run.judged("g0")
+    return lambda: run.sampler.withdraw(Lane.TRAIN, "g0", 2)
+
+
 async def renew_lease(run):
     delivery = await run.dispatched("g0")
     return lambda: leases.renew_lease(run.redis, delivery.lease)
@@ -264,4 +269,5 @@ CASES = {
     "trim": Case(trimmed),
     "trim_released": Case(trimmed_groups),
     "unlink_closed": Case(unlink_closed),
+    "withdraw": Case(withdraw, "sampler"),
 }

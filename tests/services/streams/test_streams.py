@@ -86,6 +86,32 @@ async def test_release_deletes_payloads_and_keeps_the_hash(run, redis, keys):
     assert [await redis.ttl(keys.group(f"g{n}")) for n in range(4)] == [-1] * 4, "the hashes do not expire"
 
 
+async def test_what_a_withdrawn_group_left_has_no_effect(run, redis, keys):
+    """One sample is judged, one is with the verifier, one is missing; then the group is withdrawn and sent again."""
+    task = await run.dispatched("g0", 3)
+    for index in range(2):
+        assert await run.publish(task.lease, sample_of(keys, "g0", index), 3)
+    first, second = await run.verifier().read(2, 1)
+    assert await publish_verdict(run.transitions, Lane.TRAIN, first.lease, verdict_on(first.message))
+    assert await run.sampler.withdraw(Lane.TRAIN, "g0", 3)
+    assert not await run.sampler.withdraw(Lane.TRAIN, "g0", 3), "it is not pending any more"
+    assert (await run.state("g0"), await payloads(redis, keys)) == ("reopened", set())
+    assert await run.counts() == {"dispatched": 1, "pending": 1}
+    for sent_again in (False, True):
+        if sent_again:
+            assert await run.sampler.dispatch(Lane.TRAIN, [task_of("g0", 3)], STATE)
+        before = await redis.hgetall(keys.group("g0"))
+        assert not await renew_lease(redis, task.lease)
+        assert not await run.publish(task.lease, sample_of(keys, "g0", 2), 3)
+        assert not await publish_verdict(run.transitions, Lane.TRAIN, second.lease, verdict_on(second.message))
+        assert await run.judge().read(2, 0.01) == []
+        assert await redis.hgetall(keys.group("g0")) == before
+    assert await missing_samples(redis, keys, task_of("g0", 3)) == [0, 1, 2]
+    [again] = await run.rollout().read(2, 1)
+    assert again.message.group == "g0"
+    assert await run.counts() == {"dispatched": 1, "pending": 1}
+
+
 async def test_a_limited_number_of_tombstones_stays(run, redis, keys):
     for number in range(515):
         await run.sampler.dispatch(Lane.TRAIN, [task_of(f"g{number}")], STATE)

@@ -1,5 +1,5 @@
 -- Publish tasks and count their groups, all or none. A repeated call changes nothing. A reopened group, which a rewind
--- left pending without a task, gets its task. The lists have one element per group.
+-- or a withdrawal left pending without a task, gets its task. The lists have one element per group.
 local epoch_key, tasks_key, counters_key, pending_key, sampler_state_key, group_keys = unpack(keys)
 local fence, sampler_state, group_list, task_list, samples_list = unpack(args)
 

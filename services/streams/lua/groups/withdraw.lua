@@ -1,0 +1,20 @@
+-- Withdraw a pending group: it is reopened, so it waits to be dispatched again. Its messages leave their streams and its
+-- leases end: nothing that was generated for it has an effect later. `reader_list`: the consumer groups of tasks,
+-- samples and verdicts.
+local epoch_key, group_key, tasks_key, samples_key, verdicts_key, payload_keys = unpack(keys)
+local fence, reader_list = unpack(args)
+
+if redis.call('HGET', group_key, 'state') ~= 'pending' then return 0 end
+local streams = {entry = {tasks_key, 1}, sample = {samples_key, 2}, judged = {verdicts_key, 3}}
+local fields = redis.call('HGETALL', group_key)
+for at = 1, #fields, 2 do
+  local stream_key, reader = unpack(streams[fields[at]:match('^%a+')] or {})
+  if stream_key then
+    redis.call('XACK', stream_key, reader_list[reader], fields[at + 1])
+    redis.call('XDEL', stream_key, fields[at + 1])
+  end
+end
+for _, payload_key in ipairs(payload_keys) do redis.call('UNLINK', payload_key) end
+redis.call('DEL', group_key)
+redis.call('HSET', group_key, 'state', 'reopened')
+return 1
