@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
 
-from services.api.memory_plan import compare_plan
 from services.api.views import (
     AcceptedRun,
     MetricsView,
@@ -30,6 +29,7 @@ from services.settings.faults import invalid
 from services.storage.places import SHARED_FOLDERS
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
+from services.streams.memory_plan import compare_plan
 from services.streams.state.ended.cleanup import erase
 from services.streams.state.ended.closing import check_left, close_run
 from services.streams.state.events import EventLog

@@ -21,6 +21,7 @@ from services.sampler.evaluation.schedule import EvaluationSchedule
 from services.sampler.queue.maintenance import Maintenance
 from services.sampler.queue.queue import SamplingQueue
 from services.sampler.rewind import rewind_run
+from services.streams.memory_plan import compare_loaded
 from services.streams.state.group_state import GroupTransitions
 from services.streams.state.policy_history import committed_step
 
@@ -60,6 +61,8 @@ class SamplerService:
         recipe = context.record.recipe
         with context.waits.on("data", "the held-out prompts to be loaded", recipe.limits.startup_timeout_s):
             sets = await asyncio.to_thread(load_held_out, recipe)
+        prompts = {held_out.name: len(held_out.prompts) for held_out in sets}
+        await compare_loaded(context.redis, recipe, recipe.data.train, prompts)
         transitions = await GroupTransitions.fenced(context.redis, context.keys, self.name, context.heartbeat.info.id)
         await context.heartbeat.update(state="ready")
         await Evaluator(context, transitions, sets, maintenance.memory).run(ALONE)
@@ -70,6 +73,7 @@ class SamplerService:
         with context.waits.on("data", "the prompts to be loaded and filtered", recipe.limits.startup_timeout_s):
             splits = await asyncio.to_thread(load_splits, recipe.data, recipe.evaluation.sets)
         await context.event_log.write("data-loaded", splits.report.text)
+        await compare_loaded(context.redis, recipe, splits.report.train, splits.report.sets)
         transitions = await GroupTransitions.fenced(context.redis, context.keys, self.name, context.heartbeat.info.id)
         await rewind_run(context, transitions, splits.train)
         sets = held_out_sets(recipe, splits.held_out, splits.sets)

@@ -6,6 +6,7 @@ Must not talk to Redis. tests/services/sampler/test_soak.py compares it with a s
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.contracts import Lane
@@ -51,8 +52,8 @@ class Footprint:
 def longest_streams(recipe: Recipe, lane: Lane) -> dict[str, int]:
     """The length of each stream of a lane above which the trim also deletes acked entries after an unacked one.
 
-    In training, the number of messages of all groups in flight: a stream is never longer than if none of these
-    messages had been acked, and no shorter one loses entries early. After an evaluation only pinned entries are left.
+    In training, as many as all groups in flight have messages in it. While a stream is no longer than that, acked
+    entries after an unacked one stay. After an evaluation, only entries that an unacked one keeps are left.
     """
     if lane is Lane.EVALUATION:
         return dict.fromkeys(("tasks", "samples", "verdicts"), EVALUATION_ENTRIES)
@@ -111,6 +112,14 @@ def most_inflight_groups(recipe: Recipe, memory: int) -> int | None:
     valid = range(recipe.least_inflight_groups, recipe.limits.max_inflight_groups + 1)
     fitting = bisect_right(valid, memory, key=total)
     return valid[fitting - 1] if fitting else None
+
+
+def with_prompts(recipe: Recipe, train: int | None, sets: Mapping[str, int]) -> Recipe:
+    """The recipe with the numbers of prompts that were loaded: of training prompts, and of evaluation.sets by name."""
+    data = recipe.data.model_copy(update={"train": train})
+    sized = tuple(entry.model_copy(update={"prompts": sets[entry.name]}) for entry in recipe.evaluation.sets)
+    evaluation = recipe.evaluation.model_copy(update={"sets": sized})
+    return recipe.model_copy(update={"data": data, "evaluation": evaluation})
 
 
 def evaluated_prompt(recipe: Recipe, samples: int) -> int:

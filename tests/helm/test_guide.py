@@ -13,9 +13,9 @@ from pathlib import Path
 
 from deploy.cli.planning import checkpoint_bytes, sync_bytes
 from learner.model.shape import model_shape
-from services.api.memory_plan import NEAR
 from services.settings import ClusterLimits, Recipe, load_recipe, resource_requests
 from services.streams.memory_bound import footprint
+from services.streams.memory_plan import NEAR
 from tests.harness.documented_commands import check_penstock, commands_of, console_commands, inline_commands
 from tests.harness.each import each
 from tests.helm.cases import CPU, DIGEST

@@ -1,13 +1,17 @@
-"""A run's plan is compared with Redis' maxmemory when it is submitted or resumed."""
+"""A run's plan is compared with Redis' memory when it is submitted or resumed, and once its prompts are loaded."""
+
+import json
 
 import httpx
 import pytest
 
 from services.api.app import create_app
 from services.contracts import RunState
-from services.settings import parse_recipe
-from services.streams.memory_bound import footprint, most_inflight_groups
-from tests.harness.small_run import recipe_document
+from services.sampler.service import SamplerService
+from services.settings import RecipeError, parse_recipe
+from services.streams.memory_bound import footprint, most_inflight_groups, with_prompts
+from services.streams.memory_plan import compare_loaded
+from tests.harness.small_run import recipe_document, service_context
 from tests.services.api.submitting import submitted
 
 RECIPE = recipe_document("/model")
@@ -88,13 +92,56 @@ async def test_a_server_without_a_limit_takes_every_plan(limited):
     assert (view.status_code, view.json()["warnings"]) == (201, [])
 
 
-async def test_a_warning_states_what_the_plan_lacks(limited):
+@pytest.mark.parametrize(
+    ("sections", "lacking"),
+    [
+        ({"data": {"source": "jsonl", "path": "/data", "train": None}}, "training prompt in the file"),
+        (
+            {"evaluation": {"samples": 32, "sets": [{"name": "big", "source": "jsonl", "path": "/x.jsonl"}]}},
+            "prompt of a set evaluated in full",
+        ),
+    ],
+)
+async def test_what_the_plan_lacks_is_always_told(limited, sections, lacking):
+    """However far below maxmemory the plan without it is."""
     api, _, limit = limited
-    document = recipe_document("/model", data={"source": "jsonl", "path": "/data", "train": None})
+    document = recipe_document("/model", **sections)
     need = footprint(parse_recipe(document))
-    await limit(need.total + 1)
+    await limit(need.total * 10)
     [text] = (await api.post("/v1/runs", json={"recipe": document})).json()["warnings"]
-    assert f"without {need.unsized['training prompt in the file']:,} bytes for each training prompt in the file" in text
+    assert f"without {need.unsized[lacking]:,} bytes for each {lacking}; if the plan with all prompts is above" in text
+
+
+async def test_a_plan_above_the_free_memory_is_told(limited):
+    api, redis, limit = limited
+    await redis.setrange("other", 3 * PLAN, "x")
+    used = (await redis.info("memory"))["used_memory"]
+    await limit(used + PLAN // 2)
+    [text] = (await api.post("/v1/runs", json={"recipe": RECIPE})).json()["warnings"]
+    assert text.startswith(f"the run may need {mib(PLAN)} of Redis, of which ")
+    assert text.endswith(" are free now: the run may wait for memory until others free some")
+
+
+async def test_the_loaded_prompts_are_compared_again(limited, tmp_path, run_id):
+    _, redis, limit = limited
+    rows = [{"question": f"What is {number} + 1?", "answer": str(number + 1)} for number in range(300)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held_out = {"name": "all", "source": "jsonl", "path": str(path), "layout": "fields"}
+    document = recipe_document("/model", evaluation={"sets": [held_out]})
+    recipe = parse_recipe(document)
+    whole = footprint(with_prompts(recipe, 32, {"all": 300}))
+    assert whole.unsized == {}
+    async with service_context(redis, run_id, document, "sampler") as context:
+        await limit(whole.total - 1)
+        assert footprint(recipe).total < whole.total - 1, "nothing is wrong at submit"
+        with pytest.raises(RecipeError, match=f"the run may need {mib(whole.total)} of Redis, and its maxmemory is "):
+            await SamplerService().run(context)
+        await limit(whole.total)
+        await compare_loaded(redis, recipe, 32, {"all": 300})
+        # The plan of a recipe without such files was compared when the run was submitted.
+        await limit(2**20)
+        await compare_loaded(redis, parse_recipe(RECIPE), 32, {})
 
 
 async def test_a_run_that_ended_is_resumed_only_if_its_plan_fits(limited, run_id):

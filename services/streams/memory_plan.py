@@ -1,14 +1,16 @@
-"""Owns the comparison of a run's plan for Redis' memory with the server's maxmemory, before the run is accepted.
+"""Owns the comparison of a run's plan for Redis' memory with the server's: at submit, and once its prompts are loaded.
 
 Must not change a run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from services.settings import Recipe, RecipeError
 from services.settings.faults import invalid
 from services.streams.connection.client import Redis
-from services.streams.memory_bound import Footprint, footprint, most_inflight_groups
+from services.streams.memory_bound import Footprint, footprint, most_inflight_groups, with_prompts
 from services.streams.state.runs import RunRecords
 from services.streams.state.stats import memory_use
 
@@ -18,17 +20,26 @@ NEAR = 0.7
 
 async def compare_plan(redis: Redis, records: RunRecords, run: str, recipe: Recipe) -> list[str]:
     """What to tell of a run's plan; nothing if Redis has no limit. Raises RecipeError for a plan above the limit."""
-    _, limit = await memory_use(redis)
+    used, limit = await memory_use(redis)
     if not limit:
         return []
     plan = footprint(recipe)
-    if plan.total > limit:
-        raise RecipeError(_refusal(recipe, plan, limit))
+    _refuse_above(recipe, plan, limit)
     told = []
     if plan.total > NEAR * limit:
         told.append(
             f"{_need(plan)}, which is more than {NEAR:.0%} of its maxmemory of {_mib(limit)}; while more than 85 % are "
             "in use, nothing is dispatched"
+        )
+    if plan.unsized:
+        told.append(
+            f"{_need(plan)}; if the plan with all prompts is above its maxmemory of {_mib(limit)}, the run fails once "
+            "its prompts are loaded"
+        )
+    if plan.total > limit - used:
+        told.append(
+            f"{_need(plan)}, of which {_mib(max(0, limit - used))} are free now: the run may wait for memory until "
+            "others free some"
         )
     active = [record for record in await records.active() if not record.state.ended and not record.problem]
     others = [record for record in active if record.id != run]
@@ -41,11 +52,24 @@ async def compare_plan(redis: Redis, records: RunRecords, run: str, recipe: Reci
     return told
 
 
-def _refusal(recipe: Recipe, plan: Footprint, limit: int) -> str:
+async def compare_loaded(redis: Redis, recipe: Recipe, train: int | None, sets: Mapping[str, int]) -> None:
+    """Compare the plan again if it lacked prompts at submit. Raises RecipeError for one above maxmemory.
+
+    `train`, `sets`: how many training prompts were loaded, and how many of each of evaluation.sets.
+    """
+    _, limit = await memory_use(redis)
+    if limit and footprint(recipe).unsized:
+        whole = with_prompts(recipe, train, sets)
+        _refuse_above(whole, footprint(whole), limit)
+
+
+def _refuse_above(recipe: Recipe, plan: Footprint, limit: int) -> None:
+    if plan.total <= limit:
+        return
     most = most_inflight_groups(recipe, limit)
     expected = f"at most {most}" if most else "a recipe with a smaller plan, as no valid number of groups fits"
     reason = f"{_need(plan)}, and its maxmemory is {_mib(limit)} (`penstock plan` prints the parts)"
-    return invalid("limits.max_inflight_groups", recipe.limits.max_inflight_groups, f"{expected}; {reason}")
+    raise RecipeError(invalid("limits.max_inflight_groups", recipe.limits.max_inflight_groups, f"{expected}; {reason}"))
 
 
 def _need(plan: Footprint) -> str:
