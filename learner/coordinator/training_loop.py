@@ -79,17 +79,19 @@ class TrainingLoop:
             raise StateLostError(committed)
 
     async def _handle(self, logged: LoggedBatch) -> None:
-        batch, committed = logged.batch, self._publication.policy.step
+        batch, committed, record = logged.batch, self._publication.policy.step, None
         if batch.step > committed:
             if not await self._history.accepts(logged, committed + 1):
                 return
             record = await self._train(logged)
             self._schedule.committed(record)
-            if self._worker.checkpoint_writer.due(batch.step) and not self._done:
-                await self._save(record)
         else:
             log.info("step %d was already trained", batch.step)
+        # Before the checkpoint, which may wait long for the previous one: Redis holds no payload meanwhile. The
+        # sampler's snapshot that the checkpoint needs stays until the next release.
         await idle_during(self._worker, self._history.release_batch(logged))
+        if record and self._worker.checkpoint_writer.due(batch.step) and not self._done:
+            await self._save(record)
 
     async def _save(self, record: StepRecord) -> None:
         await idle_during(self._worker, self._schedule.settle())

@@ -1,0 +1,65 @@
+"""The loop of rank 0 without a policy: what follows the commit of a step."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from learner.coordinator.training_loop import TrainingLoop
+from services.contracts import StepRecord
+from services.streams.keys import RunKeys
+from services.streams.state.policy_history import LoggedBatch
+from tests.services.driven import DrivenRun, record_of, snapshot_at
+
+
+class Schedule:
+    """Checkpoints, of which the previous one is still being written. Keeps the saved snapshots."""
+
+    overdue = False
+
+    def __init__(self) -> None:
+        self.waiting, self.written = asyncio.Event(), asyncio.Event()
+        self.saved: list[Any] = []
+
+    def committed(self, record: StepRecord) -> None:
+        """The steps are not counted here."""
+
+    async def settle(self) -> None:
+        self.waiting.set()
+        await self.written.wait()
+
+    async def save(self, record: StepRecord, policy: Any, snapshot: Any) -> None:
+        self.saved.append(snapshot)
+
+
+class CommittingLoop(TrainingLoop):
+    """Commits each step without training it."""
+
+    async def _train(self, logged: LoggedBatch) -> StepRecord:
+        version = await self._history.announce(logged.batch.step, "w1", 1)
+        record = record_of(logged.batch, version)
+        assert await self._history.commit_step(record, logged.entry)
+        return record
+
+
+async def test_payloads_leave_before_the_checkpoint_waits(redis: Any, run_id: str) -> None:
+    keys = RunKeys(run_id)
+    run = await DrivenRun.open(redis, keys)
+    logged = await run.batched(1, "g0")
+
+    async def send(_: Any) -> None:
+        """There is no other rank."""
+
+    worker: Any = SimpleNamespace(send=send, checkpoint_writer=SimpleNamespace(due=lambda step: True))
+    context: Any = SimpleNamespace(redis=redis, keys=keys, record=SimpleNamespace(recipe=None))
+    publication: Any = SimpleNamespace(history=run.learner, policy=SimpleNamespace(step=0))
+    schedule: Any = Schedule()
+    loop = CommittingLoop(context, worker, publication, schedule, done=False, world=1)
+    handling = asyncio.create_task(loop._handle(logged))
+    await asyncio.wait_for(schedule.waiting.wait(), 60)
+    left = [key async for key in redis.scan_iter(match=keys.key("payload:*"))]
+    assert (left, await run.learner.batches()) == ([], [])
+    schedule.written.set()
+    await asyncio.wait_for(handling, 60)
+    assert schedule.saved == [snapshot_at(1)], "the checkpoint needs what the release leaves"
