@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from learner.training.process_group import Ranks
+from learner.training.process_group import Ranks, end_with
 from learner.training.trainer import leave
 from tests.learner.cases import EVERYTHING, ICEPOP, Case, run_case
 
@@ -87,8 +87,8 @@ EVERY_COMMIT_TWO_RANKS = {
 """The other cases are marked slow. They cover no other code, only each stage with each kind of data."""
 
 
-def main(folder: str, rank: str, world: str, port: str, out: str, *names: str) -> None:
-    """Run the named cases as one rank of `world`. Rank 0 writes the results of each case."""
+def main(folder: str, rank: str, world: str, port: str, out: str, *names: str) -> int:
+    """Run the named cases as one rank of `world`. Rank 0 writes the results of each case. Returns the exit status."""
     torch.set_num_threads(1)
     ranks = Ranks(int(rank), int(world), "127.0.0.1", int(port), timeout_s=300)
     for name in names:
@@ -98,7 +98,8 @@ def main(folder: str, rank: str, world: str, port: str, out: str, *names: str) -
             metrics = {f"metric.{key}": torch.tensor([value], dtype=torch.float64) for key, value in numbers.items()}
             save_file(found | metrics, f"{out}/{name}.safetensors")
     leave(ranks)
+    return 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    end_with(lambda: main(*sys.argv[1:]))
