@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pydantic import ValidationError
 from redis.exceptions import RedisError
@@ -37,6 +37,9 @@ this time."""
 FORGOTTEN_S = 2 * 3600.0
 """How old a lapsed heartbeat is when it is deleted. A jump by an hour, such as a wrong time zone, must not delete those
 of live processes: a reader would not know that there was one."""
+LAPSED_KEPT, LAPSED_AT_LEAST_S = 1000, 60.0
+"""How many lapsed heartbeats are kept for so long, the newest; others are deleted once they are this old. Every look
+reads them all, and replicas on spot nodes are replaced often."""
 FORGOTTEN_AT_ONCE = 500
 UNSENT_KEPT = 100
 """Events that wait for Redis to answer again; the oldest are dropped first, and all are in the log."""
@@ -216,9 +219,16 @@ async def live_by_run(
         ages = {process: _age_s(value, now_ms) for process, value in fields.items()}
         live = (fields[process] for process, age_s in ages.items() if age_s <= younger_than_s)
         found[run] = sorted(_parsed(live), key=lambda info: (info.started_at, info.id))
-        if forgotten := [process for process, age_s in ages.items() if age_s > FORGOTTEN_S][:FORGOTTEN_AT_ONCE]:
+        if forgotten := _forgotten(ages):
             await redis.hdel(_key(run), *forgotten)
     return found
+
+
+def _forgotten(ages: Mapping[bytes, float]) -> list[bytes]:
+    """The processes whose heartbeats are deleted now; `ages`: how old each is, in seconds."""
+    lapsed = sorted((process for process, age_s in ages.items() if age_s > LAPSED_AT_LEAST_S), key=ages.__getitem__)
+    old = [process for process in lapsed[:LAPSED_KEPT] if ages[process] > FORGOTTEN_S]
+    return [*lapsed[LAPSED_KEPT:], *old][:FORGOTTEN_AT_ONCE]
 
 
 def _age_s(value: bytes, now_ms: int) -> float:

@@ -123,6 +123,16 @@ async def test_a_long_lapsed_heartbeat_is_deleted(redis, run_id, silent, monkeyp
         assert await redis.hexists(keys.heartbeats, "rollout-2"), "it lapsed just now and may return"
 
 
+async def test_only_the_newest_lapsed_heartbeats_are_kept(redis, run_id, silent, monkeypatch):
+    keys = RunKeys(run_id)
+    monkeypatch.setattr(heartbeat_module, "LAPSED_KEPT", 2)
+    for number, age_s in enumerate((70.0, 90.0, 80.0, 30.0)):
+        await Heartbeat(redis, info_of(run_id, f"rollout-{number}")).update(state="ready")
+        await set_back(redis, keys, f"rollout-{number}", age_s)
+    assert await live(redis, run_id) == []
+    assert sorted(await redis.hkeys(keys.heartbeats)) == [b"rollout-0", b"rollout-2", b"rollout-3"]
+
+
 async def test_heartbeats_of_a_run_without_processes_expire(redis, run_id, silent):
     await Heartbeat(redis, info_of(run_id)).update(state="ready")
     assert 0 < await redis.ttl(RunKeys(run_id).heartbeats) <= FORGOTTEN_S
