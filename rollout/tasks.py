@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ from services.process import Context
 from services.retry import Retry
 from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer, Delivery
-from services.streams.delivery.leases import LeaseLostError
+from services.streams.delivery.leases import Lease, LeaseLostError
 from services.streams.delivery.payloads import SamplePayload
 from services.streams.state.group_state import (
     Effect,
@@ -101,22 +101,27 @@ class LeasedTask:
         prompt = task.prompt
         return Sample(group=task.group, index=index, verifier=prompt.verifier, reference=prompt.reference, facts=facts)
 
-    async def publish_samples(self, samples: Sequence[tuple[Sample, SamplePayload]]) -> None:
+    async def publish_samples(
+        self, samples: Sequence[tuple[Sample, SamplePayload]], lost: Collection[Lease] = ()
+    ) -> None:
         """Publish samples, each unless it was published before; while Redis is full, wait for room.
 
         Raises RejectedMessageError for a group that this run does not have, RedisFullError after
-        limits.stall_timeout_s.
+        limits.stall_timeout_s, or once the lease is among those that were `lost`.
         """
         for start in range(0, len(samples), PUBLISHED_TOGETHER):
-            await self._publish_together(samples[start : start + PUBLISHED_TOGETHER])
+            await self._publish_together(samples[start : start + PUBLISHED_TOGETHER], lost)
 
-    async def _publish_together(self, samples: Sequence[tuple[Sample, SamplePayload]]) -> None:
+    async def _publish_together(self, samples: Sequence[tuple[Sample, SamplePayload]], lost: Collection[Lease]) -> None:
         waits, deadline_s = self.context.waits, self.context.record.recipe.limits.stall_timeout_s
 
         def report(error: Exception) -> None:
             waits.pending(REDIS_MEMORY, f"room for samples: {error}", deadline_s)
 
-        full = Retry(lambda error: isinstance(error, RedisFullError), FULL_PAUSE_S, deadline_s, on_failure=report)
+        def passes(error: Exception) -> bool:
+            return isinstance(error, RedisFullError) and self.delivery.lease not in lost
+
+        full = Retry(passes, FULL_PAUSE_S, deadline_s, on_failure=report)
         try:
             effects = await full.run_async(
                 lambda: self.transitions.publish_samples(self.lane, self.delivery.lease, self.message.wanted, samples)
@@ -134,12 +139,18 @@ class LeasedTask:
         """Publish the last samples of the task's group, or ack a task whose group lacks none.
 
         Either acks the task, so that its lease may be gone before the reply: unlike in `renewing`, that ends nothing.
-        Raises what `publish_samples` raises.
+        Raises what `publish_samples` raises, and LeaseLostError if the lease is lost while Redis has no room.
         """
-        with self.consumer.watching([self.delivery.lease]):
-            await self.publish_samples(last)
+        lease = self.delivery.lease
+        with self.consumer.watching([lease]) as lost:
+            try:
+                await self.publish_samples(last, lost)
+            except RedisFullError:
+                if lease in lost:
+                    raise LeaseLostError(f"the lease of {lease.entry} on {lease.stream} was lost") from None
+                raise
             if not last:
-                await self.consumer.ack(self.delivery.lease)
+                await self.consumer.ack(lease)
 
     async def dead_letter(self, reason: str, cause: Cause) -> None:
         """Move the task to the dead-letter stream."""

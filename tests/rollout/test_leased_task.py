@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from rollout.engine import Generation
 from rollout.generation import MIXED_VERSION_TRIES, MixedVersionError, ResponseGenerator
 from rollout.tasks import LeasedTask
 from services.contracts import Lane, Release, Task, TaskResult, VersionSpan
+from services.streams.connection.functions import RedisFullError
 from services.streams.delivery.consumer import Consumer, Delivery
 from services.streams.delivery.leases import Lease, renew_lease
 from services.streams.delivery.payloads import SamplePayload
@@ -136,3 +138,23 @@ async def test_a_renewal_after_the_ack_ends_no_work(
     results = {result: counted("penstock_messages_total", stream="train-tasks", result=result) for result in TaskResult}
     assert {result for result, count in results.items() if count} == {TaskResult.DONE}
     assert counted("penstock_response_tokens_total") == (0 if released else 1)
+
+
+async def test_a_withdrawn_group_ends_the_wait_for_memory(
+    redis: Any, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with leased_task(redis, run_id, samples=1) as (worker, under_lease):
+        transitions = under_lease.transitions
+
+        async def full(*_: Any) -> list[int]:
+            await transitions.withdraw(Lane.TRAIN, "g0", 1)
+            raise RedisFullError("Redis is at its maxmemory")
+
+        monkeypatch.setattr(under_lease.consumer._renewal, "_every_s", 0.05)
+        monkeypatch.setattr("rollout.tasks.FULL_PAUSE_S", 0.05)
+        monkeypatch.setattr(transitions, "publish_samples", full)
+        async with asyncio.timeout(30):
+            await worker.work(under_lease)
+        assert under_lease.context.waits.current(time.time()) == ()
+    labels = {"run": run_id, "stream": "train-tasks", "result": TaskResult.LEASE_LOST}
+    assert REGISTRY.get_sample_value("penstock_messages_total", labels) == 1

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError, ResponseError
 
+from services.streams.connection.answers import code_of
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
 
@@ -63,7 +64,7 @@ async def restart_leases(redis: Redis, stream: str, consumer_group: str) -> None
             await asyncio.gather(*(renew_lease(redis, lease) for lease in young))
             after = f"({held[-1][1]}"
     except ResponseError as error:
-        if "NOGROUP" not in str(error):  # no consumer has opened the stream yet, or a rewind deleted it
+        if code_of(error) != "NOGROUP":  # no consumer has opened the stream yet, or a rewind deleted it
             raise
 
 

@@ -206,16 +206,13 @@ class GroupTransitions(RoleOwner):
         It still counts as dispatched and pending. False if it is not pending. Raises FencedError.
         """
         streams = self._keys.lane(lane)
-        withdrawn = await call(
-            self._redis,
+        withdrawn = await self._call(
             "withdraw",
-            epoch_key=self._epoch_key,
             group_key=self._keys.group(group),
             tasks_key=streams.tasks,
             samples_key=streams.samples,
             verdicts_key=streams.verdicts,
             payload_keys=self._payloads(group, samples),
-            fence=self.fence.token,
             reader_list=[STREAM_READERS[name] for name in ("tasks", "samples", "verdicts")],
         )
         return bool(withdrawn)
