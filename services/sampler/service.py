@@ -73,7 +73,9 @@ class SamplerService:
         with context.waits.on("data", "the prompts to be loaded and filtered", recipe.limits.startup_timeout_s):
             splits = await asyncio.to_thread(load_splits, recipe.data, recipe.evaluation.sets)
         await context.event_log.write("data-loaded", splits.report.text)
-        await compare_loaded(context.redis, recipe, splits.report.train, splits.report.sets)
+        # A run that has trained has shown that it fits: a restarted sampler must not end it by an upper bound.
+        if await committed_step(context.redis, context.keys) == 0:
+            await compare_loaded(context.redis, recipe, splits.report.train, splits.report.sets)
         transitions = await GroupTransitions.fenced(context.redis, context.keys, self.name, context.heartbeat.info.id)
         await rewind_run(context, transitions, splits.train)
         sets = held_out_sets(recipe, splits.held_out, splits.sets)

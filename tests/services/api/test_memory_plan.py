@@ -1,5 +1,6 @@
 """A run's plan is compared with Redis' memory when it is submitted or resumed, and once its prompts are loaded."""
 
+import asyncio
 import json
 
 import httpx
@@ -137,6 +138,10 @@ async def test_the_loaded_prompts_are_compared_again(limited, tmp_path, run_id):
         assert footprint(recipe).total < whole.total - 1, "nothing is wrong at submit"
         with pytest.raises(RecipeError, match=f"the run may need {mib(whole.total)} of Redis, and its maxmemory is "):
             await SamplerService().run(context)
+        # A run that has trained goes on.
+        await redis.hset(context.keys.policy, mapping={"version": 1, "step": 1})
+        context.stopping.set()
+        await asyncio.wait_for(SamplerService().run(context), 60)
         await limit(whole.total)
         await compare_loaded(redis, recipe, 32, {"all": 300})
         # The plan of a recipe without such files was compared when the run was submitted.

@@ -1,7 +1,8 @@
 -- Delete the entries that a stream's only consumer group has acked, up to its oldest unacked entry, about `most_before`
--- at once; and consumers that are gone: without a lease, and idle for `gone_after_ms`. If the stream has more than `longest` entries, also delete
--- acked entries after the oldest unacked one, at most `most_behind`: one slow message must not pin all later ones. The
--- oldest are deleted first, because readers that tail the stream may not have seen the newest.
+-- at once; and consumers that are gone: without a lease, and idle for `gone_after_ms`. If the stream has more than
+-- `longest` entries, also delete acked entries after the oldest unacked one, at most `most_behind`: one slow message
+-- must not pin all later ones. The oldest are deleted first, because readers that tail the stream may not have seen the
+-- newest.
 local stream_key = unpack(keys)
 local consumer_group, gone_after_ms, longest, most_before, most_behind = unpack(args)
 
