@@ -144,9 +144,12 @@ class RunArchive:
                 "without that data, submit it under another id"
             )
         self.prepare()
-        for name in (facts_name(fence), FACTS):
-            if not (self.folder / name).exists():
-                self._write(self.folder / name, facts)
+        self._write(self.folder / facts_name(fence), facts)
+        first = self.folder / FACTS
+        if not first.exists() or not resumed:
+            self._write(first, facts)
+        elif FACTS not in self.mirror.listed():  # an attempt that the store interrupted
+            self._keep(first)
 
     def prepare(self) -> None:
         """Create the folders. Every rank does so before it writes."""

@@ -43,9 +43,10 @@ class Placement:
     async def place(self) -> RunRecord:
         """Wait for room, prepare the model, and start the services; the record that they were started with."""
         context = self._context
-        place = await asyncio.to_thread(files_place, context.folder.parent)
-        await context.records.set_paths(context.run, context.fence, place=place)
         record = await context.current()
+        if record.state is RunState.QUEUED or not record.place:
+            place = await asyncio.to_thread(files_place, context.folder.parent)
+            await context.records.set_paths(context.run, context.fence, place=place)
         if record.state is RunState.QUEUED and record.resumptions:
             await context.stop_services()  # its previous processes would be mistaken for the new ones
         record = await self._wait_for_room(record)

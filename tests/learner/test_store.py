@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from learner import storage_retry
 from learner.archive import ArchiveError, RunArchive, RunFacts
+from learner.archive.names import facts_name
 from learner.checkpoint import reports
 from learner.checkpoint.manager import Checkpoints
 from learner.checkpoint.manifest import CheckpointError
@@ -24,6 +25,7 @@ from learner.recovery.replay import ReplayError, open_run, plan_replay, replay
 from learner.recovery.start import archived_payloads, find_start_point
 from learner.service import LearnerService
 from learner.storage_retry import retry_storage
+from services.contracts import Fence
 from services.process import ServiceThread
 from services.settings import parse_recipe
 from services.storage.errors import StoreOutageError
@@ -276,6 +278,27 @@ def test_a_deleted_run_is_not_uploaded_for_the_next(
         with pytest.raises(ArchiveError, match=f"{run_id}: holds files of an earlier run with this id"):
             archive.sync_with_store(6.0)
     assert sorted(run_mirror(run_id).listed()) == (["run.e0002-learner-1a2b3c4d.json", "run.json"] if uploaded else [])
+
+
+def test_facts_reach_the_store_after_an_outage(
+    store: S3Server, tmp_path: Path, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = RunFacts(
+        run=run_id, recipe=parse_recipe(recipe_document("/model")), model_path="m", ranks=1, device="cpu", versions={}
+    )
+    archive = RunArchive(tmp_path / run_id, run_mirror(run_id))
+
+    def refuse(*_: object) -> None:
+        raise StoreOutageError("away")
+
+    for resumed in (False, True):
+        fence = Fence(1 + resumed, "learner-1a2b3c4d")
+        with monkeypatch.context() as away:
+            away.setattr(archive.mirror, "put", refuse)
+            with pytest.raises(StoreOutageError):
+                archive.start(facts, fence, resumed=resumed)
+        archive.start(facts, fence, resumed=resumed)
+        assert {"run.json", facts_name(fence)} <= set(run_mirror(run_id).listed())
 
 
 @pytest.mark.slow

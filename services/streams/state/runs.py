@@ -132,17 +132,17 @@ class RunRecords:
         """Add the record of a run that Redis lost again, as failed, unless there is one."""
         failed = Transition(state=RunState.FAILED, at=time.time(), reason=reason)
         history = [*record.history, failed]
-        await self._create(record.id, record.created_at, record.recipe, record.rollout_replicas, history)
+        await self._create(record.id, record.created_at, record.recipe, record.rollout_replicas, history, record.place)
 
     async def _create(
-        self, run: str, created_at: float, recipe: Recipe, replicas: int, history: Sequence[Transition]
+        self, run: str, created_at: float, recipe: Recipe, replicas: int, history: Sequence[Transition], place: str = ""
     ) -> bool:
         fields = {
             "recipe": recipe.model_dump_json(),
             "state": history[-1].state.value,
             "rollout_replicas": str(replicas),
             "history": f"[{','.join(change.model_dump_json() for change in history)}]",
-        }
+        } | ({"place": place} if place else {})
         created = await call(
             self._redis,
             "create_record",

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from services.contracts import RunState
+from services.storage.mirror import files_place
 from services.streams.connection.client import RedisOutageError
 from services.streams.keys import RUNS, RunKeys
 from services.streams.state.ended.closing import delete_record
@@ -87,6 +88,7 @@ async def test_a_lost_run_fails_although_it_cannot_be_stopped(redis, run_id, tmp
         await empty(redis, run_id)
         record = await failed(records, run_id, tmp_path, cluster)
     assert [change.state for change in record.history] == ["queued", "starting", "failed"]
+    assert record.place == files_place(tmp_path), "only this platform deletes its files"
     assert record.reason.endswith("; stopping its services failed: the fleet does not answer")
 
 
