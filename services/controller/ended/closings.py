@@ -48,8 +48,10 @@ class Closings:
         pause_s, longest_s = PAUSE_S
         while not stopping.is_set():
             try:
+                await check_left(self._redis, run)  # outside of the turn, because it may look twice
                 async with self._turn:
-                    await self._close(run)
+                    if not stopping.is_set():
+                        await self._close(run)
                 return
             except UnknownRunError:
                 return  # another controller has deleted it
@@ -69,7 +71,6 @@ class Closings:
 
     async def _close(self, run: str) -> None:
         record = await self._records.get(run)
-        await check_left(self._redis, run)
         if record.closing is Closing.DELETING:
             await self._delete(record)
         elif record.closing is Closing.EXPIRING:
