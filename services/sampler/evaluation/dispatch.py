@@ -89,7 +89,7 @@ class EvaluationDispatch:
             self._wait.done()
             room = memory.room(progress.prompt_bytes, len(progress.dispatched))
             most = TASKS_AT_ONCE if self._most is None else self._most + progress.ended - len(progress.dispatched)
-            return min(TASKS_AT_ONCE if room is None else room, most)
+            return min(TASKS_AT_ONCE, most, TASKS_AT_ONCE if room is None else room)
         if not progress.waiting and not memory.blocked:
             self._wait.done()
             return 0
