@@ -90,8 +90,10 @@ class RunController:
             "Redis lost the state of this run: it was emptied, or restarted without its data; the run's files are in "
             f"{context.folder}; submit the recipe under another id"
         )
-        log.error("run %s: %s", context.run, reason)
-        await context.records.restore_failed(record, reason + await self._stop_services())
+        if await context.records.restore_failed(record, reason + await self._stop_services()):
+            log.error("run %s: %s", context.run, reason)
+        else:
+            log.warning("run %s was deleted while another controller owned it", context.run)
 
     async def _until_done(self) -> str:
         record = await self._placement.place()

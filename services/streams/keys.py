@@ -17,6 +17,8 @@ RUNS = "penstock:runs"
 """The index of all runs, by the time of their creation."""
 ACTIVE_RUNS = "penstock:active"
 """The index of the runs for which the controller has work; each change of a record changes it too."""
+DELETED_RUNS = "penstock:deleted"
+"""The runs that were deleted last: a controller that was frozen meanwhile must not take them for lost."""
 EVALUATION_GROUP = "e."
 """The prefix of the ids of evaluation groups; ids of training groups never start with it."""
 STREAM_READERS = {"tasks": "rollout", "samples": "verifier", "verdicts": "sampler"}

@@ -13,3 +13,5 @@ RELEASED_KEPT = 512
 """Hashes of released groups, so that late results still find them."""
 DEAD_KEPT = 1024
 """Dead letters."""
+DELETIONS_KEPT = 1000
+"""Ids of deleted runs."""

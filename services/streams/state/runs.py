@@ -18,7 +18,7 @@ from services.contracts import Closing, Fence, RunState, Transition
 from services.settings import Recipe
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import FencedError, call
-from services.streams.keys import ACTIVE_RUNS, RUNS, RunKeys
+from services.streams.keys import ACTIVE_RUNS, DELETED_RUNS, RUNS, RunKeys
 from services.streams.state.run_record import RunRecord, UnreadableRunError, decode_record
 
 log = logging.getLogger(__name__)
@@ -128,11 +128,15 @@ class RunRecords:
             raise ValueError(f"run id: {run!r} is not valid: expected an id that is not in use")
         return await self.get(run)
 
-    async def restore_failed(self, record: RunRecord, reason: str) -> None:
-        """Add the record of a run that Redis lost again, as failed, unless there is one."""
+    async def restore_failed(self, record: RunRecord, reason: str) -> bool:
+        """Add the record of a run that Redis lost again, as failed. False if there is one, or the run was deleted."""
+        deleted = f"{record.id} {record.created_at!r}".encode()
+        if any(fields[b"m"] == deleted for _, fields in await self._redis.xrevrange(DELETED_RUNS)):
+            return False
         failed = Transition(state=RunState.FAILED, at=time.time(), reason=reason)
         history = [*record.history, failed]
-        await self._create(record.id, record.created_at, record.recipe, record.rollout_replicas, history, record.place)
+        replicas = record.rollout_replicas
+        return await self._create(record.id, record.created_at, record.recipe, replicas, history, record.place)
 
     async def _create(
         self, run: str, created_at: float, recipe: Recipe, replicas: int, history: Sequence[Transition], place: str = ""

@@ -221,3 +221,17 @@ async def test_a_run_that_succeeded_keeps_what_is_said(redis, run_id):
         "sampler-state",
         "steps",
     ]
+
+
+async def test_a_deleted_run_is_not_restored_as_lost(redis, run_id):
+    """By a controller that was frozen while another one owned the run; a new run of that id may be lost."""
+    records = await ended(redis, run_id)
+    record = await records.get(run_id)
+    await close_run(redis, run_id, Closing.DELETING)
+    assert await delete_record(redis, run_id, files=False)
+    assert not await records.restore_failed(record, "lost")
+    assert not await records.exists(run_id)
+    again = await (await ended(redis, run_id)).get(run_id)
+    await redis.delete(RunKeys(run_id).record)
+    assert await records.restore_failed(again, "lost")
+    assert (await records.get(run_id)).reason == "lost"

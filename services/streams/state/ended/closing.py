@@ -10,7 +10,8 @@ import time
 from services.contracts import Closing, RunState
 from services.streams.connection.client import Redis
 from services.streams.connection.functions import call
-from services.streams.keys import ACTIVE_RUNS, RUNS, RunKeys
+from services.streams.keys import ACTIVE_RUNS, DELETED_RUNS, RUNS, RunKeys
+from services.streams.retention import DELETIONS_KEPT
 from services.streams.state.heartbeat import surviving_processes
 from services.streams.state.run_record import RunRecord
 from services.streams.state.runs import RESUMABLE, RecordChange, RunRecords, RunStateError
@@ -52,8 +53,10 @@ async def delete_record(redis: Redis, run: str, *, files: bool) -> bool:
         record_key=RunKeys(run).record,
         runs_key=RUNS,
         active_key=ACTIVE_RUNS,
+        deleted_key=DELETED_RUNS,
         run=run,
         closing=Closing.DELETING.value,
         delete_files="1" if files else "",
+        deletions_kept=DELETIONS_KEPT,
     )
     return bool(done)
