@@ -26,6 +26,8 @@ class DeadLetterWatch:
             prompt = faulty_prompt(state.context.keys, letter)
             if prompt:
                 state.dispatcher.drop({prompt: letter.cause.value})
+                # A replica of an earlier release has written the letter only, which the next rewind makes obsolete.
+                await state.context.redis.hsetnx(state.context.keys.dropped, prompt, letter.cause.value)
             if letter.cause is Cause.INVALID or letter.group not in state.table.generating:
                 continue
             if not prompt:

@@ -88,3 +88,16 @@ async def test_each_group_of_a_dropped_prompt_is_released(redis, run_id):
         await DeadLetterWatch(await QueueState.load(context, transitions, prompts)).release_groups()
         assert (await group_counts(redis, keys)).dead == len(generating), "a letter that is read again does nothing"
         assert len(await context.event_log.events()) == len(texts)
+
+
+async def test_a_letter_of_an_earlier_release_is_remembered(redis, run_id):
+    """Its replica writes the letter only, which a rewind makes obsolete."""
+    keys = RunKeys(run_id)
+    async with service_context(redis, run_id, recipe_document("/none", data={"train": 4}), "sampler") as context:
+        [prompt, *others] = load_splits(context.record.recipe.data).train
+        state = await QueueState.load(context, await GroupTransitions.fenced(redis, keys, "sampler"), (prompt, *others))
+        source = Source(keys.lane(Lane.TRAIN).tasks, "1-0", b"{}")
+        letter = make_letter(source, "test", Cause.TOO_LONG, "gone", prompt.id)
+        await redis.xadd(keys.dead, {"m": letter.model_dump_json()})
+        await DeadLetterWatch(state).release_groups()
+    assert await redis.hgetall(keys.dropped) == {prompt.id.encode(): b"too-long"}
