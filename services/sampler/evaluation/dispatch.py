@@ -101,12 +101,17 @@ class EvaluationDispatch:
     async def _withdraw(self) -> None:
         """Let the prompts that were dispatched last wait again, but never the last one."""
         progress = self._progress
-        names = list(islice(reversed(progress.dispatched), withdrawn_at_once(len(progress.dispatched))))
-        await asyncio.gather(*(self._transitions.withdraw(Lane.EVALUATION, name, progress.samples) for name in names))
+        last = list(islice(reversed(progress.dispatched), withdrawn_at_once(len(progress.dispatched))))
+        done = await asyncio.gather(
+            *(self._transitions.withdraw(Lane.EVALUATION, name, progress.samples) for name in last)
+        )
+        self._wait.acted()
+        names = [name for name, withdrawn in zip(last, done, strict=True) if withdrawn]
+        if not names:
+            return
         for name in names:
             del progress.dispatched[name]
             progress.waiting.appendleft(name)
         self._most = len(progress.dispatched) - progress.ended
-        self._wait.acted()
         text = f"Redis has no room for the responses of {', '.join(self._memory.blocked)}; they are dispatched again"
         await self._context.event_log.write("prompts-withdrawn", f"{len(names)} prompts, {names[0]} first: {text}")

@@ -37,6 +37,7 @@ from services.settings import HELD_OUT, Recipe
 from services.streams.delivery.consumer import Consumer
 from services.streams.keys import EVALUATION_GROUP
 from services.streams.memory_bound import evaluated_prompt
+from services.streams.state.events import entry_order
 from services.streams.state.group_state import (
     PENDING,
     GroupTransitions,
@@ -293,9 +294,10 @@ class Evaluator:
         """Drop the prompts of dead letters since the last call. Dropped prompts are not part of the means."""
         for entry, letter in await self._context.event_log.dead_letters(self._dead_after):
             self._dead_after = entry
-            if letter.cause is Cause.INVALID:
+            if letter.cause is Cause.INVALID or letter.group not in progress.dispatched:
                 continue
-            if letter.group in progress.dispatched:
+            [[task]] = await read_fields(self._context.redis, self._context.keys, [letter.group], ("entry",))
+            if task is None or entry_order(entry) > entry_order(task.decode()):  # else it is of a withdrawn task
                 await self._drop(progress, letter.group, letter.reason)
 
     async def _drop(self, progress: EvaluationProgress, name: str, reason: str) -> None:

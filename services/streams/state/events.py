@@ -102,6 +102,11 @@ class EventLog:
         return await read_all(self._redis, self._keys, self._keys.dead, DeadLetter, after)
 
 
+def entry_order(entry: str) -> tuple[int, ...]:
+    """A key by which the ids of entries of one server, of whatever stream, are in the order of their time."""
+    return tuple(int(part) for part in entry.split("-"))
+
+
 async def letters(
     redis: Redis, keys: RunKeys, after: str = "0-0", count: int = LETTERS_SHOWN
 ) -> list[tuple[str, DeadLetter]]:

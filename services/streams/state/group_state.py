@@ -203,7 +203,8 @@ class GroupTransitions(RoleOwner):
     async def withdraw(self, lane: Lane, group: str, samples: int) -> bool:
         """Reopen a pending group: it waits to be dispatched again, and none of its messages has an effect any more.
 
-        It still counts as dispatched and pending. False if it is not pending. Raises FencedError.
+        It still counts as dispatched and pending. False if it is not pending, or an older release dispatched it. Raises
+        FencedError.
         """
         streams = self._keys.lane(lane)
         withdrawn = await self._call(

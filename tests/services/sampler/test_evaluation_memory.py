@@ -6,12 +6,13 @@ from contextlib import AsyncExitStack
 import pytest
 
 from services.cancellation import cancel_and_wait
-from services.contracts import Lane, Outcome, Task
+from services.contracts import Cause, Lane, Outcome, Task
 from services.sampler.evaluation.evaluator import Evaluator, HeldOut
 from services.sampler.evaluation.progress import EvaluationProgress, result_of
 from services.sampler.memory import RedisMemory
 from services.sampler.service import SamplerService
 from services.streams.delivery.consumer import Consumer
+from services.streams.delivery.validation import Source, make_letter
 from services.streams.keys import RunKeys
 from services.streams.memory_bound import evaluated_prompt
 from services.streams.state.group_counts import group_counts
@@ -139,6 +140,10 @@ async def test_the_next_sampler_dispatches_withdrawn_prompts(crowded, run_id):
         )
         counts = await group_counts(redis, keys, Lane.EVALUATION)
         assert (counts.dispatched, counts.pending, counts.reconciled) == (6, 6, True)
+        # A letter of a withdrawn task says nothing about the next one.
+        source = Source(keys.lane(Lane.EVALUATION).tasks, "1-0", b"{}")
+        letter = make_letter(source, "3 deliveries", Cause.DELIVERIES, "e.x.before.000005", "p")
+        await redis.xadd(keys.dead, {"m": letter.model_dump_json()})
         rollout.waits.done(REDIS_MEMORY)
         await fill(0)
         await memory.look()

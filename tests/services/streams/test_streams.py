@@ -86,6 +86,14 @@ async def test_release_deletes_payloads_and_keeps_the_hash(run, redis, keys):
     assert [await redis.ttl(keys.group(f"g{n}")) for n in range(4)] == [-1] * 4, "the hashes do not expire"
 
 
+async def test_a_group_of_an_older_release_is_not_withdrawn(run, redis, keys):
+    """Its hash names none of its messages, so that they would keep their effect."""
+    await run.dispatched("g0")
+    await redis.hdel(keys.group("g0"), "entry")
+    assert not await run.sampler.withdraw(Lane.TRAIN, "g0", 2)
+    assert await redis.hget(keys.group("g0"), "state") == b"pending"
+
+
 async def test_what_a_withdrawn_group_left_has_no_effect(run, redis, keys):
     """One sample is judged, one is with the verifier, one is missing; then the group is withdrawn and sent again."""
     task = await run.dispatched("g0", 3)

@@ -1,10 +1,11 @@
 -- Withdraw a pending group: it is reopened, so it waits to be dispatched again. Its messages leave their streams and its
--- leases end: nothing that was generated for it has an effect later. `reader_list`: the consumer groups of tasks,
--- samples and verdicts.
+-- leases end: nothing that was generated for it has an effect later. Not a group that an older release dispatched, whose
+-- messages are unknown. `reader_list`: the consumer groups of tasks, samples and verdicts.
 local epoch_key, group_key, tasks_key, samples_key, verdicts_key, payload_keys = unpack(keys)
 local fence, reader_list = unpack(args)
 
-if redis.call('HGET', group_key, 'state') ~= 'pending' then return 0 end
+local state, entry = unpack(redis.call('HMGET', group_key, 'state', 'entry'))
+if state ~= 'pending' or not entry then return 0 end
 local streams = {entry = {tasks_key, 1}, sample = {samples_key, 2}, judged = {verdicts_key, 3}}
 local fields = redis.call('HGETALL', group_key)
 for at = 1, #fields, 2 do
