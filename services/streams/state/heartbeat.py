@@ -219,14 +219,16 @@ async def live_by_run(
         ages = {process: _age_s(value, now_ms) for process, value in fields.items()}
         live = (fields[process] for process, age_s in ages.items() if age_s <= younger_than_s)
         found[run] = sorted(_parsed(live), key=lambda info: (info.started_at, info.id))
-        if forgotten := _forgotten(ages):
+        if forgotten := _forgotten(fields, ages):
             await redis.hdel(_key(run), *forgotten)
     return found
 
 
-def _forgotten(ages: Mapping[bytes, float]) -> list[bytes]:
+def _forgotten(fields: Mapping[bytes, bytes], ages: Mapping[bytes, float]) -> list[bytes]:
     """The processes whose heartbeats are deleted now; `ages`: how old each is, in seconds."""
-    lapsed = sorted((process for process, age_s in ages.items() if age_s > LAPSED_AT_LEAST_S), key=ages.__getitem__)
+    lapsed = [process for process, age_s in ages.items() if age_s > LAPSED_AT_LEAST_S]
+    # By the time that each begins with, not by its age: the latest are live ones if the clock was set back since.
+    lapsed.sort(key=fields.__getitem__, reverse=True)
     old = [process for process in lapsed[:LAPSED_KEPT] if ages[process] > FORGOTTEN_S]
     return [*lapsed[LAPSED_KEPT:], *old][:FORGOTTEN_AT_ONCE]
 

@@ -133,6 +133,16 @@ async def test_only_the_newest_lapsed_heartbeats_are_kept(redis, run_id, silent,
     assert sorted(await redis.hkeys(keys.heartbeats)) == [b"rollout-0", b"rollout-2", b"rollout-3"]
 
 
+async def test_a_clock_set_back_deletes_no_live_heartbeat(redis, run_id, silent, monkeypatch):
+    keys = RunKeys(run_id)
+    monkeypatch.setattr(heartbeat_module, "LAPSED_KEPT", 1)
+    for name, age_s in (("rollout-1", -3600.0), ("rollout-2", 120.0)):
+        await Heartbeat(redis, info_of(run_id, name)).update(state="ready")
+        await set_back(redis, keys, name, age_s)
+    await live(redis, run_id)
+    assert await redis.hkeys(keys.heartbeats) == [b"rollout-1"]
+
+
 async def test_heartbeats_of_a_run_without_processes_expire(redis, run_id, silent):
     await Heartbeat(redis, info_of(run_id)).update(state="ready")
     assert 0 < await redis.ttl(RunKeys(run_id).heartbeats) <= FORGOTTEN_S
