@@ -133,7 +133,10 @@ class OutageRetry(Retry):
 
     async def wait_for_turn(self, turns: asyncio.Semaphore) -> float | None:
         """Wait for a free connection. Since when (monotonic seconds); None if one was free. Raises RedisOutageError."""
-        since = time.monotonic() if turns.locked() else None
+        if not turns.locked():
+            await turns.acquire()
+            return None
+        since = time.monotonic()
         try:
             async with asyncio.timeout(self._limit_s):
                 await turns.acquire()
