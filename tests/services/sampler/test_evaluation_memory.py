@@ -56,6 +56,14 @@ def test_the_verdicts_of_an_older_release_are_read():
     assert progress.judged == {group.task.group: result_of(group)}
 
 
+async def check_result(context, prompts):
+    """Every prompt of the one evaluation was answered, rightly, and counted once."""
+    [record] = await context.event_log.evaluations()
+    counts = await group_counts(context.redis, context.keys, Lane.EVALUATION)
+    assert (record.prompts, record.dropped, record.accuracy) == (prompts, 0, 1.0)
+    assert (counts.dispatched, counts.evaluated, counts.pending) == (prompts, prompts, 0)
+
+
 async def test_a_judged_prompt_keeps_only_its_result(redis, run_id):
     keys = RunKeys(run_id)
     name = "e.x.before.000000"
@@ -93,10 +101,7 @@ async def test_a_judged_prompt_keeps_only_its_result(redis, run_id):
         assert await redis.hgetall(keys.group(name)) == kept
         await fleet.answer(Lane.EVALUATION, second)
         assert await asyncio.wait_for(evaluation(), 90)
-        [record] = await context.event_log.evaluations()
-        counts = await group_counts(redis, keys, Lane.EVALUATION)
-    assert (record.prompts, record.dropped, record.accuracy) == (2, 0, 1.0)
-    assert (counts.dispatched, counts.evaluated, counts.pending) == (2, 2, 0)
+        await check_result(context, 2)
 
 
 async def test_the_next_sampler_dispatches_withdrawn_prompts(crowded, run_id):
@@ -149,10 +154,7 @@ async def test_the_next_sampler_dispatches_withdrawn_prompts(crowded, run_id):
         await memory.look()
         async with running(HandFleet(redis, keys, skill=1.0).run(), evaluation()) as tasks:
             await until(lambda: evaluated(redis, keys, "before"), [*tasks, *verifying], "the evaluation")
-        [record] = await context.event_log.evaluations()
-        counts = await group_counts(redis, keys, Lane.EVALUATION)
-    assert (record.prompts, record.dropped, record.accuracy) == (6, 0, 1.0)
-    assert (counts.dispatched, counts.evaluated, counts.pending) == (6, 6, 0)
+        await check_result(context, 6)
 
 
 async def test_judged_prompts_do_not_fill_redis(own_server, run_id):

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 from services.contracts import Lane
 from services.streams.connection.answers import Answer, answer_to
-from services.streams.connection.client import CONNECTIONS, RedisOutageError, client, connect
+from services.streams.connection.client import CONNECTIONS, RedisOutageError, client
 from services.streams.connection.functions import RedisFullError, load
 from services.streams.connection.pools import IDLE_S
 from services.streams.delivery.leases import LeaseRenewal
@@ -27,29 +27,11 @@ from tests.services.driven import DrivenRun, task_of
 SPIN = """#!lua name=spinning
 redis.register_function('spin', function(keys, args) while true do redis.call('GET', keys[1]) end end)"""
 BUSY_AFTER_MS = 100
-RECORD = "{run}:record"
 
 
 @pytest.fixture
-def server(tmp_path):
-    with start_server(tmp_path) as started:
-        yield started
-
-
-@pytest.fixture
-async def redis(server):
-    opened = await connect(f"redis://127.0.0.1:{server.port}/0")
-    await opened.hset(RECORD, "state", "running")
-    yield opened
-    await opened.aclose()
-
-
-@pytest.fixture
-async def plain(server):
-    """redis-py's own client, which retries nothing."""
-    opened = Redis(port=server.port, retry=None)
-    yield opened
-    await opened.aclose()
+def redis(recorded):
+    return recorded
 
 
 async def until_busy(redis):

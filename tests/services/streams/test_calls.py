@@ -5,7 +5,6 @@ import time
 
 import pytest
 from redis import exceptions as redis_errors
-from redis.asyncio import Redis
 
 from services.contracts import ProcessInfo
 from services.streams.connection.client import connect
@@ -14,31 +13,13 @@ from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import LAPSES_S, Heartbeat
 from tests.harness.servers.proxy import Proxy
-from tests.harness.servers.redis_servers import start_server
 
 RECORD = RunKeys("run").record
 
 
 @pytest.fixture
-def server(tmp_path):
-    with start_server(tmp_path) as started:
-        yield started
-
-
-@pytest.fixture
-async def redis(server):
-    opened = await connect(f"redis://127.0.0.1:{server.port}/0")
-    await opened.hset(RECORD, "state", "running")
-    yield opened
-    await opened.aclose()
-
-
-@pytest.fixture
-async def plain(server):
-    """redis-py's own client, which retries nothing."""
-    opened = Redis(port=server.port, retry=None)
-    yield opened
-    await opened.aclose()
+def redis(recorded):
+    return recorded
 
 
 async def append(redis, stream, message="m"):
