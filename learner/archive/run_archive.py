@@ -286,11 +286,17 @@ class RunArchive:
     def delete_after(self, step: int, fence: Fence, committed: Mapping[int, Fence]) -> None:
         """Delete what is not in the run's history: batches and records after `step`, and records of replaced learners.
 
-        `committed`: by step, the learner that Redis names. Deletes only what the owner of `fence` may.
+        `committed`: by step, the learner that Redis names. Deletes only what the owner of `fence` may. The facts of
+        earlier learners go too, except the first one's.
         """
         for part in (BATCHES, RECORDS, FAILURES):
             self._delete(part, fence, lambda archived, _: archived > step)
         self._delete(RECORDS, fence, lambda archived, by: by not in (committed.get(archived, by), UNOWNED))
+        writers = {path: facts_by(path.name) for path in self.facts_files()}
+        earlier = [path for path, by in writers.items() if by and by not in (UNOWNED, fence) and fence.may_delete(by)]
+        self.mirror.delete([path.name for path in earlier])
+        for path in earlier:
+            path.unlink(missing_ok=True)
 
     def delete_batches(self, up_to: int, fence: Fence) -> None:
         """Delete the batches of the steps up to `up_to`, inclusive, that the owner of `fence` may. Records stay."""

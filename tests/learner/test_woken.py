@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from learner.archive import ArchiveError, RunArchive, RunFacts, atomic_file
+from learner.archive.names import facts_name
 from learner.checkpoint.manager import Checkpoints
 from learner.checkpoint.manifest import Checkpoint
 from learner.rank.run_resume import RunResume
@@ -189,6 +190,14 @@ def test_facts_of_a_late_starter_do_not_count(tmp_path: Path, stored: bool) -> N
         other = RunArchive(tmp_path / "other", run_mirror("run"))
         other.sync_with_store()
         assert other.facts() == second
+    archive.delete_after(0, STALE, {})
+    assert archive.facts() == second, "a successor's facts stay"
+    newest = Fence(SUCCESSOR.epoch + 1, "learner-c")
+    archive.start(late, newest, resumed=True)
+    archive.delete_after(0, newest, {})
+    names = {"run.json", facts_name(newest)}
+    assert {path.name for path in archive.facts_files()} == names
+    assert not stored or set(run_mirror("run").listed()) == names
 
 
 def test_the_newest_epoch_of_an_archive(tmp_path: Path, stored: bool) -> None:
