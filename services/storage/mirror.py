@@ -133,6 +133,15 @@ def files_place(runs: Path) -> str:
     return mark.read_text()
 
 
+def places_here(runs: Path) -> set[str]:
+    """All that `files_place` has said of this platform's runs: also the folder, if it had no store before.
+
+    Raises StoreError, OSError.
+    """
+    mark = runs / MARK
+    return {files_place(runs), *([mark.read_text()] if mark.exists() else ())}
+
+
 def fetch_object(at: StoreAddress, size: int, path: Path) -> bool:
     """Fetch an object of that size to `path`, by one rename; False if it was there. Raises StoreError, OSError."""
     if _there(path, size):

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from services.contracts import Closing
-from services.storage.mirror import files_place
+from services.storage.mirror import places_here
 from services.storage.removal import delete_run_files
 from services.streams.connection.client import Redis
 from services.streams.keys import RunKeys
@@ -91,10 +91,11 @@ class Closings:
     async def _check_place(self, record: RunRecord) -> None:
         """Raises RunStateError for a run whose files are to be deleted, and are with another platform."""
         if record.delete_files and record.place:
-            here = await asyncio.to_thread(files_place, self._runs)
-            if record.place != here:
+            here = await asyncio.to_thread(places_here, self._runs)
+            if record.place not in here:
+                own = ", ".join(sorted(here))
                 raise RunStateError(
-                    f"its files are in {record.place}, and those of this controller's runs in {here}; a controller of "
+                    f"its files are in {record.place}, and those of this controller's runs in {own}; a controller of "
                     f"that place deletes them, and `penstock delete {record.id}` without --files deletes the rest"
                 )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from services.contracts import Closing
 from services.controller.ended.known_runs import EndedRuns
 from services.storage.errors import StoreError
-from services.storage.mirror import files_place
+from services.storage.mirror import places_here
 from services.streams.connection.client import Redis
 from services.streams.state.ended.closing import close_run
 from services.streams.state.run_record import UnreadableRunError
@@ -53,11 +53,11 @@ class Expiry:
         if not due:
             return
         try:
-            here = await asyncio.to_thread(files_place, self._runs)
+            here = await asyncio.to_thread(places_here, self._runs)
         except (StoreError, OSError) as error:
             log.warning("no run expires: %s", error)
             return
-        due = [run for run in due if ended.runs[run].place in ("", here)]
+        due = [run for run in due if ended.runs[run].place in {"", *here}]
         for run in due[:CLOSED_AT_ONCE]:
             try:
                 await close_run(self._redis, run, Closing.EXPIRING)

@@ -2,7 +2,7 @@
 
 import threading
 
-from services.storage.mirror import MARK, files_place
+from services.storage.mirror import MARK, files_place, places_here
 
 
 def test_all_callers_see_the_same_mark(tmp_path, monkeypatch):
@@ -22,3 +22,12 @@ def test_all_callers_see_the_same_mark(tmp_path, monkeypatch):
             thread.join(10)
         assert found == [(runs / MARK).read_text()] * 2
         assert [path.name for path in runs.iterdir()] == [MARK]
+
+
+def test_runs_of_a_folder_that_got_a_store_are_still_here(tmp_path, monkeypatch):
+    monkeypatch.delenv("PENSTOCK_STORE", raising=False)
+    before = files_place(tmp_path)
+    assert places_here(tmp_path) == {before}
+    monkeypatch.setenv("PENSTOCK_STORE", "s3://bucket/runs")
+    assert places_here(tmp_path) == {before, "s3://bucket/runs"}
+    assert places_here(tmp_path / "new") == {"s3://bucket/runs"}
