@@ -8,7 +8,7 @@ from redis import exceptions as redis_errors
 
 from services.contracts import ProcessInfo
 from services.streams.connection.client import connect
-from services.streams.connection.functions import TOGETHER_APPENDING, call, load
+from services.streams.connection.functions import TOGETHER_APPENDING, call, call_for_each, load
 from services.streams.keys import RunKeys
 from services.streams.state.events import EventLog
 from services.streams.state.heartbeat import LAPSES_S, Heartbeat
@@ -156,3 +156,11 @@ async def test_a_dead_connection_does_not_silence_the_process(server, plain):
             assert worst < LAPSES_S
             assert await stuck == 1
         await redis.aclose()
+
+
+async def test_calls_with_many_keys_are_several_commands(redis):
+    await load(redis)
+    counted = Counted(redis)
+    keys = [f"{{run}}:payload:{number}" for number in range(500)]
+    await asyncio.gather(*(call_for_each(counted, "read_texts", payload_keys=keys) for _ in range(16)))
+    assert len(counted.commands) == 4, "4 MiB at 2,048 bytes per key are 2,048 keys"

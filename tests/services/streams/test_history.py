@@ -555,3 +555,8 @@ class TestRewind:
         assert [key async for key in redis.scan_iter(match=keys.key("sampler-snapshot:*"))] == []
         released = {name.decode() for name in await redis.lrange(long_run.streams.released, 0, -1)}
         assert released == {keys.group(name) for name in ("g1", "g2", "g6")}
+
+
+@pytest.mark.parametrize(("samples", "groups"), [(0, 64), (16, 64), (64, 32), (512, 4), (4096, 1)])
+def test_a_call_frees_a_bounded_number_of_payloads(samples, groups):
+    assert policy_history.groups_per_call(samples) == groups

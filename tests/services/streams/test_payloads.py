@@ -43,3 +43,27 @@ async def test_a_payload_that_lost_a_bit_or_a_field_is_detected(redis, keys, fie
             texts, unreadable = await fetch_texts(redis, [key])
             assert not texts
             assert unreadable[key].startswith(f"payload {key} is missing or damaged")
+
+
+async def test_few_payloads_are_fetched_at_once(redis, keys):
+    """Redis holds each reply in memory until it is read, for all ranks of a learner at the same time."""
+    executed = []
+
+    class Counted:
+        def pipeline(self, **options):
+            pipe = redis.pipeline(**options)
+            execute = pipe.execute
+
+            async def counted(*arguments, **named):
+                executed.append(len(pipe.command_stack))
+                return await execute(*arguments, **named)
+
+            pipe.execute = counted
+            return pipe
+
+    names = [keys.payload("g0", number) for number in range(20)]
+    for name in names:
+        await redis.hset(name, mapping=pack(BODY))
+    whole, damaged = await fetch(Counted(), names)
+    assert (list(whole), damaged) == (names, {})
+    assert executed == [8, 8, 4]
