@@ -43,8 +43,9 @@ class Expiry:
         if self._after_s is None or time.monotonic() - self._looked_at < LOOK_S:
             return
         self._looked_at = time.monotonic()
-        redis_now, _ = await self._redis.time()
-        now = min(now, redis_now)  # an expiry cannot be undone: one clock that is ahead must not cause it
+        seconds, microseconds = await self._redis.time()
+        # An expiry cannot be undone: one clock that is ahead must not cause it.
+        now = min(now, seconds + microseconds / 1e6)
         due = [
             run
             for run, standing in reversed([*ended.runs.items()])
