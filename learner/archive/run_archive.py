@@ -137,6 +137,10 @@ class RunArchive:
         earlier = [path for part in (self._records, self.checkpoints) for path in part.glob("step-*")]
         if earlier and not resumed:
             where = self.mirror.location("", self.folder)
+            if self.newest_epoch() > fence.epoch:
+                raise ArchiveError(
+                    f"{where}: a newer learner of the run has written here, so {fence.owner} was replaced"
+                )
             raise ArchiveError(
                 f"{where}: holds {len(earlier)} records and checkpoints, but Redis has no committed policy of the run. "
                 "If they are of an earlier run with this id: move the folder away, or submit the run under another id. "

@@ -200,6 +200,24 @@ def test_facts_of_a_late_starter_do_not_count(tmp_path: Path, stored: bool) -> N
     assert not stored or set(run_mirror("run").listed()) == names
 
 
+def test_a_late_first_starter_reports_its_successor(tmp_path: Path, stored: bool) -> None:
+    """It read before its successor's first commit that nothing is committed: Redis has lost nothing."""
+    archive = opened(tmp_path / "run", stored=stored)
+    write_run(archive, SUCCESSOR)
+    before = durable(archive)
+    facts = RunFacts(
+        run="run",
+        recipe=parse_recipe(recipe_document("/model")),
+        model_path="/model",
+        ranks=1,
+        device="cpu",
+        versions={},
+    )
+    with pytest.raises(ArchiveError, match=r"a newer learner of the run has written here, so learner-aaaaaaaa was"):
+        archive.start(facts, STALE)
+    assert durable(archive) == before
+
+
 def test_the_newest_epoch_of_an_archive(tmp_path: Path, stored: bool) -> None:
     archive = opened(tmp_path / "run", stored=stored)
     assert archive.newest_epoch() == 0
