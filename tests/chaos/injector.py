@@ -60,7 +60,7 @@ def inject(scene: Scene, name: str) -> Outcome:
         if struck.release is not None:
             struck.release()
     evidence = struck.moment.as_json() | struck.facts | ({"entry": list(struck.entry)} if struck.entry else {})
-    why = "" if had_effect else "it had no effect: its target no longer existed"
+    why = "" if had_effect else "it had no effect: its target was gone, or nothing needed it"
     return Outcome(name, scene.run, had_effect, why, struck.at, seconds, evidence)
 
 
