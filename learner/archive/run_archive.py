@@ -137,9 +137,9 @@ class RunArchive:
         earlier = [path for part in (self._records, self.checkpoints) for path in part.glob("step-*")]
         if earlier and not resumed:
             where = self.mirror.location("", self.folder)
-            if self.newest_epoch() > fence.epoch:
+            if self.newest_epoch() >= fence.epoch:  # its own epoch was above all that were named here
                 raise ArchiveError(
-                    f"{where}: a newer learner of the run has written here, so {fence.owner} was replaced"
+                    f"{where}: another learner of the run has written here since, so {fence.owner} was replaced"
                 )
             raise ArchiveError(
                 f"{where}: holds {len(earlier)} records and checkpoints, but Redis has no committed policy of the run. "

@@ -200,10 +200,11 @@ def test_facts_of_a_late_starter_do_not_count(tmp_path: Path, stored: bool) -> N
     assert not stored or set(run_mirror("run").listed()) == names
 
 
-def test_a_late_first_starter_reports_its_successor(tmp_path: Path, stored: bool) -> None:
+@pytest.mark.parametrize("other", [SUCCESSOR, EQUAL], ids=["newer", "equal epoch"])
+def test_a_late_first_starter_reports_its_successor(tmp_path: Path, stored: bool, other: Fence) -> None:
     """It read before its successor's first commit that nothing is committed: Redis has lost nothing."""
     archive = opened(tmp_path / "run", stored=stored)
-    write_run(archive, SUCCESSOR)
+    write_run(archive, other)
     before = durable(archive)
     facts = RunFacts(
         run="run",
@@ -213,7 +214,9 @@ def test_a_late_first_starter_reports_its_successor(tmp_path: Path, stored: bool
         device="cpu",
         versions={},
     )
-    with pytest.raises(ArchiveError, match=r"a newer learner of the run has written here, so learner-aaaaaaaa was"):
+    with pytest.raises(
+        ArchiveError, match=r"another learner of the run has written here since, so learner-aaaaaaaa was"
+    ):
         archive.start(facts, STALE)
     assert durable(archive) == before
 
