@@ -160,7 +160,7 @@ def test_an_archive_starts_once(archive: RunArchive) -> None:
     assert archive.facts() == facts
     archive.write_record(record(1))
     with pytest.raises(ArchiveError, match="an earlier run"):
-        archive.start(facts, WRITER)
+        archive.start(facts, LATER)
 
 
 def files(archive: RunArchive) -> list[str]:
