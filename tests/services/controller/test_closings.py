@@ -198,6 +198,18 @@ async def test_a_host_whose_clock_jumped_expires_nothing(redis, run_id, tmp_path
     assert (await records.get(run_id)).closing is Closing.EXPIRING
 
 
+async def test_a_run_that_ended_within_this_second_expires(redis, run_id, tmp_path):
+    records = RunRecords(redis)
+    await ended(records, run_id, RunState.FAILED)
+    microseconds = 1_000_000
+    while microseconds > 500_000:  # leaves the look half a second in the same one
+        await asyncio.sleep(0.01)
+        seconds, microseconds = await redis.time()
+    at = EndedRuns.of({run_id: Standing(RunState.FAILED, seconds + microseconds / 1e6)})
+    await expiry.Expiry(redis, tmp_path, 0.0).look(at, now=seconds + 3600.0)
+    assert (await records.get(run_id)).closing is Closing.EXPIRING
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("", 14 * 86400.0), ("0", None), ("3600", 3600.0), ("1e3", 1000.0)])
 def test_the_operator_sets_when_runs_expire(monkeypatch, text, seconds):
     monkeypatch.setenv(VARIABLE, text)
