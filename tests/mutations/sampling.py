@@ -204,6 +204,9 @@ SAMPLING: dict[str, list[tuple[str, str, str]]] = {
             "lambda oldest_version, kept_order: (oldest_version, kept_order)",
             "lambda oldest_version, kept_order: (-oldest_version, kept_order)",
         ),
+        ("mini-batches: groups as they were completed", "    names = sorted(groups)\n", "    return list(groups)\n"),
+        ("mini-batches: groups in the order of dispatch", "    Random(", "    return names\n    Random("),
+        ("mini-batches: the same shuffle at each step", 'Random(f"{seed} {step}")', 'Random(f"{seed}")'),
     ],
     "services/sampler/queue/starvation.py": [
         (

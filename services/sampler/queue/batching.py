@@ -15,6 +15,7 @@ from services.sampler.advantage.filtering import KEPT
 from services.sampler.advantage.rewards import Ramp, reward
 from services.sampler.backpressure import staleness
 from services.sampler.groups import Group
+from services.sampler.selection.order import shuffled
 from services.settings import Recipe
 
 SCREENED = "screened out"
@@ -67,12 +68,13 @@ def make_batch(
     last: bool = False,
     snapshot: str = "",
 ) -> Batch:
-    """The batch of rollout step `step`. `policy`: the committed one; `metrics`: see Window.metrics.
+    """The batch of rollout step `step`, its groups shuffled.
 
-    Adds the metric `rollout_tokens_per_trained_token`, the cost of dynamic sampling: response tokens judged since the
-    last batch per token of this batch that enters the loss.
+    `policy`: the committed one; `metrics`: see Window.metrics. Adds the metric `rollout_tokens_per_trained_token`, the
+    cost of dynamic sampling: response tokens judged since the last batch per token of this batch that enters the loss.
     """
-    batch_groups = tuple(batch_group(recipe, name, group, step, policy.version_steps) for name, group in groups.items())
+    names = shuffled(groups, recipe.seed, step)
+    batch_groups = tuple(batch_group(recipe, name, groups[name], step, policy.version_steps) for name in names)
     facts = [verdict.facts for group in groups.values() for verdict in group.verdicts.values()]
     stalenesses = [sample.staleness for group in batch_groups for sample in group.samples]
     trained = sum(sample.tokens for group in batch_groups for sample in group.samples if not sample.masked)

@@ -7,6 +7,7 @@ import pytest
 
 from services.contracts import CommittedPolicy, Outcome, SamplerState
 from services.sampler.queue.batching import SCREENED, Window, make_batch
+from services.sampler.selection.order import shuffled
 from tests.services.sampler.judged import group_of, recipe
 
 C, W, U = Outcome.CORRECT, Outcome.WRONG, Outcome.UNKNOWN
@@ -62,13 +63,30 @@ def test_a_batch_reports_staleness_and_cost_of_its_groups(filtering):
     state = SamplerState(cursor=3, next_group=3, scan=1, draws=2)
     policy = CommittedPolicy(version=4, step=3, version_steps='{"2": 2, "3": 3, "4": 3, "5": 4}')
     batch = make_batch(settings, 5, policy, kept, state, window.metrics(), last=True, snapshot="key")
-    assert [(group.group, group.prompt, group.staleness) for group in batch.groups] == [("g1", "p", 2), ("g0", "p", 0)]
-    assert [sample.staleness for sample in batch.groups[0].samples] == [1, 2, 1, 1]
+    found = {group.group: group for group in batch.groups}
+    assert {name: (group.prompt, group.staleness) for name, group in found.items()} == {"g1": ("p", 2), "g0": ("p", 0)}
+    assert [sample.staleness for sample in found["g1"].samples] == [1, 2, 1, 1]
     assert (batch.step, batch.version, batch.last, batch.snapshot, batch.sampler_state) == (5, 5, True, "key", state)
     metrics = batch.sampling_metrics
     assert (metrics["staleness_mean"], metrics["staleness_max"]) == (pytest.approx(5 / 8), 2.0)
     trained = 4 + 12 + (0 if filtering else 16) + 32
     assert metrics["rollout_tokens_per_trained_token"] == pytest.approx((36 + 32 + 40) / trained)
+
+
+@pytest.mark.conformance(formula="groups are shuffled before they are cut into mini-batches", setting="seed")
+def test_a_batch_holds_its_groups_in_shuffled_order():
+    """Groups that were complete first, with short answers, are spread over the mini-batches."""
+    settings = recipe(punishment=False, filtering=False)
+    kept = {f"g{n}": group_of(*[(C, n, False, 3)] * 2, *[(W, n, False, 3)] * 2) for n in range(1, 33)}
+    window = Window(settings)
+    for group in kept.values():
+        window.judged(group, "kept")
+    state = SamplerState(cursor=0, next_group=0)
+    batch = make_batch(settings, 4, AT_3, kept, state, window.metrics())
+    assert [group.group for group in batch.groups] == shuffled(kept, settings.seed, 4)
+    in_reverse = make_batch(settings, 4, AT_3, dict(reversed(kept.items())), state, window.metrics())
+    assert in_reverse.groups == batch.groups
+    assert all(sample.tokens == int(group.group[1:]) for group in batch.groups for sample in group.samples)
 
 
 def test_a_fully_masked_batch_has_no_cost():
