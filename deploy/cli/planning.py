@@ -6,6 +6,7 @@ Must not measure: throughputs are given by the caller, and every formula names i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
 
 from learner.model.shape import ModelShape
 from services.settings import Recipe, resource_requests
@@ -134,6 +135,28 @@ def booked_gpus(recipe: Recipe) -> float:
     """The GPUs that a run reserves from its start to its end, for fleet and learner."""
     booked = resource_requests(recipe, recipe.rollout.replicas)
     return sum(process.gpus for processes in booked.values() for process in processes)
+
+
+def rank_balance(recipe: Recipe, response_tokens: float) -> float:
+    """The mean work of a learner rank divided by the largest, over one mini-batch; in (0, 1].
+
+    Only an example is known: response lengths are drawn from exponential distributions, one per group, whose own means
+    are exponential too, with mean `response_tokens`; no response is longer than rollout.max_new_tokens.
+    """
+    from learner.training.minibatches import longest_shared_row
+    from learner.training.shares import PlannedSample, distribute
+
+    draw, longest = Random(0), recipe.rollout.max_new_tokens
+
+    def responses(group: str) -> list[PlannedSample]:
+        mean = draw.expovariate(1 / response_tokens)
+        lengths = (min(longest, 1 + int(draw.expovariate(1 / mean))) for _ in range(recipe.algorithm.group_size))
+        return [PlannedSample("", group, tokens, 0.0, 1.0) for tokens in lengths]
+
+    groups = {f"g{number}": responses(f"g{number}") for number in range(recipe.learner.mini_batch_groups)}
+    row_tokens = longest_shared_row(recipe.learner.micro_batch_tokens, share_prompts=True)
+    prompt_tokens = dict.fromkeys(groups, recipe.max_prompt_tokens // 4)
+    return distribute(groups, prompt_tokens, recipe.learner.ranks, row_tokens).balance
 
 
 @dataclass(frozen=True)

@@ -15,23 +15,13 @@ from torch import Tensor
 
 from learner.algorithm.loss import TokenData
 from learner.algorithm.reductions import REDUCTIONS, SampleSize
+from learner.training.shares import PlannedSample, Share, distribute, row_length
 from services.contracts import Batch, BatchGroup
 from services.streams.delivery.payloads import SamplePayload
 
 SHARED_ROW_TOKENS = 1024
 """Maximum length of a row in which responses share one prompt. Its attention mask is dense, so the memory grows with
 the square of the length."""
-
-
-@dataclass(frozen=True)
-class PlannedSample:
-    """One response to train on. `weight` applies to each token, already divided by the mini-batch's normaliser."""
-
-    payload: str
-    group: str
-    tokens: int
-    advantage: float
-    weight: float
 
 
 def masked(batch: Batch, payloads: Collection[str]) -> Batch:
@@ -53,55 +43,44 @@ class MiniBatch:
     `trainable` is false, on every rank, if no response remains.
     """
 
-    shares: tuple[tuple[PlannedSample, ...], ...]
+    shares: tuple[Share, ...]
 
     @property
     def trainable(self) -> bool:
         return any(self.shares)
 
 
-def plan_step(batch: Batch, mini_batch_groups: int, reduction: str, ranks: int, *, longest: int) -> list[MiniBatch]:
+def plan_step(
+    batch: Batch, mini_batch_groups: int, reduction: str, ranks: int, *, longest: int, row_tokens: int
+) -> list[MiniBatch]:
     """Cut a batch into mini-batches of `mini_batch_groups` whole groups, and each of them into `ranks` disjoint shares.
 
     The last mini-batch may hold fewer groups and is normalised by its own size. `longest` (tokens) is the divisor of
-    the reduction `constant_length`.
+    the reduction `constant_length`. `row_tokens`: see `longest_shared_row`.
     """
     starts = range(0, len(batch.groups), mini_batch_groups)
-    return [_plan(batch.groups[start : start + mini_batch_groups], reduction, ranks, longest) for start in starts]
+    cuts = [batch.groups[start : start + mini_batch_groups] for start in starts]
+    return [MiniBatch(_shares(groups, reduction, ranks, longest, row_tokens)) for groups in cuts]
 
 
-def _plan(groups: Sequence[BatchGroup], reduction: str, ranks: int, longest: int) -> MiniBatch:
+def _shares(
+    groups: Sequence[BatchGroup], reduction: str, ranks: int, longest: int, row_tokens: int
+) -> tuple[Share, ...]:
     members = [(group.group, sample) for group in groups for sample in group.samples]
     sizes = [SampleSize(name, sample.tokens, sample.masked) for name, sample in members]
     reduced = REDUCTIONS[reduction](sizes, longest)
-    planned = [
-        PlannedSample(sample.payload, name, sample.tokens, sample.advantage, weight / reduced.normaliser)
-        for (name, sample), weight in zip(members, reduced.weights, strict=True)
-        if weight > 0
-    ]
-    return MiniBatch(_shared_out(planned, ranks))
+    planned: dict[str, list[PlannedSample]] = {}
+    for (name, sample), weight in zip(members, reduced.weights, strict=True):
+        if weight > 0:
+            share = PlannedSample(sample.payload, name, sample.tokens, sample.advantage, weight / reduced.normaliser)
+            planned.setdefault(name, []).append(share)
+    prompt_tokens = {group.group: group.prompt_tokens for group in groups}
+    return distribute(planned, prompt_tokens, ranks, row_tokens).shares
 
 
-def _shared_out(samples: list[PlannedSample], ranks: int) -> tuple[tuple[PlannedSample, ...], ...]:
-    """Distribute samples over ranks. Groups stay whole if every rank can have one: their responses share a prompt."""
-    groups: dict[str, list[PlannedSample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.group, []).append(sample)
-    parts = -(-ranks // max(len(groups), 1))
-    pieces = [piece for members in groups.values() for piece in _pieces(members, parts)]
-    pieces.sort(key=lambda piece: -sum(sample.tokens for sample in piece))
-    shares: list[list[PlannedSample]] = [[] for _ in range(ranks)]
-    loads = [0] * ranks
-    for piece in pieces:
-        lightest = loads.index(min(loads))
-        shares[lightest] += piece
-        loads[lightest] += sum(sample.tokens for sample in piece)
-    return tuple(tuple(share) for share in shares)
-
-
-def _pieces(members: list[PlannedSample], parts: int) -> list[list[PlannedSample]]:
-    parts = min(parts, len(members))
-    return [members[index::parts] for index in range(parts)]
+def longest_shared_row(budget: int, *, share_prompts: bool) -> int:
+    """The maximum length of a row in which responses share a prompt, in tokens: 0 if they never do."""
+    return min(budget, SHARED_ROW_TOKENS) if share_prompts else 0
 
 
 @dataclass(frozen=True)
@@ -149,8 +128,8 @@ class _Row:
 
     @property
     def length(self) -> int:
-        """The number of input tokens. The last token of a response is not an input: it predicts no trained token."""
-        return len(self.prompt) + sum(sample.tokens - 1 for sample, _ in self.samples)
+        """The number of input tokens."""
+        return row_length(len(self.prompt), [sample for sample, _ in self.samples])
 
 
 def micro_batches(
@@ -161,7 +140,7 @@ def micro_batches(
     With `share_prompts`, the responses of a group follow their prompt in one row and do not attend to each other. That
     gives the same log-probs for a fraction of the tokens. Raises ValueError for a payload that contradicts the batch.
     """
-    rows = _rows(share, payloads, min(budget, SHARED_ROW_TOKENS) if share_prompts else 0)
+    rows = _rows(share, payloads, longest_shared_row(budget, share_prompts=share_prompts))
     rows.sort(key=lambda row: -row.length)
     packed: list[list[_Row]] = []
     for row in rows:

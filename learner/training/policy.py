@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from learner.algorithm.logprobs import token_logprobs
 from learner.training.float64 import keep_float64
-from learner.training.minibatches import MicroBatch, PlannedSample, micro_batches
+from learner.training.minibatches import MicroBatch, micro_batches
+from learner.training.shares import PlannedSample
 from services.streams.delivery.payloads import SamplePayload
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,14 @@ from learner.algorithm.logprobs import chunks_for
 from learner.algorithm.loss import HISTOGRAMS, SUMS, LossSettings, TokenLoss, means, token_loss
 from learner.algorithm.ratios import BINS
 from learner.training.deepspeed_engine import frozen, prepare_environment, training_engine
-from learner.training.minibatches import MicroBatch, MiniBatch, filler, micro_batches, plan_step
+from learner.training.minibatches import (
+    MicroBatch,
+    MiniBatch,
+    filler,
+    longest_shared_row,
+    micro_batches,
+    plan_step,
+)
 from learner.training.policy import can_share_prompts, inputs, load_policy
 from learner.training.process_group import Ranks
 from learner.training.state import Counters, put, take
@@ -147,8 +154,11 @@ class Trainer:
 
     def plan(self, batch: Batch) -> list[MiniBatch]:
         """Cut the batch into mini-batches, the same on every rank. `shares[rank]` names the payloads of this rank."""
+        settings = self._settings
+        row_tokens = longest_shared_row(settings.micro_batch_tokens, share_prompts=self._share_prompts)
+        world, longest = self._ranks.world, self._longest
         return plan_step(
-            batch, self._settings.mini_batch_groups, self._reduction, self._ranks.world, longest=self._longest
+            batch, settings.mini_batch_groups, self._reduction, world, longest=longest, row_tokens=row_tokens
         )
 
     def train(self, plans: list[MiniBatch], payloads: dict[str, SamplePayload]) -> Trained:

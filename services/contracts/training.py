@@ -30,15 +30,17 @@ class BatchSample(Value):
 
 
 class BatchGroup(Value):
-    """A whole group, which is never split. `prompt`: the id of its prompt.
+    """A whole group, which is never split between mini-batches. `prompt`: the id of its prompt.
 
-    `staleness`: that of its most stale sample.
+    `prompt_tokens`: the length of that prompt (0 in batches of older releases). `staleness`: that of its most stale
+    sample.
     """
 
     group: str
     samples: tuple[BatchSample, ...]
     prompt: str = ""
     staleness: int = Field(default=0, validation_alias=AliasChoices("staleness", "lag"))
+    prompt_tokens: int = 0
 
 
 class SamplerState(Value):

@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from learner.algorithm.loss import LossSettings, token_loss
 from learner.algorithm.reductions import REDUCTIONS
-from learner.training.minibatches import MicroBatch, filler, micro_batches, plan_step
+from learner.training.minibatches import MicroBatch, filler, longest_shared_row, micro_batches, plan_step
 from learner.training.policy import PolicyModel, inputs, load_policy
 from learner.training.trainer import loss_settings
 from services.contracts import Batch, BatchGroup, BatchSample, SamplerState
@@ -210,9 +210,8 @@ def check_cut(
     document = recipe(small, case)
     wanted = loss_settings(document)
     members, payloads = drawn(groups, seed)
-    (plan,) = plan_step(
-        shuffled(members, seed), len(members), reduction, ranks, longest=document.rollout.max_new_tokens
-    )
+    row_tokens, longest = longest_shared_row(budget, share_prompts=share_prompts), document.rollout.max_new_tokens
+    (plan,) = plan_step(shuffled(members, seed), len(members), reduction, ranks, longest=longest, row_tokens=row_tokens)
     assume(plan.trainable)
     cut = [micro_batches(share, payloads, budget, share_prompts=share_prompts) for share in plan.shares]
     work = [replace(batch, chunks=chunks) for part in cut for batch in [*part, *[filler()] * fillers]]

@@ -276,8 +276,8 @@ def test_the_cases_differ_as_intended(policy: Path, single: Single) -> None:
     assert counts("whole", 1) == [1]
     assert counts("split", 1) == [2]
     assert counts("one-response-each", 1) == [8]
-    assert counts("lopsided", 2) == counts("zero-3-lopsided", 2) == [3, 1]
-    assert chunks("lopsided") == chunks("zero-3-lopsided") == [[3, 2, 2], [1]]
+    assert counts("lopsided", 2) == counts("zero-3-lopsided", 2) == [1, 3]
+    assert chunks("lopsided") == chunks("zero-3-lopsided") == [[6], [2, 2, 1]]
     assert counts("single", 2) == counts("zero-3-single", 2) == [1, 0]
     everything = single("everything")[1].metrics
     for share in ("clip_low_share", "clip_high_share", "dual_clip_share", "capped_share", "kl_reference"):

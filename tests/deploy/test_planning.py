@@ -16,6 +16,7 @@ from deploy.cli.planning import (
     booked_gpus,
     checkpoint_bytes,
     learner_memory,
+    rank_balance,
     replica_memory,
     step_time,
     sync_bytes,
@@ -79,6 +80,12 @@ def test_an_evaluation_reserves_no_learner() -> None:
     sections = {"rollout": {"replicas": 2, "gpus": 1.0}, "learner": {"ranks": 2, "gpus": 1.0}}
     assert booked_gpus(recipe(**sections)) == 4
     assert booked_gpus(recipe(**sections, limits={"rollout_steps": 0})) == 2
+
+
+def test_ranks_of_the_papers_recipe_have_the_same_work() -> None:
+    paper = load_recipe(RECIPES / "qwen2.5-32b-dapo.yaml")
+    assert 0.95 < rank_balance(paper, 10_240) < 1
+    assert rank_balance(recipe(learner={"ranks": 1}), 12) == 1
 
 
 def test_time_of_a_step() -> None:

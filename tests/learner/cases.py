@@ -19,7 +19,7 @@ from deepspeed.utils import safe_get_full_optimizer_state
 from torch import Tensor
 
 from learner.algorithm import logprobs
-from learner.training.minibatches import MicroBatch, micro_batches, plan_step
+from learner.training.minibatches import MicroBatch, longest_shared_row, micro_batches, plan_step
 from learner.training.process_group import Ranks
 from learner.training.trainer import Trained, Trainer
 from services.contracts import Batch, BatchGroup, BatchSample, SamplerState
@@ -50,7 +50,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 RESPONSES = {
     "mixed": [[4, 9, 1], [6, 3, 8], [2, 7, 5]],
     "four": [[4, 9, 1], [6, 3, 8], [2, 7, 5], [8, 1, 3]],
-    "lopsided": [[70, 50, 60], [1, 2, 1], [2, 1, 3]],
+    "lopsided": [[170, 50, 60], [1, 2, 1], [2, 1, 3]],
     "single": [[3, 7, 2]],
 }
 """Tokens of each group's responses."""
@@ -160,7 +160,8 @@ def step_data(folder: Path, data: str, *, backwards: bool = False) -> tuple[Batc
                     staleness=0,
                 )
             )
-        members.append(BatchGroup(group=f"g{group}", samples=tuple(samples[::-1] if backwards else samples)))
+        samples = samples[::-1] if backwards else samples
+        members.append(BatchGroup(group=f"g{group}", samples=tuple(samples), prompt_tokens=len(prompt)))
     batch = Batch(
         step=0,
         version=0,
@@ -239,5 +240,6 @@ def micro_batch_counts(folder: Path, case: Case, ranks: int) -> list[int]:
 def micro_batches_of(folder: Path, case: Case, ranks: int) -> list[list[MicroBatch]]:
     """The micro-batches of each of `ranks` in the first mini-batch, before fillers."""
     batch, payloads = step_data(folder, case.data)
-    plan = plan_step(batch, case.mini_batch_groups, "token", ranks, longest=1)[0]
+    row_tokens = longest_shared_row(case.budget, share_prompts=case.share_prompts)
+    plan = plan_step(batch, case.mini_batch_groups, "token", ranks, longest=1, row_tokens=row_tokens)[0]
     return [micro_batches(share, payloads, case.budget, share_prompts=case.share_prompts) for share in plan.shares]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner.training.minibatches import PlannedSample, filler, micro_batches, plan_step
+from learner.training.minibatches import filler, micro_batches, plan_step
+from learner.training.shares import PlannedSample
 from services.contracts import Batch, BatchGroup, BatchSample, SamplerState
 from services.streams.delivery.payloads import SamplePayload
 
@@ -48,12 +49,12 @@ def payload(prompt: list[int], response: list[int]) -> SamplePayload:
 
 
 def test_a_single_group_is_spread_over_the_ranks() -> None:
-    plan = plan_step(batch_of(("a", [5, 5, 5, 5], set())), 1, "group_token", 2, longest=9)[0]
+    plan = plan_step(batch_of(("a", [5, 5, 5, 5], set())), 1, "group_token", 2, longest=9, row_tokens=0)[0]
     assert [len(share) for share in plan.shares] == [2, 2]
 
 
 def test_a_mini_batch_without_trainable_responses_is_an_error() -> None:
-    plans = plan_step(batch_of(("a", [5, 5], {0, 1}), ("b", [5, 5], set())), 1, "token", 1, longest=9)
+    plans = plan_step(batch_of(("a", [5, 5], {0, 1}), ("b", [5, 5], set())), 1, "token", 1, longest=9, row_tokens=0)
     assert [plan.trainable for plan in plans] == [False, True]
 
 

@@ -202,16 +202,25 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
         ("logprobs: chunks of eight times the size", "CHUNK_TOKENS = 256", "CHUNK_TOKENS = 2048"),
         ("logprobs: every chunk's logits kept for the backward pass", "if torch.is_grad_enabled():", "if False:"),
     ],
+    "learner/training/shares.py": [
+        (
+            "shares: a row is spread although there are enough",
+            "parts = -(-ranks // max(len(rows), 1))",
+            "parts = ranks",
+        ),
+        ("shares: the shortest rows first", "key=lambda piece: -piece[0]", "key=lambda piece: piece[0]"),
+        ("shares: whole groups only", "if rows and length <= row_tokens:", "if rows:"),
+        (
+            "shares: those of other ranks",
+            "return Distribution(tuple(tuple(share) for share in shares), tokens)",
+            "return Distribution(tuple(tuple(share) for share in shares[1:] + shares[:1]), tokens)",
+        ),
+    ],
     "learner/training/minibatches.py": [
         (
             "mini-batches: one group too many",
             "batch.groups[start : start + mini_batch_groups]",
             "batch.groups[start : start + mini_batch_groups + 1]",
-        ),
-        (
-            "mini-batches: a group is spread although there are enough",
-            "parts = -(-ranks // max(len(groups), 1))",
-            "parts = ranks",
         ),
         (
             "packing: responses see each other",

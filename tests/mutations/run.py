@@ -44,6 +44,7 @@ NEAR = {
         "tests/conformance/test_mini_batches.py",
         "tests/conformance/test_gradient_any_cut.py",
     ),
+    "learner/training/shares.py": ("tests/conformance/test_mini_batches.py",),
     "learner/training/policy.py": ("tests/learner/test_gradients.py",),
     "learner/training/deepspeed_engine.py": ("tests/learner/test_gradients.py",),
     "learner/training/trainer.py": ("tests/learner/test_gradients.py",),

@@ -125,7 +125,7 @@ def _redis(recipe: Recipe) -> Table:
 
 
 def _step(recipe: Recipe, shape: ModelShape, stated: Throughput) -> Table:
-    from deploy.cli.planning import step_time, sync_bytes
+    from deploy.cli.planning import rank_balance, step_time, sync_bytes
 
     time, steps = step_time(recipe, shape, stated), recipe.limits.rollout_steps
     overlap = "overlapped" if recipe.limits.max_staleness > 0 else "one after the other"
@@ -136,6 +136,7 @@ def _step(recipe: Recipe, shape: ModelShape, stated: Throughput) -> Table:
         ("bytes per weight sync, to every worker", f"{sync_bytes(recipe, shape) / 1e9:.2f} GB"),
         ("generating", f"{time.generating:,.1f} s"),
         ("learning", f"{time.learning:,.1f} s"),
+        ("mean work of a learner rank / the largest", f"{rank_balance(recipe, stated.response_tokens):.2f}"),
         ("weight sync", f"{time.syncing:,.1f} s"),
         (f"rollout step ({overlap})", f"{time.total:,.1f} s"),
         (f"{steps} rollout steps", f"{time.total * steps / 3600:,.1f} h"),

@@ -54,6 +54,7 @@ def batch_group(recipe: Recipe, name: str, group: Group, step: int, version_step
         samples=tuple(samples),
         prompt=group.task.prompt.id,
         staleness=max(sample.staleness for sample in samples),
+        prompt_tokens=group.in_order[0].facts.prompt_tokens,
     )
 
 
