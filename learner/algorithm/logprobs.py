@@ -33,17 +33,11 @@ def _of_chunk(
     return chosen, entropy
 
 
-def chunks_for(tokens: int) -> int:
-    """The number of chunks, at least 1, that limits each chunk to CHUNK_TOKENS tokens."""
-    return max(1, -(-tokens // CHUNK_TOKENS))
-
-
 def token_logprobs(
     hidden: Tensor,
     targets: Tensor,
     head: Callable[[Tensor], Tensor],
     temperature: float = 1.0,
-    chunks: int | None = None,
     *,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -51,10 +45,8 @@ def token_logprobs(
 
     hidden: [N, H]. targets: int64 [N]. head: maps [n, H] to logits [n, vocabulary].
     Returns two tensors [N] in nats, float64 if the logits are, else float32. The log-probs carry gradient; the
-    entropies do only with `entropy_gradient`. The backward pass computes the logits of each chunk again.
-
-    `chunks` sets how many times `head` is called, even for a chunk without rows. Where the weights are partitioned over
-    ranks (ZeRO 3), each call is a collective, so every rank must make the same number of calls.
+    entropies do only with `entropy_gradient`. `head` is called for at most CHUNK_TOKENS rows at a time, and in the
+    backward pass again.
 
     Example: the logits 0 and ln 3 of two words. At temperature 1 their probabilities are 1/4 and 3/4, and the entropy
     is (1/4) ln 4 + (3/4) ln (4/3) = 0.5623. At temperature 0.5 the logits become 0 and ln 9, so the second word
@@ -69,9 +61,8 @@ def token_logprobs(
     >>> cooler.exp()
     tensor([0.1000, 0.9000])
     """
-    chunks = chunks or chunks_for(targets.numel())
     parts = []
-    for rows, wanted in zip(hidden.tensor_split(chunks), targets.tensor_split(chunks), strict=True):
+    for rows, wanted in zip(torch.split(hidden, CHUNK_TOKENS), torch.split(targets, CHUNK_TOKENS), strict=True):
         if torch.is_grad_enabled():
             parts.append(checkpoint(_of_chunk, rows, wanted, head, temperature, entropy_gradient, use_reentrant=False))
         else:

@@ -39,6 +39,7 @@ def training_engine(policy: PolicyModel, learner: LearnerSettings) -> Any:
     deepspeed_comm.cdb = None
     if learner.dtype == "float64":
         _admit_float64()
+    _gather_head_once(policy, learner)
     engine, *_ = deepspeed.initialize(model=policy, model_parameters=list(policy.parameters()), config=_config(learner))
     if dist.get_world_size() == 1 and learner.zero_stage == 0:
         # With a single rank, DeepSpeed would still copy all gradients to a new buffer and back in each step.
@@ -60,9 +61,19 @@ def frozen(policy: PolicyModel, learner: LearnerSettings, device: torch.device) 
         return policy.to(device)
     import deepspeed
 
+    _gather_head_once(policy, learner)
     # Without an optimizer, DeepSpeed only partitions and gathers.
     engine, *_ = deepspeed.initialize(model=policy, config=_precision(learner) | _zero(learner))
     return engine
+
+
+def _gather_head_once(policy: PolicyModel, learner: LearnerSettings) -> None:
+    """Have ZeRO 3 gather the head's weight with the module that uses it in all chunks, and not for each chunk."""
+    if learner.zero_stage == 3:
+        import deepspeed
+
+        for parameter in policy.head.gathered:
+            deepspeed.zero.register_external_parameter(policy.head, parameter)
 
 
 def _admit_float64() -> None:

@@ -90,7 +90,7 @@ class MicroBatch:
     input_ids, position_ids: int64 [B, L], padded on the right.
     attention_mask: bool [B, 1, L, L], or None for plain causal rows.
     source: int64 [N], the position in the flattened [B * L] hidden states that predicts each token.
-    targets: int64 [N]. data: float64 [N] each until `to` rounds them. chunks: the number of calls of the head.
+    targets: int64 [N]. data: float64 [N] each until `to` rounds them.
     """
 
     input_ids: Tensor
@@ -99,7 +99,6 @@ class MicroBatch:
     source: Tensor
     targets: Tensor
     data: TokenData
-    chunks: int = 1
 
     def to(self, device: torch.device, dtype: torch.dtype) -> MicroBatch:
         """Copy it to `device`, with its `data` in `dtype`, the dtype of the log-probs."""

@@ -27,6 +27,31 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.25}
 """The largest deviation of a log-prob (nats) that rounding can explain, by the dtype of the weights."""
 
 
+class LogprobHead(nn.Module):
+    """The output layer of a causal LM, from hidden states to log-probs.
+
+    It is one module around all chunks, so that ZeRO 3 gathers the weight once per call. The layer is held by reference,
+    not as a submodule: the model owns its parameters.
+    """
+
+    def __init__(self, layer: Any, temperature: float, *, entropy_gradient: bool) -> None:
+        super().__init__()
+        self._layer = (layer,)
+        self.temperature = temperature
+        self.entropy_gradient = entropy_gradient
+
+    @property
+    def gathered(self) -> tuple[nn.Parameter, ...]:
+        """The parameters that each call needs whole."""
+        return tuple(self._layer[0].parameters())
+
+    def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """See `token_logprobs`; hidden [N, H], targets int64 [N]."""
+        # Called as a module, the layer would release its weight after each chunk.
+        layer = self._layer[0].forward
+        return token_logprobs(hidden, targets, layer, self.temperature, entropy_gradient=self.entropy_gradient)
+
+
 class PolicyModel(nn.Module):
     """A Hugging Face causal LM whose forward pass returns the log-probs of tokens at a sampling temperature.
 
@@ -38,7 +63,7 @@ class PolicyModel(nn.Module):
         super().__init__()
         self.causal_lm = causal_lm
         self.temperature = temperature
-        self.entropy_gradient = entropy_gradient
+        self.head = LogprobHead(causal_lm.get_output_embeddings(), temperature, entropy_gradient=entropy_gradient)
 
     @property
     def token_dtype(self) -> torch.dtype:
@@ -52,7 +77,6 @@ class PolicyModel(nn.Module):
         attention_mask: Tensor | None,
         source: Tensor,
         targets: Tensor,
-        chunks: int,
     ) -> tuple[Tensor, Tensor]:
         """Return (log-probs, entropies), each [N] in `token_dtype`. The arguments have the shapes of MicroBatch.
 
@@ -63,8 +87,8 @@ class PolicyModel(nn.Module):
         )
         hidden = output.last_hidden_state
         wanted = hidden.reshape(-1, hidden.shape[-1]).index_select(0, source)
-        head = self.causal_lm.get_output_embeddings()
-        return token_logprobs(wanted, targets, head, self.temperature, chunks, entropy_gradient=self.entropy_gradient)
+        logprobs, entropy = self.head(wanted, targets)
+        return logprobs, entropy
 
 
 def inputs(batch: MicroBatch) -> dict[str, Any]:
@@ -75,7 +99,6 @@ def inputs(batch: MicroBatch) -> dict[str, Any]:
         "attention_mask": batch.attention_mask,
         "source": batch.source,
         "targets": batch.targets,
-        "chunks": batch.chunks,
     }
 
 

@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from learner.algorithm.logprobs import chunks_for
 from learner.algorithm.loss import HISTOGRAMS, SUMS, LossSettings, TokenLoss, means, token_loss
 from learner.algorithm.ratios import BINS
 from learner.training.deepspeed_engine import frozen, prepare_environment, training_engine
@@ -199,7 +198,7 @@ class Trainer:
         return rate
 
     def _micro_batches(self, plans: list[MiniBatch], payloads: dict[str, SamplePayload]) -> list[list[MicroBatch]]:
-        """This rank's micro-batches per optimizer step. Their number and that of head calls are equal on all ranks."""
+        """This rank's micro-batches per optimizer step. Their number is equal on all ranks."""
         budget = self._settings.micro_batch_tokens
         own = [
             micro_batches(plan.shares[self._ranks.rank], payloads, budget, share_prompts=self._share_prompts)
@@ -207,9 +206,8 @@ class Trainer:
         ]
         counts = self._most([len(part) for part in own])
         own = [part + [filler()] * (count - len(part)) for part, count in zip(own, counts, strict=True)]
-        chunks = iter(self._most([chunks_for(batch.targets.numel()) for part in own for batch in part]))
         device = self._ranks.device
-        return [[replace(batch, chunks=next(chunks)).to(device, self._token_dtype) for batch in part] for part in own]
+        return [[batch.to(device, self._token_dtype) for batch in part] for part in own]
 
     def _most(self, counts: list[int]) -> list[int]:
         """The maximum of each count over all ranks."""

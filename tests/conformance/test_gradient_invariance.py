@@ -269,7 +269,7 @@ def test_the_cases_differ_as_intended(policy: Path, single: Single) -> None:
         return micro_batch_counts(policy, CASES[name], ranks)
 
     def chunks(name: str) -> list[list[int]]:
-        """Per rank and micro-batch, the number of head calls if the ranks did not agree on it."""
+        """Per rank and micro-batch, the number of head calls."""
         parts = micro_batches_of(policy, CASES[name], 2)
         return [[-(-batch.targets.numel() // CHUNK_TOKENS) for batch in part] for part in parts]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from learner.algorithm.logprobs import CHUNK_TOKENS, chunks_for, token_logprobs
+from learner.algorithm.logprobs import CHUNK_TOKENS, token_logprobs
 
 chunked = pytest.mark.conformance(formula="log softmax(z / T)[o_t]; H = -sum p log p", setting="CHUNK_TOKENS")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -26,15 +26,18 @@ def test_by_hand() -> None:
 
 
 @chunked
-@pytest.mark.parametrize("chunks", [None, 1, 3, 9])
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("entropy_gradient", [False, True])
-def test_any_chunking_is_the_full_softmax(chunks: int | None, dtype: torch.dtype, entropy_gradient: bool) -> None:
+def test_any_chunking_is_the_full_softmax(
+    chunk_tokens: int, dtype: torch.dtype, entropy_gradient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("learner.algorithm.logprobs.CHUNK_TOKENS", chunk_tokens)
     torch.manual_seed(0)
     head = torch.nn.Linear(5, 11, bias=False, dtype=dtype)
     hidden = torch.randn(7, 5, dtype=dtype, requires_grad=True)
     targets = torch.randint(0, 11, (7,))
-    found, entropy = token_logprobs(hidden, targets, head, 0.5, chunks, entropy_gradient=entropy_gradient)
+    found, entropy = token_logprobs(hidden, targets, head, 0.5, entropy_gradient=entropy_gradient)
     logprobs = torch.log_softmax(head(hidden) / 0.5, -1)
     expected = logprobs.gather(-1, targets[:, None])[:, 0]
     entropies = -(logprobs.exp() * logprobs).sum(-1)
@@ -62,12 +65,12 @@ def test_half_precision_logits_are_summed_in_float32(dtype: torch.dtype) -> None
 
 
 @chunked
-def test_chunks_sets_the_number_of_head_calls() -> None:
-    """With partitioned weights each call is a collective, so a rank with fewer tokens than chunks makes all calls."""
+@pytest.mark.parametrize("tokens", [0, 1, CHUNK_TOKENS, 2 * CHUNK_TOKENS + 1])
+def test_no_chunk_exceeds_its_size(tokens: int) -> None:
     head = torch.nn.Linear(2, 3)
     calls: list[int] = []
     head.register_forward_hook(lambda _module, inputs, _output: calls.append(len(inputs[0])))
-    with torch.no_grad():
-        token_logprobs(torch.randn(2, 2), torch.tensor([0, 1]), head, chunks=4)
-    assert sorted(calls) == [0, 0, 1, 1]
-    assert [chunks_for(count) for count in (0, 1, CHUNK_TOKENS, CHUNK_TOKENS + 1)] == [1, 1, 1, 2]
+    found, _ = token_logprobs(torch.randn(tokens, 2), torch.zeros(tokens, dtype=torch.int64), head)
+    assert len(found) == sum(calls) == tokens
+    assert max(calls) <= CHUNK_TOKENS
+    assert len(calls) == max(1, -(-tokens // CHUNK_TOKENS))

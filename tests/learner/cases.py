@@ -204,7 +204,7 @@ def _scale(trainer: Trainer, parameters: list[Any]) -> None:
 def run_case(folder: Path, case: Case, ranks: Ranks) -> tuple[dict[str, Tensor], Trained]:
     """One rollout step: Adam's first moment (0.1 x the last clipped gradient at one step) and the weights after it."""
     with pytest.MonkeyPatch.context() as patch, in_float64() if case.widened else nullcontext():
-        # Small chunks, so that ranks with short responses must still run the head as often as the others.
+        # Small chunks, so that ranks run the head a different number of times.
         patch.setattr(logprobs, "CHUNK_TOKENS", CHUNK_TOKENS)
         return _run(folder, case, ranks)
 

@@ -197,8 +197,11 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
             "torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled())",
             "torch.set_grad_enabled(torch.is_grad_enabled())",
         ),
-        ("logprobs: one chunk", "return max(1, -(-tokens // CHUNK_TOKENS))", "return 1"),
-        ("logprobs: chunks counted but not made", "chunks = chunks or chunks_for(targets.numel())", "chunks = 1"),
+        (
+            "logprobs: one chunk",
+            "zip(torch.split(hidden, CHUNK_TOKENS), torch.split(targets, CHUNK_TOKENS), strict=True)",
+            "[(hidden, targets)]",
+        ),
         ("logprobs: chunks of eight times the size", "CHUNK_TOKENS = 256", "CHUNK_TOKENS = 2048"),
         ("logprobs: every chunk's logits kept for the backward pass", "if torch.is_grad_enabled():", "if False:"),
     ],
@@ -246,7 +249,7 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
         ("AdamW: weight decay ignored", '"weight_decay": learner.weight_decay', '"weight_decay": 0.0'),
     ],
     "learner/training/policy.py": [
-        ("policy: temperature forgotten", "self.temperature, chunks,", "1.0, chunks,"),
+        ("policy: temperature forgotten", "layer, self.temperature, entropy", "layer, 1.0, entropy"),
         ("policy: entropies without gradient", "entropy_gradient=self.entropy_gradient", "entropy_gradient=False"),
     ],
     "learner/training/trainer.py": [
