@@ -97,6 +97,7 @@ class LeasedTask:
             newest_version=max(versions),
             started_at=started_at,
             finished_at=time.time(),
+            replica=self.context.heartbeat.info.id,
         )
         prompt = task.prompt
         return Sample(group=task.group, index=index, verifier=prompt.verifier, reference=prompt.reference, facts=facts)

@@ -10,6 +10,7 @@ import time
 from functools import partial
 
 from learner.coordinator.checkpoint_schedule import CheckpointSchedule
+from learner.coordinator.parity_gate import differing, explanation
 from learner.coordinator.publication import Publication
 from learner.coordinator.waiting import POLL_S, TICK_S, LearnerStoppingError, idle_during
 from learner.rank.batch_training import NonFiniteGradientError
@@ -102,17 +103,20 @@ class TrainingLoop:
         await self._schedule.save(record, self._publication.policy, snapshot)
 
     async def _train(self, logged: LoggedBatch) -> StepRecord:
-        batch, started_at = logged.batch, time.time()
+        batch, started_at, version = logged.batch, time.time(), self._publication.policy.version
         patience_s = self._recipe.limits.stall_timeout_s
         with self._context.waits.on("training", f"the optimizer steps of rollout step {batch.step}", patience_s):
-            await self._worker.send(Command(do="train", batch=batch, fence=self._history.fence))
-            trained = await self._worker.training.train(batch, self._history.fence)
+            await self._worker.send(Command(do="train", batch=batch, fence=self._history.fence, version=version))
+            trained = await self._worker.training.train(batch, self._history.fence, version)
         if trained is None:
             raise LearnerStoppingError
         if trained.damaged:
             DAMAGED_PAYLOADS.labels(run=self._context.record.id, service="learner").inc(len(trained.damaged))
             await self._context.event_log.write("payload-damaged", f"step {batch.step}: {'; '.join(trained.damaged)}")
-        unpublished = step_record(batch, trained, self._publication.policy.version, started_at, self._history.fence)
+        limit = self._recipe.max_logprob_difference
+        if found := differing(trained.differences, limit):
+            await self._context.event_log.write("logprobs-differ", explanation(batch.step, version, found, limit))
+        unpublished = step_record(batch, trained, version, started_at, self._history.fence)
         await self._check_gradients(unpublished, trained)
         record = await self._publication.commit_step(unpublished, logged.entry)
         self._done = batch.last or batch.step >= self._recipe.limits.rollout_steps

@@ -33,13 +33,16 @@ class BatchTraining:
     def __init__(self, rank: RankContext) -> None:
         self._rank = rank
 
-    async def train(self, batch: Batch, fence: Fence, *, archived: bool = False) -> Trained | None:
+    async def train(
+        self, batch: Batch, fence: Fence, version: int | None = None, *, archived: bool = False
+    ) -> Trained | None:
         """Train one rollout step. None if `stopping` was set meanwhile and interrupted it. Collective.
 
-        `fence`: the learner under whose name the batch is archived. With `archived` the payloads come from the archive,
-        where that learner wrote them when it trained the step first.
+        `fence`: the learner under whose name the batch is archived. `version`: that of the policy, see `Trainer.train`.
+        With `archived` the payloads come from the archive, where that learner wrote them when it trained the step
+        first.
         """
-        work = asyncio.ensure_future(self._train(batch, fence, archived))
+        work = asyncio.ensure_future(self._train(batch, fence, version, archived))
         stopping = asyncio.create_task(self._rank.service.stopping.wait())
         try:
             await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -52,7 +55,7 @@ class BatchTraining:
         finally:
             stopping.cancel()
 
-    async def _train(self, batch: Batch, fence: Fence, archived: bool) -> Trained:
+    async def _train(self, batch: Batch, fence: Fence, version: int | None, archived: bool) -> Trained:
         trainer = self._rank.trainer
         damaged: dict[str, str] = {}
         while True:
@@ -67,7 +70,7 @@ class BatchTraining:
             batch = masked(batch, unusable)
         error = None if archived else await self._archive(batch, payloads, fence)
         await self._exchange(batch, {}, error)
-        trained = await self._rank.in_order(lambda: trainer.train(plans, payloads))
+        trained = await self._rank.in_order(lambda: trainer.train(plans, payloads, version))
         return replace(trained, damaged=tuple(damaged.values()), batch_digest=batch_digest(batch))
 
     async def _payloads(

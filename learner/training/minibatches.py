@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from learner.algorithm.loss import TokenData
+from learner.algorithm.parity import NOT_COMPARED
 from learner.algorithm.reductions import REDUCTIONS, SampleSize
 from learner.training.shares import PlannedSample, Share, distribute, row_length
 from services.contracts import Batch, BatchGroup
@@ -22,6 +23,18 @@ from services.streams.delivery.payloads import SamplePayload
 SHARED_ROW_TOKENS = 1024
 """Maximum length of a row in which responses share one prompt. Its attention mask is dense, so the memory grows with
 the square of the length."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Which tokens were sampled with the weights from which a rollout step starts: those of policy `version`.
+
+    Another version may belong to the same step, if a learner was restarted, and have other weights. `replicas`: who
+    sampled the tokens of the step.
+    """
+
+    version: int
+    replicas: tuple[str, ...]
 
 
 def masked(batch: Batch, payloads: Collection[str]) -> Batch:
@@ -72,8 +85,9 @@ def _shares(
     planned: dict[str, list[PlannedSample]] = {}
     for (name, sample), weight in zip(members, reduced.weights, strict=True):
         if weight > 0:
-            share = PlannedSample(sample.payload, name, sample.tokens, sample.advantage, weight / reduced.normaliser)
-            planned.setdefault(name, []).append(share)
+            share = weight / reduced.normaliser
+            response = PlannedSample(sample.payload, name, sample.tokens, sample.advantage, share, sample.replica)
+            planned.setdefault(name, []).append(response)
     prompt_tokens = {group.group: group.prompt_tokens for group in groups}
     return distribute(planned, prompt_tokens, ranks, row_tokens).shares
 
@@ -90,7 +104,7 @@ class MicroBatch:
     input_ids, position_ids: int64 [B, L], padded on the right.
     attention_mask: bool [B, 1, L, L], or None for plain causal rows.
     source: int64 [N], the position in the flattened [B * L] hidden states that predicts each token.
-    targets: int64 [N]. data: float64 [N] each until `to` rounds them.
+    targets: int64 [N]. data: float64 [N] each until `to` rounds them. replica: int64 [N], as in `EngineComparison.add`.
     """
 
     input_ids: Tensor
@@ -99,6 +113,7 @@ class MicroBatch:
     source: Tensor
     targets: Tensor
     data: TokenData
+    replica: Tensor
 
     def to(self, device: torch.device, dtype: torch.dtype) -> MicroBatch:
         """Copy it to `device`, with its `data` in `dtype`, the dtype of the log-probs."""
@@ -109,6 +124,7 @@ class MicroBatch:
             attention_mask=None if self.attention_mask is None else self.attention_mask.to(device),
             source=self.source.to(device),
             targets=self.targets.to(device),
+            replica=self.replica.to(device),
             data=TokenData(
                 behaviour=self.data.behaviour.to(device, dtype),
                 advantage=self.data.advantage.to(device, dtype),
@@ -132,12 +148,18 @@ class _Row:
 
 
 def micro_batches(
-    share: Sequence[PlannedSample], payloads: dict[str, SamplePayload], budget: int, *, share_prompts: bool
+    share: Sequence[PlannedSample],
+    payloads: dict[str, SamplePayload],
+    budget: int,
+    *,
+    share_prompts: bool,
+    sampled: Sampled | None = None,
 ) -> list[MicroBatch]:
     """Pack a share into micro-batches of at most `budget` padded tokens. A longer sample gets one of its own.
 
     With `share_prompts`, the responses of a group follow their prompt in one row and do not attend to each other. That
-    gives the same log-probs for a fraction of the tokens. Raises ValueError for a payload that contradicts the batch.
+    gives the same log-probs for a fraction of the tokens. `sampled`: which tokens are compared with the engines'
+    log-probs (None: none). Raises ValueError for a payload that contradicts the batch.
     """
     rows = _rows(share, payloads, longest_shared_row(budget, share_prompts=share_prompts))
     rows.sort(key=lambda row: -row.length)
@@ -146,7 +168,7 @@ def micro_batches(
         if not packed or (len(packed[-1]) + 1) * packed[-1][0].length > budget:
             packed.append([])
         packed[-1].append(row)
-    return [_micro_batch(part) for part in packed]
+    return [_micro_batch(part, sampled) for part in packed]
 
 
 def filler() -> MicroBatch:
@@ -154,7 +176,8 @@ def filler() -> MicroBatch:
     zero = torch.zeros(1, dtype=torch.float64)
     ids = torch.zeros((1, 2), dtype=torch.int64)
     first = torch.zeros(1, dtype=torch.int64)
-    return MicroBatch(ids, torch.arange(2).unsqueeze(0), None, first, first, TokenData(zero, zero, zero, first))
+    data = TokenData(zero, zero, zero, first)
+    return MicroBatch(ids, torch.arange(2).unsqueeze(0), None, first, first, data, torch.full((1,), NOT_COMPARED))
 
 
 def _rows(share: Sequence[PlannedSample], payloads: dict[str, SamplePayload], longest: int) -> list[_Row]:
@@ -176,7 +199,7 @@ def _rows(share: Sequence[PlannedSample], payloads: dict[str, SamplePayload], lo
     return rows
 
 
-def _micro_batch(rows: list[_Row]) -> MicroBatch:
+def _micro_batch(rows: list[_Row], sampled: Sampled | None) -> MicroBatch:
     width = max(row.length for row in rows)
     ids = np.zeros((len(rows), width), dtype=np.int64)
     positions = np.tile(np.arange(width, dtype=np.int64), (len(rows), 1))
@@ -203,7 +226,17 @@ def _micro_batch(rows: list[_Row]) -> MicroBatch:
         source=torch.from_numpy(np.concatenate(sources).astype(np.int64)),
         targets=torch.from_numpy(np.concatenate([payload.response_ids for _, payload in members]).astype(np.int64)),
         data=_token_data(members),
+        replica=torch.from_numpy(np.concatenate([_replica(*member, sampled) for member in members])),
     )
+
+
+def _replica(sample: PlannedSample, payload: SamplePayload, sampled: Sampled | None) -> np.ndarray:
+    """The index of the replica that sampled each token [T]. A payload from the archive has no spans to tell."""
+    found = np.full(sample.tokens, NOT_COMPARED, dtype=np.int64)
+    for span in payload.spans:
+        if sampled is not None and span.version == sampled.version:
+            found[span.start : span.end] = sampled.replicas.index(sample.replica)
+    return found
 
 
 def _token_data(members: Sequence[tuple[PlannedSample, SamplePayload]]) -> TokenData:

@@ -13,13 +13,17 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class PlannedSample:
-    """One response to train on. `weight` applies to each token, already divided by the mini-batch's normaliser."""
+    """One response to train on. `weight` applies to each token, already divided by the mini-batch's normaliser.
+
+    `replica`: the rollout replica that sampled it.
+    """
 
     payload: str
     group: str
     tokens: int
     advantage: float
     weight: float
+    replica: str = ""
 
 
 Share = tuple[PlannedSample, ...]

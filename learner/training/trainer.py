@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from learner.algorithm.loss import HISTOGRAMS, SUMS, LossSettings, TokenLoss, means, token_loss
+from learner.algorithm.parity import EngineComparison, ReplicaDifference
 from learner.algorithm.ratios import BINS
 from learner.training.deepspeed_engine import frozen, prepare_environment, training_engine
 from learner.training.minibatches import (
     MicroBatch,
     MiniBatch,
+    Sampled,
     filler,
     longest_shared_row,
     micro_batches,
@@ -58,6 +60,8 @@ class Trained:
     """The payloads that could not be trained, with the reason. Their loss was masked."""
     batch_digest: str = ""
     """That of the batch as it was archived, with these masks."""
+    differences: dict[str, ReplicaDifference] = field(default_factory=dict)
+    """Between the log-probs of the learner and those of each rollout replica, on tokens of the same weights."""
 
     @property
     def optimizer_steps(self) -> int:
@@ -112,6 +116,7 @@ class Trainer:
         self.non_finite_in_a_row = 0
         """Consecutive optimizer steps with a non-finite gradient, across rollout steps. Counted up to the limit."""
         self._interrupted = threading.Event()
+        self._comparison = EngineComparison(())
         prepare_environment()
         torch.set_num_threads(recipe.learner.threads)
         torch.manual_seed(recipe.seed)
@@ -160,19 +165,24 @@ class Trainer:
             batch, settings.mini_batch_groups, self._reduction, world, longest=longest, row_tokens=row_tokens
         )
 
-    def train(self, plans: list[MiniBatch], payloads: dict[str, SamplePayload]) -> Trained:
+    def train(self, plans: list[MiniBatch], payloads: dict[str, SamplePayload], version: int | None = None) -> Trained:
         """Train one rollout step: one optimizer step per trainable mini-batch.
 
-        `payloads`: those of this rank's shares, by key. Raises InterruptedTrainingError after `interrupt`.
+        `payloads`: those of this rank's shares, by key. `version`: that of the policy as it is now, whose tokens are
+        compared with the engines' log-probs (None: none). Raises InterruptedTrainingError after `interrupt`.
         """
         started = time.monotonic()
         rate = self._set_learning_rate()
-        work = self._micro_batches([plan for plan in plans if plan.trainable], payloads)
+        names = tuple(sorted({sample.replica for plan in plans for share in plan.shares for sample in share}))
+        self._comparison = EngineComparison(names)
+        sampled = None if version is None else Sampled(version, names)
+        work = self._micro_batches([plan for plan in plans if plan.trainable], payloads, sampled)
         # Before the first optimizer step, because the proximal policy is the one at the start of the rollout step.
         proximal, reference = self._proximal(work), self._reference_logprobs(work)
         steps = [self._optimizer_step(*parts) for parts in zip(work, proximal, reference, strict=True)]
         self._rollout_steps += 1
         self._count_non_finite(steps)
+        self._comparison.reduce(self._ranks.all_reduce)
         return self._summary(plans, steps, rate, time.monotonic() - started)
 
     def _count_non_finite(self, steps: list[OptimizerStep]) -> None:
@@ -197,12 +207,16 @@ class Trainer:
             group["lr"] = rate
         return rate
 
-    def _micro_batches(self, plans: list[MiniBatch], payloads: dict[str, SamplePayload]) -> list[list[MicroBatch]]:
+    def _micro_batches(
+        self, plans: list[MiniBatch], payloads: dict[str, SamplePayload], sampled: Sampled | None = None
+    ) -> list[list[MicroBatch]]:
         """This rank's micro-batches per optimizer step. Their number is equal on all ranks."""
-        budget = self._settings.micro_batch_tokens
+        budget, shared = self._settings.micro_batch_tokens, self._share_prompts
+        # With the behaviour log-probs as proximal ones, only the first optimizer step computes those of the start.
+        compared = [sampled if not index or not self._behaviour_is_proximal else None for index in range(len(plans))]
         own = [
-            micro_batches(plan.shares[self._ranks.rank], payloads, budget, share_prompts=self._share_prompts)
-            for plan in plans
+            micro_batches(plan.shares[self._ranks.rank], payloads, budget, share_prompts=shared, sampled=part)
+            for plan, part in zip(plans, compared, strict=True)
         ]
         counts = self._most([len(part) for part in own])
         own = [part + [filler()] * (count - len(part)) for part, count in zip(own, counts, strict=True)]
@@ -256,6 +270,8 @@ class Trainer:
         current = logprobs.detach()
         before = current if proximal is None else proximal
         found = token_loss(logprobs, entropy, before, batch.data, self._loss, reference)
+        at_start = current if self._behaviour_is_proximal else before
+        self._comparison.add(at_start, batch.data.behaviour, batch.replica)
         if self._behaviour_is_proximal:
             # The behaviour policy matches itself, so the mismatch of the current policy is measured instead.
             settings = replace(self._loss, kl_coefficient=0.0)
@@ -283,12 +299,13 @@ class Trainer:
         trained = [sample for plan in plans for share in plan.shares for sample in share]
         metrics = {
             **_means([step for step in steps if step.applied]),
+            **self._comparison.metrics(),
             "learning_rate": rate,
             "zero_advantage_share": sum(sample.advantage == 0 for sample in trained) / max(len(trained), 1),
             "skipped_optimizer_steps": float(sum(not step.applied for step in steps)),
             "learning_seconds": seconds,
         }
-        return Trained(metrics, tuple(step.record for step in steps))
+        return Trained(metrics, tuple(step.record for step in steps), differences=self._comparison.by_replica())
 
     def close(self) -> None:
         """Release the engine. The ranks may be used again."""

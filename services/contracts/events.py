@@ -64,6 +64,7 @@ PHASES: dict[str, tuple[str, ...]] = {
         "checkpoint-damaged",
         "checkpoint-failed",
         "exported",
+        "logprobs-differ",
         "non-finite-gradient",
         "payload-damaged",
         "ready",

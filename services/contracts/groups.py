@@ -79,7 +79,8 @@ class VersionSpan(Value):
 class SampleFacts(Value):
     """The facts of a sample that the control flow needs, so that it never reads the payload's arrays.
 
-    `payload` is the claim check: the Redis key that holds tokens, behaviour log-probs and text.
+    `payload` is the claim check: the Redis key that holds tokens, behaviour log-probs and text. `replica`: the process
+    that generated it ("" in samples of older releases).
     Times are Unix seconds.
     """
 
@@ -92,6 +93,7 @@ class SampleFacts(Value):
     newest_version: Count
     started_at: Finite
     finished_at: Finite
+    replica: Annotated[str, Field(max_length=64)] = ""
 
 
 class Sample(Message):

@@ -17,7 +17,8 @@ from services.contracts.ownership import Fence
 class BatchSample(Value):
     """One response of a batch: its claim check, response tokens, advantage, and whether its loss is masked.
 
-    `staleness`: the rollout steps between the policy of its oldest token and the policy that trains it.
+    `staleness`: the rollout steps between the policy of its oldest token and the policy that trains it. `replica`: the
+    process that sampled it ("" in batches of older releases).
     """
 
     payload: str
@@ -27,6 +28,7 @@ class BatchSample(Value):
     correct: bool
     masked: bool
     staleness: int
+    replica: str = ""
 
 
 class BatchGroup(Value):

@@ -25,6 +25,12 @@ from services.settings.sections import (
     WeightsSettings,
 )
 
+EXACT_DIFFERENCE, ROUNDED_DIFFERENCE = 1e-3, 0.1
+"""Nats: limits.max_logprob_difference where both sides compute in float32, and where one rounds to 16 bits.
+
+docs/recipes.md derives them.
+"""
+
 
 class RecipeError(ValueError):
     """A recipe that is not valid. One line per fault: field, value, what is expected."""
@@ -132,16 +138,29 @@ class Recipe(Section):
         return self.data.max_prompt_tokens or room
 
     @property
-    def correction(self) -> Literal["none", "importance", "truncated_is", "truncated_is_sequence", "icepop"]:
-        """The off-policy correction in force: `auto` means truncated IS as soon as staleness is allowed.
+    def full_precision(self) -> bool:
+        """Whether fleet and learner both compute in float32 or better."""
+        return self.rollout.dtype == "float32" and self.learner.dtype in ("float32", "float64")
 
-        With the behaviour log-probs as proximal ones there is nothing to correct.
+    @property
+    def max_logprob_difference(self) -> float:
+        """The limit in force of the difference between the log-probs of learner and replicas, in nats."""
+        derived = EXACT_DIFFERENCE if self.full_precision else ROUNDED_DIFFERENCE
+        return self.limits.max_logprob_difference or derived
+
+    @property
+    def correction(self) -> Literal["none", "importance", "truncated_is", "truncated_is_sequence", "icepop"]:
+        """The off-policy correction in force: `auto` means truncated IS where the two policies may differ.
+
+        They do not at staleness 0 if both sides compute in float32 on CPU, where they differ by rounding alone. With
+        the behaviour log-probs as proximal ones there is nothing to correct.
         """
         if self.algorithm.correction != "auto":
             return self.algorithm.correction
         if self.algorithm.proximal == "behaviour":
             return "none"
-        return "truncated_is" if self.limits.max_staleness > 0 else "none"
+        exact = self.full_precision and not self.rollout.gpus and not self.learner.gpus
+        return "none" if exact and self.limits.max_staleness == 0 else "truncated_is"
 
 
 def _fault(error: dict[str, Any]) -> str:

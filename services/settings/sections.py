@@ -202,6 +202,9 @@ class LimitsSettings(Section):
 
     `response_tokens` is a budget (null: none). The first batch that is published once that many response tokens have
     been generated for training, kept or not, is the last.
+    `max_logprob_difference` (nats; null: by the dtypes) is the largest mean absolute difference per token between the
+    log-probs of the learner and those of a rollout replica, on tokens for which both used the same weights. A rollout
+    step above it is reported as `logprobs-differ`.
     """
 
     rollout_steps: Annotated[int, Field(ge=0)]
@@ -211,5 +214,6 @@ class LimitsSettings(Section):
     max_inflight_groups: Positive = 64
     lease_s: Annotated[float, Field(gt=0)] = 30.0
     max_deliveries: Positive = 5
+    max_logprob_difference: Annotated[float, Field(gt=0)] | None = None
     startup_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     stall_timeout_s: Annotated[float, Field(gt=0)] = 600.0

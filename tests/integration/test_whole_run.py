@@ -33,6 +33,8 @@ def test_engine_and_learner_agree_on_every_log_prob(finished_run: FinishedRun) -
     metrics = [step["metrics"] for step in finished_run.steps]
     assert [step["mismatch_kl"] for step in metrics] == pytest.approx([0.0] * STEPS, abs=5e-9)  # (1e-4)^2 / 2
     assert [step["effective_sample_size"] for step in metrics] == pytest.approx([1.0] * STEPS, abs=1e-6)
+    assert [step["compared_tokens"] for step in metrics] == [step["trained_tokens"] for step in metrics]
+    assert max(step["logprob_difference_mean"] for step in metrics) < 1e-4, "a tenth of the limit"
 
 
 def test_the_export_is_the_trained_policy(finished_run: FinishedRun, tiny_model: Path) -> None:

@@ -22,7 +22,7 @@ from learner.algorithm import logprobs
 from learner.training.minibatches import MicroBatch, longest_shared_row, micro_batches, plan_step
 from learner.training.process_group import Ranks
 from learner.training.trainer import Trained, Trainer
-from services.contracts import Batch, BatchGroup, BatchSample, SamplerState
+from services.contracts import Batch, BatchGroup, BatchSample, SamplerState, VersionSpan
 from services.settings import Recipe, parse_recipe
 from services.streams.delivery.payloads import SamplePayload
 from tests.conformance import dense
@@ -148,7 +148,9 @@ def step_data(folder: Path, data: str, *, backwards: bool = False) -> tuple[Batc
             with torch.no_grad():
                 current = dense.response(model, payloads[key], TEMPERATURE)[0].numpy()
             behaviour = (current + draw.normal(0.0, 0.6, tokens)).astype(np.float32)
-            payloads[key] = SamplePayload(prompt, answer, behaviour, "", "stop", ())
+            # All but the first token are of the version that trains them.
+            spans = (VersionSpan(version=-1, start=0, end=1), VersionSpan(version=0, start=1, end=tokens))
+            payloads[key] = SamplePayload(prompt, answer, behaviour, "", "stop", spans)
             samples.append(
                 BatchSample(
                     payload=key,
@@ -158,6 +160,7 @@ def step_data(folder: Path, data: str, *, backwards: bool = False) -> tuple[Batc
                     correct=True,
                     masked=(group, index) in MASKED[data],
                     staleness=0,
+                    replica=f"rollout-{index % 2}",
                 )
             )
         samples = samples[::-1] if backwards else samples
@@ -214,7 +217,7 @@ def _run(folder: Path, case: Case, ranks: Ranks) -> tuple[dict[str, Tensor], Tra
     batch, payloads = step_data(folder, case.data, backwards=case.backwards)
     plans = trainer.plan(batch)
     own = {sample.payload for plan in plans for sample in plan.shares[ranks.rank]}
-    trained = trainer.train(plans, {key: payloads[key] for key in own})
+    trained = trainer.train(plans, {key: payloads[key] for key in own}, batch.version)
     found = {}
     for name, parameter in trainer.causal_lm.named_parameters():
         with trainer.gathered([parameter]):

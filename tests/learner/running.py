@@ -19,7 +19,16 @@ from typing import Any
 import numpy as np
 
 from learner.service import LearnerService
-from services.contracts import AFTER, Batch, BatchGroup, BatchSample, EvaluationRecord, Lane, SamplerState
+from services.contracts import (
+    AFTER,
+    Batch,
+    BatchGroup,
+    BatchSample,
+    EvaluationRecord,
+    Lane,
+    SamplerState,
+    VersionSpan,
+)
 from services.process import ServiceThread
 from services.settings import HELD_OUT, parse_recipe
 from services.streams.delivery.payloads import SamplePayload, pack
@@ -38,8 +47,13 @@ async def submit(redis: Any, run: str, folder: Path, /, **sections: dict[str, An
     await records.set_paths(run, model_path=str(folder))
 
 
-def draw_batch(keys: RunKeys, version: int, logprob: float = -4.5) -> tuple[Batch, dict[str, SamplePayload]]:
-    """Four groups of four responses, and their payloads by key; `logprob` is the behaviour log-prob of every token."""
+def draw_batch(
+    keys: RunKeys, version: int, logprob: float = -4.5, replica: str = ""
+) -> tuple[Batch, dict[str, SamplePayload]]:
+    """Four groups of four responses, and their payloads by key; `logprob` is the behaviour log-prob of every token.
+
+    `replica`: who sampled all of them, with `version`; without it, their versions are unknown.
+    """
     draw = np.random.default_rng(version)
     payloads, groups = {}, []
     for name in (f"v{version}g{index}" for index in range(4)):
@@ -49,7 +63,8 @@ def draw_batch(keys: RunKeys, version: int, logprob: float = -4.5) -> tuple[Batc
             tokens = int(draw.integers(2, 9))
             ids = draw.integers(0, 107, tokens, dtype=np.int32)
             key = keys.payload(name, index)
-            payloads[key] = SamplePayload(prompt, ids, np.full(tokens, logprob, np.float32), "", "stop", ())
+            spans = (VersionSpan(version=version, start=0, end=tokens),) if replica else ()
+            payloads[key] = SamplePayload(prompt, ids, np.full(tokens, logprob, np.float32), "", "stop", spans)
             samples.append(
                 BatchSample(
                     payload=key,
@@ -59,6 +74,7 @@ def draw_batch(keys: RunKeys, version: int, logprob: float = -4.5) -> tuple[Batc
                     correct=index == 0,
                     masked=False,
                     staleness=0,
+                    replica=replica,
                 )
             )
         groups.append(BatchGroup(group=name, samples=tuple(samples), prompt=f"prompt of {name}"))
@@ -75,13 +91,13 @@ def draw_batch(keys: RunKeys, version: int, logprob: float = -4.5) -> tuple[Batc
 
 
 async def put_batch(
-    redis: Any, keys: RunKeys, version: int, logprob: float = -4.5, *, step: int | None = None
+    redis: Any, keys: RunKeys, version: int, logprob: float = -4.5, *, step: int | None = None, replica: str = ""
 ) -> Batch:
     """Publish a drawn batch as the sampler does: payloads stored, groups batched and pending.
 
-    `step`: publish it for another rollout step than that after `version`.
+    `step`: publish it for another rollout step than that after `version`. `replica`: see `draw_batch`.
     """
-    batch, payloads = draw_batch(keys, version, logprob)
+    batch, payloads = draw_batch(keys, version, logprob, replica)
     if step is not None:
         batch = batch.model_copy(update={"step": step, "version": step - 1})
     for key, payload in payloads.items():

@@ -280,3 +280,17 @@ async def test_two_ranks_train_together_and_stop_together(
 async def response_tokens(redis: Any, keys: RunKeys) -> list[int]:
     names = [(f"v0g{group}", index) for group in range(4) for index in range(4)]
     return [len(await redis.hget(keys.payload(group, index), "response_ids")) // 4 for group, index in names]
+
+
+async def test_log_probs_that_differ_are_reported(redis: Any, redis_url: str, run_id: str, tiny_model: Path) -> None:
+    keys = RunKeys(run_id)
+    await submit(redis, run_id, tiny_model)
+    learner = ServiceThread(LearnerService(), run_id, redis_url)
+    try:
+        await put_batch(redis, keys, 0, replica="rollout-x")
+        text = await until_event(redis, keys, "logprobs-differ")
+        assert text.startswith("step 1: log-probs of policy version 0 differ from the learner's: rollout-x by ")
+        assert "nats on 79 tokens; limits.max_logprob_difference is 0.001" in text
+        await until_step(redis, keys, 1)
+    finally:
+        await stop(learner)

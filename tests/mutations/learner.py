@@ -171,6 +171,20 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
             "total * total / total_of_squares",
         ),
     ],
+    "learner/algorithm/parity.py": [
+        ("parity: differences cancel out", "gap[counted].abs()", "gap[counted]"),
+        ("parity: fillers compared", "counted = (replica != NOT_COMPARED) &", "counted = (replica >= NOT_COMPARED) &"),
+        ("parity: one replica's mean for all", "index_add(0, where, columns)", "index_add(0, where * 0, columns)"),
+        (
+            "parity: off only above",
+            "off = (torch.exp(gap[counted]) - 1).abs() > OFF",
+            "off = (torch.exp(gap[counted]) - 1) > OFF",
+        ),
+    ],
+    "learner/coordinator/parity_gate.py": [
+        ("parity: healthy replicas named", "if found.mean > limit}", "if found.mean > 0}"),
+        ("parity: any number of tokens judged", ">= JUDGED_TOKENS else", ">= 0 else"),
+    ],
     "learner/algorithm/kl.py": [
         ("k3: k1", "(torch.expm1(difference) - difference)", "(-difference)"),
         ("k3: reversed", "log_ratio(reference, logprobs)", "log_ratio(logprobs, reference)"),
@@ -242,6 +256,16 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
             "torch.arange(len(members)).repeat_interleave(tokens)",
             "torch.zeros(len(members), dtype=torch.int64).repeat_interleave(tokens)",
         ),
+        (
+            "parity: tokens of older versions compared",
+            "span.version == sampled.version",
+            "span.version <= sampled.version",
+        ),
+        (
+            "parity: the first span's tokens for every span",
+            "found[span.start : span.end] = sampled",
+            "found[: span.end] = sampled",
+        ),
         ("filler: counts", "zero = torch.zeros(1, dtype=torch.float64)", "zero = torch.ones(1, dtype=torch.float64)"),
     ],
     "learner/training/deepspeed_engine.py": [
@@ -258,6 +282,17 @@ LEARNER: dict[str, list[tuple[str, str, str]]] = {
             "(self._rollout_steps + 1) / warm",
             "self._rollout_steps / warm",
         ),
+        (
+            "parity: later steps at the policy of their own",
+            "compared = [sampled if not index or not self._behaviour_is_proximal else None",
+            "compared = [sampled",
+        ),
+        (
+            "parity: the current policy at every optimizer step",
+            "at_start = current if self._behaviour_is_proximal else before",
+            "at_start = current",
+        ),
+        ("parity: one rank's tokens", "self._comparison.reduce(self._ranks.all_reduce)", "self._comparison"),
         ("warm-up: counts optimizer steps", "self._rollout_steps += 1", "self._rollout_steps += len(steps)"),
         ("ranks: gradients averaged, not summed", "found.loss * self._ranks.world", "found.loss"),
         ("ranks: metrics of one rank", "OptimizerStep(self._ranks.all_reduce(sums),", "OptimizerStep(sums,"),

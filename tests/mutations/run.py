@@ -34,6 +34,8 @@ NEAR = {
     "learner/algorithm/corrections.py": ("tests/conformance/test_corrections.py",),
     "learner/algorithm/ratios.py": ("tests/conformance/test_corrections.py",),
     "learner/algorithm/kl.py": ("tests/conformance/test_kl.py",),
+    "learner/algorithm/parity.py": ("tests/learner/test_parity.py",),
+    "learner/coordinator/parity_gate.py": ("tests/learner/test_parity.py",),
     "learner/algorithm/loss.py": ("tests/conformance/test_loss.py",),
     "learner/algorithm/logprobs.py": (
         "tests/conformance/test_logprobs.py",

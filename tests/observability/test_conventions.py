@@ -5,6 +5,7 @@ import re
 import torch
 
 from learner.algorithm.loss import HISTOGRAMS, SUMS, means
+from learner.algorithm.parity import EngineComparison
 from services.contracts import PROMPT_FAULTS, CommittedPolicy, Outcome, SamplerState
 from services.metrics import families, forget
 from services.metrics.tables import SETTINGS, STEP_METRICS, show_step, step_gauge
@@ -80,6 +81,9 @@ def step_metrics():
     batch = make_batch(settings, 4, policy, {"g": group}, state, window.metrics())
     sums = torch.ones(len(SUMS))
     learned = means(sums, torch.ones(len(HISTOGRAMS), 513, dtype=torch.int64))
+    comparison = EngineComparison(["a"])
+    comparison.add(sums, sums, torch.zeros(len(SUMS), dtype=torch.int64))
+    learned |= comparison.metrics()
     faults = [f"prompts_{cause.value.replace('-', '_')}" for cause in PROMPT_FAULTS]
     return {*batch.sampling_metrics, *learned, *faults, *assigned(), *OF_THE_LEARNER}
 

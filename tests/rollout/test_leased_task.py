@@ -55,11 +55,12 @@ async def test_facts_of_a_mixed_version_response(redis: Any, run_id: str, finish
     async with leased(redis, run_id, Lane.TRAIN, task("g0")) as under_lease:
         sample = under_lease.sample(1, payload, 7.0)
         expected_key = under_lease.context.keys.payload("g0", 1)
+        replica = under_lease.context.heartbeat.info.id
     facts = sample.facts
     assert (sample.group, sample.index, sample.verifier, sample.reference) == ("g0", 1, "pattern", {"a": 2})
     assert (facts.oldest_version, facts.newest_version) == (4, 6)
     assert (facts.prompt_tokens, facts.response_tokens, facts.truncated) == (3, 2, truncated)
-    assert (facts.payload, facts.mean_logprob) == (expected_key, -1.0)
+    assert (facts.payload, facts.mean_logprob, facts.replica) == (expected_key, -1.0, replica)
     assert facts.started_at == 7.0 < facts.finished_at
 
 

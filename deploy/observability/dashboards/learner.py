@@ -76,6 +76,12 @@ LEARNER = Board(
                 low=0,
             ),
             Panel(
+                "Log-prob difference",
+                "Between learner and engines with the same weights, per token: rounding, unless a replica is stale.",
+                step("logprob_difference_mean_nats", "logprob_difference_p99_nats"),
+                low=0,
+            ),
+            Panel(
                 "Importance",
                 "Proximal over behaviour probability: percentiles over tokens.",
                 step("importance_p1_ratio", "importance_p50_ratio", "importance_p99_ratio"),
@@ -97,7 +103,12 @@ LEARNER = Board(
                 },
                 low=0,
             ),
-            Panel("Trained tokens", "Tokens in the loss of a rollout step.", step("trained_tokens"), low=0),
+            Panel(
+                "Trained tokens",
+                "Tokens in the loss of a rollout step, and those of them that were sampled with its first weights.",
+                step("trained_tokens", "compared_tokens"),
+                low=0,
+            ),
         ),
         "Batch": (
             Panel(

@@ -14,8 +14,8 @@ _READY = most("penstock_processes", "run, service", 'state="ready"')
 _ENDED = chosen("penstock_groups", 'state=~"trained|filtered|stale|dead"')
 _FAULTS = (
     "archive-differs|batch-lost|checkpoint-damaged|checkpoint-failed|group-dead|group-orphaned|group-restored|"
-    "groups-withdrawn|learner-restarted|look-failed|non-finite-gradient|payload-damaged|prompts-withdrawn|"
-    "redis-memory-partial|redis-memory-short|restart-failed|sampler-restarted|scaling-failed|service-failed|stalled|"
+    "groups-withdrawn|learner-restarted|logprobs-differ|look-failed|non-finite-gradient|payload-damaged|"
+    "prompts-withdrawn|redis-memory-partial|redis-memory-short|restart-failed|sampler-restarted|scaling-failed|service-failed|stalled|"
     "waiting|weight-sync-failed|weights-late"
 )
 

@@ -46,6 +46,7 @@ def batch_group(recipe: Recipe, name: str, group: Group, step: int, version_step
             correct=verdict.outcome is Outcome.CORRECT,
             masked=earned is None or (recipe.algorithm.overlong.filtering and verdict.facts.truncated),
             staleness=staleness(step - 1, version_steps[verdict.facts.oldest_version]),
+            replica=verdict.facts.replica,
         )
         for verdict, earned, advantage in zip(group.in_order, rewards, values, strict=True)
     ]

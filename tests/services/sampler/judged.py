@@ -31,6 +31,7 @@ def group_of(*samples: tuple[Outcome, int, bool, int], rest: int = 0) -> Group:
             newest_version=version,
             started_at=10.0,
             finished_at=10.0 + tokens,
+            replica=f"rollout-{index}",
         )
         group.verdicts[index] = Verdict(group="g", index=index, outcome=outcome, score=0.0, facts=facts)
     return group

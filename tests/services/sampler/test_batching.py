@@ -66,6 +66,7 @@ def test_a_batch_reports_staleness_and_cost_of_its_groups(filtering):
     found = {group.group: group for group in batch.groups}
     assert {name: (group.prompt, group.staleness) for name, group in found.items()} == {"g1": ("p", 2), "g0": ("p", 0)}
     assert [sample.staleness for sample in found["g1"].samples] == [1, 2, 1, 1]
+    assert [sample.replica for sample in found["g1"].samples] == [f"rollout-{index}" for index in range(4)]
     assert (batch.step, batch.version, batch.last, batch.snapshot, batch.sampler_state) == (5, 5, True, "key", state)
     metrics = batch.sampling_metrics
     assert (metrics["staleness_mean"], metrics["staleness_max"]) == (pytest.approx(5 / 8), 2.0)

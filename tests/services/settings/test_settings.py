@@ -149,6 +149,40 @@ def test_correction_follows_staleness_unless_set(max_staleness, setting, expecte
     assert parse_recipe(recipe_document("/model", **sections)).correction == expected
 
 
+@pytest.mark.parametrize(
+    ("rollout", "learner", "expected"),
+    [
+        ({}, {}, "none"),
+        ({}, {"dtype": "float64", "zero_stage": 0}, "none"),
+        ({"dtype": "bfloat16"}, {}, "truncated_is"),
+        ({}, {"dtype": "bfloat16"}, "truncated_is"),
+        ({"gpus": 1}, {}, "truncated_is"),
+        ({}, {"gpus": 1}, "truncated_is"),
+    ],
+)
+def test_correction_on_policy_follows_the_engines(rollout, learner, expected):
+    sections = {"limits": {"max_staleness": 0}, "rollout": rollout, "learner": learner}
+    assert parse_recipe(recipe_document("/model", **sections)).correction == expected
+    verl = recipe_document("/model", **sections, algorithm={"preset": "dapo-verl"})
+    assert parse_recipe(verl).correction == "none"
+
+
+@pytest.mark.parametrize(
+    ("rollout", "learner", "given", "expected"),
+    [
+        ("float32", "float32", None, 0.001),
+        ("bfloat16", "float32", None, 0.1),
+        ("float32", "bfloat16", None, 0.1),
+        ("float16", "float32", None, 0.1),
+        ("bfloat16", "bfloat16", 0.03, 0.03),
+    ],
+)
+def test_the_largest_difference_follows_the_dtypes(rollout, learner, given, expected):
+    limits = {"max_logprob_difference": given}
+    document = recipe_document("/model", rollout={"dtype": rollout}, learner={"dtype": learner}, limits=limits)
+    assert parse_recipe(document).max_logprob_difference == expected
+
+
 def setting(recipe, path):
     for name in path.split("."):
         recipe = getattr(recipe, name)
