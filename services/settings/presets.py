@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 PAPER = "DAPO paper (arXiv 2503.14476)"
 SCRIPT = "verl run_dapo_qwen2.5_32b.sh"
 CODE = "verl recipe/dapo"
+PPO_PAPER = "PPO (arXiv 1707.06347)"
+TRL = "TRL's PPO trainer"
 CHOICE = "Penstock's choice"
 
 
@@ -81,7 +83,24 @@ GRPO: dict[str, Setting] = DAPO | {
     "learner.warmup_rollout_steps": Setting(0, f"{CHOICE}: DeepSeekMath states none"),
 }
 
-PRESETS: Mapping[str, Mapping[str, Setting]] = {"dapo": DAPO, "dapo-verl": DAPO_VERL, "grpo": GRPO}
+PPO: dict[str, Setting] = DAPO | {
+    "algorithm.group_size": Setting(1, f"{PPO_PAPER} has no groups"),
+    "algorithm.clipping": Setting("symmetric", f"{PPO_PAPER} Eq. 7"),
+    "algorithm.clip_low": Setting(0.2, f"{PPO_PAPER} 6.1: epsilon = 0.2"),
+    "algorithm.clip_high": Setting(0.2, f"{PPO_PAPER} 6.1: epsilon = 0.2"),
+    "algorithm.advantage": Setting("gae", f"{PPO_PAPER} Eq. 11"),
+    "algorithm.value.discount": Setting(1.0, f"{TRL}: gamma; {PPO_PAPER} has 0.99, for endless episodes"),
+    "algorithm.value.gae_lambda": Setting(0.95, f"{PPO_PAPER} table 3"),
+    "algorithm.value.whiten": Setting(True, f"{TRL} whitens advantages"),
+    "algorithm.value.clip": Setting(0.2, f"{TRL}: cliprange_value; not in the paper"),
+    "algorithm.value.coefficient": Setting(0.1, f"{TRL}: vf_coef; {PPO_PAPER} Eq. 9: c1"),
+    "algorithm.value.learning_rate": Setting(1e-5, f"{CHOICE}: ten times the policy's"),
+    "algorithm.overlong.punishment": Setting(False, f"{PPO_PAPER} has none"),
+    "algorithm.dynamic_sampling.enabled": Setting(False, f"{PPO_PAPER} has none"),
+    "learner.warmup_rollout_steps": Setting(0, f"{CHOICE}: {PPO_PAPER} has none"),
+}
+
+PRESETS: Mapping[str, Mapping[str, Setting]] = {"dapo": DAPO, "dapo-verl": DAPO_VERL, "grpo": GRPO, "ppo": PPO}
 """By algorithm.preset; keys are dotted paths into a recipe."""
 
 

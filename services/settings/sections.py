@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from services.settings.base import Positive, Section
 from services.settings.faults import invalid, shown
 from services.settings.sampling import DynamicSamplingSettings
+from services.settings.value import ValueSettings
 
 NO_TEMPLATE = "none"
 """The chat template of a base model: the texts of the messages, joined."""
@@ -86,17 +87,18 @@ class AlgorithmSettings(Section):
     `symmetric` clips at 1 +- clip_low. `dual_clip` bounds the loss of negative advantages at that ratio (null: off).
     `constant_length` divides each response's sum (null: rollout.max_new_tokens). `proximal`: the log-probs in the
     denominator of the clipped ratio. `icepop_low`, `icepop_high`: the range of importance ratios that `icepop` keeps.
+    `value`: the value head of `advantage: gae`, with which a group may be a single response.
     """
 
-    preset: Literal["dapo", "dapo-verl", "grpo"] = "dapo"
-    group_size: Annotated[int, Field(ge=2)] = 16
+    preset: Literal["dapo", "dapo-verl", "grpo", "ppo"] = "dapo"
+    group_size: Positive = 16
     clipping: Literal["symmetric", "clip_higher"] = "clip_higher"
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0)] = 0.28
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     reduction: Literal["token", "group_token", "sample", "sequence_sum", "constant_length"] = "token"
     constant_length: Positive | None = None
-    advantage: Literal["group_std", "group_std_biased", "group_mean", "leave_one_out"] = "group_std"
+    advantage: Literal["group_std", "group_std_biased", "group_mean", "leave_one_out", "gae"] = "group_std"
     proximal: Literal["recomputed", "behaviour"] = "recomputed"
     correction: Literal["auto", "none", "importance", "truncated_is", "truncated_is_sequence", "icepop"] = "auto"
     correction_cap: Annotated[float, Field(gt=0)] = 2.0
@@ -104,6 +106,7 @@ class AlgorithmSettings(Section):
     icepop_high: Annotated[float, Field(gt=0)] = 5.0
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
     entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    value: ValueSettings = ValueSettings()
     overlong: OverlongSettings = OverlongSettings()
     dynamic_sampling: DynamicSamplingSettings = DynamicSamplingSettings()
 
@@ -117,6 +120,12 @@ class AlgorithmSettings(Section):
         if self.proximal == "behaviour" and self.correction not in ("auto", "none"):
             expected = "'auto' or 'none' with proximal = 'behaviour', which leaves nothing to correct"
             raise ValueError(invalid("correction", self.correction, expected))
+        if self.group_size == 1 and self.advantage != "gae":
+            expected = f"at least 2 with advantage = {self.advantage!r}, which compares the responses of a group"
+            raise ValueError(invalid("group_size", self.group_size, expected))
+        if self.group_size == 1 and self.dynamic_sampling.enabled:
+            expected = "at least 2 with dynamic_sampling.enabled = true, which keeps groups of mixed verdicts"
+            raise ValueError(invalid("group_size", self.group_size, expected))
         if not self.icepop_low < 1 < self.icepop_high:
             expected = f"icepop_low < 1 < icepop_high (icepop_high = {self.icepop_high})"
             raise ValueError(invalid("icepop_low", self.icepop_low, expected))

@@ -18,7 +18,7 @@ FORMULAS = {
 }
 ESTIMATED = [
     pytest.param(name, marks=pytest.mark.conformance(formula=FORMULAS[name], setting=f"advantage = {name}"))
-    for name in ADVANTAGES
+    for name in FORMULAS
 ]
 SINGLE_WINNER = {
     # rewards 1, -1, -1, -1: mean -0.5; deviations 1.5, -0.5 x 3; sum of squares 3
@@ -34,6 +34,17 @@ UNEVEN = {
     "group_mean": (11 / 6, -7 / 6, -4 / 6),
     "leave_one_out": (2.75, -1.75, -1.0),  # 1 + 1.75; -2 + 0.25; -1.5 + 0.5
 }
+
+
+@pytest.mark.conformance(formula="every estimator has tests", setting="algorithm.advantage")
+def test_every_estimator_is_tested() -> None:
+    assert set(ADVANTAGES) == {*FORMULAS, "gae"}
+
+
+@pytest.mark.conformance(formula="R, from which the learner computes GAE (PPO)", setting="advantage = gae")
+def test_the_learner_gets_rewards_for_gae() -> None:
+    assert advantages("gae", [1.0, None, -1.5]) == [1.0, 0.0, -1.5]
+    assert advantages("gae", [-1.0]) == [-1.0]
 
 
 @pytest.mark.parametrize("name", ESTIMATED)

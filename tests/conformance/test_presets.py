@@ -63,8 +63,29 @@ GRPO: dict[str, Any] = PAPER | {
     "learner.learning_rate": 3e-6,
     "learner.warmup_rollout_steps": 0,
 }
-STATED = {"dapo": PAPER, "dapo-verl": SCRIPT, "grpo": GRPO}
-SOURCES = {"dapo": "DAPO 4.1, Eq. 8 to 13", "dapo-verl": "run_dapo_qwen2.5_32b.sh", "grpo": "DeepSeekMath Eq. 3"}
+# PPO, arXiv 1707.06347: Eq. 7, 9 and 11, 6.1, table 3; TRL's trainer for language models.
+PPO: dict[str, Any] = PAPER | {
+    "algorithm.group_size": 1,
+    "algorithm.clipping": "symmetric",
+    "algorithm.clip_high": 0.2,
+    "algorithm.advantage": "gae",
+    "algorithm.value.discount": 1.0,
+    "algorithm.value.gae_lambda": 0.95,
+    "algorithm.value.whiten": True,
+    "algorithm.value.clip": 0.2,
+    "algorithm.value.coefficient": 0.1,
+    "algorithm.value.learning_rate": 1e-5,
+    "algorithm.overlong.punishment": False,
+    "algorithm.dynamic_sampling.enabled": False,
+    "learner.warmup_rollout_steps": 0,
+}
+STATED = {"dapo": PAPER, "dapo-verl": SCRIPT, "grpo": GRPO, "ppo": PPO}
+SOURCES = {
+    "dapo": "DAPO 4.1, Eq. 8 to 13",
+    "dapo-verl": "run_dapo_qwen2.5_32b.sh",
+    "grpo": "DeepSeekMath Eq. 3",
+    "ppo": "PPO Eq. 7 to 11",
+}
 CASES = [
     pytest.param(name, path, value, marks=pytest.mark.conformance(formula=SOURCES[name], setting=f"preset = {name}"))
     for name, stated in STATED.items()

@@ -1,4 +1,4 @@
-"""Owns group-relative advantages: a table of estimators over one group's rewards.
+"""Owns the advantages of responses: a table of estimators over one group's rewards.
 
 Must not clip, mask or normalise across groups.
 """
@@ -46,13 +46,19 @@ def leave_one_out(rewards: Sequence[float]) -> list[float]:
     return [reward - (total - reward) / (len(rewards) - 1) for reward in rewards]
 
 
+def gae(rewards: Sequence[float]) -> list[float]:
+    """The rewards themselves: the learner computes one advantage per token from them and its value head (PPO)."""
+    return list(rewards)
+
+
 ADVANTAGES: dict[str, Callable[[Sequence[float]], list[float]]] = {
     "group_std": group_std,
     "group_std_biased": group_std_biased,
     "group_mean": group_mean,
     "leave_one_out": leave_one_out,
+    "gae": gae,
 }
-"""By algorithm.advantage: one or more known rewards -> as many advantages. A single reward gets 0."""
+"""By algorithm.advantage: one or more known rewards -> as many advantages; a single reward gets 0, but for `gae`."""
 
 
 def advantages(estimator: str, rewards: Sequence[float | None]) -> list[float]:

@@ -106,10 +106,18 @@ from tests.harness.small_run import recipe_document
             ["algorithm.overlong.factor: 2.0 is not valid: expected 1.0 unless shape = 'published'"],
         ),
         (
-            {"algorithm": {"preset": "ppo"}},
-            ["algorithm.preset: 'ppo' is not valid: expected 'dapo', 'dapo-verl' or 'grpo'"],
+            {"algorithm": {"preset": "reinforce"}},
+            ["algorithm.preset: 'reinforce' is not valid: expected 'dapo', 'dapo-verl', 'grpo' or 'ppo'"],
         ),
         ({"algorithm": "dapo"}, ["algorithm: 'dapo' is not valid: expected a mapping"]),
+        (
+            {"algorithm": {"group_size": 1}},
+            ["algorithm.group_size: 1 is not valid: expected at least 2 with advantage = 'group_std'"],
+        ),
+        (
+            {"algorithm": {"group_size": 1, "advantage": "gae"}},
+            ["algorithm.group_size: 1 is not valid: expected at least 2 with dynamic_sampling.enabled = true"],
+        ),
         (
             {"algorithm": {"preset": "dapo-verl"}, "limits": {"groups_per_step": 16}},
             ["limits.max_inflight_groups: 32 is not", "generation_batch_factor + max_staleness + 1) = 64"],
